@@ -1,0 +1,216 @@
+"""The least each region can do: bytes that must pass through memory and floating-point operations.
+
+Counted from the model's own tensors: every weight the region touches once, of a table only the rows looked
+up, `kv_len` cache rows of every slot, new rows written once. Attention counts every query against all
+`kv_len` rows. Not counted: counters of a few bytes, values between the stages, and copies that another
+way of writing the region would not need (a gather of the cache before attention, for one).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from benchmarks.timing import Ceilings
+from models.apm import UNIT_FRAMES, UNIT_ROWS
+from models.audio import HOP
+from models.graphs import Bucket, Regions
+from models.kv_cache import KVCache
+from models.layers import Backbone
+from models.mel_stream import COLUMNS, MIRRORED_FIRST
+
+EVICTED_ROWS = 8  # rows the eviction that is timed drops
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes of weights read and of slot state read and written; floating-point operations of the large products."""
+
+    weights: int = 0
+    state: int = 0
+    flops: int = 0
+    is_float64: bool = False
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.weights + other.weights,
+            self.state + other.state,
+            self.flops + other.flops,
+            self.is_float64 or other.is_float64,
+        )
+
+
+@dataclass(frozen=True)
+class Floor:
+    """ms: no version can run much faster. bound: `bytes` or `flops`, whichever takes longer."""
+
+    ms: float
+    bound: str
+
+
+def floor(work: Work, io_bytes: int, ceilings: Ceilings, dtype: str) -> Floor:
+    """The longer of the two times the device's own rates allow. io_bytes: inputs and outputs together."""
+    bytes_ms = (work.weights + work.state + io_bytes) / ceilings.copy * 1e3
+    flops_ms = work.flops / ceilings.matmul["float64" if work.is_float64 else dtype] * 1e3
+    return Floor(bytes_ms, "bytes") if bytes_ms >= flops_ms else Floor(flops_ms, "flops")
+
+
+def work_of(regions: Regions, name: str, bucket: Bucket) -> Work | None:
+    """The region's least work for one bucket; None for a region nobody has counted yet."""
+    count = _COUNTS.get(name)
+    return count(regions, bucket) if count else None
+
+
+def tensor_bytes(values: object) -> int:
+    """Bytes of all tensors in nested tuples and lists."""
+    if isinstance(values, Tensor):
+        return values.nbytes
+    return sum(map(tensor_bytes, values)) if isinstance(values, tuple | list) else 0
+
+
+def _weights(*modules: nn.Module, without: Iterable[Tensor] = ()) -> int:
+    left_out = {id(tensor) for tensor in without}
+    return sum(p.nbytes for module in modules for p in module.parameters() if id(p) not in left_out)
+
+
+def _rows(table: Tensor, n: int) -> int:
+    """Bytes of n looked-up rows; more look-ups than rows read each row once."""
+    return min(n, table.shape[0]) * table[0].nbytes
+
+
+def _linears(module: nn.Module, n_rows: int) -> int:
+    """Operations of all matrices of a module applied to n_rows rows; vectors are norms and biases."""
+    return 2 * n_rows * sum(p.numel() for p in module.parameters() if p.ndim > 1)
+
+
+def _attention(n_layers: int, n_queries: int, n_keys: int, width: int) -> int:
+    """Scores and weighted sums; width is heads times head width."""
+    return 4 * n_layers * n_queries * n_keys * width
+
+
+def _cache_row(cache: KVCache) -> int:
+    """Bytes of one row of one slot, keys and values of all layers."""
+    return sum(tensor[0, :, 0].nbytes for tensor in (*cache.k, *cache.v))
+
+
+def _decoder(backbone: Backbone, cache: KVCache, batch: int, rows: int, kv_len: int) -> Work:
+    layers, attn = backbone.layers, backbone.layers[0].self_attn
+    n = batch * rows
+    return Work(
+        weights=_weights(layers, backbone.norm),
+        state=batch * (kv_len + rows) * _cache_row(cache),
+        flops=_linears(layers, n) + _attention(len(layers), n, kv_len, attn.heads * attn.head_dim),
+    )
+
+
+def _vision(regions: Regions, b: Bucket) -> Work:
+    vpm, resampler = regions.model.vpm, regions.model.resampler
+    config = regions.model.config
+    n, length = b["slices"], b["patches"]
+    patches, queries = n * length, n * config.query_num
+    positions = vpm.embeddings.position_embedding.weight
+    waves = min(2 * patches, config.vision_config.table_side) * resampler.waves[0].nbytes
+    layers = vpm.encoder.layers
+    square = resampler.width**2
+    flops = (
+        _linears(vpm.embeddings.patch_embedding, patches)
+        + _linears(layers, patches)
+        + _attention(len(layers), patches, length, config.vision_config.hidden_size)
+        + _linears(resampler.kv_proj, patches)
+        + 2 * (2 * patches + 3 * queries) * square  # keys, values; queries, output, projection
+        + _attention(1, queries, length, resampler.width)
+    )
+    return Work(_weights(vpm, resampler, without=[positions]) + _rows(positions, patches) + waves, 0, flops)
+
+
+def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: int, positions: int) -> Work:
+    """frames: columns both convolutions pass; rows: encoder rows per clip; keys: rows each of them sees."""
+    apm, projector = regions.model.apm, regions.model.audio_projection_layer
+    table = apm.embed_positions.weight
+    n = clips * rows
+    flops = (
+        _linears(apm.conv1, clips * frames)
+        + _linears(apm.conv2, clips * (frames + 1) // 2)
+        + _linears(apm.layers, n)
+        + _attention(len(apm.layers), n, keys, table.shape[1])
+        + _linears(projector, n)
+    )
+    return Work(_weights(apm, projector, without=[table]) + _rows(table, positions), 0, flops)
+
+
+def _clips(regions: Regions, b: Bucket) -> Work:
+    rows = (b["frames"] + 1) // 2
+    return _audio_encoder(regions, b["batch"], b["frames"], rows, rows, positions=rows)
+
+
+def _audio_unit(regions: Regions, b: Bucket) -> Work:
+    n, keys = b["batch"], regions.model.apm.max_positions
+    encoder = _audio_encoder(regions, n, UNIT_FRAMES, UNIT_ROWS, keys, positions=n * UNIT_ROWS)
+    return encoder + Work(state=n * (keys + UNIT_ROWS) * _cache_row(regions.state.apm))
+
+
+def _mel_unit(regions: Regions, b: Bucket) -> Work:
+    log_mel, state = regions.table["mel_unit"].bound[0], regions.state.mel
+    n, new = b["batch"], b["samples"] // HOP
+    computed = -(-b["samples"] // HOP) + MIRRORED_FIRST + 1  # the window's first two and its mirrored last one
+    frame = state.raw[0, 0].nbytes
+    per_slot = 2 * state.tail[0].nbytes + (new + COLUMNS) * frame + state.frame_max[0].nbytes + 4 * new
+    return Work(
+        weights=log_mel.basis.nbytes + log_mel.filters.nbytes,
+        state=n * per_slot,
+        flops=2 * n * computed * (log_mel.basis.numel() + log_mel.filters.numel()),
+        is_float64=True,
+    )
+
+
+def _llm(regions: Regions, batch: int, rows: int, kv_len: int) -> Work:
+    llm = regions.model.llm
+    ends = Work(
+        weights=_weights(llm.lm_head) + _rows(llm.model.embed_tokens.weight, batch * rows),
+        flops=_linears(llm.lm_head, batch),
+    )
+    return _decoder(llm.model, regions.state.llm, batch, rows, kv_len) + ends
+
+
+def _sample_text(regions: Regions, b: Bucket) -> Work:
+    sets = regions.table["sample_text"].bound[1]
+    masks = sum(_rows(mask, b["batch"]) for mask in (sets.forbidden, sets.length_ids))
+    return Work(weights=masks, state=b["batch"] * regions.state.text.history[0].nbytes)
+
+
+def _llm_evict(regions: Regions, b: Bucket) -> Work:
+    cache = regions.state.llm
+    moved = cache.max_len - EVICTED_ROWS  # read and written once; the rows that fall free are zeroed
+    return Work(state=b["batch"] * (2 * moved + EVICTED_ROWS) * _cache_row(cache))
+
+
+def _speech_condition(regions: Regions, b: Bucket) -> Work:
+    tts = regions.model.tts
+    n = b["batch"] * b["tokens"]
+    table = _rows(tts.emb_text.weight, n + 2)  # two more: end of text and begin of audio
+    return Work(_weights(tts.projector_semantic) + table, 0, _linears(tts.projector_semantic, n))
+
+
+def _speech(regions: Regions, batch: int, rows: int, kv_len: int, looked_up: int) -> Work:
+    tts = regions.model.tts
+    head = tts.head_code[0].weight
+    ends = Work(
+        weights=head.nbytes + _rows(tts.emb_code[0].weight, looked_up),
+        flops=2 * batch * head.numel(),
+    )
+    return _decoder(tts.model, regions.state.speech.cache, batch, rows, kv_len) + ends
+
+
+_COUNTS: dict[str, Callable[[Regions, Bucket], Work]] = {
+    "vision": _vision,
+    "clips": _clips,
+    "mel_unit": _mel_unit,
+    "audio_unit": _audio_unit,
+    "llm_prefill": lambda regions, b: _llm(regions, b["batch"], b["rows"], b["kv"]),
+    "llm_decode": lambda regions, b: _llm(regions, b["batch"], 1, b["kv"]),
+    "sample_text": _sample_text,
+    "llm_evict": _llm_evict,
+    "speech_condition": _speech_condition,
+    "speech_begin": lambda regions, b: _speech(regions, b["batch"], b["tokens"] + 2, b["kv"], looked_up=0),
+    "speech_step": lambda regions, b: _speech(regions, b["batch"], 1, b["kv"], looked_up=b["batch"]),
+}

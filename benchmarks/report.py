@@ -1,0 +1,106 @@
+"""What was measured, as lines of a table and as JSON; where it was measured.
+
+Knows the form of results. Does not measure.
+"""
+
+import json
+import os
+import platform
+import resource
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Row = dict[str, Any]
+COMPILED = ("compiled", "by_layer")
+HEADER = (
+    f"{'region':16} {'bucket':34} {'eager p50/p95':>17} {'compiled p50/p95':>18} {'graph p50/p95':>17} {'device':>8} "
+    f"{'GB':>8} {'floor ms':>9}  {'best/floor':>10}"
+)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, machine and time of a run."""
+    facts: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda,
+        "driver": None,
+        "gpu": None,
+        "cpu": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["driver"] = _driver()
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    """torch knows which CUDA a driver supports, but not the driver's own number."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.split("\n")[0].strip()
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes: of the device since its counters were last reset, of the process since it began."""
+    peak = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if device.type == "cuda":
+        peak["allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        peak["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return peak
+
+
+def best_ms(row: Row) -> float | None:
+    """The smallest p50 over all modes that ran."""
+    return min((mode["p50_ms"] for mode in row["modes"].values() if "p50_ms" in mode), default=None)
+
+
+def line(row: Row) -> str:
+    """One row of the table; of several ways of compiling the faster one, by layer marked with `L`."""
+    modes = row["modes"]
+    bucket = " ".join(f"{axis}={size}" for axis, size in row["bucket"].items())
+    timed = [name for name in COMPILED if "p50_ms" in modes.get(name, {})]
+    ran = [name for name in COMPILED if name in modes]
+    name = min(timed, key=lambda name: modes[name]["p50_ms"]) if timed else (ran or ["compiled"])[0]
+    compiled = _pair(modes.get(name)) + ("L" if name == "by_layer" else " ")
+    graph = modes.get("graph")
+    device = f"{graph['device_p50_ms']:.3f}" if graph and "device_p50_ms" in graph else "-"
+    n_bytes, floor_ms, ratio = row["bytes"], row["floor_ms"], row["best_over_floor"]
+    moved = f"{n_bytes['total'] / 1e9:.4f}" if n_bytes else "-"
+    limit = f"{floor_ms:.4f} {row['floor_bound'][0]}" if floor_ms else "-"
+    gap = f"{ratio:.2f}" if ratio else "-"
+    return (
+        f"{row['region']:16} {bucket:34} {_pair(modes.get('eager')):>17} {compiled:>18} {_pair(graph):>17} {device:>8} "
+        f"{moved:>8} {limit:>11} {gap:>8}"
+    )
+
+
+def _pair(mode: dict[str, Any] | None) -> str:
+    if mode is None:
+        return "-"
+    return "failed" if "error" in mode else f"{mode['p50_ms']:.3f}/{mode['p95_ms']:.3f}"
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Replace the file in one step, so that a run killed while writing leaves the last whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,94 @@
+"""`python -m models "Hello" --image cat.png`: one chat turn with a checkpoint, text as it comes.
+
+The only file in this room that reads arguments and prints.
+"""
+
+import argparse
+import sys
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.audio import SAMPLE_RATE
+from models.chat import MAX_NEW_TOKENS, Chat, greedy
+from models.errors import AudioError, ModelError
+from models.image import open_image
+from models.prompts import PromptOptions
+from models.sampling_settings import CHAT_TEXT
+
+TINY = Path(__file__).parent.parent / "assets" / "tiny"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m models", description="One chat turn with a checkpoint.")
+    parser.add_argument("text", help="what the user says")
+    parser.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture to look at")
+    parser.add_argument("--sound", action="append", default=[], metavar="WAV", help="sound to listen to, 16 kHz mono")
+    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--model", default=str(TINY), metavar="DIR", help="checkpoint folder (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--thinking", action="store_true", help="let the model think before it answers")
+    parser.add_argument("--greedy", action="store_true", help="always the best token")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS)
+    args = parser.parse_args(argv)
+    try:
+        return _talk(args)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _talk(args: argparse.Namespace) -> int:
+    begun = time.perf_counter()
+    pictures = [open_image(_read(name)) for name in args.image]
+    parts = [*pictures, *map(_sound, args.sound), args.text]
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages.append({"role": "user", "content": parts})
+    chat = Chat.load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    loaded = time.perf_counter()
+    sampling = greedy(CHAT_TEXT) if args.greedy else CHAT_TEXT
+    options = PromptOptions(enable_thinking=args.thinking)
+    n_tokens, first = 0, None
+    pieces = chat.stream(messages, options, sampling=sampling, seed=args.seed, max_new_tokens=args.max_new_tokens)
+    for piece in pieces:
+        first = first or time.perf_counter()
+        n_tokens += 1
+        print(piece.text, end="", flush=True)
+    done = time.perf_counter()
+    print()
+    print(
+        f"[{n_tokens} tokens, load {loaded - begun:.2f} s, first token {first - loaded:.2f} s, "
+        f"{(done - first) / max(n_tokens - 1, 1) * 1000:.1f} ms a token]",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _read(name: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ModelError(name, expected="a readable file", got=error.strerror) from None
+
+
+def _sound(name: str) -> np.ndarray:
+    """[n] float32 of a 16-bit mono WAV file at 16 kHz."""
+    try:
+        with wave.open(name, "rb") as file:
+            form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
+            data = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise AudioError(name, expected="a WAV file", got=error) from None
+    if form != (SAMPLE_RATE, 1, 2):
+        got = "{} Hz, {} channel(s), {} byte(s) a sample".format(*form)
+        raise AudioError(name, expected=f"{SAMPLE_RATE} Hz, 1 channel, 2 bytes a sample", got=got)
+    return np.frombuffer(data, "<i2").astype(np.float32) / 32768
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Typed hyper-parameters from a checkpoint's `config.json`. Torch-free.
+
+Knows names, ranges and how the parts must fit together; knows nothing about weights. Keys that fix a
+tensor's shape are required. Keys that do not carry the released value as default, because ports and
+re-exports often leave them out. Keys we have no use for are ignored, except one that looks like a
+misspelling of a key that is missing.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from models.errors import ConfigError
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class VisionConfig(_Section):
+    """SigLIP encoder `vpm`. `image_size` is the side of the position table in pixels."""
+
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    image_size: Count
+    patch_size: Count
+    num_channels: Literal[3] = 3
+    layer_norm_eps: Positive = 1e-6
+    hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+
+    @property
+    def table_side(self) -> int:
+        return self.image_size // self.patch_size
+
+
+class AudioConfig(_Section):
+    """Whisper encoder `apm`."""
+
+    d_model: Count
+    encoder_layers: Count
+    encoder_attention_heads: Count
+    encoder_ffn_dim: Count
+    num_mel_bins: Count = 80
+    max_source_positions: Count = 1500
+    activation_function: Literal["gelu"] = "gelu"
+    scale_embedding: Literal[False] = False
+
+
+class TTSConfig(_Section):
+    """Llama-shaped speech-code model `tts`. Codes run 25 per second; the last code id ends speech."""
+
+    llm_dim: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    num_audio_tokens: Count
+    num_text_tokens: Count
+    audio_bos_token_id: Annotated[int, Field(ge=0)]
+    text_eos_token_id: Annotated[int, Field(ge=0)]
+    num_vq: Literal[1] = 1
+    projector_type: Literal["mlp"] = "mlp"
+    condition_type: Literal["hidden_text_merge"] = "hidden_text_merge"
+    backbone_model: Literal["llama"] = "llama"
+    hidden_act: Literal["silu"] = "silu"
+    normalize_projected_hidden: bool = True
+    attention_type: Literal["full_attention", "sliding_window", "sliding_recompute", "reindex"] = "full_attention"
+    streaming_sliding_window_audio_window_size: Count = 300
+    max_position_embeddings: Count = 4096
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Positive = 10000.0
+    # Size of a table that is in the checkpoint but never read.
+    vocab_size: Count = 32000
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def eos_code(self) -> int:
+        return self.num_audio_tokens - 1
+
+
+class SliceConfig(_Section):
+    """How one image becomes slices: patch side, target side of a slice in pixels, slice limit."""
+
+    patch_size: Count = 14
+    scale_resolution: Count = 448
+    max_slice_nums: Count = 1
+
+
+class OmniConfig(_Section):
+    """The whole model: Qwen3-shaped `llm` at the top level, one section for each other part."""
+
+    model_type: Literal["minicpmo"] = "minicpmo"
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    vocab_size: Count
+    head_dim: Count = 128
+    rms_norm_eps: Positive = 1e-6
+    rope_theta: Positive = 1_000_000.0
+    max_position_embeddings: Count = 40960
+    tie_word_embeddings: Literal[False] = False
+    attention_bias: Literal[False] = False
+    hidden_act: Literal["silu"] = "silu"
+    # Full causal attention is meant even when a port writes a window here with `use_sliding_window` off.
+    use_sliding_window: Literal[False] = False
+
+    query_num: Count = 64
+    image_size: Count = 448
+    drop_vision_last_layer: bool = False
+    use_image_id: bool = True
+    vision_batch_size: Count = 16
+    slice_config: SliceConfig = SliceConfig()
+    audio_pool_step: Count = 5
+    audio_chunk_length: float = 1.0
+    stream_input: bool = True
+    init_vision: bool = True
+    init_audio: bool = True
+    init_tts: bool = True
+    vision_config: VisionConfig
+    audio_config: AudioConfig
+    tts_config: TTSConfig
+
+    @property
+    def resampler_heads(self) -> int:
+        """Heads of the resampler's attention: 128 wide each, as upstream fixes it."""
+        return self.hidden_size // 128
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "OmniConfig":
+        def need(ok: bool, key: str, expected: object, got: object) -> None:
+            if not ok:
+                raise ConfigError(f"config.json: {key}", expected=expected, got=got)
+
+        groups = self.num_attention_heads % self.num_key_value_heads
+        need(groups == 0, "num_attention_heads", f"a multiple of {self.num_key_value_heads}", self.num_attention_heads)
+        need(self.head_dim % 2 == 0, "head_dim", "an even number", self.head_dim)
+        need(self.hidden_size % 128 == 0, "hidden_size", "a multiple of 128 (resampler heads)", self.hidden_size)
+        for path, width, heads in (
+            ("vision_config", self.vision_config.hidden_size, self.vision_config.num_attention_heads),
+            ("audio_config", self.audio_config.d_model, self.audio_config.encoder_attention_heads),
+            ("tts_config", self.tts_config.hidden_size, self.tts_config.num_attention_heads),
+        ):
+            need(width % heads == 0, f"{path}: attention heads", f"a divisor of width {width}", heads)
+        tts = self.tts_config
+        need(tts.llm_dim == self.hidden_size, "tts_config.llm_dim", f"{self.hidden_size} (hidden_size)", tts.llm_dim)
+        need(tts.head_dim % 2 == 0, "tts_config: head width", "an even number", tts.head_dim)
+        heads, kv_heads = tts.num_attention_heads, tts.num_key_value_heads
+        need(heads % kv_heads == 0, "tts_config.num_attention_heads", f"a multiple of {kv_heads}", heads)
+        for key in ("audio_bos_token_id", "text_eos_token_id"):
+            need(
+                getattr(tts, key) < tts.num_text_tokens,
+                f"tts_config.{key}",
+                f"below {tts.num_text_tokens}",
+                getattr(tts, key),
+            )
+        audio = self.audio_config
+        need(
+            audio.encoder_ffn_dim == 4 * audio.d_model,
+            "audio_config.encoder_ffn_dim",
+            4 * audio.d_model,
+            audio.encoder_ffn_dim,
+        )
+        need(
+            self.vision_config.patch_size == self.slice_config.patch_size,
+            "slice_config.patch_size",
+            self.vision_config.patch_size,
+            self.slice_config.patch_size,
+        )
+        dropped = self.vision_config.num_hidden_layers - self.drop_vision_last_layer
+        need(dropped > 0, "vision_config.num_hidden_layers", "at least one layer left", dropped)
+        return self
+
+
+class PreprocessorConfig(_Section):
+    """`preprocessor_config.json`: limits and markers for still images in chat."""
+
+    max_slice_nums: Count = 9
+    scale_resolution: Count = 448
+    patch_size: Count = 14
+    use_image_id: bool = True
+    image_feature_size: Count = 64
+    slice_mode: bool = True
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from `path`. Raises: ConfigError if the file is missing, not JSON or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(path), expected="a JSON file", got="no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(path), expected="a JSON file", got=str(error)) from None
+    if not isinstance(value, dict):
+        raise ConfigError(str(path), expected="a JSON object", got=type(value).__name__)
+    return value
+
+
+def load_config(path: str | Path) -> OmniConfig:
+    """The checkpoint's hyper-parameters from its folder or its `config.json`.
+
+    Raises: ConfigError naming the key that is missing, misspelt or odd.
+    """
+    path = Path(path)
+    return parse_config(read_json(path / "config.json" if path.is_dir() else path))
+
+
+def parse_config(raw: dict[str, Any]) -> OmniConfig:
+    """The same from an already parsed JSON object."""
+    _reject_misspelt(OmniConfig, raw, "")
+    return _validate(OmniConfig, raw, "config.json")
+
+
+def load_preprocessor_config(path: str | Path) -> PreprocessorConfig:
+    """Chat image settings; the released values where the file is absent."""
+    file = Path(path) / "preprocessor_config.json"
+    return _validate(PreprocessorConfig, read_json(file) if file.exists() else {}, file.name)
+
+
+def _validate(section: type[_Section], raw: dict[str, Any], name: str) -> Any:
+    try:
+        return section.model_validate(raw)
+    except ValidationError as error:
+        lines = []
+        for e in error.errors():
+            got = "nothing" if e["type"] == "missing" else repr(e["input"])
+            lines.append(f"{'.'.join(map(str, e['loc']))} ({e['msg']}, got {got})")
+        raise ConfigError(name, expected="every key valid", got="; ".join(lines)) from None
+
+
+def _reject_misspelt(section: type[BaseModel], raw: dict[str, Any], prefix: str) -> None:
+    """An unknown key is an error only if it resembles an absent one: re-exports carry much that is none of ours."""
+    absent = [key for key in section.model_fields if key not in raw]
+    for key, value in raw.items():
+        if key in section.model_fields:
+            inner = section.model_fields[key].annotation
+            if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
+                _reject_misspelt(inner, value, f"{prefix}{key}.")
+        elif near := difflib.get_close_matches(key, absent, n=1, cutoff=0.9):
+            raise ConfigError("config.json", expected=f"key {prefix}{near[0]}", got=f"key {prefix}{key}")

@@ -1,0 +1,195 @@
+"""Checkpoint to modules: which names go where, every rename, and the strict check before any data is read.
+
+Knows the tree `OmniModel` builds and how other writers spell its names. Does not know file formats
+(`checkpoint`) nor what a weight means.
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from models.checkpoint import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
+from models.config import OmniConfig, load_config
+from models.errors import CheckpointError
+from models.layers import Derived
+from models.omni import OmniModel
+
+# Other spellings of our names, applied in this order to every stored name.
+RENAMES: tuple[tuple[str, str], ...] = (
+    # Wrappers that leave a segment in the names: data parallel, torch.compile, sharded training.
+    (r"(^|\.)(?:(?:module|_orig_mod|_fsdp_wrapped_module)\.)+", r"\1"),
+    # Weight norm before it became a parametrization.
+    (r"^(tts\.head_code\.\d+)\.weight_g$", r"\1.parametrizations.weight.original0"),
+    (r"^(tts\.head_code\.\d+)\.weight_v$", r"\1.parametrizations.weight.original1"),
+)
+
+_LINES_PER_SECTION = 20
+_PROGRESS_FROM_BYTES = 1_000_000_000
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    pt_path: str | Path | None = None,
+    progress: bool | None = None,
+) -> OmniModel:
+    """The model of a checkpoint folder in eval mode, every weight on `device` as `dtype`.
+
+    Tensors go one by one from the mapped file to the device; the host never holds a second full copy, and
+    on the CPU a weight stored as `dtype` stays mapped to its file.
+
+    Args:
+        path: folder with `config.json` and `model.safetensors` or its shards and index.
+        pt_path: a `.pt` state dict whose tensors replace those of the same name; it may hold any subset.
+        progress: a bar on stderr; None shows it for loads above 1 GB.
+    Raises: ConfigError; CheckpointError listing every missing, unexpected and misshapen tensor and every
+        damaged file at once.
+    """
+    path = Path(path)
+    config = load_config(path)
+    model = build_on_meta(config)
+    overrides = {} if pt_path is None else _overrides(Path(pt_path), config, _shapes(model))
+    stored = _match(path, config, _shapes(model), overrides)
+
+    tensors = {name: _place(tensor, device, dtype) for name, tensor in overrides.items()}
+    n_bytes = sum(tensor.n_bytes for tensor in stored.values())
+    show = n_bytes > _PROGRESS_FROM_BYTES if progress is None else progress
+    names = {tensor: name for name, tensor in stored.items()}
+    with tqdm(total=n_bytes, desc=f"load {path.name}", unit="B", unit_scale=True, disable=not show) as bar:
+        for tensor, data in read_tensors(stored.values()):
+            tensors[names[tensor]] = _place(data, device, dtype)
+            bar.update(tensor.n_bytes)
+    return assign_weights(model, tensors, device)
+
+
+def build_on_meta(config: OmniConfig) -> OmniModel:
+    """The module tree without data: names and shapes cost no memory."""
+    with torch.device("meta"):
+        return OmniModel(config)
+
+
+def expected_tensors(config: OmniConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor a checkpoint with this config must hold."""
+    return _shapes(build_on_meta(config))
+
+
+def assign_weights(model: OmniModel, tensors: dict[str, Tensor], device: torch.device | str) -> OmniModel:
+    """Give a tree from `build_on_meta` its tensors, all of them and by their final names, and make it ready to run."""
+    model.load_state_dict(tensors, strict=True, assign=True)
+    model.requires_grad_(False).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Derived):
+                module.derive(device)
+    left = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
+    assert not left, f"expected data for every tensor, got none for {left}"
+    return model
+
+
+def _shapes(model: OmniModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _place(tensor: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    # Device first: the narrow type crosses the bus, and on the CPU nothing is copied if nothing changes.
+    return tensor.to(device).to(dtype)
+
+
+def _rename(name: str) -> str:
+    for pattern, replacement in RENAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _ignored_prefixes(config: OmniConfig) -> tuple[str, ...]:
+    """What a full checkpoint holds although the config leaves it out of the tree."""
+    last_vision_layer = config.vision_config.num_hidden_layers - 1
+    rules = (
+        (config.drop_vision_last_layer, (f"vpm.encoder.layers.{last_vision_layer}.",)),
+        (not config.init_vision, ("vpm.", "resampler.")),
+        (not config.init_audio, ("apm.", "audio_projection_layer.")),
+        (not config.init_tts, ("tts.",)),
+    )
+    return tuple(chain.from_iterable(prefixes for applies, prefixes in rules if applies))
+
+
+class _Mismatch:
+    """Collects what is wrong with a checkpoint, to be raised as one error."""
+
+    def __init__(self, what: str, n_expected: int):
+        self.what, self.n_expected = what, n_expected
+        self.sections: dict[str, list[str]] = {}
+
+    def add(self, section: str, lines: Iterable[str]) -> None:
+        self.sections.setdefault(section, []).extend(lines)
+
+    def raise_if_any(self) -> None:
+        text = ""
+        for section, lines in self.sections.items():
+            if not lines:
+                continue
+            text += f"\n{section} ({len(lines)}):"
+            text += "".join(f"\n  {line}" for line in lines[:_LINES_PER_SECTION])
+            if len(lines) > _LINES_PER_SECTION:
+                text += f"\n  … and {len(lines) - _LINES_PER_SECTION} more"
+        if text:
+            expected = f"the {self.n_expected} tensors that config.json describes"
+            raise CheckpointError(self.what, expected=expected, got=f"these differences:{text}")
+
+
+def _match(
+    path: Path, config: OmniConfig, expected: dict[str, tuple[int, ...]], overrides: dict[str, Tensor]
+) -> dict[str, StoredTensor]:
+    """Final name to stored tensor for all that is not overridden."""
+    found, file_problems = list_tensors(path)
+    mismatch = _Mismatch(str(path), len(expected))
+    mismatch.add("files", file_problems)
+
+    ignored = _ignored_prefixes(config)
+    matched: dict[str, StoredTensor] = {}
+    for tensor in found:
+        name = _rename(tensor.name)
+        if name not in expected:
+            if not name.startswith(ignored):
+                mismatch.add("unexpected", [f"{tensor.name} {list(tensor.shape)} in {tensor.file.name}"])
+        elif name in matched:
+            mismatch.add("stored twice", [f"{name} as {matched[name].name} and {tensor.name}"])
+        else:
+            matched[name] = tensor
+
+    missing = [name for name in expected if name not in matched and name not in overrides]
+    mismatch.add("missing", (f"{name} {list(expected[name])}" for name in missing))
+    for name, tensor in matched.items():
+        if tensor.shape != expected[name]:
+            mismatch.add("wrong shape", [f"{name}: expected {list(expected[name])}, got {list(tensor.shape)}"])
+        if tensor.dtype not in FLOAT_BYTES:
+            mismatch.add("wrong type", [f"{name}: expected one of {sorted(FLOAT_BYTES)}, got {tensor.dtype}"])
+    mismatch.raise_if_any()
+    return {name: tensor for name, tensor in matched.items() if name not in overrides}
+
+
+def _overrides(path: Path, config: OmniConfig, expected: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The `.pt` tensors by final name."""
+    mismatch = _Mismatch(str(path), len(expected))
+    ignored = _ignored_prefixes(config)
+    tensors: dict[str, Tensor] = {}
+    for stored_name, tensor in read_pt(path).items():
+        name = _rename(stored_name)
+        if name not in expected:
+            if not name.startswith(ignored):
+                mismatch.add("unexpected", [f"{stored_name} {list(tensor.shape)}"])
+        elif name in tensors:
+            mismatch.add("stored twice", [name])
+        elif tuple(tensor.shape) != expected[name]:
+            mismatch.add("wrong shape", [f"{name}: expected {list(expected[name])}, got {list(tensor.shape)}"])
+        else:
+            tensors[name] = tensor
+    mismatch.raise_if_any()
+    return tensors

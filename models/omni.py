@@ -1,0 +1,72 @@
+"""The whole model: the only file that knows all parts. Weights only; what a session owns is in `state`."""
+
+import torch
+from torch import Tensor, nn
+
+from models.apm import Apm, project
+from models.config import OmniConfig
+from models.kv_cache import KVCache
+from models.layers import Projector
+from models.llm import LLM
+from models.resampler import Resampler
+from models.tts import TTS
+from models.vpm import Vpm
+
+
+class OmniModel(nn.Module):
+    """Parts under the checkpoint's names; parts the config switches off are absent.
+
+    Build under `torch.device("meta")`, assign weights, then call `derive` on every `Derived` module;
+    `load.load_model` does all three.
+    """
+
+    def __init__(self, config: OmniConfig):
+        super().__init__()
+        self.config = config
+        self.llm = LLM(config)
+        if config.init_vision:
+            self.vpm = Vpm(config.vision_config, config.drop_vision_last_layer)
+            self.resampler = Resampler(
+                config.vision_config.hidden_size, config.hidden_size, config.query_num, config.resampler_heads
+            )
+        if config.init_audio:
+            self.apm = Apm(config.audio_config)
+            # Upstream derives the projector's input width from the feed-forward width.
+            self.audio_projection_layer = Projector(config.audio_config.encoder_ffn_dim // 4, config.hidden_size)
+        if config.init_tts:
+            self.tts = TTS(config.tts_config)
+
+    @property
+    def device(self) -> torch.device:
+        return self.llm.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.llm.lm_head.weight.dtype
+
+    def encode_images(self, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
+        """Image slices to LLM rows.
+
+        Args:
+            pixels: [B, L, 588] uint8 patches, rows ordered (channel, y, x).
+            position_ids: [B, L]; coords: [B, L, 2] (row, column); mask: [B, L] bool.
+        Returns: [B, query_num, D].
+        """
+        patches = ((pixels.float() / 255 - 0.5) / 0.5).to(self.dtype)
+        return self.resampler(self.vpm(patches, position_ids, mask), coords, mask)
+
+    def encode_unit(
+        self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One unit of sound per slot to LLM rows; shapes as `Apm.stream`.
+
+        Returns: [B, 10, D] and [B] how many rows are valid.
+        """
+        hidden, n_rows = self.apm.stream(mel.to(self.dtype), first, end, cache, slots)
+        pool = self.config.audio_pool_step
+        return project(self.audio_projection_layer, hidden, pool), n_rows // pool
+
+    def encode_clips(self, mel: Tensor, n_frames: Tensor, n_keys: Tensor, chunk: int) -> Tensor:
+        """Whole clips to LLM rows; shapes as `Apm.encode`. Returns: [B, rows // 5, D]."""
+        hidden = self.apm.encode(mel.to(self.dtype), n_frames, n_keys, chunk)
+        return project(self.audio_projection_layer, hidden, self.config.audio_pool_step)

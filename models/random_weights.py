@@ -1,0 +1,36 @@
+"""A model with random weights of sane size, made where it will run: for measurements at real dimensions.
+
+Knows only how large a weight should be so that activations stay finite; nothing it says means anything.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from models.config import OmniConfig
+from models.load import assign_weights, build_on_meta
+from models.omni import OmniModel
+
+
+def random_model(
+    config: OmniConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
+) -> OmniModel:
+    """A ready model with every weight drawn on `device` as `dtype`; the same seed, device and type repeat it."""
+    model = build_on_meta(config)
+    generator = torch.Generator(device).manual_seed(seed)
+    tensors = {
+        name: _draw(name, torch.empty(meta.shape, dtype=dtype, device=device), generator)
+        for name, meta in model.state_dict().items()
+    }
+    return assign_weights(model, tensors, device)
+
+
+def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if name.endswith("original0"):
+        return tensor.fill_(1.0)  # row lengths of the weight-normed head
+    if tensor.ndim == 1:
+        # Norm weights stay near one, biases near zero.
+        return tensor.normal_(0.0 if name.endswith("bias") else 1.0, 0.02, generator=generator)
+    # Keeps the variance of what passes through; an embedding's rows come out smaller than one, as trained ones are.
+    return tensor.normal_(0.0, 1 / math.sqrt(math.prod(tensor.shape[1:])), generator=generator)

@@ -1,0 +1,125 @@
+"""The regions: every stage a unit or a chat runs, as plain functions of weights, slot state and tensors.
+
+A region has fixed shapes per bucket, reads nothing back to the host and changes slot state in place, so it
+can run eager, compiled or captured without a second version. Rows of padding name the scratch slot.
+Which shapes exist is the business of `graphs`.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models import sampling, speech
+from models.audio import LogMel
+from models.mel_stream import mel_step
+from models.omni import OmniModel
+from models.state import SlotState
+
+
+def vision(model: OmniModel, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
+    """Image slices to LLM rows [B, query_num, D]; shapes as `OmniModel.encode_images`."""
+    return model.encode_images(pixels, position_ids, coords, mask)
+
+
+def clips(model: OmniModel, mel: Tensor, n_frames: Tensor, n_keys: Tensor, chunk: int) -> Tensor:
+    """Whole clips to LLM rows; shapes as `OmniModel.encode_clips`."""
+    return model.encode_clips(mel, n_frames, n_keys, chunk)
+
+
+def mel_unit(
+    log_mel: LogMel,
+    state: SlotState,
+    slots: Tensor,
+    samples: Tensor,
+    n_new: Tensor,
+    emit: Tensor,
+    last: Tensor,
+    redundancy: int,
+    clip: Literal["auto", "fixed", "dynamic"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """New samples to one unit of log-mel per slot; shapes as `mel_stream.mel_step`."""
+    return mel_step(log_mel, state.mel, slots, samples, n_new, emit, last, redundancy=redundancy, clip=clip)
+
+
+def audio_unit(
+    model: OmniModel, state: SlotState, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One unit of log-mel per slot to LLM rows [B, 10, D]; shapes as `Apm.stream`."""
+    return model.encode_unit(mel, first, end, state.apm, slots)
+
+
+def llm_prefill(
+    model: OmniModel,
+    state: SlotState,
+    slots: Tensor,
+    ids: Tensor,
+    rows: Tensor,
+    is_row: Tensor,
+    n_new: Tensor,
+    kv_len: int,
+) -> tuple[Tensor, Tensor]:
+    """Feed a mix of tokens and media rows.
+
+    Args:
+        ids: [B, T] token ids. rows: [B, T, D] media rows, used where is_row [B, T] is true.
+        n_new: [B] valid rows, left-aligned. kv_len: cache rows to look at (static).
+    Returns: hidden states [B, T, D] and logits [B, V] after each slot's last valid row.
+    """
+    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.model.embed_tokens(ids))
+    return model.llm.prefill(embeds, state.llm, slots, n_new, kv_len)
+
+
+def llm_decode(
+    model: OmniModel, state: SlotState, slots: Tensor, ids: Tensor, active: Tensor, kv_len: int
+) -> tuple[Tensor, Tensor]:
+    """Feed one token per active slot. Returns: hidden states [B, D] and logits [B, V]."""
+    return model.llm.decode(ids, state.llm, slots, active, kv_len)
+
+
+def sample_text(
+    state: SlotState,
+    sets: sampling.TokenSets,
+    slots: Tensor,
+    logits: Tensor,
+    active: Tensor,
+    candidates: int | None,
+) -> sampling.Sampled:
+    """Choose one token per active slot [B] by the slot's own settings; shapes as `sampling.sample_text`."""
+    return sampling.sample_text(logits, slots, active, state.text, sets, candidates)
+
+
+def speech_condition(
+    model: OmniModel, ids: Tensor, hidden: Tensor, n_text: Tensor, text_eos: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Spoken tokens and their LLM states to conditioning rows; shapes as `TTS.condition`."""
+    return model.tts.condition(ids, hidden, n_text, text_eos, model.config.tts_config.normalize_projected_hidden)
+
+
+def speech_begin(
+    model: OmniModel,
+    state: SlotState,
+    slots: Tensor,
+    rows: Tensor,
+    n_rows: Tensor,
+    min_codes: Tensor,
+    limit: Tensor,
+    kv_len: int,
+) -> Tensor:
+    """Feed conditioning rows and draw each slot's first code [B]; shapes as `speech.begin`."""
+    return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_codes, limit, kv_len)
+
+
+def speech_step(model: OmniModel, state: SlotState, slots: Tensor, kv_len: int) -> Tensor:
+    """Feed each slot's newest code and choose the next [B]; slots that are done stand still."""
+    return speech.step(model.tts, state.speech, slots, kv_len)
+
+
+def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor) -> None:
+    """Drop LLM rows [keep, keep + drop) of each slot; see `KVCache.evict`."""
+    state.llm.evict(slots, keep, drop, model.llm.model.frequencies)
+
+
+def reset(state: SlotState, slots: Tensor) -> None:
+    """Empty slots."""
+    state.reset(slots)

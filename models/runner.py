@@ -1,0 +1,250 @@
+"""Host side of the regions: pads requests into buckets, keeps count of what slots hold, calls the table.
+
+Knows slots, lengths and shapes. Does not know messages, turns or sockets. Everything that is checked is
+checked before a slot is touched, so a refused call leaves all slots as they were.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.apm import UNIT_ROWS
+from models.audio import LogMel, conv_length, frame_count, split_clip, token_count
+from models.errors import ContextOverflowError, ShapeError
+from models.graphs import Regions, Shapes
+from models.image import ImagePatches, pad_batch
+from models.omni import OmniModel
+from models.sampling import Sampled, TokenSets
+from models.state import SlotPool, SlotState
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A stretch of context to feed: token ids, with media rows standing in where `is_row` is true.
+
+    ids: [n] int64; media: [n, D] or None; is_row: [n] bool or None. All on the model's device.
+    """
+
+    ids: Tensor
+    media: Tensor | None = None
+    is_row: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def cut(self, start: int, end: int) -> "Rows":
+        media, is_row = (None if t is None else t[start:end] for t in (self.media, self.is_row))
+        return Rows(self.ids[start:end], media, is_row)
+
+
+class Runner:
+    """One model, its slots and its regions."""
+
+    def __init__(
+        self,
+        model: OmniModel,
+        sets: TokenSets,
+        *,
+        n_slots: int = 4,
+        llm_len: int = 4096,
+        tts_len: int | None = None,
+        shapes: Shapes | None = None,
+    ):
+        """llm_len, tts_len: context rows per slot. Raises: ShapeError if no bucket covers them."""
+        shapes = shapes or Shapes()
+        tts_len = tts_len or model.config.tts_config.max_position_embeddings
+        if llm_len > model.config.max_position_embeddings:
+            raise ContextOverflowError(
+                "llm_len", expected=f"at most {model.config.max_position_embeddings}", got=llm_len
+            )
+        # A view may be longer than what a slot holds, never longer than what a slot has.
+        shapes = shapes.capped(kv=llm_len, speech_kv=tts_len)
+        self.model, self.shapes, self.llm_len = model, shapes, llm_len
+        self.state = SlotState.allocate(model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len)
+        self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
+        self.regions = Regions(model, self.state, self.log_mel, sets, shapes)
+        self.pool = SlotPool(self.state)
+        self._llm_rows = [0] * n_slots  # host mirror of state.llm.lengths, so that choosing a bucket needs no sync
+
+    @contextmanager
+    def lease(self) -> Iterator[int]:
+        """An empty slot for the length of a `with` block. Raises: SlotError if none is free."""
+        with self.pool.lease() as slot:
+            self._llm_rows[slot] = 0
+            yield slot
+
+    def llm_rows(self, slot: int) -> int:
+        """Context rows the slot holds."""
+        return self._llm_rows[slot]
+
+    def tensor(self, values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
+        """A short host list as a device tensor of `size`, padded with `fill`."""
+        padded = [*values, *[fill] * (size - len(values))]
+        return torch.tensor(padded, device=self.model.device)
+
+    def _batch(self, region: str, slots: Sequence[int]) -> tuple[int, Tensor]:
+        size = self.shapes.fit(region, "batch", len(slots))
+        return size, self.tensor(slots, size, self.state.scratch)
+
+    def check_room(self, slot: int, n_rows: int) -> None:
+        """Raises: ContextOverflowError if `n_rows` more do not fit the slot's context."""
+        total = self._llm_rows[slot] + n_rows
+        if total > self.llm_len:
+            raise ContextOverflowError(
+                f"context of slot {slot}", expected=f"at most {self.llm_len} rows", got=f"{total} rows"
+            )
+
+    # --- media ---------------------------------------------------------------------------------
+
+    def encode_images(self, images: Sequence[ImagePatches]) -> list[Tensor]:
+        """Each slice's LLM rows [query_num, D], in order."""
+        rows: list[Tensor] = []
+        most = self.shapes.slices[-1]
+        for start in range(0, len(images), most):
+            group = images[start : start + most]
+            length = self.shapes.fit("vision", "patches", max(len(image.pixels) for image in group))
+            size = self.shapes.fit("vision", "slices", len(group))
+            batch = pad_batch(group, length, size)
+            arrays = (batch.pixels, batch.position_ids, batch.coords, batch.mask)
+            out = self.regions("vision", *(torch.from_numpy(array).to(self.model.device) for array in arrays))
+            rows += out[: len(group)].unbind()
+        return rows
+
+    def encode_clips(
+        self, waves: Sequence[Tensor], *, chunk_length: float, batch_padding: bool = False
+    ) -> list[Tensor]:
+        """Each clip's LLM rows [n, D]; clips above 30 s are encoded in pieces of 30 s.
+
+        Args:
+            waves: [n] float32 each, checked.
+            chunk_length: seconds a row may look ahead at most (its own chunk); <= 0: the whole clip.
+            batch_padding: let shorter clips see the zeros that pad them to the longest one, as the public
+                implementation does when it encodes clips together. Off, a clip does not depend on others.
+        """
+        pieces = [(owner, piece) for owner, wave in enumerate(waves) for piece in split_clip(wave)]
+        longest = max((frame_count(piece.shape[0]) for _, piece in pieces), default=0)
+        rows: list[list[Tensor]] = [[] for _ in waves]
+        most = self.shapes.batch[-1]
+        for start in range(0, len(pieces), most):
+            group = pieces[start : start + most]
+            frames = [frame_count(piece.shape[0]) for _, piece in group]
+            seen = [longest] * len(group) if batch_padding else frames
+            n_keys = [min(n, conv_length(longest)) if batch_padding else conv_length(n) for n in frames]
+            size = self.shapes.fit("clips", "batch", len(group))
+            bucket = self.shapes.fit("clips", "clip_frames", max(seen))
+            chunk = int(chunk_length * UNIT_ROWS) if chunk_length > 0 else 0
+            out = self.regions(
+                "clips",
+                self._clip_mel([piece for _, piece in group], size, bucket),
+                self.tensor(seen, size, 0),
+                self.tensor(n_keys, size, 0),
+                chunk=chunk,
+            )
+            for (owner, _), n_frames, encoded in zip(group, frames, out, strict=False):
+                rows[owner].append(encoded[: token_count(n_frames)])
+        return [torch.cat(parts) for parts in rows]
+
+    def _clip_mel(self, waves: Sequence[Tensor], size: int, bucket: int) -> Tensor:
+        """[size, bins, bucket] log-mel, zero behind each clip's own frames."""
+        mel = torch.zeros(size, self.model.config.audio_config.num_mel_bins, bucket, device=self.model.device)
+        for row, wave in enumerate(waves):
+            n_frames = frame_count(wave.shape[0])
+            samples = wave.to(self.model.device)[None]
+            mel[row, :, :n_frames] = self.log_mel.log_mel(samples, self.tensor([wave.shape[0]], 1, 0))[0, :, :n_frames]
+        return mel
+
+    # --- text ----------------------------------------------------------------------------------
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """[n] ids -> [n, D] rows as the LLM sees them."""
+        return self.model.llm.model.embed_tokens(ids)
+
+    def feed(self, slots: Sequence[int], stretches: Sequence[Rows]) -> tuple[list[Tensor], Tensor]:
+        """Append a stretch to each slot, in pieces of at most the largest row bucket.
+
+        Returns: each slot's hidden states [n, D] and the logits [len(slots), V] after its last row.
+        Raises: ContextOverflowError before anything is fed.
+        """
+        for slot, stretch in zip(slots, stretches, strict=True):
+            if len(stretch) == 0:
+                raise ShapeError(f"feed to slot {slot}", expected="at least one row", got="none")
+            self.check_room(slot, len(stretch))
+        hidden: list[list[Tensor]] = [[] for _ in slots]
+        logits: list[Tensor | None] = [None] * len(slots)
+        most = self.shapes.rows[-1]
+        for start in range(0, max(map(len, stretches)), most):
+            live = [i for i, stretch in enumerate(stretches) if len(stretch) > start]
+            states, last = self._feed_piece(
+                [slots[i] for i in live], [stretches[i].cut(start, start + most) for i in live]
+            )
+            for row, i in enumerate(live):
+                hidden[i].append(states[row])
+                logits[i] = last[row]
+        return [torch.cat(parts) for parts in hidden], torch.stack(logits)
+
+    def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows]) -> tuple[list[Tensor], Tensor]:
+        size, slot_ids = self._batch("llm_prefill", slots)
+        n_rows = self.shapes.fit("llm_prefill", "rows", max(map(len, pieces)))
+        kv_len = self._kv_len("llm_prefill", slots, n_rows)
+        ids = torch.zeros(size, n_rows, dtype=torch.int64, device=self.model.device)
+        media = torch.zeros(size, n_rows, self.model.config.hidden_size, dtype=self.model.dtype, device=ids.device)
+        is_row = torch.zeros(size, n_rows, dtype=torch.bool, device=ids.device)
+        for row, piece in enumerate(pieces):
+            ids[row, : len(piece)] = piece.ids
+            if piece.media is not None:
+                media[row, : len(piece)] = piece.media
+                is_row[row, : len(piece)] = piece.is_row
+        n_new = self.tensor([len(piece) for piece in pieces], size, 0)
+        hidden, logits = self.regions("llm_prefill", slot_ids, ids, media, is_row, n_new, kv_len=kv_len)
+        for slot, piece in zip(slots, pieces, strict=True):
+            self._llm_rows[slot] += len(piece)
+        return [hidden[row, : len(piece)] for row, piece in enumerate(pieces)], logits[: len(slots)]
+
+    def _kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
+        longest = max(self._llm_rows[slot] for slot in slots) + n_new
+        return self.shapes.fit(region, "kv", min(longest, self.llm_len))
+
+    def decode(self, slots: Sequence[int], ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Feed one token to each slot. Returns: hidden states and logits, [len(slots), D] and [len(slots), V]."""
+        for slot in slots:
+            self.check_room(slot, 1)
+        size, slot_ids = self._batch("llm_decode", slots)
+        active = self.tensor([True] * len(slots), size, False)
+        hidden, logits = self.regions(
+            "llm_decode",
+            slot_ids,
+            self.tensor(ids, size, 0),
+            active,
+            kv_len=self._kv_len("llm_decode", slots, 1),
+        )
+        for slot in slots:
+            self._llm_rows[slot] += 1
+        return hidden[: len(slots)], logits[: len(slots)]
+
+    def sample(self, slots: Sequence[int], logits: Tensor) -> Sampled:
+        """Choose one token per slot from its logits [len(slots), V]; tensors, no sync."""
+        size, slot_ids = self._batch("sample_text", slots)
+        active = self.tensor([True] * len(slots), size, False)
+        padded = torch.nn.functional.pad(logits, (0, 0, 0, size - len(slots)))
+        chosen = self.regions("sample_text", slot_ids, padded, active, candidates=None)
+        return Sampled(*(tensor[: len(slots)] for tensor in chosen))
+
+    def evict(self, slots: Sequence[int], keep: Sequence[int], drop: Sequence[int]) -> None:
+        """Drop context rows [keep, keep + drop) of each slot and close the gap.
+
+        Raises: ContextOverflowError if a slot does not hold them, before anything is moved.
+        """
+        for slot, first, count in zip(slots, keep, drop, strict=True):
+            if first < 0 or count < 0 or first + count > self._llm_rows[slot]:
+                raise ContextOverflowError(
+                    f"evict from slot {slot}",
+                    expected=f"rows inside 0..{self._llm_rows[slot]}",
+                    got=f"{first}..{first + count}",
+                )
+        size, slot_ids = self._batch("llm_evict", slots)
+        self.regions("llm_evict", slot_ids, self.tensor(keep, size, 0), self.tensor(drop, size, 0))
+        for slot, count in zip(slots, drop, strict=True):
+            self._llm_rows[slot] -= count

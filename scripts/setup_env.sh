@@ -1,0 +1,53 @@
+# Sourced by the scripts at the root, from the root. Gives $PYTHON, the interpreter of .venv/base with
+# everything in pyproject.toml installed. A second call with an unchanged pyproject.toml does nothing.
+
+step() { printf '== %s\n' "$*" >&2; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+PYTHON=.venv/base/bin/python
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer found (tried python3, python3.13, python3.12, python3.11)"
+}
+
+# setup_env [dev]: the second set of dependencies is only for tests.
+setup_env() {
+    local extra=${1:-} system_python hash stamp
+    if [[ ! -x $PYTHON ]]; then
+        system_python=$(find_python)
+        step "creating .venv/base with $system_python"
+        "$system_python" -m venv .venv/base || fail "venv failed; on Debian: apt-get install python3-venv"
+    fi
+    hash=$(sha256sum pyproject.toml | cut -c1-16)
+    stamp=.venv/base/.installed-${extra:-run}-$hash
+    [[ -e $stamp ]] && return
+    step "installing dependencies from pyproject.toml${extra:+ with [$extra]}"
+    "$PYTHON" - "$extra" >.venv/base/requirements.txt <<'PY'
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print(*project["dependencies"], *project["optional-dependencies"].get(sys.argv[1], []), sep="\n")
+PY
+    "$PYTHON" -m pip install -qq --disable-pip-version-check -r .venv/base/requirements.txt
+    touch "$stamp"
+}
+
+# torch.compile builds its CPU kernels with a C++ compiler.
+ensure_compiler() {
+    local name
+    for name in "${CXX:-}" g++ clang++; do
+        if [[ -n $name ]] && command -v "$name" >/dev/null; then return; fi
+    done
+    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
+        step "installing g++ (torch.compile needs a C++ compiler)"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++ >/dev/null
+    else
+        fail "no C++ compiler; torch.compile needs one: install g++ or set CXX"
+    fi
+}

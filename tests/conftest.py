@@ -1,0 +1,41 @@
+"""Settings every test runs under: threads, hypothesis profile, what to skip without a GPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root folder."""
+    return Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny(root: Path) -> Path:
+    """The embedded checkpoint."""
+    return root / "assets" / "tiny"

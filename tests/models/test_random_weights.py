@@ -1,0 +1,26 @@
+"""Random models for measurements: complete, repeatable, finite."""
+
+from pathlib import Path
+
+import torch
+
+from models.config import load_config
+from models.random_weights import random_model
+
+
+def test_same_seed_same_weights(tiny: Path) -> None:
+    config = load_config(tiny)
+    first, again, other = (random_model(config, seed=seed) for seed in (3, 3, 4))
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), f"expected equal draws, got different {name}"
+    query = "resampler.query"
+    assert not torch.equal(first.state_dict()[query], other.state_dict()[query])
+
+
+def test_complete_finite_and_typed(tiny: Path) -> None:
+    model = random_model(load_config(tiny), dtype=torch.bfloat16)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert not tensor.is_meta, f"expected data, got none for {name}"
+        assert not tensor.is_floating_point() or tensor.isfinite().all(), f"expected finite values in {name}"
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert not model.training

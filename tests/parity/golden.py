@@ -1,0 +1,63 @@
+"""A golden directory: tensors and manifest by file stem, and the checkpoint they were made with.
+
+Knows the file format only. What a tensor means is the stages' business.
+"""
+
+import json
+import shutil
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+class GoldenDir:
+    """Read access to one golden directory; nothing about dims, seeds or case names is assumed."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        manifest = self.path / "manifest.json"
+        self.manifest: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
+
+    def stems(self, prefix: str = "") -> list[str]:
+        return sorted(p.stem for p in self.path.glob("*.safetensors") if p.stem.startswith(prefix))
+
+    def tensors(self, stem: str) -> dict[str, torch.Tensor]:
+        return load_file(self.path / f"{stem}.safetensors")
+
+    def meta(self, stem: str) -> dict[str, Any]:
+        return self.manifest.get(stem, {}).get("meta") or {}
+
+    def json(self, name: str) -> Any | None:
+        file = self.path / name
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    @cached_property
+    def checkpoint(self) -> Path:
+        """The checkpoint folder; where rows of lookup tables were trimmed, a completed copy of it.
+
+        `trimmed.json` beside the weights says for each such table how many rows it has and which ones are kept:
+        those that the cases read. The others become zero, so that the strict loader sees a full checkpoint.
+        """
+        folders = [p.parent for p in sorted(self.path.glob("*/config.json"))]
+        if len(folders) != 1:
+            found = [str(folder) for folder in folders]
+            raise FileNotFoundError(f"{self.path}: expected one folder with config.json, got {found}")
+        trimmed = folders[0] / "trimmed.json"
+        if not trimmed.exists():
+            return folders[0]
+        self._scratch = tempfile.TemporaryDirectory(prefix="golden-")
+        full = Path(self._scratch.name)
+        for file in folders[0].iterdir():
+            if file.suffix != ".safetensors":
+                shutil.copy(file, full / file.name)
+        tensors = load_file(folders[0] / "model.safetensors")
+        for name, table in json.loads(trimmed.read_text()).items():
+            whole = torch.zeros(table["rows"], *tensors[name].shape[1:])
+            whole[table["kept"]] = tensors[name]
+            tensors[name] = whole
+        save_file(tensors, full / "model.safetensors")
+        return full

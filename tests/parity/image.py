@@ -1,0 +1,83 @@
+"""Image preprocessing: grids, sizes, patch strips as bytes, placeholder text."""
+
+import hashlib
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from models.config import load_preprocessor_config
+from models.image import ImagePatches, SlicePlan, cut, patchify, pixel_values, plan
+from models.prompts import image_placeholder
+from tests.parity.golden import GoldenDir
+from tests.parity.media import picture
+from tests.parity.report import Report
+
+STEM = "image_preprocess"
+TABLE = "image_grid_table.json"
+
+
+def run(golden: GoldenDir, report: Report) -> None:
+    for row in golden.json(TABLE) or []:
+        (width, height), most = row["wh"], row["max_slice_nums"]
+        sizes = plan(width, height, most)
+        expected = [row["grid"], row["source_wh"], row["refine_wh"]]
+        report.equal("image_grid_table", f"{width}x{height} in {most}", _lists(sizes), expected)
+    if STEM not in golden.stems():
+        return
+    tensors = golden.tensors(STEM)
+    for case, meta in golden.meta(STEM).items():
+        _check_image(case, meta, tensors, golden, report)
+
+
+def strip(part: ImagePatches, patch: int = 14) -> np.ndarray:
+    """[L, 588] patches laid side by side: [3, 14, 14 L]."""
+    return part.pixels.reshape(-1, 3, patch, patch).transpose(1, 2, 0, 3).reshape(3, patch, -1)
+
+
+def _check_image(
+    case: str, meta: dict[str, Any], tensors: dict[str, torch.Tensor], golden: GoldenDir, report: Report
+) -> None:
+    image = picture(*meta["size_wh"], meta["k"])
+    report.equal(f"image {case}", "input sha256", _sha(np.asarray(image)), meta["image_sha256"])
+    sizes = plan(*image.size, meta["max_slice_nums"])
+    slices = cut(image, sizes)
+    parts = [patchify(part) for part in slices]
+    report.equal(f"image {case}", "grid, source", _lists(sizes)[:2], [meta["grid_cols_rows"], meta["source_wh"]])
+    report.equal(f"image {case}", "slices", len(parts), meta["num_slices"])
+    report.equal(f"image {case}", "cell sizes", _cells(slices), meta["slice_wh"])
+    if (expected := tensors.get(f"{case}.tgt_sizes")) is not None:
+        report.equal(f"image {case}", "tgt_sizes", [list(part.tgt_size) for part in parts], expected)
+    for j, (part, expected) in enumerate(zip(parts, meta["slices"], strict=False)):
+        bytes_strip = strip(part)
+        report.equal(f"image {case}", f"slice {j} shape", list(bytes_strip.shape), expected["shape"])
+        report.equal(f"image {case}", f"slice {j} sha256", _sha(bytes_strip), expected["u8_sha256"])
+        # A sum in float64 of ten thousands of float32 values: only the order of addition may differ.
+        total = torch.tensor(pixel_values(bytes_strip).sum(dtype=np.float64))
+        report.close(f"image {case}", f"slice {j} pixel sum", total, torch.tensor(expected["f32_sum"]).double(), 1e-6)
+        if (stored := tensors.get(f"{case}.slice{j}.u8")) is not None:
+            report.equal(f"image {case}", f"slice {j} differing bytes", int((bytes_strip != stored.numpy()).sum()), 0)
+            values = (stored.numpy().astype(np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
+            wrong = int((pixel_values(bytes_strip) != values).sum())
+            report.equal(f"image {case}", f"slice {j} differing pixel values", wrong, 0)
+    n_rows = load_preprocessor_config(golden.checkpoint).image_feature_size
+    placeholder = re.sub(r"(?:<unk>)+", _counted, image_placeholder(sizes, n_rows, number=meta["k"]))
+    report.equal(f"image {case}", "placeholder", placeholder, meta["placeholder"])
+
+
+def _counted(unks: re.Match[str]) -> str:
+    return f"<unk>*{len(unks.group()) // len('<unk>')}"
+
+
+def _cells(slices: list[Image.Image]) -> list[list[int]]:
+    return [list(size) for size in sorted({part.size for part in slices[1:]})]
+
+
+def _lists(sizes: SlicePlan) -> list[object]:
+    return [None if pair is None else list(pair) for pair in (sizes.grid, sizes.source_wh, sizes.refined_wh)]
+
+
+def _sha(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -1,0 +1,64 @@
+"""Collects comparisons and prints them: one line per case, expected and got ids on a miss."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+ATOL = RTOL = 1e-4  # float32 on CPU against the public implementation's float32
+
+
+@dataclass
+class Check:
+    case: str
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass
+class Report:
+    """All checks of one run. `close` is for floats, `equal` for ids and other exact values."""
+
+    checks: list[Check] = field(default_factory=list)
+
+    def close(self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float = ATOL) -> None:
+        """|got - expected| <= tolerance * (1 + |expected|) everywhere; shapes must match and all be finite."""
+        if tuple(got.shape) != tuple(expected.shape):
+            self._add(case, name, False, f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}")
+            return
+        got, expected = got.detach().cpu().double(), expected.double()
+        if got.numel() == 0:
+            self._add(case, name, True, "empty")
+            return
+        delta = (got - expected).abs()
+        relative = (delta / expected.abs().clamp_min(1e-12)).max().item()
+        ok = bool((delta <= tolerance * (1 + expected.abs())).all())  # False for NaN
+        self._add(case, name, ok, f"max abs {delta.max().item():.3g}  max rel {relative:.3g}  ({got.numel()} values)")
+
+    def equal(self, case: str, name: str, got: object, expected: object) -> None:
+        got, expected = _plain(got), _plain(expected)
+        ok = got == expected
+        self._add(case, name, ok, f"{_short(got)}" if ok else f"expected {_short(expected)}, got {_short(got)}")
+
+    def fail(self, case: str, name: str, why: str) -> None:
+        self._add(case, name, False, why)
+
+    def _add(self, case: str, name: str, ok: bool, detail: str) -> None:
+        self.checks.append(Check(case, name, ok, detail))
+
+    @property
+    def misses(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+    def __str__(self) -> str:
+        lines = [f"{'ok  ' if c.ok else 'MISS'} {c.case:<28} {c.name:<34} {c.detail}" for c in self.checks]
+        return "\n".join([*lines, f"{len(self.checks) - len(self.misses)} passed, {len(self.misses)} failed"])
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 160 else f"{text[:120]}… ({len(text)} chars)"
