@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from models import regions as stages
 from models.apm import UNIT_FRAMES, UNIT_ROWS, AudioLayer
-from models.audio import LogMel
+from models.audio import UNIT_SAMPLES, LogMel
 from models.errors import SettingsError, ShapeError
 from models.layers import DecoderLayer
 from models.omni import OmniModel
@@ -88,6 +88,8 @@ class Regions:
         self._runners = {name: region.run for name, region in self.table.items()}
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+        # Strides are part of a compiled graph's key: a transposed input would compile once more.
+        assert all(tensor.is_contiguous() for tensor in tensors), f"{name}: inputs must be contiguous"
         with torch.no_grad():
             return self._runners[name](*self.table[name].bound, *tensors, **static)
 
@@ -225,7 +227,8 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
     def mel_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
         samples = 0.1 * noise(n, b["samples"], dtype=torch.float32)
-        return (scratch(n), samples, full(n, 16000), yes(n), ~yes(n)), {"redundancy": 2, "clip": "auto"}
+        n_new = full(n, min(UNIT_SAMPLES, b["samples"]))
+        return (scratch(n), samples, n_new, yes(n), ~yes(n)), {"redundancy": 2, "clip": "auto"}
 
     def audio_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
@@ -262,6 +265,11 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
     yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
     yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
     yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example)
+
+    def reset_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        return (scratch(b["batch"]),), {}
+
+    yield Region("reset", "state", stages.reset, (state,), {"batch": "batch"}, reset_example)
 
     def condition_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, tokens = b["batch"], b["tokens"]

@@ -172,7 +172,7 @@ def mel_step(
         is_dynamic = (n_after - start >= DYNAMIC_FROM) if clip == "auto" else torch.ones_like(has_last)
         fixed = torch.where(is_dynamic[:, None, None], dynamic, fixed)
     kept = (column >= lo[:, None]) & (column < hi[:, None])
-    return torch.where(kept[..., None], fixed, 0).transpose(1, 2), lo, hi
+    return torch.where(kept[..., None], fixed, 0).transpose(1, 2).contiguous(), lo, hi
 
 
 def _frames(joined: Tensor, n_before: Tensor, frame: Tensor, begin: Tensor, n_after: Tensor) -> Tensor:

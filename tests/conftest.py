@@ -7,6 +7,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from models.load import load_model
+from models.omni import OmniModel
+
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 settings.register_profile(
@@ -39,3 +42,9 @@ def root() -> Path:
 def tiny(root: Path) -> Path:
     """The embedded checkpoint."""
     return root / "assets" / "tiny"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny: Path) -> OmniModel:
+    """The embedded checkpoint's model, float32 on the CPU. All tests share it: nobody changes its weights."""
+    return load_model(tiny, device="cpu")

@@ -128,7 +128,7 @@ def test_any_split_equals_whole_window_to_the_last_frame(data):
     reference, slots = WholeWindow(redundancy), Slots(redundancy=redundancy)
     start = emitted = 0
     while start < n:
-        end = min(n, start + data.draw(st.integers(1, 16_000), label="push"))
+        end = min(n, start + data.draw(st.integers(1500, 16_000), label="push"))
         reference.push(wave[start:end])
         got, expected = slots.unit(2, wave[start:end]), reference.emit()
         if expected is not None:
