@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from models.rng import STREAM_CODE, draw_index, fixed_point_weights, uniform
+from models.rng import STREAM_CODE, draw_index, fixed_point_weights, running_sum, uniform
 from models.sampling import NEVER, Sampled, best
 from models.sampling_settings import CodeSampling, check_number, signed_seed
 
@@ -82,7 +82,8 @@ class CodeSamplerState:
 
     def begin_call(self, slots: Tensor, min_codes: Tensor) -> None:
         """A run of steps starts in slots [B] with at least `min_codes` [B] int64 codes before its end code."""
-        self.step[slots] = 0
+        # Not `[slots] = 0`: that copies a number from the host, which a CUDA graph cannot hold.
+        self.step.index_fill_(0, slots, 0)
         self.min_codes[slots] = min_codes
         self.count[slots] = torch.where(self.history_per_call[slots], 0, self.count[slots])
 
@@ -168,7 +169,7 @@ def keep_codes(scores: Tensor, slots: Tensor, state: CodeSamplerState, candidate
 
     weights = fixed_point_weights(values, values[:, 0])
     total = fixed_point_weights(scores, values[:, 0]).sum(1)
-    from_here_down = total[:, None] - (weights.cumsum(1) - weights)
+    from_here_down = total[:, None] - (running_sum(weights) - weights)
     allowed_tail = (total.double() * (1 - top_p.double())).long()
     no_top_p = top_p >= 1
     kept = (from_here_down > allowed_tail[:, None]) | (rank < min_keep[:, None]) | no_top_p[:, None]

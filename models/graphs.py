@@ -107,8 +107,9 @@ class Regions:
         for name in names:
             if name not in self.table:
                 raise SettingsError("region", expected=f"one of {sorted(self.table)}", got=name)
-        # Each bucket is one more graph of the same code; the default limit would send late ones back to eager.
-        most = sum(1 for name in names for _ in self.table[name].buckets(self.shapes))
+        # Each bucket is one more graph of the same code, and a layer's code serves several regions; the default
+        # limit would refuse late ones.
+        most = sum(1 for region in self.table.values() for _ in region.buckets(self.shapes))
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, most)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * most)

@@ -8,6 +8,7 @@ Knows nothing about tokens.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # One number per draw and stream; two questions asked in the same step must use different streams.
@@ -17,6 +18,7 @@ STREAM_CODE = 2
 N_STREAMS = 8
 
 WEIGHT_ONE = 2**40  # weight of the likeliest entry; 2**22 such entries still sum without overflow
+SCAN_BLOCK = 1024
 
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIER = 0xD256D193
@@ -75,8 +77,21 @@ def draw_index(weights: Tensor, number: Tensor) -> Tensor:
         number: [B] float64 in [0, 1).
     Returns: [B] int64, an index of positive weight; 0 in a row without any weight.
     """
-    cumulative = weights.cumsum(1)
+    cumulative = running_sum(weights)
     total = cumulative[:, -1]
     # The product may round up to the total itself.
     target = torch.minimum((number * total.double()).long(), total - 1)
     return (cumulative <= target[:, None]).sum(1)
+
+
+def running_sum(weights: Tensor) -> Tensor:
+    """Cumulative sum of [B, N] int64 along the row, exact.
+
+    In two levels: a vocabulary is too long for one block of threads, and the one-level scan that Inductor splits
+    over several fails to compile for batches (torch 2.11, CUDA).
+    """
+    B, N = weights.shape
+    blocks = F.pad(weights, (0, -N % SCAN_BLOCK)).view(B, -1, SCAN_BLOCK).cumsum(2)
+    totals = blocks[..., -1]
+    before = totals.cumsum(1) - totals
+    return (blocks + before[..., None]).view(B, -1)[:, :N]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.errors import TokenError
-from models.rng import STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, uniform
+from models.rng import STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, running_sum, uniform
 from models.sampling_settings import TextSampling, check_number, signed_seed
 
 NEVER = float("-inf")
@@ -270,7 +270,7 @@ def keep_top(
     total = weights.sum(1)
     if candidates is not None:
         total = torch.where(no_top_k, fixed_point_weights(scores, peak).sum(1), total)
-    above = weights.cumsum(1) - weights
+    above = running_sum(weights) - weights
     crossed = above > (total.double() * top_p.double()).long()[:, None]
     no_top_p = (top_p <= 0) | (top_p >= 1)
     return ids, torch.where(crossed & ~no_top_p[:, None], 0, weights)

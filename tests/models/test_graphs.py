@@ -243,20 +243,27 @@ def test_an_unknown_region_is_named(model):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
-def test_captured_regions_replay_what_eager_gives(tiny):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_regions_replay_what_eager_gives(tiny, compiled):
     """Every region as a CUDA graph: replayed outputs equal an eager run on the same inputs and state."""
     model = load_model(tiny, device="cuda")
-    runner = make_runner(model, device="cuda")
+    runner, twin = make_runner(model, device="cuda"), make_runner(model, device="cuda")
     regions = runner.regions
+    if compiled:
+        regions.compile()
     for name, region in regions.table.items():
         for bucket in region.buckets(runner.shapes):
             captured = Captured(regions, name, bucket)
+            for static in captured.inputs:
+                if is_slots(static, runner.state.scratch):
+                    static.copy_(torch.arange(len(static)))
             results = []
-            for replay in (False, True):
-                runner.state.reset(torch.arange(runner.state.n_slots + 1, device="cuda"))
-                _, static = region.example(bucket)
-                out = captured(*captured.inputs) if replay else regions(name, *captured.inputs, **static)
+            for each, run in ((twin, twin.regions), (runner, None)):
+                each.state.reset(torch.arange(each.state.n_slots + 1, device="cuda"))
+                _, options = region.example(bucket)
+                out = run(name, *captured.inputs, **options) if run else captured(*captured.inputs)
                 torch.cuda.synchronize()
                 results.append([tensor.clone() for tensor in outputs(out)])
+                results[-1] += [tensor[: each.state.n_slots].clone() for tensor in each.state.tensors()]
             for expected, got in zip(*results, strict=True):
                 assert_close(f"{name} {bucket}", got, expected, 1e-4)

@@ -14,7 +14,10 @@ PADDING = 5  # rows of noise behind the valid ones: must not show anywhere
 
 def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
     tensors, llm = golden.tensors("llm"), model.llm
-    cache = slot_cache(model, "llm", n_slots=2)
+    longest = tensors["prompt_ids"].shape[1] + tensors["step_logits"].shape[1]
+    if "embeds_in" in tensors:
+        longest = max(longest, tensors["embeds_in"].shape[1])
+    cache = slot_cache(model, "llm", n_slots=2, max_len=longest + PADDING)
     slots, active = torch.tensor([1]), torch.tensor([True])
 
     def feed(embeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from models.omni import OmniModel
 from models.runner import Runner
 from models.sampling import TokenSet, TokenSets
 from models.sampling_settings import CodeSampling
-from models.speaker import CodeStream, Speaker
+from models.speaker import STREAM_MAX_CODES, CodeStream, Speaker
 from tests.parity.build import slot_cache
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
@@ -67,7 +67,8 @@ def _conditions(tensors: Tensors, model: OmniModel, report: Report) -> None:
 def _raw_steps(tensors: Tensors, model: OmniModel, report: Report) -> None:
     if "raw.greedy_ids" not in tensors:
         return
-    cache = slot_cache(model, "tts", n_slots=2)
+    length = tensors["cond.chat_inputs_embeds"].shape[1] + tensors["raw.greedy_ids"].shape[1]
+    cache = slot_cache(model, "tts", n_slots=2, max_len=length)
     slots, rows = torch.tensor([1]), tensors["cond.chat_inputs_embeds"]
     logits = [model.tts.prefill(rows, cache, slots, torch.tensor([rows.shape[1]]), cache.max_len)]
     ids = [logits[-1].argmax(-1)]
@@ -80,14 +81,15 @@ def _raw_steps(tensors: Tensors, model: OmniModel, report: Report) -> None:
 
 
 def _answers(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: Report) -> None:
-    """`generate.CASE`: one answer; a case with its own end code ran with at least 3 codes, else 5, at most 40."""
+    """`generate.CASE`: one answer. A case with its own end code reaches it, after at least 3 codes; one without
+    runs to its limit, after at least 5, and drops the last code drawn.
+    """
     for case in sorted({name.split(".")[1] for name in tensors if name.startswith("generate.")}):
-        eos = tensors.get(f"generate.{case}.eos_token")
+        eos, expected = tensors.get(f"generate.{case}.eos_token"), tensors[f"generate.{case}.new_ids"]
+        limits = {"min_codes": 5, "max_codes": len(expected) + 1} if eos is None else {"min_codes": 3, "max_codes": 500}
         speaker.start_turn(1, sampling, eos=None if eos is None else int(eos))
-        codes = speaker.answer(
-            1, tensors["cond.chat_inputs_embeds"][0], min_codes=5 if eos is None else 3, max_codes=40
-        )
-        report.equal(f"tts generate {case}", "codes", codes, tensors[f"generate.{case}.new_ids"])
+        codes = speaker.answer(1, tensors["cond.chat_inputs_embeds"][0], **limits)
+        report.equal(f"tts generate {case}", "codes", codes, expected)
 
 
 def _units(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: Report) -> None:
@@ -113,7 +115,7 @@ def _units(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: R
 
 
 def _streams(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: Report) -> None:
-    """`stream.TYPE.callN`: three text chunks of at most 32 codes each; the sliding window ran with 40 rows."""
+    """`stream.TYPE.callN`: text chunks one after another. state = [batches, codes left, next start, cache length]."""
     types = sorted({m[1] for name in tensors if (m := re.match(r"stream\.(\w+)\.call0\.", name))})
     calls = sorted({int(m[1]) for name in tensors if (m := re.match(r"stream\.condition(\d+)$", name))})
     weights = speaker.runner.model.tts.emb_text.weight
@@ -121,7 +123,12 @@ def _streams(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report:
     eos_row, bos_row = weights[config.text_eos_token_id][None], weights[config.audio_bos_token_id][None]
     for kind in types:
         speaker.start_turn(1, sampling)
-        stream = CodeStream(speaker, 1, kind, window=40, max_codes=32)
+        states = [tensors[f"stream.{kind}.call{call}.state"].tolist() for call in calls]
+        first_codes = len(tensors[f"stream.{kind}.call0.yielded"]) + states[0][1]
+        # A call that ran into its limit left a code unfed, so the next start is ahead of the cache.
+        n_rows = len(tensors["stream.condition0"][0]) + 1
+        limit = first_codes if states[0][2] == n_rows + first_codes else STREAM_MAX_CODES
+        stream = CodeStream(speaker, 1, kind, window=max(state[3] for state in states), max_codes=limit)
         spoken: list[int] = []
         for call in calls:
             final = call == calls[-1]
