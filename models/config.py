@@ -1,7 +1,7 @@
 """Typed hyper-parameters from a checkpoint's `config.json`. Torch-free.
 
 Knows names, ranges and how the parts must fit together; knows nothing about weights. Keys that fix a
-tensor's shape are required. Keys that do not carry the released value as default, because ports and
+tensor's shape are required, `tts_config` apart. Other keys carry the released value as default, because ports and
 re-exports often leave them out. Keys we have no use for are ignored, except one that looks like a
 misspelling of a key that is missing.
 """
@@ -55,18 +55,22 @@ class AudioConfig(_Section):
 
 
 class TTSConfig(_Section):
-    """Llama-shaped speech-code model `tts`. Codes run 25 per second; the last code id ends speech."""
+    """Llama-shaped speech-code model `tts`. Codes run 25 per second; the last code id ends speech.
 
-    llm_dim: Count
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count
-    num_audio_tokens: Count
-    num_text_tokens: Count
-    audio_bos_token_id: Annotated[int, Field(ge=0)]
-    text_eos_token_id: Annotated[int, Field(ge=0)]
+    Config writers leave out of a nested section what equals their class's own default, so every key has the
+    released value here; where that is a wrong guess, loading lists the shapes that differ.
+    """
+
+    llm_dim: Count = 4096
+    hidden_size: Count = 768
+    intermediate_size: Count = 3072
+    num_hidden_layers: Count = 20
+    num_attention_heads: Count = 12
+    num_key_value_heads: Count = 12
+    num_audio_tokens: Count = 6562
+    num_text_tokens: Count = 152064
+    audio_bos_token_id: Annotated[int, Field(ge=0)] = 151687
+    text_eos_token_id: Annotated[int, Field(ge=0)] = 151692
     num_vq: Literal[1] = 1
     projector_type: Literal["mlp"] = "mlp"
     condition_type: Literal["hidden_text_merge"] = "hidden_text_merge"

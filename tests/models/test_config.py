@@ -54,14 +54,24 @@ def test_released_values(root: Path) -> None:
         "vision_config.patch_size",
         "audio_config.d_model",
         "audio_config.encoder_layers",
-        "tts_config.num_audio_tokens",
-        "tts_config.audio_bos_token_id",
+        "tts_config",
     ],
 )
 def test_missing_key_is_named(raw: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(changed(raw, path))
     assert path in str(caught.value)
+
+
+def test_speech_keys_left_out_have_the_released_values(root: Path) -> None:
+    """Config writers drop nested keys that equal a class default, and the released section is such a one."""
+    released = json.loads((root / "tests/data/released_config.json").read_text())
+    assert parse_config(released | {"tts_config": {"model_type": "minicpmtts"}}) == parse_config(released)
+
+
+def test_speech_defaults_must_fit_the_rest(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"tts_config.audio_bos_token_id: expected below \d+, got 151687"):
+        parse_config(changed(raw, "tts_config.audio_bos_token_id"))
 
 
 @pytest.mark.parametrize(
