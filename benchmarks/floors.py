@@ -184,6 +184,11 @@ def _llm_evict(regions: Regions, b: Bucket) -> Work:
     return Work(state=b["batch"] * (2 * moved + EVICTED_ROWS) * _cache_row(cache))
 
 
+def _reset(regions: Regions, b: Bucket) -> Work:
+    """Every byte of the slots written once."""
+    return Work(state=b["batch"] * sum(tensor[0].nbytes for tensor in regions.state.tensors()))
+
+
 def _speech_condition(regions: Regions, b: Bucket) -> Work:
     tts = regions.model.tts
     n = b["batch"] * b["tokens"]
@@ -210,6 +215,7 @@ _COUNTS: dict[str, Callable[[Regions, Bucket], Work]] = {
     "llm_decode": lambda regions, b: _llm(regions, b["batch"], 1, b["kv"]),
     "sample_text": _sample_text,
     "llm_evict": _llm_evict,
+    "reset": _reset,
     "speech_condition": _speech_condition,
     "speech_begin": lambda regions, b: _speech(regions, b["batch"], b["tokens"] + 2, b["kv"], looked_up=0),
     "speech_step": lambda regions, b: _speech(regions, b["batch"], 1, b["kv"], looked_up=b["batch"]),

@@ -28,7 +28,7 @@ from models.state import SlotState
 # The most telling first: a run may end before the last.
 ORDER = (
     *("llm_decode", "llm_prefill", "speech_step", "vision", "audio_unit", "mel_unit", "sample_text"),
-    *("speech_begin", "speech_condition", "clips", "llm_evict"),
+    *("speech_begin", "speech_condition", "clips", "llm_evict", "reset"),
 )
 # Regions that run a stack of layers; the others are compiled whole in either way.
 STACKED = frozenset(("vision", "clips", "audio_unit", "llm_prefill", "llm_decode", "speech_begin", "speech_step"))

@@ -92,3 +92,10 @@ def decoder(
         gate = linear(h, w, f"{name}.mlp.gate_proj")
         x = x + linear(gate * gate.sigmoid() * linear(h, w, f"{name}.mlp.up_proj"), w, f"{name}.mlp.down_proj")
     return rms_norm(x, w, "norm", eps)
+
+
+def self_attention(x: Tensor, w: Weights, name: str, n_heads: int, visible: Tensor | None = None) -> Tensor:
+    """Rows [T, D] looking at each other, projections q, k, v and out. Returns: [T, D]."""
+    q, k, v = (heads_of(linear(x, w, f"{name}.{p}_proj"), x.shape[1] // n_heads) for p in "qkv")
+    out = [attention(*parts, visible) for parts in zip(q, k, v, strict=True)]
+    return linear(torch.cat(out, dim=1), w, f"{name}.out_proj")

@@ -9,6 +9,7 @@ from torch import Tensor
 from models.kv_cache import CacheView, KVCache
 from models.layers import attend, rotary_angles, rotary_frequencies, rotate
 from tests.models.compare import assert_close, assert_same
+from tests.models.slow_transformer import rope
 
 N_SLOTS, MAX_LEN, HEADS, DIM = 4, 320, 2, 8
 NAN = float("nan")
@@ -101,7 +102,7 @@ def gaps(draw: st.DrawFn, lengths: list[int]) -> dict[int, tuple[int, int]]:
 def test_eviction_closes_the_gap_in_every_slot_of_the_call(data, seed, theta):
     """Float32 and positions up to 320: 1e-5, a few roundings of keys about 4 long."""
     session = Session(seed, theta=theta)
-    lengths = data.draw(st.lists(st.integers(1, MAX_LEN - 3), min_size=N_SLOTS, max_size=N_SLOTS))
+    lengths = data.draw(st.lists(st.integers(1, MAX_LEN), min_size=N_SLOTS, max_size=N_SLOTS))
     session.feed(dict(enumerate(lengths)))
     gap = data.draw(gaps(lengths))
     before = {slot: slot_rows(session.cache, slot) for slot in range(N_SLOTS)}
@@ -161,12 +162,37 @@ def test_eviction_removes_what_it_drops_even_if_it_is_nan():
     session.check(1e-5)
 
 
+def test_an_empty_gap_changes_no_bit_of_any_slot():
+    """Not even where turning by nothing would: negative zeros, infinities, rows behind the length."""
+    session = Session()
+    session.feed({1: 30, 2: 30})
+    for cache in session.cache.k + session.cache.v:
+        cache[1, :, 8], cache[1, :, 9, 0], cache[1, :, 12, 1], cache[1, :, 40] = -0.0, float("inf"), NAN, 7.0
+        cache[1, :, 8, 4:] = -1.0
+    before = slot_rows(session.cache, 1)
+    session.evict({1: (5, 0), 2: (5, 10)})
+    assert_slot(session.cache, 1, before)
+
+
 def test_eviction_of_bfloat16_rounds_once():
-    """Keys are turned in float32: against float32 keys the error is that of two roundings, 2 ** -8 of their size."""
-    session = Session(dtype=torch.bfloat16)
+    """Each turned key is the exact one rounded to eight bits."""
+    session, drop = Session(dtype=torch.bfloat16), 200
     session.feed({0: 300, 1: 300})
-    session.evict({0: (20, 200), 1: (0, 0)})
-    session.check(4 * 2**-8)
+    old = [cache[0].double() for cache in session.cache.k]
+    session.evict({0: (20, drop), 1: (0, 0)})
+    for layer in range(2):
+        rows = old[layer][:, 220:300].flatten(0, 1)
+        expected = rope(rows, torch.full((len(rows),), -drop), 1e4).view(HEADS, 80, DIM)
+        got = session.cache.k[layer][0, :, 20:100]
+        excess = (got.double() - expected).abs() - 2**-8 * expected.abs()
+        assert_close(excess.clamp(min=0), torch.zeros_like(excess), 1e-4, f"layer {layer}: error beyond one rounding")
+
+
+def test_eviction_from_a_full_slot_leaves_zeros_behind():
+    session = Session()
+    session.feed({0: MAX_LEN, 1: MAX_LEN, 2: MAX_LEN, 3: MAX_LEN}, padding=0)
+    session.evict({2: (10, 50), 0: (0, MAX_LEN), 3: (MAX_LEN - 1, 1)})
+    session.check(1e-5)
 
 
 def test_padding_of_an_evicting_batch_may_repeat_the_scratch_slot():
