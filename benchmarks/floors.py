@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from benchmarks.timing import Ceilings
-from models.apm import UNIT_FRAMES, UNIT_ROWS
-from models.audio import HOP
+from models.apm import UNIT_ROWS
+from models.audio import HOP, UNIT_COLUMNS
 from models.graphs import Bucket, Regions
 from models.kv_cache import KVCache
 from models.layers import Backbone
-from models.mel_stream import COLUMNS, MIRRORED_FIRST
+from models.mel_stream import MIRRORED_FIRST
 
 EVICTED_ROWS = 8  # rows the eviction that is timed drops
 
@@ -145,7 +145,7 @@ def _clips(regions: Regions, b: Bucket) -> Work:
 
 def _audio_unit(regions: Regions, b: Bucket) -> Work:
     n, keys = b["batch"], regions.model.apm.max_positions
-    encoder = _audio_encoder(regions, n, UNIT_FRAMES, UNIT_ROWS, keys, positions=n * UNIT_ROWS)
+    encoder = _audio_encoder(regions, n, UNIT_COLUMNS, UNIT_ROWS, keys, positions=n * UNIT_ROWS)
     return encoder + Work(state=n * (keys + UNIT_ROWS) * _cache_row(regions.state.apm))
 
 
@@ -154,7 +154,7 @@ def _mel_unit(regions: Regions, b: Bucket) -> Work:
     n, new = b["batch"], b["samples"] // HOP
     computed = -(-b["samples"] // HOP) + MIRRORED_FIRST + 1  # the window's first two and its mirrored last one
     frame = state.raw[0, 0].nbytes
-    per_slot = 2 * state.tail[0].nbytes + (new + COLUMNS) * frame + state.frame_max[0].nbytes + 4 * new
+    per_slot = 2 * state.tail[0].nbytes + (new + UNIT_COLUMNS) * frame + state.frame_max[0].nbytes + 4 * new
     return Work(
         weights=log_mel.basis.nbytes + log_mel.filters.nbytes,
         state=n * per_slot,

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sound", action="append", default=[], metavar="WAV", help="sound to listen to, 16 kHz mono")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--model", default=str(TINY), metavar="DIR", help="checkpoint folder (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--thinking", action="store_true", help="let the model think before it answers")
     parser.add_argument("--greedy", action="store_true", help="always the best token")
@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _talk(args: argparse.Namespace) -> int:
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda", expected="a CUDA device", got="none that PyTorch can use")
     begun = time.perf_counter()
     pictures = [open_image(_read(name)) for name in args.image]
     parts = [*pictures, *map(_sound, args.sound), args.text]
@@ -82,11 +84,13 @@ def _sound(name: str) -> np.ndarray:
         with wave.open(name, "rb") as file:
             form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
             data = file.readframes(file.getnframes())
-    except (OSError, EOFError, wave.Error) as error:
-        raise AudioError(name, expected="a WAV file", got=error) from None
+    except (OSError, EOFError, RuntimeError, wave.Error) as error:  # RuntimeError: a chunk size that lies
+        raise AudioError(name, expected="a WAV file", got=str(error) or "a broken chunk") from None
     if form != (SAMPLE_RATE, 1, 2):
         got = "{} Hz, {} channel(s), {} byte(s) a sample".format(*form)
         raise AudioError(name, expected=f"{SAMPLE_RATE} Hz, 1 channel, 2 bytes a sample", got=got)
+    if len(data) % 2:
+        raise AudioError(name, expected="whole 16-bit samples", got=f"{len(data)} bytes")
     return np.frombuffer(data, "<i2").astype(np.float32) / 32768
 
 

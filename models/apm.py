@@ -13,7 +13,6 @@ from models.config import AudioConfig
 from models.kv_cache import CacheView, KVCache
 from models.layers import Projector, attend
 
-UNIT_FRAMES = 104  # a unit's 100 frames with two more on each side
 UNIT_ROWS = 50  # encoder rows a unit adds to the cache
 
 

@@ -29,6 +29,8 @@ DYNAMIC_RANGE = 8.0  # decades kept below the loudest bin
 
 UNIT_SAMPLES = SAMPLE_RATE
 UNIT_FRAMES = UNIT_SAMPLES // HOP
+CONTEXT = 2  # columns before and after the core in every emission
+UNIT_COLUMNS = UNIT_FRAMES + 2 * CONTEXT
 UNIT_TOKENS = 10
 # The first unit is longer by a look-ahead that stays ahead for the rest of the session; it is asked for
 # in milliseconds (1035) and then cut to whole hops.

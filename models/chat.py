@@ -8,7 +8,7 @@ again when the answer ends, however it ends.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from models.audio import frame_count, placeholder_groups, token_count, validate_audio
 from models.config import PreprocessorConfig, load_preprocessor_config
-from models.errors import ContextOverflowError, NumericsError, SettingsError
+from models.errors import ConfigError, ContextOverflowError, MessageError, NumericsError, SettingsError
 from models.graphs import Shapes
 from models.image import image_patches
 from models.load import load_model
@@ -27,6 +27,7 @@ from models.sampling_settings import CHAT_TEXT, TextSampling
 from models.tokens import TextStream, Tokenizer
 
 MAX_NEW_TOKENS = 512
+Compat = Literal["reference", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,6 @@ class Answer:
     ids: list[int]
     text: str
     stopped: Literal["stop", "length"]
-
-
-@dataclass(frozen=True, eq=False)
-class Conversation:
-    """A checked conversation, media encoded: ready to be fed."""
-
-    prompt: Prompt
-    rows: Rows
 
 
 class Chat:
@@ -76,32 +69,52 @@ class Chat:
     ) -> "Chat":
         """Chat with a checkpoint folder. llm_len: rows of a conversation, answer included."""
         model, tokenizer = load_model(path, device=device, dtype=dtype), Tokenizer.load(path)
+        settings = load_preprocessor_config(path)
+        if settings.image_feature_size != model.config.query_num:
+            raise ConfigError(
+                "preprocessor_config.json: image_feature_size",
+                expected=f"{model.config.query_num} (query_num)",
+                got=settings.image_feature_size,
+            )
         sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], model.config.vocab_size, device)
         runner = Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes)
-        return cls(runner, tokenizer, load_preprocessor_config(path))
+        return cls(runner, tokenizer, settings)
 
-    def prepare(
-        self,
-        messages: object,
-        options: PromptOptions | None = None,
-        *,
-        compat: Literal["reference", "fixed"] = "fixed",
-    ) -> Conversation:
-        """Check a conversation and encode its media; takes no slot.
+    def read(self, messages: object, options: PromptOptions | None = None) -> Prompt:
+        """Check a conversation and lay it out; nothing is encoded and no slot is taken.
 
-        Args:
-            messages: list of `{"role", "content"}`, content being text or a list of text, PIL images and
-                mono float sound [n] at 16 kHz.
-            compat: "reference" lets shorter sounds see the padding of the longest one in the same request, as
-                the public implementation does; "fixed" encodes each by itself.
+        messages: list of `{"role", "content"}`, content being text or a list of text, PIL images and mono float
+        sound [n] at 16 kHz. Special tokens in text count as such: escape what must not act as one.
         Raises: MessageError, ImageError, AudioError, TokenError.
         """
         prompt = build_prompt(messages, self.tokenizer, self.settings, placeholder_groups, options)
+        config = self.runner.model.config
+        for what, given, present in (
+            ("image", prompt.images, config.init_vision),
+            ("sound", prompt.audios, config.init_audio),
+        ):
+            if given and not present:
+                raise MessageError(
+                    f"{what} in a message", expected=f"a checkpoint that takes {what}", got="one without"
+                )
+        for audio in prompt.audios:
+            for wave in audio.waves:
+                validate_audio(wave)
+        return prompt
+
+    def encode(self, prompt: Prompt, *, compat: Compat = "fixed") -> Rows:
+        """A prompt as rows ready to be fed, images and sound encoded; takes no slot.
+
+        compat: "reference" lets shorter sounds see the padding of the longest one in the same request, as the
+        public implementation does; "fixed" encodes each by itself. Raises: ImageError, SettingsError.
+        """
+        if compat not in get_args(Compat):
+            raise SettingsError("compat", expected=f"one of {', '.join(get_args(Compat))}", got=compat)
         device, config = self.runner.model.device, self.runner.model.config
         ids = torch.tensor(prompt.ids, device=device)
         bounds = [*prompt.image_bounds, *prompt.audio_bounds]
         if not bounds:
-            return Conversation(prompt, Rows(ids))
+            return Rows(ids)
         side = config.vision_config.table_side
         waves = [self._wave(audio) for audio in prompt.audios]
         slices = [part for image in prompt.images for part in image_patches(image.image, image.plan, table_side=side)]
@@ -117,7 +130,7 @@ class Chat:
         for (start, end), own in zip(bounds, rows, strict=True):
             media[start:end] = own
             is_row[start:end] = True
-        return Conversation(prompt, Rows(ids, media, is_row))
+        return Rows(ids, media, is_row)
 
     def _wave(self, audio: PlacedAudio) -> Tensor:
         wave = torch.cat([validate_audio(wave) for wave in audio.waves])
@@ -135,36 +148,38 @@ class Chat:
         seed: int = 0,
         max_new_tokens: int = MAX_NEW_TOKENS,
         stop_ids: Collection[int] | None = None,
-        compat: Literal["reference", "fixed"] = "fixed",
+        compat: Compat = "fixed",
     ) -> Iterator[Piece]:
         """Generate token by token; the slot is given back when the iterator ends or is closed.
 
         stop_ids: tokens that end the answer (default: end of message, of text, of speech); the stop token is
         yielded, with empty text. The last piece also carries what is left of an unfinished character.
-        Raises: as `prepare`; ContextOverflowError if prompt and answer do not fit a slot; SettingsError;
+        Raises: as `read` and `encode`; ContextOverflowError if prompt and answer do not fit a slot; SettingsError;
         SlotError; NumericsError.
         """
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
             raise SettingsError("max_new_tokens", expected="a whole number from 1", got=max_new_tokens)
-        conversation = self.prepare(messages, options, compat=compat)
-        n_prompt = len(conversation.rows)
-        if n_prompt + max_new_tokens > self.runner.llm_len:
+        self.runner.check_text(sampling, seed)
+        prompt = self.read(messages, options)
+        if len(prompt.ids) + max_new_tokens > self.runner.llm_len:
             raise ContextOverflowError(
                 "conversation",
                 expected=f"at most {self.runner.llm_len} rows, prompt and answer",
-                got=f"{n_prompt} + {max_new_tokens}",
+                got=f"{len(prompt.ids)} + {max_new_tokens}",
             )
-        return self._generate(
-            conversation, sampling, seed, max_new_tokens, self.stop_ids if stop_ids is None else frozenset(stop_ids)
-        )
+        rows = self.encode(prompt, compat=compat)
+        return self._generate(rows, sampling, seed, max_new_tokens, self._stops(stop_ids))
+
+    def _stops(self, stop_ids: Collection[int] | None) -> frozenset[int]:
+        return self.stop_ids if stop_ids is None else frozenset(stop_ids)
 
     def _generate(
-        self, conversation: Conversation, sampling: TextSampling, seed: int, limit: int, stop_ids: Collection[int]
+        self, rows: Rows, sampling: TextSampling, seed: int, limit: int, stop_ids: frozenset[int]
     ) -> Iterator[Piece]:
         runner, text = self.runner, TextStream(self.tokenizer)
         with runner.lease() as slot:
-            runner.state.text.configure(slot, sampling, seed)
-            _, logits = runner.feed([slot], [conversation.rows])
+            runner.configure_text(slot, sampling, seed)
+            _, logits = runner.feed([slot], [rows])
             for n in range(1, limit + 1):
                 chosen = runner.sample([slot], logits)
                 token, bad = torch.stack([chosen.ids, chosen.bad.long()]).flatten().tolist()  # the step's one sync
@@ -178,13 +193,19 @@ class Chat:
                 yield Piece(token, piece)
                 _, logits = runner.decode([slot], [token])
 
-    def reply(self, messages: object, options: PromptOptions | None = None, **settings: object) -> Answer:
+    def reply(
+        self,
+        messages: object,
+        options: PromptOptions | None = None,
+        *,
+        stop_ids: Collection[int] | None = None,
+        **settings: object,
+    ) -> Answer:
         """The whole answer; arguments and errors as `stream`."""
-        stop_ids = settings.get("stop_ids")
-        pieces = list(self.stream(messages, options, **settings))
+        stops = self._stops(stop_ids)
+        pieces = list(self.stream(messages, options, stop_ids=stops, **settings))
         ids = [piece.id for piece in pieces]
-        stopped = ids[-1] in (self.stop_ids if stop_ids is None else stop_ids)
-        return Answer(ids, "".join(piece.text for piece in pieces), "stop" if stopped else "length")
+        return Answer(ids, "".join(piece.text for piece in pieces), "stop" if ids[-1] in stops else "length")
 
 
 def greedy(sampling: TextSampling = CHAT_TEXT) -> TextSampling:

@@ -99,7 +99,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(str(path), expected="a dict of tensors", got=type(loaded).__name__)
     odd = [f"{name}: {_kind(value)}" for name, value in loaded.items() if not _is_float_tensor(name, value)]
     if odd:
-        raise CheckpointError(str(path), expected="names with float tensors only", got=", ".join(odd[:20]))
+        raise CheckpointError(str(path), expected="names with float tensors only", got=", ".join(odd))
     return {name: tensor.detach() for name, tensor in loaded.items()}
 
 

@@ -66,26 +66,27 @@ class CodeSamplerState:
     def configure(self, slot: int, settings: CodeSampling, eos_id: int, seed: int | None = None) -> None:
         """Write one slot's parameters; its memory stays. A `seed` restarts the slot's random numbers.
 
-        Raises: SettingsError if `eos_id` or `seed` is out of range.
+        Raises: SettingsError if `eos_id` or `seed` is out of range, before anything is written.
         """
         check_number("eos_id", eos_id, at_least=0, whole=True)
+        number = None if seed is None else signed_seed(seed)
         for name in _parameter_types():
             getattr(self, name)[slot] = getattr(settings, name)
         self.eos_id[slot] = eos_id
-        if seed is not None:
-            self.seed[slot] = signed_seed(seed)
+        if number is not None:
+            self.seed[slot] = number
             self.draws[slot] = 0
 
     def forget(self, slots: Tensor) -> None:
         """Empty the history of slots [N], as at the start of a turn."""
         self.count.index_fill_(0, slots, 0)
 
-    def begin_call(self, slots: Tensor, min_codes: Tensor) -> None:
-        """A run of steps starts in slots [B] with at least `min_codes` [B] int64 codes before its end code."""
-        # Not `[slots] = 0`: that copies a number from the host, which a CUDA graph cannot hold.
-        self.step.index_fill_(0, slots, 0)
-        self.min_codes[slots] = min_codes
-        self.count[slots] = torch.where(self.history_per_call[slots], 0, self.count[slots])
+    def begin_call(self, slots: Tensor, min_codes: Tensor, active: Tensor) -> None:
+        """A run of steps starts in the `active` [B] of slots [B], `min_codes` [B] int64 before their end code."""
+        self.step.index_copy_(0, slots, torch.where(active, 0, self.step[slots]))
+        self.min_codes.index_copy_(0, slots, torch.where(active, min_codes, self.min_codes[slots]))
+        emptied = active & self.history_per_call[slots]
+        self.count.index_copy_(0, slots, torch.where(emptied, 0, self.count[slots]))
 
     def remember(self, slots: Tensor, codes: Tensor, where: Tensor) -> None:
         """Append codes [B] to the history of slots [B] in the rows that `where` [B] names."""

@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.errors import ConfigError
 
 Count = Annotated[int, Field(gt=0, strict=True)]
-Positive = Annotated[float, Field(gt=0)]
+AttentionType = Literal["full_attention", "sliding_window", "sliding_recompute", "reindex"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -77,7 +79,7 @@ class TTSConfig(_Section):
     backbone_model: Literal["llama"] = "llama"
     hidden_act: Literal["silu"] = "silu"
     normalize_projected_hidden: bool = True
-    attention_type: Literal["full_attention", "sliding_window", "sliding_recompute", "reindex"] = "full_attention"
+    attention_type: AttentionType = "full_attention"
     streaming_sliding_window_audio_window_size: Count = 300
     max_position_embeddings: Count = 4096
     rms_norm_eps: Positive = 1e-6
@@ -121,72 +123,61 @@ class OmniConfig(_Section):
     hidden_act: Literal["silu"] = "silu"
     # Full causal attention is meant even when a port writes a window here with `use_sliding_window` off.
     use_sliding_window: Literal[False] = False
+    rope_scaling: None = None
 
     query_num: Count = 64
-    image_size: Count = 448
     drop_vision_last_layer: bool = False
-    use_image_id: bool = True
-    vision_batch_size: Count = 16
     slice_config: SliceConfig = SliceConfig()
-    audio_pool_step: Count = 5
-    audio_chunk_length: float = 1.0
-    stream_input: bool = True
+    # Ten rows a second is what token counts, placeholders and units are built on.
+    audio_pool_step: Literal[5] = 5
+    audio_chunk_length: Finite = 1.0
     init_vision: bool = True
     init_audio: bool = True
     init_tts: bool = True
     vision_config: VisionConfig
     audio_config: AudioConfig
-    tts_config: TTSConfig
+    tts_config: TTSConfig = TTSConfig()
 
     @property
     def resampler_heads(self) -> int:
         """Heads of the resampler's attention: 128 wide each, as upstream fixes it."""
         return self.hidden_size // 128
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "OmniConfig":
+    def check(self) -> None:
+        """Raises: ConfigError naming the key whose value does not fit another's."""
+
         def need(ok: bool, key: str, expected: object, got: object) -> None:
             if not ok:
                 raise ConfigError(f"config.json: {key}", expected=expected, got=got)
 
-        groups = self.num_attention_heads % self.num_key_value_heads
-        need(groups == 0, "num_attention_heads", f"a multiple of {self.num_key_value_heads}", self.num_attention_heads)
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        need(heads % kv_heads == 0, "num_attention_heads", f"a multiple of {kv_heads}", heads)
         need(self.head_dim % 2 == 0, "head_dim", "an even number", self.head_dim)
         need(self.hidden_size % 128 == 0, "hidden_size", "a multiple of 128 (resampler heads)", self.hidden_size)
+
+        vision, audio, tts = self.vision_config, self.audio_config, self.tts_config
         for path, width, heads in (
-            ("vision_config", self.vision_config.hidden_size, self.vision_config.num_attention_heads),
-            ("audio_config", self.audio_config.d_model, self.audio_config.encoder_attention_heads),
-            ("tts_config", self.tts_config.hidden_size, self.tts_config.num_attention_heads),
+            ("vision_config", vision.hidden_size, vision.num_attention_heads),
+            ("audio_config", audio.d_model, audio.encoder_attention_heads),
+            ("tts_config", tts.hidden_size, tts.num_attention_heads),
         ):
             need(width % heads == 0, f"{path}: attention heads", f"a divisor of width {width}", heads)
-        tts = self.tts_config
+        need(vision.table_side > 0, "vision_config.image_size", f"at least {vision.patch_size}", vision.image_size)
+        patch = self.slice_config.patch_size
+        need(vision.patch_size == patch, "slice_config.patch_size", vision.patch_size, patch)
+        left = vision.num_hidden_layers - self.drop_vision_last_layer
+        need(left > 0, "vision_config.num_hidden_layers", "at least one layer left", left)
+        inner = audio.encoder_ffn_dim
+        need(inner == 4 * audio.d_model, "audio_config.encoder_ffn_dim", 4 * audio.d_model, inner)
+        if not self.init_tts:
+            return
         need(tts.llm_dim == self.hidden_size, "tts_config.llm_dim", f"{self.hidden_size} (hidden_size)", tts.llm_dim)
         need(tts.head_dim % 2 == 0, "tts_config: head width", "an even number", tts.head_dim)
         heads, kv_heads = tts.num_attention_heads, tts.num_key_value_heads
         need(heads % kv_heads == 0, "tts_config.num_attention_heads", f"a multiple of {kv_heads}", heads)
         for key in ("audio_bos_token_id", "text_eos_token_id"):
-            need(
-                getattr(tts, key) < tts.num_text_tokens,
-                f"tts_config.{key}",
-                f"below {tts.num_text_tokens}",
-                getattr(tts, key),
-            )
-        audio = self.audio_config
-        need(
-            audio.encoder_ffn_dim == 4 * audio.d_model,
-            "audio_config.encoder_ffn_dim",
-            4 * audio.d_model,
-            audio.encoder_ffn_dim,
-        )
-        need(
-            self.vision_config.patch_size == self.slice_config.patch_size,
-            "slice_config.patch_size",
-            self.vision_config.patch_size,
-            self.slice_config.patch_size,
-        )
-        dropped = self.vision_config.num_hidden_layers - self.drop_vision_last_layer
-        need(dropped > 0, "vision_config.num_hidden_layers", "at least one layer left", dropped)
-        return self
+            token = getattr(tts, key)
+            need(token < tts.num_text_tokens, f"tts_config.{key}", f"below {tts.num_text_tokens}", token)
 
 
 class PreprocessorConfig(_Section):
@@ -197,7 +188,6 @@ class PreprocessorConfig(_Section):
     patch_size: Count = 14
     use_image_id: bool = True
     image_feature_size: Count = 64
-    slice_mode: bool = True
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -224,8 +214,9 @@ def load_config(path: str | Path) -> OmniConfig:
 
 def parse_config(raw: dict[str, Any]) -> OmniConfig:
     """The same from an already parsed JSON object."""
-    _reject_misspelt(OmniConfig, raw, "")
-    return _validate(OmniConfig, raw, "config.json")
+    config = _validate(OmniConfig, raw, "config.json")
+    config.check()
+    return config
 
 
 def load_preprocessor_config(path: str | Path) -> PreprocessorConfig:
@@ -235,6 +226,7 @@ def load_preprocessor_config(path: str | Path) -> PreprocessorConfig:
 
 
 def _validate(section: type[_Section], raw: dict[str, Any], name: str) -> Any:
+    _reject_misspelt(section, raw, name)
     try:
         return section.model_validate(raw)
     except ValidationError as error:
@@ -245,13 +237,13 @@ def _validate(section: type[_Section], raw: dict[str, Any], name: str) -> Any:
         raise ConfigError(name, expected="every key valid", got="; ".join(lines)) from None
 
 
-def _reject_misspelt(section: type[BaseModel], raw: dict[str, Any], prefix: str) -> None:
+def _reject_misspelt(section: type[BaseModel], raw: dict[str, Any], file: str, prefix: str = "") -> None:
     """An unknown key is an error only if it resembles an absent one: re-exports carry much that is none of ours."""
     absent = [key for key in section.model_fields if key not in raw]
     for key, value in raw.items():
         if key in section.model_fields:
             inner = section.model_fields[key].annotation
             if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-                _reject_misspelt(inner, value, f"{prefix}{key}.")
+                _reject_misspelt(inner, value, file, f"{prefix}{key}.")
         elif near := difflib.get_close_matches(key, absent, n=1, cutoff=0.9):
-            raise ConfigError("config.json", expected=f"key {prefix}{near[0]}", got=f"key {prefix}{key}")
+            raise ConfigError(file, expected=f"key {prefix}{near[0]}", got=f"key {prefix}{key}")

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from models import regions as stages
-from models.apm import UNIT_FRAMES, UNIT_ROWS, AudioLayer
-from models.audio import UNIT_SAMPLES, LogMel
+from models.apm import UNIT_ROWS, AudioLayer
+from models.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
 from models.errors import SettingsError, ShapeError
 from models.layers import DecoderLayer
 from models.omni import OmniModel
@@ -37,7 +37,7 @@ class Shapes:
     samples: tuple[int, ...] = (16640,)  # a unit's sound, the longer first one included
     rows: tuple[int, ...] = (16, 96, 512)  # LLM rows fed at once
     kv: tuple[int, ...] = (512, 2048, 8192)  # LLM context looked at
-    tokens: tuple[int, ...] = (24, 256)  # text tokens spoken at once
+    tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens spoken at once
     speech_kv: tuple[int, ...] = (512, 4096)
 
     def __post_init__(self) -> None:
@@ -65,6 +65,7 @@ class Region:
 
     run: plain function called as run(*bound, *tensors, **static). part: the compile target(s) it holds.
     axes: bucket axis -> name in `Shapes`. example: inputs of one bucket on scratch slots, as (tensors, static).
+    variants: further settings of `static` that serving uses; each is a graph of its own.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Region:
     bound: tuple[Any, ...]
     axes: dict[str, str]
     example: Callable[[Bucket], tuple[tuple[Tensor, ...], dict[str, Any]]]
+    variants: tuple[dict[str, Any], ...] = ({},)
 
     def buckets(self, shapes: Shapes) -> Iterator[Bucket]:
         for sizes in product(*(getattr(shapes, axis) for axis in self.axes.values())):
@@ -103,25 +105,27 @@ class Regions:
             options: for torch.compile (mode, backend, ...).
         Raises: SettingsError for an unknown name.
         """
-        names = list(self.table) if names is None else names
-        for name in names:
-            if name not in self.table:
-                raise SettingsError("region", expected=f"one of {sorted(self.table)}", got=name)
+        chosen = self._chosen(names)
         # Each bucket is one more graph of the same code, and a layer's code serves several regions; the default
         # limit would refuse late ones.
-        most = sum(1 for region in self.table.values() for _ in region.buckets(self.shapes))
+        most = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, most)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * most)
         options = {"fullgraph": True, "dynamic": False, **options}
         if by_layer:
-            self._compile_layers(names, options)
+            self._compile_layers({part for region in chosen for part in region.part.split(", ")}, options)
             return
-        for name in names:
-            self._runners[name] = torch.compile(self.table[name].run, **options)
+        for region in chosen:
+            self._runners[region.name] = torch.compile(region.run, **options)
 
-    def _compile_layers(self, names: list[str], options: dict[str, Any]) -> None:
-        parts = {part for name in names for part in self.table[name].part.split(", ")}
+    def _chosen(self, names: list[str] | None) -> list[Region]:
+        for name in names or ():
+            if name not in self.table:
+                raise SettingsError("region", expected=f"one of {sorted(self.table)}", got=name)
+        return list(self.table.values()) if names is None else [self.table[name] for name in names]
+
+    def _compile_layers(self, parts: set[str], options: dict[str, Any]) -> None:
         stacks = {
             "vpm": (VisionLayer, ("forward",)),
             "apm": (AudioLayer, ("forward", "stream")),
@@ -144,10 +148,10 @@ class Regions:
 
     def warm_up(self, names: list[str] | None = None) -> None:
         """Run every bucket of every region once, on scratch slots; sessions' slots stay as they are."""
-        for name in names or self.table:
-            for bucket in self.table[name].buckets(self.shapes):
-                tensors, static = self.table[name].example(bucket)
-                self(name, *tensors, **static)
+        for region in self._chosen(names):
+            for bucket, variant in product(region.buckets(self.shapes), region.variants):
+                tensors, static = region.example(bucket)
+                self(region.name, *tensors, **{**static, **variant})
                 self.clear_scratch()
 
     def clear_scratch(self) -> None:
@@ -233,13 +237,14 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
 
     def audio_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
-        mel = noise(n, config.audio_config.num_mel_bins, UNIT_FRAMES, dtype=torch.float32)
-        return (scratch(n), mel, full(n, 0), full(n, UNIT_FRAMES)), {}
+        mel = noise(n, config.audio_config.num_mel_bins, UNIT_COLUMNS, dtype=torch.float32)
+        return (scratch(n), mel, full(n, 0), full(n, UNIT_COLUMNS)), {}
 
     if config.init_audio:
         yield Region("clips", "apm", stages.clips, (model,), {"batch": "batch", "frames": "clip_frames"}, clips_example)
         axes = {"batch": "batch", "samples": "samples"}
-        yield Region("mel_unit", "apm", stages.mel_unit, (log_mel, state), axes, mel_example)
+        half_duplex = {"redundancy": 0}
+        yield Region("mel_unit", "apm", stages.mel_unit, (log_mel, state), axes, mel_example, ({}, half_duplex))
         yield Region("audio_unit", "apm", stages.audio_unit, (model, state), {"batch": "batch"}, audio_example)
 
     def prefill_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:

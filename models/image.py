@@ -84,7 +84,7 @@ class ImageBatch:
 
 
 def open_image(data: bytes | Image.Image) -> Image.Image:
-    """An encoded or already decoded image as RGB.
+    """An encoded or already decoded image as RGB, 8 bits a channel; its stored orientation is not applied.
 
     Raises: ImageError if the bytes are empty, cut short or of no known format, or if the image has no
         pixels or more than MAX_PIXELS.
@@ -105,6 +105,8 @@ def open_image(data: bytes | Image.Image) -> Image.Image:
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("image", expected=f"1 to {MAX_PIXELS} pixels", got=f"{width} x {height}")
     try:
+        if image.mode.startswith("I;16"):  # PIL would cut off at 255 instead of scaling
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image.convert("RGB")
     except Exception as error:
         raise ImageError("image", expected="pixels that can be decoded", got=_reason(error)) from None

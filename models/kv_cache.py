@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.rotary import rotary_phases, rotate
+
 
 class CacheView(NamedTuple):
     """One call's addresses into a cache: T new rows for each of B slots."""
@@ -89,8 +91,8 @@ class KVCache:
             tensor.index_fill_(0, slots, 0)
         self.windows.index_fill_(0, slots, self.max_len)
 
-    def evict(self, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor) -> None:
-        """Drop rows [keep, keep + drop) of each slot and close the gap.
+    def evict(self, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, turn: bool = True) -> None:
+        """Drop rows [keep, keep + drop) of each slot and close the gap; positions go back by `drop` too.
 
         Keys behind the gap are turned by the difference of their rotary angles, in float32, so that they
         equal keys computed at their new positions; values stay as they are.
@@ -98,22 +100,19 @@ class KVCache:
         Args:
             slots: [B] distinct. keep, drop: [B] int64; drop 0 leaves a slot bit for bit as it was.
             frequencies: [head_dim / 2] float32 of the decoder that owns this cache.
+            turn: False leaves the keys as they are.
         """
         row = torch.arange(self.max_len, device=slots.device)
         moved = (row >= keep[:, None]) & (drop[:, None] > 0)  # [B, L]
         source = torch.where(moved, row + drop[:, None], row)
-        left = (self.lengths[slots] - drop)[:, None]
-        angle = row.float()[:, None] * frequencies - source.float()[..., None] * frequencies
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # [B, 1, L, head_dim / 2]
-        gone = (moved & (row >= left))[:, None, :, None]
+        gone = (moved & (row >= (self.lengths[slots] - drop)[:, None]))[:, None, :, None]
         index = source.clamp(max=self.max_len - 1)[:, None, :, None]
-        for cache, turned in [(k, True) for k in self.k] + [(v, False) for v in self.v]:
+        phase = (rotary_phases(row, frequencies) - rotary_phases(source, frequencies))[:, None]  # for all heads
+        cos, sin = phase.cos(), phase.sin()
+        for cache, is_key in [(k, True) for k in self.k] + [(v, False) for v in self.v]:
             old = cache.index_select(0, slots)
             new = old.gather(2, index.expand_as(old))
-            if turned:
-                a, b = new.float().chunk(2, dim=-1)
-                new = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(new.dtype)
-            new = torch.where(moved[:, None, :, None], new, old).masked_fill(gone, 0)
-            cache.index_copy_(0, slots, new)
+            new = rotate(new, cos, sin) if is_key and turn else new
+            cache.index_copy_(0, slots, torch.where(moved[:, None, :, None], new, old).masked_fill(gone, 0))
         self.lengths.index_add_(0, slots, -drop)
         self.positions.index_add_(0, slots, -drop)

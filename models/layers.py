@@ -1,4 +1,4 @@
-"""Building blocks the parts share: norm, rotary, attention over a slot cache, gated MLP, decoder backbone.
+"""Building blocks the parts share: norm, attention over a slot cache, gated MLP, decoder backbone.
 
 Knows shapes and formulas. Does not know which part it serves, nor who decides what is fed.
 Parameter names are the checkpoint's.
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.kv_cache import CacheView, KVCache
+from models.rotary import rotary_angles, rotary_frequencies, rotate
 
 
 class Derived(nn.Module):
@@ -18,8 +19,8 @@ class Derived(nn.Module):
     device; whoever assigns weights calls `derive` once afterwards.
     """
 
-    def derive(self, device: torch.device | str) -> None:
-        """(Re)compute the constants on `device`."""
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        """(Re)compute the constants on `device`; those that stand for a weight as `dtype`, the others in float32."""
         raise NotImplementedError(f"{type(self).__name__}.derive")
 
 
@@ -60,27 +61,6 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def rotary_frequencies(head_dim: int, theta: float, device: torch.device | str) -> Tensor:
-    """Angle per position of each rotated pair. Returns: [head_dim / 2] float32, radians."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
-    return 1.0 / (theta**exponents)
-
-
-def rotary_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin for each position. positions: [...] int64. Returns: two [..., head_dim / 2] float32."""
-    angles = positions.unsqueeze(-1).float() * frequencies
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + half]) by its angle, in float32; result in x's dtype.
-
-    x: [..., head_dim]; cos, sin: broadcastable to [..., head_dim / 2].
-    """
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -168,7 +148,7 @@ class Backbone(Derived):
         self.norm = RMSNorm(width, eps)
         self.register_buffer("frequencies", torch.empty(head_dim // 2), persistent=False)
 
-    def derive(self, device: torch.device | str) -> None:
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         self.frequencies = rotary_frequencies(self.head_dim, self.rope_theta, device)
 
     def forward(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
@@ -182,8 +162,7 @@ class Backbone(Derived):
         Returns: [B, T, D]; padding rows are meaningless.
         """
         view = cache.view(slots, n_new, embeds.shape[1], kv_len)
-        cos, sin = rotary_angles(view.positions, self.frequencies)
-        cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)  # one head axis
+        cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, self.frequencies))  # for all heads
         x = embeds
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = layer(x, cos, sin, view, k_cache, v_cache)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from models.checkpoint import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
 from models.config import OmniConfig, load_config
-from models.errors import CheckpointError
+from models.errors import CheckpointError, SettingsError
 from models.layers import Derived
 from models.omni import OmniModel
 
@@ -28,7 +28,6 @@ RENAMES: tuple[tuple[str, str], ...] = (
     (r"^(tts\.head_code\.\d+)\.weight_v$", r"\1.parametrizations.weight.original1"),
 )
 
-_LINES_PER_SECTION = 20
 _PROGRESS_FROM_BYTES = 1_000_000_000
 
 
@@ -52,21 +51,23 @@ def load_model(
     Raises: ConfigError; CheckpointError listing every missing, unexpected and misshapen tensor and every
         damaged file at once.
     """
+    if not dtype.is_floating_point:
+        raise SettingsError("dtype", expected="a floating-point type", got=dtype)
     path = Path(path)
     config = load_config(path)
     model = build_on_meta(config)
     overrides = {} if pt_path is None else _overrides(Path(pt_path), config, _shapes(model))
     stored = _match(path, config, _shapes(model), overrides)
 
-    tensors = {name: _place(tensor, device, dtype) for name, tensor in overrides.items()}
+    tensors = {name: _place(name, tensor, device, dtype) for name, tensor in overrides.items()}
     n_bytes = sum(tensor.n_bytes for tensor in stored.values())
     show = n_bytes > _PROGRESS_FROM_BYTES if progress is None else progress
     names = {tensor: name for name, tensor in stored.items()}
     with tqdm(total=n_bytes, desc=f"load {path.name}", unit="B", unit_scale=True, disable=not show) as bar:
         for tensor, data in read_tensors(stored.values()):
-            tensors[names[tensor]] = _place(data, device, dtype)
+            tensors[names[tensor]] = _place(names[tensor], data, device, dtype)
             bar.update(tensor.n_bytes)
-    return assign_weights(model, tensors, device)
+    return assign_weights(model, tensors, device, dtype)
 
 
 def build_on_meta(config: OmniConfig) -> OmniModel:
@@ -80,14 +81,16 @@ def expected_tensors(config: OmniConfig) -> dict[str, tuple[int, ...]]:
     return _shapes(build_on_meta(config))
 
 
-def assign_weights(model: OmniModel, tensors: dict[str, Tensor], device: torch.device | str) -> OmniModel:
+def assign_weights(
+    model: OmniModel, tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype
+) -> OmniModel:
     """Give a tree from `build_on_meta` its tensors, all of them and by their final names, and make it ready to run."""
     model.load_state_dict(tensors, strict=True, assign=True)
     model.requires_grad_(False).eval()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Derived):
-                module.derive(device)
+                module.derive(device, dtype)
     left = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
     assert not left, f"expected data for every tensor, got none for {left}"
     return model
@@ -97,9 +100,14 @@ def _shapes(model: OmniModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _place(tensor: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The type a weight is kept in: the model's, except what is folded into another weight, which is float32."""
+    return torch.float32 if ".parametrizations." in name else dtype
+
+
+def _place(name: str, tensor: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
     # Device first: the narrow type crosses the bus, and on the CPU nothing is copied if nothing changes.
-    return tensor.to(device).to(dtype)
+    return tensor.to(device).to(weight_dtype(name, dtype))
 
 
 def _rename(name: str) -> str:
@@ -135,10 +143,7 @@ class _Mismatch:
         for section, lines in self.sections.items():
             if not lines:
                 continue
-            text += f"\n{section} ({len(lines)}):"
-            text += "".join(f"\n  {line}" for line in lines[:_LINES_PER_SECTION])
-            if len(lines) > _LINES_PER_SECTION:
-                text += f"\n  … and {len(lines) - _LINES_PER_SECTION} more"
+            text += f"\n{section} ({len(lines)}):" + "".join(f"\n  {line}" for line in lines)
         if text:
             expected = f"the {self.n_expected} tensors that config.json describes"
             raise CheckpointError(self.what, expected=expected, got=f"these differences:{text}")

@@ -21,7 +21,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.audio import HALF_WINDOW, HOP, N_FFT, N_MELS, SAMPLE_RATE, UNIT_FRAMES, LogMel, mirror
+from models.audio import (
+    CONTEXT,
+    HALF_WINDOW,
+    HOP,
+    N_FFT,
+    N_MELS,
+    SAMPLE_RATE,
+    UNIT_COLUMNS,
+    UNIT_FRAMES,
+    LogMel,
+    mirror,
+)
 from models.errors import AudioError
 
 SLIDE_AT = 30 * SAMPLE_RATE
@@ -35,8 +46,6 @@ RAW_FRAMES = 256  # ring lengths: powers of two above one emission's reach and a
 MAX_FRAMES = 4096
 EDGES = 4
 
-CONTEXT = 2  # columns before and after the core in every emission
-COLUMNS = UNIT_FRAMES + 2 * CONTEXT
 MAX_PUSH = RAW_FRAMES * HOP
 
 StreamClip = Literal["auto", "fixed", "dynamic"]
@@ -156,7 +165,7 @@ def mel_step(
     lo = (CONTEXT - core).clamp_min(CONTEXT - redundancy)
     hi = torch.minimum(whole, all_frames) - core + CONTEXT
     lo, hi = torch.where(ready, lo, 0), torch.where(ready, hi, 0)
-    column = torch.arange(COLUMNS, device=samples.device)
+    column = torch.arange(UNIT_COLUMNS, device=samples.device)
     wanted = core[:, None] - CONTEXT + column  # [B, 104] frame of each column
     mirrored_last = (wanted >= stable[:, None])[..., None]
     out = torch.where(mirrored_last, raw[:, -1:], state.raw[slots[:, None], wanted % RAW_FRAMES])

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from models.config import PreprocessorConfig
-from models.errors import MessageError
+from models.errors import MessageError, SettingsError
 from models.image import SlicePlan, plan
 from models.messages import Message, check_role, parse_messages
 from models.tokens import Tokenizer
@@ -38,6 +38,7 @@ class PromptOptions:
     omni_mode: parts of a message follow each other without a line break. stream_input: the same, and sound
     has a placeholder per unit. enable_thinking: let the model think first instead of handing it an empty thought.
     use_tts_template: ask for text to be voiced; sound in the conversation asks for it in any case.
+    Raises: SettingsError if max_slice_nums is not a positive whole number.
     """
 
     max_slice_nums: int | None = None
@@ -47,6 +48,11 @@ class PromptOptions:
     use_tts_template: bool = False
     enable_thinking: bool = False
     add_generation_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        limit = self.max_slice_nums
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise SettingsError("max_slice_nums", expected="a whole number from 1", got=limit)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.config import OmniConfig
-from models.load import assign_weights, build_on_meta
+from models.load import assign_weights, build_on_meta, weight_dtype
 from models.omni import OmniModel
 
 
@@ -20,10 +20,10 @@ def random_model(
     model = build_on_meta(config)
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {
-        name: _draw(name, torch.empty(meta.shape, dtype=dtype, device=device), generator)
+        name: _draw(name, torch.empty(meta.shape, dtype=weight_dtype(name, dtype), device=device), generator)
         for name, meta in model.state_dict().items()
     }
-    return assign_weights(model, tensors, device)
+    return assign_weights(model, tensors, device, dtype)
 
 
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -44,7 +44,7 @@ class Resampler(Derived):
         self.proj = nn.Parameter(torch.empty(width, width))
         self.register_buffer("waves", torch.empty(MAX_SIDE, width // 2), persistent=False)
 
-    def derive(self, device: torch.device | str) -> None:
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         # S(p) for one coordinate p: [sin(p w) | cos(p w)], w_i = 10000 ** (-i / (width / 4)), float32.
         quarter = self.width // 4
         omega = 1.0 / 10000 ** (torch.arange(quarter, dtype=torch.float32, device=device) / quarter)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from models.apm import UNIT_ROWS
 from models.audio import LogMel, conv_length, frame_count, split_clip, token_count
-from models.errors import ContextOverflowError, ShapeError
+from models.errors import AudioError, ContextOverflowError, SettingsError, ShapeError, SlotError
 from models.graphs import Regions, Shapes
 from models.image import ImagePatches, pad_batch
 from models.omni import OmniModel
 from models.sampling import Sampled, TokenSets
+from models.sampling_settings import TextSampling
 from models.state import SlotPool, SlotState
 
 
@@ -53,7 +54,7 @@ class Runner:
         tts_len: int | None = None,
         shapes: Shapes | None = None,
     ):
-        """llm_len, tts_len: context rows per slot. Raises: ShapeError if no bucket covers them."""
+        """llm_len, tts_len: context rows per slot. Raises: ContextOverflowError beyond the model's positions."""
         shapes = shapes or Shapes()
         tts_len = tts_len or model.config.tts_config.max_position_embeddings
         if llm_len > model.config.max_position_embeddings:
@@ -67,14 +68,31 @@ class Runner:
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
         self.regions = Regions(model, self.state, self.log_mel, sets, shapes)
         self.pool = SlotPool(self.state)
-        self._llm_rows = [0] * n_slots  # host mirror of state.llm.lengths, so that choosing a bucket needs no sync
+        self._sets = sets
+        # Host mirrors of the caches' lengths, so that choosing a bucket needs no sync.
+        self._llm_rows = [0] * n_slots
+        self.speech_rows = [0] * n_slots
 
     @contextmanager
     def lease(self) -> Iterator[int]:
         """An empty slot for the length of a `with` block. Raises: SlotError if none is free."""
         with self.pool.lease() as slot:
-            self._llm_rows[slot] = 0
-            yield slot
+            try:
+                yield slot
+            finally:
+                self._llm_rows[slot] = self.speech_rows[slot] = 0
+
+    def check_text(self, sampling: TextSampling, seed: int | None) -> None:
+        """Raises: SettingsError if a slot cannot be configured so."""
+        n_sets = len(self._sets.pad_id)
+        if sampling.set_index >= n_sets:
+            raise SettingsError("sampling: set_index", expected=f"below {n_sets}", got=sampling.set_index)
+        self.state.text.check(sampling, seed)
+
+    def configure_text(self, slot: int, sampling: TextSampling, seed: int | None = None) -> None:
+        """How the slot's tokens are chosen from now on. Raises: SettingsError, with nothing changed."""
+        self.check_text(sampling, seed)
+        self.state.text.configure(slot, sampling, seed)
 
     def llm_rows(self, slot: int) -> int:
         """Context rows the slot holds."""
@@ -85,7 +103,19 @@ class Runner:
         padded = [*values, *[fill] * (size - len(values))]
         return torch.tensor(padded, device=self.model.device)
 
-    def _batch(self, region: str, slots: Sequence[int]) -> tuple[int, Tensor]:
+    def check_slots(self, slots: Sequence[int], *others: Sequence[object]) -> None:
+        """Raises: SlotError unless `slots` are one or more different slots of this runner, and each of `others` has an
+        entry for each.
+        """
+        n_slots = self.state.n_slots
+        if not slots or len(set(slots)) != len(slots) or not all(0 <= slot < n_slots for slot in slots):
+            raise SlotError("slots of one call", expected=f"different numbers from 0 to {n_slots - 1}", got=list(slots))
+        for other in others:
+            if len(other) != len(slots):
+                raise SlotError("slots of one call", expected=f"{len(slots)} entries", got=len(other))
+
+    def batch(self, region: str, slots: Sequence[int]) -> tuple[int, Tensor]:
+        """Batch bucket and padded slot tensor for a call. Raises: ShapeError for more slots than any bucket holds."""
         size = self.shapes.fit(region, "batch", len(slots))
         return size, self.tensor(slots, size, self.state.scratch)
 
@@ -126,6 +156,9 @@ class Runner:
         """
         pieces = [(owner, piece) for owner, wave in enumerate(waves) for piece in split_clip(wave)]
         longest = max((frame_count(piece.shape[0]) for _, piece in pieces), default=0)
+        most_rows = self.model.config.audio_config.max_source_positions
+        if conv_length(longest) > most_rows:
+            raise AudioError("clip", expected=f"at most {most_rows} encoder rows", got=conv_length(longest))
         rows: list[list[Tensor]] = [[] for _ in waves]
         most = self.shapes.batch[-1]
         for start in range(0, len(pieces), most):
@@ -166,8 +199,9 @@ class Runner:
         """Append a stretch to each slot, in pieces of at most the largest row bucket.
 
         Returns: each slot's hidden states [n, D] and the logits [len(slots), V] after its last row.
-        Raises: ContextOverflowError before anything is fed.
+        Raises: SlotError, ShapeError or ContextOverflowError before anything is fed.
         """
+        self.check_slots(slots, stretches)
         for slot, stretch in zip(slots, stretches, strict=True):
             if len(stretch) == 0:
                 raise ShapeError(f"feed to slot {slot}", expected="at least one row", got="none")
@@ -186,7 +220,7 @@ class Runner:
         return [torch.cat(parts) for parts in hidden], torch.stack(logits)
 
     def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows]) -> tuple[list[Tensor], Tensor]:
-        size, slot_ids = self._batch("llm_prefill", slots)
+        size, slot_ids = self.batch("llm_prefill", slots)
         n_rows = self.shapes.fit("llm_prefill", "rows", max(map(len, pieces)))
         kv_len = self._kv_len("llm_prefill", slots, n_rows)
         ids = torch.zeros(size, n_rows, dtype=torch.int64, device=self.model.device)
@@ -209,9 +243,10 @@ class Runner:
 
     def decode(self, slots: Sequence[int], ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Feed one token to each slot. Returns: hidden states and logits, [len(slots), D] and [len(slots), V]."""
+        self.check_slots(slots, ids)
         for slot in slots:
             self.check_room(slot, 1)
-        size, slot_ids = self._batch("llm_decode", slots)
+        size, slot_ids = self.batch("llm_decode", slots)
         active = self.tensor([True] * len(slots), size, False)
         hidden, logits = self.regions(
             "llm_decode",
@@ -226,7 +261,8 @@ class Runner:
 
     def sample(self, slots: Sequence[int], logits: Tensor) -> Sampled:
         """Choose one token per slot from its logits [len(slots), V]; tensors, no sync."""
-        size, slot_ids = self._batch("sample_text", slots)
+        self.check_slots(slots, logits)
+        size, slot_ids = self.batch("sample_text", slots)
         active = self.tensor([True] * len(slots), size, False)
         padded = torch.nn.functional.pad(logits, (0, 0, 0, size - len(slots)))
         chosen = self.regions("sample_text", slot_ids, padded, active, candidates=None)
@@ -237,6 +273,7 @@ class Runner:
 
         Raises: ContextOverflowError if a slot does not hold them, before anything is moved.
         """
+        self.check_slots(slots, keep, drop)
         for slot, first, count in zip(slots, keep, drop, strict=True):
             if first < 0 or count < 0 or first + count > self._llm_rows[slot]:
                 raise ContextOverflowError(
@@ -244,7 +281,7 @@ class Runner:
                     expected=f"rows inside 0..{self._llm_rows[slot]}",
                     got=f"{first}..{first + count}",
                 )
-        size, slot_ids = self._batch("llm_evict", slots)
+        size, slot_ids = self.batch("llm_evict", slots)
         self.regions("llm_evict", slot_ids, self.tensor(keep, size, 0), self.tensor(drop, size, 0))
         for slot, count in zip(slots, drop, strict=True):
             self._llm_rows[slot] -= count

@@ -134,15 +134,21 @@ class SamplerState:
     def configure(self, slot: int, settings: TextSampling, seed: int | None = None) -> None:
         """Write one slot's parameters; its memory stays. A `seed` restarts the slot's random numbers.
 
-        Raises: SettingsError if the repetition window is longer than the history kept.
+        Raises: as `check`, before anything is written.
         """
-        limit = self.history.shape[1]
-        check_number("repetition_window", settings.repetition_window, at_least=0, at_most=limit, whole=True)
+        self.check(settings, seed)
         for name in _parameter_types():
             getattr(self, name)[slot] = getattr(settings, name)
         if seed is not None:
             self.seed[slot] = signed_seed(seed)
             self.draws[slot] = 0
+
+    def check(self, settings: TextSampling, seed: int | None) -> None:
+        """Raises: SettingsError for a repetition window longer than the history kept, or a seed out of range."""
+        limit = self.history.shape[1]
+        check_number("repetition_window", settings.repetition_window, at_least=0, at_most=limit, whole=True)
+        if seed is not None:
+            signed_seed(seed)
 
     def forget(self, slots: Tensor) -> None:
         """Empty the history of slots [N]; seeds, draws and parameters stay."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from models.errors import SettingsError
 
 MIN_TEMPERATURE = 1e-6  # colder, and logits divided by it leave float32
+MAX_TEMPERATURE = 1e6
+MIN_FACTOR, MAX_FACTOR = 1e-4, 1e4  # penalties and scales; their powers and logs stay in float32
+MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -16,13 +19,14 @@ class TextSampling:
     """Settings of one slot's text sampler.
 
     greedy: take the best id; temperature, top-k and top-p are then unused.
-    temperature: >= MIN_TEMPERATURE.
+    temperature: MIN_TEMPERATURE to MAX_TEMPERATURE.
     top_k: ids kept, 0 keeps all. top_p: probability kept, 0 or 1 keeps all.
-    repetition_penalty: > 0, on each distinct id of the last `repetition_window` ids; with
-        `chunked_window` the window reaches back from the start of the current chunk and takes the whole
-        chunk too; with `sign_blind` negative logits are divided as well, which raises them.
-    length_penalty: > 0, above 1 makes the ids that end a turn less likely.
-    listen_scale: > 0, factor on the listen logit, or on its odds if `listen_scale_on_probability`.
+    repetition_penalty: a factor, MIN_FACTOR to MAX_FACTOR as all of them, on each distinct id of the last
+        `repetition_window` ids; with `chunked_window` the window reaches back from the start of the current
+        chunk and takes the whole chunk too; with `sign_blind` negative logits are divided as well, which
+        raises them.
+    length_penalty: above 1 makes the ids that end a turn less likely.
+    listen_scale: factor on the listen logit, or on its odds if `listen_scale_on_probability`.
     listen_top_k: listen as soon as listen ranks among this many best; 0 is off.
     stop_probe: ask the unprocessed logits first whether to stop.
     set_index: which row of the shared token sets applies.
@@ -45,11 +49,11 @@ class TextSampling:
     set_index: int = 0
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, at_least=MIN_TEMPERATURE)
+        check_number("temperature", self.temperature, at_least=MIN_TEMPERATURE, at_most=MAX_TEMPERATURE)
         for name in ("repetition_penalty", "length_penalty", "listen_scale"):
-            check_number(name, getattr(self, name), above=0)
+            check_number(name, getattr(self, name), at_least=MIN_FACTOR, at_most=MAX_FACTOR)
         for name in ("top_k", "repetition_window", "listen_top_k", "set_index"):
-            check_number(name, getattr(self, name), at_least=0, whole=True)
+            check_number(name, getattr(self, name), at_least=0, at_most=MAX_COUNT, whole=True)
         check_number("top_p", self.top_p, at_least=0, at_most=1)
         for name in ("greedy", "chunked_window", "sign_blind", "listen_scale_on_probability", "stop_probe"):
             check_flag(name, getattr(self, name))
@@ -59,7 +63,7 @@ class TextSampling:
 class CodeSampling:
     """Settings of one slot's speech-code sampler.
 
-    repetition_penalty: > 0, raised to the number of times a code occurs in the recent codes.
+    repetition_penalty: MIN_FACTOR to MAX_FACTOR, raised to the number of times a code occurs in the recent codes.
     top_p: probability kept, 1 keeps all; applied before top_k (codes kept, 0 keeps all). Both keep at
         least `min_keep` codes and leave the first code since the history was emptied alone.
     history_per_call: each call starts with an empty history (duplex units).
@@ -75,11 +79,11 @@ class CodeSampling:
     history_per_call: bool = False
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, at_least=MIN_TEMPERATURE)
-        check_number("repetition_penalty", self.repetition_penalty, above=0)
+        check_number("temperature", self.temperature, at_least=MIN_TEMPERATURE, at_most=MAX_TEMPERATURE)
+        check_number("repetition_penalty", self.repetition_penalty, at_least=MIN_FACTOR, at_most=MAX_FACTOR)
         check_number("top_p", self.top_p, above=0, at_most=1)
-        check_number("top_k", self.top_k, at_least=0, whole=True)
-        check_number("min_keep", self.min_keep, at_least=1, whole=True)
+        check_number("top_k", self.top_k, at_least=0, at_most=MAX_COUNT, whole=True)
+        check_number("min_keep", self.min_keep, at_least=1, at_most=MAX_COUNT, whole=True)
         for name in ("greedy", "history_per_call"):
             check_flag(name, getattr(self, name))
 

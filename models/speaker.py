@@ -9,12 +9,14 @@ The three ways differ only in settings:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from models.errors import ContextOverflowError, SettingsError
+from models.config import AttentionType
+from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
 from models.runner import Runner
 from models.sampling_settings import CodeSampling
 from models.speech import CODES_PER_CALL
@@ -26,38 +28,49 @@ STREAM_MAX_CODES = 500
 
 @dataclass(frozen=True)
 class Call:
-    """What one call drew for one slot. codes: ordinary codes in order. ended: it drew its end code after them."""
+    """What one call drew for one slot.
+
+    codes: ordinary codes in order. ended: it drew its end code after them. bad: its logits turned NaN or infinite
+    after them, so the slot's turn is over.
+    """
 
     codes: list[int]
     ended: bool
+    bad: bool
+
+    def without_last(self) -> "Call":
+        """The same without the last ordinary code if the call ran into its limit: that code was never fed."""
+        return self if self.ended or self.bad else replace(self, codes=self.codes[:-1])
 
 
 class Speaker:
-    """The code loop of a runner's slots, with a host mirror of how many rows each slot holds."""
+    """The code loop of a runner's slots."""
 
     def __init__(self, runner: Runner):
         if runner.state.speech is None:
             raise SettingsError("speech", expected="a checkpoint with tts", got="init_tts false")
         self.runner, self.state = runner, runner.state.speech
-        self._rows = [0] * runner.state.n_slots
 
     def start_turn(self, slot: int, settings: CodeSampling, *, seed: int | None = None, eos: int | None = None) -> None:
-        """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's."""
-        self.empty_cache(slot)
-        self.state.sampler.forget(self.runner.tensor([slot], 1, slot))
+        """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's.
+
+        Raises: SettingsError, with nothing changed.
+        """
         eos = self.runner.model.config.tts_config.eos_code if eos is None else eos
         self.state.sampler.configure(slot, settings, eos, seed)
+        self.empty_cache(slot)
+        self.state.sampler.forget(self.runner.tensor([slot], 1, slot))
 
     def empty_cache(self, slot: int) -> None:
         """Forget what was spoken; settings, recent codes and random numbers stay."""
         self.state.cache.reset(self.runner.tensor([slot], 1, slot))
-        self._rows[slot] = 0
+        self.runner.speech_rows[slot] = 0
 
-    def drop_rows(self, slot: int, keep: int, drop: int) -> None:
-        """Drop rows [keep, keep + drop) of the slot and turn the keys behind them to close the gap."""
+    def drop_rows(self, slot: int, keep: int, drop: int, *, turn: bool) -> None:
+        """Drop rows [keep, keep + drop) of the slot, closing the gap as `KVCache.evict` does."""
         one = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
-        self.state.cache.evict(*one, self.runner.model.tts.model.frequencies)
-        self._rows[slot] -= drop
+        self.state.cache.evict(*one, self.runner.model.tts.model.frequencies, turn)
+        self.runner.speech_rows[slot] -= drop
 
     def code_rows(self, codes: list[int]) -> Tensor:
         """The rows [n, D] that feeding these codes would feed."""
@@ -65,28 +78,42 @@ class Speaker:
 
     def rows(self, slot: int) -> int:
         """Rows the slot's cache holds."""
-        return self._rows[slot]
+        return self.runner.speech_rows[slot]
+
+    def check(self, slot: int, n_rows: int, max_codes: int, held: int | None = None) -> None:
+        """Raises: SettingsError, ShapeError or ContextOverflowError if a slot that holds `held` rows (default: what
+        it holds now) cannot take `n_rows` more and draw `max_codes`.
+        """
+        if not 1 <= max_codes <= CODES_PER_CALL:
+            raise SettingsError("max_codes", expected=f"1..{CODES_PER_CALL}", got=max_codes)
+        if n_rows < 1:
+            raise ShapeError(f"speech of slot {slot}", expected="at least one conditioning row", got="none")
+        self._token_bucket(n_rows)
+        total = (self.rows(slot) if held is None else held) + n_rows + max_codes - 1
+        if total > self.state.cache.max_len:
+            raise ContextOverflowError(
+                f"speech of slot {slot}", expected=f"at most {self.state.cache.max_len} rows", got=f"{total} rows"
+            )
+
+    def _token_bucket(self, n_rows: int) -> int:
+        """Text tokens of the smallest bucket for `n_rows` conditioning rows, which hold two markers besides."""
+        return self.runner.shapes.fit("speech_begin", "tokens", max(n_rows - 2, 1))
 
     def call(
         self, slots: Sequence[int], rows: Sequence[Tensor], *, min_codes: Sequence[int], max_codes: Sequence[int]
     ) -> list[Call]:
         """Feed conditioning rows [n, D] to each slot and draw codes until each ends or has max_codes.
 
-        Raises: SettingsError or ContextOverflowError before anything is fed.
+        Raises: SlotError, or as `check`, before anything is fed; ShapeError for too many slots.
         """
-        for slot, own, most in zip(slots, rows, max_codes, strict=True):
-            if not 1 <= most <= CODES_PER_CALL:
-                raise SettingsError("max_codes", expected=f"1..{CODES_PER_CALL}", got=most)
-            total = self._rows[slot] + len(own) + most - 1
-            if total > self.state.cache.max_len:
-                raise ContextOverflowError(
-                    f"speech of slot {slot}", expected=f"at most {self.state.cache.max_len} rows", got=f"{total} rows"
-                )
         runner = self.runner
-        size = runner.shapes.fit("speech_begin", "batch", len(slots))
-        slot_ids = runner.tensor(slots, size, runner.state.scratch)
-        n_tokens = runner.shapes.fit("speech_begin", "tokens", max(max(map(len, rows)) - 2, 1))
-        padded = torch.zeros(size, n_tokens + 2, rows[0].shape[-1], dtype=runner.model.dtype, device=slot_ids.device)
+        runner.check_slots(slots, rows, min_codes, max_codes)
+        for slot, own, most in zip(slots, rows, max_codes, strict=True):
+            self.check(slot, len(own), most)
+        size, slot_ids = runner.batch("speech_begin", slots)
+        longest = max(map(len, rows))
+        n_padded = self._token_bucket(longest) + 2
+        padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=slot_ids.device)
         for row, own in enumerate(rows):
             padded[row, : len(own)] = own
         runner.regions(
@@ -96,9 +123,8 @@ class Speaker:
             runner.tensor([len(own) for own in rows], size, 0),
             runner.tensor(min_codes, size, 0),
             runner.tensor(max_codes, size, 0),
-            kv_len=self._kv_len("speech_begin", slots, n_tokens + 2),
+            kv_len=self._kv_len("speech_begin", slots, n_padded),
         )
-        longest = max(map(len, rows))
         for drawn in range(1, max(max_codes)):
             # One look from the host per second of speech: slots that are done stand still meanwhile.
             if drawn % CODES_PER_SECOND == 0 and bool(self.state.done[slot_ids].all()):
@@ -107,64 +133,89 @@ class Speaker:
         return self._collect(slots, slot_ids, rows)
 
     def _kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
-        held = max(self._rows[slot] for slot in slots) + n_new
+        held = max(map(self.rows, slots)) + n_new
         return self.runner.shapes.fit(region, "speech_kv", min(held, self.state.cache.max_len))
 
     def _collect(self, slots: Sequence[int], slot_ids: Tensor, rows: Sequence[Tensor]) -> list[Call]:
         n_drawn = self.state.sampler.step[slot_ids].tolist()
         drawn = self.state.codes[slot_ids, : max(n_drawn)].tolist()
-        ends = self.state.sampler.eos_id[slot_ids].tolist()
+        ends, bad = self.state.sampler.eos_id[slot_ids].tolist(), self.state.bad[slot_ids].tolist()
         calls = []
         for i, (slot, own) in enumerate(zip(slots, rows, strict=True)):
             codes = drawn[i][: n_drawn[i]]
             ended = bool(codes) and codes[-1] == ends[i]
-            calls.append(Call(codes[: len(codes) - ended], ended))
-            self._rows[slot] += len(own) + max(n_drawn[i] - 1, 0)
+            calls.append(Call(codes[: len(codes) - ended], ended, bad[i]))
+            # The newest code is in the cache only if another draw, be it a bad one, was made after it.
+            self.runner.speech_rows[slot] += len(own) + max(n_drawn[i] - 1 + bad[i], 0)
         return calls
+
+    def one(self, slot: int, rows: Tensor, min_codes: int, max_codes: int) -> Call:
+        """`call` for a single slot. Raises: NumericsError too."""
+        (call,) = self.call([slot], [rows], min_codes=[min_codes], max_codes=[max_codes])
+        if call.bad:
+            raise NumericsError(f"speech of slot {slot}", expected="finite logits", got="NaN or infinity")
+        return call
 
     def answer(
         self, slot: int, rows: Tensor, *, min_codes: int = CHAT_MIN_CODES, max_codes: int = CODES_PER_CALL
     ) -> list[int]:
-        """Chat: the codes of one whole answer, at most max_codes - 1."""
-        (call,) = self.call([slot], [rows], min_codes=[min_codes], max_codes=[max_codes])
-        return call.codes if call.ended else call.codes[:-1]
+        """Chat: the codes of one whole answer, at most max_codes - 1. Raises: as `one`."""
+        return self.one(slot, rows, min_codes, max_codes).without_last().codes
 
-    def unit(self, slots: Sequence[int], rows: Sequence[Tensor], may_end: Sequence[bool]) -> list[list[int]]:
-        """Duplex: up to 25 codes for each slot's second; fewer only where the turn `may_end` (first or last unit)."""
+    def unit(self, slots: Sequence[int], rows: Sequence[Tensor], may_end: Sequence[bool]) -> list[Call]:
+        """Duplex: up to 25 codes for each slot's second; fewer only where the turn `may_end` (first or last unit).
+
+        A slot whose call is bad does not keep the others from their codes.
+        """
         most = CODES_PER_SECOND + 1
         min_codes = [0 if free else most for free in may_end]
         calls = self.call(slots, rows, min_codes=min_codes, max_codes=[most] * len(slots))
-        return [call.codes if call.ended else call.codes[:-1] for call in calls]
+        return [call.without_last() for call in calls]
 
 
 @dataclass
 class CodeStream:
     """Half duplex: text chunks in, batches of codes out, for one slot and one turn.
 
-    What stands between two text chunks follows `attention_type`: nothing (full_attention), only the newest
-    `window` rows stay visible (sliding_window), the last chunk is fed again from position 0
-    (sliding_recompute), or the first and last chunk stay and close up (reindex).
+    attention_type, window: default as the checkpoint says. What stands between two text chunks follows the type:
+        full_attention     nothing
+        sliding_window     only the newest `window` rows stay visible
+        sliding_recompute  the last chunk is fed again from position 0
+        reindex            the first and last chunk stay and close up; the last one's keys are turned to their new
+                           positions, unless compat is "reference": the public code leaves them as they are
     """
 
     speaker: Speaker
     slot: int
-    attention_type: str
-    window: int
+    attention_type: AttentionType | None = None
+    window: int | None = None
     max_codes: int = STREAM_MAX_CODES
     batch: int = CODES_PER_SECOND
+    compat: Literal["reference", "fixed"] = "fixed"
     buffer: list[int] = field(default_factory=list)
     _chunks: list[int] = field(default_factory=list)  # rows each text chunk left in the cache
     _last: tuple[Tensor, list[int]] | None = None
 
     def __post_init__(self) -> None:
-        if self.attention_type == "sliding_window":
-            self.speaker.state.cache.windows[self.slot] = self.window
+        config = self.speaker.runner.model.config.tts_config
+        self.attention_type = self.attention_type or config.attention_type
+        self.window = config.streaming_sliding_window_audio_window_size if self.window is None else self.window
+        for name, value, allowed in (
+            ("attention_type", self.attention_type, get_args(AttentionType)),
+            ("compat", self.compat, ("reference", "fixed")),
+        ):
+            if value not in allowed:
+                raise SettingsError(name, expected=f"one of {', '.join(allowed)}", got=value)
 
     def push(self, rows: Tensor, final: bool) -> list[list[int]]:
-        """Speak one text chunk. rows: [n, D] conditioning rows. Returns: full batches; with `final` also the rest."""
+        """Speak one text chunk. rows: [n, D] conditioning rows.
+
+        Returns: full batches; with `final`, if the speech ended, also the rest, be it empty.
+        Raises: as `Speaker.one`; what is refused before a code is drawn leaves the turn as it was.
+        """
         fed = self._between_chunks(rows)
         before = self.speaker.rows(self.slot)
-        (call,) = self.speaker.call([self.slot], [fed], min_codes=[0], max_codes=[self.max_codes])
+        call = self.speaker.one(self.slot, fed, 0, self.max_codes)
         if not call.ended:
             # The last code was never fed, yet counts as spoken: the next chunk leaves a gap of one position.
             self.speaker.state.cache.positions[self.slot] += 1
@@ -175,8 +226,7 @@ class CodeStream:
         batches = [self.buffer[i : i + self.batch] for i in range(0, full, self.batch)]
         self.buffer = self.buffer[full:]
         if final and call.ended:
-            batches.append(self.buffer)
-            self.buffer = []
+            batches.append(self.flush())
         return batches
 
     def flush(self) -> list[int]:
@@ -185,14 +235,26 @@ class CodeStream:
         return rest
 
     def _between_chunks(self, rows: Tensor) -> Tensor:
-        if self._last is None:
-            return rows
-        if self.attention_type == "sliding_recompute":
+        """Make room as the attention type says, once it is sure that the chunk fits. Returns: the rows to feed."""
+        speaker, slot, held = self.speaker, self.slot, self.speaker.rows(self.slot)
+        fed, keep, drop = rows, 0, 0
+        if self._last is not None and self.attention_type == "sliding_recompute":
             previous, codes = self._last
-            self.speaker.empty_cache(self.slot)
-            spoken = self.speaker.code_rows(codes)
-            return torch.cat((previous, spoken, rows))
-        if self.attention_type == "reindex" and len(self._chunks) > 2:
-            self.speaker.drop_rows(self.slot, self._chunks[0], sum(self._chunks[1:-1]))
+            fed, drop = torch.cat((previous, speaker.code_rows(codes), rows)), held
+        elif self.attention_type == "reindex":
+            keep, drop = sum(self._chunks[:1]), sum(self._chunks[1:-1])
+        elif self.attention_type == "sliding_window":
+            drop = max(0, held - self.window)
+        speaker.check(slot, len(fed), self.max_codes, held=held - drop)
+        cache = speaker.state.cache
+        if self.attention_type == "sliding_recompute":
+            speaker.empty_cache(slot)
+        elif self.attention_type == "sliding_window":
+            # Rows out of sight make room; what is left keeps its positions.
+            cache.windows[slot] = self.window
+            speaker.drop_rows(slot, 0, drop, turn=False)
+            cache.positions[slot] += drop
+        elif drop:
+            speaker.drop_rows(slot, keep, drop, turn=self.compat == "fixed")
             self._chunks = [self._chunks[0], self._chunks[-1]]
-        return rows
+        return fed

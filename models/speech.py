@@ -28,6 +28,7 @@ class SpeechState:
     newest   [S + 1] int64  code drawn last
     limit    [S + 1] int64  most codes the current call may draw, the end code counted
     done     [S + 1] bool   the current call is over
+    bad      [S + 1] bool   it is over because its logits were NaN or infinite
     """
 
     cache: KVCache
@@ -36,6 +37,7 @@ class SpeechState:
     newest: Tensor
     limit: Tensor
     done: Tensor
+    bad: Tensor
 
     @classmethod
     def allocate(cls, cache: KVCache) -> "SpeechState":
@@ -47,6 +49,7 @@ class SpeechState:
             newest=torch.zeros(rows, dtype=torch.int64, device=device),
             limit=torch.zeros(rows, dtype=torch.int64, device=device),
             done=torch.ones(rows, dtype=torch.bool, device=device),
+            bad=torch.zeros(rows, dtype=torch.bool, device=device),
         )
 
     def reset(self, slots: Tensor) -> None:
@@ -55,6 +58,7 @@ class SpeechState:
         for tensor in (self.codes, self.newest, self.limit):
             tensor.index_fill_(0, slots, 0)
         self.done.index_fill_(0, slots, True)
+        self.bad.index_fill_(0, slots, False)
 
 
 def begin(
@@ -70,14 +74,16 @@ def begin(
     """Feed conditioning rows and draw the first code of a call.
 
     Args:
-        rows: [B, T, D], n_rows [B] of them valid, 0 for a slot that sits out.
+        rows: [B, T, D], n_rows [B] of them valid; 0 for a slot that sits out, whose own call is not disturbed.
         min_codes: [B] the end code is out of reach before this many. limit: [B] most codes to draw.
     Returns: [B] int64 codes drawn; the end code for a slot that sits out.
     """
     logits = tts.prefill(rows, state.cache, slots, n_rows, kv_len)
-    state.sampler.begin_call(slots, min_codes)
-    state.limit.index_copy_(0, slots, limit)
-    return _draw(state, slots, logits, n_rows > 0)
+    active = n_rows > 0
+    state.sampler.begin_call(slots, min_codes, active)
+    state.limit.index_copy_(0, slots, torch.where(active, limit, state.limit[slots]))
+    state.bad.index_copy_(0, slots, state.bad[slots] & ~active)
+    return _draw(state, slots, logits, active)
 
 
 def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int) -> Tensor:
@@ -89,10 +95,12 @@ def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int) -> Tensor:
 
 def _draw(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
     place = state.sampler.step[slots].clamp(max=CODES_PER_CALL - 1)
-    drawn = sample_codes(logits, slots, active, state.sampler).ids
-    state.codes[slots, place] = torch.where(active, drawn, state.codes[slots, place])
-    state.newest.index_copy_(0, slots, torch.where(active, drawn, state.newest[slots]))
+    drawn, bad = sample_codes(logits, slots, active, state.sampler)
+    kept = active & ~bad
+    state.codes[slots, place] = torch.where(kept, drawn, state.codes[slots, place])
+    state.newest.index_copy_(0, slots, torch.where(kept, drawn, state.newest[slots]))
     ended = drawn == state.sampler.eos_id[slots]
-    over = ~active | ended | (state.sampler.step[slots] >= state.limit[slots])
-    state.done.index_copy_(0, slots, over)
+    state.bad.index_copy_(0, slots, state.bad[slots] | bad)
+    over = ended | bad | (state.sampler.step[slots] >= state.limit[slots])
+    state.done.index_copy_(0, slots, torch.where(active, over, state.done[slots]))
     return drawn

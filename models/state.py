@@ -58,7 +58,9 @@ class SlotState:
             apm=cache(audio.encoder_layers, audio.max_source_positions, heads, audio.d_model // heads)
             if config.init_audio
             else None,
-            mel=MelStreamState.allocate(n_slots, device=device) if config.init_audio else None,
+            mel=MelStreamState.allocate(n_slots, device=device, n_mels=audio.num_mel_bins)
+            if config.init_audio
+            else None,
             speech=SpeechState.allocate(cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim))
             if config.init_tts
             else None,

@@ -14,12 +14,15 @@ from models.layers import Backbone, Derived, Projector
 
 
 class NormedWeight(nn.Module):
-    """A weight-normed matrix as the checkpoint stores it: row lengths and directions."""
+    """A weight-normed matrix as the checkpoint stores it: row lengths and directions.
+
+    Stays in float32 whatever the model's dtype: only the folded matrix is rounded, once.
+    """
 
     def __init__(self, rows: int, width: int):
         super().__init__()
-        self.original0 = nn.Parameter(torch.empty(rows, 1))
-        self.original1 = nn.Parameter(torch.empty(rows, width))
+        self.original0 = nn.Parameter(torch.empty(rows, 1, dtype=torch.float32))
+        self.original1 = nn.Parameter(torch.empty(rows, width, dtype=torch.float32))
 
 
 class FoldedHead(Derived):
@@ -30,11 +33,11 @@ class FoldedHead(Derived):
         self.parametrizations = nn.ModuleDict({"weight": NormedWeight(rows, width)})
         self.register_buffer("weight", torch.empty(rows, width), persistent=False)
 
-    def derive(self, device: torch.device | str) -> None:
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         stored = self.parametrizations["weight"]
         direction = stored.original1.detach().float()
         folded = stored.original0.detach().float() * direction / direction.norm(dim=1, keepdim=True)
-        self.weight = folded.to(device, stored.original1.dtype)
+        self.weight = folded.to(device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)

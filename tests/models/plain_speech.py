@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from models.code_sampling import CodeSamplerState, sample_codes
-from models.layers import rotary_angles, rotate
+from models.rotary import rotary_angles, rotate
 from models.sampling_settings import CodeSampling
 from models.tts import TTS
 
@@ -79,7 +79,7 @@ class PlainSpeaker:
 
     def call(self, rows: Tensor, *, min_codes: int, max_codes: int) -> tuple[list[int], bool]:
         """Ordinary codes, and whether the end code came after them."""
-        self.sampler.begin_call(ONLY, torch.tensor([min_codes]))
+        self.sampler.begin_call(ONLY, torch.tensor([min_codes]), torch.tensor([True]))
         logits = self.model.feed(rows)
         codes: list[int] = []
         for n_drawn in range(1, max_codes + 1):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.apm import UNIT_FRAMES, UNIT_ROWS
+from models.apm import UNIT_ROWS
+from models.audio import UNIT_COLUMNS
 from models.kv_cache import KVCache
 from tests.models import slow_whisper
 from tests.models.compare import assert_close, assert_same
@@ -36,19 +37,19 @@ def mel(seed: int, n: int) -> Tensor:
 
 
 def unit(seed: int, columns: tuple[int, int]) -> Unit:
-    return mel(seed, UNIT_FRAMES), columns
+    return mel(seed, UNIT_COLUMNS), columns
 
 
 def units_of(clip: Tensor) -> list[Unit]:
     """A clip of 100 n + 2 frames as n units, each with the two frames around it where there are any."""
     around = torch.nn.functional.pad(clip, (2, 0), value=NAN)
     starts = range(0, clip.shape[1] - 2, 100)
-    return [(around[:, s : s + UNIT_FRAMES], FIRST if s == 0 else STEADY) for s in starts]
+    return [(around[:, s : s + UNIT_COLUMNS], FIRST if s == 0 else STEADY) for s in starts]
 
 
 def stream(apm, cache: KVCache, units: dict[int, Unit]) -> dict[int, Tensor]:
     """slot -> unit, all in one call; columns that do not count are NaN. Returns: slot -> valid rows."""
-    frames = torch.full((len(units), BINS, UNIT_FRAMES), NAN)
+    frames = torch.full((len(units), BINS, UNIT_COLUMNS), NAN)
     for row, (columns, (first, end)) in enumerate(units.values()):
         frames[row, :, first:end] = columns[:, first:end]
     first, end = torch.tensor([counted for _, counted in units.values()]).unbind(1)
@@ -203,7 +204,7 @@ def test_a_slot_starts_over_when_its_convolved_rows_would_reach_the_end_of_the_t
 
 def test_nan_stays_in_its_slot(apm, new_cache):
     clean, dirty = new_cache(), new_cache()
-    bad = mel(9, UNIT_FRAMES) * NAN, FIRST
+    bad = mel(9, UNIT_COLUMNS) * NAN, FIRST
     expected = stream(apm, clean, {0: unit(0, FIRST), 1: unit(9, FIRST)})
     got = stream(apm, dirty, {0: unit(0, FIRST), 1: bad})
     assert got[1].isnan().any(), "expected NaN in the slot that was fed NaN"
@@ -213,7 +214,7 @@ def test_nan_stays_in_its_slot(apm, new_cache):
 
 def test_a_reused_slot_equals_a_fresh_one(apm, new_cache):
     used, fresh = new_cache(), new_cache()
-    stream(apm, used, {1: (mel(9, UNIT_FRAMES) * NAN, FIRST)})
+    stream(apm, used, {1: (mel(9, UNIT_COLUMNS) * NAN, FIRST)})
     stream(apm, used, {1: unit(3, STEADY)})
     used.reset(torch.tensor([1]))
     for number, columns in enumerate((FIRST, STEADY)):

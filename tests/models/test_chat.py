@@ -112,7 +112,7 @@ def test_characters_come_whole_and_the_rest_at_the_end(chat: Chat, monkeypatch, 
 def test_each_token_is_fed_before_the_next(chat: Chat) -> None:
     """One pass over prompt and answer has each chosen token as its best at the place before."""
     answer = chat.reply(user("Hello"), sampling=TextSampling(greedy=True), max_new_tokens=12, stop_ids=())
-    rows = chat.prepare(user("Hello")).rows
+    rows = chat.encode(chat.read(user("Hello")))
     runner = chat.runner
     with runner.lease() as slot:
         runner.feed([slot], [rows.cut(0, len(rows) - 1)])
@@ -177,14 +177,15 @@ def test_slots_come_back_as_new(chat: Chat, way: str) -> None:
 
 def media_at(chat: Chat, messages: object, options: PromptOptions | None = None, **how: str) -> list[torch.Tensor]:
     """Rows at each placeholder, images first; checks that media stand nowhere else."""
-    conversation = chat.prepare(messages, options, **how)
-    bounds = [*conversation.prompt.image_bounds, *conversation.prompt.audio_bounds]
-    where = torch.zeros(len(conversation.rows), dtype=torch.bool)
+    prompt = chat.read(messages, options)
+    rows = chat.encode(prompt, **how)
+    bounds = [*prompt.image_bounds, *prompt.audio_bounds]
+    where = torch.zeros(len(rows), dtype=torch.bool)
     for start, end in bounds:
         where[start:end] = True
-    assert torch.equal(conversation.rows.is_row, where)
-    assert conversation.rows.ids.tolist() == list(conversation.prompt.ids)
-    return [conversation.rows.media[start:end] for start, end in bounds]
+    assert torch.equal(rows.is_row, where)
+    assert rows.ids.tolist() == list(prompt.ids)
+    return [rows.media[start:end] for start, end in bounds]
 
 
 def assert_rows(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -269,9 +270,9 @@ OPENING = "<|im_start|>assistant\n"
 def test_options_shape_the_prompt(chat: Chat, options: PromptOptions, joint: str, end: str) -> None:
     heard = "<|audio_start|>" + "<unk>" * 15 + "<|audio_end|>"
     expected = f"<|im_start|>user\nBefore{joint}{heard}{joint}after<|im_end|>\n{OPENING}{end}"
-    conversation = chat.prepare(user("Before", sound(24000), "after"), options)
-    assert conversation.prompt.text == expected
-    assert conversation.rows.ids.tolist() == chat.tokenizer.encode(expected)
+    prompt = chat.read(user("Before", sound(24000), "after"), options)
+    assert prompt.text == expected
+    assert list(prompt.ids) == chat.tokenizer.encode(expected)
 
 
 def test_streamed_sound_has_a_placeholder_per_second(chat: Chat) -> None:
@@ -292,7 +293,7 @@ def test_options_reach_the_answer(chat: Chat) -> None:
 
 
 def test_prompt_and_answer_may_fill_a_slot(chat: Chat) -> None:
-    room = LLM_LEN - len(chat.prepare(user("Hello")).rows)
+    room = LLM_LEN - len(chat.read(user("Hello")).ids)
     answer = chat.reply(user("Hello"), max_new_tokens=room, stop_ids=())
     assert len(answer.ids) == room
     with pytest.raises(

@@ -1,6 +1,7 @@
 """Requests that are refused and answers that fail: one typed error each, every slot as it was."""
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from models.chat import Chat
 from models.errors import (
     AudioError,
+    ConfigError,
     ContextOverflowError,
     ImageError,
     MessageError,
@@ -21,6 +23,7 @@ from models.errors import (
     TokenError,
 )
 from models.load import load_model
+from models.random_weights import random_model
 from models.sampling import Sampled
 from models.sampling_settings import TextSampling
 from tests.models.conversations import make_chat, picture, sound, user
@@ -121,7 +124,7 @@ def test_more_conversations_than_slots(chat: Chat) -> None:
     running = [chat.stream(user("Hello"), seed=seed, max_new_tokens=5, stop_ids=()) for seed in (0, 1)]
     said = [[next(pieces).id] for pieces in running]
     before = copy_state(chat.runner.state)
-    with pytest.raises(SlotError, match="expected a free slot, got all 2 leased"):
+    with pytest.raises(SlotError, match=r"expected a free slot, got all 2 leased"):
         chat.reply(user("Hello"))
     assert_same(chat.runner.state, before)
     for seed, (ids, pieces) in enumerate(zip(said, running, strict=True)):
@@ -197,3 +200,45 @@ def test_weights_that_are_no_numbers(tiny: Path) -> None:
 
 def test_every_error_is_one_family() -> None:
     assert all(issubclass(error, ModelError) for error, _, _ in REFUSED.values())
+
+
+@pytest.mark.parametrize("part", ["init_vision", "init_audio"])
+def test_media_for_a_missing_part_is_refused(tiny_model, tiny: Path, part: str) -> None:
+    model = random_model(tiny_model.config.model_copy(update={part: False}))
+    chat = make_chat(model, tiny)
+    media = picture(30, 30) if part == "init_vision" else sound(9000)
+    with pytest.raises(MessageError, match=r"expected a checkpoint that takes .+, got one without"):
+        chat.read(user(media))
+    assert chat.reply(user("Hi"), max_new_tokens=1).ids
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"seed": -1},
+        {"sampling": TextSampling(repetition_window=5000)},
+        {"sampling": TextSampling(set_index=1)},
+        {"max_new_tokens": True},
+        {"compat": "upstream"},
+    ],
+)
+def test_settings_are_refused_before_anything_runs(chat: Chat, bad: dict[str, object]) -> None:
+    before = copy_state(chat.runner.state)
+    with pytest.raises(SettingsError, match=r"expected .+, got"):
+        chat.stream(user("Hi"), **bad)
+    assert_same(chat.runner.state, before)
+
+
+def test_too_long_a_prompt_is_refused_before_its_pictures_are_encoded(chat: Chat, monkeypatch) -> None:
+    monkeypatch.setattr(chat.runner, "encode_images", lambda _: pytest.fail("encoded"))
+    with pytest.raises(ContextOverflowError):
+        chat.stream(user(*[picture(60, 60)] * 9, "all of them"))
+
+
+def test_a_picture_token_count_that_does_not_fit_is_refused(tiny: Path, tmp_path: Path) -> None:
+    for file in tiny.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_feature_size": 32}')
+    with pytest.raises(ConfigError, match=r"image_feature_size: expected 64 \(query_num\), got 32"):
+        Chat.load(tmp_path)

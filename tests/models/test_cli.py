@@ -144,3 +144,22 @@ def test_one_line_says_what_is_wrong(
 def test_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([""]) == 2
     assert "expected text, an image or sound, got nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["odd", "chunk size"])
+def test_a_damaged_wav_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    path = write_wav(tmp_path / "a.wav")
+    data = bytearray(path.read_bytes())
+    if damage == "odd":
+        del data[-1]
+    else:
+        data[16:20] = (0x010000C8).to_bytes(4, "little")  # what the fmt chunk says of its own length
+    path.write_bytes(data)
+    assert main(["Hi", "--sound", str(path), "--max-new-tokens", "1"]) == 2
+    assert re.fullmatch(r"error: .+a\.wav: expected .+, got .+\n", capsys.readouterr().err)
+
+
+def test_a_device_that_is_not_there_is_one_line(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["Hi", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == "error: --device cuda: expected a CUDA device, got none that PyTorch can use\n"

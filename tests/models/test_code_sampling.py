@@ -23,7 +23,7 @@ def make_state(*rows: CodeSampling, seed: int = 0, min_codes: int = 0) -> CodeSa
     for slot, row in enumerate(rows):
         state.configure(slot, row, eos_id=EOS, seed=seed + slot)
     slots = torch.arange(len(rows))
-    state.begin_call(slots, torch.full_like(slots, min_codes))
+    state.begin_call(slots, torch.full_like(slots, min_codes), torch.ones_like(slots, dtype=torch.bool))
     return state
 
 
@@ -168,7 +168,7 @@ def test_begin_call_empties_the_history_only_where_it_is_per_call():
     state = make_state(DUPLEX_CODES, TURN_CODES)
     for slot in (0, 1):
         put_history(state, slot, [1, 2, 3])
-    state.begin_call(torch.tensor([0, 1]), torch.tensor([26, 0]))
+    state.begin_call(torch.tensor([0, 1]), torch.tensor([26, 0]), torch.tensor([True, True]))
     assert state.count.tolist() == [0, 3, 0] and state.min_codes.tolist() == [26, 0, 0]
 
 

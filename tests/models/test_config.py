@@ -114,12 +114,28 @@ def test_misspelt_key_is_named_with_the_right_spelling(raw: dict[str, Any], path
         ("tts_config.attention_type", "local", "tts_config.attention_type"),
         ("tts_config.audio_bos_token_id", 768, "tts_config.audio_bos_token_id"),
         ("tts_config", [], "tts_config"),
+        ("rope_scaling", {"type": "yarn", "factor": 4}, "rope_scaling"),
+        ("rope_theta", float("inf"), "rope_theta"),
+        ("audio_pool_step", 10, "audio_pool_step"),
+        ("audio_chunk_length", float("nan"), "audio_chunk_length"),
+        ("vision_config.image_size", 10, "vision_config.image_size"),
     ],
 )
 def test_odd_value_is_named(raw: dict[str, Any], path: str, value: Any, named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(changed(raw, path, value))
     assert named in str(caught.value)
+
+
+def test_a_value_that_fits_no_other_is_told_in_one_line(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(changed(raw, "head_dim", 33))
+    assert str(caught.value) == "config.json: head_dim: expected an even number, got 33"
+
+
+def test_speech_may_be_absent(raw: dict[str, Any]) -> None:
+    without = {key: value for key, value in raw.items() if key != "tts_config"} | {"init_tts": False}
+    assert not parse_config(without).init_tts
 
 
 def test_all_odd_values_are_named_at_once(raw: dict[str, Any]) -> None:

@@ -224,3 +224,11 @@ def test_open_image_wants_bytes_or_an_image(value):
 def test_image_without_pixels():
     with pytest.raises(ImageError, match="got 0 x 5"):
         open_image(Image.new("RGB", (0, 5)))
+
+
+def test_sixteen_bit_greys_keep_their_shades() -> None:
+    shades = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    file = io.BytesIO()
+    Image.fromarray(shades).save(file, "PNG")
+    got = np.asarray(images.open_image(file.getvalue()))
+    assert np.array_equal(got, np.repeat((shades >> 8).astype(np.uint8)[..., None], 3, axis=2))

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.kv_cache import CacheView, KVCache
-from models.layers import attend, rotary_angles, rotary_frequencies, rotate
+from models.layers import attend
+from models.rotary import rotary_angles, rotary_frequencies, rotate
 from tests.models.compare import assert_close, assert_same
 from tests.models.slow_transformer import rope
 

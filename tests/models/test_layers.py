@@ -7,16 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.layers import (
-    Derived,
-    GatedMLP,
-    Projector,
-    RMSNorm,
-    attend,
-    rotary_angles,
-    rotary_frequencies,
-    rotate,
-)
+from models.layers import Derived, GatedMLP, Projector, RMSNorm, attend
+from models.rotary import rotary_angles, rotary_frequencies, rotate
 from tests.models import slow_transformer as slow
 from tests.models.compare import assert_close, assert_same
 
@@ -133,4 +125,4 @@ def test_attention_with_grouped_heads(seed, B, T, L, kv_heads, groups, kind):
 
 def test_a_derived_module_must_say_what_it_derives():
     with pytest.raises(NotImplementedError, match=r"Derived\.derive"):
-        Derived().derive("cpu")
+        Derived().derive("cpu", torch.float32)

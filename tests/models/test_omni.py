@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.apm import UNIT_FRAMES
+from models.audio import UNIT_COLUMNS
 from models.load import build_on_meta
 from tests.models.compare import assert_close, assert_same
 from tests.parity.build import slot_cache
@@ -25,7 +25,7 @@ def test_pixels_run_from_minus_one_to_one(tiny_model):
 
 @pytest.mark.parametrize("end, n_rows", [(104, 10), (102, 10), (62, 6), (60, 5), (9, 0), (0, 0)])
 def test_a_unit_becomes_ten_rows_or_fewer(tiny_model, end, n_rows):
-    mel = torch.randn(1, 80, UNIT_FRAMES, generator=torch.Generator().manual_seed(0))
+    mel = torch.randn(1, 80, UNIT_COLUMNS, generator=torch.Generator().manual_seed(0))
     slots, first = torch.tensor([1]), torch.tensor([min(2, end)])
     caches = [slot_cache(tiny_model, "apm", n_slots=2) for _ in range(2)]
     rows, n_valid = tiny_model.encode_unit(mel, first, torch.tensor([end]), caches[0], slots)

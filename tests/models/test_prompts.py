@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.config import PreprocessorConfig
-from models.errors import ImageError, MessageError, TokenError
+from models.errors import ImageError, MessageError, SettingsError, TokenError
 from models.image import SlicePlan, plan
 from models.messages import Message, parse_messages
 from models.prompts import PromptOptions, build_prompt, build_segment, find_bounds, image_placeholder, render_chat
@@ -286,3 +286,9 @@ def test_find_bounds():
     for ids in ([1], [2], [1, 4], [1, 1, 2], [1, 3, 4, 2], [1, 2, 2]):
         with pytest.raises(MessageError):
             find_bounds(ids, pairs)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "9"])
+def test_a_slice_limit_is_a_positive_whole_number(limit: object) -> None:
+    with pytest.raises(SettingsError, match="max_slice_nums: expected a whole number from 1, got"):
+        PromptOptions(max_slice_nums=limit)

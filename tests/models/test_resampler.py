@@ -33,7 +33,7 @@ def two_heads():
     module = Resampler(WIDTH_IN, 64, n_queries=5, heads=2).requires_grad_(False)
     for parameter in module.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    module.derive("cpu")
+    module.derive("cpu", torch.float32)
     return module
 
 

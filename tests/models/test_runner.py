@@ -227,3 +227,31 @@ def test_buckets_end_at_what_a_slot_holds(tiny_model: OmniModel) -> None:
     assert runner.shapes.speech_kv == (8, 16)
     runner.feed([0], [text(40, 0)])
     assert_mirrored(runner, range(6))
+
+
+@pytest.mark.parametrize("slots", [[], [0, 0], [-1], [6], [0, 99]])
+def test_slots_of_a_call_are_different_and_there(runner: Runner, slots: list[int]) -> None:
+    before = copy_state(runner.state)
+    n = len(slots)
+    for call in (
+        lambda: runner.feed(slots, [text(3, 0)] * n),
+        lambda: runner.decode(slots, [1] * n),
+        lambda: runner.sample(slots, torch.zeros(n, 16)),
+        lambda: runner.evict(slots, [0] * n, [0] * n),
+    ):
+        with pytest.raises(SlotError, match="expected different numbers from 0 to 5, got"):
+            call()
+    assert_same(runner.state, before)
+
+
+def test_a_call_needs_an_entry_for_each_slot(runner: Runner) -> None:
+    with pytest.raises(SlotError, match="expected 2 entries, got 1"):
+        runner.feed([0, 1], [text(3, 0)])
+
+
+def test_lengths_are_forgotten_with_the_lease(runner: Runner) -> None:
+    with runner.lease() as slot:
+        runner.feed([slot], [text(3, 0)])
+        runner.speech_rows[slot] = 7
+        assert runner.llm_rows(slot) == 3
+    assert runner.llm_rows(slot) == runner.speech_rows[slot] == 0 == int(runner.state.llm.lengths[slot])

@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 
 from models.config import load_config
-from models.errors import ContextOverflowError, SettingsError, ShapeError
+from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError, SlotError
+from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model
+from models.rotary import rotary_angles, rotate
 from models.runner import Runner
 from models.sampling import TokenSet, TokenSets
 from models.sampling_settings import CodeSampling
 from models.speaker import CODES_PER_SECOND, CodeStream, Speaker
 from models.speech import CODES_PER_CALL
+from tests.models.compare import assert_close
 from tests.models.plain_speech import PlainSpeaker, PlainStream
 from tests.models.slot_copies import assert_same, copy_state
 
@@ -83,10 +86,10 @@ def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
     n_rows = 0
     for unit, n in enumerate((9, 1, 4)):
         own = rows(n, seed=unit)
-        (got,) = speaker.unit([2], [own], may_end=[unit == 0])
+        (call,) = speaker.unit([2], [own], may_end=[unit == 0])
         expected, ended = plain.call(own, min_codes=0 if unit == 0 else 26, max_codes=26)
         assert not ended
-        assert got == expected[:25], f"unit {unit}: expected {expected[:25]}, got {got}"
+        assert call.codes == expected[:25], f"unit {unit}: expected {expected[:25]}, got {call.codes}"
         n_rows += n + 25
         assert speaker.rows(2) == speaker.state.cache.lengths[2] == speaker.state.cache.positions[2] == n_rows
 
@@ -95,10 +98,10 @@ def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
 def test_only_some_units_may_end(speaker: Speaker, eos: int, may_end: bool) -> None:
     tts, own = speaker.runner.model.tts, rows(4)
     speaker.start_turn(0, UNIT, seed=1)
-    (free,) = speaker.unit([0], [own], may_end=[True])
+    free = speaker.unit([0], [own], may_end=[True])[0].codes
     end = new_code(free, 9)
     speaker.start_turn(0, UNIT, seed=1, eos=end)
-    (got,) = speaker.unit([0], [own], may_end=[may_end])
+    got = speaker.unit([0], [own], may_end=[may_end])[0].codes
     expected, ended = PlainSpeaker(tts, UNIT, seed=1, eos=end).call(own, min_codes=0 if may_end else 26, max_codes=26)
     assert ended == may_end
     assert got == expected[:25]
@@ -114,7 +117,7 @@ def test_an_end_at_the_last_code_costs_none(speaker: Speaker) -> None:
     assert again.ended
     assert again.codes == call.codes[:25]
     speaker.start_turn(0, UNIT, seed=1, eos=call.codes[25])
-    assert speaker.unit([0], [rows(4)], may_end=[True]) == [call.codes[:25]]
+    assert speaker.unit([0], [rows(4)], may_end=[True])[0].codes == call.codes[:25]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,13 +138,18 @@ def test_a_stream_equals_the_plain_loop(speaker: Speaker, eos: int, kind: str, r
         cap,
         CODES_PER_SECOND,
     )
+    before = 0
     for number, chunk in enumerate(turn):
         final = number == len(turn) - 1
         got, expected = stream.push(chunk, final), plain.push(chunk, final)
         assert got == expected, f"chunk {number}: expected {expected}, got {got}"
         cache, model = speaker.state.cache, plain.speaker.model
         held = (speaker.rows(1), int(cache.lengths[1]), int(cache.positions[1]))
-        assert held == (len(model.positions), len(model.positions), model.next_position), f"chunk {number}"
+        n_rows = len(model.positions)
+        if kind == "sliding_window":  # rows out of sight when a chunk begins make room
+            n_rows -= max(0, before - window)
+        before = len(model.positions)
+        assert held == (n_rows, n_rows, model.next_position), f"chunk {number}"
     assert stream.flush() == plain.left
     assert stream.flush() == [], "expected nothing after a flush"
     assert sum(map(len, plain.spoken)) == 5 * cap or reachable
@@ -261,7 +269,11 @@ def test_refused_calls_change_nothing(speaker: Speaker) -> None:
         (SettingsError, [0], [4], [CODES_PER_CALL + 1]),
         (ContextOverflowError, [0, 1], [4, 4], [10, room - 4 + 2]),
         (ContextOverflowError, [0, 1], [4, room], [10, 2]),
-        (ShapeError, [0, 1, 2, 3, 0], [4] * 5, [10] * 5),
+        (SlotError, [0, 0], [4, 4], [10, 10]),
+        (SlotError, [4], [4], [10]),
+        (SlotError, [0, 1], [4, 4], [10]),
+        (SlotError, [], [], []),
+        (ShapeError, [0], [0], [10]),
     ]
     for error, slots, sizes, most in refused:
         with pytest.raises(error, match=r"expected .+, got "):
@@ -278,8 +290,8 @@ def test_more_rows_than_any_bucket_are_refused(tiny_model: OmniModel) -> None:
     speaker = make_speaker(tiny_model, n_slots=1, tts_len=512)
     speaker.start_turn(0, DRAWN)
     before = copy_state(speaker.runner.state)
-    with pytest.raises(ShapeError, match=r"tokens: expected at most .+, got 257"):
-        speaker.call([0], [rows(259)], min_codes=[0], max_codes=[2])
+    with pytest.raises(ShapeError, match=r"tokens: expected at most .+, got 1025"):
+        speaker.call([0], [rows(1027)], min_codes=[0], max_codes=[2])
     assert_same(speaker.runner.state, before)
 
 
@@ -288,7 +300,7 @@ def test_dropped_rows_close_up(speaker: Speaker) -> None:
     speaker.unit([0], [rows(5)], may_end=[False])
     cache, before = speaker.state.cache, copy_state(speaker.runner.state)
     values = [layer[0].clone() for layer in cache.v]
-    speaker.drop_rows(0, keep=3, drop=11)
+    speaker.drop_rows(0, keep=3, drop=11, turn=True)
     assert speaker.rows(0) == cache.lengths[0] == cache.positions[0] == 30 - 11
     for layer, old in zip(cache.v, values, strict=True):
         assert torch.equal(layer[0, :, :3], old[:, :3])
@@ -307,3 +319,107 @@ def test_no_speech_without_its_part(tiny) -> None:
     config = load_config(tiny).model_copy(update={"init_tts": False})
     with pytest.raises(SettingsError, match="expected a checkpoint with tts, got init_tts false"):
         make_speaker(random_model(config))
+
+
+@pytest.mark.parametrize("bad", [{"seed": -1}, {"seed": 2**64}, {"eos": -1}])
+def test_a_refused_turn_changes_nothing(speaker: Speaker, bad: dict[str, int]) -> None:
+    speaker.start_turn(0, DRAWN, seed=1)
+    speaker.unit([0], [rows(5)], may_end=[False])
+    before = copy_state(speaker.runner.state)
+    with pytest.raises(SettingsError, match=r"expected .+, got"):
+        speaker.start_turn(0, BEST, **bad)
+    assert speaker.rows(0) == 30
+    assert_same(speaker.runner.state, before)
+
+
+def test_nan_ends_one_slots_call_and_no_other(tiny_model: OmniModel) -> None:
+    speaker, alone = make_speaker(tiny_model), make_speaker(tiny_model)
+    for each in (speaker, alone):
+        each.start_turn(0, UNIT, seed=1)
+        each.start_turn(1, UNIT, seed=2)
+    bad, good = speaker.unit([0, 1], [rows(5) * float("nan"), rows(4)], may_end=[False, False])
+    assert bad.bad and bad.codes == [] and not bad.ended
+    assert [good] == alone.unit([1], [rows(4)], may_end=[False])
+    speaker.start_turn(0, UNIT, seed=1)
+    with pytest.raises(NumericsError, match="speech of slot 0: expected finite logits, got NaN"):
+        speaker.answer(0, rows(3) * float("nan"), max_codes=60)
+    speaker.start_turn(0, UNIT, seed=1)
+    assert speaker.unit([0], [rows(4)], may_end=[False]) == alone.unit([0], [rows(4)], may_end=[False])
+
+
+def test_nan_after_some_codes_keeps_count(tiny) -> None:
+    model = load_model(tiny)
+    speaker = make_speaker(model)
+    speaker.start_turn(0, BEST)
+    (call,) = speaker.call([0], [rows(6)], min_codes=[0], max_codes=[10])
+    assert call.codes.index(call.codes[4]) == 4
+    weight = model.tts.emb_code[0].weight.clone()
+    weight[call.codes[4]] = float("nan")
+    model.tts.emb_code[0].weight = torch.nn.Parameter(weight, requires_grad=False)
+    speaker.start_turn(0, BEST)
+    (broken,) = speaker.call([0], [rows(6)], min_codes=[0], max_codes=[10])
+    assert broken.bad and broken.codes == call.codes[:5]
+    assert speaker.rows(0) == speaker.state.cache.lengths[0] == 6 + 5
+
+
+def test_a_long_chunk_can_be_fed_again(tiny_model: OmniModel) -> None:
+    speaker = make_speaker(tiny_model, n_slots=1, tts_len=1200)
+    speaker.start_turn(0, DRAWN, eos=7000)
+    stream = CodeStream(speaker, 0, "sliding_recompute")
+    stream.push(rows(6), False)
+    assert len(stream.push(rows(6), True)) == 20, "500 codes in batches of 25"
+    assert speaker.rows(0) == 6 + 500 + 6 + 499
+
+
+@pytest.mark.parametrize("kind", ["sliding_recompute", "reindex", "sliding_window"])
+def test_a_refused_chunk_leaves_the_turn_as_it_was(speaker: Speaker, kind: str) -> None:
+    speaker.start_turn(0, DRAWN, eos=7000)
+    stream = CodeStream(speaker, 0, kind, window=20, max_codes=30)
+    for _ in range(3):
+        stream.push(rows(6), False)
+    before, held = copy_state(speaker.runner.state), speaker.rows(0)
+    with pytest.raises(ContextOverflowError):
+        stream.push(rows(240), True)
+    assert speaker.rows(0) == held
+    assert_same(speaker.runner.state, before)
+
+
+def test_a_sliding_stream_never_fills_its_slot(speaker: Speaker) -> None:
+    speaker.start_turn(0, DRAWN, eos=7000)
+    stream = CodeStream(speaker, 0, "sliding_window", window=40, max_codes=30)
+    for _ in range(20):
+        stream.push(rows(6), False)
+    assert speaker.rows(0) == 40 + 6 + 29
+    assert int(speaker.state.cache.positions[0]) == 20 * 36
+
+
+def test_a_stream_follows_the_checkpoint_unless_told(speaker: Speaker) -> None:
+    stream = CodeStream(speaker, 0)
+    assert (stream.attention_type, stream.window) == ("full_attention", 300)
+    for wrong in ({"attention_type": "slidingwindow"}, {"compat": "upstream"}):
+        with pytest.raises(SettingsError, match=r"expected one of .+, got"):
+            CodeStream(speaker, 0, **wrong)
+
+
+def test_a_window_survives_the_start_of_a_turn(speaker: Speaker) -> None:
+    stream = CodeStream(speaker, 0, "sliding_window", window=20, max_codes=30)
+    speaker.start_turn(0, DRAWN)
+    stream.push(rows(4), False)
+    assert int(speaker.state.cache.windows[0]) == 20
+
+
+@pytest.mark.parametrize(("compat", "turned"), [("fixed", True), ("reference", False)])
+def test_reindexed_keys_are_turned_unless_the_reference_is_asked_for(
+    speaker: Speaker, compat: str, turned: bool
+) -> None:
+    speaker.start_turn(0, BEST)
+    stream = CodeStream(speaker, 0, "reindex", max_codes=8, compat=compat)
+    for seed in range(3):
+        stream.push(rows(4, seed), False)
+    keys, frequencies = speaker.state.cache.k[0][0].clone(), speaker.runner.model.tts.model.frequencies
+    first, second, third = stream._chunks
+    stream._between_chunks(rows(4))
+    got = speaker.state.cache.k[0][0][:, first : first + third]
+    moved = keys[:, first + second : first + second + third]
+    expected = rotate(moved, *rotary_angles(torch.tensor(-second), frequencies)) if turned else moved
+    assert_close(got, expected, 1e-5)

@@ -153,19 +153,23 @@ def test_a_slot_may_sit_out(runner: Runner, state: SpeechState, eos: int) -> Non
     for slot in (0, 1):
         state.sampler.configure(slot, DRAWN, eos, seed=slot)
     begin(runner, [0], [rows(5)], limit=4)
-    step(runner, [0], 3)
+    step(runner, [0], 1)
+    before = copy_state(runner.state)
     cache = [tensor[0].clone() for tensor in state.cache.tensors()]
     draws, history = int(state.sampler.draws[0]), state.sampler.history[0].clone()
     codes = begin(runner, [0, 1], [rows(0), rows(3)])
-    step(runner, [0, 1], 3)
     assert codes[0] == eos
-    assert state.done[0]
-    assert drawn(state, 0) == []
+    assert_same(runner.state, before, [0])
+    step(runner, [1], 3)
     assert drawn(state, 1) != []
     for tensor, before in zip(state.cache.tensors(), cache, strict=True):
         assert torch.equal(tensor[0], before), "expected the cache of a slot that sits out unchanged"
     assert int(state.sampler.draws[0]) == draws
     assert torch.equal(state.sampler.history[0], history)
+    # Its call goes on as if nothing had been.
+    step(runner, [0], 2)
+    expected, _ = PlainSpeaker(runner.model.tts, DRAWN, seed=0, eos=eos).call(rows(5), min_codes=0, max_codes=4)
+    assert drawn(state, 0) == expected
 
 
 def test_nothing_is_drawn_before_a_call(runner: Runner, state: SpeechState) -> None:

@@ -207,3 +207,10 @@ class Leases(RuleBasedStateMachine):
 
 TestLeases = Leases.TestCase
 TestLeases.settings = settings(max_examples=30, stateful_step_count=20, deadline=None, derandomize=True)
+
+
+def test_mel_state_has_the_bins_of_the_config(tiny: Path) -> None:
+    config = load_config(tiny)
+    config = config.model_copy(update={"audio_config": config.audio_config.model_copy(update={"num_mel_bins": 40})})
+    state = SlotState.allocate(random_model(config), n_slots=1, llm_len=16, tts_len=16)
+    assert state.mel.raw.shape[-1] == 40

@@ -92,8 +92,7 @@ def test_the_head_is_folded_in_float32_and_rounded_once(dtype, error):
     stored = head.parametrizations["weight"]
     stored.original0.copy_(noise(0, 40, 1))
     stored.original1.copy_(noise(1, 40, 16) * 3)
-    head = head.to(dtype)
-    head.derive("cpu")
+    head.derive("cpu", dtype)
     lengths, directions = stored.original0.double(), stored.original1.double()
     expected = lengths * directions / directions.square().sum(1, keepdim=True).sqrt()
     assert head.weight.dtype == dtype

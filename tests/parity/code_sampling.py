@@ -1,5 +1,7 @@
 """Speech-code sampler against recorded chains: values after the penalty, kept codes, greedy history."""
 
+from dataclasses import fields
+
 import torch
 
 from models.code_sampling import PENALTY_WINDOW, CodeSamplerState, final_code_scores, penalise_codes
@@ -12,21 +14,21 @@ def run(golden: GoldenDir, report: Report) -> None:
     if "tts" not in golden.stems("tts"):
         return
     tensors = golden.tensors("tts")
-    constants = golden.meta("tts").get("sampling", {})
-    settings = CodeSampling(
-        greedy=True,
-        temperature=constants.get("temperature", 0.8),
-        repetition_penalty=constants.get("repetition_penalty", 1.05),
-        top_p=constants.get("top_p", 0.85),
-        top_k=constants.get("top_k", 25),
-        min_keep=constants.get("min_tokens_to_keep", 3),
-    )
+    constants, settings = golden.meta("tts").get("sampling", {}), greedy_codes(golden.meta("tts").get("sampling", {}))
     if "window" in constants:
         report.equal("code_sampling", "penalty window", PENALTY_WINDOW, constants["window"])
     if {"chain.logits", "chain.prev_tokens"} <= tensors.keys():
         _chain(tensors, settings, report)
     if {"raw.logits", "raw.greedy_ids"} <= tensors.keys():
         _raw(tensors, settings, report)
+
+
+def greedy_codes(constants: dict[str, float]) -> CodeSampling:
+    """The recorded settings, the likeliest code taken instead of a draw; those not recorded have our defaults."""
+    names = {"min_keep": "min_tokens_to_keep"}
+    known = {entry.name: names.get(entry.name, entry.name) for entry in fields(CodeSampling)}
+    given = {name: constants[stored] for name, stored in known.items() if stored in constants}
+    return CodeSampling(**{**given, "greedy": True})
 
 
 def _chain(tensors: dict[str, torch.Tensor], settings: CodeSampling, report: Report) -> None:

@@ -26,7 +26,9 @@ class GoldenDir:
         return sorted(p.stem for p in self.path.glob("*.safetensors") if p.stem.startswith(prefix))
 
     def tensors(self, stem: str) -> dict[str, torch.Tensor]:
-        return load_file(self.path / f"{stem}.safetensors")
+        """All tensors of a file; none if there is no such file."""
+        file = self.path / f"{stem}.safetensors"
+        return load_file(file) if file.exists() else {}
 
     def meta(self, stem: str) -> dict[str, Any]:
         return self.manifest.get(stem, {}).get("meta") or {}

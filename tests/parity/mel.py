@@ -1,5 +1,7 @@
 """Mel stages: whole clips (`mel_offline`) and sound in units (`mel_stream_*`)."""
 
+from typing import Any, NamedTuple
+
 import torch
 
 from models.audio import LogMel, frame_count, mel_filters, placeholder_groups
@@ -42,30 +44,48 @@ def _offline(golden: GoldenDir, report: Report) -> None:
 
 
 def _stream(golden: GoldenDir, report: Report, stem: str) -> None:
-    tensors, meta = golden.tensors(stem), golden.meta(stem)
-    wave = _wave(golden, tensors, meta)
-    infos = meta.get("infos")
-    if wave is None or not infos:
+    sound, tensors = sound_in_units(golden, stem), golden.tensors(stem)
+    if sound is None:
         return
-    redundancy = infos[0]["emitted_frames"] - (infos[0]["core_end"] - infos[0]["core_start"])
     mel, state, slots = LogMel(), MelStreamState.allocate(1), torch.tensor([0])
     emit, last = torch.tensor([True]), torch.tensor([False])
-    end = 0
-    for number, info in enumerate(infos):
-        start, end = end, end + info["consumed"]
-        push, n_new = wave[None, start:end], torch.tensor([info["consumed"]])
-        got, lo, hi = mel_step(mel, state, slots, push, n_new, emit, last, redundancy=redundancy)
-        case, first = f"{stem}.chunk{number}", CONTEXT - min(info["core_start"], redundancy)
+    for number, (info, push, n_new) in enumerate(sound.pushes):
+        got, lo, hi = mel_step(mel, state, slots, push, n_new, emit, last, redundancy=sound.redundancy)
+        case, first = f"{stem}.chunk{number}", CONTEXT - min(info["core_start"], sound.redundancy)
         report.equal(case, "columns", [int(lo), int(hi)], [first, first + info["emitted_frames"]])
-        if f"chunk{number}.mel" in tensors:
-            report.close(case, "mel", got[:, :, int(lo) : int(hi)], tensors[f"chunk{number}.mel"])
+        report.close_if(case, "mel", got[:, :, int(lo) : int(hi)], tensors.get(f"chunk{number}.mel"))
 
 
-def _wave(golden: GoldenDir, tensors: dict[str, torch.Tensor], meta: dict) -> torch.Tensor | None:
+class SoundUnits(NamedTuple):
+    """A recorded sound as it was pushed.
+
+    redundancy: frames emitted on each side of a unit's own.
+    pushes: per unit its entry in the manifest, samples [1, N] padded to the longest push, and [1] how many are valid.
+    """
+
+    redundancy: int
+    pushes: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]
+
+
+def sound_in_units(golden: GoldenDir, stem: str) -> SoundUnits | None:
+    """The pushes of a `mel_stream_*` file as far as its wave reaches; None without its wave or manifest entry."""
+    meta = golden.meta(stem)
+    infos, wave = meta.get("infos"), _wave(golden, stem)
+    if wave is None or not infos:
+        return None
+    first, longest = infos[0], max(info["consumed"] for info in infos)
+    pushes, end = [], 0
+    for info in infos:
+        start, end = end, end + info["consumed"]
+        if end > len(wave):
+            break
+        samples = torch.nn.functional.pad(wave[start:end], (0, longest - info["consumed"]))
+        pushes.append((info, samples[None], torch.tensor([info["consumed"]])))
+    return SoundUnits(first["emitted_frames"] - (first["core_end"] - first["core_start"]), pushes)
+
+
+def _wave(golden: GoldenDir, stem: str) -> torch.Tensor | None:
     """The wave of this file, or of the file that its manifest entry names as `stem.tensor`."""
-    if "wave" in meta:
-        stem, _, name = meta["wave"].partition(".")
-        tensors = golden.tensors(stem) if stem in golden.stems() else {}
-    else:
-        name = "wave_q"
+    stem, _, name = golden.meta(stem).get("wave", f"{stem}.wave_q").partition(".")
+    tensors = golden.tensors(stem)
     return tensors[name].float() / WAVE_SCALE if name in tensors else None

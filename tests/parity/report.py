@@ -1,5 +1,6 @@
 """Collects comparisons and prints them: one line per case, expected and got ids on a miss."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ class Report:
     """All checks of one run. `close` is for floats, `equal` for ids and other exact values."""
 
     checks: list[Check] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)  # stages that found nothing to compare
 
     def close(self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float = ATOL) -> None:
         """|got - expected| <= tolerance * (1 + |expected|) everywhere; shapes must match and all be finite."""
@@ -40,6 +42,23 @@ class Report:
         ok = got == expected
         self._add(case, name, ok, f"{_short(got)}" if ok else f"expected {_short(expected)}, got {_short(got)}")
 
+    def close_if(self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor | None) -> None:
+        """`close`, unless the directory was trimmed of what is expected."""
+        if expected is not None:
+            self.close(case, name, got, expected)
+
+    def equal_if(self, case: str, name: str, got: object, expected: object | None) -> None:
+        """`equal`, unless the directory was trimmed of what is expected."""
+        if expected is not None:
+            self.equal(case, name, got, expected)
+
+    def has_inputs(self, case: str, held: Container[str], *names: str) -> bool:
+        """Whether all of a case's inputs are there; if not, that is a miss which names the absent ones."""
+        absent = [name for name in names if name not in held]
+        if absent:
+            self.fail(case, "input", f"missing: {', '.join(absent)}")
+        return not absent
+
     def fail(self, case: str, name: str, why: str) -> None:
         self._add(case, name, False, why)
 
@@ -52,6 +71,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{'ok  ' if c.ok else 'MISS'} {c.case:<28} {c.name:<34} {c.detail}" for c in self.checks]
+        if self.empty:
+            lines.append(f"nothing to compare in: {', '.join(self.empty)}")
         return "\n".join([*lines, f"{len(self.checks) - len(self.misses)} passed, {len(self.misses)} failed"])
 
 

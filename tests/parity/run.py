@@ -6,7 +6,20 @@ import torch
 
 from models.load import load_model
 from models.omni import OmniModel
-from tests.parity import audio_encoder, chat, code_sampling, image, llm, mel, sampler, tokenizer, tts, vision
+from tests.parity import (
+    audio_encoder,
+    chat,
+    code_sampling,
+    image,
+    llm,
+    mel,
+    rope,
+    sampler,
+    speech_stream,
+    tokenizer,
+    tts,
+    vision,
+)
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 
@@ -14,7 +27,7 @@ Stage = Callable[[GoldenDir, Report], None]
 
 
 def run_parity(path: str, only: str | None = None) -> tuple[Report, list[str]]:
-    """Run the stages a directory has data for. Returns: all comparisons and the names of the stages that ran.
+    """Run the stages a directory has data for. Returns: all comparisons and the stages that made any.
 
     A stage that raises is a miss, so that the others still run.
     """
@@ -23,15 +36,18 @@ def run_parity(path: str, only: str | None = None) -> tuple[Report, list[str]]:
     stages = [(name, stage) for name, stage in _stages(golden) if name.startswith(only or "")]
     with torch.no_grad():
         for name, stage in stages:
+            n_before = len(report.checks)
             try:
                 stage(golden, report)
             except Exception as error:
                 report.fail(name, "stage", f"{type(error).__name__}: {error}")
-    return report, [name for name, _ in stages]
+            if len(report.checks) == n_before:
+                report.empty.append(name)
+    return report, [name for name, _ in stages if name not in report.empty]
 
 
 def _stages(golden: GoldenDir) -> list[tuple[str, Stage]]:
-    stems = set(golden.stems())
+    stems, cases = set(golden.stems()), {file.stem for file in (golden.path / "cases").glob("*.json")}
     models: list[OmniModel] = []
 
     def with_model(run: Callable[..., None], **more: str) -> Stage:
@@ -55,11 +71,9 @@ def _stages(golden: GoldenDir) -> list[tuple[str, Stage]]:
         ("llm", "llm" in stems, with_model(llm.run)),
         ("code_sampling", "tts" in stems, code_sampling.run),
         ("tts", "tts" in stems, with_model(tts.run)),
-        ("sampler", (golden.path / "cases" / "sampler.json").exists(), sampler.run),
-        *(
-            (stem, True, with_model(chat.run, stem=stem))
-            for stem in golden.stems("chat_")
-            if "input_ids" in golden.tensors(stem)
-        ),
+        ("sampler", "sampler" in cases, sampler.run),
+        ("rope", "rope" in cases, rope.run),
+        ("speech_stream", "tts_stream" in cases, with_model(speech_stream.run)),
+        *((stem, stem != tokenizer.MEDIA, with_model(chat.run, stem=stem)) for stem in golden.stems("chat_")),
     ]
     return [(name, stage) for name, wanted, stage in present if wanted]

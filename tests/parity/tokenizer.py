@@ -89,8 +89,8 @@ def _check_prompt(stem: str, golden: GoldenDir, tokenizer: Tokenizer, report: Re
 
 
 def chat_messages(golden: GoldenDir, msgs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A case's messages with its pictures made and its sounds loaded (silence where only the length is known)."""
-    waves = golden.tensors(MEDIA) if MEDIA in golden.stems() else {}
+    """A case's messages with its pictures made and its sounds loaded (silence for a missing one, which is as long)."""
+    waves = golden.tensors(MEDIA)
     return [
         {
             "role": m["role"],
@@ -98,6 +98,15 @@ def chat_messages(golden: GoldenDir, msgs: list[dict[str, Any]]) -> list[dict[st
         }
         for m in msgs
     ]
+
+
+def missing_media(golden: GoldenDir, msgs: list[dict[str, Any]]) -> list[str]:
+    """The sounds of a case that are not in the directory."""
+    waves = golden.tensors(MEDIA)
+    parts = [
+        part for m in msgs if not isinstance(m["content"], str) for part in m["content"] if "audio_seconds_seed" in part
+    ]
+    return [f"{MEDIA}.{name}" for name in sorted({_wave_name(part) for part in parts} - waves.keys())]
 
 
 def chat_options(kwargs: dict[str, Any]) -> PromptOptions:
@@ -110,9 +119,14 @@ def _part(part: str | dict[str, Any], waves: dict[str, torch.Tensor]) -> object:
         return part
     if "image" in part:
         return picture(*part["image"])
+    if (wave := waves.get(_wave_name(part))) is not None:
+        return wave.numpy()
+    return np.zeros(round(part["audio_seconds_seed"][0] * SAMPLE_RATE), np.float32)
+
+
+def _wave_name(part: dict[str, Any]) -> str:
     seconds, seed = part["audio_seconds_seed"]
-    wave = waves.get(f"wave_{seconds}_{seed}")
-    return np.zeros(round(seconds * SAMPLE_RATE), np.float32) if wave is None else wave.numpy()
+    return f"wave_{seconds}_{seed}"
 
 
 def _lists(bounds: object) -> list[list[int]]:

@@ -1,0 +1,71 @@
+"""Half-duplex speech (`cases/tts_stream`): text chunks in, batches of codes and the state of the cache out."""
+
+from typing import Any
+
+import torch
+
+from models.omni import OmniModel
+from models.runner import Runner
+from models.sampling import TokenSet, TokenSets
+from models.speaker import CodeStream, Speaker
+from tests.parity.code_sampling import greedy_codes
+from tests.parity.golden import GoldenDir
+from tests.parity.report import Report
+
+
+def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
+    """Recorded at so low a temperature that the likeliest code was drawn every time."""
+    folder = GoldenDir(golden.path / "cases")
+    description, tensors = folder.json("tts_stream.json"), folder.tensors("tts_stream")
+    runner = Runner(model, TokenSets.build([TokenSet()], model.config.vocab_size), n_slots=2, llm_len=64)
+    speaker = Speaker(runner)
+    for case in description["cases"]:
+        speaker.start_turn(1, greedy_codes(description))
+        _turn(case, description["token_window_size"], tensors, speaker, report)
+
+
+def _turn(
+    case: dict[str, Any], window: int, tensors: dict[str, torch.Tensor], speaker: Speaker, report: Report
+) -> None:
+    """One turn; it ends where the rows of a text chunk are missing, since what follows builds on them."""
+    kind, number, batches = case["attention_type"], case["case"], case["yields"]
+    stream = CodeStream(
+        speaker,
+        1,
+        kind,
+        window=window,
+        max_codes=case["max_new_token"],
+        batch=case["chunk_size"],
+        compat="reference",
+    )
+    n_spoken, states = 0, case.get("state_after_chunk", [{}] * len(batches))
+    for chunk, (expected, state) in enumerate(zip(batches, states, strict=True)):
+        text = tensors.get(f"{kind}.{number}.cond.{chunk}")
+        if text is None:
+            return
+        final = chunk == len(batches) - 1
+        got = stream.push(chunk_rows(speaker.runner.model, text[0], final), final)
+        n_spoken += sum(map(len, got))
+        name = f"speech_stream {kind}.{number}"
+        report.equal(name, f"chunk {chunk} batches", got, [codes for codes, _ in expected])
+        visible, start = cache_state(speaker, 1)
+        own = {
+            "kv_len": visible,
+            "next_pos": start,
+            "buffer": stream.buffer,
+            "codes_total": n_spoken + len(stream.buffer),
+        }
+        report.equal_if(name, f"chunk {chunk} state", {key: own[key] for key in state if key in own}, state or None)
+
+
+def chunk_rows(model: OmniModel, text: torch.Tensor, final: bool) -> torch.Tensor:
+    """Rows [n, D] of a text chunk with the markers behind it: end of text after the last one, start of speech."""
+    config, rows = model.config.tts_config, model.tts.emb_text.weight
+    marks = [config.text_eos_token_id, config.audio_bos_token_id]
+    return torch.cat((text, rows[marks if final else marks[1:]]))
+
+
+def cache_state(speaker: Speaker, slot: int) -> tuple[int, int]:
+    """Rows of a slot that the next row will see, and its position."""
+    cache = speaker.state.cache
+    return min(int(cache.lengths[slot]), int(cache.windows[slot])), int(cache.positions[slot])
