@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -57,14 +59,132 @@ def test_a_wrong_value_is_a_miss(golden, tmp_path, stem, tensor, stage):
     assert report.misses
 
 
+def change(golden: Path, folder: Path, stem: str, edit: Callable[[dict], dict]) -> Path:
+    """A copy of the golden directory in which `edit` made one file's tensors anew."""
+    if not folder.exists():
+        shutil.copytree(golden, folder)
+    save_file(edit(load_file(folder / f"{stem}.safetensors")), folder / f"{stem}.safetensors")
+    return folder
+
+
+def without(*patterns: str) -> Callable[[dict], dict]:
+    return lambda tensors: {name: t for name, t in tensors.items() if not any(fnmatch(name, p) for p in patterns)}
+
+
 def test_a_stage_that_fails_is_a_miss_and_the_others_still_run(golden, tmp_path):
-    changed = tmp_path / "golden"
-    shutil.copytree(golden, changed)
-    tensors = load_file(changed / "llm.safetensors")
-    save_file({name: t for name, t in tensors.items() if name != "prompt_ids"}, changed / "llm.safetensors")
+    changed = change(golden, tmp_path / "golden", "llm", lambda t: t | {"prompt_ids": t["prompt_ids"] + 10**6})
     report, stages = run_parity(str(changed), only="l")
     assert stages == ["llm"]
     assert [(miss.case, miss.name) for miss in report.misses] == [("llm", "stage")]
+
+
+TRIMMED = {
+    "tts": ("cond.normalized", "cond.duplex_empty", "duplex.unit1.*", "raw.logits", "stream.reindex.call1.state"),
+    "llm": ("prefill_logits", "greedy_ids", "step_logits", "embeds_logits_part2"),
+    "chat_text": ("scores", "hidden", "logits", "input_ids"),
+    "chat_mixed": ("generated_ids", "inputs_embeds", "image_bound"),
+    "vpm": ("c0.last_hidden_state", "c1.patch_attention_mask", "bucket_len", "c4.pixel_values_q"),
+    "vision_e2e": ("a.embeds", "b.tgt_sizes"),
+    "audio_projection": ("projected",),
+    "apm_full": ("c1.apm_last_hidden", "c2.embeds1"),
+}
+
+
+def test_what_a_directory_was_trimmed_of_is_not_compared(golden, tmp_path):
+    for stem, patterns in TRIMMED.items():
+        change(golden, tmp_path / "golden", stem, without(*patterns))
+    manifest = json.loads((golden / "manifest.json").read_text())
+    for about in manifest["image_preprocess"]["meta"].values():
+        del about["image_sha256"], about["num_slices"]
+    (tmp_path / "golden" / "manifest.json").write_text(json.dumps(manifest))
+    (whole, all_stages), (report, stages) = run_parity(str(golden)), run_parity(str(tmp_path / "golden"))
+    assert not report.misses, "\n".join(f"{miss.case} {miss.name}: {miss.detail}" for miss in report.misses)
+    assert stages == all_stages
+    kept = {(check.case, check.name) for check in report.checks}
+    gone = {(check.case, check.name) for check in whole.checks} - kept
+    assert {("tts condition", "normalized"), ("llm prefill", "logits"), ("chat_text", "scores")} <= gone
+    assert {case for case, _ in gone if "duplex" in case} == {"tts duplex unit1", "tts duplex unit2"}
+    assert {("resampler c0", "rows"), ("vpm c4", "hidden"), ("image img0", "input sha256")} <= gone
+    assert ("chat_mixed", "logits") in kept and ("tts duplex eosstop", "codes") in kept
+
+
+@pytest.mark.parametrize("gone", ["mel_stream_duplex.safetensors", "manifest.json"])
+def test_a_stage_without_its_sound_compares_nothing(golden, tmp_path, gone):
+    shutil.copytree(golden, tmp_path / "golden", ignore=shutil.ignore_patterns(gone))
+    report, stages = run_parity(str(tmp_path / "golden"), only="apm_stream")
+    assert (report.checks, stages) == ([], [])
+    assert "nothing to compare in: apm_stream_duplex, apm_stream_halfduplex" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("stem", "gone", "stage", "case", "name"),
+    [
+        ("chat_media", "wave_2.3_700", "chat_mixed", "chat_mixed", "chat_media.wave_2.3_700"),
+        ("llm", "prompt_ids", "llm", "llm", "prompt_ids"),
+        ("apm_full", "c2.audio_features", "apm_full", "apm_full c2", "c2.audio_features"),
+    ],
+)
+def test_a_missing_input_is_a_miss_that_names_it(golden, tmp_path, stem, gone, stage, case, name):
+    report, _ = run_parity(str(change(golden, tmp_path / "golden", stem, without(gone))), only=stage)
+    assert [(miss.case, miss.detail) for miss in report.misses] == [(case, f"missing: {name}")]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_speech_in_chunks(golden, tmp_path, wrong):
+    """`cases/tts_stream`, laid out from what `tts` holds of the same turns."""
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "tiny").symlink_to(golden / "tiny")
+    tensors, cases, rows = load_file(golden / "tts.safetensors"), [], {}
+    for kind in ("full_attention", "sliding_window", "sliding_recompute", "reindex"):
+        states, yields, left = [], [], tensors[f"stream.{kind}.all_tokens"].tolist()
+        everything, spoken = list(left), 0
+        for call in range(3):
+            rows[f"{kind}.0.cond.{call}"] = tensors[f"stream.condition{call}"].clone()
+            n_batches, n_buffer, next_pos, kv_len = tensors[f"stream.{kind}.call{call}.state"].tolist()
+            yields.append([[left[25 * i : 25 * i + 25], False] for i in range(n_batches)])
+            spoken += 25 * n_batches
+            left = left[25 * n_batches :]
+            buffer = everything[spoken : spoken + n_buffer]
+            state = {"kv_len": kv_len, "next_pos": next_pos, "buffer": buffer, "codes_total": spoken + n_buffer}
+            states.append(state)
+        states[1]["next_pos"] += wrong
+        settings = {"attention_type": kind, "case": 0, "chunk_size": 25, "max_new_token": 32}
+        cases.append(settings | {"yields": yields, "state_after_chunk": states})
+    sampling = json.loads((golden / "manifest.json").read_text())["tts"]["meta"]["sampling"]
+    (tmp_path / "cases" / "tts_stream.json").write_text(
+        json.dumps(sampling | {"token_window_size": 40, "cases": cases})
+    )
+    save_file(rows, tmp_path / "cases" / "tts_stream.safetensors")
+    report, stages = run_parity(str(tmp_path))
+    assert stages == ["speech_stream"] and len(report.checks) == 24
+    assert [miss.name for miss in report.misses] == ["chunk 1 state"] * 4 * wrong, str(report)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_moved_keys(tmp_path, wrong):
+    """`cases/rope`: keys turned to both places in float64."""
+    (tmp_path / "cases").mkdir()
+    torch.manual_seed(0)
+    rows, head_dim, old, new, theta = 6, 8, 40, 7, 1e4
+    plain = torch.randn(2, rows, head_dim // 2, dtype=torch.complex128)
+    frequencies = theta ** -(torch.arange(0, head_dim, 2).double() / head_dim)
+
+    def at(start: int) -> torch.Tensor:
+        turned = plain * torch.exp(1j * (start + torch.arange(rows))[:, None] * frequencies)
+        return torch.cat((turned.real, turned.imag), dim=-1)[None].float()
+
+    tensors = {"r0.key": at(old), "r0.out": at(new + wrong), "r0.spec": torch.tensor([old, new, rows, theta])}
+    protected = torch.randn(1, 2, 3, head_dim)
+    for part, turn in (("key", at), ("value", lambda start: at(0))):
+        gap = torch.randn(1, 2, 5, head_dim)
+        tensors[f"drop.{part}_before.0"] = torch.cat((protected, gap, turn(8)), dim=2)
+        tensors[f"drop.{part}_after.0"] = torch.cat((protected, turn(3)), dim=2)
+    save_file(tensors, tmp_path / "cases" / "rope.safetensors")
+    drop = {"drop": {"preserve": 3, "length": 5, "rope_theta": theta}}
+    (tmp_path / "cases" / "rope.json").write_text(json.dumps(drop))
+    report, stages = run_parity(str(tmp_path))
+    assert stages == ["rope"] and len(report.checks) == 3
+    assert [miss.case for miss in report.misses] == ["rope r0"] * wrong, str(report)
 
 
 def test_the_command_prints_each_case_and_tells_by_its_exit_code(golden, tmp_path, root):
