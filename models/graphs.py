@@ -137,6 +137,7 @@ class Regions:
             for layer in self.model.get_submodule(part).modules():
                 if isinstance(layer, kind):
                     for method in methods:
+                        layer.__dict__.pop(method, None)  # compiled before: start from the plain method again
                         setattr(layer, method, torch.compile(getattr(layer, method), **options))
 
     def uncompile(self) -> None:
