@@ -66,16 +66,24 @@ class Chat:
         n_slots: int = 1,
         llm_len: int = 4096,
         shapes: Shapes | None = None,
+        pt_path: str | Path | None = None,
     ) -> "Chat":
-        """Chat with a checkpoint folder. llm_len: rows of a conversation, answer included."""
-        model, tokenizer = load_model(path, device=device, dtype=dtype), Tokenizer.load(path)
-        settings = load_preprocessor_config(path)
-        if settings.image_feature_size != model.config.query_num:
-            raise ConfigError(
-                "preprocessor_config.json: image_feature_size",
-                expected=f"{model.config.query_num} (query_num)",
-                got=settings.image_feature_size,
-            )
+        """Chat with a checkpoint folder. llm_len: rows of a conversation, answer included.
+
+        Raises: as `load_model`; ConfigError if tokenizer or picture settings do not fit the model; TokenError.
+        """
+        model = load_model(path, device=device, dtype=dtype, pt_path=pt_path)
+        tokenizer, settings = Tokenizer.load(path), load_preprocessor_config(path)
+        config = model.config
+        highest, n_rows, patch = tokenizer.highest_id, settings.image_feature_size, config.vision_config.patch_size
+        if highest >= config.vocab_size:
+            raise ConfigError("tokenizer: highest id", expected=f"below {config.vocab_size} (vocab_size)", got=highest)
+        for key, expected, got in (
+            ("image_feature_size", config.query_num, n_rows),
+            ("patch_size", patch, settings.patch_size),
+        ):
+            if got != expected:
+                raise ConfigError(f"preprocessor_config.json: {key}", expected=expected, got=got)
         sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], model.config.vocab_size, device)
         runner = Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes)
         return cls(runner, tokenizer, settings)
@@ -159,6 +167,10 @@ class Chat:
         """
         if type(max_new_tokens) is not int or max_new_tokens < 1:
             raise SettingsError("max_new_tokens", expected="a whole number from 1", got=max_new_tokens)
+        for what, given, kind in (("options", options, PromptOptions | None), ("sampling", sampling, TextSampling)):
+            if not isinstance(given, kind):
+                raise SettingsError(what, expected=getattr(kind, "__name__", "PromptOptions"), got=type(given).__name__)
+        stops = self._stops(stop_ids)
         self.runner.check_text(sampling, seed)
         prompt = self.read(messages, options)
         if len(prompt.ids) + max_new_tokens > self.runner.llm_len:
@@ -168,10 +180,14 @@ class Chat:
                 got=f"{len(prompt.ids)} + {max_new_tokens}",
             )
         rows = self.encode(prompt, compat=compat)
-        return self._generate(rows, sampling, seed, max_new_tokens, self._stops(stop_ids))
+        return self._generate(rows, sampling, seed, max_new_tokens, stops)
 
     def _stops(self, stop_ids: Collection[int] | None) -> frozenset[int]:
-        return self.stop_ids if stop_ids is None else frozenset(stop_ids)
+        if stop_ids is None:
+            return self.stop_ids
+        if not isinstance(stop_ids, Collection) or not all(type(token) is int for token in stop_ids):
+            raise SettingsError("stop_ids", expected="a collection of token ids", got=stop_ids)
+        return frozenset(stop_ids)
 
     def _generate(
         self, rows: Rows, sampling: TextSampling, seed: int, limit: int, stop_ids: frozenset[int]

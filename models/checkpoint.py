@@ -129,8 +129,11 @@ def _read_index(file: Path) -> dict[str, str]:
 
 
 def _is_float_tensor(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and value.is_floating_point()
+    is_data = isinstance(value, Tensor) and not value.is_meta
+    return isinstance(name, str) and is_data and value.is_floating_point()
 
 
 def _kind(value: object) -> str:
-    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+    if isinstance(value, Tensor):
+        return "a tensor without data" if value.is_meta else str(value.dtype)
+    return type(value).__name__

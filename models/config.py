@@ -33,7 +33,8 @@ class VisionConfig(_Section):
     num_hidden_layers: Count
     num_attention_heads: Count
     image_size: Count
-    patch_size: Count
+    # Fixed by how images are cut: sizes, limits and tables are all in patches of this side.
+    patch_size: Literal[14]
     num_channels: Literal[3] = 3
     layer_norm_eps: Positive = 1e-6
     hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"

@@ -41,6 +41,12 @@ class Rows:
         return Rows(self.ids[start:end], media, is_row)
 
 
+def check_stretch(what: str, held: int, first: int, count: int) -> None:
+    """Raises: ContextOverflowError unless rows [first, first + count) are among the `held` ones."""
+    if first < 0 or count < 0 or first + count > held:
+        raise ContextOverflowError(what, expected=f"rows inside 0..{held}", got=f"{first}..{first + count}")
+
+
 class Runner:
     """One model, its slots and its regions."""
 
@@ -86,11 +92,12 @@ class Runner:
         """Raises: SettingsError if a slot cannot be configured so."""
         n_sets = len(self._sets.pad_id)
         if sampling.set_index >= n_sets:
-            raise SettingsError("sampling: set_index", expected=f"below {n_sets}", got=sampling.set_index)
+            raise SettingsError("setting set_index", expected=f"below {n_sets}", got=sampling.set_index)
         self.state.text.check(sampling, seed)
 
     def configure_text(self, slot: int, sampling: TextSampling, seed: int | None = None) -> None:
-        """How the slot's tokens are chosen from now on. Raises: SettingsError, with nothing changed."""
+        """How the slot's tokens are chosen from now on. Raises: SlotError or SettingsError, with nothing changed."""
+        self.check_slots([slot])
         self.check_text(sampling, seed)
         self.state.text.configure(slot, sampling, seed)
 
@@ -275,12 +282,7 @@ class Runner:
         """
         self.check_slots(slots, keep, drop)
         for slot, first, count in zip(slots, keep, drop, strict=True):
-            if first < 0 or count < 0 or first + count > self._llm_rows[slot]:
-                raise ContextOverflowError(
-                    f"evict from slot {slot}",
-                    expected=f"rows inside 0..{self._llm_rows[slot]}",
-                    got=f"{first}..{first + count}",
-                )
+            check_stretch(f"evict from slot {slot}", self._llm_rows[slot], first, count)
         size, slot_ids = self.batch("llm_evict", slots)
         self.regions("llm_evict", slot_ids, self.tensor(keep, size, 0), self.tensor(drop, size, 0))
         for slot, count in zip(slots, drop, strict=True):

@@ -105,13 +105,13 @@ def check_number(
     ok = ok and (above is None or value > above) and (at_least is None or value >= at_least)
     if not (ok and (at_most is None or value <= at_most)):
         expected = f"{'a whole' if whole else 'a finite'} number {' and '.join(bounds)}"
-        raise SettingsError(f"sampling: {name}", expected=expected, got=repr(value))
+        raise SettingsError(f"setting {name}", expected=expected, got=repr(value))
 
 
 def check_flag(name: str, value: object) -> None:
     """Raises: SettingsError unless `value` is a bool."""
     if not isinstance(value, bool):
-        raise SettingsError(f"sampling: {name}", expected="true or false", got=repr(value))
+        raise SettingsError(f"setting {name}", expected="true or false", got=repr(value))
 
 
 def signed_seed(seed: int) -> int:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from models.config import AttentionType
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
-from models.runner import Runner
-from models.sampling_settings import CodeSampling
+from models.runner import Runner, check_stretch
+from models.sampling_settings import CodeSampling, check_number
 from models.speech import CODES_PER_CALL
 
 CODES_PER_SECOND = 25
@@ -54,8 +54,9 @@ class Speaker:
     def start_turn(self, slot: int, settings: CodeSampling, *, seed: int | None = None, eos: int | None = None) -> None:
         """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's.
 
-        Raises: SettingsError, with nothing changed.
+        Raises: SlotError or SettingsError, with nothing changed.
         """
+        self.runner.check_slots([slot])
         eos = self.runner.model.config.tts_config.eos_code if eos is None else eos
         self.state.sampler.configure(slot, settings, eos, seed)
         self.empty_cache(slot)
@@ -67,7 +68,11 @@ class Speaker:
         self.runner.speech_rows[slot] = 0
 
     def drop_rows(self, slot: int, keep: int, drop: int, *, turn: bool) -> None:
-        """Drop rows [keep, keep + drop) of the slot, closing the gap as `KVCache.evict` does."""
+        """Drop rows [keep, keep + drop) of the slot, closing the gap as `KVCache.evict` does.
+
+        Raises: ContextOverflowError if the slot does not hold them.
+        """
+        check_stretch(f"speech of slot {slot}", self.rows(slot), keep, drop)
         one = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
         self.state.cache.evict(*one, self.runner.model.tts.model.frequencies, turn)
         self.runner.speech_rows[slot] -= drop
@@ -80,14 +85,18 @@ class Speaker:
         """Rows the slot's cache holds."""
         return self.runner.speech_rows[slot]
 
+    def check_rows(self, slot: int, rows: Tensor) -> None:
+        """Raises: ShapeError unless `rows` is one or more conditioning rows [n, D]."""
+        width = self.runner.model.config.tts_config.hidden_size
+        shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != width or len(rows) < 1:
+            raise ShapeError(f"speech of slot {slot}", expected=f"conditioning rows [1 or more, {width}]", got=shape)
+
     def check(self, slot: int, n_rows: int, max_codes: int, held: int | None = None) -> None:
         """Raises: SettingsError, ShapeError or ContextOverflowError if a slot that holds `held` rows (default: what
         it holds now) cannot take `n_rows` more and draw `max_codes`.
         """
-        if not 1 <= max_codes <= CODES_PER_CALL:
-            raise SettingsError("max_codes", expected=f"1..{CODES_PER_CALL}", got=max_codes)
-        if n_rows < 1:
-            raise ShapeError(f"speech of slot {slot}", expected="at least one conditioning row", got="none")
+        check_number("max_codes", max_codes, at_least=1, at_most=CODES_PER_CALL, whole=True)
         self._token_bucket(n_rows)
         total = (self.rows(slot) if held is None else held) + n_rows + max_codes - 1
         if total > self.state.cache.max_len:
@@ -109,6 +118,7 @@ class Speaker:
         runner = self.runner
         runner.check_slots(slots, rows, min_codes, max_codes)
         for slot, own, most in zip(slots, rows, max_codes, strict=True):
+            self.check_rows(slot, own)
             self.check(slot, len(own), most)
         size, slot_ids = runner.batch("speech_begin", slots)
         longest = max(map(len, rows))
@@ -195,8 +205,10 @@ class CodeStream:
     buffer: list[int] = field(default_factory=list)
     _chunks: list[int] = field(default_factory=list)  # rows each text chunk left in the cache
     _last: tuple[Tensor, list[int]] | None = None
+    _failed: bool = False
 
     def __post_init__(self) -> None:
+        self.speaker.runner.check_slots([self.slot])
         config = self.speaker.runner.model.config.tts_config
         self.attention_type = self.attention_type or config.attention_type
         self.window = config.streaming_sliding_window_audio_window_size if self.window is None else self.window
@@ -206,6 +218,8 @@ class CodeStream:
         ):
             if value not in allowed:
                 raise SettingsError(name, expected=f"one of {', '.join(allowed)}", got=value)
+        for name in ("window", "max_codes", "batch"):
+            check_number(name, getattr(self, name), at_least=1, whole=True)
 
     def push(self, rows: Tensor, final: bool) -> list[list[int]]:
         """Speak one text chunk. rows: [n, D] conditioning rows.
@@ -213,9 +227,16 @@ class CodeStream:
         Returns: full batches; with `final`, if the speech ended, also the rest, be it empty.
         Raises: as `Speaker.one`; what is refused before a code is drawn leaves the turn as it was.
         """
+        self.speaker.check_rows(self.slot, rows)
+        if self._failed:
+            raise NumericsError(f"speech of slot {self.slot}", expected="a new turn", got="more of one that failed")
         fed = self._between_chunks(rows)
         before = self.speaker.rows(self.slot)
-        call = self.speaker.one(self.slot, fed, 0, self.max_codes)
+        try:
+            call = self.speaker.one(self.slot, fed, 0, self.max_codes)
+        except NumericsError:
+            self._failed = True
+            raise
         if not call.ended:
             # The last code was never fed, yet counts as spoken: the next chunk leaves a gap of one position.
             self.speaker.state.cache.positions[self.slot] += 1

@@ -99,6 +99,11 @@ class Tokenizer:
             raise TokenError(str(folder), expected="readable tokenizer files", got=error) from None
         return cls(engine, settings)
 
+    @property
+    def highest_id(self) -> int:
+        """The model's vocabulary must reach beyond it."""
+        return max(self._bytes)
+
     def __len__(self) -> int:
         """Entries of the vocabulary; the model's may be padded beyond them."""
         return len(self._ids)

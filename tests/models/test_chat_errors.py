@@ -1,6 +1,7 @@
 """Requests that are refused and answers that fail: one typed error each, every slot as it was."""
 
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -240,5 +241,27 @@ def test_a_picture_token_count_that_does_not_fit_is_refused(tiny: Path, tmp_path
         if file.is_file():
             shutil.copy(file, tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"image_feature_size": 32}')
-    with pytest.raises(ConfigError, match=r"image_feature_size: expected 64 \(query_num\), got 32"):
+    with pytest.raises(ConfigError, match=r"image_feature_size: expected 64, got 32"):
         Chat.load(tmp_path)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tiny: Path, tmp_path: Path) -> None:
+    for file in tiny.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    extra = {**whole["added_tokens"][-1], "id": 750, "content": "<beyond>"}
+    whole["added_tokens"].append(extra)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=r"tokenizer: highest id: expected below 745 \(vocab_size\), got 7\d\d"):
+        Chat.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"options": {"a": 1}}, {"options": {}}, {"sampling": None}, {"stop_ids": 5}, {"stop_ids": ["a"]}]
+)
+def test_arguments_of_another_type_are_refused(chat: Chat, wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=r"expected .+, got"):
+        chat.stream(user("Hi"), **wrong)
+    with pytest.raises(SettingsError, match=r"expected .+, got"):
+        chat.reply(user("Hi"), **wrong)

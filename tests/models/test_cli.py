@@ -122,7 +122,7 @@ def test_several_files_in_order(
         (["--sound", "stereo.wav"], r"stereo\.wav: expected .+, got 16000 Hz, 2 channel\(s\), 2 byte\(s\) a sample"),
         (["--sound", "bytes.wav"], r"bytes\.wav: expected .+, got 16000 Hz, 1 channel\(s\), 1 byte\(s\) a sample"),
         (["--model", "absent"], r"absent: expected a JSON file, got no such file"),
-        (["--seed", "-1"], r"sampling: seed: expected .+, got -1"),
+        (["--seed", "-1"], r"setting seed: expected .+, got -1"),
         (["--max-new-tokens", "0"], r"max_new_tokens: expected a whole number from 1, got 0"),
     ],
 )

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 import torch
 
-from models.errors import ContextOverflowError, SettingsError
+from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
 from models.omni import OmniModel
 from models.rotary import rotary_angles, rotate
 from models.sampling_settings import CodeSampling
@@ -183,3 +183,35 @@ def test_reindexed_keys_are_turned_unless_the_reference_is_asked_for(
     moved = keys[:, first + second : first + second + third]
     expected = rotate(moved, *rotary_angles(torch.tensor(-second), frequencies)) if turned else moved
     assert_close(got, expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "chunk", [torch.zeros(5, 33), torch.zeros(1, 5, 32), torch.zeros(32), torch.zeros(0, 32), [[0.0] * 32]]
+)
+def test_a_chunk_of_another_shape_leaves_the_turn_as_it_was(speaker: Speaker, kind: str, chunk: object) -> None:
+    speaker.start_turn(0, DRAWN, eos=7000)
+    stream = CodeStream(speaker, 0, kind, window=20, max_codes=8)
+    for _ in range(3):
+        stream.push(rows(3), False)
+    before, held = copy_state(speaker.runner.state), speaker.rows(0)
+    with pytest.raises(ShapeError, match=r"expected conditioning rows \[1 or more, 32\], got"):
+        stream.push(chunk, False)
+    assert speaker.rows(0) == held
+    assert_same(speaker.runner.state, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_turn_takes_no_more(speaker: Speaker, kind: str) -> None:
+    speaker.start_turn(0, DRAWN)
+    stream = CodeStream(speaker, 0, kind, max_codes=8)
+    with pytest.raises(NumericsError, match="expected finite logits"):
+        stream.push(rows(3) * float("nan"), False)
+    with pytest.raises(NumericsError, match="expected a new turn"):
+        stream.push(rows(3), False)
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"window": 1.5}, {"batch": 0}, {"batch": -1}, {"max_codes": 0}])
+def test_sizes_of_a_stream_are_positive_whole_numbers(speaker: Speaker, wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(wrong))}: expected a whole number at least 1"):
+        CodeStream(speaker, 0, **wrong)

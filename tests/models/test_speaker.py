@@ -9,7 +9,7 @@ from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model
 from models.sampling_settings import CodeSampling
-from models.speaker import Speaker
+from models.speaker import CodeStream, Speaker
 from models.speech import CODES_PER_CALL
 from tests.models.plain_speech import PlainSpeaker
 from tests.models.slot_copies import assert_same, copy_state
@@ -238,3 +238,32 @@ def test_nan_after_some_codes_keeps_count(tiny) -> None:
     (broken,) = speaker.call([0], [rows(6)], min_codes=[0], max_codes=[10])
     assert broken.bad and broken.codes == call.codes[:5]
     assert speaker.rows(0) == speaker.state.cache.lengths[0] == 6 + 5
+
+
+@pytest.mark.parametrize("slot", [-1, 4, 99])
+def test_a_turn_needs_a_slot_of_the_runner(speaker: Speaker, slot: int) -> None:
+    speaker.start_turn(3, DRAWN)
+    speaker.unit([3], [rows(4)], may_end=[False])
+    before, held = copy_state(speaker.runner.state), list(speaker.runner.speech_rows)
+    with pytest.raises(SlotError, match="expected different numbers from 0 to 3"):
+        speaker.start_turn(slot, DRAWN)
+    with pytest.raises(SlotError):
+        CodeStream(speaker, slot)
+    assert speaker.runner.speech_rows == held
+    assert_same(speaker.runner.state, before)
+
+
+@pytest.mark.parametrize(("keep", "drop"), [(0, 500), (-1, 2), (3, -1), (29, 2)])
+def test_only_rows_that_are_there_can_be_dropped(speaker: Speaker, keep: int, drop: int) -> None:
+    speaker.start_turn(0, DRAWN)
+    speaker.unit([0], [rows(5)], may_end=[False])
+    with pytest.raises(ContextOverflowError, match=r"expected rows inside 0\.\.30, got"):
+        speaker.drop_rows(0, keep, drop, turn=True)
+    assert speaker.rows(0) == speaker.state.cache.lengths[0] == 30
+
+
+@pytest.mark.parametrize("most", [0, 2.5, "a", CODES_PER_CALL + 1])
+def test_a_limit_is_a_whole_number_in_range(speaker: Speaker, most: object) -> None:
+    speaker.start_turn(0, DRAWN)
+    with pytest.raises(SettingsError, match=r"max_codes: expected a whole number at least 1 and at most 2048, got"):
+        speaker.call([0], [rows(3)], min_codes=[0], max_codes=[most])
