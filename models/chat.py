@@ -75,16 +75,16 @@ class Chat:
         model = load_model(path, device=device, dtype=dtype, pt_path=pt_path)
         tokenizer, settings = Tokenizer.load(path), load_preprocessor_config(path)
         config = model.config
-        highest, n_rows, patch = tokenizer.highest_id, settings.image_feature_size, config.vision_config.patch_size
-        if highest >= config.vocab_size:
-            raise ConfigError("tokenizer: highest id", expected=f"below {config.vocab_size} (vocab_size)", got=highest)
-        for key, expected, got in (
-            ("image_feature_size", config.query_num, n_rows),
-            ("patch_size", patch, settings.patch_size),
+        if tokenizer.highest_id >= config.vocab_size:
+            expected = f"below {config.vocab_size} (vocab_size)"
+            raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
+        for key, expected in (
+            ("image_feature_size", config.query_num),
+            ("patch_size", config.vision_config.patch_size),
         ):
-            if got != expected:
+            if (got := getattr(settings, key)) != expected:
                 raise ConfigError(f"preprocessor_config.json: {key}", expected=expected, got=got)
-        sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], model.config.vocab_size, device)
+        sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], config.vocab_size, device)
         runner = Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes)
         return cls(runner, tokenizer, settings)
 

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -28,6 +29,7 @@ MAX_PATCHES = 4096  # per slice; only a line-shaped image comes near
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
 Size = tuple[int, int]
+Floats = TypeVar("Floats")
 
 
 @dataclass(frozen=True)
@@ -197,9 +199,9 @@ def image_patches(image: Image.Image, plan: SlicePlan, *, table_side: int = TABL
     return [patchify(part, table_side=table_side) for part in cut(image, plan)]
 
 
-def pixel_values(pixels: np.ndarray) -> np.ndarray:
-    """Bytes to float32 in [-1, 1], in exactly this order of float32 operations."""
-    return (pixels.astype(np.float32) / 255 - 0.5) / 0.5
+def pixel_values(levels: Floats) -> Floats:
+    """Levels 0 to 255, as float32 array or tensor, to [-1, 1], in exactly this order of float32 operations."""
+    return (levels / 255 - 0.5) / 0.5
 
 
 def pad_batch(slices: Sequence[ImagePatches], length: int = LENGTH, size: int | None = None) -> ImageBatch:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from models.apm import Apm, project
 from models.config import OmniConfig
+from models.image import pixel_values
 from models.kv_cache import KVCache
 from models.layers import Projector
 from models.llm import LLM
@@ -52,7 +53,7 @@ class OmniModel(nn.Module):
             position_ids: [B, L]; coords: [B, L, 2] (row, column); mask: [B, L] bool.
         Returns: [B, query_num, D].
         """
-        patches = ((pixels.float() / 255 - 0.5) / 0.5).to(self.dtype)
+        patches = pixel_values(pixels.float()).to(self.dtype)
         return self.resampler(self.vpm(patches, position_ids, mask), coords, mask)
 
     def encode_unit(

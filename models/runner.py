@@ -198,10 +198,6 @@ class Runner:
 
     # --- text ----------------------------------------------------------------------------------
 
-    def embeddings(self, ids: Tensor) -> Tensor:
-        """[n] ids -> [n, D] rows as the LLM sees them."""
-        return self.model.llm.model.embed_tokens(ids)
-
     def feed(self, slots: Sequence[int], stretches: Sequence[Rows]) -> tuple[list[Tensor], Tensor]:
         """Append a stretch to each slot, in pieces of at most the largest row bucket.
 

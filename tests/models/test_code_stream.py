@@ -16,16 +16,6 @@ from tests.models.slot_copies import assert_same, copy_state
 from tests.models.speakers import BEST, DRAWN, KINDS, UNIT, make_speaker, new_code, rows
 
 
-@pytest.fixture
-def speaker(tiny_model: OmniModel) -> Speaker:
-    return make_speaker(tiny_model)
-
-
-@pytest.fixture
-def eos(tiny_model: OmniModel) -> int:
-    return tiny_model.config.tts_config.eos_code
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reachable", [False, True], ids=["capped", "ends"])
 def test_a_stream_equals_the_plain_loop(speaker: Speaker, eos: int, kind: str, reachable: bool) -> None:

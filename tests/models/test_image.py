@@ -104,7 +104,7 @@ def test_patchify_wants_whole_patches(image):
 
 
 def test_pixel_values():
-    values = pixel_values(np.arange(256, dtype=np.uint8))
+    values = pixel_values(np.arange(256, dtype=np.float32))
     one = np.float32(1)
     expected = [(np.float32(v) / (255 * one) - one / 2) / (one / 2) for v in range(256)]
     assert values.dtype == np.float32

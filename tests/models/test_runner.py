@@ -82,7 +82,7 @@ def test_a_stretch_may_be_cut_anywhere(runner: Runner) -> None:
 
 def test_media_stand_in_where_asked(runner: Runner) -> None:
     stretch = mixed(9, 8)
-    embedded = torch.where(stretch.is_row[:, None], stretch.media, runner.embeddings(stretch.ids))
+    embedded = torch.where(stretch.is_row[:, None], stretch.media, runner.model.llm.model.embed_tokens(stretch.ids))
     other = Rows(torch.where(stretch.is_row, 3, stretch.ids), embedded, stretch.is_row)
     first, _ = runner.feed([0, 1], [stretch, other])
     everywhere, _ = runner.feed([2], [Rows(stretch.ids, embedded, torch.ones(9, dtype=torch.bool))])

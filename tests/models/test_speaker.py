@@ -16,16 +16,6 @@ from tests.models.slot_copies import assert_same, copy_state
 from tests.models.speakers import BEST, DRAWN, UNIT, WIDTH, make_speaker, new_code, rows
 
 
-@pytest.fixture
-def speaker(tiny_model: OmniModel) -> Speaker:
-    return make_speaker(tiny_model)
-
-
-@pytest.fixture
-def eos(tiny_model: OmniModel) -> int:
-    return tiny_model.config.tts_config.eos_code
-
-
 @pytest.mark.parametrize("settings", [DRAWN, BEST], ids=["drawn", "best"])
 def test_answer_equals_the_plain_loop(speaker: Speaker, eos: int, settings: CodeSampling) -> None:
     tts, own = speaker.runner.model.tts, rows(6)

@@ -29,11 +29,6 @@ def state(runner: Runner) -> SpeechState:
     return runner.state.speech
 
 
-@pytest.fixture
-def eos(tiny_model: OmniModel) -> int:
-    return tiny_model.config.tts_config.eos_code
-
-
 def rows(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 32, generator=torch.Generator().manual_seed(seed))
 

@@ -36,7 +36,7 @@ def run(golden: GoldenDir, model: OmniModel, report: Report, stem: str) -> None:
     runner = Runner(model, sets, n_slots=2, llm_len=len(prompt.ids) + n_steps + 8)
     chat = Chat(runner, tokenizer, settings)
     rows = chat.encode(prompt, compat="reference")
-    embeds = runner.embeddings(rows.ids)
+    embeds = model.llm.model.embed_tokens(rows.ids)
     if rows.media is not None:
         embeds = torch.where(rows.is_row[:, None], rows.media, embeds)
     report.close_if(stem, "inputs_embeds", embeds[None], tensors.get("inputs_embeds"))

@@ -57,12 +57,15 @@ def _check_image(
         report.equal_if(f"image {case}", f"slice {j} sha256", _sha(bytes_strip), expected.get("u8_sha256"))
         if "f32_sum" in expected:
             # A sum in float64 of ten thousands of float32 values: only the order of addition may differ.
-            total, stored_sum = pixel_values(bytes_strip).sum(dtype=np.float64), torch.tensor(expected["f32_sum"])
+            total, stored_sum = (
+                pixel_values(bytes_strip.astype(np.float32)).sum(dtype=np.float64),
+                torch.tensor(expected["f32_sum"]),
+            )
             report.close(f"image {case}", f"slice {j} pixel sum", torch.tensor(total), stored_sum.double(), 1e-6)
         if (stored := tensors.get(f"{case}.slice{j}.u8")) is not None:
             report.equal(f"image {case}", f"slice {j} differing bytes", int((bytes_strip != stored.numpy()).sum()), 0)
             values = (stored.numpy().astype(np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
-            wrong = int((pixel_values(bytes_strip) != values).sum())
+            wrong = int((pixel_values(bytes_strip.astype(np.float32)) != values).sum())
             report.equal(f"image {case}", f"slice {j} differing pixel values", wrong, 0)
     n_rows = load_preprocessor_config(golden.checkpoint).image_feature_size
     placeholder = re.sub(r"(?:<unk>)+", _counted, image_placeholder(sizes, n_rows, number=meta["k"]))

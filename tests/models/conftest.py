@@ -1,0 +1,17 @@
+"""Fixtures of the speech tests, on the embedded checkpoint."""
+
+import pytest
+
+from models.omni import OmniModel
+from models.speaker import Speaker
+from tests.models.speakers import make_speaker
+
+
+@pytest.fixture
+def speaker(tiny_model: OmniModel) -> Speaker:
+    return make_speaker(tiny_model)
+
+
+@pytest.fixture
+def eos(tiny_model: OmniModel) -> int:
+    return tiny_model.config.tts_config.eos_code
