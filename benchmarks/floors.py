@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from benchmarks.timing import Ceilings
 from models.apm import UNIT_ROWS
 from models.audio import HOP, UNIT_COLUMNS
-from models.graphs import Bucket, Regions
+from models.graphs import Bucket
 from models.kv_cache import KVCache
 from models.layers import Backbone
 from models.mel_stream import MIRRORED_FIRST
+from models.region_table import Regions
 
 EVICTED_ROWS = 8  # rows the eviction that is timed drops
 

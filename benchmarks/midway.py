@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.floors import EVICTED_ROWS
-from models.graphs import Bucket, Regions
+from models.graphs import Bucket
 from models.kv_cache import KVCache
+from models.region_table import Regions
 from models.sampling_settings import DUPLEX_CODES, DUPLEX_TEXT
 from models.state import SlotState
 

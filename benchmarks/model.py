@@ -18,10 +18,11 @@ from benchmarks.timing import Ceilings, Clock, Timing
 from models.audio import LogMel
 from models.config import load_config
 from models.errors import ModelError, SettingsError
-from models.graphs import Bucket, Captured, Regions, Shapes, compile_counters
+from models.graphs import Bucket, Captured, compile_counters
 from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model
+from models.region_table import Regions, Shapes
 from models.sampling import TokenSet, TokenSets
 from models.state import SlotState
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from models.graphs import Shapes
+from models.region_table import Shapes
 
 CONFIGS = {"tiny": Path("assets/tiny"), "real": Path("tests/data/released_config.json")}
 MODES = ("eager", "compiled", "by_layer", "graph")

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from models.audio import frame_count, placeholder_groups, token_count, validate_audio
 from models.config import PreprocessorConfig, load_preprocessor_config
 from models.errors import ConfigError, ContextOverflowError, MessageError, NumericsError, SettingsError
-from models.graphs import Shapes
 from models.image import image_patches
 from models.load import load_model
 from models.prompts import PlacedAudio, Prompt, PromptOptions, build_prompt
+from models.region_table import Shapes
 from models.runner import Rows, Runner
 from models.sampling import TokenSet, TokenSets
 from models.sampling_settings import CHAT_TEXT, TextSampling

@@ -1,44 +1,28 @@
-"""The table of regions: which shapes each may be called with, and how it runs (eager, compiled, captured).
+"""A table of regions: which shapes each may be called with, and how it runs (eager, compiled, captured).
 
-Knows buckets, examples, torch.compile and CUDA graphs. Does not know sessions; a caller pads to a bucket
-with `Shapes.fit` and calls `Regions`. After `warm_up` no call compiles anything.
+Knows buckets, examples, torch.compile and CUDA graphs. Does not know what the regions do nor who calls them; a caller
+pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles anything.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from models import regions as stages
-from models.apm import UNIT_ROWS, AudioLayer
-from models.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
 from models.errors import SettingsError, ShapeError
-from models.layers import DecoderLayer
-from models.omni import OmniModel
-from models.sampling import TokenSets
-from models.state import SlotState
-from models.vpm import VisionLayer
 
 Bucket = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """Allowed sizes per axis, ascending; every region's buckets are products of these."""
+class ShapeTable:
+    """Allowed sizes per axis, ascending; every region's buckets are products of these. Subclasses name the axes."""
 
     batch: tuple[int, ...] = (1, 2, 4)
-    slices: tuple[int, ...] = (1, 2, 4, 10)  # image slices encoded at once
-    patches: tuple[int, ...] = (1088, 4096)  # the first holds every ordinary frame
-    clip_frames: tuple[int, ...] = (200, 1000, 3000)
-    samples: tuple[int, ...] = (16640,)  # a unit's sound, the longer first one included
-    rows: tuple[int, ...] = (16, 96, 512)  # LLM rows fed at once
-    kv: tuple[int, ...] = (512, 2048, 8192)  # LLM context looked at
-    tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens spoken at once
-    speech_kv: tuple[int, ...] = (512, 4096)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,7 +30,7 @@ class Shapes:
             if not sizes or list(sizes) != sorted(set(sizes)) or min(sizes) < 1:
                 raise SettingsError(f"shapes.{field.name}", expected="ascending positive sizes", got=sizes)
 
-    def capped(self, **limits: int) -> "Shapes":
+    def capped(self, **limits: int) -> Self:
         """The same with axes cut at a limit, which becomes the axis's largest size."""
         cut = {axis: (*(s for s in getattr(self, axis) if s < limit), limit) for axis, limit in limits.items()}
         return replace(self, **cut)
@@ -64,7 +48,7 @@ class Region:
     """One row of the table.
 
     run: plain function called as run(*bound, *tensors, **static). part: the compile target(s) it holds.
-    axes: bucket axis -> name in `Shapes`. example: inputs of one bucket on scratch slots, as (tensors, static).
+    axes: bucket axis -> name in the shapes. example: inputs of one bucket on scratch slots, as (tensors, static).
     variants: further settings of `static` that serving uses; each is a graph of its own.
     """
 
@@ -76,17 +60,20 @@ class Region:
     example: Callable[[Bucket], tuple[tuple[Tensor, ...], dict[str, Any]]]
     variants: tuple[dict[str, Any], ...] = ({},)
 
-    def buckets(self, shapes: Shapes) -> Iterator[Bucket]:
+    def buckets(self, shapes: ShapeTable) -> Iterator[Bucket]:
         for sizes in product(*(getattr(shapes, axis) for axis in self.axes.values())):
             yield dict(zip(self.axes, sizes, strict=True))
 
 
-class Regions:
-    """All regions of one model and its slots. Call one by name: `regions("llm_decode", slots, ids, ...)`."""
+class RegionTable:
+    """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
 
-    def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
-        self.model, self.state, self.shapes = model, state, shapes
-        self.table = {region.name: region for region in _table(model, state, log_mel, sets)}
+    # Compile target -> the module class repeated inside it, and the methods that compile in its place.
+    stacks: ClassVar[dict[str, tuple[type[nn.Module], tuple[str, ...]]]] = {}
+
+    def __init__(self, root: nn.Module, table: Iterable[Region], shapes: ShapeTable):
+        self.root, self.shapes = root, shapes
+        self.table = {region.name: region for region in table}
         self._runners = {name: region.run for name, region in self.table.items()}
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
@@ -126,15 +113,9 @@ class Regions:
         return list(self.table.values()) if names is None else [self.table[name] for name in names]
 
     def _compile_layers(self, parts: set[str], options: dict[str, Any]) -> None:
-        stacks = {
-            "vpm": (VisionLayer, ("forward",)),
-            "apm": (AudioLayer, ("forward", "stream")),
-            "llm.model": (DecoderLayer, ("forward",)),
-            "tts.model": (DecoderLayer, ("forward",)),
-        }
-        for part in parts & stacks.keys():
-            kind, methods = stacks[part]
-            for layer in self.model.get_submodule(part).modules():
+        for part in parts & self.stacks.keys():
+            kind, methods = self.stacks[part]
+            for layer in self.root.get_submodule(part).modules():
                 if isinstance(layer, kind):
                     for method in methods:
                         layer.__dict__.pop(method, None)  # compiled before: start from the plain method again
@@ -143,9 +124,11 @@ class Regions:
     def uncompile(self) -> None:
         """Back to eager for every region and layer."""
         self._runners = {name: region.run for name, region in self.table.items()}
-        for layer in self.model.modules():
-            for method in ("forward", "stream"):
-                layer.__dict__.pop(method, None)
+        for kind, methods in self.stacks.values():
+            for layer in self.root.modules():
+                if isinstance(layer, kind):
+                    for method in methods:
+                        layer.__dict__.pop(method, None)
 
     def warm_up(self, names: list[str] | None = None) -> None:
         """Run every bucket of every region once, on scratch slots; sessions' slots stay as they are."""
@@ -157,13 +140,13 @@ class Regions:
 
     def clear_scratch(self) -> None:
         """Empty the scratch slot: an example advances its counters like any session's."""
-        self.state.reset(torch.tensor([self.state.scratch], device=self.state.llm.lengths.device))
+        raise NotImplementedError(f"{type(self).__name__}.clear_scratch")
 
 
 class Captured:
     """One region at one bucket as a CUDA graph: static inputs, replay, static outputs."""
 
-    def __init__(self, regions: Regions, name: str, bucket: Bucket):
+    def __init__(self, regions: RegionTable, name: str, bucket: Bucket):
         self.name = name
         self.inputs, static = regions.table[name].example(bucket)
         stream = torch.cuda.Stream()
@@ -194,107 +177,3 @@ def compile_counters() -> dict[str, int]:
         "graphs": counters["stats"]["unique_graphs"],
         "frames": counters["frames"]["total"],
     }
-
-
-def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets) -> Iterator[Region]:
-    """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
-    config, device = model.config, model.device
-    width, patch = config.hidden_size, config.vision_config.patch_size
-
-    def scratch(n: int) -> Tensor:
-        return torch.full((n,), state.scratch, device=device)
-
-    def full(n: int, value: int) -> Tensor:
-        return torch.full((n,), value, dtype=torch.int64, device=device)
-
-    def yes(*shape: int) -> Tensor:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-
-    def noise(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
-        return torch.randn(shape, device=device).to(dtype)
-
-    def vision_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, length = b["slices"], b["patches"]
-        pixels = torch.randint(0, 256, (n, length, 3 * patch * patch), dtype=torch.uint8, device=device)
-        ids = torch.randint(0, config.vision_config.table_side**2, (n, length), device=device)
-        coords = torch.randint(0, config.vision_config.table_side, (n, length, 2), device=device)
-        return (pixels, ids, coords, yes(n, length)), {}
-
-    if config.init_vision:
-        axes = {"slices": "slices", "patches": "patches"}
-        yield Region("vision", "vpm, resampler", stages.vision, (model,), axes, vision_example)
-
-    def clips_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, frames = b["batch"], b["frames"]
-        mel = noise(n, config.audio_config.num_mel_bins, frames, dtype=torch.float32)
-        chunk = int(config.audio_chunk_length * UNIT_ROWS)
-        return (mel, full(n, frames), full(n, (frames + 1) // 2)), {"chunk": chunk}
-
-    def mel_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n = b["batch"]
-        samples = 0.1 * noise(n, b["samples"], dtype=torch.float32)
-        n_new = full(n, min(UNIT_SAMPLES, b["samples"]))
-        return (scratch(n), samples, n_new, yes(n), ~yes(n)), {"redundancy": 2, "clip": "auto"}
-
-    def audio_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n = b["batch"]
-        mel = noise(n, config.audio_config.num_mel_bins, UNIT_COLUMNS, dtype=torch.float32)
-        return (scratch(n), mel, full(n, 0), full(n, UNIT_COLUMNS)), {}
-
-    if config.init_audio:
-        yield Region("clips", "apm", stages.clips, (model,), {"batch": "batch", "frames": "clip_frames"}, clips_example)
-        axes = {"batch": "batch", "samples": "samples"}
-        half_duplex = {"redundancy": 0}
-        yield Region("mel_unit", "apm", stages.mel_unit, (log_mel, state), axes, mel_example, ({}, half_duplex))
-        yield Region("audio_unit", "apm", stages.audio_unit, (model, state), {"batch": "batch"}, audio_example)
-
-    def prefill_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, rows = b["batch"], b["rows"]
-        ids = torch.randint(0, config.vocab_size, (n, rows), device=device)
-        is_row = torch.rand(n, rows, device=device) < 0.5
-        return (scratch(n), ids, noise(n, rows, width), is_row, full(n, rows)), {"kv_len": b["kv"]}
-
-    def decode_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n = b["batch"]
-        return (scratch(n), torch.randint(0, config.vocab_size, (n,), device=device), yes(n)), {"kv_len": b["kv"]}
-
-    def sample_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n = b["batch"]
-        return (scratch(n), noise(n, config.vocab_size, dtype=torch.float32), yes(n)), {"candidates": None}
-
-    def evict_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n = b["batch"]
-        return (scratch(n), full(n, 0), full(n, 0)), {}
-
-    axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
-    yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example)
-    axes = {"batch": "batch", "kv": "kv"}
-    yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
-    yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
-    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example)
-
-    def reset_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        return (scratch(b["batch"]),), {}
-
-    yield Region("reset", "state", stages.reset, (state,), {"batch": "batch"}, reset_example)
-
-    def condition_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, tokens = b["batch"], b["tokens"]
-        ids = torch.randint(0, config.tts_config.num_text_tokens, (n, tokens), device=device)
-        return (ids, noise(n, tokens, width), full(n, tokens), ~yes(n)), {}
-
-    def begin_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, rows = b["batch"], b["tokens"] + 2
-        hidden = noise(n, rows, config.tts_config.hidden_size)
-        return (scratch(n), hidden, full(n, rows), full(n, 26), full(n, 26)), {"kv_len": b["kv"]}
-
-    def step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        return (scratch(b["batch"]),), {"kv_len": b["kv"]}
-
-    if config.init_tts:
-        axes = {"batch": "batch", "tokens": "tokens"}
-        yield Region("speech_condition", "tts", stages.speech_condition, (model,), axes, condition_example)
-        axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
-        yield Region("speech_begin", "tts.model", stages.speech_begin, (model, state), axes, begin_example)
-        axes = {"batch": "batch", "kv": "speech_kv"}
-        yield Region("speech_step", "tts.model", stages.speech_step, (model, state), axes, step_example)

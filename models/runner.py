@@ -14,9 +14,9 @@ from torch import Tensor
 from models.apm import UNIT_ROWS
 from models.audio import LogMel, conv_length, frame_count, split_clip, token_count
 from models.errors import AudioError, ContextOverflowError, SettingsError, ShapeError, SlotError
-from models.graphs import Regions, Shapes
 from models.image import ImagePatches, pad_batch
 from models.omni import OmniModel
+from models.region_table import Regions, Shapes
 from models.sampling import Sampled, TokenSets
 from models.sampling_settings import TextSampling
 from models.state import SlotPool, SlotState

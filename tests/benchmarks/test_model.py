@@ -16,9 +16,9 @@ from benchmarks.settings import parse
 from benchmarks.timing import Ceilings
 from models.audio import LogMel
 from models.config import load_config
-from models.graphs import Regions, Shapes
 from models.load import build_on_meta, load_model
 from models.omni import OmniModel
+from models.region_table import Regions, Shapes
 from models.sampling import TokenSet, TokenSets
 from models.state import SlotState
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from models.errors import SettingsError, ShapeError
-from models.graphs import Captured, Regions, Shapes, compile_counters
+from models.graphs import Captured, compile_counters
 from models.load import load_model
 from models.omni import OmniModel
+from models.region_table import Regions, Shapes
 from models.runner import Runner
 from models.sampling import TokenSet, TokenSets
 from models.sampling_settings import CHAT_TEXT, DUPLEX_CODES

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from models.errors import ContextOverflowError, ShapeError, SlotError
-from models.graphs import Shapes
 from models.omni import OmniModel
+from models.region_table import Shapes
 from models.runner import Rows, Runner
 from models.sampling import TokenSet, TokenSets
 from models.sampling_settings import CHAT_TEXT, TextSampling

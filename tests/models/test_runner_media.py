@@ -8,9 +8,9 @@ from torch import Tensor
 
 from models.audio import CLIP_SAMPLES, SAMPLE_RATE
 from models.errors import ShapeError
-from models.graphs import Shapes
 from models.image import ImagePatches, patchify
 from models.omni import OmniModel
+from models.region_table import Shapes
 from models.runner import Runner
 from models.sampling import TokenSet, TokenSets
 from tests.models.slot_copies import assert_same, copy_state

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 
@@ -29,6 +30,11 @@ class GoldenDir:
         """All tensors of a file; none if there is no such file."""
         file = self.path / f"{stem}.safetensors"
         return load_file(file) if file.exists() else {}
+
+    def config(self, stem: str) -> dict[str, Any]:
+        """The settings in the file's own header (`config`, JSON); empty if it has none."""
+        with safe_open(self.path / f"{stem}.safetensors", framework="pt") as file:
+            return json.loads((file.metadata() or {}).get("config", "{}"))
 
     def meta(self, stem: str) -> dict[str, Any]:
         return self.manifest.get(stem, {}).get("meta") or {}

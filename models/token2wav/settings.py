@@ -1,0 +1,112 @@
+"""Hyper-parameters of the vocoder's parts. Knows ranges and the released values; reads no files.
+
+`FlowConfig` is what `flow.yaml` says. The other parts have no settings file: their sizes are read from the shapes
+of their weights, and the rest of them is fixed by how the networks were trained.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MEL_RATE = 50  # mel frames a second
+FRAMES_PER_CODE = 2
+SAMPLE_RATE = 24_000
+SAMPLES_PER_FRAME = SAMPLE_RATE // MEL_RATE
+SAMPLES_PER_CODE = FRAMES_PER_CODE * SAMPLES_PER_FRAME
+SILENCE_CODE = 4218  # what the look-ahead of a voice's prompt and the start of every turn are filled with
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class EncoderConfig(_Settings):
+    """The upsampling conformer. Defaults are the released values."""
+
+    width: Count = 512
+    heads: Count = 8
+    inner: Count = 2048
+    n_layers: Count = 6  # at code rate
+    n_up_layers: Count = 4  # at mel rate
+    lookahead: Count = 3  # codes seen and not voiced yet
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "EncoderConfig":
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(f"expected an even width that {self.heads} heads divide, got {self.width}")
+        return self
+
+
+class DiTConfig(_Settings):
+    """The estimator of the flow's velocity. Defaults are the released values."""
+
+    width: Count = 512
+    heads: Count = 8
+    head_dim: Count = 64
+    depth: Count = 16
+    mlp_ratio: Annotated[float, Field(gt=0)] = 4.0
+
+
+class FlowConfig(_Settings):
+    """Codes to mel frames: encoder, estimator and what joins them. Defaults are the released values."""
+
+    vocab_size: Count = 6561
+    n_mels: Count = 80
+    speaker_dim: Count = 192
+    cfg_rate: Annotated[float, Field(ge=0)] = 0.7
+    encoder: EncoderConfig = EncoderConfig()
+    estimator: DiTConfig = DiTConfig()
+
+
+class HiftConfig(_Settings):
+    """Mel frames to samples. `base_channels` halves with each of the three upsampling stages."""
+
+    n_mels: Count = 80
+    base_channels: Annotated[int, Field(ge=8, multiple_of=8)] = 512
+    f0_channels: Count = 512
+
+
+class CampPlusConfig(_Settings):
+    """The speaker encoder's sizes."""
+
+    n_mels: Annotated[int, Field(ge=8, multiple_of=8)] = 80
+    embedding: Count = 192
+    growth: Count = 32
+    bottleneck: Count = 4  # width inside a dense layer, in multiples of `growth`
+    channels: Count = 128  # after the first convolution over time
+    front_channels: Count = 32  # of the two-dimensional front end
+
+
+class S3TokenizerConfig(_Settings):
+    """The speech tokenizer's sizes; heads are always 64 wide."""
+
+    n_mels: Count = 128
+    width: Annotated[int, Field(ge=64, multiple_of=64)] = 1280
+    n_layers: Count = 6
+    # Two writers of the same network disagree about the first norm of a block: 1e-5 and 1e-6.
+    first_norm_eps: float = 1e-5
+
+
+class UNetConfig(_Settings):
+    """Chatterbox's estimator of the flow's velocity. Defaults are the released values.
+
+    `in_channels` counts the noisy mel, the encoder's mel and the condition, `out_channels` each, and the speaker.
+    """
+
+    in_channels: Count = 320
+    out_channels: Count = 80
+    channels: Count = 256
+    heads: Count = 8
+    head_dim: Count = 64
+    blocks: Count = 4  # transformer blocks of a stage
+    mid_blocks: Count = 12  # stages between the two that the skip connection joins
+    meanflow: bool = False  # distilled: estimates the mean velocity between two times
+
+    @model_validator(mode="after")
+    def _speaker_fits(self) -> "UNetConfig":
+        if self.in_channels <= 3 * self.out_channels or self.in_channels % 2:
+            expected = f"an even number of in_channels above 3 x {self.out_channels}"
+            raise ValueError(f"expected {expected}, got {self.in_channels}")
+        return self
