@@ -5,23 +5,21 @@ alone, not on the machine: values come from integer bit streams and exact float 
 """
 
 import argparse
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from assets.byte_bpe import Vocabulary, byte_spelling, train, write_files, write_json
+from assets.draw import draw
 from models.checkpoint import INDEX
 from models.config import parse_config
 from models.load import expected_tensors
 
 HERE = Path(__file__).parent
-SEED = 45
 N_TRAINED_TOKENS = 638
 SHARD_BYTES = 3_000_000
 
@@ -183,15 +181,6 @@ def unspeakable(vocabulary: Vocabulary) -> list[int]:
 
     trained = vocabulary.tokens[:N_TRAINED_TOKENS]
     return [i for i, token in enumerate(trained) if not speakable(token)]
-
-
-def draw(name: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Tensor:
-    """Uniform float32 values, the same on every machine: a stream per tensor name, 24 bits per value."""
-    stream = np.random.PCG64(int.from_bytes(hashlib.sha256(f"{SEED}:{name}".encode()).digest()[:8], "little"))
-    bits = stream.random_raw(math.prod(shape)) >> np.uint64(40)
-    unit = (bits.astype(np.float32) - np.float32(2**23)) / np.float32(2**23)
-    values = unit * np.float32(std * math.sqrt(3)) + np.float32(mean)
-    return torch.from_numpy(values.reshape(shape))
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no c
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, ClassVar, Self
 
 import torch
@@ -68,8 +68,8 @@ class Region:
 class RegionTable:
     """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
 
-    # Compile target -> the module class repeated inside it, and the methods that compile in its place.
-    stacks: ClassVar[dict[str, tuple[type[nn.Module], tuple[str, ...]]]] = {}
+    # Compile target -> module classes repeated inside it, and their methods that compile in its place.
+    stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}
 
     def __init__(self, root: nn.Module, table: Iterable[Region], shapes: ShapeTable):
         self.root, self.shapes = root, shapes
@@ -114,18 +114,21 @@ class RegionTable:
 
     def _compile_layers(self, parts: set[str], options: dict[str, Any]) -> None:
         for part in parts & self.stacks.keys():
-            kind, methods = self.stacks[part]
-            for layer in self.root.get_submodule(part).modules():
+            for layer, method in self._pieces(part):
+                layer.__dict__.pop(method, None)  # compiled before: start from the plain method again
+                setattr(layer, method, torch.compile(getattr(layer, method), **options))
+
+    def _pieces(self, part: str) -> Iterator[tuple[nn.Module, str]]:
+        for layer in self.root.get_submodule(part).modules():
+            for kind, methods in self.stacks[part]:
                 if isinstance(layer, kind):
-                    for method in methods:
-                        layer.__dict__.pop(method, None)  # compiled before: start from the plain method again
-                        setattr(layer, method, torch.compile(getattr(layer, method), **options))
+                    yield from ((layer, method) for method in methods)
 
     def uncompile(self) -> None:
         """Back to eager for every region and layer."""
         self._runners = {name: region.run for name, region in self.table.items()}
-        for kind, methods in self.stacks.values():
-            for layer in self.root.modules():
+        for layer in self.root.modules():
+            for kind, methods in chain.from_iterable(self.stacks.values()):
                 if isinstance(layer, kind):
                     for method in methods:
                         layer.__dict__.pop(method, None)
@@ -146,18 +149,26 @@ class RegionTable:
 class Captured:
     """One region at one bucket as a CUDA graph: static inputs, replay, static outputs."""
 
-    def __init__(self, regions: RegionTable, name: str, bucket: Bucket):
+    def __init__(
+        self, regions: RegionTable, name: str, bucket: Bucket, variant: dict[str, Any] | None = None, pool: Any = None
+    ):
+        """
+        Args:
+            variant: settings that differ from the example's. pool: memory pool to share with graphs that never run at
+                the same time as this one (`torch.cuda.graph_pool_handle`); None = one of its own.
+        """
         self.name = name
         self.inputs, static = regions.table[name].example(bucket)
+        self.static = {**static, **(variant or {})}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # compile, then settle lazily created handles before the capture
-                regions(name, *self.inputs, **static)
+                regions(name, *self.inputs, **self.static)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = regions(name, *self.inputs, **static)
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.outputs = regions(name, *self.inputs, **self.static)
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Copy inputs in and replay. Returns: the static outputs, overwritten by the next call."""

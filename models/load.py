@@ -5,7 +5,6 @@ Knows the tree `OmniModel` builds and how other writers spell its names. Does no
 """
 
 import re
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from tqdm import tqdm
 
 from models.checkpoint import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
 from models.config import OmniConfig, load_config
-from models.errors import CheckpointError, SettingsError
-from models.layers import Derived
+from models.errors import SettingsError
 from models.omni import OmniModel
+from models.weights import Mismatch, assign_weights, tensor_shapes
 
 # Other spellings of our names, applied in this order to every stored name.
 RENAMES: tuple[tuple[str, str], ...] = (
@@ -56,8 +55,8 @@ def load_model(
     path = Path(path)
     config = load_config(path)
     model = build_on_meta(config)
-    overrides = {} if pt_path is None else _overrides(Path(pt_path), config, _shapes(model))
-    stored = _match(path, config, _shapes(model), overrides)
+    overrides = {} if pt_path is None else _overrides(Path(pt_path), config, tensor_shapes(model))
+    stored = _match(path, config, tensor_shapes(model), overrides)
 
     tensors = {name: _place(name, tensor, device, dtype) for name, tensor in overrides.items()}
     n_bytes = sum(tensor.n_bytes for tensor in stored.values())
@@ -78,26 +77,7 @@ def build_on_meta(config: OmniConfig) -> OmniModel:
 
 def expected_tensors(config: OmniConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a checkpoint with this config must hold."""
-    return _shapes(build_on_meta(config))
-
-
-def assign_weights(
-    model: OmniModel, tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype
-) -> OmniModel:
-    """Give a tree from `build_on_meta` its tensors, all of them and by their final names, and make it ready to run."""
-    model.load_state_dict(tensors, strict=True, assign=True)
-    model.requires_grad_(False).eval()
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, Derived):
-                module.derive(device, dtype)
-    left = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
-    assert not left, f"expected data for every tensor, got none for {left}"
-    return model
-
-
-def _shapes(model: OmniModel) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return tensor_shapes(build_on_meta(config))
 
 
 def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -128,25 +108,8 @@ def _ignored_prefixes(config: OmniConfig) -> tuple[str, ...]:
     return tuple(chain.from_iterable(prefixes for applies, prefixes in rules if applies))
 
 
-class _Mismatch:
-    """Collects what is wrong with a checkpoint, to be raised as one error."""
-
-    def __init__(self, what: str, n_expected: int):
-        self.what, self.n_expected = what, n_expected
-        self.sections: dict[str, list[str]] = {}
-
-    def add(self, section: str, lines: Iterable[str]) -> None:
-        self.sections.setdefault(section, []).extend(lines)
-
-    def raise_if_any(self) -> None:
-        text = ""
-        for section, lines in self.sections.items():
-            if not lines:
-                continue
-            text += f"\n{section} ({len(lines)}):" + "".join(f"\n  {line}" for line in lines)
-        if text:
-            expected = f"the {self.n_expected} tensors that config.json describes"
-            raise CheckpointError(self.what, expected=expected, got=f"these differences:{text}")
+def _expectation(expected: dict[str, tuple[int, ...]]) -> str:
+    return f"the {len(expected)} tensors that config.json describes"
 
 
 def _match(
@@ -154,7 +117,7 @@ def _match(
 ) -> dict[str, StoredTensor]:
     """Final name to stored tensor for all that is not overridden."""
     found, file_problems = list_tensors(path)
-    mismatch = _Mismatch(str(path), len(expected))
+    mismatch = Mismatch(str(path), _expectation(expected))
     mismatch.add("files", file_problems)
 
     ignored = _ignored_prefixes(config)
@@ -182,7 +145,7 @@ def _match(
 
 def _overrides(path: Path, config: OmniConfig, expected: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """The `.pt` tensors by final name."""
-    mismatch = _Mismatch(str(path), len(expected))
+    mismatch = Mismatch(str(path), _expectation(expected))
     ignored = _ignored_prefixes(config)
     tensors: dict[str, Tensor] = {}
     for stored_name, tensor in read_pt(path).items():

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from models.config import OmniConfig
-from models.load import assign_weights, build_on_meta, weight_dtype
+from models.load import build_on_meta, weight_dtype
 from models.omni import OmniModel
+from models.weights import assign_weights
 
 
 def random_model(

@@ -39,10 +39,10 @@ class Regions(RegionTable):
     """Every region of the omni model over its slots."""
 
     stacks: ClassVar = {
-        "vpm": (VisionLayer, ("forward",)),
-        "apm": (AudioLayer, ("forward", "stream")),
-        "llm.model": (DecoderLayer, ("forward",)),
-        "tts.model": (DecoderLayer, ("forward",)),
+        "vpm": ((VisionLayer, ("forward",)),),
+        "apm": ((AudioLayer, ("forward", "stream")),),
+        "llm.model": ((DecoderLayer, ("forward",)),),
+        "tts.model": ((DecoderLayer, ("forward",)),),
     }
 
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):

@@ -54,13 +54,18 @@ class Views:
 
     def __init__(self, *, n_sessions: int, n_voices: int, ring: int, width: int, n_voice_rows: int, device: str):
         n_slots = n_sessions + 1 + n_voices
-        self.ring, self.width = ring, width
+        self.ring, self.width, self.scratch = ring, width, n_sessions
         self.view = torch.full((n_slots, width), ZERO_ROW, dtype=torch.int64, device=device)
         self.length = torch.zeros(n_slots, dtype=torch.int64, device=device)
         self.start = torch.full((n_slots,), FIRST_ROW, dtype=torch.int64, device=device)
         self.first_voice_row = FIRST_ROW + (n_sessions + 1) * ring
         self.n_rows = self.first_voice_row + n_voice_rows
         self.start[: n_sessions + 1] = FIRST_ROW + ring * torch.arange(n_sessions + 1, device=device)
+
+    def empty_scratch(self) -> None:
+        """Give the scratch slot its own ring again, with nothing in it; a voice's example moves it."""
+        self.length[self.scratch] = 0
+        self.start[self.scratch] = FIRST_ROW + self.ring * self.scratch
 
     def tensors(self) -> list[Tensor]:
         return [self.view, self.length, self.start]
@@ -97,12 +102,10 @@ class Views:
         head, n_all = head[:, None], n_all[:, None]
         most = head + tail
         if trim == "doubled":
-            cut = 2 * n_all > 2 * most
             source = torch.where(column < 2 * head, column, 2 * (n_all - most) + column) % n_all.clamp(min=1)
         else:
-            cut = n_all > most
             source = torch.where(column < head, column, n_all - most + column)
-        source = torch.where(cut, source, column)
+        source = torch.where(n_all > most, source, column)
         # `source` counts in the order of the rule; turn it into a column of [view | fresh].
         n_cached, n_new = plan.n_cached[:, None], plan.n_new[:, None]
         if trim == "newest_first":

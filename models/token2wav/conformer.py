@@ -120,7 +120,7 @@ class RelativeAttention(Derived):
 
         Args:
             x: [B, T, D]. plan: rows of the cached keys. mask: [B, width + T] bool.
-            column_at: [B, T, width + T] which of the projected distances T-1+width .. 1-T a score reads.
+            column_at: [B, T, width + T] which of the projected distances 1-T .. T-1+width a score reads.
             cache: [2, n_rows, heads, head_dim] keys and values of all slots; only read.
         Returns: [B, T, D], and the new keys and values [B, T, heads, head_dim].
         """

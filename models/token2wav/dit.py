@@ -119,11 +119,11 @@ class TimeEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(2 * TIME_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, times: Tensor) -> Tensor:
-        """[N] times in 0..1 -> [N, width]."""
+        """[N] times in 0..1 -> [N, width] float32."""
         step = torch.arange(TIME_FREQUENCIES, device=times.device, dtype=torch.float64) / TIME_FREQUENCIES
         angles = 1000 * times.double()[:, None] * torch.exp(-math.log(10_000) * step)
         waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        return self.mlp(waves.to(self.mlp[0].weight.dtype))
+        return linear32(self.mlp[2], F.silu(linear32(self.mlp[0], waves.float())))
 
 
 class FinalLayer(nn.Module):
@@ -146,10 +146,10 @@ class DiT(nn.Module):
 
     def modulation(self, times: Tensor) -> Modulation:
         """Everything that depends on the time alone, for times [N]; computed once per grid."""
-        embedded = self.t_embedder(times)
-        blocks = [block.adaLN_modulation(embedded).unflatten(1, (N_SHIFTS, -1)) for block in self.blocks]
-        final = self.final_layer.adaLN_modulation(embedded).unflatten(1, (2, -1))
-        return Modulation(torch.stack(blocks, dim=1).float(), final.float())
+        embedded = F.silu(self.t_embedder(times))
+        blocks = [linear32(block.adaLN_modulation[1], embedded).unflatten(1, (N_SHIFTS, -1)) for block in self.blocks]
+        final = linear32(self.final_layer.adaLN_modulation[1], embedded).unflatten(1, (2, -1))
+        return Modulation(torch.stack(blocks, dim=1), final)
 
     def condition(self, mu: Tensor, speaker: Tensor, prompt: Tensor) -> Tensor:
         """What the input layer makes of everything but x; the same for all steps.
@@ -193,6 +193,11 @@ class DiT(nn.Module):
         shift, scale = modulation.final
         out = self.final_layer.linear(modulate(h, shift, scale, weight.dtype)).float()
         return out, torch.stack(new_rows), torch.stack(new_tails)
+
+
+def linear32(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer in float32 whatever its type: for what is computed once and used at every step."""
+    return F.linear(x, layer.weight.float(), layer.bias.float())
 
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

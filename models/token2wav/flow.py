@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.token2wav.conformer import UpsampleConformer, without_cache
-from models.token2wav.dit import CONV_TAIL, N_CONVS, DiT, Modulation
+from models.token2wav.dit import CONV_TAIL, N_CONVS, DiT, Modulation, linear32
 from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
 from models.token2wav.solver import time_grid
 
@@ -54,7 +54,7 @@ class Flow(nn.Module):
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """Speaker vectors [B, speaker_dim] as the estimator takes them: [B, n_mels] float32."""
-        return self.spk_embed_affine_layer(F.normalize(embedding.to(self.dtype), dim=-1)).float()
+        return linear32(self.spk_embed_affine_layer, F.normalize(embedding.float(), dim=-1))
 
     def schedule(self, n_steps: int) -> Schedule:
         """The cosine grid of `n_steps`. Raises: SettingsError below one."""

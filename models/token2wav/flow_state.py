@@ -116,6 +116,16 @@ class FlowState:
     def n_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
+    def place(self, voices: Tensor, starts: Tensor, n_frames: Tensor, speaker: Tensor) -> None:
+        """Empty voice slots [B] and give them rows: `n_frames` [B] from `starts` [B] on among all voices' rows."""
+        for views, rate in ((self.code, FRAMES_PER_CODE), (self.mel, 1), (self.dit, 1)):
+            views.length.index_fill_(0, voices, 0)
+            views.start.index_copy_(0, voices, views.first_voice_row + starts // rate)
+        for tensor in self.copied():
+            tensor.index_fill_(0, voices, 0)
+        self.prompt.index_copy_(0, voices, n_frames)
+        self.speaker.index_copy_(0, voices, speaker)
+
     def begin(self, slots: Tensor, voices: Tensor) -> None:
         """Put `slots` [B] where their voices' prompts ended; `voices` [B] are voice slots. Nothing else is left."""
         for views in (self.code, self.mel, self.dit):
@@ -139,7 +149,8 @@ def encode(
     Args:
         slots: [B] int64, distinct except for the scratch slot.
         codes: [B, T + lookahead] in range, left-aligned. n_codes: [B] how many are given, the look-ahead included;
-            0 leaves a slot as it was. last: [B] bool: nothing follows, so the look-ahead is voiced too.
+            0 leaves a slot as it was, and no row voices more than T. last: [B] bool: nothing follows, so the
+            look-ahead is voiced too.
         width: cached mel frames to look at (static, even). ring: see `Views.plan`, in mel frames.
     Returns: [B, 2T, n_mels], of which 2 * n_voiced frames count.
     """

@@ -110,3 +110,40 @@ class UNetConfig(_Settings):
             expected = f"an even number of in_channels above 3 x {self.out_channels}"
             raise ValueError(f"expected {expected}, got {self.in_channels}")
         return self
+
+
+class S3FlowConfig(_Settings):
+    """Chatterbox's codes to mel frames: the same encoder, another estimator. Defaults are the released values."""
+
+    vocab_size: Count = 6561
+    n_mels: Count = 80
+    speaker_dim: Count = 192
+    cfg_rate: Annotated[float, Field(ge=0)] = 0.7
+    encoder: EncoderConfig = EncoderConfig()
+    estimator: UNetConfig = UNetConfig()
+
+    @model_validator(mode="after")
+    def _estimator_fits(self) -> "S3FlowConfig":
+        got = self.estimator.in_channels, self.estimator.out_channels
+        if got != (4 * self.n_mels, self.n_mels):
+            raise ValueError(f"expected an estimator from {4 * self.n_mels} to {self.n_mels} channels, got {got}")
+        return self
+
+
+class S3GenConfig(_Settings):
+    """All of Chatterbox's vocoder."""
+
+    flow: S3FlowConfig = S3FlowConfig()
+    vocoder: HiftConfig = HiftConfig()
+    speaker_encoder: CampPlusConfig = CampPlusConfig()
+    tokenizer: S3TokenizerConfig = S3TokenizerConfig()
+
+    @model_validator(mode="after")
+    def _parts_meet(self) -> "S3GenConfig":
+        for what, expected, got in (
+            ("mel bins of the vocoder", self.flow.n_mels, self.vocoder.n_mels),
+            ("values of a speaker vector", self.flow.speaker_dim, self.speaker_encoder.embedding),
+        ):
+            if expected != got:
+                raise ValueError(f"{what}: expected {expected}, got {got}")
+        return self

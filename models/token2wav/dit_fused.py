@@ -1,0 +1,117 @@
+"""The Euler solve as it runs on a GPU: matrix products and the kernels between them, twelve launches a block.
+
+Knows weights and order. Computes what `flow_state.solve` computes, to rounding: tests hold the two against each other.
+Made to be captured as one CUDA graph; without one, launching it is what takes the time.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.token2wav.arena import HISTORY_FRAMES
+from models.token2wav.dit import DiTBlock
+from models.token2wav.dit_kernels import Chunk
+from models.token2wav.flow import Flow, Schedule
+from models.token2wav.flow_state import FlowState
+
+
+class _Block(NamedTuple):
+    """One block's weights as its products take them."""
+
+    qkv: tuple[Tensor, Tensor]
+    q_norm: tuple[Tensor, Tensor]
+    k_norm: tuple[Tensor, Tensor]
+    proj: tuple[Tensor, Tensor]
+    first: tuple[Tensor, Tensor]  # convolutions over windows of three frames: [D, 3 D]
+    norm: tuple[Tensor, Tensor]
+    second: tuple[Tensor, Tensor]
+    fc1: tuple[Tensor, Tensor]
+    fc2: tuple[Tensor, Tensor]
+
+
+class FusedSolver:
+    """Solves for one flow. Weights of joined products are copied once; all others are the flow's own."""
+
+    def __init__(self, flow: Flow):
+        self.flow = flow
+        self.blocks = [_block(block) for block in flow.decoder.estimator.blocks]
+
+    def __call__(
+        self,
+        state: FlowState,
+        schedule: Schedule,
+        noise: Tensor,
+        slots: Tensor,
+        mu: Tensor,
+        n_frames: Tensor,
+        width: int,
+    ) -> Tensor:
+        """Shapes and effects as `flow_state.solve`, for speech."""
+        flow, estimator = self.flow, self.flow.decoder.estimator
+        B, T, n_mels = mu.shape
+        plan = state.dit.plan(slots, n_frames, T, width)
+        column = plan.n_cached[:, None] + torch.arange(T, device=mu.device)
+        x = noise[column.clamp(max=len(noise) - 1)].view(B * T, n_mels)
+        condition = estimator.condition(mu, state.speaker[slots], torch.zeros_like(mu)).flatten(0, 1)
+        entering = x.to(flow.dtype)
+        cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
+        for k, (step_width, modulation) in enumerate(schedule.steps):
+            pool, tails = state.dit_rows[k], state.dit_tails[k]
+            chunk = Chunk(slots, cached, plan.n_cached, fresh, n_frames, pool, tails)
+            out = self._velocity(chunk, entering, condition, modulation.blocks, modulation.final)
+            chunk.euler(x, out, step_width, entering, flow.config.cfg_rate)
+            tails.index_copy_(0, slots, chunk.new_tails)
+        state.dit.commit(plan, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
+        return x.view(B, T, n_mels)
+
+    def _velocity(self, chunk: Chunk, entering: Tensor, condition: Tensor, shifts: Tensor, final: Tensor) -> Tensor:
+        """[B T, n_mels] entering -> [2 B T, n_mels]; shapes of the rest as `DiT.forward`."""
+        estimator = self.flow.decoder.estimator
+        D, n_mels = chunk.width, entering.shape[1]
+        inner = chunk.heads * chunk.head_dim
+        modulated = entering.new_empty(chunk.M, D)
+        windows, more_windows = (entering.new_empty(chunk.M, 3 * D) for _ in range(2))
+        attended = entering.new_empty(chunk.M, inner)
+        added = F.linear(entering, estimator.in_proj.weight[:, :n_mels])
+        h = chunk.residual_norm(condition, added, None, shifts[0, 0], shifts[0, 1], modulated)
+        for i, block in enumerate(self.blocks):
+            _, _, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = shifts[i]
+            qkv = F.linear(modulated, *block.qkv)
+            chunk.store_rows(qkv, *block.k_norm, i)
+            chunk.attend(qkv, *block.q_norm, attended, i)
+            chunk.residual_norm(h, F.linear(attended, *block.proj), gate_a, shift_c, scale_c, windows, i)
+            chunk.norm_mish(F.linear(windows, *block.first), *block.norm, more_windows, i)
+            chunk.residual_norm(h, F.linear(more_windows, *block.second), gate_c, shift_m, scale_m, modulated)
+            weight, bias = block.fc1
+            # The product's own epilogue, tanh approximation, saves a launch.
+            hidden = torch._addmm_activation(bias, modulated, weight.T, use_gelu=True)
+            shift, scale = final if i + 1 == len(self.blocks) else shifts[i + 1, :2]
+            chunk.residual_norm(h, F.linear(hidden, *block.fc2), gate_m, shift, scale, modulated)
+        return F.linear(modulated, estimator.final_layer.linear.weight, estimator.final_layer.linear.bias)
+
+
+def _block(block: DiTBlock) -> _Block:
+    attn, conv = block.attn, block.conv.block
+    joined = (attn.to_q, attn.to_k, attn.to_v)
+    return _Block(
+        qkv=(torch.cat([part.weight for part in joined]), torch.cat([part.bias for part in joined])),
+        q_norm=_pair(attn.q_norm),
+        k_norm=_pair(attn.k_norm),
+        proj=_pair(attn.proj),
+        first=(_over_windows(conv["1"]), conv["1"].bias),
+        norm=_pair(conv["3"]),
+        second=(_over_windows(conv["6"]), conv["6"].bias),
+        fc1=_pair(block.mlp.fc1),
+        fc2=_pair(block.mlp.fc2),
+    )
+
+
+def _pair(layer: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias
+
+
+def _over_windows(conv: nn.Conv1d) -> Tensor:
+    """[D, D, 3] -> [D, 3 D], tap by tap."""
+    return conv.weight.transpose(1, 2).flatten(1).contiguous()

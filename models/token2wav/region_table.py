@@ -1,0 +1,140 @@
+"""The vocoder's table of regions: sizes, examples and what compiles as one piece.
+
+Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured (`models.graphs`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import SettingsError
+from models.graphs import Bucket, Region, RegionTable, ShapeTable
+from models.token2wav import regions as stages
+from models.token2wav.arena import HISTORY_FRAMES
+from models.token2wav.conformer import ConformerLayer
+from models.token2wav.flow import Flow, Schedule
+from models.token2wav.flow_state import FlowState, solve
+from models.token2wav.hift import Hift
+from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.vocode import VocodeRules, VocodeState
+
+COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, at code rate too
+
+
+@dataclass(frozen=True)
+class VocoderShapes(ShapeTable):
+    """Sizes of the vocoder's axes."""
+
+    codes: tuple[int, ...] = (25, 28)  # codes voiced at once
+    columns: tuple[int, ...] = (256, 512, 768, 1664)  # mel frames attended to, cached and new
+    prompt: tuple[int, ...] = (300, 600, 1500)  # mel frames of a voice's prompt
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = HISTORY_FRAMES + FRAMES_PER_CODE * self.codes[-1]
+        odd = [n for n in self.columns if n % COLUMN_STEP or n < least]
+        odd += [n for n in self.prompt if n % FRAMES_PER_CODE]
+        if odd:
+            expected = f"columns in multiples of {COLUMN_STEP} from {least} on, and even prompts"
+            raise SettingsError("vocoder shapes", expected=expected, got=odd)
+
+
+class Parts(nn.Module):
+    """Flow and HiFT under the names that compile targets use."""
+
+    def __init__(self, flow: Flow, hift: Hift):
+        super().__init__()
+        self.flow, self.hift = flow, hift
+
+
+class VocoderRegions(RegionTable):
+    """Every region of the vocoder over its slots."""
+
+    # One Euler step serves all of them; a step is one graph from its input layer to its output.
+    stacks: ClassVar = {"flow": ((Flow, ("euler_step",)), (ConformerLayer, ("forward",)))}
+
+    def __init__(
+        self,
+        parts: Parts,
+        flow_state: FlowState,
+        vocode_state: VocodeState,
+        schedules: dict[int, Schedule],
+        noise: Tensor,
+        rules: VocodeRules,
+        shapes: VocoderShapes,
+        solver: stages.Solver | None = None,
+    ):
+        """solver: what takes the place of the plain solve for speech."""
+        self.flow_state, self.vocode_state = flow_state, vocode_state
+        solver = solver or partial(solve, parts.flow)
+        super().__init__(parts, _table(parts, flow_state, vocode_state, schedules, noise, rules, solver), shapes)
+
+    def clear_scratch(self) -> None:
+        scratch = torch.tensor([self.flow_state.scratch], device=self.root.flow.device)
+        for views in (self.flow_state.code, self.flow_state.mel, self.flow_state.dit):
+            views.empty_scratch()
+        self.vocode_state.reset(scratch)
+
+
+def _table(
+    parts: Parts,
+    state: FlowState,
+    vocode_state: VocodeState,
+    schedules: dict[int, Schedule],
+    noise: Tensor,
+    rules: VocodeRules,
+    solver: stages.Solver,
+) -> Iterator[Region]:
+    flow, hift = parts.flow, parts.hift
+    config, device = flow.config, flow.device
+    lookahead = config.encoder.lookahead
+    steps = tuple({"n_steps": n} for n in schedules)
+
+    def scratch(n: int) -> Tensor:
+        return torch.full((n,), state.scratch, device=device)
+
+    def full(n: int, value: int) -> Tensor:
+        return torch.full((n,), value, dtype=torch.int64, device=device)
+
+    def no(n: int) -> Tensor:
+        return torch.zeros(n, dtype=torch.bool, device=device)
+
+    def codes(n: int, count: int) -> Tensor:
+        return torch.randint(0, config.vocab_size, (n, count), device=device)
+
+    def begin_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        return (scratch(b["batch"]), scratch(b["batch"])), {}
+
+    bound = (state, vocode_state)
+    yield Region("begin", "state", stages.begin, bound, {"batch": "batch"}, begin_example)
+
+    def flow_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        n, count = b["batch"], b["codes"] + lookahead
+        width = b["columns"] - FRAMES_PER_CODE * b["codes"]
+        return (scratch(n), codes(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
+
+    bound = (flow, solver, state, schedules, noise)
+    axes = {"batch": "batch", "codes": "codes", "columns": "columns"}
+    yield Region("flow", "flow", stages.flow_chunk, bound, axes, flow_example, steps)
+
+    def hift_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        n, frames = b["batch"], FRAMES_PER_CODE * b["codes"]
+        mel = torch.randn(n, frames, config.n_mels, device=device)
+        return (scratch(n), mel, full(n, frames), no(n)), {"rules": rules}
+
+    axes = {"batch": "batch", "codes": "codes"}
+    yield Region("hift", "hift", stages.vocode_chunk, (hift, vocode_state), axes, hift_example)
+
+    def voice_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        count = b["prompt"] // FRAMES_PER_CODE
+        mel = torch.randn(1, b["prompt"], config.n_mels, device=device)
+        speaker = torch.randn(1, config.speaker_dim, device=device)
+        # No frames of its own: the example must not write to rows that belong to a voice.
+        return (scratch(1), full(1, 0), codes(1, count + lookahead), full(1, lookahead), mel, speaker), steps[0]
+
+    bound = (flow, state, schedules, noise)
+    yield Region("voice", "flow", stages.prepare_voice, bound, {"prompt": "prompt"}, voice_example, steps)

@@ -1,0 +1,72 @@
+"""The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of `models.regions`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models.token2wav.flow import Flow, Schedule
+from models.token2wav.flow_state import FlowState, encode, solve, voiced
+from models.token2wav.hift import Hift
+from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.vocode import VocodeRules, VocodeState, vocode
+
+Solver = Callable[[FlowState, Schedule, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+
+
+def begin(flow_state: FlowState, vocode_state: VocodeState, slots: Tensor, voices: Tensor) -> None:
+    """Start a turn in `slots` [B] with the voices of the voice slots `voices` [B]; nothing of the last turn is left."""
+    flow_state.begin(slots, voices)
+    vocode_state.reset(slots)
+
+
+def flow_chunk(
+    flow: Flow,
+    solver: Solver,
+    state: FlowState,
+    schedules: dict[int, Schedule],
+    noise: Tensor,
+    slots: Tensor,
+    codes: Tensor,
+    n_codes: Tensor,
+    last: Tensor,
+    width: int,
+    n_steps: int,
+) -> Tensor:
+    """One chunk of codes to mel [B, 2T, n_mels]; shapes as `encode` and `solve`, whose arguments `solver` takes."""
+    mu = encode(flow, state, slots, codes, n_codes, last, width)
+    n_frames = FRAMES_PER_CODE * voiced(n_codes, last, flow.encoder.lookahead)
+    return solver(state, schedules[n_steps], noise, slots, mu, n_frames, width)
+
+
+def vocode_chunk(
+    hift: Hift, state: VocodeState, slots: Tensor, mel: Tensor, n_new: Tensor, last: Tensor, rules: VocodeRules
+) -> tuple[Tensor, Tensor]:
+    """Mel [B, T, n_mels] to sound; shapes as `vocode`, but for the order of axes."""
+    return vocode(hift, state, slots, mel.transpose(1, 2), n_new, last, rules)
+
+
+def prepare_voice(
+    flow: Flow,
+    state: FlowState,
+    schedules: dict[int, Schedule],
+    noise: Tensor,
+    voices: Tensor,
+    starts: Tensor,
+    codes: Tensor,
+    n_codes: Tensor,
+    mel: Tensor,
+    speaker: Tensor,
+    n_steps: int,
+) -> None:
+    """Run prompts through the flow once and leave their state in voice slots, for sessions to begin from.
+
+    Args:
+        voices: [B] voice slots. starts: [B] first of their rows among all voices' rows, in mel frames.
+        codes: [B, T + lookahead] prompt codes and what follows them; n_codes: [B] both counted.
+        mel: [B, 2T, n_mels] of the prompts, two frames a code. speaker: [B, speaker_dim].
+    """
+    n_frames = FRAMES_PER_CODE * (n_codes - flow.encoder.lookahead)
+    state.place(voices, starts, n_frames, flow.speaker(speaker))
+    mu = encode(flow, state, voices, codes, n_codes, torch.zeros_like(n_codes, dtype=torch.bool), 0, mel.shape[1])
+    solve(flow, state, schedules[n_steps], noise, voices, mu, n_frames, 0, mel, mel.shape[1])

@@ -1,0 +1,321 @@
+"""Host side of the vocoder: voices and sessions in slots, chunks of many sessions in one call, whole utterances.
+
+Knows counts, buckets and leases. Does not know sockets, time, nor where codes come from (`windows` cuts them).
+Everything is checked before a slot is touched, so a refused call leaves all slots as they were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.errors import AudioError, SettingsError, SlotError, TokenError
+from models.token2wav.arena import HISTORY_FRAMES
+from models.token2wav.flow import Flow, Schedule
+from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
+from models.token2wav.graph_cache import GraphCache
+from models.token2wav.hift import Hift
+from models.token2wav.noise import NOISE_FRAMES, noise_table
+from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
+from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SAMPLES_PER_FRAME, SILENCE_CODE
+from models.token2wav.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeRules, VocodeState, vocode
+from models.token2wav.voice import Voice
+from models.token2wav.voice_slots import VoiceSlots
+
+if TYPE_CHECKING:
+    from models.token2wav.dit_fused import FusedSolver
+
+
+class Chunk(NamedTuple):
+    """One session's codes for one call, the look-ahead included unless `last`."""
+
+    session: int
+    codes: Sequence[int]
+    last: bool = False
+
+
+@dataclass
+class _Session:
+    """What the host remembers of a session so that choosing a bucket needs no look at the device."""
+
+    voice: int  # voice slot
+    n_prompt: int  # mel frames
+    n_steps: int
+    n_seen: int  # mel frames that the next chunk sees
+    n_held: int = 0  # mel frames whose sound waits for the next chunk
+
+    def advance(self, n_frames: int, last: bool, rules: VocodeRules) -> int:
+        """Count one chunk. Returns: samples that leave with it."""
+        self.n_seen = min(self.n_seen + n_frames, self.n_prompt + HISTORY_FRAMES)
+        n_frames += self.n_held
+        kept = min(n_frames, TAIL_FRAMES)
+        self.n_held = 0 if last and rules.end == "forget" else kept
+        return SAMPLES_PER_FRAME * (n_frames if last else n_frames - kept)
+
+
+class Vocoder:
+    """Flow and HiFT over slots. One instance is one worker's vocoder; not thread-safe."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        hift: Hift,
+        *,
+        sizes: FlowSizes | None = None,
+        shapes: VocoderShapes | None = None,
+        steps: Sequence[int] = (10,),
+        compat: Literal["reference"] | None = None,
+        kernels: Literal["auto", "plain", "fused"] = "auto",
+        seed: int = 0,
+    ):
+        """
+        Args:
+            steps: the numbers of Euler steps that sessions may ask for.
+            compat: "reference" forgets, fades and restarts phases as the public implementation does.
+            kernels: "fused" solves with the project's own GPU kernels, "plain" with the modules as they are; "auto"
+                takes the first where there is a GPU and the flow's sizes suit them.
+            seed: of the noise that speech starts from.
+        Raises: SettingsError.
+        """
+        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps))
+        if not steps or not 1 <= min(steps) <= max(steps) <= self.sizes.max_steps:
+            expected = f"one or more numbers from 1 to {self.sizes.max_steps}"
+            raise SettingsError("euler steps", expected=expected, got=tuple(steps))
+        most = NOISE_FRAMES - HISTORY_FRAMES - FRAMES_PER_CODE * self.sizes.max_chunk
+        if self.sizes.max_prompt > most:
+            raise SettingsError("token2wav sizes: max_prompt", expected=f"at most {most}", got=self.sizes.max_prompt)
+        shapes = shapes or VocoderShapes()
+        self.shapes = shapes.capped(codes=self.sizes.max_chunk, prompt=self.sizes.max_prompt)
+        self.parts, self.device = Parts(flow, hift), flow.device
+        self.lookahead = flow.config.encoder.lookahead
+        reference = compat == "reference"
+        flow_rules = REFERENCE_FLOW if reference else FlowRules()
+        self.rules = REFERENCE_RULES if reference else VocodeRules()
+        self.state = FlowState(flow, self.sizes, flow_rules)
+        self.vocode_state = VocodeState.allocate(self.sizes.n_sessions, flow.config.n_mels, self.device)
+        with torch.no_grad():
+            self.schedules: dict[int, Schedule] = {n: flow.schedule(n) for n in dict.fromkeys(steps)}
+        self.noise = noise_table(flow.config.n_mels, seed).to(self.device)
+        self.regions = VocoderRegions(
+            self.parts,
+            self.state,
+            self.vocode_state,
+            self.schedules,
+            self.noise,
+            self.rules,
+            self.shapes,
+            _fused_solver(flow, kernels),
+        )
+        self.graphs = GraphCache(self.regions)
+        self.voices = VoiceSlots(self.sizes)
+        self._sessions: dict[int, _Session] = {}
+        self._free = list(range(self.sizes.n_sessions))
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the state of all slots."""
+        return self.state.n_bytes + self.vocode_state.n_bytes
+
+    def prepare(self, voice: Voice, n_steps: int | None = None) -> None:
+        """Run a voice's prompt through the flow now, so that opening a session with it later is quick.
+
+        Raises: AudioError, SettingsError, SlotError as `open`.
+        """
+        self._voice_slot(voice, self._checked_steps(n_steps))
+
+    def open(self, voice: Voice, n_steps: int | None = None) -> int:
+        """A session with this voice, at the start of a turn.
+
+        Args: n_steps: Euler steps of all its chunks, one of `steps`; None = the first of them.
+        Returns: the session's slot.
+        Raises: AudioError if the voice does not fit the flow or is too long; SettingsError for other steps; SlotError
+            if no slot is free, or no room for one more voice.
+        """
+        n_steps = self._checked_steps(n_steps)
+        if not self._free:
+            raise SlotError("vocoder session", expected="a free slot", got=f"all {self.sizes.n_sessions} leased")
+        voice_slot = self._voice_slot(voice, n_steps)
+        self.voices.hold(voice_slot)
+        slot = self._free.pop(0)
+        self._sessions[slot] = _Session(voice_slot, voice.n_frames, n_steps, voice.n_frames)
+        self.begin_turn(slot)
+        return slot
+
+    def begin_turn(self, *sessions: int) -> None:
+        """Forget the turn of these sessions, held-back sound included, and start a new one. Raises: SlotError."""
+        self._check_sessions(sessions)
+        size = self.shapes.fit("begin", "batch", len(sessions))
+        voices = [self._sessions[slot].voice for slot in sessions]
+        scratch = self.state.scratch
+        self.graphs("begin", {"batch": size}, self._ints(sessions, size, scratch), self._ints(voices, size, scratch))
+        for slot in sessions:
+            self._sessions[slot].n_seen = self._sessions[slot].n_prompt
+            self._sessions[slot].n_held = 0
+
+    def close(self, session: int) -> None:
+        """Give a session's slot back. Raises: SlotError if it is not open."""
+        self._check_sessions([session])
+        self.voices.let_go(self._sessions.pop(session).voice)
+        self._free.append(session)
+
+    def speak(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+        """Sound of one chunk for each of several sessions.
+
+        Sessions of the same number of Euler steps share the call's regions; a batch larger than the largest bucket
+        is cut.
+        Returns: per chunk [n] float32 at 24 kHz on the vocoder's device, its own copy: 960 samples a voiced code, of
+            which the newest 160 ms wait for the next chunk unless this is the last.
+        Raises: SlotError for a session that is not open or named twice; TokenError for codes out of range or too few;
+            ShapeError for too many.
+        """
+        self._check(chunks)
+        sounds: dict[int, Tensor] = {}
+        for n_steps in self.schedules:
+            group = [chunk for chunk in chunks if self._sessions[chunk.session].n_steps == n_steps]
+            most = self.shapes.batch[-1]
+            for start in range(0, len(group), most):
+                part = group[start : start + most]
+                sounds |= dict(zip((c.session for c in part), self._speak(part, n_steps), strict=True))
+        return [sounds[chunk.session] for chunk in chunks]
+
+    def offline(self, codes: Sequence[int], voice: Voice, n_steps: int | None = None) -> Tensor:
+        """A whole utterance in one pass: better than streamed, since every frame sees all others.
+
+        Returns: [960 * len(codes)] float32 at 24 kHz. Raises: AudioError, SettingsError, TokenError.
+        """
+        flow, hift = self.parts.flow, self.parts.hift
+        schedule = self.schedules[self._checked_steps(n_steps)]
+        voice.check(flow.config)
+        self._check_codes("codes", codes, at_least=1)
+        n_prompt, n_all = len(voice.codes), len(voice.codes) + len(codes)
+        with torch.no_grad():
+            ids = torch.tensor([[*voice.codes.tolist(), *codes]], device=self.device)
+            prompt = torch.zeros(1, FRAMES_PER_CODE * n_all, flow.config.n_mels, device=self.device)
+            prompt[:, : voice.n_frames] = voice.mel.to(self.device)
+            columns = torch.arange(prompt.shape[1], device=self.device) % NOISE_FRAMES
+            mel = flow.offline(
+                ids,
+                torch.tensor([n_all], device=self.device),
+                prompt.to(flow.dtype),
+                flow.speaker(voice.speaker[None].to(self.device)),
+                self.noise[columns][None],
+                schedule,
+            )[:, FRAMES_PER_CODE * n_prompt :]
+            state = VocodeState.allocate(0, flow.config.n_mels, self.device)
+            slot, n_frames = torch.tensor([[0], [mel.shape[1]]], device=self.device)
+            whole = torch.ones(1, dtype=torch.bool, device=self.device)
+            wave, _ = vocode(hift, state, slot, mel.transpose(1, 2), n_frames, whole, self.rules)
+        return wave[0, : SAMPLES_PER_CODE * len(codes)]
+
+    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[Tensor]:
+        sessions = [self._sessions[chunk.session] for chunk in chunks]
+        n_voiced = [len(chunk.codes) - self.lookahead * (not chunk.last) for chunk in chunks]
+        size = self.shapes.fit("flow", "batch", len(chunks))
+        count = self.shapes.fit("flow", "codes", max(n_voiced))
+        seen = max(session.n_seen for session in sessions)
+        columns = self.shapes.fit("flow", "columns", seen + FRAMES_PER_CODE * count)
+        slots = self._ints([chunk.session for chunk in chunks], size, self.state.scratch)
+        codes = torch.zeros(size, count + self.lookahead, dtype=torch.int64)
+        for row, chunk in enumerate(chunks):
+            codes[row, : len(chunk.codes)] = torch.tensor(chunk.codes)
+        last = self._ints([chunk.last for chunk in chunks], size, False)
+        n_codes = self._ints([len(chunk.codes) for chunk in chunks], size, 0)
+        bucket = {"batch": size, "codes": count}
+        mel = self.graphs(
+            "flow",
+            {**bucket, "columns": columns},
+            slots,
+            codes.to(self.device),
+            n_codes,
+            last,
+            width=columns - FRAMES_PER_CODE * count,
+            n_steps=n_steps,
+        )
+        n_new = self._ints([FRAMES_PER_CODE * n for n in n_voiced], size, 0)
+        wave, _ = self.graphs("hift", bucket, slots, mel, n_new, last, rules=self.rules)
+        n_samples = [
+            session.advance(FRAMES_PER_CODE * n, chunk.last, self.rules)
+            for session, n, chunk in zip(sessions, n_voiced, chunks, strict=True)
+        ]
+        return [wave[row, :n].clone() for row, n in enumerate(n_samples)]
+
+    def _voice_slot(self, voice: Voice, n_steps: int) -> int:
+        """The slot where this voice's state for so many steps lies, made if it is not there."""
+        key = (voice.digest, n_steps)
+        if (slot := self.voices.find(key)) is not None:
+            return slot
+        voice.check(self.parts.flow.config)
+        if voice.n_frames > self.sizes.max_prompt:
+            got = f"{voice.n_frames}"
+            raise AudioError("voice: mel frames", expected=f"at most {self.sizes.max_prompt}", got=got)
+        size = self.shapes.fit("voice", "prompt", voice.n_frames)
+        slot, start = self.voices.place(key, voice.n_frames)
+        codes = torch.zeros(1, size // FRAMES_PER_CODE + self.lookahead, dtype=torch.int64)
+        seen = torch.cat((voice.codes, torch.full((self.lookahead,), SILENCE_CODE)))
+        codes[0, : len(seen)] = seen
+        mel = torch.zeros(1, size, voice.mel.shape[1])
+        mel[0, : voice.n_frames] = voice.mel
+        numbers = [self._ints([value], 1, 0) for value in (slot, start)]
+        speaker = voice.speaker[None].to(self.device)
+        self.graphs(
+            "voice",
+            {"prompt": size},
+            *numbers,
+            codes.to(self.device),
+            self._ints([len(seen)], 1, 0),
+            mel.to(self.device),
+            speaker,
+            n_steps=n_steps,
+        )
+        return slot
+
+    def _checked_steps(self, n_steps: int | None) -> int:
+        n_steps = next(iter(self.schedules)) if n_steps is None else n_steps
+        if n_steps not in self.schedules:
+            raise SettingsError("euler steps", expected=f"one of {tuple(self.schedules)}", got=n_steps)
+        return n_steps
+
+    def _check_sessions(self, sessions: Sequence[int]) -> None:
+        if not sessions or len(set(sessions)) != len(sessions) or any(s not in self._sessions for s in sessions):
+            expected = f"different ones of {sorted(self._sessions)}"
+            raise SlotError("vocoder sessions", expected=expected, got=list(sessions))
+
+    def _check(self, chunks: Sequence[Chunk]) -> None:
+        self._check_sessions([chunk.session for chunk in chunks])
+        for chunk in chunks:
+            what = f"codes of session {chunk.session}"
+            self._check_codes(what, chunk.codes, at_least=1 if chunk.last else self.lookahead + 1)
+            self.shapes.fit(what, "codes", len(chunk.codes) - self.lookahead * (not chunk.last))
+
+    def _check_codes(self, what: str, codes: Sequence[int], at_least: int) -> None:
+        if len(codes) < at_least:
+            raise TokenError(what, expected=f"at least {at_least}", got=len(codes))
+        vocab_size = self.parts.flow.config.vocab_size
+        wrong = next((code for code in codes if not 0 <= code < vocab_size), None)
+        if wrong is not None:
+            raise TokenError(what, expected=f"0 to {vocab_size - 1}", got=wrong)
+
+    def _ints(self, values: Sequence[int], size: int, fill: int) -> Tensor:
+        return torch.tensor([*values, *[fill] * (size - len(values))], device=self.device)
+
+
+def _fused_solver(flow: Flow, kernels: Literal["auto", "plain", "fused"]) -> "FusedSolver | None":
+    """Raises: SettingsError if the kernels are asked for by name and cannot run."""
+    head_dim = flow.config.estimator.head_dim
+    suits = flow.device.type == "cuda" and head_dim >= 16 and head_dim & (head_dim - 1) == 0
+    if kernels == "fused" and not suits:
+        got = f"{flow.device.type} and {head_dim}"
+        raise SettingsError("fused kernels", expected="a CUDA device and heads of 16, 32, 64, ...", got=got)
+    if kernels == "plain" or not suits:
+        return None
+    # Only here: Triton comes with the GPU builds of torch alone.
+    from models.token2wav.dit_fused import FusedSolver
+
+    with torch.no_grad():
+        return FusedSolver(flow)

@@ -1,0 +1,52 @@
+"""A voice as the vocoder takes it: what was extracted from a prompt sound, before any model state.
+
+Knows shapes and what identifies a voice. Does not know sound files, networks or slots.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from models.errors import AudioError
+from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
+
+
+@dataclass(frozen=True)
+class Voice:
+    """One prompt: its codes, its mel at two frames a code, and the speaker's vector; all on the CPU."""
+
+    codes: Tensor  # [n] int64
+    mel: Tensor  # [2n, n_mels] float32
+    speaker: Tensor  # [speaker_dim] float32
+
+    @property
+    def n_frames(self) -> int:
+        return len(self.mel)
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for equal content, whatever the voice was made from."""
+        parts = (self.codes.to(torch.int64), self.mel.float(), self.speaker.float())
+        data = hashlib.sha256()
+        for part in parts:
+            data.update(f"{tuple(part.shape)}".encode())
+            data.update(part.contiguous().numpy().tobytes())
+        return data.hexdigest()
+
+    def check(self, config: FlowConfig) -> None:
+        """Raises: AudioError if the parts do not fit each other or the flow."""
+        n = len(self.codes)
+        wanted = {"codes": (n,), "mel": (FRAMES_PER_CODE * n, config.n_mels), "speaker": (config.speaker_dim,)}
+        for name, shape in wanted.items():
+            part = getattr(self, name)
+            if tuple(part.shape) != shape or not n:
+                expected = f"shape {shape}, at least one code"
+                raise AudioError(f"voice: {name}", expected=expected, got=tuple(part.shape))
+            if part.is_floating_point() and not bool(part.isfinite().all()):
+                raise AudioError(f"voice: {name}", expected="finite numbers", got="NaN or infinity")
+        if not 0 <= int(self.codes.min()) <= int(self.codes.max()) < config.vocab_size:
+            got = (int(self.codes.min()), int(self.codes.max()))
+            raise AudioError("voice: codes", expected=f"0 to {config.vocab_size - 1}", got=got)

@@ -1,0 +1,47 @@
+"""Weight-normed layers to plain ones. Knows the two ways such a layer is stored; does not know the layers."""
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from models.errors import CheckpointError
+
+# Length and direction of a weight: as a parametrization, and as it was stored before those existed.
+_PAIRS = (
+    (r"\.parametrizations\.weight\.original0$", ".parametrizations.weight.original1"),
+    (r"\.weight_g$", ".weight_v"),
+)
+
+
+def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors with every pair of length and direction replaced by the weight `X.weight` they stand for.
+
+    The norm is taken over all dims but the first, in float64, also where the first dim is a transposed
+    convolution's input. The result has the direction's type.
+    Raises: CheckpointError if a half of a pair is missing, has a wrong shape or a direction is zero, or if the
+        weight is there already.
+    """
+    folded = dict(tensors)
+    for pattern, direction_suffix in _PAIRS:
+        for name in [name for name in tensors if re.search(pattern, name)]:
+            stem = re.sub(pattern, "", name)
+            if stem + direction_suffix not in folded:
+                raise CheckpointError(name, expected=f"its direction {stem + direction_suffix}", got="none")
+            if f"{stem}.weight" in folded:
+                raise CheckpointError(f"{stem}.weight", expected="stored once", got="plain and weight-normed")
+            folded[f"{stem}.weight"] = _fold(stem, folded.pop(name), folded.pop(stem + direction_suffix))
+    left = [name for name in folded if name.endswith(tuple(suffix for _, suffix in _PAIRS))]
+    if left:
+        raise CheckpointError(left[0], expected="its length beside it", got="none")
+    return folded
+
+
+def _fold(stem: str, length: Tensor, direction: Tensor) -> Tensor:
+    expected = (len(direction),) + (1,) * (direction.ndim - 1)
+    if tuple(length.shape) != expected:
+        raise CheckpointError(f"{stem}: length of its weight", expected=list(expected), got=list(length.shape))
+    norm = direction.double().flatten(1).norm(dim=1).view(expected)
+    if not norm.all():
+        raise CheckpointError(f"{stem}: direction of its weight", expected="no zero rows", got="a zero row")
+    return (direction.double() * (length.double() / norm)).to(direction.dtype)

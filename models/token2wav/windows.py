@@ -1,0 +1,62 @@
+"""Speech codes as they come, cut into the chunks the flow takes: each with a look at the codes behind it.
+
+Knows counts only. A turn starts with a little silence, which is also what lets its first chunk go out early.
+"""
+
+from typing import Literal, NamedTuple
+
+from models.errors import SettingsError
+from models.token2wav.settings import SILENCE_CODE
+
+CHUNK_CODES = 25  # voiced at once: one second
+LEAST_CODES = 5  # voiced at once where sound should leave as soon as it can
+
+
+class Window(NamedTuple):
+    """Codes for one chunk, the look-ahead included; none is left for later if `last`."""
+
+    codes: tuple[int, ...]
+    last: bool
+
+
+class CodeWindows:
+    """One turn's codes. `push` gives what can be voiced, `finish` the rest."""
+
+    def __init__(
+        self,
+        *,
+        lookahead: int = 3,
+        chunk: int = CHUNK_CODES,
+        least: int = CHUNK_CODES,
+        silence: bool = True,
+        compat: Literal["reference"] | None = None,
+    ):
+        """
+        Args:
+            chunk: codes voiced at once. least: how many are enough to voice, 1 to `chunk`; fewer means earlier sound.
+            silence: start the turn with as many silence codes as the look-ahead has.
+            compat: "reference" marks whole windows of the turn's end as last ones too, so that their look-ahead is
+                voiced twice, as the public turn-based helper does.
+        Raises: SettingsError.
+        """
+        if not 1 <= least <= chunk:
+            raise SettingsError("least", expected=f"1 to {chunk}", got=least)
+        self.lookahead, self.chunk, self.least, self.compat = lookahead, chunk, least, compat
+        self._codes: list[int] = [SILENCE_CODE] * lookahead if silence else []
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._codes)
+
+    def push(self, codes: list[int], last: bool = False) -> list[Window]:
+        """Windows that `codes` complete; with `last` also the rest of the turn, so that nothing waits any more."""
+        self._codes.extend(codes)
+        windows = []
+        while len(self._codes) >= self.lookahead + self.least:
+            n = min(self.lookahead + self.chunk, len(self._codes))
+            windows.append(Window(tuple(self._codes[:n]), last and self.compat == "reference"))
+            del self._codes[: n - self.lookahead]
+        if last and self._codes:
+            windows.append(Window(tuple(self._codes), True))
+            self._codes.clear()
+        return windows

@@ -1,0 +1,103 @@
+"""Small builders the flow's stages share: settings and modules of a case, a prepared voice, rows behind views."""
+
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.token2wav.arena import Views
+from models.token2wav.flow import Flow, Schedule
+from models.token2wav.flow_state import FlowState, encode, solve
+from models.token2wav.settings import FRAMES_PER_CODE, SILENCE_CODE, DiTConfig, EncoderConfig, FlowConfig
+from models.weights import assign_weights
+
+Tree = TypeVar("Tree", bound=nn.Module)
+
+
+def flow_config(sizes: dict[str, Any]) -> FlowConfig:
+    """Settings of the flow by the short names the files use."""
+    return FlowConfig(
+        vocab_size=sizes["vocab"],
+        n_mels=sizes["mel"],
+        speaker_dim=sizes["spk"],
+        encoder=EncoderConfig(
+            width=sizes["D"], heads=sizes["H"], inner=sizes["ff"], n_layers=sizes["nb"], n_up_layers=sizes["nu"]
+        ),
+        estimator=DiTConfig(
+            width=sizes["hid"], heads=sizes["nh"], head_dim=sizes["hd"], depth=sizes["depth"], mlp_ratio=sizes["mlp"]
+        ),
+    )
+
+
+def weights_under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def filled(tree: Tree, weights: dict[str, Tensor]) -> Tree:
+    """A tree built on the meta device with exactly these weights, float32 on the CPU."""
+    return assign_weights(tree, weights, "cpu", torch.float32)
+
+
+def flow_around(config: FlowConfig, weights: dict[str, Tensor]) -> Flow:
+    """A flow of which a case has one part only: `weights` by their names in the flow, zeros everywhere else."""
+    with torch.device("meta"):
+        flow = Flow(config)
+    unknown = sorted(weights.keys() - flow.state_dict().keys())
+    assert not unknown, f"expected names of the flow, got {unknown}"
+    zeros = {name: torch.zeros(tensor.shape) for name, tensor in flow.state_dict().items()}
+    return filled(flow, zeros | weights)
+
+
+def set_up_voice(
+    flow: Flow,
+    state: FlowState,
+    slot: int,
+    codes: Tensor,
+    mel: Tensor,
+    speaker: Tensor,
+    noise: Tensor,
+    schedule: Schedule,
+    first_frame: int = 0,
+) -> None:
+    """Run a voice's prompt into voice slot `slot`.
+
+    Args:
+        codes: [P / 2]. mel: [P, n_mels]. speaker: [speaker_dim].
+        first_frame: where the voice's rows begin among those of all voices, in mel frames.
+    """
+    n_frames, slots = len(mel), torch.tensor([slot])
+    state.place(slots, torch.tensor([first_frame]), torch.tensor([n_frames]), flow.speaker(speaker[None]))
+    codes = F.pad(codes, (0, flow.encoder.lookahead), value=SILENCE_CODE)[None]
+    n_codes, more_follows = torch.tensor([codes.shape[1]]), torch.tensor([False])
+    mu = encode(flow, state, slots, codes, n_codes, more_follows, width=0, ring=n_frames)
+    n = torch.tensor([n_frames])
+    solve(flow, state, schedule, noise, slots, mu, n, width=0, prompt=mel[None], ring=n_frames)
+
+
+def seen_rows(rows: Tensor, views: Views, slot: int) -> Tensor:
+    """Keys and values a slot sees, in the order of its view: [..., 2, L, H, hd] -> [..., H, L, 2 hd]."""
+    seen = rows.index_select(-3, views.view[slot, : int(views.length[slot])])
+    keys, values = seen.unbind(1)
+    return torch.cat((keys, values), dim=-1).transpose(-2, -3)
+
+
+def encoder_rows(state: FlowState, slot: int) -> tuple[Tensor, Tensor]:
+    """What the encoder's layers at code and at mel rate see, each [layers, H, L, 2 hd]."""
+    return seen_rows(state.code_rows, state.code, slot), seen_rows(state.mel_rows, state.mel, slot)
+
+
+def packed_encoder_rows(state: FlowState, slot: int) -> Tensor:
+    """As the reference packs them, [layers, 1, H, L, 2 hd]: at code rate twice in a row, to be as long as mel."""
+    code, mel = encoder_rows(state, slot)
+    return torch.cat((code.repeat(1, 1, FRAMES_PER_CODE, 1), mel))[:, None]
+
+
+def packed_encoder_tails(state: FlowState, slot: int) -> Tensor:
+    """[1, D, 6], the look-ahead's frames before the upsampling's."""
+    return torch.cat((state.lookahead_tail[slot], state.up_tail[slot])).T[None]
+
+
+def packed_estimator_tails(tails: Tensor) -> Tensor:
+    """[..., convs, frames, D] -> [..., convs D, frames]."""
+    return tails.transpose(-1, -2).flatten(-3, -2)

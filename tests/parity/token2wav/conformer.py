@@ -1,0 +1,103 @@
+"""The upsampling conformer (`conformer_*`): whole sequences, chunks through slots, what chunks leave behind."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.token2wav.conformer import LOOKAHEAD_TAIL, UP_TAIL, Tails, UpsampleConformer, without_cache
+from models.token2wav.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, encode
+from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig
+from tests.parity.golden import GoldenDir
+from tests.parity.report import Report
+from tests.parity.token2wav.build import (
+    filled,
+    flow_around,
+    flow_config,
+    packed_encoder_rows,
+    packed_encoder_tails,
+    weights_under,
+)
+
+TOLERANCE = 2e-5  # where the reference differs from itself in float64 by 3e-6
+NO_ESTIMATOR = DiTConfig(width=2, heads=1, head_dim=1, depth=1)
+
+
+def run(golden: GoldenDir, report: Report) -> None:
+    for stem in golden.stems("conformer_"):
+        tensors, settings = golden.tensors(stem), golden.config(stem)
+        config, weights = flow_config(settings["config"]).encoder, weights_under(tensors, "w.")
+        _offline(stem, config, weights, tensors, report)
+        _chunks(stem, config, weights, tensors, settings["chunks"], report)
+
+
+def _offline(
+    stem: str, config: EncoderConfig, weights: dict[str, Tensor], tensors: dict[str, Tensor], report: Report
+) -> None:
+    if not report.has_inputs(stem, tensors, "in.offline_xs", "in.offline_lens"):
+        return
+    with torch.device("meta"):
+        encoder = UpsampleConformer(config)
+    encoder = filled(encoder, weights)
+    x, n = tensors["in.offline_xs"], tensors["in.offline_lens"].long()
+    if (expected := tensors.get("out.offline")) is None:
+        return
+    got = _with_visible_padding(encoder, x, n)
+    for row, frames in enumerate((2 * n).tolist()):
+        report.close(f"{stem} {row}", "offline", got[row, :frames], expected[row, :frames], TOLERANCE)
+    longest = n == x.shape[1]  # no padding, so nothing of it to see
+    report.close(stem, "offline entry", encoder.offline(x, n)[longest], expected[longest], TOLERANCE)
+    if (mask := tensors.get("out.offline_mask")) is not None:
+        report.equal(stem, "offline mask", without_cache(2 * n, got.shape[1]).mask, mask[:, 0].bool())
+
+
+def _with_visible_padding(encoder: UpsampleConformer, x: Tensor, n: Tensor) -> Tensor:
+    """`encoder.offline`, but the look-ahead at the end of a shorter row sees the padding, as the reference's does."""
+    B, T, _ = x.shape
+    empty = x.new_zeros(2, 0, encoder.heads, encoder.head_dim)
+    caches = tuple([empty] * len(stack) for stack in (encoder.encoders, encoder.up_encoders))
+    tails = Tails(x.new_zeros(B, LOOKAHEAD_TAIL, encoder.width), x.new_zeros(B, UP_TAIL, encoder.width))
+    plans = (without_cache(n, T), without_cache(2 * n, 2 * T))
+    padded = F.pad(x, (0, 0, 0, encoder.lookahead))
+    return encoder(padded, torch.full_like(n, T), n, tails, plans, caches)[0]
+
+
+def _chunks(
+    stem: str,
+    config: EncoderConfig,
+    weights: dict[str, Tensor],
+    tensors: dict[str, Tensor],
+    chunks: list[tuple[int, bool]],
+    report: Report,
+) -> None:
+    """Embedded codes are given: they become the embedding table, and the projection behind the encoder an identity."""
+    names = [f"in.chunk{i}" for i in range(len(chunks))]
+    if not report.has_inputs(stem, tensors, *names):
+        return
+    table = torch.cat([tensors[name][0] for name in names])
+    flow = flow_around(
+        FlowConfig(vocab_size=len(table), n_mels=config.width, encoder=config, estimator=NO_ESTIMATOR),
+        {f"encoder.{name}": weight for name, weight in weights.items()}
+        | {"input_embedding.weight": table, "encoder_proj.weight": torch.eye(config.width)},
+    )
+    most, n_frames = max(n for n, _ in chunks), 2 * len(table)
+    sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=1, max_chunk=len(table), max_prompt=n_frames, voice_frames=2)
+    state = FlowState(flow, sizes, REFERENCE_FLOW)
+    state.prompt.fill_(n_frames)  # as if all were prompt: nothing is cut
+    first = 0
+    for i, (n, last) in enumerate(chunks):
+        case, codes = f"{stem} chunk {i}", torch.arange(first, first + n)
+        first += n
+        padded = F.pad(codes, (0, most + config.lookahead - n))[None]
+        slots, n_codes = torch.tensor([0]), torch.tensor([n])
+        got = encode(flow, state, slots, padded, n_codes, torch.tensor([last]), width=n_frames)
+        n_voiced = n if last else n - config.lookahead
+        results = {
+            "": ("frames", got[:, : 2 * n_voiced]),
+            "_cnn_cache": ("tails", packed_encoder_tails(state, 0)),
+            "_att_cache": ("keys and values", packed_encoder_rows(state, 0)),
+        }
+        for suffix, (name, value) in results.items():
+            if suffix == "_cnn_cache" and n_voiced < LOOKAHEAD_TAIL:
+                continue  # the reference keeps fewer frames of so short an end; nothing reads them
+            if (expected := tensors.get(f"out.chunk{i}{suffix}")) is not None:
+                report.close(case, name, value, expected, TOLERANCE)

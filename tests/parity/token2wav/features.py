@@ -1,0 +1,32 @@
+"""Features of prompt sound (`features_*`): three transforms and two filter banks."""
+
+from models.audio import N_FFT
+from models.token2wav.features import MEL_WINDOW, RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, slaney_filters
+from models.token2wav.settings import SAMPLE_RATE
+from tests.parity.golden import GoldenDir
+from tests.parity.report import Report
+
+# The reference measures fbank in float32, where a quiet bin loses digits beside a loud one.
+FBANK_TOLERANCE = 2e-3
+MEL_TOLERANCE = 1e-5
+FILTER_TOLERANCE = 1e-6
+
+
+def run(golden: GoldenDir, report: Report) -> None:
+    for stem in golden.stems("features_"):
+        tensors = golden.tensors(stem)
+        if not report.has_inputs(stem, tensors, "in.audio16k", "in.audio24k"):
+            continue
+        audio_16k, audio_24k = tensors["in.audio16k"], tensors["in.audio24k"]
+        energies = fbank(audio_16k)
+        results = {
+            "fbank80": (energies, FBANK_TOLERANCE),
+            "fbank80_cmn": (remove_mean(energies), FBANK_TOLERANCE),
+            "logmel128_16k": (log_mel_128(audio_16k), MEL_TOLERANCE),
+            "prompt_mel24k": (prompt_mel(audio_24k).T[None], MEL_TOLERANCE),
+            "mel_filter_16k_128x201": (slaney_filters(128, N_FFT, RATE_16K), FILTER_TOLERANCE),
+            "mel_filter_24k_80x961": (slaney_filters(80, MEL_WINDOW, SAMPLE_RATE), FILTER_TOLERANCE),
+        }
+        for name, (got, tolerance) in results.items():
+            if (expected := tensors.get(f"out.{name}")) is not None:
+                report.close(stem, name, got, expected, tolerance)

@@ -1,0 +1,134 @@
+"""The mel half of whole sessions (`e2e_*`): a voice, its turn chunk by chunk under two sets of rules, and offline.
+
+Knows nothing about sound; that half of the same files is another stage's.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.token2wav.arena import HISTORY_FRAMES
+from models.token2wav.flow import Flow
+from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState, encode, solve, voiced
+from models.token2wav.settings import FRAMES_PER_CODE
+from tests.parity.golden import GoldenDir
+from tests.parity.report import Report
+from tests.parity.token2wav.build import (
+    encoder_rows,
+    filled,
+    flow_config,
+    packed_encoder_rows,
+    packed_encoder_tails,
+    packed_estimator_tails,
+    seen_rows,
+    set_up_voice,
+    weights_under,
+)
+
+# The reference's session as it is, and with the encoder cut as it was meant to be.
+RULES = {"mel": REFERENCE_FLOW, "mel_fixedtrim": FlowRules(dit="newest_first")}
+SESSION, VOICE = 0, 2
+_PROMPT = ("in.prompt_tokens", "in.prompt_mel", "in.spk_emb", "in.rand_noise")
+
+
+def run(golden: GoldenDir, report: Report) -> None:
+    for stem in golden.stems("e2e_"):
+        tensors, settings = golden.tensors(stem), golden.config(stem)
+        if not report.has_inputs(stem, tensors, *_PROMPT):
+            continue
+        with torch.device("meta"):
+            flow = Flow(flow_config(settings["config"]))
+        flow = filled(flow, weights_under(tensors, "w.flow."))
+        for name, rules in RULES.items():
+            _session(stem, flow, rules, name, tensors, settings, report)
+        _offline(stem, flow, tensors, settings["n_timesteps"], report)
+
+
+def _session(
+    stem: str,
+    flow: Flow,
+    rules: FlowRules,
+    name: str,
+    tensors: dict[str, Tensor],
+    settings: dict[str, Any],
+    report: Report,
+) -> None:
+    schedule, noise = flow.schedule(settings["n_timesteps"]), tensors["in.rand_noise"][0].T.contiguous()
+    codes, mel = tensors["in.prompt_tokens"][0], tensors["in.prompt_mel"][0]
+    lasts = [last == "last" for _, last in settings["schedule"]]
+    chunks = [f"in.chunk{i}_tokens" for i in range(len(lasts))]
+    if not report.has_inputs(stem, tensors, *chunks):
+        return
+    most = max(len(tensors[chunk]) for chunk in chunks)
+    n_prompt, n_steps = len(mel), settings["n_timesteps"]
+    sizes = FlowSizes(
+        n_sessions=1, n_voices=1, max_steps=n_steps, max_chunk=most, max_prompt=n_prompt, voice_frames=n_prompt
+    )
+    state = FlowState(flow, sizes, rules)
+    set_up_voice(flow, state, VOICE, codes, mel, tensors["in.spk_emb"][0], noise, schedule)
+    if name == "mel":
+        _base(stem, state, tensors, report)
+    slots = torch.tensor([SESSION])
+    state.begin(slots, torch.tensor([VOICE]))
+    for i, (chunk, last) in enumerate(zip(chunks, lasts, strict=True)):
+        n = len(tensors[chunk])
+        padded, n_codes = F.pad(tensors[chunk], (0, most + flow.encoder.lookahead - n))[None], torch.tensor([n])
+        width, last = state.dit.width, torch.tensor([last])
+        uncut = _uncut_code_rows(state, slots, voiced(n_codes, last, flow.encoder.lookahead), most)
+        mu = encode(flow, state, slots, padded, n_codes, last, width)
+        n_frames = FRAMES_PER_CODE * voiced(n_codes, last, flow.encoder.lookahead)
+        got = solve(flow, state, schedule, noise, slots, mu, n_frames, width)[:, : int(n_frames)]
+        report.close_if(f"{stem} chunk {i}", name, got.transpose(1, 2), tensors.get(f"out.chunk{i}_{name}"))
+        if name == "mel":
+            _after(f"{stem} chunk {i}", f"out.chunk{i}", state, uncut, tensors, report)
+
+
+def _base(stem: str, state: FlowState, tensors: dict[str, Tensor], report: Report) -> None:
+    """What a prepared voice keeps; of the estimator, its first step's."""
+    results = {
+        "conformer_att": packed_encoder_rows(state, VOICE),
+        "conformer_cnn": packed_encoder_tails(state, VOICE),
+        "estimator_att": seen_rows(state.dit_rows[0], state.dit, VOICE),
+        "estimator_cnn": packed_estimator_tails(state.dit_tails[0][VOICE]),
+    }
+    for name, got in results.items():
+        file = f"out.base_{name}_cache" + ("_step0" if name.startswith("estimator") else "")
+        report.close_if(f"{stem} voice", name, got, tensors.get(file))
+
+
+def _uncut_code_rows(state: FlowState, slots: Tensor, n_new: Tensor, n_rows: int) -> Tensor:
+    """The rows at code rate that the next chunk would leave if nothing were cut, oldest first."""
+    plan = state.code.plan(slots, n_new, n_rows, state.code.width)
+    return torch.cat((plan.cached[0, : int(plan.n_cached)], plan.fresh[0, : int(n_new)]))
+
+
+def _after(case: str, prefix: str, state: FlowState, uncut: Tensor, tensors: dict[str, Tensor], report: Report) -> None:
+    """Means over the caches once a chunk is done and they are cut.
+
+    The reference's mean at code rate is over rows written twice in a row, the cut falling anywhere in them, and it
+    goes on with the first half; so that half is compared with what a session sees here.
+    """
+    estimator = torch.stack([seen_rows(rows, state.dit, SESSION).mean(-2) for rows in state.dit_rows])
+    report.close_if(case, "estimator's mean", estimator, tensors.get(f"{prefix}_estimator_att_mean"))
+    n_prompt, twice = int(state.prompt[SESSION]), uncut.repeat(2)
+    if len(twice) > n_prompt + HISTORY_FRAMES:
+        twice = torch.cat((twice[:n_prompt], twice[-HISTORY_FRAMES:]))
+    seen = state.code.view[SESSION, : int(state.code.length[SESSION])]
+    report.equal(case, "rows seen at code rate", seen, twice[: len(twice) // 2])
+    code = torch.cat(state.code_rows.index_select(-3, twice).unbind(1), dim=-1).transpose(-2, -3)
+    encoder = torch.cat([rows.mean(-2) for rows in (code, encoder_rows(state, SESSION)[1])])[:, None]
+    report.close_if(case, "encoder's mean", encoder, tensors.get(f"{prefix}_conformer_att_mean"))
+
+
+def _offline(stem: str, flow: Flow, tensors: dict[str, Tensor], n_steps: int, report: Report) -> None:
+    """Prompt and speech in one pass, of which the speech counts."""
+    if not report.has_inputs(stem, tensors, "in.offline_tokens"):
+        return
+    codes = torch.cat((tensors["in.prompt_tokens"], tensors["in.offline_tokens"]), dim=1)
+    n_frames, n_prompt = FRAMES_PER_CODE * codes.shape[1], tensors["in.prompt_mel"].shape[1]
+    prompt = F.pad(tensors["in.prompt_mel"], (0, 0, 0, n_frames - n_prompt))
+    noise, speaker = tensors["in.rand_noise"].transpose(1, 2)[:, :n_frames], flow.speaker(tensors["in.spk_emb"])
+    mel = flow.offline(codes, torch.tensor([codes.shape[1]]), prompt, speaker, noise, flow.schedule(n_steps))
+    report.close_if(stem, "offline mel", mel[:, n_prompt:].transpose(1, 2), tensors.get("out.offline_mel"))

@@ -1,0 +1,43 @@
+"""The U-Net estimator of Chatterbox S3Gen (`s3gen_estimator_*`): one call, and whole solves from given noise."""
+
+import torch
+from torch import Tensor
+
+from models.token2wav.solver import time_grid
+from models.token2wav.unet import UNetEstimator, config_of, solve
+from tests.parity.golden import GoldenDir
+from tests.parity.report import Report
+
+TOLERANCE = 1e-4  # where the reference differs from itself in float64 by 1e-5
+_SOLVE = "out.solve_n"
+
+
+def run(golden: GoldenDir, report: Report) -> None:
+    for stem in golden.stems("s3gen_estimator_"):
+        tensors, settings = golden.tensors(stem), golden.config(stem)
+        estimator = _load(tensors, settings["attention_head_dim"])
+        meanflow = estimator.config.meanflow
+        report.equal(stem, "mean flow", meanflow, settings["meanflow"])
+        names = ("x", "mask", "mu", "t", "spks", "cond", *(["r"] if meanflow else []))
+        if report.has_inputs(stem, tensors, *(f"in.{name}" for name in names)):
+            given = {name: tensors[f"in.{name}"] for name in names}
+            given["mask"] = given["mask"][:, 0] > 0
+            report.close_if(stem, "velocity", estimator(**given), tensors.get("out.estimator"))
+        for name in sorted(name for name in tensors if name.startswith(_SOLVE)):
+            inputs = [f"in.{part}" for part in ("z", "mu1", "spks1", "cond1")]
+            if report.has_inputs(stem, tensors, *inputs):
+                noise, mu, spks, cond = (tensors[part] for part in inputs)
+                grid = time_grid(int(name.removeprefix(_SOLVE)), "linear" if meanflow else "cosine")
+                mask = torch.ones(len(noise), noise.shape[2], dtype=torch.bool)
+                got = solve(estimator, noise, mask, mu, spks, cond, grid, settings["cfg_rate"])
+                report.close(stem, name.removeprefix("out."), got, tensors[name], TOLERANCE)
+
+
+def _load(tensors: dict[str, Tensor], head_dim: int) -> UNetEstimator:
+    weights = {name.removeprefix("w."): tensor for name, tensor in tensors.items() if name.startswith("w.")}
+    with torch.device("meta"):
+        estimator = UNetEstimator(config_of(weights, head_dim))
+    estimator.load_state_dict(weights, assign=True)
+    estimator.requires_grad_(False).eval()
+    estimator.derive("cpu", torch.float32)
+    return estimator
