@@ -35,12 +35,20 @@ from models.weights import assign_weights
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
-MODES = ("eager", "compiled", "graph")
+# How a chunk runs: the solve's kernels, whether the rest is compiled, whether both regions are captured.
+WAYS = {
+    "eager": ("plain", False, False),
+    "compiled": ("plain", True, False),
+    "fused": ("fused", True, False),
+    "compiled_graph": ("plain", True, True),
+    "graph": ("fused", True, True),
+}
+MODES = tuple(WAYS)
 PROMPT_CODES = 150  # a voice of six seconds
 COLUMN_STEP = 16
 SETTLED_AFTER = 4  # chunks until a turn sees all it will ever see
 HEADER = (
-    f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':9} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
+    f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
     f"{'kernels':>8} {'busy ms':>8} {'floor':>7} {'p50/floor':>9} {'first s':>8}"
 )
 
@@ -61,10 +69,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     is_cuda = options.device == "cuda"
     options.precision = options.precision or (PRECISIONS if is_cuda else ("float32",))
-    options.modes = options.modes or (MODES if is_cuda else MODES[:1])
+    options.modes = options.modes or (MODES if is_cuda else ("eager",))
     options.batch = options.batch or ((1, 8, 32) if is_cuda else (1,))
     wrong = [*set(options.precision) - set(PRECISIONS), *set(options.modes) - set(MODES)]
-    if wrong or (is_cuda and not has_cuda) or (not is_cuda and "graph" in options.modes) or options.repeats < 1:
+    if (
+        wrong
+        or (is_cuda and not has_cuda)
+        or (not is_cuda and set(options.modes) - {"eager", "compiled"})
+        or options.repeats < 1
+    ):
         parser.error(f"expected known precisions and modes, a device that exists and a count, got {vars(options)}")
     return options
 
@@ -117,40 +130,40 @@ class Bench:
         if time.monotonic() - self._began > self.options.budget_s:
             self.result["left_out"].append(f"{precision} batch {batch}")
             return
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
-        vocoder = self._vocoder(parts, batch)
-        for way in ("eager", "compiled"):
-            modes = [m for m in self.options.modes if m == way or (m == "graph" and way == self._capture_over())]
-            if not modes:
+        for mode in self.options.modes:
+            left = [n for n in self.options.steps if time.monotonic() - self._began > self.options.budget_s]
+            if left:
+                self.result["left_out"] += [f"{precision} batch {batch} steps {n} {mode}" for n in left]
                 continue
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
             torch.compiler.reset()
+            kernels, is_compiled, is_captured = WAYS[mode]
+            vocoder = self._vocoder(parts, batch, kernels)
             vocoder.regions.uncompile()
-            if way == "compiled":
+            if is_compiled:
                 vocoder.regions.compile(["flow"], by_layer=not self.options.whole)
                 vocoder.regions.compile(["hift", "begin"])
-            for mode in modes:
-                for n_steps in self.options.steps:
-                    if time.monotonic() - self._began > self.options.budget_s:
-                        self.result["left_out"].append(f"{precision} batch {batch} steps {n_steps} {mode}")
-                        continue
-                    self._row(precision, vocoder, batch, n_steps, mode, ceilings)
+            capture_s = self.clock.seconds(vocoder.graphs.capture)[0] if is_captured else 0.0
+            for n_steps in self.options.steps:
+                self._row(precision, vocoder, batch, n_steps, mode, ceilings, capture_s)
 
-    def _capture_over(self) -> str:
-        return "compiled" if "compiled" in self.options.modes else "eager"
-
-    def _row(self, precision: str, vocoder: Vocoder, batch: int, n_steps: int, mode: str, ceilings: Ceilings) -> None:
+    def _row(
+        self,
+        precision: str,
+        vocoder: Vocoder,
+        batch: int,
+        n_steps: int,
+        mode: str,
+        ceilings: Ceilings,
+        capture_s: float,
+    ) -> None:
         before = compile_counters()
-        if mode == "graph" and not vocoder.graphs.n_graphs:
-            seconds, _ = self.clock.seconds(vocoder.graphs.capture)
-            first_s = seconds
-        else:
-            first_s = 0.0
         sessions = [vocoder.open(self._voice(vocoder, n), n_steps) for n in range(batch)]
         chunks = [Chunk(session, self.codes[n]) for n, session in enumerate(sessions)]
         seconds, _ = self.clock.seconds(lambda: vocoder.speak(chunks))
-        first_s += seconds
+        first_s = capture_s + seconds
         for _ in range(SETTLED_AFTER):
             vocoder.speak(chunks)
         warm = compile_counters()
@@ -183,7 +196,7 @@ class Bench:
         self.result["rows"].append(row)
         pair = f"{timing.p50_ms:.2f}/{timing.p95_ms:.2f}"
         print(
-            f"{precision:9} {n_steps:5} {batch:5} {mode:9} {pair:>17} {row['flow_p50_ms']:8.2f} "
+            f"{precision:9} {n_steps:5} {batch:5} {mode:14} {pair:>17} {row['flow_p50_ms']:8.2f} "
             f"{row['hift_p50_ms']:8.2f} {kernels or '-':>8} {busy_ms or 0:8.2f} {floor_ms:7.2f} "
             f"{timing.p50_ms / floor_ms:9.1f} {first_s:8.1f}",
             flush=True,
@@ -268,7 +281,7 @@ class Bench:
             ),
         )
 
-    def _vocoder(self, parts: FlowAndHift, batch: int) -> Vocoder:
+    def _vocoder(self, parts: FlowAndHift, batch: int, kernels: str) -> Vocoder:
         frames = 2 * PROMPT_CODES
         columns = -(-(frames + 100 + FRAMES_PER_CODE * CHUNK_CODES) // COLUMN_STEP) * COLUMN_STEP
         sizes = FlowSizes(
@@ -280,7 +293,7 @@ class Bench:
             voice_frames=2 * len(self.options.steps) * frames,
         )
         shapes = VocoderShapes(batch=(batch,), codes=(CHUNK_CODES,), columns=(columns,), prompt=(frames,))
-        return Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=self.options.steps)
+        return Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=self.options.steps, kernels=kernels)
 
     def _voice(self, vocoder: Vocoder, n: int) -> Voice:
         """One of two voices, so that a batch has both."""

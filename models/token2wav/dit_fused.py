@@ -47,14 +47,17 @@ class FusedSolver:
         mu: Tensor,
         n_frames: Tensor,
         width: int,
+        prompt: Tensor | None = None,
+        ring: int | None = None,
     ) -> Tensor:
-        """Shapes and effects as `flow_state.solve`, for speech."""
+        """Shapes and effects as `flow_state.solve`."""
         flow, estimator = self.flow, self.flow.decoder.estimator
         B, T, n_mels = mu.shape
-        plan = state.dit.plan(slots, n_frames, T, width)
+        plan = state.dit.plan(slots, n_frames, T, width, ring)
         column = plan.n_cached[:, None] + torch.arange(T, device=mu.device)
         x = noise[column.clamp(max=len(noise) - 1)].view(B * T, n_mels)
-        condition = estimator.condition(mu, state.speaker[slots], torch.zeros_like(mu)).flatten(0, 1)
+        prompt = torch.zeros_like(mu) if prompt is None else prompt.to(mu.dtype)
+        condition = estimator.condition(mu, state.speaker[slots], prompt).flatten(0, 1)
         entering = x.to(flow.dtype)
         cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
         for k, (step_width, modulation) in enumerate(schedule.steps):

@@ -71,7 +71,7 @@ class ResBlock(nn.Module):
         return x
 
 
-class Hift(nn.Module):
+class Hift(Derived):
     """The whole vocoder. Convolutions run in their weights' type; what lies between them is float32."""
 
     def __init__(self, config: HiftConfig):
@@ -92,6 +92,14 @@ class Hift(nn.Module):
         self.resblocks = nn.ModuleList(ResBlock(width, kernel) for width in widths for kernel in _KERNELS)
         self.conv_post = nn.Conv1d(widths[-1], 2 * N_BINS, 7, padding=3)
         self.spectral = Spectral()
+
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        """On a GPU, put channels last in memory: its convolutions run that way, and would turn every input around."""
+        if torch.device(device).type != "cuda":
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+                module.weight.data = module.weight.data.transpose(1, 2).contiguous().transpose(1, 2)
 
     def f0(self, mel: Tensor, n_frames: Tensor) -> Tensor:
         """[B, n_mels, T] -> [B, T] float64 Hz; see `F0Predictor`."""
@@ -140,6 +148,17 @@ def _inside(n_columns: int, length: Tensor) -> Tensor:
     return (torch.arange(n_columns, device=length.device) < length[:, None, None]).float()
 
 
-def _run(conv: nn.Module, x: Tensor) -> Tensor:
-    """A convolution in its weight's type, float32 on either side."""
-    return conv(x.to(conv.weight.dtype)).float()
+def _run(conv: nn.Conv1d | nn.ConvTranspose1d, x: Tensor) -> Tensor:
+    """A convolution in its weight's type, float32 on either side.
+
+    As one over pictures of height one, since only those know the memory order that `derive` asks for.
+    """
+    picture, kernel = x.to(conv.weight.dtype)[:, :, None], conv.weight[:, :, None]
+    stride, padding, dilation = (
+        (one, *along) for one, along in ((1, conv.stride), (0, conv.padding), (1, conv.dilation))
+    )
+    if isinstance(conv, nn.ConvTranspose1d):
+        out = F.conv_transpose2d(picture, kernel, conv.bias, stride, padding, dilation=dilation)
+    else:
+        out = F.conv2d(picture, kernel, conv.bias, stride, padding, dilation)
+    return out[:, :, 0].float()

@@ -136,5 +136,5 @@ def _table(
         # No frames of its own: the example must not write to rows that belong to a voice.
         return (scratch(1), full(1, 0), codes(1, count + lookahead), full(1, lookahead), mel, speaker), steps[0]
 
-    bound = (flow, state, schedules, noise)
+    bound = (flow, solver, state, schedules, noise)
     yield Region("voice", "flow", stages.prepare_voice, bound, {"prompt": "prompt"}, voice_example, steps)

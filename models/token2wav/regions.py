@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from models.token2wav.flow import Flow, Schedule
-from models.token2wav.flow_state import FlowState, encode, solve, voiced
+from models.token2wav.flow_state import FlowState, encode, voiced
 from models.token2wav.hift import Hift
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState, vocode
 
-Solver = Callable[[FlowState, Schedule, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+Solver = Callable[..., Tensor]  # `flow_state.solve` for one flow, or what computes the same
 
 
 def begin(flow_state: FlowState, vocode_state: VocodeState, slots: Tensor, voices: Tensor) -> None:
@@ -48,6 +48,7 @@ def vocode_chunk(
 
 def prepare_voice(
     flow: Flow,
+    solver: Solver,
     state: FlowState,
     schedules: dict[int, Schedule],
     noise: Tensor,
@@ -69,4 +70,4 @@ def prepare_voice(
     n_frames = FRAMES_PER_CODE * (n_codes - flow.encoder.lookahead)
     state.place(voices, starts, n_frames, flow.speaker(speaker))
     mu = encode(flow, state, voices, codes, n_codes, torch.zeros_like(n_codes, dtype=torch.bool), 0, mel.shape[1])
-    solve(flow, state, schedules[n_steps], noise, voices, mu, n_frames, 0, mel, mel.shape[1])
+    solver(state, schedules[n_steps], noise, voices, mu, n_frames, 0, mel, mel.shape[1])

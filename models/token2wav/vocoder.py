@@ -6,6 +6,7 @@ Everything is checked before a slot is touched, so a refused call leaves all slo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, Fl
 from models.token2wav.graph_cache import GraphCache
 from models.token2wav.hift import Hift
 from models.token2wav.noise import NOISE_FRAMES, noise_table
-from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
+from models.token2wav.region_table import COLUMN_STEP, Parts, VocoderRegions, VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SAMPLES_PER_FRAME, SILENCE_CODE
 from models.token2wav.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeRules, VocodeState, vocode
 from models.token2wav.voice import Voice
@@ -79,7 +80,7 @@ class Vocoder:
             seed: of the noise that speech starts from.
         Raises: SettingsError.
         """
-        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps))
+        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps, default=1))
         if not steps or not 1 <= min(steps) <= max(steps) <= self.sizes.max_steps:
             expected = f"one or more numbers from 1 to {self.sizes.max_steps}"
             raise SettingsError("euler steps", expected=expected, got=tuple(steps))
@@ -87,7 +88,10 @@ class Vocoder:
         if self.sizes.max_prompt > most:
             raise SettingsError("token2wav sizes: max_prompt", expected=f"at most {most}", got=self.sizes.max_prompt)
         shapes = shapes or VocoderShapes()
-        self.shapes = shapes.capped(codes=self.sizes.max_chunk, prompt=self.sizes.max_prompt)
+        seen = self.sizes.max_prompt + HISTORY_FRAMES + FRAMES_PER_CODE * self.sizes.max_chunk
+        self.shapes = shapes.capped(
+            codes=self.sizes.max_chunk, prompt=self.sizes.max_prompt, columns=-(-seen // COLUMN_STEP) * COLUMN_STEP
+        )
         self.parts, self.device = Parts(flow, hift), flow.device
         self.lookahead = flow.config.encoder.lookahead
         reference = compat == "reference"
@@ -150,10 +154,12 @@ class Vocoder:
     def begin_turn(self, *sessions: int) -> None:
         """Forget the turn of these sessions, held-back sound included, and start a new one. Raises: SlotError."""
         self._check_sessions(sessions)
-        size = self.shapes.fit("begin", "batch", len(sessions))
-        voices = [self._sessions[slot].voice for slot in sessions]
-        scratch = self.state.scratch
-        self.graphs("begin", {"batch": size}, self._ints(sessions, size, scratch), self._ints(voices, size, scratch))
+        most, scratch = self.shapes.batch[-1], self.state.scratch
+        for start in range(0, len(sessions), most):
+            part = sessions[start : start + most]
+            size = self.shapes.fit("begin", "batch", len(part))
+            voices = [self._sessions[slot].voice for slot in part]
+            self.graphs("begin", {"batch": size}, self._ints(part, size, scratch), self._ints(voices, size, scratch))
         for slot in sessions:
             self._sessions[slot].n_seen = self._sessions[slot].n_prompt
             self._sessions[slot].n_held = 0
@@ -194,7 +200,8 @@ class Vocoder:
         voice.check(flow.config)
         self._check_codes("codes", codes, at_least=1)
         n_prompt, n_all = len(voice.codes), len(voice.codes) + len(codes)
-        with torch.no_grad():
+        # Each utterance has a length of its own: compiled for that, a region would never be used again.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             ids = torch.tensor([[*voice.codes.tolist(), *codes]], device=self.device)
             prompt = torch.zeros(1, FRAMES_PER_CODE * n_all, flow.config.n_mels, device=self.device)
             prompt[:, : voice.n_frames] = voice.mel.to(self.device)
@@ -231,7 +238,7 @@ class Vocoder:
             "flow",
             {**bucket, "columns": columns},
             slots,
-            codes.to(self.device),
+            self._send(codes),
             n_codes,
             last,
             width=columns - FRAMES_PER_CODE * count,
@@ -256,24 +263,31 @@ class Vocoder:
             raise AudioError("voice: mel frames", expected=f"at most {self.sizes.max_prompt}", got=got)
         size = self.shapes.fit("voice", "prompt", voice.n_frames)
         slot, start = self.voices.place(key, voice.n_frames)
+        try:
+            self._run_prompt(voice, n_steps, size, slot, start)
+        except BaseException:
+            self.voices.drop(slot)  # nobody may find what was not finished
+            raise
+        return slot
+
+    def _run_prompt(self, voice: Voice, n_steps: int, size: int, slot: int, start: int) -> None:
         codes = torch.zeros(1, size // FRAMES_PER_CODE + self.lookahead, dtype=torch.int64)
         seen = torch.cat((voice.codes, torch.full((self.lookahead,), SILENCE_CODE)))
         codes[0, : len(seen)] = seen
         mel = torch.zeros(1, size, voice.mel.shape[1])
         mel[0, : voice.n_frames] = voice.mel
         numbers = [self._ints([value], 1, 0) for value in (slot, start)]
-        speaker = voice.speaker[None].to(self.device)
-        self.graphs(
-            "voice",
-            {"prompt": size},
-            *numbers,
-            codes.to(self.device),
-            self._ints([len(seen)], 1, 0),
-            mel.to(self.device),
-            speaker,
-            n_steps=n_steps,
-        )
-        return slot
+        # Once for each voice, at any length: not worth a graph of its own.
+        with torch.compiler.set_stance("force_eager"):
+            self.regions(
+                "voice",
+                *numbers,
+                self._send(codes),
+                self._ints([len(seen)], 1, 0),
+                self._send(mel),
+                self._send(voice.speaker[None]),
+                n_steps=n_steps,
+            )
 
     def _checked_steps(self, n_steps: int | None) -> int:
         n_steps = next(iter(self.schedules)) if n_steps is None else n_steps
@@ -297,12 +311,19 @@ class Vocoder:
         if len(codes) < at_least:
             raise TokenError(what, expected=f"at least {at_least}", got=len(codes))
         vocab_size = self.parts.flow.config.vocab_size
-        wrong = next((code for code in codes if not 0 <= code < vocab_size), None)
-        if wrong is not None:
-            raise TokenError(what, expected=f"0 to {vocab_size - 1}", got=wrong)
+        for code in codes:
+            # A float would be cut to a whole number further on without a word.
+            if not isinstance(code, Integral) or isinstance(code, bool) or not 0 <= code < vocab_size:
+                raise TokenError(what, expected=f"whole numbers from 0 to {vocab_size - 1}", got=code)
 
     def _ints(self, values: Sequence[int], size: int, fill: int) -> Tensor:
-        return torch.tensor([*values, *[fill] * (size - len(values))], device=self.device)
+        return self._send(torch.tensor([*values, *[fill] * (size - len(values))]))
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        """To the device. From pinned memory the host need not wait for what the device is still at."""
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
 
 def _fused_solver(flow: Flow, kernels: Literal["auto", "plain", "fused"]) -> "FusedSolver | None":

@@ -62,7 +62,10 @@ class VoiceSlots:
         self._by_slot[slot].users += 1
 
     def let_go(self, slot: int) -> None:
-        self._by_slot[slot].users -= 1
+        """One user less; the voice counts as used until now."""
+        lodger = self._by_slot[slot] = self._by_slot.pop(slot)
+        lodger.users -= 1
+        assert lodger.users >= 0, slot
 
     def drop(self, slot: int) -> None:
         """Forget an unused voice."""

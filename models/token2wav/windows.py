@@ -20,7 +20,7 @@ class Window(NamedTuple):
 
 
 class CodeWindows:
-    """One turn's codes. `push` gives what can be voiced, `finish` the rest."""
+    """One turn's codes. `push` gives what can be voiced, and with `last` the rest."""
 
     def __init__(
         self,
