@@ -49,7 +49,7 @@ COLUMN_STEP = 16
 SETTLED_AFTER = 4  # chunks until a turn sees all it will ever see
 HEADER = (
     f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
-    f"{'kernels':>8} {'busy ms':>8} {'floor':>7} {'p50/floor':>9} {'first s':>8}"
+    f"{'kernels':>8} {'busy ms':>8} {'floor':>7} {'p50/floor':>9} {'first s':>8} {'voice ms':>9}"
 )
 
 
@@ -160,6 +160,8 @@ class Bench:
         capture_s: float,
     ) -> None:
         before = compile_counters()
+        vocoder.prepare(self._voice(vocoder, 0), n_steps)
+        voice_s, _ = self.clock.seconds(lambda: vocoder.prepare(self._voice(vocoder, 1), n_steps))
         sessions = [vocoder.open(self._voice(vocoder, n), n_steps) for n in range(batch)]
         chunks = [Chunk(session, self.codes[n]) for n, session in enumerate(sessions)]
         seconds, _ = self.clock.seconds(lambda: vocoder.speak(chunks))
@@ -188,6 +190,7 @@ class Bench:
             "floor_ms": floor_ms,
             "work": asdict(work),
             "first_call_s": first_s,
+            "voice_s": voice_s,
             "graph_breaks": now["graph_breaks"] - before["graph_breaks"],
             "recompiles_after_warm_up": now["graphs"] - warm["graphs"],
             "state_bytes": vocoder.n_bytes,
@@ -198,7 +201,7 @@ class Bench:
         print(
             f"{precision:9} {n_steps:5} {batch:5} {mode:14} {pair:>17} {row['flow_p50_ms']:8.2f} "
             f"{row['hift_p50_ms']:8.2f} {kernels or '-':>8} {busy_ms or 0:8.2f} {floor_ms:7.2f} "
-            f"{timing.p50_ms / floor_ms:9.1f} {first_s:8.1f}",
+            f"{timing.p50_ms / floor_ms:9.1f} {first_s:8.1f} {1e3 * voice_s:9.1f}",
             flush=True,
         )
         if mode == self.options.modes[-1] and batch == min(self.options.batch):
