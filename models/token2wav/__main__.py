@@ -1,0 +1,191 @@
+"""`python -m models.token2wav codes.json --voice me.wav --out out.wav`: speech codes to a sound file.
+
+The only file of the vocoder that reads arguments and prints.
+
+Without `--stream` the codes are voiced in one pass: 960 samples each. With it they arrive 25 at a time, as in a
+conversation, and the sound starts with the 120 ms of silence that every turn has: three codes more.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from models.errors import ModelError, SettingsError, TokenError
+from models.token2wav.arena import HISTORY_FRAMES
+from models.token2wav.atomic_file import check_target
+from models.token2wav.flow_state import FlowSizes
+from models.token2wav.load import FlowAndHift, load_flow_and_hift, load_voice_parts
+from models.token2wav.maker_digest import maker_digest
+from models.token2wav.region_table import COLUMN_STEP, VocoderShapes
+from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE
+from models.token2wav.sound_file import read_sound, write_sound
+from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.voice import Voice
+from models.token2wav.voice_cache import VoiceCache
+from models.token2wav.voice_maker import VoiceMaker
+from models.token2wav.windows import CHUNK_CODES, CodeWindows
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
+MAX_STEPS = 100
+MAX_SEED = 2**63 - 1
+
+
+class Speech(NamedTuple):
+    """wave: [n] float32 at 24 kHz on the CPU. first_s: from the first codes to the first sound."""
+
+    wave: Tensor
+    first_s: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m models.token2wav", description="Speech codes to a sound file.")
+    parser.add_argument("codes", metavar="CODES.json", help='a JSON list of codes, or {"codes": [...]}')
+    parser.add_argument("--voice", required=True, metavar="SOUND", help="0.5 to 30 s of the voice to speak with")
+    parser.add_argument("--out", required=True, metavar="WAV", help="what to write: 24 kHz, mono, 16 bits")
+    parser.add_argument("--stream", action="store_true", help="chunk by chunk, as in a conversation")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="Euler steps (default: %(default)s)")
+    parser.add_argument("--model", default=str(TINY), metavar="DIR", help="vocoder folder (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the flow")
+    parser.add_argument("--compat", choices=["reference"], help="sound as the public implementation does, seams too")
+    parser.add_argument("--cache", metavar="DIR", help="keep prepared voices here")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise that speech starts from")
+    args = parser.parse_args(argv)
+    try:
+        return _run(args)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    _check(args)
+    codes = _read_codes(args.codes)
+    sound = read_sound(args.voice)
+    begun = time.perf_counter()
+    parts = load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    vocab_size = parts.flow.config.vocab_size
+    if (wrong := next((code for code in codes if not 0 <= code < vocab_size), None)) is not None:
+        raise TokenError(f"{args.codes}: codes", expected=f"0 to {vocab_size - 1}", got=wrong)
+    loaded = time.perf_counter()
+    voice = _voice(args, parts, *sound)
+    vocoder = _vocoder(args, parts, voice)
+    if args.stream:
+        vocoder.prepare(voice)
+    prepared = time.perf_counter()
+    speech = _stream(vocoder, voice, codes) if args.stream else _whole(vocoder, voice, codes)
+    done = time.perf_counter()
+    try:
+        write_sound(args.out, speech.wave)
+    except OSError as error:
+        raise _cannot_write(args.out, error) from None
+    seconds, wall = len(speech.wave) / SAMPLE_RATE, done - prepared
+    first = f", first sound after {speech.first_s:.3f} s" if args.stream else ""
+    print(
+        f"[{seconds:.2f} s of sound: load {loaded - begun:.2f} s, voice {prepared - loaded:.2f} s, "
+        f"codes to sound {wall:.2f} s, {seconds / wall:.2f} times real time{first}]",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be told before anything is loaded."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda", expected="a CUDA device", got="none that PyTorch can use")
+    for name, value, least, most in (("steps", args.steps, 1, MAX_STEPS), ("seed", args.seed, 0, MAX_SEED)):
+        if not least <= value <= most:
+            raise SettingsError(f"--{name}", expected=f"{least} to {most}", got=value)
+    try:
+        check_target(Path(args.out))
+    except OSError as error:
+        raise _cannot_write(args.out, error) from None
+
+
+def _cannot_write(name: str, error: OSError) -> ModelError:
+    return ModelError(name, expected="a place for a file", got=error.strerror)
+
+
+def _read_codes(name: str) -> list[int]:
+    try:
+        data = json.loads(Path(name).read_bytes())
+    except OSError as error:
+        raise ModelError(name, expected="a readable file", got=error.strerror) from None
+    except (ValueError, RecursionError) as error:
+        raise TokenError(name, expected="JSON", got=error) from None
+    codes = data.get("codes") if isinstance(data, dict) else data
+    if not isinstance(codes, list):
+        raise TokenError(name, expected='a list of codes, or {"codes": [...]}', got=type(codes).__name__)
+    if not codes:
+        raise TokenError(f"{name}: codes", expected="at least one", got="none")
+    if (wrong := next((code for code in codes if type(code) is not int), None)) is not None:
+        raise TokenError(f"{name}: codes", expected="whole numbers", got=repr(wrong)[:40])
+    return codes
+
+
+def _voice(args: argparse.Namespace, parts: FlowAndHift, wave: Tensor, rate: int) -> Voice:
+    """From the cache without a look at the networks that prepare voices, or by them."""
+    config = parts.flow.config
+
+    def make(wave: Tensor, rate: int) -> Voice:
+        return VoiceMaker(load_voice_parts(args.model, device=args.device), config).make(wave, rate)
+
+    if args.cache is None:
+        return make(wave, rate)
+    cache = VoiceCache(args.cache, maker_digest(args.model, config.n_mels, args.cache))
+    voice = cache.get_or_make(wave, rate, make)
+    if cache.problem:
+        print(f"voice not cached: {cache.problem}", file=sys.stderr)
+    return voice
+
+
+def _vocoder(args: argparse.Namespace, parts: FlowAndHift, voice: Voice) -> Vocoder:
+    """With room for one session of this voice; a whole utterance needs no slots."""
+    n_prompt = voice.n_frames if args.stream else FRAMES_PER_CODE
+    sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=args.steps, max_prompt=n_prompt, voice_frames=n_prompt)
+    n_columns = n_prompt + HISTORY_FRAMES + FRAMES_PER_CODE * sizes.max_chunk
+    columns = -(-n_columns // COLUMN_STEP) * COLUMN_STEP
+    shapes = VocoderShapes(batch=(1,), columns=(columns,), prompt=(n_prompt,))
+    return Vocoder(
+        parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(args.steps,), compat=args.compat, seed=args.seed
+    )
+
+
+def _whole(vocoder: Vocoder, voice: Voice, codes: list[int]) -> Speech:
+    begun = time.perf_counter()
+    with _bar(len(codes)) as bar:
+        wave = vocoder.offline(codes, voice).cpu()
+        bar.update(len(codes))
+    return Speech(wave, time.perf_counter() - begun)
+
+
+def _stream(vocoder: Vocoder, voice: Voice, codes: list[int]) -> Speech:
+    session = vocoder.open(voice)
+    windows = CodeWindows(lookahead=vocoder.lookahead)
+    pieces, first_s, begun = [], 0.0, time.perf_counter()
+    with _bar(len(codes) + windows.n_waiting) as bar:
+        for start in range(0, len(codes), CHUNK_CODES):
+            end = start + CHUNK_CODES
+            for window in windows.push(codes[start:end], last=end >= len(codes)):
+                [wave] = vocoder.speak([Chunk(session, window.codes, window.last)])
+                pieces.append(wave.cpu())
+                first_s = first_s or time.perf_counter() - begun
+                bar.update(len(window.codes) - vocoder.lookahead * (not window.last))
+    vocoder.close(session)
+    return Speech(torch.cat(pieces), first_s)
+
+
+def _bar(n_codes: int) -> tqdm:
+    """Codes voiced, on stderr if that is a terminal."""
+    return tqdm(total=n_codes, desc="voiced", unit="code", leave=False, mininterval=0, disable=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
