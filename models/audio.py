@@ -22,6 +22,7 @@ N_FFT = 400
 HOP = 160
 HALF_WINDOW = N_FFT // 2
 N_MELS = 80
+TOP_HZ = 8000  # where mel filters end, whatever the sample rate
 CLIP_SAMPLES = 30 * SAMPLE_RATE  # longest sound the encoder takes in one piece
 CLIP_FRAMES = CLIP_SAMPLES // HOP
 RAW_FLOOR = -10.0  # log10 of the smallest power that is told from silence
@@ -106,17 +107,17 @@ def placeholder_groups(n_samples: int, *, chunked: bool) -> list[int]:
     return [min(size, n_tokens - start) for start in range(0, n_tokens, size)]
 
 
-def mel_filters(n_mels: int = N_MELS) -> Tensor:
-    """Triangular filters over 0-8000 Hz on Slaney's scale, each of unit area. Returns: [201, n_mels] float64.
+def mel_filters(n_mels: int = N_MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -> Tensor:
+    """Triangular filters over 0-8000 Hz on Slaney's scale, each of unit area. Returns: [n_fft / 2 + 1, n_mels] float64.
 
     Source: M. Slaney, Auditory Toolbox (1998): linear up to 1 kHz, then 27 steps per factor 6.4.
     """
     step, corner = 200.0 / 3.0, 1000.0
     corner_mel, log_step = corner / step, math.log(6.4) / 27.0
-    top = corner_mel + math.log(SAMPLE_RATE / 2 / corner) / log_step
+    top = corner_mel + math.log(TOP_HZ / corner) / log_step
     mels = torch.linspace(0.0, top, n_mels + 2, dtype=torch.float64)
     edges = torch.where(mels < corner_mel, mels * step, corner * torch.exp((mels - corner_mel) * log_step))
-    bins = torch.linspace(0.0, SAMPLE_RATE / 2, N_FFT // 2 + 1, dtype=torch.float64)[:, None]
+    bins = torch.linspace(0.0, rate / 2, n_fft // 2 + 1, dtype=torch.float64)[:, None]
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]
     triangles = torch.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)).clamp_min(0)
     return triangles * (2.0 / (high - low))

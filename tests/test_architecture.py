@@ -56,8 +56,16 @@ def test_parts_do_not_import_each_other(root: Path) -> None:
         assert not got, f"{part}: expected no other part, got {sorted(got)}"
 
 
+def test_the_vocoder_knows_no_other_part(root: Path) -> None:
+    """Of the rest of the room it may use what is common: errors, sound, file formats, regions, tensors into modules."""
+    common = {"audio", "checkpoint", "errors", "graphs", "layers", "rotary", "weights"}
+    for file in sorted((root / "models" / "token2wav").glob("*.py")):
+        outside = {name.split(".")[1] for name in imported(file) if name.startswith("models.")} - {"token2wav"}
+        assert outside <= common, f"{file.name}: expected only {sorted(common)}, got {sorted(outside - common)}"
+
+
 def test_no_cycles(root: Path) -> None:
-    known = {f"models.{file.stem}": file for file in model_files(root) if file.parent.name == "models"}
+    known = {".".join(file.relative_to(root).with_suffix("").parts): file for file in model_files(root)}
     arrows = {name: imported(file) & known.keys() for name, file in known.items()}
 
     def walk(name: str, path: tuple[str, ...]) -> None:

@@ -7,13 +7,11 @@ included: a quiet bin beside a loud one then comes out wrong in the fifth digit,
 implementation, and a speech code may hang on that.
 """
 
-import math
-
 import soxr
 import torch
 from torch import Tensor
 
-from models.audio import DYNAMIC_RANGE, HOP, N_FFT, RAW_FLOOR, mirror
+from models.audio import DYNAMIC_RANGE, HOP, N_FFT, RAW_FLOOR, mel_filters, mirror
 from models.errors import AudioError
 from models.token2wav.settings import SAMPLE_RATE, SAMPLES_PER_FRAME
 
@@ -76,7 +74,7 @@ def prompt_mel(wave: Tensor, n_mels: int = 80) -> Tensor:
     _require_window(wave, MEL_WINDOW, SAMPLE_RATE)
     spectrum = _spectra(wave, MEL_WINDOW, SAMPLES_PER_FRAME, outside=(MEL_WINDOW - SAMPLES_PER_FRAME) // 2)
     magnitude = (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
-    filters = slaney_filters(n_mels, MEL_WINDOW, SAMPLE_RATE).to(magnitude)
+    filters = mel_filters(n_mels, MEL_WINDOW, SAMPLE_RATE).T.to(magnitude)
     return (magnitude @ filters.T).clamp_min(MEL_FLOOR).log()
 
 
@@ -90,7 +88,7 @@ def log_mel_128(wave: Tensor, n_mels: int = 128) -> Tensor:
     _require_window(wave, N_FFT, RATE_16K)
     # The frame centred on the very end is left out.
     power = _spectra(wave, N_FFT, HOP, outside=N_FFT // 2)[: wave.shape[0] // HOP].abs().square()
-    filters = slaney_filters(n_mels, N_FFT, RATE_16K).to(power)
+    filters = mel_filters(n_mels, N_FFT, RATE_16K).T.to(power)
     raw = (filters @ power.T).clamp_min(10.0**RAW_FLOOR).log10()
     return (torch.maximum(raw, raw.amax() - DYNAMIC_RANGE) + 4.0) / 4.0
 
@@ -126,20 +124,6 @@ def kaldi_filters(n_mels: int) -> Tensor:
     bins = mel(torch.arange(FBANK_FFT // 2, dtype=torch.float64) * (RATE_16K / FBANK_FFT))
     low, top = mel(torch.tensor([FBANK_LOW_HZ, TOP_HZ], dtype=torch.float64)).tolist()
     return _triangles(bins, torch.linspace(low, top, n_mels + 2, dtype=torch.float64))
-
-
-def slaney_filters(n_mels: int, n_fft: int, rate: int) -> Tensor:
-    """Triangles of unit area, straight in Hz, with edges on Slaney's scale. Returns: [n_mels, n_fft / 2 + 1] float64.
-
-    Source: M. Slaney, Auditory Toolbox (1998): linear up to 1 kHz, then 27 steps per factor 6.4.
-    """
-    step, corner = 200.0 / 3.0, 1000.0
-    corner_mel, log_step = corner / step, math.log(6.4) / 27.0
-    top = corner_mel + math.log(TOP_HZ / corner) / log_step
-    mels = torch.linspace(0.0, top, n_mels + 2, dtype=torch.float64)
-    edges = torch.where(mels < corner_mel, mels * step, corner * torch.exp((mels - corner_mel) * log_step))
-    bins = torch.arange(n_fft // 2 + 1, dtype=torch.float64) * (rate / n_fft)
-    return _triangles(bins, edges) * (2.0 / (edges[2:] - edges[:-2]))[:, None]
 
 
 def _triangles(bins: Tensor, edges: Tensor) -> Tensor:
