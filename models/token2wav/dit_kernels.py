@@ -189,9 +189,10 @@ def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> tuple[int, int,
 
     Measured on one H200 at 450 keys: small tiles spread a few sessions over the chip, large ones read keys once.
     """
-    queries = 16 if n_groups * triton.cdiv(n_queries, 16) <= SMALL_GRID else 64
-    keys, stages = (128, 3) if n_bytes <= 2 else (64, 2)
-    return queries, keys, 4, stages
+    small = n_groups * triton.cdiv(n_queries, 16) <= SMALL_GRID
+    if n_bytes <= 2:
+        return (16 if small else 64), 128, 4, 3
+    return (16, 128, 4, 2) if small else (64, 64, 4, 3)
 
 
 class Chunk:

@@ -16,7 +16,7 @@ from models.errors import AudioError
 from models.token2wav.settings import SAMPLE_RATE, SAMPLES_PER_FRAME
 
 RATE_16K = 16_000
-TOP_HZ = 8000.0  # both banks end here
+TOP_HZ = 8000.0  # where the bank of `fbank` ends
 
 FBANK_WINDOW = 400
 FBANK_HOP = 160

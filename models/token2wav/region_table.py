@@ -73,6 +73,17 @@ class VocoderRegions(RegionTable):
         solver = solver or partial(solve, parts.flow)
         super().__init__(parts, _table(parts, flow_state, vocode_state, schedules, noise, rules, solver), shapes)
 
+    def compile(self, names: list[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
+        """As `RegionTable.compile`; None = all but `voice`, which `Vocoder` always runs eagerly."""
+        super().compile(self._serving() if names is None else names, by_layer=by_layer, **options)
+
+    def warm_up(self, names: list[str] | None = None) -> None:
+        """As `RegionTable.warm_up`; None = all but `voice`."""
+        super().warm_up(self._serving() if names is None else names)
+
+    def _serving(self) -> list[str]:
+        return [name for name in self.table if name != "voice"]
+
     def clear_scratch(self) -> None:
         scratch = torch.tensor([self.flow_state.scratch], device=self.root.flow.device)
         for views in (self.flow_state.code, self.flow_state.mel, self.flow_state.dit):

@@ -80,6 +80,11 @@ class Vocoder:
             seed: of the noise that speech starts from.
         Raises: SettingsError.
         """
+        if compat not in (None, "reference"):
+            raise SettingsError("compat", expected="None or 'reference'", got=compat)
+        if flow.config.vocab_size <= SILENCE_CODE:
+            expected = f"more than {SILENCE_CODE}, which is silence"
+            raise SettingsError("vocab_size", expected=expected, got=flow.config.vocab_size)
         self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps, default=1))
         if not steps or not 1 <= min(steps) <= max(steps) <= self.sizes.max_steps:
             expected = f"one or more numbers from 1 to {self.sizes.max_steps}"
@@ -148,7 +153,11 @@ class Vocoder:
         self.voices.hold(voice_slot)
         slot = self._free.pop(0)
         self._sessions[slot] = _Session(voice_slot, voice.n_frames, n_steps, voice.n_frames)
-        self.begin_turn(slot)
+        try:
+            self.begin_turn(slot)
+        except BaseException:
+            self.close(slot)
+            raise
         return slot
 
     def begin_turn(self, *sessions: int) -> None:
@@ -254,10 +263,10 @@ class Vocoder:
 
     def _voice_slot(self, voice: Voice, n_steps: int) -> int:
         """The slot where this voice's state for so many steps lies, made if it is not there."""
+        voice.check(self.parts.flow.config)
         key = (voice.digest, n_steps)
         if (slot := self.voices.find(key)) is not None:
             return slot
-        voice.check(self.parts.flow.config)
         if voice.n_frames > self.sizes.max_prompt:
             got = f"{voice.n_frames}"
             raise AudioError("voice: mel frames", expected=f"at most {self.sizes.max_prompt}", got=got)

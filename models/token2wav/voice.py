@@ -14,9 +14,12 @@ from models.errors import AudioError
 from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Voice:
-    """One prompt: its codes, its mel at two frames a code, and the speaker's vector; all on the CPU."""
+    """One prompt: its codes, its mel at two frames a code, and the speaker's vector; all on the CPU.
+
+    Compare by `digest`.
+    """
 
     codes: Tensor  # [n] int64
     mel: Tensor  # [2n, n_mels] float32
@@ -33,18 +36,22 @@ class Voice:
         data = hashlib.sha256()
         for part in parts:
             data.update(f"{tuple(part.shape)}".encode())
-            data.update(part.contiguous().numpy().tobytes())
+            data.update(part.detach().contiguous().numpy().tobytes())
         return data.hexdigest()
 
     def check(self, config: FlowConfig) -> None:
         """Raises: AudioError if the parts do not fit each other or the flow."""
-        n = len(self.codes)
-        wanted = {"codes": (n,), "mel": (FRAMES_PER_CODE * n, config.n_mels), "speaker": (config.speaker_dim,)}
-        for name, shape in wanted.items():
+        n = len(self.codes) if self.codes.ndim else 0
+        wanted = {
+            "codes": (torch.int64, (n,)),
+            "mel": (torch.float32, (FRAMES_PER_CODE * n, config.n_mels)),
+            "speaker": (torch.float32, (config.speaker_dim,)),
+        }
+        for name, (dtype, shape) in wanted.items():
             part = getattr(self, name)
-            if tuple(part.shape) != shape or not n:
-                expected = f"shape {shape}, at least one code"
-                raise AudioError(f"voice: {name}", expected=expected, got=tuple(part.shape))
+            if not n or (part.dtype, part.device.type, tuple(part.shape)) != (dtype, "cpu", shape):
+                got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
+                raise AudioError(f"voice: {name}", expected=f"{dtype} {shape} on the CPU, at least one code", got=got)
             if part.is_floating_point() and not bool(part.isfinite().all()):
                 raise AudioError(f"voice: {name}", expected="finite numbers", got="NaN or infinity")
         if not 0 <= int(self.codes.min()) <= int(self.codes.max()) < config.vocab_size:

@@ -1,0 +1,155 @@
+"""The host side on a GPU: captured regions, no wait for the device inside a chunk, the same sound as on the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.token2wav.load import load_flow_and_hift
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk, Vocoder
+from tests.models.compare import assert_close, assert_same
+from tests.models.token2wav.vocoders import FOLDER, copies, cut, make_codes, make_vocoder, make_voice, say, tensors
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+SHAPES = VocoderShapes(batch=(1, 2), columns=(256,), prompt=(60, 120))
+COUNTS = [25, 25, 7, 25, 1]
+KERNELS = ("plain", "fused")
+# Sums in another order; rounding of the pitch then counts for hundreds of samples.
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def exact_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def on_gpu(kernels: str, captured: bool = False) -> Vocoder:
+    vocoder = make_vocoder(load_flow_and_hift(FOLDER, device="cuda"), shapes=SHAPES, kernels=kernels)
+    if captured:
+        # begin: 2 batches; flow: 2 batches, 2 counts of codes, 2 of columns, 2 of steps; hift: 2 x 2.
+        assert vocoder.graphs.capture() == 2 + 16 + 4 == vocoder.graphs.n_graphs
+    return vocoder
+
+
+def turns(vocoder: Vocoder, rounds: int = 2) -> list[Tensor]:
+    """Three sessions of two voices and two numbers of steps, alone and together, turn after turn."""
+    opened = [vocoder.open(make_voice(n, 30 + 25 * n), steps) for n, steps in ((0, 2), (1, 2), (0, 1))]
+    waves = []
+    for number in range(rounds):
+        codes = [make_codes(10 * number + n, sum(COUNTS) + 13) for n in range(3)]
+        chunks = [cut(session, one, COUNTS) for session, one in zip(opened, codes, strict=True)]
+        for together in zip(*chunks, strict=True):
+            waves += vocoder.speak(together)
+        vocoder.begin_turn(*opened)
+    for session in opened:
+        vocoder.close(session)
+    return [wave.cpu() for wave in waves]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_same_sound_as_on_the_cpu(kernels: str, captured: bool):
+    expected = turns(make_vocoder(shapes=SHAPES))
+    for i, (wave, want) in enumerate(zip(turns(on_gpu(kernels, captured)), expected, strict=True)):
+        assert wave.shape == want.shape
+        off = (wave - want).square().mean() / want.square().mean()
+        assert off < 1e-3, f"wave {i}: expected 30 dB above the difference, got {-10 * off.log10():.1f}"
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_replay_is_what_eager_gives(kernels: str):
+    """Sound and every slot's state, after sessions of all sizes have been through the same graphs."""
+    eager, captured = on_gpu(kernels), on_gpu(kernels, captured=True)
+    for i, (wave, want) in enumerate(zip(turns(captured), turns(eager), strict=True)):
+        assert_close(wave, want, TOLERANCE, f"wave {i}")
+    for got, want in zip(tensors(captured), tensors(eager), strict=True):
+        if got.shape and got.dtype == torch.int64:
+            keep = torch.arange(len(got)) != eager.state.scratch
+            assert_same(got[keep], want[keep], "views and lengths")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_replay_repeats_itself_after_other_sessions(kernels: str):
+    """To the bit: nothing of another session's chunk stays in a graph's inputs, outputs or memory."""
+    vocoder = on_gpu(kernels, captured=True)
+    codes = make_codes(1, sum(COUNTS) + 13)
+    session = vocoder.open(make_voice())
+    expected = say(vocoder, session, codes, COUNTS)
+    kept = [wave.clone() for wave in expected]
+    turns(vocoder, 1)
+    vocoder.begin_turn(session)
+    for i, (wave, want) in enumerate(zip(say(vocoder, session, codes, COUNTS), expected, strict=True)):
+        assert_same(wave.cpu(), want.cpu(), f"chunk {i}")
+    for wave, want in zip(expected, kept, strict=True):
+        assert_same(wave.cpu(), want.cpu(), "sound that was handed out before")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("captured", [False, True])
+def test_no_chunk_waits_for_the_device(kernels: str, captured: bool):
+    vocoder = on_gpu(kernels, captured)
+    sessions = [vocoder.open(make_voice(n)) for n in range(2)]
+    chunks = [Chunk(session, make_codes(session, 28)) for session in sessions]
+    vocoder.speak(chunks)
+    vocoder.speak(chunks[:1])
+    with no_waiting():
+        waves = [vocoder.speak(chunks), vocoder.speak(chunks[:1])]
+        vocoder.begin_turn(*sessions)
+        waves.append(vocoder.speak([chunk._replace(last=True) for chunk in chunks]))
+    assert all(wave.isfinite().all() for call in waves for wave in call)
+    with pytest.raises(RuntimeError), no_waiting():
+        waves[0][0].sum().item()
+
+
+def test_no_memory_is_taken_once_captured():
+    vocoder = on_gpu("fused", captured=True)
+    addresses = [tensor.data_ptr() for tensor in tensors(vocoder)]
+    turns(vocoder, 1)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved()
+    for _ in range(6):
+        turns(vocoder, 1)
+    assert torch.cuda.memory_reserved() == before
+    assert [tensor.data_ptr() for tensor in tensors(vocoder)] == addresses
+
+
+def test_capture_leaves_slots_alone():
+    vocoder = on_gpu("fused")
+    before = copies(vocoder)
+    vocoder.graphs.capture()
+    state, scratch = vocoder.state, vocoder.state.scratch
+    for views in (state.code, state.mel, state.dit):
+        assert views.length.tolist() == [0] * len(views.length)
+    after = dict(zip(map(id, tensors(vocoder)), before, strict=True))
+    for tensor in (*state.copied(), *vocoder.vocode_state.tensors()):
+        keep = torch.arange(len(tensor)) != scratch
+        assert_same(tensor[keep].cpu(), after[id(tensor)][keep].cpu(), "slots of sessions and voices")
+
+
+def test_bfloat16_streams_alike():
+    """Narrow weights, the same voice: sound of the same level, finite, and the same each time."""
+    parts = load_flow_and_hift(FOLDER, device="cuda", dtype=torch.bfloat16, hift_dtype=torch.bfloat16)
+    vocoder, exact = make_vocoder(parts, shapes=SHAPES), on_gpu("plain")
+    first, second = turns(vocoder, 1), turns(vocoder, 1)
+    for i, (wave, again, want) in enumerate(zip(first, second, turns(exact, 1), strict=True)):
+        assert_same(wave, again, f"wave {i}")
+        if len(wave):
+            level = 20 * (wave.std() / want.std()).log10().abs()
+            assert level < 2, f"wave {i}: expected the level of float32 within 2 dB, got {level:.1f} dB off"

@@ -1,0 +1,220 @@
+"""Refused calls: a typed error that says what was expected, every bit of state as it was, and others go on."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.errors import AudioError, ModelError, SettingsError, ShapeError, SlotError, TokenError
+from models.token2wav.flow_state import FlowSizes
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk, Vocoder
+from tests.models.compare import assert_same
+from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, tensors
+
+CODES = make_codes(0, 28)
+
+
+@pytest.fixture(scope="module")
+def vocoder() -> Vocoder:
+    """Sessions 0 and 1 in the middle of a turn, session 2 closed again."""
+    vocoder = make_vocoder()
+    for seed in (0, 1, 0):
+        vocoder.open(make_voice(seed))
+    vocoder.close(2)
+    vocoder.speak([Chunk(0, CODES), Chunk(1, CODES)])
+    return vocoder
+
+
+@contextmanager
+def refused(vocoder: Vocoder, kind: type[ModelError], message: str) -> Iterator[None]:
+    """No tensor, session, voice or free slot changes, and the next chunk of a session sounds as it would have."""
+    before, host = copies(vocoder), repr((vocoder._sessions, vocoder._free, vars(vocoder.voices)))
+    with pytest.raises(kind, match=message):
+        yield
+    for tensor, expected in zip(tensors(vocoder), before, strict=True):
+        assert_same(tensor, expected, "state after a refused call")
+    assert repr((vocoder._sessions, vocoder._free, vars(vocoder.voices))) == host
+
+
+def with_code(code: Any) -> list[Any]:
+    return [*CODES[:5], code, *CODES[5:27]]
+
+
+WRONG_CODES = {
+    "too large": (with_code(6561), "codes of session 1: expected whole numbers from 0 to 6560, got 6561"),
+    "negative": (with_code(-1), "from 0 to 6560, got -1"),
+    "true": (with_code(True), "expected whole numbers .* got True"),
+    "half": (with_code(7.5), "got 7.5"),
+    "whole float": (with_code(7.0), "got 7.0"),
+    "NaN": (with_code(math.nan), "got nan"),
+    "numpy float": (with_code(np.float32(3)), "got 3.0"),
+    "numpy bool": (with_code(np.True_), "got True"),
+    "nothing": (with_code(None), "got None"),
+    "text": (with_code("7"), "got 7"),
+    "array of floats": (np.array(CODES, dtype=np.float64), "got "),
+}
+
+
+@pytest.mark.parametrize(("codes", "message"), WRONG_CODES.values(), ids=WRONG_CODES)
+def test_codes_that_are_none(vocoder: Vocoder, codes: Any, message: str):
+    """In the second of two chunks: the first one's session has not moved either."""
+    with refused(vocoder, TokenError, message):
+        vocoder.speak([Chunk(0, CODES), Chunk(1, codes)])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
+@pytest.mark.parametrize("in_array", [True, False])
+def test_numpy_integers_are_codes(kind: type, in_array: bool):
+    waves = []
+    for codes in (CODES, np.array(CODES, dtype=kind) if in_array else [kind(code) for code in CODES]):
+        vocoder = make_vocoder()
+        waves.append(vocoder.speak([Chunk(vocoder.open(make_voice()), codes)])[0])
+    assert_same(waves[1], waves[0])
+
+
+@pytest.mark.parametrize(
+    ("codes", "last", "kind", "message"),
+    [
+        ([], False, TokenError, "codes of session 1: expected at least 4, got 0"),
+        (CODES[:3], False, TokenError, "expected at least 4, got 3"),
+        ([], True, TokenError, "expected at least 1, got 0"),
+        ([*CODES, 1], True, ShapeError, "codes of session 1: codes: expected .*28.* got 29"),
+        ([*CODES, 1, 2, 3, 4], False, ShapeError, "got 29"),
+    ],
+    ids=["none", "look-ahead only", "none at the end", "too many at the end", "too many"],
+)
+def test_too_few_and_too_many_codes(vocoder: Vocoder, codes: list[int], last: bool, kind: type, message: str):
+    with refused(vocoder, kind, message):
+        vocoder.speak([Chunk(0, CODES), Chunk(1, codes, last)])
+
+
+def test_as_many_codes_as_fit():
+    vocoder = make_vocoder()
+    session = vocoder.open(make_voice())
+    assert len(vocoder.speak([Chunk(session, [*CODES, 1, 2, 3])])[0]) == 960 * 28 - 3840
+    assert len(vocoder.speak([Chunk(session, CODES, last=True)])[0]) == 960 * 28 + 3840
+
+
+@pytest.mark.parametrize("wrong", [[2], [0, 0], [0, 2], [5], [-1], [99], []], ids=str)
+@pytest.mark.parametrize("verb", ["speak", "begin_turn"])
+def test_sessions_that_are_not_open_or_named_twice(vocoder: Vocoder, wrong: list[int], verb: str):
+    with refused(vocoder, SlotError, r"vocoder sessions: expected different ones of \[0, 1\], got"):
+        if verb == "speak":
+            vocoder.speak([Chunk(session, CODES) for session in wrong])
+        else:
+            vocoder.begin_turn(*wrong)
+
+
+def test_closing_twice(vocoder: Vocoder):
+    with refused(vocoder, SlotError, r"expected different ones of \[0, 1\], got \[2\]"):
+        vocoder.close(2)
+
+
+VOICE = make_voice(7)
+WRONG_VOICES = {
+    "short mel": replace(VOICE, mel=VOICE.mel[1:]),
+    "other bins": make_voice(7, n_mels=79),
+    "other speaker": make_voice(7, speaker_dim=25),
+    "NaN": replace(VOICE, mel=VOICE.mel * math.nan),
+    "no prompt": make_voice(7, 0),
+    "code beyond": replace(VOICE, codes=VOICE.codes + 6561),
+}
+
+
+@pytest.mark.parametrize("voice", WRONG_VOICES.values(), ids=WRONG_VOICES)
+@pytest.mark.parametrize("verb", ["open", "prepare", "offline"])
+def test_unfit_voices(vocoder: Vocoder, voice: Any, verb: str):
+    call: Callable = {"open": vocoder.open, "prepare": vocoder.prepare}.get(verb, lambda v: vocoder.offline(CODES, v))
+    with refused(vocoder, AudioError, "voice: .* expected .* got"):
+        call(voice)
+
+
+def test_a_voice_too_long_to_stream(vocoder: Vocoder):
+    """Whole utterances keep no state for it, so they may have it."""
+    with refused(vocoder, AudioError, "voice: mel frames: expected at most 120, got 122"):
+        vocoder.open(make_voice(7, 61))
+    assert len(vocoder.offline(CODES[:2], make_voice(7, 61))) == 1920
+
+
+@pytest.mark.parametrize("n_steps", [0, 3, -1, 1.5])
+def test_steps_that_were_not_made_ready(vocoder: Vocoder, n_steps: float):
+    for call in (vocoder.open, vocoder.prepare, lambda voice, n: vocoder.offline(CODES, voice, n)):
+        with refused(vocoder, SettingsError, rf"euler steps: expected one of \(2, 1\), got {n_steps}"):
+            call(make_voice(), n_steps)
+
+
+def test_whole_utterances_check_their_codes(vocoder: Vocoder):
+    for codes, message in (([], "codes: expected at least 1, got 0"), ([3, 6561], "got 6561"), ([3.0], "got 3.0")):
+        with refused(vocoder, TokenError, message):
+            vocoder.offline(codes, make_voice())
+
+
+def test_no_slot_is_free():
+    vocoder = make_vocoder(sizes=FlowSizes(1, 2, 2, max_prompt=60, voice_frames=120))
+    vocoder.open(make_voice())
+    with refused(vocoder, SlotError, "vocoder session: expected a free slot, got all 1 leased"):
+        vocoder.open(make_voice(1))
+
+
+def test_no_room_for_one_more_voice():
+    """A voice nobody uses is there too; it is not given up in vain."""
+    vocoder = make_vocoder(sizes=FlowSizes(3, 3, 2, max_prompt=120, voice_frames=160))
+    session = vocoder.open(make_voice(0, 30))
+    vocoder.prepare(make_voice(1, 10))
+    for call in (vocoder.open, vocoder.prepare):
+        with refused(
+            vocoder, SlotError, "voices: expected a slot and 120 of 160 frames in one piece, got 1 voices in use"
+        ):
+            call(make_voice(2, 60))
+    assert vocoder.n_free == 2
+    assert vocoder.voices.find((make_voice(1, 10).digest, 2)) is not None
+    assert say(vocoder, session, CODES, [])[0].isfinite().all()
+
+
+def test_others_go_on_after_refusals(vocoder: Vocoder):
+    """All of the above on the same vocoder has left no trace in sound."""
+    other = make_vocoder()
+    for seed in (0, 1):
+        other.open(make_voice(seed))
+    other.speak([Chunk(0, CODES), Chunk(1, CODES)])
+    for chunks in ([Chunk(0, CODES), Chunk(1, CODES)], [Chunk(1, CODES[:9], True), Chunk(0, CODES[:4])]):
+        for bad in ([Chunk(0, CODES), Chunk(1, [])], [Chunk(0, CODES), Chunk(3, CODES)], [Chunk(0, [-1] * 9)]):
+            with pytest.raises(ModelError):
+                vocoder.speak(bad)
+        for got, expected in zip(vocoder.speak(chunks), other.speak(chunks), strict=True):
+            assert_same(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": ()}, r"euler steps: expected one or more numbers from 1 to 2, got \(\)"),
+        ({"steps": (), "sizes": None}, r"euler steps: .* got \(\)"),
+        ({"steps": (2, 0)}, r"euler steps: .* got \(2, 0\)"),
+        ({"steps": (3,)}, r"euler steps: .* from 1 to 2, got \(3,\)"),
+        ({"sizes": FlowSizes(1, 1, 2, max_prompt=3942)}, "max_prompt: expected at most 3940, got 3942"),
+        ({"kernels": "fused"}, "fused kernels: expected a CUDA device .* got cpu and 16"),
+    ],
+)
+def test_vocoders_that_cannot_be(options: dict[str, Any], message: str):
+    with pytest.raises(SettingsError, match=message):
+        make_vocoder(**options)
+
+
+def test_columns_reach_what_a_session_may_see():
+    """Whatever the caller's table says, so that no chunk is refused once a session is open; and no further."""
+    for columns in ((160,), (256, 512, 4096)):
+        sizes = FlowSizes(1, 1, 2, max_prompt=600, voice_frames=600)
+        vocoder = make_vocoder(sizes=sizes, shapes=VocoderShapes(columns=columns))
+        assert vocoder.shapes.columns[-1] == 768  # 600 + 100 + 2 * 28, a multiple of 16
+        session = vocoder.open(make_voice(0, 300))
+        for _ in range(4):
+            assert vocoder.speak([Chunk(session, [*CODES, 1, 2, 3])])[0].isfinite().all()
+    with torch.no_grad():
+        assert vocoder.state.dit.length[session] == 700

@@ -1,0 +1,147 @@
+"""The host side over traced and compiled regions: one graph per bucket, made at warm-up, for any minute of speech."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.graphs import compile_counters
+from models.token2wav.graph_cache import GraphCache
+from models.token2wav.load import load_flow_and_hift
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.windows import CodeWindows
+from tests.models.compare import assert_close, assert_same
+from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
+
+SHAPES = VocoderShapes(batch=(2,), columns=(256,), prompt=(60, 120))
+VOICES = [make_voice(0, 30), make_voice(1, 55)]  # seeing them takes 210 and 260 frames: both sizes of columns
+N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def own_vocoder() -> Vocoder:
+    """With parts of its own: compiling by layer leaves its mark on them."""
+    return make_vocoder(load_flow_and_hift(FOLDER), shapes=SHAPES, steps=(1,))
+
+
+def minute(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
+    """Two sessions, 25 codes a unit and now and then few, turns of different length; alone and together.
+
+    Every window of both, each of four kinds: first, steady, short, last.
+    """
+    sessions = [vocoder.open(voice) for voice in VOICES]
+    windows = {session: CodeWindows(least=5) for session in sessions}
+    voiced, samples = 0, 0
+    for unit in range(n_units):
+        chunks: dict[int, list[Chunk]] = {}
+        for session, length in zip(sessions, (9, 5), strict=True):
+            ends = unit % length == length - 1 or unit == n_units - 1
+            codes = make_codes(100 * unit + session, 1 + 11 * unit % 24 if unit % 4 == 3 else 25)
+            chunks[session] = [Chunk(session, *w) for w in windows[session].push(codes, last=ends)]
+            voiced += sum(len(c.codes) - 3 * (not c.last) for c in chunks[session])
+        while any(chunks.values()):
+            for wave in vocoder.speak([waiting.pop(0) for waiting in chunks.values() if waiting]):
+                samples += len(wave)
+                yield wave
+        for session, length in zip(sessions, (9, 5), strict=True):
+            if unit % length == length - 1:
+                vocoder.begin_turn(session)
+                windows[session] = CodeWindows(least=5)
+    assert samples == 960 * voiced
+
+
+def test_a_minute_compiles_nothing_after_warm_up():
+    """Traced and run operation by operation: the same bits as without, no break, nothing traced after warm-up."""
+    plain, traced = (own_vocoder() for _ in range(2))
+    expected = list(minute(plain, 75))
+    assert sum(map(len, expected)) >= 2 * 60 * 24_000
+    before = compile_counters()
+    traced.regions.compile(backend="eager")
+    traced.regions.warm_up()
+    warm, addresses, n_bytes = compile_counters(), [t.data_ptr() for t in tensors(traced)], traced.n_bytes
+    assert warm["graphs"] - before["graphs"] == N_GRAPHS
+    got = list(minute(traced, 75))
+    after = compile_counters()
+    assert after == warm, f"expected nothing compiled after warm-up, got {warm} then {after}"
+    assert after["graph_breaks"] == before["graph_breaks"], f"expected no graph breaks, got {before} then {after}"
+    assert [t.data_ptr() for t in tensors(traced)] == addresses
+    assert traced.n_bytes == n_bytes
+    for i, (wave, want) in enumerate(zip(got, expected, strict=True)):
+        assert_same(wave, want, f"wave {i}")
+
+
+def test_warm_up_leaves_sessions_and_voices_alone():
+    vocoder = own_vocoder()
+    session = vocoder.open(VOICES[0])
+    vocoder.speak([Chunk(session, make_codes(0, 28))])
+    before = copies(vocoder)
+    vocoder.regions.warm_up()
+    state, scratch = vocoder.state, vocoder.state.scratch
+    for views in (state.code, state.mel, state.dit):
+        assert views.length[scratch] == 0
+    kept = slice(None, scratch), slice(scratch + 1, None)
+    own = {id(tensor) for tensor in (*state.copied(), *vocoder.vocode_state.tensors())}
+    views = {id(tensor) for v in (state.code, state.mel, state.dit) for tensor in v.tensors()}
+    for tensor, expected in zip(tensors(vocoder), before, strict=True):
+        if id(tensor) in own | views:
+            for part in kept:
+                assert_same(tensor[part], expected[part], "slots of sessions and voices")
+    for rows, views_ in ((state.code_rows, state.code), (state.mel_rows, state.mel), (state.dit_rows[0], state.dit)):
+        expected = before[[id(t) for t in tensors(vocoder)].index(id(rows))]
+        first = int(views_.start[scratch])
+        assert_same(rows[..., 2:first, :, :], expected[..., 2:first, :, :], "rows of sessions")
+        end = first + views_.ring
+        assert_same(rows[..., end:, :, :], expected[..., end:, :, :], "rows of voices")
+
+
+def test_whole_utterances_compile_nothing():
+    """Their lengths are all different; what is compiled for chunks must not be tried on them."""
+    vocoder = own_vocoder()
+    codes = [make_codes(n, n) for n in (5, 17, 40)]
+    expected = [vocoder.offline(one, VOICES[0]) for one in codes]
+    vocoder.regions.compile(["flow"], by_layer=True, backend="eager")
+    vocoder.regions.compile(["hift"], backend="eager")
+    before = compile_counters()
+    for one, want in zip(codes, expected, strict=True):
+        assert_same(vocoder.offline(one, VOICES[0]), want)
+    assert compile_counters() == before
+    session = vocoder.open(VOICES[0])
+    vocoder.speak([Chunk(session, codes[1])])
+    assert compile_counters()["graphs"] > before["graphs"], "chunks are compiled as before"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which("c++"), reason="Inductor needs a C++ compiler")
+def test_inductor_says_the_same():
+    """As it is served: an Euler step and a conformer layer as one graph each, the vocoder as a whole. One bucket."""
+    shapes = VocoderShapes(batch=(1,), codes=(28,), columns=(288,), prompt=(120,))
+    parts = load_flow_and_hift(FOLDER), load_flow_and_hift(FOLDER)
+    plain, compiled = (make_vocoder(part, shapes=shapes, steps=(1,)) for part in parts)
+    compiled.regions.compile(["flow", "voice"], by_layer=True)
+    compiled.regions.compile(["hift"])
+    compiled.regions.warm_up()
+    warm = compile_counters()
+    turns = [say(v, v.open(VOICES[0]), make_codes(1, 90), [25, 25, 7, 24]) for v in (plain, compiled)]
+    assert compile_counters() == warm
+    for i, (want, wave) in enumerate(zip(*turns, strict=True)):
+        # Rounding of the pitch is a phase some hundred samples later.
+        assert_close(wave, want, 5e-3, f"chunk {i}")
+
+
+def test_without_captured_graphs_regions_run_as_they_are():
+    vocoder = own_vocoder()
+    assert isinstance(vocoder.graphs, GraphCache) and vocoder.graphs.n_graphs == 0
+    slots = torch.tensor([0, 1])
+    vocoder.vocode_state.wave.fill_(1)
+    vocoder.graphs("begin", {"batch": 2}, slots, slots + vocoder.state.scratch + 1)
+    assert not vocoder.vocode_state.wave[:2].any() and vocoder.vocode_state.wave[2:].all()

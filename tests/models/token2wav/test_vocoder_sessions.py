@@ -1,0 +1,238 @@
+"""Many sessions and voices: each sounds as if it were alone, and voices come and go without being heard."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.errors import SlotError
+from models.token2wav.flow_state import FlowSizes
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.voice import Voice
+from tests.models.compare import assert_close, assert_same
+from tests.models.token2wav.vocoders import SIZES, STEPS, cut, make_codes, make_vocoder, make_voice, say
+
+# With one size of everything a row is computed by the same operations whoever is beside it. Other sizes, and another
+# row of the batch, may add up in another order; in sound, rounding of the pitch then counts for hundreds of samples.
+ONE_SIZE = VocoderShapes(batch=(4,), codes=(28,), columns=(288,), prompt=(60, 120))
+OTHER_ORDER = 1e-4
+COUNTS = ([25, 25, 7, 25], [25, 5, 25, 25], [28, 1, 25, 3], [25, 25, 25, 25], [24, 25, 12, 25])
+
+
+def codes_of(session: int) -> list[int]:
+    return make_codes(40 + session, sum(COUNTS[session]) + 12)
+
+
+@cache
+def alone(session: int, shapes: VocoderShapes, n_codes: int = 30, n_steps: int | None = None) -> list[Tensor]:
+    """What session number `session` says with voice number `session`, in a vocoder of its own."""
+    vocoder = make_vocoder(shapes=shapes)
+    slot = vocoder.open(make_voice(session, n_codes), n_steps)
+    return say(vocoder, slot, codes_of(session), COUNTS[session])
+
+
+def together(vocoder: Vocoder, slots: list[int]) -> list[list[Tensor]]:
+    """Session i in slots[i], in step."""
+    turns = [cut(slot, codes_of(i), COUNTS[i]) for i, slot in enumerate(slots)]
+    rows = [vocoder.speak(chunks) for chunks in zip(*turns, strict=True)]
+    return [list(waves) for waves in zip(*rows, strict=True)]
+
+
+def test_interleaved_sessions_are_each_alone():
+    """Two voices of different length, turn about: one call each, then both in one."""
+    vocoder = make_vocoder(shapes=ONE_SIZE)
+    slots = [vocoder.open(make_voice(i, n)) for i, n in enumerate((30, 55))]
+    turns = [list(cut(slot, codes_of(i), COUNTS[i])) for i, slot in enumerate(slots)]
+    got: list[list[Tensor]] = [[], []]
+    for number, (first, second) in enumerate(zip(*turns, strict=True)):
+        calls = [[first, second]] if number % 2 else [[first], [second]]
+        for i, wave in enumerate(wave for call in calls for wave in vocoder.speak(call)):
+            got[i].append(wave)
+    for i, n in enumerate((30, 55)):
+        for number, (wave, expected) in enumerate(zip(got[i], alone(i, ONE_SIZE, n), strict=True)):
+            if i == 0:
+                assert_same(wave, expected, f"chunk {number} of session {i}")
+            assert_close(wave, expected, OTHER_ORDER, f"chunk {number} of session {i}")
+
+
+def test_sessions_of_different_steps_share_a_call():
+    vocoder = make_vocoder()
+    slots = [vocoder.open(make_voice(i), STEPS[i % 2]) for i in range(4)]
+    for i, waves in enumerate(together(vocoder, slots)):
+        for number, expected in enumerate(alone(i, ONE_SIZE, n_steps=STEPS[i % 2])):
+            assert_close(waves[number], expected, OTHER_ORDER, f"chunk {number} of session {i}")
+    assert (alone(0, ONE_SIZE, n_steps=1)[0] - alone(0, ONE_SIZE, n_steps=2)[0]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("batch", [(1,), (2,), (1, 2, 4)])
+def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
+    """Five sessions, with one voice each; cut, padded, and begun anew all at once."""
+    vocoder = make_vocoder(sizes=FlowSizes(5, 5, 2, max_prompt=60, voice_frames=300), shapes=VocoderShapes(batch=batch))
+    slots = [vocoder.open(make_voice(i)) for i in range(5)]
+    for _ in range(2):
+        for i, waves in enumerate(together(vocoder, slots)):
+            for number, expected in enumerate(alone(i, ONE_SIZE)):
+                assert_close(waves[number], expected, OTHER_ORDER, f"chunk {number} of session {i}")
+        vocoder.begin_turn(*slots)
+
+
+def test_order_of_chunks_does_not_matter():
+    vocoders = [make_vocoder() for _ in range(2)]
+    opened = [[vocoder.open(make_voice(i)) for i in range(4)] for vocoder in vocoders]
+    for number in range(3):
+        chunks = [Chunk(slot, make_codes(10 * number + slot, 28 - slot)) for slot in opened[0]]
+        order = [2, 0, 3, 1] if number % 2 else [3, 2, 1, 0]
+        expected, shuffled = vocoders[0].speak(chunks), vocoders[1].speak([chunks[i] for i in order])
+        for i, wave in zip(order, shuffled, strict=True):
+            assert_close(wave, expected[i], OTHER_ORDER, f"call {number}, session {i}")
+
+
+def test_sound_belongs_to_the_caller():
+    vocoder = make_vocoder()
+    slot = vocoder.open(make_voice())
+    (wave,) = vocoder.speak([Chunk(slot, make_codes(0, 28))])
+    kept = wave.clone()
+    assert wave.untyped_storage().nbytes() == wave.nbytes, "nothing that a captured graph writes again"
+    vocoder.speak([Chunk(slot, make_codes(1, 28))])
+    vocoder.begin_turn(slot)
+    assert_same(wave, kept)
+    wave.fill_(float("nan"))
+    assert vocoder.speak([Chunk(slot, make_codes(2, 28))])[0].isfinite().all()
+
+
+def test_slots_are_used_again():
+    """Six rounds of four sessions in five slots; each starts as in a new vocoder."""
+    vocoder, voice, codes = make_vocoder(shapes=ONE_SIZE), make_voice(), make_codes(0, 40)
+    expected = alone(0, ONE_SIZE)
+    used = set()
+    for _ in range(6):
+        slots = [vocoder.open(voice) for _ in range(4)]
+        used |= set(slots)
+        assert vocoder.n_free == 1
+        for wave, want in zip(say(vocoder, slots[0], codes_of(0), COUNTS[0]), expected, strict=True):
+            assert_same(wave, want)
+        for slot in slots[1:]:
+            vocoder.speak([Chunk(slot, codes[:28])])
+        for slot in slots:
+            vocoder.close(slot)
+    assert used == set(range(5)) and vocoder.n_free == 5
+
+
+def prepared(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of steps of each prompt that runs through the flow from now on."""
+    calls, run = [], vocoder._run_prompt
+
+    def counted(voice: Voice, n_steps: int, *place: int) -> None:
+        calls.append(n_steps)
+        run(voice, n_steps, *place)
+
+    monkeypatch.setattr(vocoder, "_run_prompt", counted)
+    return calls
+
+
+def test_a_shared_voice_is_prepared_once(monkeypatch: pytest.MonkeyPatch):
+    vocoder = make_vocoder(shapes=ONE_SIZE)
+    calls = prepared(vocoder, monkeypatch)
+    vocoder.prepare(make_voice())
+    slots = [vocoder.open(make_voice()) for _ in range(2)]
+    assert calls == [2], "the same content, whichever object holds it"
+    waves = together(vocoder, slots)
+    for wave, expected in zip(waves[0], alone(0, ONE_SIZE), strict=True):
+        assert_same(wave, expected)
+    vocoder.open(make_voice(), n_steps=1)
+    assert calls == [2, 1], "another number of steps is another state"
+
+
+def test_a_voice_that_made_room_sounds_the_same_again(monkeypatch: pytest.MonkeyPatch):
+    """Other rows, other slot, same bits."""
+    vocoder = make_vocoder(shapes=ONE_SIZE)
+    calls = prepared(vocoder, monkeypatch)
+    expected = alone(0, ONE_SIZE)
+    places = set()
+    for other in (1, 2, 3):
+        slot = vocoder.open(make_voice(0))
+        places.add(vocoder._sessions[slot].voice)
+        for wave, want in zip(say(vocoder, slot, codes_of(0), COUNTS[0]), expected, strict=True):
+            assert_same(wave, want, f"before voice {other}")
+        vocoder.close(slot)
+        for n in range(4):
+            vocoder.prepare(make_voice(10 * other + n, 25 + 7 * other))
+    assert len(calls) == 3 * 5, "the voice had to go each time"
+    assert len(places) > 1
+
+
+def test_a_voice_in_use_stays():
+    vocoder = make_vocoder(shapes=ONE_SIZE)
+    slot = vocoder.open(make_voice(0))
+    turn = cut(slot, codes_of(0), COUNTS[0])
+    got = []
+    for n, chunk in enumerate(turn):
+        got += vocoder.speak([chunk])
+        vocoder.prepare(make_voice(20 + n, 50))
+        vocoder.prepare(make_voice(30 + n, 60))
+    for wave, want in zip(got, alone(0, ONE_SIZE), strict=True):
+        assert_same(wave, want)
+    others = [vocoder.open(make_voice(40 + n, 60)) for n in range(2)]
+    with pytest.raises(SlotError, match="60 of 300 frames in one piece, got 3 voices in use"):
+        make_room = make_voice(50, 30)
+        vocoder.open(make_room)
+    vocoder.close(others[0])
+    vocoder.open(make_room)
+
+
+def test_a_voice_that_broke_off_is_not_found(monkeypatch: pytest.MonkeyPatch):
+    vocoder, voice = make_vocoder(shapes=ONE_SIZE), make_voice(0)
+
+    def broken(*given: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocoder, "_run_prompt", broken)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            vocoder.open(voice)
+    assert vocoder.n_free == 5
+    got = say(vocoder, vocoder.open(voice), codes_of(0), COUNTS[0])
+    for wave, want in zip(got, alone(0, ONE_SIZE), strict=True):
+        assert_same(wave, want)
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_any_coming_and_going_is_each_alone(data: st.DataObject):
+    """Sessions open, speak in groups, start over and leave at random; each against a vocoder of its own."""
+    vocoder, voices = make_vocoder(), [make_voice(n, 20 + 13 * n) for n in range(4)]
+    solo: dict[int, tuple[Vocoder, int]] = {}
+    for number in range(data.draw(st.integers(4, 12))):
+        action = data.draw(st.sampled_from(["open", "speak", "speak", "speak", "begin", "close"]))
+        if action == "open" and vocoder.n_free:
+            voice, n_steps = data.draw(st.sampled_from(voices)), data.draw(st.sampled_from(STEPS))
+            try:
+                slot = vocoder.open(voice, n_steps)
+            except SlotError:
+                continue
+            own = make_vocoder(sizes=FlowSizes(1, 1, SIZES.max_steps, max_prompt=120, voice_frames=120))
+            solo[slot] = own, own.open(voice, n_steps)
+        elif action == "speak" and solo:
+            group = data.draw(st.lists(st.sampled_from(sorted(solo)), min_size=1, max_size=5, unique=True))
+            chunks = []
+            for slot in group:
+                last = data.draw(st.integers(0, 5)) == 0
+                codes = make_codes(100 * number + slot, data.draw(st.integers(1 if last else 4, 28)))
+                chunks.append(Chunk(slot, codes, last))
+            for chunk, wave in zip(chunks, vocoder.speak(chunks), strict=True):
+                own, only = solo[chunk.session]
+                expected = own.speak([chunk._replace(session=only)])[0]
+                assert_close(wave, expected, OTHER_ORDER, f"event {number}, session {chunk.session}")
+        elif solo:
+            slot = data.draw(st.sampled_from(sorted(solo)))
+            if action == "begin":
+                vocoder.begin_turn(slot)
+                solo[slot][0].begin_turn(solo[slot][1])
+            elif action == "close":
+                vocoder.close(slot)
+                del solo[slot]
+    assert torch.tensor([tensor.isfinite().all() for tensor in vocoder.vocode_state.tensors()]).all()

@@ -1,0 +1,67 @@
+"""The tiny vocoder with few slots, random voices for it, and turns cut into chunks: for tests of the host side."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.token2wav.flow_state import FlowSizes
+from models.token2wav.load import FlowAndHift, load_flow_and_hift
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.voice import Voice
+
+FOLDER = Path(__file__).parents[3] / "assets" / "tiny" / "assets" / "token2wav"
+LOOKAHEAD = 3
+SIZES = FlowSizes(n_sessions=5, n_voices=4, max_steps=2, max_prompt=120, voice_frames=300)
+SHAPES = VocoderShapes(batch=(1, 2, 4), prompt=(60, 120))
+STEPS = (2, 1)
+
+
+@cache
+def shared_parts() -> FlowAndHift:
+    """Nobody changes their weights, nor compiles them."""
+    return load_flow_and_hift(FOLDER)
+
+
+def make_vocoder(parts: FlowAndHift | None = None, **options: Any) -> Vocoder:
+    parts = parts or shared_parts()
+    return Vocoder(parts.flow, parts.hift, **{"sizes": SIZES, "shapes": SHAPES, "steps": STEPS, **options})
+
+
+def make_voice(seed: int = 0, n_codes: int = 30, n_mels: int = 80, speaker_dim: int = 24) -> Voice:
+    generator = torch.Generator().manual_seed(seed)
+    return Voice(
+        torch.randint(6561, (n_codes,), generator=generator),
+        torch.randn(2 * n_codes, n_mels, generator=generator) - 5,
+        torch.randn(speaker_dim, generator=generator),
+    )
+
+
+def make_codes(seed: int, n: int) -> list[int]:
+    return torch.randint(6561, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def cut(session: int, codes: Sequence[int], counts: Sequence[int]) -> Iterator[Chunk]:
+    """One turn: chunks that voice `counts` codes each, the look-ahead included; the last voices what is left."""
+    first = 0
+    for n in counts:
+        yield Chunk(session, codes[first : first + n + LOOKAHEAD])
+        first += n
+    yield Chunk(session, codes[first:], last=True)
+
+
+def say(vocoder: Vocoder, session: int, codes: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
+    """A turn in calls of its own."""
+    return [vocoder.speak([chunk])[0] for chunk in cut(session, codes, counts)]
+
+
+def tensors(vocoder: Vocoder) -> list[Tensor]:
+    return [*vocoder.state.tensors(), *vocoder.vocode_state.tensors()]
+
+
+def copies(vocoder: Vocoder) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors(vocoder)]
