@@ -8,7 +8,7 @@ from tests.parity.run import run_parity
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
-    parser.add_argument("dirs", nargs="+", metavar="DIR", help="folder with manifest.json and *.safetensors")
+    parser.add_argument("dirs", nargs="+", metavar="DIR", help="folder of *.safetensors with what describes them")
     parser.add_argument("--stage", help="only stages whose name starts with this")
     args = parser.parse_args()
     failed = False

@@ -12,6 +12,7 @@ from models.sampling import TokenSet, TokenSets, penalise
 from models.sampling_settings import CHAT_TEXT
 from models.tokens import Tokenizer
 from tests.parity.golden import GoldenDir
+from tests.parity.llm import HEAD
 from tests.parity.report import Report
 from tests.parity.tokenizer import chat_messages, chat_options, missing_media
 
@@ -58,8 +59,9 @@ def run(golden: GoldenDir, model: OmniModel, report: Report, stem: str) -> None:
             state, logits = runner.decode([slot], ids[-1:])
             states.append(state[0])
     report.equal_if(stem, "greedy ids", [ids], tensors.get("generated_ids"))
-    report.close_if(stem, "logits", torch.stack(raw)[None], tensors.get("logits"))
-    report.close_if(stem, "scores", torch.stack(scores)[None], tensors.get("scores"))
+    columns = golden.kept_rows(HEAD)
+    report.close_if(stem, "logits", torch.stack(raw)[None, :, columns], tensors.get("logits"))
+    report.close_if(stem, "scores", torch.stack(scores)[None, :, columns], tensors.get("scores"))
     report.close_if(stem, "hidden", torch.stack(states[:-1])[None], tensors.get("hidden"))
 
     special = tokenizer.special

@@ -45,27 +45,40 @@ class GoldenDir:
 
     @cached_property
     def checkpoint(self) -> Path:
-        """The checkpoint folder; where rows of lookup tables were trimmed, a completed copy of it.
+        """The checkpoint folder; where rows of tables were trimmed, a completed copy of it.
 
-        `trimmed.json` beside the weights says for each such table how many rows it has and which ones are kept:
-        those that the cases read. The others become zero, so that the strict loader sees a full checkpoint.
+        Rows that were trimmed become zero, or what the table's entry says, so that the strict loader sees a full
+        checkpoint.
         """
-        folders = [p.parent for p in sorted(self.path.glob("*/config.json"))]
-        if len(folders) != 1:
-            found = [str(folder) for folder in folders]
-            raise FileNotFoundError(f"{self.path}: expected one folder with config.json, got {found}")
-        trimmed = folders[0] / "trimmed.json"
-        if not trimmed.exists():
-            return folders[0]
+        if not self._trimmed:
+            return self._checkpoint_folder
         self._scratch = tempfile.TemporaryDirectory(prefix="golden-")
         full = Path(self._scratch.name)
-        for file in folders[0].iterdir():
+        for file in self._checkpoint_folder.iterdir():
             if file.suffix != ".safetensors":
                 shutil.copy(file, full / file.name)
-        tensors = load_file(folders[0] / "model.safetensors")
-        for name, table in json.loads(trimmed.read_text()).items():
-            whole = torch.zeros(table["rows"], *tensors[name].shape[1:])
+        tensors = load_file(self._checkpoint_folder / "model.safetensors")
+        for name, table in self._trimmed.items():
+            whole = torch.full((table["rows"], *tensors[name].shape[1:]), table.get("fill", 0.0))
             whole[table["kept"]] = tensors[name]
             tensors[name] = whole
         save_file(tensors, full / "model.safetensors")
         return full
+
+    def kept_rows(self, table: str) -> list[int] | slice:
+        """Rows of a table that the stored checkpoint has: of an output head, the columns whose logits mean anything."""
+        return self._trimmed[table]["kept"] if table in self._trimmed else slice(None)
+
+    @cached_property
+    def _checkpoint_folder(self) -> Path:
+        folders = [p.parent for p in sorted(self.path.glob("*/config.json"))]
+        if len(folders) != 1:
+            found = [str(folder) for folder in folders]
+            raise FileNotFoundError(f"{self.path}: expected one folder with config.json, got {found}")
+        return folders[0]
+
+    @cached_property
+    def _trimmed(self) -> dict[str, Any]:
+        """By table, how many rows it has, which ones are stored, and what to put in place of the others."""
+        file = self._checkpoint_folder / "trimmed.json"
+        return json.loads(file.read_text()) if file.exists() else {}

@@ -88,4 +88,9 @@ def _wave(golden: GoldenDir, stem: str) -> torch.Tensor | None:
     """The wave of this file, or of the file that its manifest entry names as `stem.tensor`."""
     stem, _, name = golden.meta(stem).get("wave", f"{stem}.wave_q").partition(".")
     tensors = golden.tensors(stem)
-    return tensors[name].float() / WAVE_SCALE if name in tensors else None
+    if name not in tensors:
+        return None
+    wave, silent = tensors[name], tensors.get(f"{name}.silent")
+    for start, end in [] if silent is None else silent.tolist():  # samples left out
+        wave = torch.cat((wave[:start], wave.new_zeros(end - start), wave[start:]))
+    return wave.float() / WAVE_SCALE

@@ -42,10 +42,12 @@ class Report:
         ok = got == expected
         self._add(case, name, ok, f"{_short(got)}" if ok else f"expected {_short(expected)}, got {_short(got)}")
 
-    def close_if(self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor | None) -> None:
+    def close_if(
+        self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor | None, tolerance: float = ATOL
+    ) -> None:
         """`close`, unless the directory was trimmed of what is expected."""
         if expected is not None:
-            self.close(case, name, got, expected)
+            self.close(case, name, got, expected, tolerance)
 
     def equal_if(self, case: str, name: str, got: object, expected: object | None) -> None:
         """`equal`, unless the directory was trimmed of what is expected."""

@@ -22,8 +22,35 @@ from tests.parity import (
 )
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
+from tests.parity.token2wav import (
+    campplus,
+    cfm,
+    conformer,
+    estimator,
+    features,
+    flow,
+    hift,
+    s3_tokenizer,
+    s3gen,
+    s3gen_source,
+    vocode,
+)
 
 Stage = Callable[[GoldenDir, Report], None]
+
+VOCODER: list[tuple[str, str, Stage]] = [  # name, how its files' names begin
+    ("features", "features_", features.run),
+    ("campplus", "campplus_", campplus.run),
+    ("s3_tokenizer", "s3tokenizer_", s3_tokenizer.run),
+    ("conformer", "conformer_", conformer.run),
+    ("estimator", "estimator_", estimator.run),
+    ("cfm", "cfm_", cfm.run),
+    ("flow", "e2e_", flow.run),
+    ("hift", "hift_", hift.run),
+    ("vocode", "e2e_", vocode.run),
+    ("s3gen", "s3gen_estimator_", s3gen.run),
+    ("s3gen_source", "s3gen_source_", s3gen_source.run),
+]
 
 
 def run_parity(path: str, only: str | None = None) -> tuple[Report, list[str]]:
@@ -75,5 +102,6 @@ def _stages(golden: GoldenDir) -> list[tuple[str, Stage]]:
         ("rope", "rope" in cases, rope.run),
         ("speech_stream", "tts_stream" in cases, with_model(speech_stream.run)),
         *((stem, stem != tokenizer.MEDIA, with_model(chat.run, stem=stem)) for stem in golden.stems("chat_")),
+        *((name, bool(golden.stems(prefix)), stage) for name, prefix, stage in VOCODER),
     ]
     return [(name, stage) for name, wanted, stage in present if wanted]
