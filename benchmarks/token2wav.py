@@ -20,13 +20,14 @@ from benchmarks.timing import Ceilings, Clock, Timing
 from benchmarks.token2wav_work import chunk_work
 from models.graphs import compile_counters
 from models.token2wav import hift as hift_room
+from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.features import prompt_mel
 from models.token2wav.flow import Flow
 from models.token2wav.flow_state import FlowSizes
 from models.token2wav.hift import Hift
 from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.random_weights import random_parts
-from models.token2wav.region_table import VocoderShapes
+from models.token2wav.region_table import VocoderShapes, columns_for
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice import Voice
@@ -45,7 +46,6 @@ WAYS = {
 }
 MODES = tuple(WAYS)
 PROMPT_CODES = 150  # a voice of six seconds
-COLUMN_STEP = 16
 SETTLED_AFTER = 4  # chunks until a turn sees all it will ever see
 HEADER = (
     f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
@@ -99,7 +99,9 @@ class Bench:
         self.clock = Clock(self.device)
         torch.manual_seed(0)
         self.plain = self._plain_parts()
-        self.codes = torch.randint(0, self.plain.flow.config.vocab_size, (64, 3 + CHUNK_CODES)).tolist()
+        self.codes = torch.randint(
+            0, self.plain.flow.config.vocab_size, (64, self.plain.flow.encoder.lookahead + CHUNK_CODES)
+        ).tolist()
         self.waves: dict[str, Tensor] = {}
         self.result: dict[str, Any] = {
             "command": command,
@@ -173,7 +175,7 @@ class Bench:
         timing = self.clock.measure(lambda: vocoder.speak(chunks), lambda: None, self.options.repeats)
         parts = self._part_times(vocoder, chunks)
         n_frames = FRAMES_PER_CODE * CHUNK_CODES
-        work = chunk_work(vocoder.parts, batch, n_steps, n_frames, 2 * PROMPT_CODES + 100)
+        work = chunk_work(vocoder.parts, batch, n_steps, n_frames, FRAMES_PER_CODE * PROMPT_CODES + HISTORY_FRAMES)
         floor_ms = work.floor_ms(ceilings, "bfloat16" if precision == "bfloat16" else "float32")
         kernels, busy_ms = self._kernels(lambda: vocoder.speak(chunks))
         now = compile_counters()
@@ -285,8 +287,8 @@ class Bench:
         )
 
     def _vocoder(self, parts: FlowAndHift, batch: int, kernels: str) -> Vocoder:
-        frames = 2 * PROMPT_CODES
-        columns = -(-(frames + 100 + FRAMES_PER_CODE * CHUNK_CODES) // COLUMN_STEP) * COLUMN_STEP
+        frames = FRAMES_PER_CODE * PROMPT_CODES
+        columns = columns_for(frames, CHUNK_CODES)
         sizes = FlowSizes(
             n_sessions=batch,
             n_voices=2 * len(self.options.steps),

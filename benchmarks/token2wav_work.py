@@ -10,6 +10,7 @@ from torch import nn
 from benchmarks.timing import Ceilings
 from models.token2wav.hift import Hift
 from models.token2wav.region_table import Parts
+from models.token2wav.vocode import TAIL_FRAMES
 
 # Per mel frame, how many columns each of HiFT's stages computes.
 _STAGE_COLUMNS = (8, 40, 120)
@@ -47,7 +48,7 @@ def chunk_work(parts: Parts, batch: int, n_steps: int, n_frames: int, n_seen: in
     code_rate = _numel(encoder.encoders, "linear_pos") + _numel(encoder.pre_lookahead_layer) + _numel(encoder.embed)
     mel_rate = encoder_weights - code_rate
     flops = batch * (dit_flops + 2 * (code_rate * n_frames // 2 + mel_rate * n_frames))
-    return Work(weights, rows, flops + batch * hift_flops(hift, n_frames + 8))
+    return Work(weights, rows, flops + batch * hift_flops(hift, n_frames + TAIL_FRAMES))
 
 
 def hift_flops(hift: Hift, n_frames: int) -> int:

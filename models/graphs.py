@@ -90,7 +90,7 @@ class RegionTable:
             by_layer: compile one transformer layer and let all layers of a stack share it, which is what makes
                 start-up short at full size; what stands between layers stays eager.
             options: for torch.compile (mode, backend, ...).
-        Raises: SettingsError for an unknown name.
+        Raises: SettingsError for an unknown name, or if no chosen region has layers to compile by.
         """
         chosen = self._chosen(names)
         # Each bucket is one more graph of the same code, and a layer's code serves several regions; the default
@@ -101,7 +101,11 @@ class RegionTable:
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * most)
         options = {"fullgraph": True, "dynamic": False, **options}
         if by_layer:
-            self._compile_layers({part for region in chosen for part in region.part.split(", ")}, options)
+            parts = {part for region in chosen for part in region.part.split(", ")}
+            if not parts & self.stacks.keys():
+                expected = f"a region of {sorted(self.stacks)}"
+                raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
+            self._compile_layers(parts, options)
             return
         for region in chosen:
             self._runners[region.name] = torch.compile(region.run, **options)

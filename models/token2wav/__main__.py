@@ -18,12 +18,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from models.errors import ModelError, SettingsError, TokenError
-from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.atomic_file import check_target
 from models.token2wav.flow_state import FlowSizes
 from models.token2wav.load import FlowAndHift, load_flow_and_hift, load_voice_parts
 from models.token2wav.maker_digest import maker_digest
-from models.token2wav.region_table import COLUMN_STEP, VocoderShapes
+from models.token2wav.region_table import VocoderShapes, columns_for
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE
 from models.token2wav.sound_file import read_sound, write_sound
 from models.token2wav.vocoder import Chunk, Vocoder
@@ -80,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.stream:
         vocoder.prepare(voice)
     prepared = time.perf_counter()
-    speech = _stream(vocoder, voice, codes) if args.stream else _whole(vocoder, voice, codes)
+    speech = _stream(vocoder, voice, codes, args.compat) if args.stream else _whole(vocoder, voice, codes)
     done = time.perf_counter()
     try:
         write_sound(args.out, speech.wave)
@@ -150,8 +149,7 @@ def _vocoder(args: argparse.Namespace, parts: FlowAndHift, voice: Voice) -> Voco
     """With room for one session of this voice; a whole utterance needs no slots."""
     n_prompt = voice.n_frames if args.stream else FRAMES_PER_CODE
     sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=args.steps, max_prompt=n_prompt, voice_frames=n_prompt)
-    n_columns = n_prompt + HISTORY_FRAMES + FRAMES_PER_CODE * sizes.max_chunk
-    columns = -(-n_columns // COLUMN_STEP) * COLUMN_STEP
+    columns = columns_for(n_prompt, sizes.max_chunk)
     shapes = VocoderShapes(batch=(1,), columns=(columns,), prompt=(n_prompt,))
     return Vocoder(
         parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(args.steps,), compat=args.compat, seed=args.seed
@@ -166,9 +164,9 @@ def _whole(vocoder: Vocoder, voice: Voice, codes: list[int]) -> Speech:
     return Speech(wave, time.perf_counter() - begun)
 
 
-def _stream(vocoder: Vocoder, voice: Voice, codes: list[int]) -> Speech:
+def _stream(vocoder: Vocoder, voice: Voice, codes: list[int], compat: str | None) -> Speech:
     session = vocoder.open(voice)
-    windows = CodeWindows(lookahead=vocoder.lookahead)
+    windows = CodeWindows(lookahead=vocoder.lookahead, compat=compat)
     pieces, first_s, begun = [], 0.0, time.perf_counter()
     with _bar(len(codes) + windows.n_waiting) as bar:
         for start in range(0, len(codes), CHUNK_CODES):

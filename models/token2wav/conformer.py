@@ -19,7 +19,8 @@ from models.token2wav.settings import EncoderConfig
 UP_KERNEL = 5
 UP_TAIL = UP_KERNEL - 1
 LOOKAHEAD_TAIL = 2
-TABLE_REACH = 704  # distances kept ready: prompts to 10 s and the chunks after them
+# Distances kept ready: chunks of the largest bucket after the longest prompt. The prompt itself is projected anew.
+TABLE_FIRST, TABLE_END = -64, 1728
 
 
 class Tails(NamedTuple):
@@ -94,10 +95,10 @@ class RelativeAttention(Derived):
         self.linear_pos = nn.Linear(width, width, bias=False)
         self.pos_bias_u = nn.Parameter(torch.empty(heads, self.head_dim))
         self.pos_bias_v = nn.Parameter(torch.empty(heads, self.head_dim))
-        self.register_buffer("table", torch.empty(2 * TABLE_REACH + 1, width), persistent=False)
+        self.register_buffer("table", torch.empty(TABLE_END - TABLE_FIRST, width), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        self.table = self._project(-TABLE_REACH, TABLE_REACH + 1, device).to(dtype)
+        self.table = self._project(TABLE_FIRST, TABLE_END, device).to(dtype)
 
     def _project(self, first: int, end: int, device: torch.device | str) -> Tensor:
         weight = self.linear_pos.weight
@@ -106,8 +107,8 @@ class RelativeAttention(Derived):
 
     def distances(self, first: int, end: int) -> Tensor:
         """Projected distances first .. end - 1 as [heads, end - first, head_dim]."""
-        if first >= -TABLE_REACH and end <= TABLE_REACH + 1:
-            rows = self.table[first + TABLE_REACH : end + TABLE_REACH]
+        if first >= TABLE_FIRST and end <= TABLE_END:
+            rows = self.table[first - TABLE_FIRST : end - TABLE_FIRST]
         else:
             weight = self.linear_pos.weight
             rows = self._project(first, end, weight.device).to(weight.dtype)

@@ -212,7 +212,7 @@ class Chunk:
         self.depth, _, _, self.n_rows, self.heads, self.head_dim = pool.shape
         self.width = tails.shape[-1]
         self.M = 2 * self.B * self.T
-        self.new_tails = torch.empty_like(tails[: self.B])
+        self.new_tails = tails.new_empty((self.B, *tails.shape[1:]))
         allow_tf32 = torch.backends.cuda.matmul.allow_tf32
         self.precision = "tf32" if allow_tf32 or pool.dtype != torch.float32 else "ieee"
 

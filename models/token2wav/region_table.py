@@ -43,6 +43,11 @@ class VocoderShapes(ShapeTable):
             raise SettingsError("vocoder shapes", expected=expected, got=odd)
 
 
+def columns_for(n_prompt: int, n_codes: int) -> int:
+    """The least size of `columns` that holds everything a chunk of `n_codes` sees after `n_prompt` mel frames."""
+    return -(-(n_prompt + HISTORY_FRAMES + FRAMES_PER_CODE * n_codes) // COLUMN_STEP) * COLUMN_STEP
+
+
 class Parts(nn.Module):
     """Flow and HiFT under the names that compile targets use."""
 

@@ -6,6 +6,7 @@ Everything is checked before a slot is touched, so a refused call leaves all slo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, Fl
 from models.token2wav.graph_cache import GraphCache
 from models.token2wav.hift import Hift
 from models.token2wav.noise import NOISE_FRAMES, noise_table
-from models.token2wav.region_table import COLUMN_STEP, Parts, VocoderRegions, VocoderShapes
+from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes, columns_for
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SAMPLES_PER_FRAME, SILENCE_CODE
 from models.token2wav.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeRules, VocodeState, vocode
 from models.token2wav.voice import Voice
@@ -80,23 +81,24 @@ class Vocoder:
             seed: of the noise that speech starts from.
         Raises: SettingsError.
         """
-        if compat not in (None, "reference"):
-            raise SettingsError("compat", expected="None or 'reference'", got=compat)
+        for name, value, allowed in (
+            ("compat", compat, (None, "reference")),
+            ("kernels", kernels, ("auto", "plain", "fused")),
+        ):
+            if value not in allowed:
+                raise SettingsError(name, expected=f"one of {allowed}", got=value)
         if flow.config.vocab_size <= SILENCE_CODE:
             expected = f"more than {SILENCE_CODE}, which is silence"
             raise SettingsError("vocab_size", expected=expected, got=flow.config.vocab_size)
-        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps, default=1))
-        if not steps or not 1 <= min(steps) <= max(steps) <= self.sizes.max_steps:
-            expected = f"one or more numbers from 1 to {self.sizes.max_steps}"
+        most = sizes.max_steps if sizes else None
+        if not steps or not all(isinstance(n, int) and 1 <= n <= (most or n) for n in steps):
+            expected = f"one or more whole numbers from 1 {f'to {most}' if most else 'on'}"
             raise SettingsError("euler steps", expected=expected, got=tuple(steps))
+        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps))
         most = NOISE_FRAMES - HISTORY_FRAMES - FRAMES_PER_CODE * self.sizes.max_chunk
         if self.sizes.max_prompt > most:
             raise SettingsError("token2wav sizes: max_prompt", expected=f"at most {most}", got=self.sizes.max_prompt)
-        shapes = shapes or VocoderShapes()
-        seen = self.sizes.max_prompt + HISTORY_FRAMES + FRAMES_PER_CODE * self.sizes.max_chunk
-        self.shapes = shapes.capped(
-            codes=self.sizes.max_chunk, prompt=self.sizes.max_prompt, columns=-(-seen // COLUMN_STEP) * COLUMN_STEP
-        )
+        self.shapes = _fitted(shapes or VocoderShapes(), self.sizes)
         self.parts, self.device = Parts(flow, hift), flow.device
         self.lookahead = flow.config.encoder.lookahead
         reference = compat == "reference"
@@ -240,7 +242,7 @@ class Vocoder:
         codes = torch.zeros(size, count + self.lookahead, dtype=torch.int64)
         for row, chunk in enumerate(chunks):
             codes[row, : len(chunk.codes)] = torch.tensor(chunk.codes)
-        last = self._ints([chunk.last for chunk in chunks], size, False)
+        last = self._ints([bool(chunk.last) for chunk in chunks], size, False)
         n_codes = self._ints([len(chunk.codes) for chunk in chunks], size, 0)
         bucket = {"batch": size, "codes": count}
         mel = self.graphs(
@@ -335,13 +337,21 @@ class Vocoder:
         return tensor.to(self.device, non_blocking=True)
 
 
+def _fitted(shapes: VocoderShapes, sizes: FlowSizes) -> VocoderShapes:
+    """Buckets up to what the slots can hold, and no further."""
+    columns = columns_for(sizes.max_prompt, sizes.max_chunk)
+    shapes = shapes.capped(codes=sizes.max_chunk, prompt=sizes.max_prompt, columns=columns)
+    return shapes.capped(batch=sizes.n_sessions) if shapes.batch[-1] > sizes.n_sessions else shapes
+
+
 def _fused_solver(flow: Flow, kernels: Literal["auto", "plain", "fused"]) -> "FusedSolver | None":
     """Raises: SettingsError if the kernels are asked for by name and cannot run."""
     head_dim = flow.config.estimator.head_dim
     suits = flow.device.type == "cuda" and head_dim >= 16 and head_dim & (head_dim - 1) == 0
+    suits = suits and find_spec("triton") is not None
     if kernels == "fused" and not suits:
-        got = f"{flow.device.type} and {head_dim}"
-        raise SettingsError("fused kernels", expected="a CUDA device and heads of 16, 32, 64, ...", got=got)
+        got = f"{flow.device.type}, heads of {head_dim}"
+        raise SettingsError("fused kernels", expected="a CUDA device with Triton and heads of 16, 32, 64, ...", got=got)
     if kernels == "plain" or not suits:
         return None
     # Only here: Triton comes with the GPU builds of torch alone.

@@ -9,7 +9,6 @@ from models.errors import SettingsError
 from models.token2wav.settings import SILENCE_CODE
 
 CHUNK_CODES = 25  # voiced at once: one second
-LEAST_CODES = 5  # voiced at once where sound should leave as soon as it can
 
 
 class Window(NamedTuple):
@@ -39,6 +38,8 @@ class CodeWindows:
                 voiced twice, as the public turn-based helper does.
         Raises: SettingsError.
         """
+        if compat not in (None, "reference"):
+            raise SettingsError("compat", expected="None or 'reference'", got=compat)
         if not 1 <= least <= chunk:
             raise SettingsError("least", expected=f"1 to {chunk}", got=least)
         self.lookahead, self.chunk, self.least, self.compat = lookahead, chunk, least, compat

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from models.token2wav.conformer import (
     LOOKAHEAD_TAIL,
-    TABLE_REACH,
+    TABLE_END,
+    TABLE_FIRST,
     UP_TAIL,
     RelativeAttention,
     Tails,
@@ -123,7 +124,8 @@ def test_a_longer_bucket_changes_rounding_only():
 
 
 @pytest.mark.parametrize(
-    ("first", "end"), [(-4, 9), (-TABLE_REACH, TABLE_REACH + 1), (TABLE_REACH - 1, TABLE_REACH + 4)]
+    ("first", "end"),
+    [(-4, 9), (TABLE_FIRST, -1), (TABLE_END - 5, TABLE_END), (TABLE_END - 1, TABLE_END + 4), (TABLE_FIRST - 2, 3)],
 )
 def test_distances_are_projected_waves(first, end):
     """From the table and, where it ends, without it. Float32 projections of waves: 1e-5."""
@@ -137,7 +139,8 @@ def test_distances_are_projected_waves(first, end):
 def test_longer_than_the_table(monkeypatch):
     """A table too short for a sequence gives the same frames as one that holds it."""
     config = EncoderConfig(width=16, heads=2, inner=24, n_layers=1, n_up_layers=1)
-    monkeypatch.setattr("models.token2wav.conformer.TABLE_REACH", 6)
+    monkeypatch.setattr("models.token2wav.conformer.TABLE_FIRST", -6)
+    monkeypatch.setattr("models.token2wav.conformer.TABLE_END", 7)
     with torch.device("meta"):
         short = RelativeAttention(config.width, config.heads)
     assert short.table.shape == (13, 16)
