@@ -148,7 +148,14 @@ def _voice(args: argparse.Namespace, parts: FlowAndHift, wave: Tensor, rate: int
 def _vocoder(args: argparse.Namespace, parts: FlowAndHift, voice: Voice) -> Vocoder:
     """With room for one session of this voice; a whole utterance needs no slots."""
     n_prompt = voice.n_frames if args.stream else FRAMES_PER_CODE
-    sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=args.steps, max_prompt=n_prompt, voice_frames=n_prompt)
+    sizes = FlowSizes(
+        n_sessions=1,
+        n_voices=1,
+        max_steps=args.steps,
+        max_chunk=CHUNK_CODES + parts.flow.config.encoder.lookahead,
+        max_prompt=n_prompt,
+        voice_frames=n_prompt,
+    )
     columns = columns_for(n_prompt, sizes.max_chunk)
     shapes = VocoderShapes(batch=(1,), columns=(columns,), prompt=(n_prompt,))
     return Vocoder(

@@ -6,7 +6,7 @@ Knows every region's inputs. Does not know sessions, nor how a region is compile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from models.token2wav import regions as stages
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.conformer import ConformerLayer
 from models.token2wav.flow import Flow, Schedule
-from models.token2wav.flow_state import FlowState, solve
+from models.token2wav.flow_state import FlowSizes, FlowState, solve
 from models.token2wav.hift import Hift
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState
@@ -41,6 +41,12 @@ class VocoderShapes(ShapeTable):
         if odd:
             expected = f"columns in multiples of {COLUMN_STEP} from {least} on, and even prompts"
             raise SettingsError("vocoder shapes", expected=expected, got=odd)
+
+    def fitted(self, sizes: FlowSizes) -> Self:
+        """The same up to what slots of these sizes can hold, and no further."""
+        columns = columns_for(sizes.max_prompt, sizes.max_chunk)
+        shapes = self.capped(codes=sizes.max_chunk, prompt=sizes.max_prompt, columns=columns)
+        return shapes.capped(batch=sizes.n_sessions) if shapes.batch[-1] > sizes.n_sessions else shapes
 
 
 def columns_for(n_prompt: int, n_codes: int) -> int:

@@ -6,28 +6,27 @@ Everything is checked before a slot is touched, so a refused call leaves all slo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from numbers import Integral
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from models.errors import AudioError, SettingsError, SlotError, TokenError
+from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
 from models.token2wav.graph_cache import GraphCache
 from models.token2wav.hift import Hift
+from models.token2wav.kernels import Kernels, fused_solver
 from models.token2wav.noise import NOISE_FRAMES, noise_table
-from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes, columns_for
+from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SAMPLES_PER_FRAME, SILENCE_CODE
 from models.token2wav.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeRules, VocodeState, vocode
 from models.token2wav.voice import Voice
 from models.token2wav.voice_slots import VoiceSlots
-
-if TYPE_CHECKING:
-    from models.token2wav.dit_fused import FusedSolver
+from models.token2wav.windows import CHUNK_CODES
 
 
 class Chunk(NamedTuple):
@@ -47,6 +46,7 @@ class _Session:
     n_steps: int
     n_seen: int  # mel frames that the next chunk sees
     n_held: int = 0  # mel frames whose sound waits for the next chunk
+    is_broken: bool = False  # a chunk failed half-way: what the slot holds is not what was asked for
 
     def advance(self, n_frames: int, last: bool, rules: VocodeRules) -> int:
         """Count one chunk. Returns: samples that leave with it."""
@@ -69,7 +69,7 @@ class Vocoder:
         shapes: VocoderShapes | None = None,
         steps: Sequence[int] = (10,),
         compat: Literal["reference"] | None = None,
-        kernels: Literal["auto", "plain", "fused"] = "auto",
+        kernels: Kernels = "auto",
         seed: int = 0,
     ):
         """
@@ -77,7 +77,7 @@ class Vocoder:
             steps: the numbers of Euler steps that sessions may ask for.
             compat: "reference" forgets, fades and restarts phases as the public implementation does.
             kernels: "fused" solves with the project's own GPU kernels, "plain" with the modules as they are; "auto"
-                takes the first where there is a GPU and the flow's sizes suit them.
+                takes the first where there is a GPU, the flow's sizes suit them and its products run on tensor cores.
             seed: of the noise that speech starts from.
         Raises: SettingsError.
         """
@@ -94,13 +94,16 @@ class Vocoder:
         if not steps or not all(isinstance(n, int) and 1 <= n <= (most or n) for n in steps):
             expected = f"one or more whole numbers from 1 {f'to {most}' if most else 'on'}"
             raise SettingsError("euler steps", expected=expected, got=tuple(steps))
-        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps))
+        lookahead = flow.config.encoder.lookahead
+        # The last window of a turn may hold a whole look-ahead beside a chunk.
+        max_chunk = CHUNK_CODES + lookahead
+        self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps), max_chunk=max_chunk)
         most = NOISE_FRAMES - HISTORY_FRAMES - FRAMES_PER_CODE * self.sizes.max_chunk
         if self.sizes.max_prompt > most:
             raise SettingsError("token2wav sizes: max_prompt", expected=f"at most {most}", got=self.sizes.max_prompt)
-        self.shapes = _fitted(shapes or VocoderShapes(), self.sizes)
+        self.shapes = (shapes or VocoderShapes()).fitted(self.sizes)
         self.parts, self.device = Parts(flow, hift), flow.device
-        self.lookahead = flow.config.encoder.lookahead
+        self.lookahead = lookahead
         reference = compat == "reference"
         flow_rules = REFERENCE_FLOW if reference else FlowRules()
         self.rules = REFERENCE_RULES if reference else VocodeRules()
@@ -117,7 +120,7 @@ class Vocoder:
             self.noise,
             self.rules,
             self.shapes,
-            _fused_solver(flow, kernels),
+            fused_solver(flow, kernels),
         )
         self.graphs = GraphCache(self.regions)
         self.voices = VoiceSlots(self.sizes)
@@ -172,8 +175,8 @@ class Vocoder:
             voices = [self._sessions[slot].voice for slot in part]
             self.graphs("begin", {"batch": size}, self._ints(part, size, scratch), self._ints(voices, size, scratch))
         for slot in sessions:
-            self._sessions[slot].n_seen = self._sessions[slot].n_prompt
-            self._sessions[slot].n_held = 0
+            session = self._sessions[slot]
+            session.n_seen, session.n_held, session.is_broken = session.n_prompt, 0, False
 
     def close(self, session: int) -> None:
         """Give a session's slot back. Raises: SlotError if it is not open."""
@@ -188,10 +191,19 @@ class Vocoder:
         is cut.
         Returns: per chunk [n] float32 at 24 kHz on the vocoder's device, its own copy: 960 samples a voiced code, of
             which the newest 160 ms wait for the next chunk unless this is the last.
-        Raises: SlotError for a session that is not open or named twice; TokenError for codes out of range or too few;
-            ShapeError for too many.
+        Raises: SlotError for a session that is not open, named twice, or in a turn of which a chunk failed;
+            TokenError for codes out of range or too few; ShapeError for too many. Whatever the device raises: the
+            turns of these sessions are lost then, and `begin_turn` starts anew.
         """
         self._check(chunks)
+        try:
+            return self._speak_in_groups(chunks)
+        except BaseException:
+            for chunk in chunks:
+                self._sessions[chunk.session].is_broken = True
+            raise
+
+    def _speak_in_groups(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         sounds: dict[int, Tensor] = {}
         for n_steps in self.schedules:
             group = [chunk for chunk in chunks if self._sessions[chunk.session].n_steps == n_steps]
@@ -204,25 +216,32 @@ class Vocoder:
     def offline(self, codes: Sequence[int], voice: Voice, n_steps: int | None = None) -> Tensor:
         """A whole utterance in one pass: better than streamed, since every frame sees all others.
 
-        Returns: [960 * len(codes)] float32 at 24 kHz. Raises: AudioError, SettingsError, TokenError.
+        What it needs grows with the square of the length.
+
+        Returns: [960 * len(codes)] float32 at 24 kHz.
+        Raises: AudioError, SettingsError, TokenError; ShapeError beyond 82 s, the prompt included.
         """
         flow, hift = self.parts.flow, self.parts.hift
         schedule = self.schedules[self._checked_steps(n_steps)]
         voice.check(flow.config)
         self._check_codes("codes", codes, at_least=1)
         n_prompt, n_all = len(voice.codes), len(voice.codes) + len(codes)
+        most = NOISE_FRAMES // FRAMES_PER_CODE - n_prompt
+        if len(codes) > most:
+            raise ShapeError(
+                "codes in one pass", expected=f"at most {most} with this voice; stream more", got=len(codes)
+            )
         # Each utterance has a length of its own: compiled for that, a region would never be used again.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             ids = torch.tensor([[*voice.codes.tolist(), *codes]], device=self.device)
             prompt = torch.zeros(1, FRAMES_PER_CODE * n_all, flow.config.n_mels, device=self.device)
             prompt[:, : voice.n_frames] = voice.mel.to(self.device)
-            columns = torch.arange(prompt.shape[1], device=self.device) % NOISE_FRAMES
             mel = flow.offline(
                 ids,
                 torch.tensor([n_all], device=self.device),
                 prompt.to(flow.dtype),
                 flow.speaker(voice.speaker[None].to(self.device)),
-                self.noise[columns][None],
+                self.noise[None, : prompt.shape[1]],
                 schedule,
             )[:, FRAMES_PER_CODE * n_prompt :]
             state = VocodeState.allocate(0, flow.config.n_mels, self.device)
@@ -314,11 +333,16 @@ class Vocoder:
     def _check(self, chunks: Sequence[Chunk]) -> None:
         self._check_sessions([chunk.session for chunk in chunks])
         for chunk in chunks:
+            if self._sessions[chunk.session].is_broken:
+                got = "one of which a chunk failed"
+                raise SlotError(f"vocoder session {chunk.session}", expected="a turn in order, or a new one", got=got)
             what = f"codes of session {chunk.session}"
             self._check_codes(what, chunk.codes, at_least=1 if chunk.last else self.lookahead + 1)
             self.shapes.fit(what, "codes", len(chunk.codes) - self.lookahead * (not chunk.last))
 
     def _check_codes(self, what: str, codes: Sequence[int], at_least: int) -> None:
+        if not isinstance(codes, Sequence | np.ndarray) or isinstance(codes, str | bytes):
+            raise TokenError(what, expected="a sequence of whole numbers", got=type(codes).__name__)
         if len(codes) < at_least:
             raise TokenError(what, expected=f"at least {at_least}", got=len(codes))
         vocab_size = self.parts.flow.config.vocab_size
@@ -335,27 +359,3 @@ class Vocoder:
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
-
-
-def _fitted(shapes: VocoderShapes, sizes: FlowSizes) -> VocoderShapes:
-    """Buckets up to what the slots can hold, and no further."""
-    columns = columns_for(sizes.max_prompt, sizes.max_chunk)
-    shapes = shapes.capped(codes=sizes.max_chunk, prompt=sizes.max_prompt, columns=columns)
-    return shapes.capped(batch=sizes.n_sessions) if shapes.batch[-1] > sizes.n_sessions else shapes
-
-
-def _fused_solver(flow: Flow, kernels: Literal["auto", "plain", "fused"]) -> "FusedSolver | None":
-    """Raises: SettingsError if the kernels are asked for by name and cannot run."""
-    head_dim = flow.config.estimator.head_dim
-    suits = flow.device.type == "cuda" and head_dim >= 16 and head_dim & (head_dim - 1) == 0
-    suits = suits and find_spec("triton") is not None
-    if kernels == "fused" and not suits:
-        got = f"{flow.device.type}, heads of {head_dim}"
-        raise SettingsError("fused kernels", expected="a CUDA device with Triton and heads of 16, 32, 64, ...", got=got)
-    if kernels == "plain" or not suits:
-        return None
-    # Only here: Triton comes with the GPU builds of torch alone.
-    from models.token2wav.dit_fused import FusedSolver
-
-    with torch.no_grad():
-        return FusedSolver(flow)

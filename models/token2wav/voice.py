@@ -41,6 +41,9 @@ class Voice:
 
     def check(self, config: FlowConfig) -> None:
         """Raises: AudioError if the parts do not fit each other or the flow."""
+        for name in ("codes", "mel", "speaker"):
+            if not isinstance(part := getattr(self, name), Tensor):
+                raise AudioError(f"voice: {name}", expected="a tensor", got=type(part).__name__)
         n = len(self.codes) if self.codes.ndim else 0
         wanted = {
             "codes": (torch.int64, (n,)),

@@ -59,6 +59,7 @@ def minute(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
     assert samples == 960 * voiced
 
 
+@pytest.mark.slow
 def test_a_minute_compiles_nothing_after_warm_up():
     """Traced and run operation by operation: the same bits as without, no break, nothing traced after warm-up."""
     plain, traced = (own_vocoder() for _ in range(2))
