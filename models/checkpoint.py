@@ -86,7 +86,7 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
 def read_pt(path: Path) -> dict[str, Tensor]:
     """The floating-point tensors of a `.pt` file, memory-mapped: a plain dict or one under `state_dict`.
 
-    Raises: CheckpointError if it is missing, damaged, holds code, or holds anything but float tensors.
+    Raises: CheckpointError if it is missing, damaged, holds code, or holds anything but dense float tensors.
     """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -99,7 +99,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(str(path), expected="a dict of tensors", got=type(loaded).__name__)
     odd = [f"{name}: {_kind(value)}" for name, value in loaded.items() if not _is_float_tensor(name, value)]
     if odd:
-        raise CheckpointError(str(path), expected="names with float tensors only", got=", ".join(odd))
+        raise CheckpointError(str(path), expected="names with dense float tensors only", got=", ".join(odd))
     return {name: tensor.detach() for name, tensor in loaded.items()}
 
 
@@ -129,11 +129,17 @@ def _read_index(file: Path) -> dict[str, str]:
 
 
 def _is_float_tensor(name: object, value: object) -> bool:
-    is_data = isinstance(value, Tensor) and not value.is_meta
+    is_data = isinstance(value, Tensor) and not value.is_meta and _is_dense(value)
     return isinstance(name, str) and is_data and value.is_floating_point()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _kind(value: object) -> str:
     if isinstance(value, Tensor):
-        return "a tensor without data" if value.is_meta else str(value.dtype)
+        if value.is_meta:
+            return "a tensor without data"
+        return str(value.dtype) if _is_dense(value) else "a tensor that is not dense"
     return type(value).__name__

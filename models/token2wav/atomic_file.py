@@ -1,18 +1,36 @@
 """Files that are there whole or not at all. Knows paths only."""
 
 import errno
+import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 PENDING = ".tmp"  # how the name of a file ends that is still being written
+_MAX_KEPT = 100  # bytes of a file's name in the name of its pending one, which must not get too long
+
+
+def follow_links(path: Path) -> Path:
+    """The absolute path without links; what is not there is left as it is.
+
+    Raises: OSError, also if links go in circles.
+    """
+    try:
+        found = path.resolve()
+    except RuntimeError:  # links in circles, up to Python 3.12
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(found)  # links in circles, from Python 3.13 on
+    return found
 
 
 def check_target(path: Path) -> Path:
     """The plain file, there or not, that `path` stands for, links followed.
 
-    Raises: OSError if there is no folder for it, or if something else has its place: a device must not be replaced.
+    Raises: OSError if there is no folder for it, if links go in circles, or if something else has its place: a device
+        must not be replaced.
     """
-    path = path.resolve()
+    path = follow_links(path)
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "something that is no plain file", str(path))
     if not path.parent.is_dir():
@@ -26,7 +44,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises: OSError, with nothing left behind and an older file as it was.
     """
     path = check_target(path)
-    pending = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PENDING}")
+    kept = os.fsencode(path.name)[:_MAX_KEPT].decode(errors="ignore")
+    pending = path.with_name(f".{kept}.{secrets.token_hex(8)}{PENDING}")
     try:
         pending.write_bytes(data)
         pending.replace(path)

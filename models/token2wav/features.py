@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from models.audio import DYNAMIC_RANGE, HOP, N_FFT, RAW_FLOOR, mel_filters, mirror
+from models.audio import SAMPLE_RATE as RATE_16K
 from models.errors import AudioError
 from models.token2wav.settings import SAMPLE_RATE, SAMPLES_PER_FRAME
-
-RATE_16K = 16_000
-TOP_HZ = 8000.0  # where the bank of `fbank` ends
 
 FBANK_WINDOW = 400
 FBANK_HOP = 160
@@ -122,7 +120,7 @@ def kaldi_filters(n_mels: int) -> Tensor:
         return 1127.0 * torch.log1p(hz / 700.0)
 
     bins = mel(torch.arange(FBANK_FFT // 2, dtype=torch.float64) * (RATE_16K / FBANK_FFT))
-    low, top = mel(torch.tensor([FBANK_LOW_HZ, TOP_HZ], dtype=torch.float64)).tolist()
+    low, top = mel(torch.tensor([FBANK_LOW_HZ, RATE_16K / 2], dtype=torch.float64)).tolist()
     return _triangles(bins, torch.linspace(low, top, n_mels + 2, dtype=torch.float64))
 
 

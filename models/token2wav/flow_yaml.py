@@ -4,6 +4,7 @@ The file names four Python classes as YAML tags. They are read as marks of what 
 imported, and any other tag is an error. Knows the released keys; does not know the networks.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ TAGS = {
     "flow.decoder.estimator": "!new:cosyvoice2.flow.decoder_dit.DiT",
 }
 
+_MERGE = "tag:yaml.org,2002:merge"
+# PyYAML raises its own errors, and lets others through where a value does not fit the tag in front of it.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
 
 @dataclass(frozen=True)
 class _Section:
@@ -34,15 +39,20 @@ class _Section:
 
 
 class _FlowLoader(yaml.SafeLoader):
-    """Plain YAML values and the four tags."""
+    """Plain YAML values and the four tags. Every key stands where it is meant, once: no merge keys."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called before a mapping is made; in the base class it resolves merge keys."""
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if any(key.tag == _MERGE for key in keys):
+            raise yaml.constructor.ConstructorError(None, None, "a merge key", node.start_mark)
+        if twice := sorted(name for name, count in Counter(key.value for key in keys).items() if count > 1):
+            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)} given twice", node.start_mark)
 
 
 def _construct_section(loader: _FlowLoader, node: yaml.Node) -> _Section:
     if not isinstance(node, yaml.MappingNode):
         raise yaml.constructor.ConstructorError(None, None, f"{node.tag} without keys", node.start_mark)
-    keys = [key.value for key, _ in node.value]
-    if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
-        raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)} given twice", node.start_mark)
     return _Section(node.tag, loader.construct_mapping(node, deep=True))
 
 
@@ -113,9 +123,10 @@ def _parse(path: Path) -> object:
         raise ConfigError(str(path), expected=f"at most {MAX_BYTES} bytes", got="more")
     try:
         content = yaml.load(text, Loader=_FlowLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except _YAML_ERRORS as error:
         expected = "YAML with no tags but " + ", ".join(TAGS.values())
-        raise ConfigError(str(path), expected=expected, got=" ".join(str(error).split())) from None
+        got = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(str(path), expected=expected, got=got) from None
     if not isinstance(content, dict) or list(content) != ["flow"]:
         got = ", ".join(map(_short, content)) if isinstance(content, dict) else type(content).__name__
         raise ConfigError(str(path), expected="the one top-level key flow", got=got)
@@ -124,6 +135,8 @@ def _parse(path: Path) -> object:
 
 def _short(value: object) -> str:
     """A scalar as it is, of anything else only the kind: aliases can make a value of a small file endless."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to write it in decimal
+        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | int | float | None):
         return repr(value)[:80]
     return f"a {type(value).__name__.strip('_').lower()}"

@@ -140,12 +140,15 @@ def load_voice_parts(folder: str | Path, *, device: torch.device | str = "cpu") 
 
 
 def hift_config_of(tensors: dict[str, Tensor], file: str | Path) -> HiftConfig:
-    """Sizes, read off the shapes of folded tensors. Raises: CheckpointError if those that tell them are not there."""
+    """Sizes, read off the shapes of folded tensors.
+
+    Raises: CheckpointError if those that tell them are not there, are no kernels or are empty.
+    """
     shapes = {}
     for name in ("conv_pre.weight", "f0_predictor.condnet.0.weight"):
-        if name not in tensors or tensors[name].ndim != 3:
+        if name not in tensors or tensors[name].ndim != 3 or not tensors[name].numel():
             got = list(tensors[name].shape) if name in tensors else "nothing"
-            raise CheckpointError(f"{file}: {name}", expected="a kernel [out, in, taps]", got=got)
+            raise CheckpointError(f"{file}: {name}", expected="a kernel [out, in, taps] with values", got=got)
         shapes[name] = tensors[name].shape
     (base, n_mels, _), (f0_channels, *_) = shapes.values()
     if base % 8:

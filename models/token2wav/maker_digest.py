@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from models.errors import CheckpointError
-from models.token2wav.atomic_file import write_atomically
+from models.token2wav.atomic_file import follow_links, write_atomically
 from models.token2wav.load import SPEAKER_ENCODER, SPEECH_TOKENIZER
 
 RECIPE = 1  # to be raised whenever the same sound and files give another voice
@@ -39,7 +39,7 @@ def maker_digest(model: str | Path, n_mels: int, cache: str | Path) -> str:
 
 def _file_digest(path: Path, memo: _Memo) -> str:
     try:
-        path = path.resolve()
+        path = follow_links(path)
         before = _fingerprint(path)
         *remembered, digest = memo.get(str(path), [None])
         if remembered == before:
@@ -63,9 +63,13 @@ def _read_memo(path: Path) -> _Memo:
     """What is remembered; nothing, if the file is missing or damaged."""
     try:
         memo = json.loads(path.read_bytes())
-        return {name: entry for name, entry in memo.items() if len(entry) == 5 and isinstance(entry[-1], str)}
+        return {name: entry for name, entry in memo.items() if _is_entry(entry)}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) == 5 and isinstance(entry[-1], str)
 
 
 def _write_memo(path: Path, memo: _Memo) -> None:

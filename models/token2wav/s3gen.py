@@ -28,7 +28,7 @@ from models.token2wav.solver import time_grid
 from models.token2wav.source import N_HARMONICS, phase_lines
 from models.token2wav.unet import UNetEstimator, solve
 
-SILENCE_CODE = 4299
+FINAL_SILENCE_CODE = 4299
 FINAL_SILENCE = 3  # codes of it that the public caller of the mean-flow variant ends every utterance with
 BUCKET_FRAMES = 64
 PROMPT_SECONDS = 10  # of a voice's sound, the rest is not used
@@ -247,7 +247,7 @@ def draw(seed: int, n_mels: int, n_frames: int) -> tuple[Tensor, Tensor]:
 
 def end_with_silence(codes: Tensor) -> Tensor:
     """Speech codes [n] followed by three of silence, which the mean-flow variant's public caller always adds."""
-    return F.pad(codes, (0, FINAL_SILENCE), value=SILENCE_CODE)
+    return F.pad(codes, (0, FINAL_SILENCE), value=FINAL_SILENCE_CODE)
 
 
 def _prompt_part(codes: Tensor, mel: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ SAMPLES_PER_CODE = FRAMES_PER_CODE * SAMPLES_PER_FRAME
 SILENCE_CODE = 4218  # what the look-ahead of a voice's prompt and the start of every turn are filled with
 
 Count = Annotated[int, Field(ge=1)]
+# A settings file can ask for layers without end, which are built before the first missing weight is noticed.
+LayerCount = Annotated[int, Field(ge=1, le=1000)]
 
 
 class _Settings(BaseModel):
@@ -28,8 +30,8 @@ class EncoderConfig(_Settings):
     width: Count = 512
     heads: Count = 8
     inner: Count = 2048
-    n_layers: Count = 6  # at code rate
-    n_up_layers: Count = 4  # at mel rate
+    n_layers: LayerCount = 6  # at code rate
+    n_up_layers: LayerCount = 4  # at mel rate
     lookahead: Count = 3  # codes seen and not voiced yet
 
     @model_validator(mode="after")
@@ -45,7 +47,7 @@ class DiTConfig(_Settings):
     width: Count = 512
     heads: Count = 8
     head_dim: Count = 64
-    depth: Count = 16
+    depth: LayerCount = 16
     mlp_ratio: Annotated[float, Field(gt=0)] = 4.0
 
 

@@ -19,8 +19,8 @@ def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The norm is taken over all dims but the first, in float64, also where the first dim is a transposed
     convolution's input. The result has the direction's type.
-    Raises: CheckpointError if a half of a pair is missing, has a wrong shape or a direction is zero, or if the
-        weight is there already.
+    Raises: CheckpointError if a half of a pair is missing or has a wrong shape, if a direction is zero or has no
+        dims to take a norm over, or if the weight is there already.
     """
     folded = dict(tensors)
     for pattern, direction_suffix in _PAIRS:
@@ -38,6 +38,9 @@ def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fold(stem: str, length: Tensor, direction: Tensor) -> Tensor:
+    if direction.ndim < 2:
+        what = f"{stem}: direction of its weight"
+        raise CheckpointError(what, expected="at least 2 dims", got=list(direction.shape))
     expected = (len(direction),) + (1,) * (direction.ndim - 1)
     if tuple(length.shape) != expected:
         raise CheckpointError(f"{stem}: length of its weight", expected=list(expected), got=list(length.shape))

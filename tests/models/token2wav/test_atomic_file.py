@@ -1,13 +1,19 @@
 """Files appear whole or not at all, and only where a file may be."""
 
+import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
-from models.token2wav.atomic_file import write_atomically
+from models.token2wav.atomic_file import follow_links, write_atomically
+from models.token2wav.voice import Voice
+from models.token2wav.voice_cache import SUFFIX, VoiceCache
+from tests.models.token2wav.prompts import prompt
 
 
 @contextmanager
@@ -60,3 +66,48 @@ def test_devices_and_folders_are_not_replaced(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     with pytest.raises(FileNotFoundError, match="no such folder"):
         write_atomically(tmp_path / "absent/file", b"data")
+
+
+def test_links_in_circles(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for path in (tmp_path / "a", tmp_path / "a" / "file"):
+        with pytest.raises(OSError) as caught:
+            write_atomically(path, b"data")
+        assert caught.value.errno == errno.ELOOP and caught.value.strerror == os.strerror(errno.ELOOP)
+    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_symlink()) == ["a", "b"]
+
+
+def test_links_in_circles_where_they_do_not_stop_resolving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").symlink_to("a")
+    monkeypatch.setattr(Path, "resolve", Path.absolute)  # what newer versions of Python make of such links
+    with pytest.raises(OSError) as caught:
+        follow_links(tmp_path / "a")
+    assert caught.value.errno == errno.ELOOP
+
+
+@pytest.mark.parametrize("name", ["n" * 250, "n" * 255, "\N{GREEK SMALL LETTER PI}" * 127, "n" + "\N{EURO SIGN}" * 84])
+def test_a_name_may_be_as_long_as_names_may_be(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending: list[str] = []
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: pending.append(path.name) or write(path, data))
+    write_atomically(tmp_path / name, b"data")
+    assert [entry.name for entry in tmp_path.iterdir()] == [name] and (tmp_path / name).read_bytes() == b"data"
+    assert len(os.fsencode(pending[0])) < 128, f"expected a short name, got {pending}"
+
+
+def test_an_abandoned_voice_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends while it writes leaves a file, which the cache of voices removes later."""
+    monkeypatch.setattr(Path, "replace", lambda path, target: None)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    write_atomically(tmp_path / f"{'0' * 64}{SUFFIX}", b"part of a voice")
+    monkeypatch.undo()
+    [abandoned] = tmp_path.iterdir()
+    os.utime(abandoned, (0, 0))
+    cache = VoiceCache(tmp_path, "digest")
+    cache.get_or_make(
+        prompt(0.6),
+        16_000,
+        lambda wave, rate: Voice(torch.zeros(3, dtype=torch.int64), torch.zeros(6, 20), torch.zeros(24)),
+    )
+    assert cache.problem is None and not abandoned.exists()

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,6 +181,74 @@ def test_foreign_file(tmp_path: Path, text: str | bytes) -> None:
 
 def test_key_given_twice(tmp_path: Path) -> None:
     assert "depth given twice" in error_of(tmp_path, RELEASED + "            depth: 3\n")
+
+    assert "flow given twice" in error_of(tmp_path, "flow: 1\n" + RELEASED)
+
+
+def test_aliases_as_keys_given_twice(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 15))]
+    value = "!new:cosyvoice2.flow.decoder_dit.DiT {" + ", ".join(levels) + ", ? *a14 : 1, ? *a14 : 2}"
+    assert "unhashable" in error_of(tmp_path, changed("depth", value))
+
+
+def test_many_keys_are_told_apart_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing each key with each would be 10^8 comparisons in the largest file that is read."""
+    n_compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal n_compared
+            n_compared += 1
+            return str.__eq__(self, other)
+
+    init = yaml.ScalarNode.__init__
+
+    def named(node: yaml.ScalarNode, tag: str, value: str, *marks: object, **style: object) -> None:
+        init(node, tag, Name(value) if value.startswith("more") else value, *marks, **style)
+
+    monkeypatch.setattr(yaml.ScalarNode, "__init__", named)
+    keys = "".join(f"            more{i}: 1\n" for i in range(200))
+    assert "flow.decoder.estimator: expected no other keys" in error_of(tmp_path, RELEASED + keys)
+    assert n_compared < 5000, f"expected a few comparisons per key, got {n_compared}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!int ''",
+        "!!float ''",
+        "!!bool maybe",
+        "!!timestamp x",
+        "!!timestamp '2000-99-99'",
+        "!!float '" + "1:" * 400 + "1.0'",
+        "{? !new:cosyvoice2.flow.decoder_dit.DiT {} : 1}",
+    ],
+)
+def test_values_that_do_not_fit_their_tags(tmp_path: Path, value: str) -> None:
+    assert "expected YAML with no tags but" in error_of(tmp_path, changed("depth", value))
+
+
+def test_an_integer_too_long_to_be_written(tmp_path: Path) -> None:
+    assert "depth: expected a number below 1000000, got an integer of 20000 bits" in error_of(
+        tmp_path, changed("depth", "0x" + "f" * 5000)
+    )
+
+
+def test_merge_keys_are_refused(tmp_path: Path) -> None:
+    for merge in ("<<", "!!merge more"):
+        text = re.sub(r"^( +)(depth: .*)$", rf"\1{merge}: {{\2}}", RELEASED, flags=re.M)
+        assert "a merge key" in error_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("num_blocks", "n_layers"), ("num_up_blocks", "n_up_layers"), ("depth", "depth")]
+)
+def test_layers_without_end(tmp_path: Path, key: str, name: str) -> None:
+    load_flow_config(write(tmp_path, changed(key, "1000")))
+    message = error_of(tmp_path, changed(key, "1001"))
+    assert f"{name} (" in message and "less than or equal to 1000, got 1001" in message
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from models.token2wav.load import (
     HIFT_ORIGINAL,
     SPEAKER_ENCODER,
     SPEECH_TOKENIZER,
+    hift_config_of,
     load_flow_and_hift,
     load_token2wav,
     load_voice_parts,
@@ -282,7 +283,40 @@ def test_prefix_on_some_names_only(folder: Path) -> None:
 
 def test_sizes_that_cannot_be_read_off(folder: Path) -> None:
     rewrite(folder / HIFT, lambda tensors: {name: t for name, t in tensors.items() if not name.startswith("conv_pre")})
-    assert "conv_pre.weight: expected a kernel [out, in, taps], got nothing" in error_of(load_flow_and_hift, folder)
+    assert "conv_pre.weight: expected a kernel [out, in, taps] with values, got nothing" in error_of(
+        load_flow_and_hift, folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("conv_pre.weight", (0, 80, 7)),
+        ("conv_pre.weight", (8, 0, 7)),
+        ("f0_predictor.condnet.0.weight", (0, 80, 3)),
+    ],
+)
+def test_sizes_no_vocoder_has(name: str, shape: tuple[int, ...]) -> None:
+    tensors = {"conv_pre.weight": torch.ones(8, 80, 7), "f0_predictor.condnet.0.weight": torch.ones(8, 80, 3)}
+    with pytest.raises(CheckpointError) as caught:
+        hift_config_of(tensors | {name: torch.ones(shape)}, "hift.pt")
+    assert f"hift.pt: {name}: expected a kernel" in str(caught.value) and str(list(shape)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Tensor.to_sparse, Tensor.to_sparse_csr, lambda tensor: torch.nested.nested_tensor([tensor, tensor[:3]])],
+    ids=["coo", "csr", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_not_dense(folder: Path, make: Callable[[Tensor], Tensor]) -> None:
+    odd = make(torch.eye(80))
+    for file in (FLOW, HIFT):
+        kept = (folder / file).read_bytes()
+        rewrite(folder / file, lambda tensors: tensors | {"odd.weight": odd})
+        message = error_of(load_flow_and_hift, folder)
+        assert file in message and "odd.weight: a tensor that is not dense" in message, message
+        (folder / file).write_bytes(kept)
 
 
 def test_files_that_do_not_belong_together(folder: Path) -> None:

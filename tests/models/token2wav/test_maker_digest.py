@@ -13,6 +13,7 @@ from models.token2wav import maker_digest as module
 from models.token2wav.load import SPEAKER_ENCODER, SPEECH_TOKENIZER
 from models.token2wav.maker_digest import MEMO, maker_digest
 
+DICT_ENTRY = b'{"a": {"1": 1, "2": 2, "3": 3, "4": 4, "5": 5}}'
 FILES = (SPEAKER_ENCODER, SPEECH_TOKENIZER)
 
 
@@ -88,7 +89,9 @@ def test_size_and_age_alone_are_not_believed(model: Path, cache: Path) -> None:
     assert maker_digest(model, 80, cache) != before
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"3", b'{"a": 1}', b'{"a": [1]}', b"\xff\xfe", b"[" * 100_000, "cut"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"3", b'{"a": 1}', b'{"a": [1]}', DICT_ENTRY, b"\xff\xfe", b"[" * 100_000, "cut"]
+)
 def test_a_damaged_memo_is_rebuilt(model: Path, cache: Path, read: list[str], content: bytes | str) -> None:
     expected = maker_digest(model, 80, cache)
     whole = (cache / MEMO).read_bytes()
@@ -134,3 +137,17 @@ def test_missing_files_are_named(model: Path, cache: Path) -> None:
     (model / SPEECH_TOKENIZER).unlink()
     with pytest.raises(CheckpointError, match=f"{SPEECH_TOKENIZER}: expected a readable file, got No such file"):
         maker_digest(model, 80, cache)
+
+
+def test_links_in_circles_are_named(model: Path, cache: Path) -> None:
+    (model / SPEECH_TOKENIZER).unlink()
+    (model / SPEECH_TOKENIZER).symlink_to(SPEECH_TOKENIZER)
+    with pytest.raises(CheckpointError, match=f"{SPEECH_TOKENIZER}: expected a readable file, got Too many levels"):
+        maker_digest(model, 80, cache)
+
+
+def test_a_memo_in_circles_costs_time_only(model: Path, cache: Path, read: list[str]) -> None:
+    cache.mkdir()
+    (cache / MEMO).symlink_to(MEMO)
+    assert maker_digest(model, 80, cache) == maker_digest(model, 80, cache)
+    assert read == [*FILES, *FILES]

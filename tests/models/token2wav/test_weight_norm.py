@@ -41,6 +41,8 @@ def test_the_norm_is_taken_in_float64():
         ({"x.weight_v": torch.ones(2, 1, 1)}, "x.weight_v: expected its length"),
         ({"x.weight_g": torch.ones(2), "x.weight_v": torch.ones(2, 1, 1)}, r"expected \[2, 1, 1\], got \[2\]"),
         ({"x.weight_g": torch.ones(2, 1, 1), "x.weight_v": torch.zeros(2, 1, 1)}, "expected no zero rows"),
+        ({"x.weight_g": torch.ones(()), "x.weight_v": torch.ones(())}, r"expected at least 2 dims, got \[\]"),
+        ({"x.weight_g": torch.ones(2), "x.weight_v": torch.ones(2)}, r"expected at least 2 dims, got \[2\]"),
         (
             {"x.weight_g": torch.ones(2, 1, 1), "x.weight_v": torch.ones(2, 1, 1), "x.weight": torch.ones(2, 1, 1)},
             "x.weight: expected stored once",
