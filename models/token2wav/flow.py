@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.token2wav.conformer import UpsampleConformer, without_cache
 from models.token2wav.dit import CONV_TAIL, N_CONVS, DiT, Modulation, linear32
-from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
+from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig, FrontConfig
 from models.token2wav.solver import time_grid
 
 
@@ -26,23 +26,22 @@ class Schedule(NamedTuple):
 class Decoder(nn.Module):
     """Only a name: the checkpoint keeps the estimator one level down."""
 
-    def __init__(self, config: FlowConfig):
+    def __init__(self, estimator: nn.Module):
         super().__init__()
-        self.estimator = DiT(config.estimator, config.n_mels)
+        self.estimator = estimator
 
 
-class Flow(nn.Module):
-    """`flow.pt`."""
+class FlowFront(nn.Module):
+    """What a flow has whichever estimator it asks: codes and speaker on their way to it."""
 
-    def __init__(self, config: FlowConfig):
+    def __init__(self, config: FrontConfig, estimator: nn.Module):
         super().__init__()
-        self.config = config
         width = config.encoder.width
         self.input_embedding = nn.Embedding(config.vocab_size, width)
         self.spk_embed_affine_layer = nn.Linear(config.speaker_dim, config.n_mels)
         self.encoder = UpsampleConformer(config.encoder)
         self.encoder_proj = nn.Linear(width, config.n_mels)
-        self.decoder = Decoder(config)
+        self.decoder = Decoder(estimator)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,6 +54,14 @@ class Flow(nn.Module):
     def speaker(self, embedding: Tensor) -> Tensor:
         """Speaker vectors [B, speaker_dim] as the estimator takes them: [B, n_mels] float32."""
         return linear32(self.spk_embed_affine_layer, F.normalize(embedding.float(), dim=-1))
+
+
+class Flow(FlowFront):
+    """`flow.pt`."""
+
+    def __init__(self, config: FlowConfig):
+        super().__init__(config, DiT(config.estimator, config.n_mels))
+        self.config = config
 
     def schedule(self, n_steps: int) -> Schedule:
         """The cosine grid of `n_steps`. Raises: SettingsError below one."""

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.audio import validate_audio
 from models.errors import ShapeError, TokenError
 from models.layers import Derived
 from models.token2wav.campplus import CampPlus
-from models.token2wav.conformer import UpsampleConformer
 from models.token2wav.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
+from models.token2wav.flow import FlowFront
 from models.token2wav.hift import Hift
 from models.token2wav.s3_tokenizer import S3Tokenizer
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE, SAMPLES_PER_FRAME, S3FlowConfig, S3GenConfig
@@ -44,26 +44,12 @@ class S3Voice(NamedTuple):
     speaker: Tensor  # [speaker_dim] float32
 
 
-class Decoder(nn.Module):
-    """Only a name: the checkpoint keeps the estimator one level down."""
-
-    def __init__(self, config: S3FlowConfig):
-        super().__init__()
-        self.estimator = UNetEstimator(config.estimator)
-
-
-class UNetFlow(nn.Module):
+class UNetFlow(FlowFront):
     """`flow` of the checkpoint: codes to mel."""
 
     def __init__(self, config: S3FlowConfig):
-        super().__init__()
+        super().__init__(config, UNetEstimator(config.estimator))
         self.config = config
-        width = config.encoder.width
-        self.input_embedding = nn.Embedding(config.vocab_size, width)
-        self.spk_embed_affine_layer = nn.Linear(config.speaker_dim, config.n_mels)
-        self.encoder = UpsampleConformer(config.encoder)
-        self.encoder_proj = nn.Linear(width, config.n_mels)
-        self.decoder = Decoder(config)
 
     @property
     def meanflow(self) -> bool:
@@ -91,7 +77,7 @@ class UNetFlow(nn.Module):
         mask = torch.arange(prompt.shape[2], device=codes.device) < n_frames[:, None]
         mu = self.encoder_proj(self.encoder.offline(self.input_embedding(codes), n_codes)).transpose(1, 2)
         mu = torch.where(mask[:, None], mu, 0)  # not a product: padding may be NaN here
-        spks = self.spk_embed_affine_layer(F.normalize(speaker.float(), dim=-1).to(mu.dtype))
+        spks = self.speaker(speaker).to(mu.dtype)
         return solve(self.decoder.estimator, noise, mask, mu, spks, prompt.to(mu.dtype), grid, self.config.cfg_rate)
 
 

@@ -51,14 +51,19 @@ class DiTConfig(_Settings):
     mlp_ratio: Annotated[float, Field(gt=0)] = 4.0
 
 
-class FlowConfig(_Settings):
-    """Codes to mel frames: encoder, estimator and what joins them. Defaults are the released values."""
+class FrontConfig(_Settings):
+    """What a flow has whichever estimator it asks. Defaults are the released values."""
 
     vocab_size: Count = 6561
     n_mels: Count = 80
     speaker_dim: Count = 192
     cfg_rate: Annotated[float, Field(ge=0)] = 0.7
     encoder: EncoderConfig = EncoderConfig()
+
+
+class FlowConfig(FrontConfig):
+    """Codes to mel frames: encoder, estimator and what joins them."""
+
     estimator: DiTConfig = DiTConfig()
 
 
@@ -114,14 +119,9 @@ class UNetConfig(_Settings):
         return self
 
 
-class S3FlowConfig(_Settings):
-    """Chatterbox's codes to mel frames: the same encoder, another estimator. Defaults are the released values."""
+class S3FlowConfig(FrontConfig):
+    """Chatterbox's codes to mel frames: the same encoder, another estimator."""
 
-    vocab_size: Count = 6561
-    n_mels: Count = 80
-    speaker_dim: Count = 192
-    cfg_rate: Annotated[float, Field(ge=0)] = 0.7
-    encoder: EncoderConfig = EncoderConfig()
     estimator: UNetConfig = UNetConfig()
 
     @model_validator(mode="after")
