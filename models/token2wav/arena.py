@@ -52,7 +52,10 @@ class Plan(NamedTuple):
 class Views:
     """The views of all slots over one pool of rows; see the module's schema."""
 
-    def __init__(self, *, n_sessions: int, n_voices: int, ring: int, width: int, n_voice_rows: int, device: str):
+    def __init__(
+        self, *, n_sessions: int, n_voices: int, ring: int, width: int, n_voice_rows: int, device: torch.device | str
+    ):
+        """ring: rows a session may hold of its own. width: the longest view. n_voice_rows: of all voices together."""
         n_slots = n_sessions + 1 + n_voices
         self.ring, self.width, self.scratch = ring, width, n_sessions
         self.view = torch.full((n_slots, width), ZERO_ROW, dtype=torch.int64, device=device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.dit import DiTBlock
-from models.token2wav.dit_kernels import Chunk
+from models.token2wav.dit_kernels import StepKernels
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import FlowState
 
@@ -62,36 +62,38 @@ class FusedSolver:
         cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
         for k, (step_width, modulation) in enumerate(schedule.steps):
             pool, tails = state.dit_rows[k], state.dit_tails[k]
-            chunk = Chunk(slots, cached, plan.n_cached, fresh, n_frames, pool, tails)
-            out = self._velocity(chunk, entering, condition, modulation.blocks, modulation.final)
-            chunk.euler(x, out, step_width, entering, flow.config.cfg_rate)
-            tails.index_copy_(0, slots, chunk.new_tails)
+            kernels = StepKernels(slots, cached, plan.n_cached, fresh, n_frames, pool, tails)
+            out = self._velocity(kernels, entering, condition, modulation.blocks, modulation.final)
+            kernels.euler(x, out, step_width, entering, flow.config.cfg_rate)
+            tails.index_copy_(0, slots, kernels.new_tails)
         state.dit.commit(plan, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
         return x.view(B, T, n_mels)
 
-    def _velocity(self, chunk: Chunk, entering: Tensor, condition: Tensor, shifts: Tensor, final: Tensor) -> Tensor:
+    def _velocity(
+        self, kernels: StepKernels, entering: Tensor, condition: Tensor, shifts: Tensor, final: Tensor
+    ) -> Tensor:
         """[B T, n_mels] entering -> [2 B T, n_mels]; shapes of the rest as `DiT.forward`."""
         estimator = self.flow.decoder.estimator
-        D, n_mels = chunk.width, entering.shape[1]
-        inner = chunk.heads * chunk.head_dim
-        modulated = entering.new_empty(chunk.M, D)
-        windows, more_windows = (entering.new_empty(chunk.M, 3 * D) for _ in range(2))
-        attended = entering.new_empty(chunk.M, inner)
+        D, n_mels = kernels.width, entering.shape[1]
+        inner = kernels.heads * kernels.head_dim
+        modulated = entering.new_empty(kernels.M, D)
+        windows, more_windows = (entering.new_empty(kernels.M, 3 * D) for _ in range(2))
+        attended = entering.new_empty(kernels.M, inner)
         added = F.linear(entering, estimator.in_proj.weight[:, :n_mels])
-        h = chunk.residual_norm(condition, added, None, shifts[0, 0], shifts[0, 1], modulated)
+        h = kernels.residual_norm(condition, added, None, shifts[0, 0], shifts[0, 1], modulated)
         for i, block in enumerate(self.blocks):
             _, _, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = shifts[i]
             qkv = F.linear(modulated, *block.qkv)
-            chunk.store_rows(qkv, *block.k_norm, i)
-            chunk.attend(qkv, *block.q_norm, attended, i)
-            chunk.residual_norm(h, F.linear(attended, *block.proj), gate_a, shift_c, scale_c, windows, i)
-            chunk.norm_mish(F.linear(windows, *block.first), *block.norm, more_windows, i)
-            chunk.residual_norm(h, F.linear(more_windows, *block.second), gate_c, shift_m, scale_m, modulated)
+            kernels.store_rows(qkv, *block.k_norm, i)
+            kernels.attend(qkv, *block.q_norm, attended, i)
+            kernels.residual_norm(h, F.linear(attended, *block.proj), gate_a, shift_c, scale_c, windows, i)
+            kernels.norm_mish(F.linear(windows, *block.first), *block.norm, more_windows, i)
+            kernels.residual_norm(h, F.linear(more_windows, *block.second), gate_c, shift_m, scale_m, modulated)
             weight, bias = block.fc1
             # The product's own epilogue, tanh approximation, saves a launch.
             hidden = torch._addmm_activation(bias, modulated, weight.T, use_gelu=True)
             shift, scale = final if i + 1 == len(self.blocks) else shifts[i + 1, :2]
-            chunk.residual_norm(h, F.linear(hidden, *block.fc2), gate_m, shift, scale, modulated)
+            kernels.residual_norm(h, F.linear(hidden, *block.fc2), gate_m, shift, scale, modulated)
         return F.linear(modulated, estimator.final_layer.linear.weight, estimator.final_layer.linear.bias)
 
 

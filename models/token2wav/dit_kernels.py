@@ -195,7 +195,7 @@ def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> tuple[int, int,
     return (16, 128, 4, 2) if small else (64, 64, 4, 3)
 
 
-class Chunk:
+class StepKernels:
     """What all kernels of one Euler step are told about the batch: sizes, slots, tails and the pool of rows."""
 
     def __init__(

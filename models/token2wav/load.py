@@ -54,13 +54,17 @@ class VoiceParts:
 
 @dataclass(frozen=True)
 class Token2WavParts:
-    """The whole folder. `config` is the flow's; the other modules carry theirs."""
+    """The whole folder."""
 
     flow: Flow
     hift: Hift
     speaker_encoder: CampPlus
     speech_tokenizer: S3Tokenizer
-    config: FlowConfig
+
+    @property
+    def config(self) -> FlowConfig:
+        """The flow's; the other modules carry theirs."""
+        return self.flow.config
 
 
 def load_token2wav(
@@ -86,9 +90,7 @@ def load_token2wav(
     expected, got = sound.flow.config.speaker_dim, voice.speaker_encoder.config.embedding
     if got != expected:
         raise CheckpointError(f"{folder / SPEAKER_ENCODER}: speaker vector", expected=f"{expected} values", got=got)
-    return Token2WavParts(
-        sound.flow, sound.hift, voice.speaker_encoder, voice.speech_tokenizer, config=sound.flow.config
-    )
+    return Token2WavParts(sound.flow, sound.hift, voice.speaker_encoder, voice.speech_tokenizer)
 
 
 def load_flow_and_hift(
