@@ -129,10 +129,11 @@ def sample_codes(
     codes = torch.where(state.greedy[slots], scores.argmax(1), drawn)
 
     counts = active & usable
-    state.remember(slots, codes, counts & (codes != eos_id))
+    remembered = counts & (codes != eos_id)
+    state.remember(slots, codes, remembered)
     state.step[slots] = state.step[slots] + counts
     state.draws[slots] = draws + counts
-    return Sampled(torch.where(counts, codes, eos_id), active & ~usable)
+    return Sampled(torch.where(counts, codes, eos_id), active & ~usable, remembered)
 
 
 def final_code_scores(logits: Tensor, slots: Tensor, state: CodeSamplerState, candidates: int | None = None) -> Tensor:

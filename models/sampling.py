@@ -20,23 +20,27 @@ NEVER = float("-inf")
 
 
 class Sampled(NamedTuple):
-    """ids [B] int64; bad [B] bool: an active row that had NaN, +inf or nothing left to choose from."""
+    """ids [B] int64; bad [B] bool: an active row that had NaN, +inf or nothing left to choose from; remembered [B]
+    bool: the id went into the slot's history.
+    """
 
     ids: Tensor
     bad: Tensor
+    remembered: Tensor
 
 
 @dataclass(frozen=True)
 class TokenSet:
     """Ids with a special part in sampling; one set per way of talking (duplex, half duplex, chat).
 
-    `forbidden` never wins; `length_ids` are what the length penalty acts on; `listen_id` is what the
-    listen scale and rank act on; `stop_id` is what the stop probe asks for; `pad_id` is what idle and
-    bad rows return.
+    `forbidden` never wins; `length_ids` are what the length penalty acts on; `unremembered` ids leave no
+    trace in the history, so that the repetition penalty never acts on them; `listen_id` is what the listen
+    scale and rank act on; `stop_id` is what the stop probe asks for; `pad_id` is what idle and bad rows return.
     """
 
     forbidden: Collection[int] = ()
     length_ids: Collection[int] = ()
+    unremembered: Collection[int] = ()
     listen_id: int | None = None
     stop_id: int | None = None
     pad_id: int = 0
@@ -46,11 +50,12 @@ class TokenSet:
 class TokenSets:
     """Token sets as tensors, shared by all slots; a slot's `set_index` picks its row.
 
-    forbidden, length_ids: [n_sets, V] bool. listen_id, stop_id (-1: none), pad_id: [n_sets] int64.
+    forbidden, length_ids, unremembered: [n_sets, V] bool. listen_id, stop_id (-1: none), pad_id: [n_sets] int64.
     """
 
     forbidden: Tensor
     length_ids: Tensor
+    unremembered: Tensor
     listen_id: Tensor
     stop_id: Tensor
     pad_id: Tensor
@@ -74,7 +79,7 @@ class TokenSets:
             ids = [getattr(one, name) for one in sets]
             return torch.tensor([-1 if i is None else checked(name, i) for i in ids], device=device)
 
-        masks = {name: mask(name) for name in ("forbidden", "length_ids")}
+        masks = {name: mask(name) for name in ("forbidden", "length_ids", "unremembered")}
         return cls(**masks, **{name: single(name) for name in ("listen_id", "stop_id", "pad_id")})
 
 
@@ -214,9 +219,10 @@ def sample_text(
     ids = torch.where(stop, stop_id, torch.where(listen, listen_id, ids))
 
     counts = active & usable
-    state.remember(slots, ids, counts & ~stop & ~listen)
+    remembered = counts & ~stop & ~listen & ~sets.unremembered[token_set, ids]
+    state.remember(slots, ids, remembered)
     state.draws[slots] = draws + counts
-    return Sampled(torch.where(counts, ids, sets.pad_id[token_set]), active & ~usable)
+    return Sampled(torch.where(counts, ids, sets.pad_id[token_set]), active & ~usable, remembered)
 
 
 def stop_probability(logits: Tensor, stop_id: Tensor) -> Tensor:

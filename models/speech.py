@@ -95,7 +95,7 @@ def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int) -> Tensor:
 
 def _draw(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
     place = state.sampler.step[slots].clamp(max=CODES_PER_CALL - 1)
-    drawn, bad = sample_codes(logits, slots, active, state.sampler)
+    drawn, bad, _ = sample_codes(logits, slots, active, state.sampler)
     kept = active & ~bad
     state.codes[slots, place] = torch.where(kept, drawn, state.codes[slots, place])
     state.newest.index_copy_(0, slots, torch.where(kept, drawn, state.newest[slots]))

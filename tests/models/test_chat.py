@@ -33,7 +33,7 @@ def scripted(chat: Chat, monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> Non
     """The model chooses `ids` in order, whatever it is asked."""
     coming = iter(ids)
     good = torch.tensor([False])
-    monkeypatch.setattr(chat.runner, "sample", lambda slots, logits: Sampled(torch.tensor([next(coming)]), good))
+    monkeypatch.setattr(chat.runner, "sample", lambda slots, logits: Sampled(torch.tensor([next(coming)]), good, ~good))
 
 
 # --- what comes out ------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_an_answer_may_fail_half_way(tiny: Path, monkeypatch: pytest.MonkeyPatch
 
     def choose(slots: list[int], logits: torch.Tensor) -> Sampled:
         token = next(coming, None)
-        return real(slots, logits) if token is None else Sampled(torch.tensor([token]), good)
+        return real(slots, logits) if token is None else Sampled(torch.tensor([token]), good, ~good)
 
     monkeypatch.setattr(chat.runner, "sample", choose)
     got: list[int] = []

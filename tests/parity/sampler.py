@@ -54,7 +54,7 @@ def run(golden: GoldenDir, report: Report) -> None:
 
     state = _state(cases, greedy=True)
     before = state.count.clone()
-    ids, bad = sample_text(logits, slots, torch.ones(len(cases), dtype=torch.bool), state, sets)
+    ids, bad, _ = sample_text(logits, slots, torch.ones(len(cases), dtype=torch.bool), state, sets)
 
     for row, case in enumerate(cases):
         name = f"sampler.c{case['id']}"

