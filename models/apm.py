@@ -103,6 +103,11 @@ class Apm(nn.Module):
             x = layer(x, mask)
         return self.layer_norm(x)
 
+    def _unit_rows(self, mel: Tensor, first: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolved rows [B, 50, D] of one unit each, those of the frames around it cut off; [B] how many count."""
+        rows = self._convolve(mel, first, end)[:, 1 : 1 + UNIT_ROWS]
+        return rows, ((end - 1) // 2).clamp(0, UNIT_ROWS)
+
     def stream(self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Encode one unit per slot on top of what the slot has heard.
 
@@ -114,8 +119,7 @@ class Apm(nn.Module):
                 table starts over at position 0 before the unit.
         Returns: [B, 50, D] normalised rows and [B] how many of them are valid.
         """
-        x = self._convolve(mel, first, end)[:, 1 : 1 + UNIT_ROWS]
-        n_new = ((end - 1) // 2).clamp(0, UNIT_ROWS)
+        x, n_new = self._unit_rows(mel, first, end)
         # The rule counts the unit's rows before the ones around it are trimmed.
         n_convolved = torch.where(end > first, (end - first + 1) // 2, 0)
         full = cache.lengths[slots] + n_convolved >= self.max_positions
@@ -127,6 +131,40 @@ class Apm(nn.Module):
             x = layer.stream(x, view, k_cache, v_cache)
         cache.advance(slots, n_new)
         return self.layer_norm(x), n_new
+
+    def refill(self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor, active: Tensor) -> None:
+        """Replace what slots hold by K units, in one pass, as if they were streamed one by one into an empty slot.
+
+        Args:
+            mel: [B, K, bins, 104], oldest unit first. first, end: [B, K] as in `stream`; [0, 0) leaves a unit out.
+            cache: this encoder's slot cache; an active slot ends up as long as its units, others stay as they are.
+            active: [B] bool.
+        """
+        B, K = end.shape
+        n_rows = K * UNIT_ROWS
+        assert n_rows <= self.max_positions, f"refill: expected at most {self.max_positions} rows, got {n_rows}"
+        x, n_new = self._unit_rows(mel.flatten(0, 1), first.flatten(), end.flatten())
+        n_new = n_new.view(B, K)
+        unit_end = n_new.cumsum(1)
+        row = torch.arange(UNIT_ROWS, device=mel.device)
+        valid = (row < n_new[..., None]) & active[:, None, None]
+        # Each unit goes right behind the one before; a row of padding may name any place, it lands in scratch.
+        index = ((unit_end - n_new)[..., None] + row).flatten(1).clamp(max=n_rows - 1)
+        # At least one column stays visible, so that a row of padding is finite.
+        seen = unit_end.clamp(min=1)[..., None].expand(-1, -1, UNIT_ROWS).flatten(1)
+        view = CacheView(
+            slots=slots,
+            row_slots=torch.where(valid.flatten(1), slots[:, None], cache.scratch),
+            row_index=index,
+            positions=index,
+            mask=torch.arange(n_rows, device=mel.device) < seen[..., None],
+            kv_len=n_rows,
+        )
+        x = x.unflatten(0, (B, K)).flatten(1, 2) + self.embed_positions(index)
+        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
+            x = layer.stream(x, view, k_cache, v_cache)
+        for counter in (cache.lengths, cache.positions):
+            counter.index_copy_(0, slots, torch.where(active, unit_end[:, -1], counter[slots]))
 
 
 def project(projection: Projector, hidden: Tensor, pool: int) -> Tensor:

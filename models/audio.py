@@ -15,28 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.audio_sizes import CLIP_SAMPLES, FIRST_UNIT_PADDED, HOP, SAMPLE_RATE, UNIT_FRAMES, UNIT_TOKENS
+from models.audio_sizes import FIRST_UNIT_SAMPLES as FIRST_UNIT_SAMPLES
+from models.audio_sizes import UNIT_SAMPLES as UNIT_SAMPLES
 from models.errors import AudioError
 
-SAMPLE_RATE = 16_000
 N_FFT = 400
-HOP = 160
 HALF_WINDOW = N_FFT // 2
 N_MELS = 80
 TOP_HZ = 8000  # where mel filters end, whatever the sample rate
-CLIP_SAMPLES = 30 * SAMPLE_RATE  # longest sound the encoder takes in one piece
 CLIP_FRAMES = CLIP_SAMPLES // HOP
 RAW_FLOOR = -10.0  # log10 of the smallest power that is told from silence
 DYNAMIC_RANGE = 8.0  # decades kept below the loudest bin
 
-UNIT_SAMPLES = SAMPLE_RATE
-UNIT_FRAMES = UNIT_SAMPLES // HOP
 CONTEXT = 2  # columns before and after the core in every emission
 UNIT_COLUMNS = UNIT_FRAMES + 2 * CONTEXT
-UNIT_TOKENS = 10
-# The first unit is longer by a look-ahead that stays ahead for the rest of the session; it is asked for
-# in milliseconds (1035) and then cut to whole hops.
-FIRST_UNIT_PADDED = 1035 * SAMPLE_RATE // 1000
-FIRST_UNIT_SAMPLES = FIRST_UNIT_PADDED // HOP * HOP
 
 POOL = 5  # encoder rows averaged into one row for the LLM
 

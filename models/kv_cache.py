@@ -1,4 +1,4 @@
-"""Static key/value buffers in slots: where rows go, which rows a query may see, eviction with rotated keys.
+"""Static key/value buffers in slots: where rows go, which rows a query may see, moving rows with their keys turned.
 
 Knows positions and lengths. Does not know what the rows mean, nor which session leases a slot.
 
@@ -91,28 +91,74 @@ class KVCache:
             tensor.index_fill_(0, slots, 0)
         self.windows.index_fill_(0, slots, self.max_len)
 
+    def wipe(self, slots: Tensor, lengths: Tensor) -> None:
+        """Zero the rows at and beyond `lengths` [B] of `slots` [B]; `reset` says why. Counts stay as they are."""
+        row = torch.arange(self.max_len, device=slots.device)
+        beyond = (row >= lengths[:, None])[:, None, :, None]
+        for cache in (*self.k, *self.v):
+            cache.index_copy_(0, slots, cache.index_select(0, slots).masked_fill(beyond, 0))
+
+    def set_length(self, slots: Tensor, lengths: Tensor) -> None:
+        """Let `slots` [B] hold `lengths` [B] rows; positions move by the same difference.
+
+        Rows stay in place: those beyond are forgotten until they are fed again or the length goes back up.
+        """
+        # Set, not added: padding repeats the scratch slot, and its difference would be added every time.
+        self.positions.index_copy_(0, slots, self.positions[slots] + lengths - self.lengths[slots])
+        self.lengths.index_copy_(0, slots, lengths)
+
     def evict(self, slots: Tensor, keep: Tensor, drop: Tensor, frequencies: Tensor, turn: bool = True) -> None:
         """Drop rows [keep, keep + drop) of each slot and close the gap; positions go back by `drop` too.
 
-        Keys behind the gap are turned by the difference of their rotary angles, in float32, so that they
-        equal keys computed at their new positions; values stay as they are.
+        Args:
+            keep, drop: [B] int64; drop 0 leaves a slot bit for bit as it was.
+            slots, frequencies, turn: as `shift` takes them.
+        """
+        self.shift(slots, keep + drop, -drop, frequencies, turn)
+
+    def shift(self, slots: Tensor, first: Tensor, by: Tensor, frequencies: Tensor, turn: bool = True) -> None:
+        """Move rows [first, length) of each slot by `by` rows; lengths and positions go along.
+
+        Moving forward opens a gap of zeros, moving back overwrites what is in front; behind the last row are zeros.
+        Keys that move are turned by the difference of their rotary angles, in float32, so that they equal keys
+        computed at their new positions; values stay as they are.
 
         Args:
-            slots: [B] distinct. keep, drop: [B] int64; drop 0 leaves a slot bit for bit as it was.
+            slots: [B] distinct. first: [B] int64. by: [B] int64 of either sign, at least -first; the moved rows must
+                fit the slot; 0 leaves it bit for bit as it was.
             frequencies: [head_dim / 2] float32 of the decoder that owns this cache.
             turn: False leaves the keys as they are.
         """
         row = torch.arange(self.max_len, device=slots.device)
-        moved = (row >= keep[:, None]) & (drop[:, None] > 0)  # [B, L]
-        source = torch.where(moved, row + drop[:, None], row)
-        gone = (moved & (row >= (self.lengths[slots] - drop)[:, None]))[:, None, :, None]
-        index = source.clamp(max=self.max_len - 1)[:, None, :, None]
+        target, end, touched = first + by, self.lengths[slots] + by, (by != 0)[:, None]
+        moved = touched & (row >= target[:, None]) & (row < end[:, None])  # [B, L]
+        empty = (touched & ~moved & (row >= torch.minimum(first, target)[:, None]))[:, None, :, None]
+        source = torch.where(moved, row - by[:, None], row)
+        # Rows of a session lie inside; the scratch slot's counts mean nothing.
+        index = source.clamp(0, self.max_len - 1)[:, None, :, None]
         phase = (rotary_phases(row, frequencies) - rotary_phases(source, frequencies))[:, None]  # for all heads
         cos, sin = phase.cos(), phase.sin()
         for cache, is_key in [(k, True) for k in self.k] + [(v, False) for v in self.v]:
             old = cache.index_select(0, slots)
             new = old.gather(2, index.expand_as(old))
             new = rotate(new, cos, sin) if is_key and turn else new
-            cache.index_copy_(0, slots, torch.where(moved[:, None, :, None], new, old).masked_fill(gone, 0))
-        self.lengths.index_add_(0, slots, -drop)
-        self.positions.index_add_(0, slots, -drop)
+            cache.index_copy_(0, slots, torch.where(moved[:, None, :, None], new, old).masked_fill(empty, 0))
+        self.lengths.index_add_(0, slots, by)
+        self.positions.index_add_(0, slots, by)
+
+    def save(self, slot: int, n: int) -> list[Tensor]:
+        """Copies of a slot's first n rows: keys of every layer, then values, [kv_heads, n, head_dim] each."""
+        assert 0 <= n <= self.max_len, f"rows to save: expected at most {self.max_len}, got {n}"
+        return [cache[slot, :, :n].clone() for cache in (*self.k, *self.v)]
+
+    def load(self, slot: int, saved: list[Tensor]) -> None:
+        """Copy rows that `save` gave to a slot's front, which then has just these, at positions from 0 on.
+
+        Nothing else is touched: rows beyond keep what they hold.
+        """
+        n = saved[0].shape[1]
+        for cache, rows in zip((*self.k, *self.v), saved, strict=True):
+            front = cache[slot, :, :n]
+            assert front.shape == rows.shape, f"saved rows: expected {tuple(front.shape)}, got {tuple(rows.shape)}"
+            front.copy_(rows)
+        self.lengths[slot] = self.positions[slot] = n

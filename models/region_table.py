@@ -31,7 +31,8 @@ class Shapes(ShapeTable):
     samples: tuple[int, ...] = (16640,)  # a unit's sound, the longer first one included
     rows: tuple[int, ...] = (16, 96, 512)  # LLM rows fed at once
     kv: tuple[int, ...] = (512, 2048, 8192)  # LLM context looked at
-    tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens spoken at once
+    spoken: tuple[int, ...] = (24, 64)  # text tokens of a unit spoken at once
+    tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens of an answer spoken at once
     speech_kv: tuple[int, ...] = (512, 4096)
 
 
@@ -98,12 +99,16 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
         mel = noise(n, config.audio_config.num_mel_bins, UNIT_COLUMNS, dtype=torch.float32)
         return (scratch(n), mel, full(n, 0), full(n, UNIT_COLUMNS)), {}
 
+    def overlap_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        return (scratch(b["batch"]), yes(b["batch"])), {}
+
     if config.init_audio:
         yield Region("clips", "apm", stages.clips, (model,), {"batch": "batch", "frames": "clip_frames"}, clips_example)
         axes = {"batch": "batch", "samples": "samples"}
         half_duplex = {"redundancy": 0}
         yield Region("mel_unit", "apm", stages.mel_unit, (log_mel, state), axes, mel_example, ({}, half_duplex))
         yield Region("audio_unit", "apm", stages.audio_unit, (model, state), {"batch": "batch"}, audio_example)
+        yield Region("audio_overlap", "apm", stages.audio_overlap, (model, state), {"batch": "batch"}, overlap_example)
 
     def prefill_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, rows = b["batch"], b["rows"]
@@ -119,14 +124,24 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
         n = b["batch"]
         return (scratch(n), noise(n, config.vocab_size, dtype=torch.float32), yes(n)), {"candidates": None}
 
+    def unit_prefill_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        tensors, static = prefill_example(b)
+        return (*tensors, yes(b["batch"])), static
+
+    def unit_step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        (slots, ids, active), static = decode_example(b)
+        return (slots, ids, active, full(b["batch"], 0), active), static
+
     def evict_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
         return (scratch(n), full(n, 0), full(n, 0)), {}
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example)
+    yield Region("unit_prefill", "llm.model", stages.unit_prefill, (model, state, sets), axes, unit_prefill_example)
     axes = {"batch": "batch", "kv": "kv"}
     yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
+    yield Region("unit_step", "llm.model", stages.unit_step, (model, state, sets), axes, unit_step_example)
     yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
     yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example)
 
@@ -140,6 +155,11 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
         ids = torch.randint(0, config.tts_config.num_text_tokens, (n, tokens), device=device)
         return (ids, noise(n, tokens, width), full(n, tokens), ~yes(n)), {}
 
+    def spoken_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        n, tokens = b["batch"], b["spoken"]
+        ids = torch.randint(0, config.tts_config.num_text_tokens, (n, tokens), device=device)
+        return (scratch(n), ids, full(n, tokens), ~yes(n)), {}
+
     def begin_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, rows = b["batch"], b["tokens"] + 2
         hidden = noise(n, rows, config.tts_config.hidden_size)
@@ -151,6 +171,8 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
     if config.init_tts:
         axes = {"batch": "batch", "tokens": "tokens"}
         yield Region("speech_condition", "tts", stages.speech_condition, (model,), axes, condition_example)
+        spoken_axes = {"batch": "batch", "spoken": "spoken"}
+        yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), spoken_axes, spoken_example)
         axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
         yield Region("speech_begin", "tts.model", stages.speech_begin, (model, state), axes, begin_example)
         axes = {"batch": "batch", "kv": "speech_kv"}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models import sampling, speech
 from models.audio import LogMel
+from models.audio_overlap import overlap_encode, remember
 from models.mel_stream import mel_step
 from models.omni import OmniModel
 from models.state import SlotState
@@ -45,8 +46,14 @@ def mel_unit(
 def audio_unit(
     model: OmniModel, state: SlotState, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One unit of log-mel per slot to LLM rows [B, 10, D]; shapes as `Apm.stream`."""
+    """One unit of log-mel per slot to LLM rows [B, 10, D], and kept for `audio_overlap`; shapes as `Apm.stream`."""
+    remember(state.heard, slots, mel, first, end)
     return model.encode_unit(mel, first, end, state.apm, slots)
+
+
+def audio_overlap(model: OmniModel, state: SlotState, slots: Tensor, active: Tensor) -> None:
+    """Start the audio cache of active slots [B] over from the last seconds they heard; see `overlap_encode`."""
+    overlap_encode(model.apm, state.heard, state.apm, slots, active)
 
 
 def llm_prefill(
@@ -87,6 +94,65 @@ def sample_text(
 ) -> sampling.Sampled:
     """Choose one token per active slot [B] by the slot's own settings; shapes as `sampling.sample_text`."""
     return sampling.sample_text(logits, slots, active, state.text, sets, candidates)
+
+
+def unit_prefill(
+    model: OmniModel,
+    state: SlotState,
+    sets: sampling.TokenSets,
+    slots: Tensor,
+    ids: Tensor,
+    rows: Tensor,
+    is_row: Tensor,
+    n_new: Tensor,
+    wants: Tensor,
+    kv_len: int,
+) -> tuple[Tensor, Tensor]:
+    """Feed as `llm_prefill`, then choose a token where `wants` [B] says so; returns as `unit_step`."""
+    _, logits = llm_prefill(model, state, slots, ids, rows, is_row, n_new, kv_len)
+    return _choose(state, sets, slots, logits, n_new > 0, wants)
+
+
+def unit_step(
+    model: OmniModel,
+    state: SlotState,
+    sets: sampling.TokenSets,
+    slots: Tensor,
+    ids: Tensor,
+    active: Tensor,
+    places: Tensor,
+    wants: Tensor,
+    kv_len: int,
+) -> tuple[Tensor, Tensor]:
+    """Feed one token per active slot, keep its state for speech, and choose the next.
+
+    Args:
+        ids: [B]. places: [B] row of the slot's `hidden` that takes the token's state, -1: it is not spoken.
+        wants: [B] bool, choose another token.
+    Returns: [3, B] int64: token chosen, 1 if the logits were not usable, 1 if the token went into the history; and
+        the logits [B, V].
+    """
+    hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len)
+    kept = active & (places >= 0)
+    state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
+    return _choose(state, sets, slots, logits, active, wants)
+
+
+def _choose(
+    state: SlotState, sets: sampling.TokenSets, slots: Tensor, logits: Tensor, fed: Tensor, wants: Tensor
+) -> tuple[Tensor, Tensor]:
+    chosen = sampling.sample_text(logits, slots, wants, state.text, sets)
+    bad = chosen.bad | (fed & ~logits.amax(1).isfinite())
+    return torch.stack((chosen.ids, bad.long(), chosen.remembered.long())), logits
+
+
+def spoken_rows(
+    model: OmniModel, state: SlotState, slots: Tensor, ids: Tensor, n_text: Tensor, text_eos: Tensor
+) -> Tensor:
+    """Conditioning rows [B, T + 2, D] of the tokens ids [B, T] whose states wait in the slots; see `TTS.condition`."""
+    hidden = state.hidden[slots, : ids.shape[1]]
+    rows, _ = speech_condition(model, ids, hidden, n_text, text_eos)
+    return rows
 
 
 def speech_condition(

@@ -86,7 +86,7 @@ class Runner:
             try:
                 yield slot
             finally:
-                self._llm_rows[slot] = self.speech_rows[slot] = 0
+                self.forget_rows(slot)
 
     def check_text(self, sampling: TextSampling, seed: int | None) -> None:
         """Raises: SettingsError if a slot cannot be configured so."""
@@ -105,9 +105,22 @@ class Runner:
         """Context rows the slot holds."""
         return self._llm_rows[slot]
 
+    def set_llm_rows(self, slot: int, n_rows: int) -> None:
+        """Tell the runner what the slot holds after something else has changed it."""
+        self._llm_rows[slot] = n_rows
+
+    def forget_rows(self, slot: int) -> None:
+        """The slot has been emptied."""
+        self._llm_rows[slot] = self.speech_rows[slot] = 0
+
     def tensor(self, values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
         """A short host list as a device tensor of `size`, padded with `fill`."""
         padded = [*values, *[fill] * (size - len(values))]
+        return torch.tensor(padded, device=self.model.device)
+
+    def table(self, rows: Sequence[Sequence[int]], size: int, fill: int) -> Tensor:
+        """Short host lists of one length as a device tensor of `size` rows, padded with rows of `fill`."""
+        padded = [*rows, *[[fill] * len(rows[0])] * (size - len(rows))]
         return torch.tensor(padded, device=self.model.device)
 
     def check_slots(self, slots: Sequence[int], *others: Sequence[object]) -> None:
@@ -223,9 +236,18 @@ class Runner:
         return [torch.cat(parts) for parts in hidden], torch.stack(logits)
 
     def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows]) -> tuple[list[Tensor], Tensor]:
-        size, slot_ids = self.batch("llm_prefill", slots)
-        n_rows = self.shapes.fit("llm_prefill", "rows", max(map(len, pieces)))
-        kv_len = self._kv_len("llm_prefill", slots, n_rows)
+        inputs, _, kv_len = self.prefill_inputs("llm_prefill", slots, pieces)
+        hidden, logits = self.regions("llm_prefill", *inputs, kv_len=kv_len)
+        for slot, piece in zip(slots, pieces, strict=True):
+            self._llm_rows[slot] += len(piece)
+        return [hidden[row, : len(piece)] for row, piece in enumerate(pieces)], logits[: len(slots)]
+
+    def prefill_inputs(
+        self, region: str, slots: Sequence[int], pieces: Sequence[Rows]
+    ) -> tuple[tuple[Tensor, ...], int, int]:
+        """Padded inputs of a prefill region (slots, ids, media, is_row, n_new), the batch bucket and the kv bucket."""
+        size, slot_ids = self.batch(region, slots)
+        n_rows = self.shapes.fit(region, "rows", max(map(len, pieces)))
         ids = torch.zeros(size, n_rows, dtype=torch.int64, device=self.model.device)
         media = torch.zeros(size, n_rows, self.model.config.hidden_size, dtype=self.model.dtype, device=ids.device)
         is_row = torch.zeros(size, n_rows, dtype=torch.bool, device=ids.device)
@@ -235,12 +257,10 @@ class Runner:
                 media[row, : len(piece)] = piece.media
                 is_row[row, : len(piece)] = piece.is_row
         n_new = self.tensor([len(piece) for piece in pieces], size, 0)
-        hidden, logits = self.regions("llm_prefill", slot_ids, ids, media, is_row, n_new, kv_len=kv_len)
-        for slot, piece in zip(slots, pieces, strict=True):
-            self._llm_rows[slot] += len(piece)
-        return [hidden[row, : len(piece)] for row, piece in enumerate(pieces)], logits[: len(slots)]
+        return (slot_ids, ids, media, is_row, n_new), size, self.kv_len(region, slots, n_rows)
 
-    def _kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
+    def kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
+        """Context bucket for feeding `n_new` rows to the longest of `slots`. Raises: ShapeError."""
         longest = max(self._llm_rows[slot] for slot in slots) + n_new
         return self.shapes.fit(region, "kv", min(longest, self.llm_len))
 
@@ -256,7 +276,7 @@ class Runner:
             slot_ids,
             self.tensor(ids, size, 0),
             active,
-            kv_len=self._kv_len("llm_decode", slots, 1),
+            kv_len=self.kv_len("llm_decode", slots, 1),
         )
         for slot in slots:
             self._llm_rows[slot] += 1

@@ -4,18 +4,16 @@ Knows rows, codes and lengths. Does not know text tokens (`TTS.condition` makes 
 
 The three ways differ only in settings:
     chat         one call per answer, at least 50 and at most 2048 codes, the last code drawn is dropped
-    half duplex  `CodeStream`: one call per text chunk, codes leave in batches of 25 across chunks
+    half duplex  `code_stream`: one call per text chunk, codes leave in batches of 25 across chunks
     duplex       `unit`: one call per second, at most 25 codes, the 26th is drawn and dropped
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from models.config import AttentionType
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
 from models.runner import Runner, check_stretch
 from models.sampling_settings import CodeSampling, check_number
@@ -23,7 +21,6 @@ from models.speech import CODES_PER_CALL
 
 CODES_PER_SECOND = 25
 CHAT_MIN_CODES = 50
-STREAM_MAX_CODES = 500
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,24 @@ class Call:
         return self if self.ended or self.bad else replace(self, codes=self.codes[:-1])
 
 
+@dataclass(frozen=True)
+class Look:
+    """A call seen while it runs. codes: ordinary codes so far. over: no more will come. ended, bad: as `Call`."""
+
+    codes: list[int]
+    over: bool
+    ended: bool
+    bad: bool
+
+
+@dataclass
+class _Running:
+    """A call in progress. n_rows: conditioning rows it fed. n_drawn: codes it has drawn at most."""
+
+    n_rows: int
+    n_drawn: int = 1
+
+
 class Speaker:
     """The code loop of a runner's slots."""
 
@@ -50,6 +65,7 @@ class Speaker:
         if runner.state.speech is None:
             raise SettingsError("speech", expected="a checkpoint with tts", got="init_tts false")
         self.runner, self.state = runner, runner.state.speech
+        self._running: dict[int, _Running] = {}
 
     def start_turn(self, slot: int, settings: CodeSampling, *, seed: int | None = None, eos: int | None = None) -> None:
         """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's.
@@ -60,6 +76,10 @@ class Speaker:
         eos = self.runner.model.config.tts_config.eos_code if eos is None else eos
         self.state.sampler.configure(slot, settings, eos, seed)
         self.empty_cache(slot)
+        self.forget_codes(slot)
+
+    def forget_codes(self, slot: int) -> None:
+        """The next code is the first of its turn."""
         self.state.sampler.forget(self.runner.tensor([slot], 1, slot))
 
     def empty_cache(self, slot: int) -> None:
@@ -108,21 +128,50 @@ class Speaker:
         """Text tokens of the smallest bucket for `n_rows` conditioning rows, which hold two markers besides."""
         return self.runner.shapes.fit("speech_begin", "tokens", max(n_rows - 2, 1))
 
+    def condition(self, slots: Sequence[int], ids: Sequence[Sequence[int]], text_eos: Sequence[bool]) -> list[Tensor]:
+        """Conditioning rows [n, D] of each slot's spoken tokens, whose states wait in the slot's `hidden`.
+
+        text_eos: the answer's text ends here. Raises: SlotError; ShapeError for too many tokens.
+        """
+        runner = self.runner
+        runner.check_slots(slots, ids, text_eos)
+        size, slot_ids = runner.batch("spoken_rows", slots)
+        width = runner.shapes.fit("spoken_rows", "spoken", max(1, *map(len, ids)))
+        padded = runner.table([[*own, *[0] * (width - len(own))] for own in ids], size, 0)
+        n_text = runner.tensor([len(own) for own in ids], size, 0)
+        rows = runner.regions("spoken_rows", slot_ids, padded, n_text, runner.tensor(text_eos, size, False))
+        return [rows[row, : len(own) + end + 1] for row, (own, end) in enumerate(zip(ids, text_eos, strict=True))]
+
     def call(
         self, slots: Sequence[int], rows: Sequence[Tensor], *, min_codes: Sequence[int], max_codes: Sequence[int]
     ) -> list[Call]:
         """Feed conditioning rows [n, D] to each slot and draw codes until each ends or has max_codes.
+
+        Raises: as `begin`.
+        """
+        self.begin(slots, rows, min_codes=min_codes, max_codes=max_codes)
+        for drawn in range(1, max(max_codes)):
+            # One look from the host per second of speech: slots that are done stand still meanwhile.
+            if drawn % CODES_PER_SECOND == 0 and all(look.over for look in self.look(slots)):
+                break
+            self.advance(slots)
+        return self.end(slots)
+
+    def begin(
+        self, slots: Sequence[int], rows: Sequence[Tensor], *, min_codes: Sequence[int], max_codes: Sequence[int]
+    ) -> None:
+        """Start a call in each slot: feed its conditioning rows [n, D] and draw the first code.
 
         Raises: SlotError, or as `check`, before anything is fed; ShapeError for too many slots.
         """
         runner = self.runner
         runner.check_slots(slots, rows, min_codes, max_codes)
         for slot, own, most in zip(slots, rows, max_codes, strict=True):
+            assert slot not in self._running, f"slot {slot} is in a call"
             self.check_rows(slot, own)
             self.check(slot, len(own), most)
         size, slot_ids = runner.batch("speech_begin", slots)
-        longest = max(map(len, rows))
-        n_padded = self._token_bucket(longest) + 2
+        n_padded = self._token_bucket(max(map(len, rows))) + 2
         padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=slot_ids.device)
         for row, own in enumerate(rows):
             padded[row, : len(own)] = own
@@ -133,31 +182,54 @@ class Speaker:
             runner.tensor([len(own) for own in rows], size, 0),
             runner.tensor(min_codes, size, 0),
             runner.tensor(max_codes, size, 0),
-            kv_len=self._kv_len("speech_begin", slots, n_padded),
+            kv_len=self._kv_len("speech_begin", [self.rows(slot) + n_padded for slot in slots]),
         )
-        for drawn in range(1, max(max_codes)):
-            # One look from the host per second of speech: slots that are done stand still meanwhile.
-            if drawn % CODES_PER_SECOND == 0 and bool(self.state.done[slot_ids].all()):
-                break
-            runner.regions("speech_step", slot_ids, kv_len=self._kv_len("speech_step", slots, longest + drawn))
-        return self._collect(slots, slot_ids, rows)
+        for slot, own in zip(slots, rows, strict=True):
+            self._running[slot] = _Running(len(own))
 
-    def _kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
-        held = max(map(self.rows, slots)) + n_new
-        return self.runner.shapes.fit(region, "speech_kv", min(held, self.state.cache.max_len))
+    def advance(self, slots: Sequence[int], n_steps: int = 1) -> None:
+        """Draw up to `n_steps` more codes in slots with a call; no sync."""
+        running = [self._running[slot] for slot in slots]
+        _, slot_ids = self.runner.batch("speech_step", slots)
+        for _ in range(n_steps):
+            held = [self.rows(slot) + call.n_rows + call.n_drawn for slot, call in zip(slots, running, strict=True)]
+            self.runner.regions("speech_step", slot_ids, kv_len=self._kv_len("speech_step", held))
+            for call in running:
+                call.n_drawn += 1
 
-    def _collect(self, slots: Sequence[int], slot_ids: Tensor, rows: Sequence[Tensor]) -> list[Call]:
-        n_drawn = self.state.sampler.step[slot_ids].tolist()
-        drawn = self.state.codes[slot_ids, : max(n_drawn)].tolist()
-        ends, bad = self.state.sampler.eos_id[slot_ids].tolist(), self.state.bad[slot_ids].tolist()
+    def look(self, slots: Sequence[int]) -> list[Look]:
+        """What the calls of `slots` have drawn so far: one sync for all of them."""
+        state, n_shown = self.state, max(self._running[slot].n_drawn for slot in slots)
+        slot_ids = self.runner.tensor(slots, len(slots), 0)
+        sampler = state.sampler
+        columns = (sampler.step, sampler.eos_id, state.done.long(), state.bad.long())
+        table = torch.cat((torch.stack([c[slot_ids] for c in columns], 1), state.codes[slot_ids, :n_shown]), 1)
+        looks = []
+        for n_drawn, eos, over, bad, *codes in table.tolist():
+            codes = codes[:n_drawn]
+            ended = bool(codes) and codes[-1] == eos
+            looks.append(Look(codes[: len(codes) - ended], bool(over), ended, bool(bad)))
+        return looks
+
+    def is_in_call(self, slot: int) -> bool:
+        return slot in self._running
+
+    def end(self, slots: Sequence[int], looks: Sequence[Look] | None = None) -> list[Call]:
+        """Close the calls of `slots`, over or not, and count what is in their caches. looks: what was seen last."""
         calls = []
-        for i, (slot, own) in enumerate(zip(slots, rows, strict=True)):
-            codes = drawn[i][: n_drawn[i]]
-            ended = bool(codes) and codes[-1] == ends[i]
-            calls.append(Call(codes[: len(codes) - ended], ended, bad[i]))
+        for slot, look in zip(slots, looks or self.look(slots), strict=True):
+            n_drawn = len(look.codes) + look.ended
             # The newest code is in the cache only if another draw, be it a bad one, was made after it.
-            self.runner.speech_rows[slot] += len(own) + max(n_drawn[i] - 1 + bad[i], 0)
+            self.runner.speech_rows[slot] += self._running.pop(slot).n_rows + max(n_drawn - 1 + look.bad, 0)
+            calls.append(Call(look.codes, look.ended, look.bad))
         return calls
+
+    def drop_call(self, slot: int) -> None:
+        """Forget that the slot is in a call, if it is; what it fed is for the caller to undo."""
+        self._running.pop(slot, None)
+
+    def _kv_len(self, region: str, held: Sequence[int]) -> int:
+        return self.runner.shapes.fit(region, "speech_kv", min(max(held), self.state.cache.max_len))
 
     def one(self, slot: int, rows: Tensor, min_codes: int, max_codes: int) -> Call:
         """`call` for a single slot. Raises: NumericsError too."""
@@ -181,101 +253,3 @@ class Speaker:
         min_codes = [0 if free else most for free in may_end]
         calls = self.call(slots, rows, min_codes=min_codes, max_codes=[most] * len(slots))
         return [call.without_last() for call in calls]
-
-
-@dataclass
-class CodeStream:
-    """Half duplex: text chunks in, batches of codes out, for one slot and one turn.
-
-    attention_type, window: default as the checkpoint says. What stands between two text chunks follows the type:
-        full_attention     nothing
-        sliding_window     only the newest `window` rows stay visible
-        sliding_recompute  the last chunk is fed again from position 0
-        reindex            the first and last chunk stay and close up; the last one's keys are turned to their new
-                           positions, unless compat is "reference": the public code leaves them as they are
-    """
-
-    speaker: Speaker
-    slot: int
-    attention_type: AttentionType | None = None
-    window: int | None = None
-    max_codes: int = STREAM_MAX_CODES
-    batch: int = CODES_PER_SECOND
-    compat: Literal["reference", "fixed"] = "fixed"
-    buffer: list[int] = field(default_factory=list)
-    _chunks: list[int] = field(default_factory=list)  # rows each text chunk left in the cache
-    _last: tuple[Tensor, list[int]] | None = None
-    _failed: bool = False
-
-    def __post_init__(self) -> None:
-        self.speaker.runner.check_slots([self.slot])
-        config = self.speaker.runner.model.config.tts_config
-        self.attention_type = self.attention_type or config.attention_type
-        self.window = config.streaming_sliding_window_audio_window_size if self.window is None else self.window
-        for name, value, allowed in (
-            ("attention_type", self.attention_type, get_args(AttentionType)),
-            ("compat", self.compat, ("reference", "fixed")),
-        ):
-            if value not in allowed:
-                raise SettingsError(name, expected=f"one of {', '.join(allowed)}", got=value)
-        for name in ("window", "max_codes", "batch"):
-            check_number(name, getattr(self, name), at_least=1, whole=True)
-
-    def push(self, rows: Tensor, final: bool) -> list[list[int]]:
-        """Speak one text chunk. rows: [n, D] conditioning rows.
-
-        Returns: full batches; with `final`, if the speech ended, also the rest, be it empty.
-        Raises: as `Speaker.one`; what is refused before a code is drawn leaves the turn as it was.
-        """
-        self.speaker.check_rows(self.slot, rows)
-        if self._failed:
-            raise NumericsError(f"speech of slot {self.slot}", expected="a new turn", got="more of one that failed")
-        fed = self._between_chunks(rows)
-        before = self.speaker.rows(self.slot)
-        try:
-            call = self.speaker.one(self.slot, fed, 0, self.max_codes)
-        except NumericsError:
-            self._failed = True
-            raise
-        if not call.ended:
-            # The last code was never fed, yet counts as spoken: the next chunk leaves a gap of one position.
-            self.speaker.state.cache.positions[self.slot] += 1
-        self._chunks.append(self.speaker.rows(self.slot) - before)
-        self._last = (rows, call.codes)
-        self.buffer += call.codes
-        full = len(self.buffer) // self.batch * self.batch
-        batches = [self.buffer[i : i + self.batch] for i in range(0, full, self.batch)]
-        self.buffer = self.buffer[full:]
-        if final and call.ended:
-            batches.append(self.flush())
-        return batches
-
-    def flush(self) -> list[int]:
-        """What is left when the text ended without an end code."""
-        rest, self.buffer = self.buffer, []
-        return rest
-
-    def _between_chunks(self, rows: Tensor) -> Tensor:
-        """Make room as the attention type says, once it is sure that the chunk fits. Returns: the rows to feed."""
-        speaker, slot, held = self.speaker, self.slot, self.speaker.rows(self.slot)
-        fed, keep, drop = rows, 0, 0
-        if self._last is not None and self.attention_type == "sliding_recompute":
-            previous, codes = self._last
-            fed, drop = torch.cat((previous, speaker.code_rows(codes), rows)), held
-        elif self.attention_type == "reindex":
-            keep, drop = sum(self._chunks[:1]), sum(self._chunks[1:-1])
-        elif self.attention_type == "sliding_window":
-            drop = max(0, held - self.window)
-        speaker.check(slot, len(fed), self.max_codes, held=held - drop)
-        cache = speaker.state.cache
-        if self.attention_type == "sliding_recompute":
-            speaker.empty_cache(slot)
-        elif self.attention_type == "sliding_window":
-            # Rows out of sight make room; what is left keeps its positions.
-            cache.windows[slot] = self.window
-            speaker.drop_rows(slot, 0, drop, turn=False)
-            cache.positions[slot] += drop
-        elif drop:
-            speaker.drop_rows(slot, keep, drop, turn=self.compat == "fixed")
-            self._chunks = [self._chunks[0], self._chunks[-1]]
-        return fed

@@ -10,12 +10,15 @@ from dataclasses import dataclass, fields, is_dataclass
 import torch
 from torch import Tensor
 
+from models.audio_overlap import HeardMel
 from models.errors import SlotError
 from models.kv_cache import KVCache
 from models.mel_stream import MelStreamState
 from models.omni import OmniModel
 from models.sampling import SamplerState
 from models.speech import SpeechState
+
+SPOKEN_TOKENS = 64  # most text tokens one speech call is conditioned on in a unit or text chunk
 
 
 @dataclass
@@ -27,7 +30,10 @@ class SlotState:
     text: SamplerState
     apm: KVCache | None
     mel: MelStreamState | None
+    heard: HeardMel | None
     speech: SpeechState | None
+    # [S + 1, 64, D] hidden states of the tokens that wait to be spoken; overwritten by the next unit.
+    hidden: Tensor
 
     @classmethod
     def allocate(cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None) -> "SlotState":
@@ -61,9 +67,15 @@ class SlotState:
             mel=MelStreamState.allocate(n_slots, device=device, n_mels=audio.num_mel_bins)
             if config.init_audio
             else None,
+            heard=HeardMel.allocate(
+                n_slots, max_positions=audio.max_source_positions, n_mels=audio.num_mel_bins, device=device
+            )
+            if config.init_audio
+            else None,
             speech=SpeechState.allocate(cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim))
             if config.init_tts
             else None,
+            hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS, config.hidden_size, dtype=dtype, device=device),
         )
 
     @property
@@ -76,9 +88,10 @@ class SlotState:
 
     def reset(self, slots: Tensor) -> None:
         """Empty `slots` [B] completely; nothing of the last session is left, not even its rows."""
-        for part in (self.llm, self.text, self.apm, self.mel, self.speech):
+        for part in (self.llm, self.text, self.apm, self.mel, self.heard, self.speech):
             if part is not None:
                 part.reset(slots)
+        self.hidden.index_fill_(0, slots, 0)
 
     def nbytes(self) -> int:
         """Bytes of all slots together."""

@@ -5,11 +5,12 @@ from itertools import chain
 import pytest
 import torch
 
+from models.code_stream import CodeStream
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
 from models.omni import OmniModel
 from models.rotary import rotary_angles, rotate
 from models.sampling_settings import CodeSampling
-from models.speaker import CODES_PER_SECOND, CodeStream, Speaker
+from models.speaker import CODES_PER_SECOND, Speaker
 from tests.models.compare import assert_close
 from tests.models.plain_speech import PlainSpeaker, PlainStream
 from tests.models.slot_copies import assert_same, copy_state

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from models.chat import Chat, greedy
+from models.code_stream import CodeStream
 from models.load import load_model
 from models.sampling_settings import CodeSampling
-from models.speaker import CodeStream
 from tests.models.conversations import picture, sound, user
 from tests.models.speakers import make_speaker, rows
 

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from models.code_stream import CodeStream
 from models.config import load_config
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError, SlotError
 from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model
 from models.sampling_settings import CodeSampling
-from models.speaker import CodeStream, Speaker
+from models.speaker import Speaker
 from models.speech import CODES_PER_CALL
 from tests.models.plain_speech import PlainSpeaker
 from tests.models.slot_copies import assert_same, copy_state

@@ -1,0 +1,63 @@
+"""What the worker's files may import, and which of them stay free of torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import imported
+
+TORCH_FREE = ("config", "hearing", "reply", "results", "session", "settings", "talk", "window")
+# What anybody here may know of the model: words for errors, settings, ids and counts, nothing that holds a tensor.
+PLAIN = {"audio_sizes", "config", "errors", "image", "messages", "prompts", "sampling_settings", "tokens"}
+# Who may know more; None: everything.
+MORE: dict[str, set[str] | None] = {"engine": None, "unit_loop": {"duplex"}}
+ABOVE = {"server", "tests", "benchmarks", "assets"}
+
+
+def worker_files(root: Path) -> list[Path]:
+    files = sorted((root / "worker").rglob("*.py"))
+    assert len(files) > 5
+    return files
+
+
+def test_package_is_empty(root: Path) -> None:
+    for file in sorted((root / "worker").rglob("__init__.py")):
+        assert not file.read_text().strip(), f"{file}: expected an empty file"
+
+
+def test_worker_knows_nothing_above_it(root: Path) -> None:
+    for file in worker_files(root):
+        got = {name.partition(".")[0] for name in imported(file)} & ABOVE
+        assert not got, f"{file.name}: expected none of these imports, got {sorted(got)}"
+
+
+def test_only_the_engine_knows_the_model(root: Path) -> None:
+    too_much: dict[str, list[str]] = {}
+    for file in worker_files(root):
+        more = MORE.get(file.stem, set())
+        names = {name.split(".")[1] for name in imported(file) if name.startswith("models.")}
+        if more is not None and (got := names - PLAIN - more):
+            too_much[file.name] = sorted(got)
+    assert not too_much, f"expected of models only {sorted(PLAIN)} and what MORE grants, got {too_much}"
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_torch_stays_unloaded(root: Path, module: str) -> None:
+    code = f"import sys, worker.{module}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"worker.{module}: expected torch unloaded, got {done.stderr or 'it loaded'}"
+
+
+def test_no_cycles(root: Path) -> None:
+    known = {".".join(file.relative_to(root).with_suffix("").parts): file for file in worker_files(root)}
+    arrows = {name: imported(file) & known.keys() for name, file in known.items()}
+
+    def walk(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"expected no cycle, got {' -> '.join((*path, name))}"
+        for target in sorted(arrows[name]):
+            walk(target, (*path, name))
+
+    for name in known:
+        walk(name, ())

@@ -1,0 +1,164 @@
+"""From an `EngineConfig` to everything a unit loop needs: model, slots, vocoder, vocabulary.
+
+The only file of the room that loads weights. Knows devices, sizes and memory. Does not know sessions in motion.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from models.config import PreprocessorConfig, load_preprocessor_config
+from models.duplex import Duplex
+from models.errors import CheckpointError, ConfigError, SettingsError
+from models.load import load_model
+from models.omni import OmniModel
+from models.region_table import Shapes
+from models.runner import Runner
+from models.sampling import TokenSet, TokenSets
+from models.speaker import Speaker
+from models.state import SlotState
+from models.token2wav.flow_state import FlowSizes
+from models.token2wav.load import load_flow_and_hift
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Vocoder
+from models.tokens import Tokenizer, forbidden_speech_ids
+from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
+from worker.language import Language
+
+CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with
+MOST_SESSIONS = 64
+MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
+SPEECH_ROWS = 4096
+VOICES = 8
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was built. vocoder: None for a checkpoint that does not speak or a folder without one."""
+
+    model: OmniModel
+    duplex: Duplex
+    vocoder: Vocoder | None
+    language: Language
+    pictures: PreprocessorConfig
+    n_slots: int
+
+
+def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> TokenSets:
+    """The rows that `worker.config` numbers."""
+    special = tokenizer.special
+    never = {special.tts_pad, special.chunk_eos, *tokenizer.bad_token_ids}
+    duplex = {"forbidden": never, "length_ids": {special.turn_eos}, "stop_id": special.chunk_eos}
+    steering = {special.listen, special.speak, special.turn_eos, special.chunk_tts_eos, special.tts_bos}
+    ends = reply_ends(tokenizer)
+    sets = {
+        REFERENCE_SET: TokenSet(**duplex, listen_id=tokenizer.eos_id, pad_id=special.listen),
+        # What was decided says nothing about which words repeat.
+        FIXED_SET: TokenSet(**duplex, listen_id=special.listen, unremembered=steering, pad_id=special.listen),
+        REPLY_SET: TokenSet(forbidden=forbidden_speech_ids(tokenizer), length_ids=ends, pad_id=special.im_end),
+        REPLY_TEXT_SET: TokenSet(length_ids=ends, pad_id=special.im_end),
+    }
+    return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)
+
+
+def reply_ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that end a turn-based answer."""
+    special = tokenizer.special
+    return frozenset({special.tts_eos, special.im_end, tokenizer.lookup("</s>")} - {tokenizer.unk_id})
+
+
+def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes: VocoderShapes | None = None) -> Parts:
+    """Load a checkpoint and allocate its slots.
+
+    Raises: CheckpointError, ConfigError, TokenError for files that do not fit; SettingsError for a device that is not
+        there or memory that holds no session.
+    """
+    device = pick_device(config.device)
+    dtype = _dtype(config.dtype, device)
+    model = load_model(config.model_path, device=device, dtype=dtype)
+    tokenizer = Tokenizer.load(config.model_path)
+    if tokenizer.highest_id >= model.config.vocab_size:
+        expected = f"below {model.config.vocab_size} (vocab_size)"
+        raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
+    flow_parts = None
+    if model.config.init_tts and config.token2wav_folder.is_dir():
+        flow_parts = load_flow_and_hift(config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype)
+    elif config.token2wav_path is not None:
+        raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got="no such folder")
+    n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
+    batch = tuple(size for size in (1, 2, 4, 8, 16, 32, 64) if size < n_slots)
+    runner = Runner(
+        model,
+        token_sets(tokenizer, model.config.vocab_size, device),
+        n_slots=n_slots,
+        llm_len=min(config.llm_len, model.config.max_position_embeddings),
+        tts_len=min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings),
+        shapes=shapes or Shapes(batch=(*batch, n_slots)),
+    )
+    vocoder = None
+    if flow_parts is not None:
+        vocoder = Vocoder(
+            flow_parts.flow,
+            flow_parts.hift,
+            sizes=_flow_sizes(n_slots, config),
+            shapes=vocoder_shapes or VocoderShapes(batch=(*batch, n_slots)),
+            steps=tuple(dict.fromkeys((config.euler_steps, config.session.euler_steps or config.euler_steps))),
+            seed=config.seed,
+        )
+    speaker = Speaker(runner) if model.config.init_tts else None
+    return Parts(
+        model=model,
+        duplex=Duplex(runner, speaker),
+        vocoder=vocoder,
+        language=Language(tokenizer, image_rows=model.config.query_num),
+        pictures=load_preprocessor_config(config.model_path),
+        n_slots=n_slots,
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises: SettingsError for a GPU that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError("device", expected=f"one of {torch.cuda.device_count()} GPUs or cpu", got=name)
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
+    return FlowSizes(n_sessions=n_slots, n_voices=VOICES, max_steps=config.euler_steps)
+
+
+def most_sessions(model: OmniModel, flow_parts: object, config: EngineConfig) -> int:
+    """How many sessions the device's free memory holds. Raises: SettingsError if not even one."""
+    if model.device.type != "cuda":
+        return CPU_SESSIONS
+    free, _ = torch.cuda.mem_get_info(model.device)
+    one = slot_bytes(model, flow_parts, config)
+    n_slots = min(int(free * MEMORY_SHARE) // one, MOST_SESSIONS)
+    if n_slots < 1:
+        expected = f"at least {one / 2**30:.1f} GiB for one session"
+        raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
+    return n_slots
+
+
+def slot_bytes(model: OmniModel, flow_parts: object, config: EngineConfig) -> int:
+    """Bytes one session's slot takes, by allocating one beside its scratch slot."""
+    llm_len = min(config.llm_len, model.config.max_position_embeddings)
+    tts_len = min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
+    n_bytes = SlotState.allocate(model, n_slots=1, llm_len=llm_len, tts_len=tts_len).nbytes() // 2
+    if flow_parts is not None:
+        few, more = (
+            Vocoder(flow_parts.flow, flow_parts.hift, sizes=_flow_sizes(n, config), steps=(config.euler_steps,)).n_bytes
+            for n in (1, 2)
+        )
+        n_bytes += more - few
+    torch.cuda.empty_cache()
+    return n_bytes

@@ -1,0 +1,236 @@
+"""The engine: one thread that owns the model, fed by one inbox; what the rest of the worker calls.
+
+Order is a property of the inbox: what a session asks for happens in the order it asked, a unit is closed before its
+next one begins, and a slot is given back after the step in flight. Pictures and sound are checked on the caller's
+thread, so that bad input never reaches the model. Knows threads. Does not know sockets.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from models.errors import ModelError, SettingsError
+from models.image import image_patches, open_image, plan
+from worker.building import Parts, build
+from worker.config import EngineConfig, SessionConfig
+from worker.hearing import checked
+from worker.observer import Observer
+from worker.results import Event
+from worker.session import Session, UnitInput
+from worker.sessions import Prompt, Sessions
+from worker.unit_loop import UnitLoop
+from worker.voice import VoiceDesk
+
+LOG = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 30.0
+
+
+class EngineError(ModelError, RuntimeError):
+    """The engine is not running, or has broken down."""
+
+
+class Handle:
+    """One session as its owner sees it. Every call returns at once; what can be refused late is in the future."""
+
+    def __init__(self, engine: "Engine", session: Session):
+        self._engine, self._session = engine, session
+        self.name = session.id
+
+    def prepare(self, prompt: Prompt, config: SessionConfig | None = None) -> Future[int]:
+        """Start the context anew. Gives: its rows. Errors: as `Sessions.prepare`. Raises: AudioError."""
+        if prompt.ref_audio is not None:
+            checked(prompt.ref_audio)
+        return self._ask(Sessions.prepare, prompt, config)
+
+    def send(
+        self,
+        sound: np.ndarray | None = None,
+        frames: Sequence[bytes | Image.Image] = (),
+        *,
+        force_listen: bool = False,
+        max_slice_nums: int | Sequence[int] | None = None,
+    ) -> Future[None]:
+        """One unit.
+
+        Args:
+            sound: [n] float32 at 16 kHz. frames: encoded or decoded pictures.
+            max_slice_nums: slices per picture, one number or one each; None: as the session's config says.
+        Gives: nothing, once it is taken; the outcome comes as an event. Errors: as `Sessions.unit`.
+        Raises: AudioError, ImageError, SettingsError at once; nothing has been taken then.
+        """
+        arrived = time.monotonic()
+        if sound is not None:
+            sound = checked(sound)
+        if sound is None and not frames and not self._session.reference:
+            raise SettingsError("unit", expected="sound or pictures", got="neither")
+        slices = self._engine.patches(frames, self._slice_limits(frames, max_slice_nums))
+        return self._ask(Sessions.unit, UnitInput(sound, slices, force_listen, arrived))
+
+    def _slice_limits(self, frames: Sequence[Any], given: int | Sequence[int] | None) -> list[int]:
+        if given is None:
+            given = self._session.config.max_slice_nums
+        limits = [given] * len(frames) if isinstance(given, int) else list(given)
+        if len(limits) != len(frames):
+            raise SettingsError("max_slice_nums", expected=f"one number, or {len(frames)}", got=f"{len(limits)}")
+        for limit in limits:
+            if type(limit) is not int or not 1 <= limit <= 9:
+                raise SettingsError("max_slice_nums", expected="whole numbers from 1 to 9", got=limit)
+        return limits
+
+    def break_speech(self) -> Future[None]:
+        """Stop speaking at the next token; if no unit runs, the next one listens instead of speaking on."""
+        return self._ask(Sessions.break_speech)
+
+    def clear_break(self) -> Future[None]:
+        """Take back a break that has not happened yet."""
+        return self._ask(Sessions.break_speech, False)
+
+    def pause(self) -> Future[None]:
+        return self._ask(Sessions.pause)
+
+    def resume(self) -> Future[None]:
+        return self._ask(Sessions.resume)
+
+    def stop(self) -> Future[None]:
+        return self._ask(Sessions.stop)
+
+    def clear_stop(self) -> Future[None]:
+        return self._ask(Sessions.clear_stop)
+
+    def close(self) -> Future[None]:
+        return self._ask(Sessions.close)
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self._engine.ask(method, self._session, *arguments)
+
+
+class Engine:
+    """Model, slots, loop and thread. Use as a context manager, or call `start` and `close`."""
+
+    def __init__(self, parts: Parts, config: EngineConfig, *, observer: Observer | None = None):
+        self.parts, self.config = parts, config
+        voices = VoiceDesk(parts.duplex, parts.vocoder)
+        self.loop = UnitLoop(parts.duplex, parts.vocoder, voices, observer=observer)
+        self._sessions = Sessions(parts.duplex, parts.language, voices, self.loop, config)
+        self._inbox: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._inbox = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @classmethod
+    def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
+        """Load everything; errors as `worker.building.build`."""
+        return cls(build(config), config, observer=observer)
+
+    def __enter__(self) -> "Engine":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        assert self._thread is None, "the engine runs already"
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all sessions and the thread; the step in flight is finished."""
+        if self._thread is not None and self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    def open(self, name: str, config: SessionConfig | None, emit: Callable[[Event], None]) -> Future[Handle]:
+        """Lease a slot for a new session.
+
+        Args:
+            config: None = the engine's defaults.
+            emit: gets the session's events, on the engine's thread; it must return at once.
+        Errors: as `Sessions.open`; EngineError.
+        """
+
+        def opened() -> Handle:
+            return Handle(self, self._sessions.open(name, config or self.config.session, emit))
+
+        return self._submit(opened)
+
+    def ask(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have a method of `Sessions` called on the engine's thread."""
+        return self._submit(method, self._sessions, *arguments)
+
+    def n_free(self) -> int:
+        """Slots that no session has."""
+        return self.parts.duplex.runner.pool.n_free
+
+    def patches(self, frames: Sequence[bytes | Image.Image], limits: Sequence[int]) -> list[list[Any]]:
+        """Each picture's slices, the whole picture first. Raises: ImageError."""
+        settings, vision = self.parts.pictures, self.parts.model.config.vision_config
+        slices = []
+        for frame, limit in zip(frames, limits, strict=True):
+            image = open_image(frame)
+            cut = plan(*image.size, limit, scale=settings.scale_resolution, patch=settings.patch_size)
+            slices.append(image_patches(image, cut, table_side=vision.table_side))
+        return slices
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self._thread is None or not self._thread.is_alive():
+            future.set_exception(self._error())
+            return future
+        self._inbox.put((future, call, arguments))
+        return future
+
+    def _error(self) -> EngineError:
+        got = "none" if self._failure is None else f"one that broke down: {self._failure}"
+        return EngineError("engine", expected="a running thread", got=got)
+
+    def _serve(self) -> None:
+        if self.parts.model.device.type == "cuda":
+            torch.cuda.set_device(self.parts.model.device)
+        try:
+            while self._take_orders(block=self.loop.is_idle):
+                self._sessions.dispatch()
+                self.loop.run()
+                self._sessions.dispatch()  # whoever is done and has more waiting, so that the inbox does not block
+        except BaseException as error:
+            LOG.exception("the engine broke down")
+            self._failure = error
+        finally:
+            self._sessions.close_all()
+            self._refuse_rest()
+
+    def _take_orders(self, block: bool) -> bool:
+        """Everything in the inbox, waiting for the first if there is nothing else to do. Returns: False at the end."""
+        try:
+            while True:
+                order = self._inbox.get(block=block)
+                if order is None:
+                    return False
+                future, call, arguments = order
+                block = False
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(call(*arguments))
+                    except Exception as error:
+                        future.set_exception(error)
+        except queue.Empty:
+            return True
+
+    def _refuse_rest(self) -> None:
+        while True:
+            try:
+                order = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if order is not None:
+                order[0].set_exception(self._error())

@@ -1,0 +1,217 @@
+"""A media file as units: one second of sound at 16 kHz and the pictures that belong to it.
+
+Knows the ffmpeg program and its pipes. Does not know sessions nor what becomes of a unit.
+
+Sound and pictures are decoded by a process each, as far as they are asked for: memory is that of a few units however
+long the file is, nothing is written to disk, and no process outlives the iteration.
+"""
+
+import logging
+import shutil
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import ffmpeg
+import imageio_ffmpeg
+import numpy as np
+from PIL import Image
+
+from models.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from models.errors import ModelError
+from models.sampling_settings import check_number
+
+MAX_FRAMES_PER_SECOND = 30
+# Codecs pad their last block; what is left of it behind the last whole second is not worth a unit of its own.
+MIN_TAIL = SAMPLE_RATE // 10
+
+_SAMPLE_BYTES = 4
+_NO_STREAM = "does not contain any stream"
+
+logger = logging.getLogger(__name__)
+
+
+class MediaError(ModelError, ValueError):
+    """A media file is missing, holds neither sound nor pictures, or cannot be decoded; or there is no ffmpeg."""
+
+
+@dataclass(frozen=True, eq=False)
+class MediaUnit:
+    """One second of a file.
+
+    sound: [16000] float32 in [-1, 1], mono; zeros where the file has no sound.
+    n_samples: how many samples, counted from the first, are the file's.
+    frames: RGB pictures at their own size, spread evenly over the second; fewer where the video ends.
+    """
+
+    sound: np.ndarray
+    n_samples: int
+    frames: list[Image.Image]
+
+
+@dataclass(frozen=True)
+class MediaUnits:
+    """A file that can be decoded; every iteration does so anew, and closing one early ends its processes.
+
+    Raises (while iterating): MediaError where ffmpeg gives up or nothing at all comes out.
+    """
+
+    path: Path
+    has_sound: bool
+    has_video: bool
+    frames_per_second: int
+    max_units: int | None
+
+    def __iter__(self) -> Iterator[MediaUnit]:
+        with ExitStack() as stack:
+            sound = stack.enter_context(self._open_sound()) if self.has_sound else None
+            video = stack.enter_context(self._open_video()) if self.has_video else None
+            n = 0
+            while n != self.max_units:
+                samples = _next_samples(sound) if sound else np.zeros(0, np.float32)
+                frames = _next_frames(video, self.frames_per_second) if video else []
+                if not frames and (not len(samples) or (n and len(samples) < MIN_TAIL)):
+                    break
+                padding = UNIT_SAMPLES - len(samples)
+                yield MediaUnit(np.pad(samples, (0, padding)), len(samples), frames)
+                n += 1
+        if not n:
+            raise MediaError(str(self.path), expected="some sound or a picture", got="none decoded")
+
+    def _open_sound(self) -> "_Decoder":
+        # Sound that starts late, or stops for a while, is where it belongs: silence fills the gaps.
+        in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
+        return _Decoder(self.path, "a:0", af=in_time, ac=1, ar=SAMPLE_RATE, format="f32le", acodec="pcm_f32le")
+
+    def _open_video(self) -> "_Decoder":
+        # PPM pictures say their own size, which may change on the way.
+        evenly = f"fps={self.frames_per_second}:start_time=0"
+        return _Decoder(self.path, "V:0", vf=evenly, format="image2pipe", vcodec="ppm", pix_fmt="rgb24")
+
+
+def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int | None = None) -> MediaUnits:
+    """A media file's units, decoded while they are iterated over.
+
+    There are as many as the longer of sound and video has seconds; the last one is filled up with silence.
+
+    Args:
+        frames_per_second: pictures in each unit, 0 to 30; 0 leaves the video out.
+        max_units: stop after so many; None: at the end of the file.
+    Raises: MediaError for a file that is missing or no media, or without ffmpeg; SettingsError.
+    """
+    check_number("frames_per_second", frames_per_second, at_least=0, at_most=MAX_FRAMES_PER_SECOND, whole=True)
+    if max_units is not None:
+        check_number("max_units", max_units, at_least=1, whole=True)
+    path = Path(path)
+    if not path.is_file():
+        raise MediaError(str(path), expected="a media file", got="a folder" if path.is_dir() else "no such file")
+    kinds = _kinds(path)
+    units = MediaUnits(path, "audio" in kinds, "video" in kinds and frames_per_second > 0, frames_per_second, max_units)
+    if not units.has_sound and not units.has_video:
+        raise MediaError(str(path), expected="sound or video", got="neither")
+    return units
+
+
+def _kinds(path: Path) -> set[str]:
+    """Which of "audio" and "video" a file holds; a cover picture is no video."""
+    # This output format begins with a description of the streams, and no packet need follow.
+    with _Decoder(path, "a:0?", "V:0?", codec="copy", t=0, format="framecrc") as decoder:
+        try:
+            lines = decoder.read_all().decode(errors="replace").splitlines()
+        except MediaError:
+            if any(_NO_STREAM in line for line in decoder.complaints):
+                return set()
+            raise
+    return {line.rpartition(" ")[2] for line in lines if line.startswith("#media_type")}
+
+
+def _next_samples(sound: "_Decoder") -> np.ndarray:
+    data = sound.read(UNIT_SAMPLES * _SAMPLE_BYTES)
+    return np.frombuffer(data, "<f4").astype(np.float32)
+
+
+def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
+    frames: list[Image.Image] = []
+    while len(frames) < n and video.read_line():  # P6
+        width, height = (int(word) for word in video.read_line().split())
+        video.read_line()  # 255, the highest level
+        frames.append(Image.frombytes("RGB", (width, height), video.read(width * height * 3)))
+    return frames
+
+
+class _Decoder:
+    """An ffmpeg process that decodes a file into a pipe, from `with` to its end."""
+
+    def __init__(self, path: Path, *streams: str, **output: object):
+        # As a file of this machine, whatever its name looks like, and nothing that it may point to elsewhere.
+        source = ffmpeg.input(f"file:{path}", protocol_whitelist="file")
+        into_pipe = ffmpeg.output(*(source[stream] for stream in streams), "pipe:", **output)
+        quiet = into_pipe.global_args("-nostdin", "-hide_banner", "-loglevel", "error")
+        self._command = quiet.compile(cmd=_program())
+        self._path = path
+        self.complaints: deque[str] = deque(maxlen=8)
+
+    def __enter__(self) -> Self:
+        devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
+        self._process = subprocess.Popen(self._command, stdin=devnull, stdout=pipe, stderr=pipe)
+        # A full pipe would stop ffmpeg, so somebody has to read what it complains about.
+        self._listener = threading.Thread(target=self._listen, name="ffmpeg-stderr", daemon=True)
+        self._listener.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+    def read(self, n: int) -> bytes:
+        """The next `n` bytes, fewer at the end. Raises: MediaError if it is not the end of a decoded file."""
+        data = self._process.stdout.read(n)
+        if len(data) < n:
+            self._check_end()
+        return data
+
+    def read_line(self) -> bytes:
+        """The next line, nothing at the end. Raises: as `read`."""
+        line = self._process.stdout.readline()
+        if not line:
+            self._check_end()
+        return line
+
+    def read_all(self) -> bytes:
+        """Everything. Raises: as `read`."""
+        data = self._process.stdout.read()
+        self._check_end()
+        return data
+
+    def _check_end(self) -> None:
+        status = self._process.wait()
+        self._listener.join()
+        last = self.complaints[-1] if self.complaints else ""
+        if status:
+            raise MediaError(str(self._path), expected="media that ffmpeg decodes", got=last or f"exit status {status}")
+        if last:
+            logger.warning("%s: decoded with errors: %s", self._path, last)
+            self.complaints.clear()
+
+    def _listen(self) -> None:
+        for line in self._process.stderr:
+            if text := line.decode(errors="replace").strip():
+                self.complaints.append(text)
+
+
+def _program() -> str:
+    """The system's ffmpeg, else the one that a dependency ships."""
+    if found := shutil.which("ffmpeg"):
+        return found
+    try:
+        return imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError:
+        raise MediaError("ffmpeg", expected="the program on the PATH", got="none; install ffmpeg") from None

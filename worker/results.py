@@ -1,0 +1,90 @@
+"""What a session gets back: partial results while a unit runs, one result per unit, errors. Torch-free."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+SOUND_RATE = 24_000
+
+
+@dataclass
+class StageTimes:
+    """Where a unit's time went, in ms. A stage that served a whole batch counts in full for each of its sessions."""
+
+    wait: float = 0.0  # from arrival to the first stage
+    see: float = 0.0
+    hear: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    condition: float = 0.0
+    speech: float = 0.0
+    sound: float = 0.0
+    finalize: float = 0.0
+    total: float = 0.0  # from arrival to the result
+    first_sound: float | None = None  # from arrival to the first sound that left; None without sound
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Something a job has so far. unit: index as in the result. pcm: [n] float32 at 24 kHz or None."""
+
+    session: str
+    unit: int
+    text: str = ""
+    pcm: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """One unit's outcome; text and sound are the sums of its partial results.
+
+    index: units heard so far, this one included. pcm: [n] float32 at 24 kHz, None without sound. n_tokens: text tokens
+    that are spoken. n_codes: speech codes. llm_rows: context rows before the unit is closed. n_slices: image slices
+    fed. n_caught_up: seconds of backlog that were heard before this one without a decision. lag_s: sound that still
+    waits. tokens: every id the unit adds to the conversation, terminator included.
+    """
+
+    session: str
+    index: int
+    is_listen: bool
+    text: str
+    end_of_turn: bool
+    pcm: np.ndarray | None = None
+    n_tokens: int = 0
+    n_codes: int = 0
+    llm_rows: int = 0
+    n_slices: int = 0
+    n_caught_up: int = 0
+    lag_s: float = 0.0
+    tokens: tuple[int, ...] = ()
+    times: StageTimes = field(default_factory=StageTimes)
+
+
+@dataclass(frozen=True)
+class ReplyResult:
+    """One turn-based answer; text and sound are the sums of its partial results.
+
+    stopped: why it ended. n_prompt: context rows fed for it. tokens: the ids of its text.
+    """
+
+    session: str
+    text: str
+    stopped: str
+    pcm: np.ndarray | None = None
+    n_prompt: int = 0
+    n_codes: int = 0
+    llm_rows: int = 0
+    tokens: tuple[int, ...] = ()
+    times: StageTimes = field(default_factory=StageTimes)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A unit or answer that came to nothing; the session goes on."""
+
+    session: str
+    unit: int
+    error: Exception
+
+
+Event = Partial | UnitResult | ReplyResult | Failure

@@ -1,0 +1,239 @@
+"""Sessions over slots: what the engine thread does when it is asked to open, prepare, take a unit, pause or close.
+
+Everything here runs on one thread and returns at once but for `prepare`; the units themselves run in the loop. Knows
+prompts and the order of things. Does not know threads, sockets or files.
+"""
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.duplex import Duplex
+from models.errors import ContextOverflowError, NumericsError
+from models.runner import Rows
+from worker.config import EngineConfig, SessionConfig
+from worker.duplex_job import DuplexJob
+from worker.hearing import Hearing
+from worker.language import Language
+from worker.results import Event
+from worker.session import OrderError, Session, UnitInput
+from worker.unit_loop import UnitLoop
+from worker.voice import VoiceDesk
+from worker.window import UnitWindow
+
+LOG = logging.getLogger(__name__)
+REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a session starts from.
+
+    prefix, suffix: text before and behind the reference voice. ref_audio: [n] float32 at 16 kHz, heard by the language
+    model. voice: `models.token2wav.voice.Voice` the model speaks with.
+    """
+
+    prefix: str
+    suffix: str
+    ref_audio: np.ndarray | None = None
+    voice: Any = None
+
+    @classmethod
+    def of(cls, system: str, ref_audio: np.ndarray | None = None, voice: Any = None) -> "Prompt":
+        """The template the model is trained with around a system text."""
+        return cls(f"<|im_start|>system\n{system}\n<|audio_start|>", "<|audio_end|><|im_end|>", ref_audio, voice)
+
+
+class Sessions:
+    """All sessions of one engine."""
+
+    def __init__(self, duplex: Duplex, language: Language, voices: VoiceDesk, loop: UnitLoop, config: EngineConfig):
+        self._duplex, self._language, self._voices, self._loop = duplex, language, voices, loop
+        self._config = config
+        self._open: dict[str, Session] = {}
+        self._snapshots: OrderedDict[str, Any] = OrderedDict()
+        self._n_opened = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, name: str) -> Session:
+        """Raises: OrderError if there is no such session."""
+        if name not in self._open:
+            raise OrderError(f"session {name}", expected="an open session", got="none of that name")
+        return self._open[name]
+
+    def open(self, name: str, config: SessionConfig, emit: Callable[[Event], None]) -> Session:
+        """Lease a slot. Raises: OrderError if the name is taken; SlotError if no slot is free; SettingsError."""
+        if name in self._open:
+            raise OrderError(f"session {name}: open", expected="a name that is free", got="one in use")
+        self._config.check_session(config)
+        slot = self._duplex.open()
+        try:
+            session = Session(name, slot, config, emit, self._hearing(config), self._window(config))
+        except BaseException:
+            self._duplex.close(slot)
+            raise
+        self._open[name] = session
+        return session
+
+    def prepare(self, session: Session, prompt: Prompt, config: SessionConfig | None = None) -> int:
+        """Start the session's context anew from a prompt. config: other settings from now on.
+
+        Returns: context rows of the prompt.
+        Raises: OrderError; SettingsError; AudioError; ContextOverflowError; SlotError for too many voices. The session
+        is new then, its slot empty.
+        """
+        session.turn_gate("prepare")
+        session.move("prepare")
+        try:
+            return self._prepare(session, prompt, config or session.config)
+        except BaseException:
+            self._voices.take_back(session)
+            self._duplex.empty(session.slot)
+            session.move("reset")
+            raise
+
+    def _prepare(self, session: Session, prompt: Prompt, config: SessionConfig) -> int:
+        self._config.check_session(config)
+        self._duplex.empty(session.slot)
+        session.renew(config, self._hearing(config), self._window(config))
+        self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self._seed(config))
+        tokenizer = self._language.tokenizer
+        prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
+        if config.generate_audio:
+            self._voices.lend(session, prompt.voice)
+        n_rows = self._feed_prompt(session, prefix, prompt.ref_audio, suffix)
+        session.window.protect(n_rows - len(suffix), suffix)
+        return n_rows
+
+    def _seed(self, config: SessionConfig) -> int:
+        self._n_opened += 1
+        return config.seed if config.seed is not None else (self._config.seed + self._n_opened) % 2**64
+
+    def _feed_prompt(self, session: Session, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> int:
+        duplex, slot = self._duplex, session.slot
+        key = _digest(prefix, ref_audio, suffix)
+        if (saved := self._snapshots.get(key)) is not None:
+            self._snapshots.move_to_end(key)
+            duplex.load(slot, saved)
+            return duplex.runner.llm_rows(slot)
+        rows = self._prompt_rows(prefix, ref_audio, suffix)
+        if rows is None:
+            return 0
+        if len(rows) > duplex.runner.llm_len:
+            expected = f"at most {duplex.runner.llm_len} rows"
+            raise ContextOverflowError(f"prompt of session {session.id}", expected=expected, got=len(rows))
+        self._loop.observer.fed(session.id, "prompt", 0, rows)
+        (chosen,) = duplex.feed([slot], [rows], [False])
+        if chosen.bad:
+            raise NumericsError(f"prompt of session {session.id}", expected="finite numbers", got="NaN or infinity")
+        if self._config.snapshots:
+            self._snapshots[key] = duplex.save(slot)
+            if len(self._snapshots) > self._config.snapshots:
+                self._snapshots.popitem(last=False)
+        return len(rows)
+
+    def _prompt_rows(self, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> Rows | None:
+        runner = self._duplex.runner
+        if not prefix and not suffix and ref_audio is None:
+            return None
+        if ref_audio is None:
+            return Rows(runner.tensor([*prefix, *suffix], len(prefix) + len(suffix), 0))
+        (heard,) = runner.encode_clips([torch.from_numpy(ref_audio)], chunk_length=REF_AUDIO_CHUNK_S)
+        ids = [*prefix, *[0] * len(heard), *suffix]
+        media = torch.zeros(len(ids), heard.shape[1], dtype=heard.dtype, device=heard.device)
+        is_row = torch.zeros(len(ids), dtype=torch.bool, device=heard.device)
+        media[len(prefix) : len(prefix) + len(heard)] = heard
+        is_row[len(prefix) : len(prefix) + len(heard)] = True
+        return Rows(runner.tensor(ids, len(ids), 0), media, is_row)
+
+    # --- while it lives ------------------------------------------------------------------------
+
+    def unit(self, session: Session, unit: UnitInput) -> None:
+        """Take one unit; its result comes through `emit`.
+
+        Raises: OrderError if the session takes none now, or has too many waiting.
+        """
+        if not session.reference:
+            session.turn_gate("unit")
+        if not session.is_live:
+            raise OrderError(f"session {session.id}: unit", expected="a prepared session", got=session.phase)
+        if len(session.waiting) >= self._config.max_waiting_units:
+            expected = f"at most {self._config.max_waiting_units} units waiting"
+            raise OrderError(f"session {session.id}: unit", expected=expected, got=len(session.waiting) + 1)
+        session.waiting.append(unit)
+
+    def dispatch(self) -> None:
+        """Start the next unit of every session that has one waiting and none running."""
+        for session in self._open.values():
+            if session.waiting and not session.is_busy:
+                unit = session.waiting.popleft()
+                self._loop.add(DuplexJob(session, unit.arrived, unit, self._language, self._voices))
+
+    def pause(self, session: Session) -> None:
+        """Take no units until `resume`; what waits is still run. Raises: OrderError."""
+        session.turn_gate("pause")
+
+    def resume(self, session: Session) -> None:
+        session.turn_gate("resume")
+
+    def stop(self, session: Session) -> None:
+        """Take no units any more; what waits is dropped, a unit that runs is finished. Raises: OrderError."""
+        session.turn_gate("stop")
+        session.waiting.clear()
+
+    def clear_stop(self, session: Session) -> None:
+        session.turn_gate("clear_stop")
+
+    def break_speech(self, session: Session, on: bool = True) -> None:
+        """Ask the unit that runs, or else the next one, to stop speaking at its next token; off: take that back."""
+        if not session.is_live:
+            raise OrderError(f"session {session.id}: break", expected="a prepared session", got=session.phase)
+        session.break_asked = on
+
+    def close(self, session: Session) -> None:
+        """End a session: whatever runs is dropped, slots go back empty. Raises: OrderError if it is closed."""
+        session.move("close")
+        del self._open[session.id]
+        session.waiting.clear()
+        self._loop.drop(session)
+        try:
+            self._voices.take_back(session)
+        finally:
+            self._duplex.close(session.slot)
+
+    def close_all(self) -> None:
+        """End every session, whatever state it is in; for the end of the engine."""
+        for session in list(self._open.values()):
+            try:
+                self.close(session)
+            except Exception:
+                LOG.exception("session %s: could not be closed", session.id)
+
+    def _hearing(self, config: SessionConfig) -> Hearing:
+        return Hearing(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)
+
+    def _window(self, config: SessionConfig) -> UnitWindow:
+        reference = config.compat == "reference"
+        return UnitWindow(
+            config.window,
+            is_special=self._language.is_special,
+            decode=self._language.text,
+            marker=self._language.tokenizer.encode(config.window.marker),
+            max_tokens=None if reference else self._config.llm_len - config.unit_rows,
+            evict_newest=reference,
+        )
+
+
+def _digest(prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> str:
+    digest = hashlib.sha256(repr((prefix, suffix, ref_audio is not None)).encode())
+    if ref_audio is not None:
+        digest.update(np.ascontiguousarray(ref_audio, np.float32).tobytes())
+    return digest.hexdigest()
