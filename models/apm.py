@@ -149,7 +149,7 @@ class Apm(nn.Module):
         row = torch.arange(UNIT_ROWS, device=mel.device)
         valid = (row < n_new[..., None]) & active[:, None, None]
         # Each unit goes right behind the one before; a row of padding may name any place, it lands in scratch.
-        index = ((unit_end - n_new)[..., None] + row).flatten(1).clamp(max=n_rows - 1)
+        index = ((unit_end - n_new)[..., None] + row).flatten(1)
         # At least one column stays visible, so that a row of padding is finite.
         seen = unit_end.clamp(min=1)[..., None].expand(-1, -1, UNIT_ROWS).flatten(1)
         view = CacheView(

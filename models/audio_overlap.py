@@ -2,7 +2,8 @@
 
 The encoder has 1500 learned positions, 29 units. Its own rule is to forget everything there (`Apm.stream`). Here
 the last units are encoded again from position 0, in one pass and on the log-mel they were first encoded from, and
-the next unit goes on behind them: the encoder always looks back on at least as much as is remembered.
+the next unit goes on behind them: the encoder always looks back on at least as much as is remembered. What cannot be
+kept is the position: it steps back at the end of the table, and rows depend on it.
 
 Why not drop the oldest rows and keep the others, as the language model does (`KVCache.evict`)? Its positions are
 rotations of finished keys, which can be turned back. Here a position is added to the input of the first layer, so
@@ -93,7 +94,7 @@ def needs_overlap(n_rows: int, first: int, end: int, max_positions: int = MAX_PO
     The unit counts with the rows of the frames around it, as there. With 1500 positions and steady units: at 1450 rows
     and, with 10 units encoded again, every 19 units from then on.
     """
-    return end > first and n_rows + conv_length(end - first) >= max_positions
+    return n_rows + conv_length(end - first) >= max_positions
 
 
 def remember(heard: HeardMel, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor) -> None:

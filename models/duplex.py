@@ -232,7 +232,7 @@ class Duplex:
                 audio_rows=held + UNIT_ROWS,
                 tail=torch.cat((at.tail, sound))[-N_FFT:],
             )
-        return list(encoded[: len(slots)].unbind())
+        return list(encoded[: len(slots)].clone().unbind())
 
     # --- text ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Knows buckets, examples, torch.compile and CUDA graphs. Does not know what the r
 pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles anything.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, product
 from typing import Any, ClassVar, Self
@@ -65,18 +65,47 @@ class Region:
             yield dict(zip(self.axes, sizes, strict=True))
 
 
+class Piece:
+    """A plain function inside regions that compiles by itself where layers do: `table.compile(by_layer=True)`."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = self._run = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._run(*arguments)
+
+    def compile(self, **options: Any) -> None:
+        self._run = torch.compile(self.function, **options)
+
+    def uncompile(self) -> None:
+        self._run = self.function
+
+
 class RegionTable:
     """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
 
     # Compile target -> module classes repeated inside it, and their methods that compile in its place.
     stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}
 
-    def __init__(self, root: nn.Module, table: Iterable[Region], shapes: ShapeTable):
-        self.root, self.shapes = root, shapes
+    def __init__(
+        self, root: nn.Module, table: Iterable[Region], shapes: ShapeTable, pieces: dict[str, Piece] | None = None
+    ):
+        """pieces: further parts to compile by, beside the layers of `stacks`."""
+        self.root, self.shapes, self._pieces = root, shapes, pieces or {}
         self.table = {region.name: region for region in table}
         self._runners = {name: region.run for name, region in self.table.items()}
+        self._captured: dict[Hashable, Captured] = {}
+        self._captured_names: set[str] = set()
+        self.n_skipped = 0  # calls of captured regions at shapes without a graph
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+        """Run a region: its captured graph if there is one for these shapes, whose outputs the next call of the same
+        shapes overwrites; otherwise as compiled, or as it is.
+        """
+        if name in self._captured_names:
+            if (graph := self._captured.get(_shape_key(name, tensors, static))) is not None:
+                return graph(*tensors)
+            self.n_skipped += 1
         # Strides are part of a compiled graph's key: a transposed input would compile once more.
         assert all(tensor.is_contiguous() for tensor in tensors), f"{name}: inputs must be contiguous"
         with torch.no_grad():
@@ -102,8 +131,9 @@ class RegionTable:
         options = {"fullgraph": True, "dynamic": False, **options}
         if by_layer:
             parts = {part for region in chosen for part in region.part.split(", ")}
-            if not parts & self.stacks.keys():
-                expected = f"a region of {sorted(self.stacks)}"
+            known = self.stacks.keys() | self._pieces.keys()
+            if not parts & known:
+                expected = f"a region of {sorted(known)}"
                 raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
             self._compile_layers(parts, options)
             return
@@ -117,12 +147,14 @@ class RegionTable:
         return list(self.table.values()) if names is None else [self.table[name] for name in names]
 
     def _compile_layers(self, parts: set[str], options: dict[str, Any]) -> None:
+        for part in parts & self._pieces.keys():
+            self._pieces[part].compile(**options)
         for part in parts & self.stacks.keys():
-            for layer, method in self._pieces(part):
+            for layer, method in self._methods(part):
                 layer.__dict__.pop(method, None)  # compiled before: start from the plain method again
                 setattr(layer, method, torch.compile(getattr(layer, method), **options))
 
-    def _pieces(self, part: str) -> Iterator[tuple[nn.Module, str]]:
+    def _methods(self, part: str) -> Iterator[tuple[nn.Module, str]]:
         for layer in self.root.get_submodule(part).modules():
             for kind, methods in self.stacks[part]:
                 if isinstance(layer, kind):
@@ -131,6 +163,8 @@ class RegionTable:
     def uncompile(self) -> None:
         """Back to eager for every region and layer."""
         self._runners = {name: region.run for name, region in self.table.items()}
+        for piece in self._pieces.values():
+            piece.uncompile()
         for layer in self.root.modules():
             for kind, methods in chain.from_iterable(self.stacks.values()):
                 if isinstance(layer, kind):
@@ -144,6 +178,25 @@ class RegionTable:
                 tensors, static = region.example(bucket)
                 self(region.name, *tensors, **{**static, **variant})
                 self.clear_scratch()
+
+    @property
+    def n_captured(self) -> int:
+        return len(self._captured)
+
+    def capture(self, names: Sequence[str] | None = None) -> int:
+        """Capture every bucket and variant of regions as CUDA graphs, largest first, in one pool.
+
+        Returns: how many graphs there are. To be called once, after `compile` and before any session is open.
+        """
+        pool = torch.cuda.graph_pool_handle()
+        for region in self._chosen(names):
+            buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
+            for bucket, variant in product(buckets, region.variants):
+                graph = Captured(self, region.name, bucket, variant, pool)
+                self._captured[_shape_key(region.name, graph.inputs, graph.static)] = graph
+                self.clear_scratch()
+            self._captured_names.add(region.name)
+        return len(self._captured)
 
     def clear_scratch(self) -> None:
         """Empty the scratch slot: an example advances its counters like any session's."""
@@ -175,7 +228,9 @@ class Captured:
             self.outputs = regions(name, *self.inputs, **self.static)
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """Copy inputs in and replay. Returns: the static outputs, overwritten by the next call."""
+        """Copy inputs in, from the host or the device, and replay. Returns: the static outputs, overwritten by the next
+        call.
+        """
         for index, (given, static) in enumerate(zip(tensors, self.inputs, strict=True)):
             if given.shape != static.shape or given.dtype != static.dtype:
                 expected, got = (f"{tuple(t.shape)} {t.dtype}" for t in (static, given))
@@ -183,6 +238,10 @@ class Captured:
             static.copy_(given)
         self.graph.replay()
         return self.outputs
+
+
+def _shape_key(name: str, tensors: Sequence[Tensor], static: dict[str, Any]) -> Hashable:
+    return name, tuple(tensor.shape for tensor in tensors), frozenset(static.items())
 
 
 def compile_counters() -> dict[str, int]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from models import regions as stages
+from models import speech
 from models.apm import UNIT_ROWS, AudioLayer
 from models.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
-from models.graphs import Bucket, Region, RegionTable, ShapeTable
+from models.graphs import Bucket, Piece, Region, RegionTable, ShapeTable
 from models.layers import DecoderLayer
 from models.omni import OmniModel
 from models.sampling import TokenSets
@@ -47,14 +48,18 @@ class Regions(RegionTable):
     }
 
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
-        super().__init__(model, _table(model, state, log_mel, sets), shapes)
+        # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
+        pieces = {"choose": Piece(stages.choose), "draw": Piece(speech.draw_codes)}
+        super().__init__(model, _table(model, state, log_mel, sets, pieces), shapes, pieces)
         self.model, self.state = model, state
 
     def clear_scratch(self) -> None:
         self.state.reset(torch.tensor([self.state.scratch], device=self.state.llm.lengths.device))
 
 
-def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets) -> Iterator[Region]:
+def _table(
+    model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, pieces: dict[str, Piece]
+) -> Iterator[Region]:
     """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
     config, device = model.config, model.device
     width, patch = config.hidden_size, config.vision_config.patch_size
@@ -138,10 +143,11 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example)
-    yield Region("unit_prefill", "llm.model", stages.unit_prefill, (model, state, sets), axes, unit_prefill_example)
+    chooses = (model, state, sets, pieces["choose"])
+    yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, chooses, axes, unit_prefill_example)
     axes = {"batch": "batch", "kv": "kv"}
     yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
-    yield Region("unit_step", "llm.model", stages.unit_step, (model, state, sets), axes, unit_step_example)
+    yield Region("unit_step", "llm.model, choose", stages.unit_step, chooses, axes, unit_step_example)
     yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
     yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example)
 
@@ -174,6 +180,7 @@ def _table(model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets)
         spoken_axes = {"batch": "batch", "spoken": "spoken"}
         yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), spoken_axes, spoken_example)
         axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
-        yield Region("speech_begin", "tts.model", stages.speech_begin, (model, state), axes, begin_example)
+        draws = (model, state, pieces["draw"])
+        yield Region("speech_begin", "tts.model, draw", stages.speech_begin, draws, axes, begin_example)
         axes = {"batch": "batch", "kv": "speech_kv"}
-        yield Region("speech_step", "tts.model", stages.speech_step, (model, state), axes, step_example)
+        yield Region("speech_step", "tts.model, draw", stages.speech_step, draws, axes, step_example)

@@ -5,6 +5,7 @@ can run eager, compiled or captured without a second version. Rows of padding na
 Which shapes exist is the business of `graphs`.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -16,6 +17,8 @@ from models.audio_overlap import overlap_encode, remember
 from models.mel_stream import mel_step
 from models.omni import OmniModel
 from models.state import SlotState
+
+Chooser = Callable[..., Tensor]  # `choose`, or the same compiled by itself
 
 
 def vision(model: OmniModel, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
@@ -100,6 +103,7 @@ def unit_prefill(
     model: OmniModel,
     state: SlotState,
     sets: sampling.TokenSets,
+    choose: Chooser,
     slots: Tensor,
     ids: Tensor,
     rows: Tensor,
@@ -110,13 +114,14 @@ def unit_prefill(
 ) -> tuple[Tensor, Tensor]:
     """Feed as `llm_prefill`, then choose a token where `wants` [B] says so; returns as `unit_step`."""
     _, logits = llm_prefill(model, state, slots, ids, rows, is_row, n_new, kv_len)
-    return _choose(state, sets, slots, logits, n_new > 0, wants)
+    return choose(state.text, sets, slots, logits, n_new > 0, wants), logits
 
 
 def unit_step(
     model: OmniModel,
     state: SlotState,
     sets: sampling.TokenSets,
+    choose: Chooser,
     slots: Tensor,
     ids: Tensor,
     active: Tensor,
@@ -135,15 +140,24 @@ def unit_step(
     hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len)
     kept = active & (places >= 0)
     state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
-    return _choose(state, sets, slots, logits, active, wants)
+    return choose(state.text, sets, slots, logits, active, wants), logits
 
 
-def _choose(
-    state: SlotState, sets: sampling.TokenSets, slots: Tensor, logits: Tensor, fed: Tensor, wants: Tensor
-) -> tuple[Tensor, Tensor]:
-    chosen = sampling.sample_text(logits, slots, wants, state.text, sets)
+def choose(
+    state: sampling.SamplerState,
+    sets: sampling.TokenSets,
+    slots: Tensor,
+    logits: Tensor,
+    fed: Tensor,
+    wants: Tensor,
+) -> Tensor:
+    """A token for each slot [B] that `wants` one, from logits [B, V]; `fed` [B] tells slots from padding.
+
+    Returns: [3, B] as `unit_step`.
+    """
+    chosen = sampling.sample_text(logits, slots, wants, state, sets)
     bad = chosen.bad | (fed & ~logits.amax(1).isfinite())
-    return torch.stack((chosen.ids, bad.long(), chosen.remembered.long())), logits
+    return torch.stack((chosen.ids, bad.long(), chosen.remembered.long()))
 
 
 def spoken_rows(
@@ -165,6 +179,7 @@ def speech_condition(
 def speech_begin(
     model: OmniModel,
     state: SlotState,
+    draw: speech.Drawer,
     slots: Tensor,
     rows: Tensor,
     n_rows: Tensor,
@@ -173,12 +188,12 @@ def speech_begin(
     kv_len: int,
 ) -> Tensor:
     """Feed conditioning rows and draw each slot's first code [B]; shapes as `speech.begin`."""
-    return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_codes, limit, kv_len)
+    return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_codes, limit, kv_len, draw)
 
 
-def speech_step(model: OmniModel, state: SlotState, slots: Tensor, kv_len: int) -> Tensor:
+def speech_step(model: OmniModel, state: SlotState, draw: speech.Drawer, slots: Tensor, kv_len: int) -> Tensor:
     """Feed each slot's newest code and choose the next [B]; slots that are done stand still."""
-    return speech.step(model.tts, state.speech, slots, kv_len)
+    return speech.step(model.tts, state.speech, slots, kv_len, draw)
 
 
 def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor) -> None:

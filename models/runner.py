@@ -160,7 +160,7 @@ class Runner:
             batch = pad_batch(group, length, size)
             arrays = (batch.pixels, batch.position_ids, batch.coords, batch.mask)
             out = self.regions("vision", *(torch.from_numpy(array).to(self.model.device) for array in arrays))
-            rows += out[: len(group)].unbind()
+            rows += out[: len(group)].clone().unbind()
         return rows
 
     def encode_clips(
@@ -197,7 +197,7 @@ class Runner:
                 chunk=chunk,
             )
             for (owner, _), n_frames, encoded in zip(group, frames, out, strict=False):
-                rows[owner].append(encoded[: token_count(n_frames)])
+                rows[owner].append(encoded[: token_count(n_frames)].clone())
         return [torch.cat(parts) for parts in rows]
 
     def _clip_mel(self, waves: Sequence[Tensor], size: int, bucket: int) -> Tensor:

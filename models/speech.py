@@ -6,6 +6,7 @@ The loop never looks at a code on the host: a slot that drew its end, or its las
 The newest code is fed only when another follows it, so a slot's cache holds `n_sampled - 1` codes of a call.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from models.code_sampling import CodeSamplerState, sample_codes
 from models.kv_cache import KVCache
 from models.tts import TTS
+
+Drawer = Callable[..., Tensor]  # `draw_codes`, or the same compiled by itself
 
 CODES_PER_CALL = 2048  # most codes one call may draw (82 s of speech)
 
@@ -70,12 +73,14 @@ def begin(
     min_codes: Tensor,
     limit: Tensor,
     kv_len: int,
+    draw: Drawer | None = None,
 ) -> Tensor:
     """Feed conditioning rows and draw the first code of a call.
 
     Args:
         rows: [B, T, D], n_rows [B] of them valid; 0 for a slot that sits out, whose own call is not disturbed.
         min_codes: [B] the end code is out of reach before this many. limit: [B] most codes to draw.
+        draw: what takes the place of `draw_codes`.
     Returns: [B] int64 codes drawn; the end code for a slot that sits out.
     """
     logits = tts.prefill(rows, state.cache, slots, n_rows, kv_len)
@@ -83,17 +88,18 @@ def begin(
     state.sampler.begin_call(slots, min_codes, active)
     state.limit.index_copy_(0, slots, torch.where(active, limit, state.limit[slots]))
     state.bad.index_copy_(0, slots, state.bad[slots] & ~active)
-    return _draw(state, slots, logits, active)
+    return (draw or draw_codes)(state, slots, logits, active)
 
 
-def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int) -> Tensor:
+def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int, draw: Drawer | None = None) -> Tensor:
     """Feed the newest code of each slot [B] that is not done and draw the next. Returns: [B] int64 codes drawn."""
     active = ~state.done[slots]
     logits = tts.decode(state.newest[slots], state.cache, slots, active, kv_len)
-    return _draw(state, slots, logits, active)
+    return (draw or draw_codes)(state, slots, logits, active)
 
 
-def _draw(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
+def draw_codes(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
+    """Choose a code for each active slot from logits [B, codes] and count it in its call. Returns: [B] int64."""
     place = state.sampler.step[slots].clamp(max=CODES_PER_CALL - 1)
     drawn, bad, _ = sample_codes(logits, slots, active, state.sampler)
     kept = active & ~bad

@@ -113,10 +113,16 @@ def test_equals_streaming_the_last_units_into_an_empty_slot(apm, seed, columns, 
     slots, fresh = Slots(apm), Slots(apm)
     for heard in units:
         slots.hear({slot: heard})
+    held = (*slots.cache.k, *slots.cache.v)
+    before = [rows[slot].clone() for rows in held]
     slots.overlap({slot: True})
     for heard in [heard for heard in units if heard[1] != ABSENT][-K:]:
         fresh.hear({slot: heard})
     slots.assert_cache_close(slot, fresh, slot)
+    n_rows = int(fresh.cache.lengths[slot])
+    for got, old in zip(held, before, strict=True):
+        assert_same(got[slot, :, n_rows:], old[:, n_rows:], "rows behind the units")
+        assert got.isfinite().all(), "expected finite rows, of padding too"
     following = {slot: unit(seed + 100)}
     assert_close(slots.hear(following)[slot], fresh.hear(following)[slot], 1e-5, "the unit after")
 
