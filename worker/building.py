@@ -18,7 +18,7 @@ from models.sampling import TokenSet, TokenSets
 from models.speaker import Speaker
 from models.state import SlotState
 from models.token2wav.flow_state import FlowSizes
-from models.token2wav.load import load_flow_and_hift
+from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Vocoder
 from models.tokens import Tokenizer, forbidden_speech_ids
@@ -27,6 +27,7 @@ from worker.language import Language
 
 CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with
 MOST_SESSIONS = 64
+BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
 SPEECH_ROWS = 4096
 VOICES = 8
@@ -85,15 +86,30 @@ def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes:
         flow_parts = load_flow_and_hift(config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype)
     elif config.token2wav_path is not None:
         raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got="no such folder")
+    pictures = load_preprocessor_config(config.model_path)
+    return assemble(model, tokenizer, pictures, flow_parts, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
+
+
+def assemble(
+    model: OmniModel,
+    tokenizer: Tokenizer,
+    pictures: PreprocessorConfig,
+    flow_parts: FlowAndHift | None,
+    config: EngineConfig,
+    *,
+    shapes: Shapes | None = None,
+    vocoder_shapes: VocoderShapes | None = None,
+) -> Parts:
+    """Slots and regions around weights that are loaded. flow_parts: None for an engine that only writes."""
     n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
-    batch = tuple(size for size in (1, 2, 4, 8, 16, 32, 64) if size < n_slots)
+    batch = (*(size for size in BATCHES if size < n_slots), n_slots)
     runner = Runner(
         model,
-        token_sets(tokenizer, model.config.vocab_size, device),
+        token_sets(tokenizer, model.config.vocab_size, model.device),
         n_slots=n_slots,
-        llm_len=min(config.llm_len, model.config.max_position_embeddings),
-        tts_len=min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings),
-        shapes=shapes or Shapes(batch=(*batch, n_slots)),
+        llm_len=_llm_len(model, config),
+        tts_len=_tts_len(model),
+        shapes=shapes or Shapes(batch=batch),
     )
     vocoder = None
     if flow_parts is not None:
@@ -101,17 +117,16 @@ def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes:
             flow_parts.flow,
             flow_parts.hift,
             sizes=_flow_sizes(n_slots, config),
-            shapes=vocoder_shapes or VocoderShapes(batch=(*batch, n_slots)),
-            steps=tuple(dict.fromkeys((config.euler_steps, config.session.euler_steps or config.euler_steps))),
+            shapes=vocoder_shapes or VocoderShapes(batch=batch),
+            steps=(config.euler_steps,),
             seed=config.seed,
         )
-    speaker = Speaker(runner) if model.config.init_tts else None
     return Parts(
         model=model,
-        duplex=Duplex(runner, speaker),
+        duplex=Duplex(runner, Speaker(runner) if model.config.init_tts else None),
         vocoder=vocoder,
         language=Language(tokenizer, image_rows=model.config.query_num),
-        pictures=load_preprocessor_config(config.model_path),
+        pictures=pictures,
         n_slots=n_slots,
     )
 
@@ -136,7 +151,15 @@ def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
     return FlowSizes(n_sessions=n_slots, n_voices=VOICES, max_steps=config.euler_steps)
 
 
-def most_sessions(model: OmniModel, flow_parts: object, config: EngineConfig) -> int:
+def _llm_len(model: OmniModel, config: EngineConfig) -> int:
+    return min(config.llm_len, model.config.max_position_embeddings)
+
+
+def _tts_len(model: OmniModel) -> int:
+    return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
+
+
+def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
     """How many sessions the device's free memory holds. Raises: SettingsError if not even one."""
     if model.device.type != "cuda":
         return CPU_SESSIONS
@@ -149,11 +172,11 @@ def most_sessions(model: OmniModel, flow_parts: object, config: EngineConfig) ->
     return n_slots
 
 
-def slot_bytes(model: OmniModel, flow_parts: object, config: EngineConfig) -> int:
+def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
     """Bytes one session's slot takes, by allocating one beside its scratch slot."""
-    llm_len = min(config.llm_len, model.config.max_position_embeddings)
-    tts_len = min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
-    n_bytes = SlotState.allocate(model, n_slots=1, llm_len=llm_len, tts_len=tts_len).nbytes() // 2
+    state = SlotState.allocate(model, n_slots=1, llm_len=_llm_len(model, config), tts_len=_tts_len(model))
+    n_bytes = state.nbytes() // 2
+    del state
     if flow_parts is not None:
         few, more = (
             Vocoder(flow_parts.flow, flow_parts.hift, sizes=_flow_sizes(n, config), steps=(config.euler_steps,)).n_bytes

@@ -93,7 +93,6 @@ class Hearing:
             self._buffer = np.concatenate((np.zeros(self._n_lead, dtype=np.float32), self._buffer))
             self._n = FIRST_UNIT_PADDED
         if self._n < self._n_needed:
-            self._n_drop = None
             return None
         self._n_drop = self._n_leaving
         return self._buffer[: self._n_needed].copy()
@@ -136,7 +135,7 @@ class Hearing:
     @property
     def _n_leaving(self) -> int:
         # The public implementation takes by what its log-mel has seen and drops by its count of units.
-        return UNIT_SAMPLES if self.reference and self.n_units else self._n_needed
+        return UNIT_SAMPLES if self.n_units else self._n_needed
 
     @property
     def _asks_for_zeros(self) -> bool:

@@ -69,6 +69,15 @@ class SpeechCall:
         """Whether the codes drawn matter now: there may be sound in them, or an end."""
         return self.n_taken < self.early <= self.n_drawn or self.n_drawn >= self.most or self.n_drawn > self.least
 
+    def cuts(self, n_codes: int, over: bool) -> list[int]:
+        """Counts up to which codes go on, those that went before left out; the last one is `n_codes` if `over`.
+
+        They do not hang on when somebody looked, which is a matter of who else speaks: sound is cut alike then.
+        """
+        seconds = () if self.stream is None else range(CODES_PER_LOOK, n_codes + 1, CODES_PER_LOOK)
+        cuts = [n for n in sorted({self.early, *seconds}) if self.n_taken < n <= n_codes]
+        return cuts if not over or n_codes in cuts else [*cuts, n_codes]
+
 
 @dataclass(eq=False)
 class Job:

@@ -281,9 +281,9 @@ class UnitLoop:
             if call.per_call and not look.ended:
                 codes = codes[: call.most - 1]
             self.observer.spoke(job.session.id, call.at.speech_rows, call.rows, call.least, codes)
-        new = codes[call.n_taken :]
-        call.n_taken = len(codes)
-        job.drew(call, new, look.over, look.ended)
+        for n in call.cuts(len(codes), look.over):
+            new, call.n_taken = codes[call.n_taken : n], n
+            job.drew(call, new, look.over and n == len(codes), look.ended)
         if look.over:
             job.calls.popleft()
             if job.session.voice.slot is None:

@@ -12,6 +12,8 @@ from models.errors import AudioError
 from worker.hearing import Hearing, checked
 
 LEAD, LEFT = 560, 80
+# Around every count at which something changes: units of either kind, zeros in front or not.
+EDGES = [n + by for n in (15_920, 16_000, 16_480, 16_560, 31_440, 31_920, 32_000, 32_480, 48_000) for by in (-1, 0, 1)]
 
 
 def sound(n_samples: int, first: int = 1) -> np.ndarray:
@@ -53,8 +55,8 @@ def test_a_second_at_a_time(reference: bool) -> None:
 
 
 @given(
-    n_samples=st.integers(1, 80_000),
-    cuts=st.lists(st.integers(0, 80_000), max_size=8),
+    n_samples=st.integers(1, 80_000) | st.sampled_from(EDGES),
+    cuts=st.lists(st.integers(0, 80_000) | st.sampled_from(EDGES), max_size=8),
     ask=st.sampled_from(["after each push", "at the end", "both"]),
 )
 def test_units_depend_on_the_samples_alone(n_samples: int, cuts: list[int], ask: str) -> None:
@@ -185,7 +187,7 @@ def plain(pushes: list[int | None]) -> list[tuple[int | None, int, int]]:
     return out
 
 
-@given(pushes=st.lists(st.none() | st.integers(1, 40_000) | st.sampled_from([16_000, 480, 80]), max_size=12))
+@given(pushes=st.lists(st.none() | st.integers(1, 40_000) | st.sampled_from([16_000, 480, 80, *EDGES]), max_size=12))
 def test_reference_counts(pushes: list[int | None]) -> None:
     hearing = Hearing(reference=True, max_waiting_s=60)
     for n, (push, (need, left, index)) in enumerate(zip(pushes, plain(pushes), strict=True)):
@@ -202,15 +204,18 @@ def test_reference_counts(pushes: list[int | None]) -> None:
         assert (hearing.n_waiting, hearing.n_units) == (left, index), f"push {n}: expected {left} left, {index} units"
 
 
-@given(n_samples=st.integers(1, 100_000), vision_first=st.booleans())
-def test_reference_foretells_its_units(n_samples: int, vision_first: bool) -> None:
-    hearing = Hearing(reference=True)
-    if vision_first:
+@pytest.mark.parametrize("n_samples", [1, 79, 480, *EDGES])
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("pictures_first", [False, True])
+def test_units_are_foretold(n_samples: int, reference: bool, pictures_first: bool) -> None:
+    hearing = Hearing(reference=reference)
+    if pictures_first:
         hearing.mark_heard_without_sound()
     hearing.push(sound(n_samples))
     n_whole = hearing.n_whole
     n_units = len(list(taken(hearing)))
     assert n_whole == n_units, f"expected {n_units} units foretold, got {n_whole}"
+    assert hearing.n_whole == 0, f"expected none to be left, got {hearing.n_whole}"
 
 
 def test_reference_fills_up_a_short_beginning() -> None:
@@ -224,12 +229,15 @@ def test_reference_fills_up_a_short_beginning() -> None:
     assert hearing.n_waiting == LEFT
 
 
-def test_reference_does_not_pad_a_long_beginning() -> None:
+@pytest.mark.parametrize(("n_samples", "n_zeros", "n_left"), [(16_500, 60, 80), (16_560, 0, 80), (16_600, 0, 120)])
+def test_reference_pads_up_to_its_first_unit(n_samples: int, n_zeros: int, n_left: int) -> None:
     hearing = Hearing(reference=True)
-    hearing.push(sound(16_600))
-    same("unit", hearing.peek(), sound(16_480))
+    hearing.push(sound(n_samples))
+    unit = hearing.peek()
+    same("zeros in front", unit[:n_zeros], np.zeros(n_zeros, dtype=np.float32))
+    same("sound behind", unit[n_zeros:], sound(16_480 - n_zeros))
     hearing.commit()
-    assert hearing.n_waiting == 120
+    assert hearing.n_waiting == n_left, f"expected {n_left} samples left, got {hearing.n_waiting}"
 
 
 def test_pictures_first() -> None:

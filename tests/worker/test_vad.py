@@ -86,16 +86,16 @@ def by_the_book(sound: np.ndarray, settings: VoiceSettings) -> list[tuple]:
 
 
 # Exact in float32, on both sides of every bound below.
-LEVELS = st.sampled_from([0.0, 0.015625, 0.34375, 0.359375, 0.5, 0.59375, 0.609375, 0.734375, 0.75, 0.875])
-RUNS = st.lists(st.tuples(LEVELS, st.integers(1, 9)), max_size=12)
+LEVELS = st.sampled_from([0.0, 0.015625, 0.25, 0.34375, 0.359375, 0.5, 0.59375, 0.609375, 0.734375, 0.75, 0.875])
+RUNS = st.lists(st.tuples(LEVELS | st.sampled_from([0.0, 0.875]), st.sampled_from([1, 1, 2, 3, 5, 9])), max_size=16)
 
 
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=300)
 @hypothesis.given(
     runs=RUNS,
     settings=st.builds(
         VoiceSettings,
-        threshold=st.sampled_from([0.125, 0.5, 0.75]),
+        threshold=st.sampled_from([0.125, 0.4, 0.5, 0.75]),
         min_speech_ms=st.sampled_from([0, 32, 33, 64, 128]),
         min_silence_ms=st.sampled_from([0, 31, 32, 64, 100, 160]),
         speech_pad_ms=st.sampled_from([0, 1, 30, 70, 300]),
@@ -134,6 +134,13 @@ def test_every_segment_of_one_push_comes_back() -> None:
     kinds = [type(event) for event in events]
     assert kinds == [SpeechStarted, SpeechEnded, SpeechStarted, SpeechDiscarded, SpeechStarted, SpeechEnded]
     assert [event.at_sample for event in events[::2]] == [0, 3 * WINDOW, 5 * WINDOW], "expected no pad behind an end"
+
+
+def test_silence_is_counted_anew_in_every_segment() -> None:
+    sound = scripted([0.9, 0, 0, 0.9, 0, 0.9, 0, 0])
+    events = heard(sound, VoiceSettings(min_speech_ms=0, min_silence_ms=64))
+    assert described(events) == by_the_book(sound, VoiceSettings(min_speech_ms=0, min_silence_ms=64))
+    assert len(events[3].samples) == 5 * WINDOW, f"expected one silent window not to end it, got {events[3]}"
 
 
 def test_a_segment_ends_at_30_seconds() -> None:
@@ -243,6 +250,17 @@ def test_the_network_is_the_released_one(greeting: np.ndarray) -> None:
             expected = released(torch.from_numpy(window), 16_000).item()
         assert abs(got - expected) < 1e-5, f"window {n}: expected {expected}, got {got}"
         before = window[-CONTEXT:]
+
+
+def test_the_network_remembers_nothing(greeting: np.ndarray) -> None:
+    network = shared_network()
+    assert network is shared_network(), "expected one network for the process"
+    sound, state = greeting[8_000 : 8_000 + CONTEXT + WINDOW], network.start()
+    first, after = network.probability(sound, state)
+    kept = [part.copy() for part in after]
+    assert network.probability(greeting[: CONTEXT + WINDOW], after)[0] != first
+    assert network.probability(sound, state)[0] == first, "expected the same from the same state"
+    assert all(np.array_equal(was, part) for was, part in zip(kept, after, strict=True)), "expected the state unwritten"
 
 
 def test_two_sentences_are_two_segments(conversation: tuple[np.ndarray, list[tuple[int, int]]]) -> None:

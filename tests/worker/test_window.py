@@ -251,12 +251,12 @@ def test_what_enters_the_previous_text(record, ids, text):
 
 
 def test_context_is_bounded_in_rows_if_asked():
-    window = context_window(max_units=24, max_tokens=200)
+    window = context_window(max_units=24, max_tokens=196)
     got = close(window, [90, 90, 90])
     assert_equal(got, [[], [], [Drop(6, 90)]], "evictions at 96, 186, 276 rows")
     [got] = window.close_unit(unit(3, 150, (4, 5)))
     assert_equal(got, Drop(6, 180), "two units at once")
-    # The marker's rows count too: 6 + 150 + 40 rows fit, not with five more for what unit 3 said.
+    # 6 + 150 + 40 rows just fit.
     assert_equal(window.close_unit(unit(4, 40)), [], "eviction at 196 rows")
     assert_equal(window.close_unit(unit(5, 5)), [Rebuild(4, 156, (*MARKER, 4, 5, *SUFFIX))], "eviction at 201 rows")
 

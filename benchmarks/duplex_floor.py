@@ -1,0 +1,49 @@
+"""The least one unit can take on a device: its regions' own floors, one after the other.
+
+Knows how often a unit runs each region. Does not measure.
+"""
+
+import argparse
+
+from benchmarks.floors import work_of
+from benchmarks.timing import Ceilings
+from benchmarks.token2wav_work import chunk_work
+from models.graphs import Bucket
+from models.token2wav.arena import HISTORY_FRAMES
+from models.token2wav.settings import FRAMES_PER_CODE
+from worker.building import Parts
+
+CODES = 25
+FED_TOKENS = 9  # speak and eight tokens of text
+PROMPT_FRAMES = 150
+
+
+def unit_floor(parts: Parts, ceilings: Ceilings, speaks: bool, batch: int, options: argparse.Namespace) -> float:
+    """Milliseconds: the sum over regions of the longer of copying and multiplying, for `batch` sessions at once."""
+    regions = parts.duplex.runner.regions
+    kv = {"batch": batch, "kv": regions.shapes.kv[-1]}
+    speech = {"batch": batch, "kv": regions.shapes.speech_kv[0]}
+    rows = 16 if not options.frames else 96
+    runs: list[tuple[str, Bucket, int]] = [
+        ("audio_unit", {"batch": batch}, 1),
+        ("llm_prefill", {**kv, "rows": rows}, 1),
+    ]
+    if options.frames:
+        runs.append(("vision", {"slices": batch, "patches": regions.shapes.patches[0]}, 1))
+    if speaks:
+        runs += [
+            ("llm_decode", kv, FED_TOKENS),
+            ("speech_begin", {**speech, "tokens": regions.shapes.tokens[0]}, 1),
+            ("speech_step", speech, CODES),
+        ]
+    dtype = str(parts.model.dtype).removeprefix("torch.")
+    total = 0.0
+    for name, bucket, times in runs:
+        work = work_of(regions, name, bucket)
+        rate = ceilings.matmul["float64" if work.is_float64 else dtype]
+        total += times * 1e3 * max((work.weights + work.state) / ceilings.copy, work.flops / rate)
+    if speaks:
+        seen = PROMPT_FRAMES + HISTORY_FRAMES
+        sound = chunk_work(parts.vocoder.parts, batch, options.steps, FRAMES_PER_CODE * CODES, seen)
+        total += sound.floor_ms(ceilings, dtype)
+    return total

@@ -1,0 +1,87 @@
+"""Whoever shares the engine, a session gets what it would get alone: ids, text, decisions, and sound to the last bit.
+
+True of engines with one size per axis (`engines.make_parts`), as here. Where a batch may run at several sizes, which one
+it is hangs on the neighbours, and another size may add numbers up in another order.
+"""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker.engines import N_SLOTS, SmallEngine, assert_told, make_config, short_speech
+from tests.worker.scripts import Prompter, conversation, play_alone, play_together
+from worker.results import Event, Failure, UnitResult
+
+N_CONVERSATIONS = 16
+N_UNITS = 4
+
+
+class Stage:
+    """Two engines: one for each conversation by itself, one for many at once."""
+
+    def __init__(self) -> None:
+        self.observers = Prompter(), Prompter()
+        self.alone, self.together = (SmallEngine(make_config(), observer) for observer in self.observers)
+        self._expected: dict[int, list[Event]] = {}
+
+    def expected(self, seed: int) -> list[Event]:
+        """What a conversation hears if nobody else is there."""
+        if seed not in self._expected:
+            observer, engine = self.observers[0], self.alone
+            play_alone(engine, conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0))
+            self._expected[seed] = engine.take(f"session {seed}")
+        return self._expected[seed]
+
+    def heard(self, seeds: list[int], luck: random.Random, patience: float) -> dict[int, list[Event]]:
+        """What they hear when they are played together. patience: how often the loop goes on instead of a script."""
+        observer, engine = self.observers[1], self.together
+        observer.breaks.clear()
+        observer.n_certain.clear()
+        engine.events.clear()
+        scripts = [
+            lambda seed=seed: conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0) for seed in seeds
+        ]
+        play_together(engine, scripts, lambda n: 0 if luck.random() < patience else luck.randrange(n))
+        return {seed: engine.take(f"session {seed}") for seed in seeds}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with short_speech():
+        yield Stage()
+
+
+def test_conversations_are_of_every_kind(stage: Stage) -> None:
+    events = [event for seed in range(N_CONVERSATIONS) for event in stage.expected(seed)]
+    results = [event for event in events if isinstance(event, UnitResult)]
+    seen = {
+        "listens": any(result.is_listen for result in results),
+        "speaks": any(result.text for result in results),
+        "sounds": any(result.pcm is not None and result.pcm.any() for result in results),
+        "ends a turn": any(result.end_of_turn for result in results),
+        "sees": any(result.n_slices for result in results),
+        "catches up": any(result.n_caught_up for result in results),
+        "waits for more sound": any(not result.tokens for result in results),
+        "drains": any(result.n_codes > 8 for result in results),
+    }
+    assert all(seen.values()), f"expected all of them, got {seen}"
+    errors = [event.error for event in events if isinstance(event, Failure)]
+    assert not errors, f"expected no failures, got {errors}"
+
+
+@settings(max_examples=9)
+@given(
+    seeds=st.lists(st.integers(0, N_CONVERSATIONS - 1), min_size=2, max_size=6, unique=True),
+    order=st.integers(0, 2**32),
+    patience=st.sampled_from((0.0, 0.5, 0.9)),
+)
+def test_neighbours_change_nothing(stage: Stage, seeds: list[int], order: int, patience: float) -> None:
+    heard = stage.heard(seeds, random.Random(order), patience)
+    for seed in seeds:
+        n = stage.observers[1].n_certain.get(f"session {seed}")
+        assert_told(f"conversation {seed}", heard[seed][:n], stage.expected(seed)[:n])
+    free = stage.together.duplex.runner.pool.n_free, stage.together.vocoder.n_free
+    assert free == (N_SLOTS, N_SLOTS), f"slots free afterwards: expected all of both, got {free}"
