@@ -26,6 +26,7 @@ from worker.observer import Observer
 from worker.results import Event
 from worker.session import Session, UnitInput
 from worker.sessions import Prompt, Sessions
+from worker.tuning import tune
 from worker.unit_loop import UnitLoop
 from worker.voice import VoiceDesk
 
@@ -127,8 +128,10 @@ class Engine:
 
     @classmethod
     def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
-        """Load everything; errors as `worker.building.build`."""
-        return cls(build(config), config, observer=observer)
+        """Load everything, compile and capture what the config says; errors as `worker.building.build`."""
+        parts = build(config)
+        tune(parts, config)
+        return cls(parts, config, observer=observer)
 
     def __enter__(self) -> "Engine":
         self.start()

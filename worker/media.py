@@ -46,7 +46,7 @@ class MediaUnit:
 
     sound: [16000] float32 in [-1, 1], mono; zeros where the file has no sound.
     n_samples: how many samples, counted from the first, are the file's.
-    frames: RGB pictures at their own size, spread evenly over the second; fewer where the video ends.
+    frames: RGB pictures at the video's size, from evenly spread moments of the second; fewer where the video ends.
     """
 
     sound: np.ndarray
@@ -84,12 +84,13 @@ class MediaUnits:
             raise MediaError(str(self.path), expected="some sound or a picture", got="none decoded")
 
     def _open_sound(self) -> "_Decoder":
-        # Sound that starts late, or stops for a while, is where it belongs: silence fills the gaps.
-        in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
+        # Sound that starts late, or stops for a while, is where it belongs: silence fills the gaps. Channels are
+        # mixed so that the sum never clips, where float samples would otherwise become louder.
+        in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0:rematrix_maxval=1"
         return _Decoder(self.path, "a:0", af=in_time, ac=1, ar=SAMPLE_RATE, format="f32le", acodec="pcm_f32le")
 
     def _open_video(self) -> "_Decoder":
-        # PPM pictures say their own size, which may change on the way.
+        # PPM pictures say their own size, so nobody has to find it out before.
         evenly = f"fps={self.frames_per_second}:start_time=0"
         return _Decoder(self.path, "V:0", vf=evenly, format="image2pipe", vcodec="ppm", pix_fmt="rgb24")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SOUND_RATE = 24_000
+UNIT_MS = 1000.0
 
 
 @dataclass
@@ -22,6 +23,11 @@ class StageTimes:
     finalize: float = 0.0
     total: float = 0.0  # from arrival to the result
     first_sound: float | None = None  # from arrival to the first sound that left; None without sound
+
+    @property
+    def headroom(self) -> float:
+        """What is left of the second that a unit may take; below 0 the deadline is missed."""
+        return UNIT_MS - self.total
 
 
 @dataclass(frozen=True)

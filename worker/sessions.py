@@ -22,12 +22,23 @@ from worker.duplex_job import DuplexJob
 from worker.hearing import Hearing
 from worker.language import Language
 from worker.results import Event
-from worker.session import OrderError, Session, UnitInput
+from worker.session import OrderError, Phase, Session, UnitInput
+from worker.settings import KnobError, Problem, shown
 from worker.unit_loop import UnitLoop
 from worker.voice import VoiceDesk
 from worker.window import UnitWindow
 
 LOG = logging.getLogger(__name__)
+# What `prepare` builds a session from, beside its prompt.
+SETTLED_KNOBS = (
+    "generate_audio",
+    "tts_temperature",
+    "tts_repetition_penalty",
+    "window",
+    "euler_steps",
+    "seed",
+    "compat",
+)
 REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
 
 
@@ -161,7 +172,7 @@ class Sessions:
 
         Raises: OrderError if the session takes none now, or has too many waiting.
         """
-        if not session.reference:
+        if not (session.reference and session.gate is Gate.STOPPED):
             session.turn_gate("unit")
         if not session.is_live:
             raise OrderError(f"session {session.id}: unit", expected="a prepared session", got=session.phase)
@@ -176,6 +187,21 @@ class Sessions:
             if session.waiting and not session.is_busy:
                 unit = session.waiting.popleft()
                 self._loop.add(DuplexJob(session, unit.arrived, unit, self._language, self._voices))
+
+    def adjust(self, session: Session, config: SessionConfig) -> None:
+        """Other settings from the next unit on; context, turn and random numbers go on.
+
+        Raises: OrderError while a unit runs; KnobError for a knob that is settled when a session is prepared.
+        """
+        if session.phase is not Phase.READY:
+            raise OrderError(f"session {session.id}: adjust", expected="a session between units", got=session.phase)
+        self._config.check_session(config)
+        settled = [knob for knob in SETTLED_KNOBS if getattr(config, knob) != getattr(session.config, knob)]
+        if settled:
+            values = ((knob, getattr(session.config, knob), getattr(config, knob)) for knob in settled)
+            raise KnobError([Problem(knob, f"{held!r}, as prepared", shown(asked)) for knob, held, asked in values])
+        session.config = config
+        self._duplex.adjust_text(session.slot, config.text_sampling())
 
     def pause(self, session: Session) -> None:
         """Take no units until `resume`; what waits is still run. Raises: OrderError."""
