@@ -22,7 +22,7 @@ from worker.duplex_job import DuplexJob
 from worker.hearing import Hearing
 from worker.language import Language
 from worker.results import Event
-from worker.session import OrderError, Phase, Session, UnitInput
+from worker.session import Gate, OrderError, Phase, Session, UnitInput
 from worker.settings import KnobError, Problem, shown
 from worker.unit_loop import UnitLoop
 from worker.voice import VoiceDesk
