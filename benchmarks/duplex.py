@@ -123,11 +123,11 @@ class Bench:
                 batch=batch,
                 slices=batch,
                 patches=(1088,),
-                rows=(16, 96, 512),
+                rows=(16, 96),
                 kv=(options.llm_len,),
                 spoken=(24,),
                 tokens=(24,),
-                speech_kv=(512, 1024),
+                speech_kv=(512,),
             ),
             vocoder_shapes=VocoderShapes(batch=batch, codes=(5, 25, 28), columns=(512,)),
         )
@@ -159,8 +159,7 @@ class Bench:
         if self.options.config == "tiny":
             flow = load_flow_and_hift(TINY / "assets/token2wav", device=self.device, dtype=dtype, hift_dtype=dtype)
             return load_model(TINY, device=self.device, dtype=dtype), flow
-        parts = random_parts(device=self.device)
-        flow = FlowAndHift(parts.flow.to(dtype), parts.hift.to(dtype))
+        flow = random_parts(device=self.device, dtype=dtype, hift_dtype=dtype)
         return random_model(load_config(REAL), device=self.device, dtype=dtype), flow
 
     def _voice(self, config: FlowConfig) -> Voice:

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from models.audio import frame_count, placeholder_groups, token_count, validate_audio
 from models.config import PreprocessorConfig, load_preprocessor_config
-from models.errors import ConfigError, ContextOverflowError, MessageError, NumericsError, SettingsError
-from models.image import image_patches
+from models.errors import ConfigError, ContextOverflowError, NumericsError, SettingsError
 from models.load import load_model
-from models.prompts import PlacedAudio, Prompt, PromptOptions, build_prompt
+from models.message_reader import MessageReader
+from models.prompts import Prompt, PromptOptions
 from models.region_table import Shapes
 from models.runner import Rows, Runner
 from models.sampling import TokenSet, TokenSets
@@ -52,6 +49,7 @@ class Chat:
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, settings: PreprocessorConfig):
         self.runner, self.tokenizer, self.settings = runner, tokenizer, settings
+        self._reader = MessageReader(runner.model.config, tokenizer, settings)
         special = tokenizer.special
         # Text behind the end of speech is never shown, so there is no reason to wait for it.
         self.stop_ids = frozenset({special.im_end, special.endoftext, special.tts_eos})
@@ -95,20 +93,7 @@ class Chat:
         sound [n] at 16 kHz. Special tokens in text count as such: escape what must not act as one.
         Raises: MessageError, ImageError, AudioError, TokenError.
         """
-        prompt = build_prompt(messages, self.tokenizer, self.settings, placeholder_groups, options)
-        config = self.runner.model.config
-        for what, given, present in (
-            ("image", prompt.images, config.init_vision),
-            ("sound", prompt.audios, config.init_audio),
-        ):
-            if given and not present:
-                raise MessageError(
-                    f"{what} in a message", expected=f"a checkpoint that takes {what}", got="one without"
-                )
-        for audio in prompt.audios:
-            for wave in audio.waves:
-                validate_audio(wave)
-        return prompt
+        return self._reader.read(messages, options)
 
     def encode(self, prompt: Prompt, *, compat: Compat = "fixed") -> Rows:
         """A prompt as rows ready to be fed, images and sound encoded; takes no slot.
@@ -118,34 +103,7 @@ class Chat:
         """
         if compat not in get_args(Compat):
             raise SettingsError("compat", expected=f"one of {', '.join(get_args(Compat))}", got=compat)
-        device, config = self.runner.model.device, self.runner.model.config
-        ids = torch.tensor(prompt.ids, device=device)
-        bounds = [*prompt.image_bounds, *prompt.audio_bounds]
-        if not bounds:
-            return Rows(ids)
-        side = config.vision_config.table_side
-        waves = [self._wave(audio) for audio in prompt.audios]
-        slices = [part for image in prompt.images for part in image_patches(image.image, image.plan, table_side=side)]
-        rows = self.runner.encode_images(slices)
-        sounds = self.runner.encode_clips(
-            waves, chunk_length=config.audio_chunk_length, batch_padding=compat == "reference"
-        )
-        for audio, encoded in zip(prompt.audios, sounds, strict=True):
-            # The joined sound may make a row more than its placeholders hold; that row stands for nothing.
-            rows += encoded[: audio.n_rows].split([end - start for start, end in audio.bounds])
-        media = torch.zeros(len(prompt.ids), config.hidden_size, dtype=self.runner.model.dtype, device=device)
-        is_row = torch.zeros(len(prompt.ids), dtype=torch.bool, device=device)
-        for (start, end), own in zip(bounds, rows, strict=True):
-            media[start:end] = own
-            is_row[start:end] = True
-        return Rows(ids, media, is_row)
-
-    def _wave(self, audio: PlacedAudio) -> Tensor:
-        wave = torch.cat([validate_audio(wave) for wave in audio.waves])
-        # Joined, several sounds may make a row less than counted one by one: silence makes up for it.
-        while token_count(frame_count(len(wave))) < audio.n_rows:
-            wave = F.pad(wave, (0, 160))
-        return wave
+        return self._reader.cut(prompt).encode(self.runner, batch_padding=compat == "reference")
 
     def stream(
         self,

@@ -1,4 +1,4 @@
-"""Half duplex and chat: text chunks in, batches of codes out, across the chunks of one turn.
+"""Turn-based answers: text chunks in, batches of codes out, across the chunks of one turn.
 
 Knows what may stay in the code model's cache between two text chunks. Does not know text nor sound.
 """
@@ -12,17 +12,20 @@ from torch import Tensor
 from models.config import AttentionType
 from models.errors import NumericsError, SettingsError
 from models.sampling_settings import check_number
-from models.speaker import CODES_PER_SECOND, Call, Speaker
+from models.speaker import CODES_PER_SECOND, Speaker
 
 STREAM_MAX_CODES = 500
 
 
 @dataclass
 class CodeStream:
-    """Half duplex: text chunks in, batches of codes out, for one slot and one turn.
+    """Text chunks in, batches of codes out, for one slot and one turn.
+
+    Whoever draws codes side by side for many slots calls `make_room` before a chunk's call and `close` after it, and
+    `batches` where codes leave in batches; `push` is all of that for one slot.
 
     attention_type, window: default as the checkpoint says. What stands between two text chunks follows the type:
-        full_attention     nothing
+        full_attention     nothing; where no room is left the older half goes, but in "reference" the chunk is refused
         sliding_window     only the newest `window` rows stay visible
         sliding_recompute  the last chunk is fed again from position 0
         reindex            the first and last chunk stay and close up; the last one's keys are turned to their new
@@ -64,7 +67,11 @@ class CodeStream:
         """
         fed = self.make_room(rows)
         (call,) = self.speaker.call([self.slot], [fed], min_codes=[0], max_codes=[self.max_codes])
-        return self.take(call, final)
+        if call.bad:
+            self._failed = True
+            raise NumericsError(f"speech of slot {self.slot}", expected="finite logits", got="NaN or infinity")
+        self.close(call.codes, call.ended)
+        return self.batches(call.codes, final and call.ended)
 
     def make_room(self, rows: Tensor) -> Tensor:
         """Prepare the slot for one text chunk's call, which the caller makes. Returns: the rows that call must feed.
@@ -78,24 +85,22 @@ class CodeStream:
         self._chunk = rows, self.speaker.rows(self.slot)
         return fed
 
-    def take(self, call: Call, final: bool) -> list[list[int]]:
-        """What the call that `make_room` prepared has drawn, as batches; see `push`. Raises: NumericsError."""
+    def close(self, codes: list[int], ended: bool) -> None:
+        """The call that `make_room` prepared is over and has drawn `codes`; ended: by its end code."""
         rows, before = self._chunk
-        if call.bad:
-            self._failed = True
-            raise NumericsError(f"speech of slot {self.slot}", expected="finite logits", got="NaN or infinity")
-        if not call.ended:
+        if not ended:
             # The last code was never fed, yet counts as spoken: the next chunk leaves a gap of one position.
             self.speaker.state.cache.positions[self.slot] += 1
         self._chunks.append(self.speaker.rows(self.slot) - before)
-        self._last = (rows, call.codes)
-        self.buffer += call.codes
+        self._last = (rows, codes)
+
+    def batches(self, codes: list[int], last: bool) -> list[list[int]]:
+        """Full batches that `codes` complete; with `last` also the rest, be it empty."""
+        self.buffer += codes
         full = len(self.buffer) // self.batch * self.batch
         batches = [self.buffer[i : i + self.batch] for i in range(0, full, self.batch)]
         self.buffer = self.buffer[full:]
-        if final and call.ended:
-            batches.append(self.flush())
-        return batches
+        return [*batches, self.flush()] if last else batches
 
     def flush(self) -> list[int]:
         """What is left when the text ended without an end code."""
@@ -113,6 +118,8 @@ class CodeStream:
             keep, drop = sum(self._chunks[:1]), sum(self._chunks[1:-1])
         elif self.attention_type == "sliding_window":
             drop = max(0, held - self.window)
+        elif self.compat == "fixed" and held + len(rows) + self.max_codes - 1 > speaker.state.cache.max_len:
+            drop = held - held // 2
         speaker.check(slot, len(fed), self.max_codes, held=held - drop)
         cache = speaker.state.cache
         if self.attention_type == "sliding_recompute":

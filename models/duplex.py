@@ -41,7 +41,9 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Counters:
-    """Where a slot stands. tail: [400] newest samples that were heard, on the CPU."""
+    """Where a slot stands. tail: [400] newest samples that were heard, on the CPU. heard, recent_codes: what
+    `hold_hearing` and `hold_codes` kept.
+    """
 
     llm_rows: int
     draws: int
@@ -55,6 +57,8 @@ class Counters:
     speech_rows: int
     code_draws: int
     codes_remembered: int
+    heard: tuple[Tensor, ...] = ()
+    recent_codes: Tensor | None = None
 
 
 _EMPTY = Counters(0, 0, 0, 0, 0, 0, 0, 0, torch.zeros(N_FFT), 0, 0, 0)
@@ -121,8 +125,21 @@ class Duplex:
             state.mel.n_samples[slot] = to.n_samples
             state.mel.n_emitted[slot] = to.n_frames
             state.heard.n_units[slot] = to.n_units
-        self._at[slot] = to
+            for tensor, kept in zip(self._hearing() if to.heard else (), to.heard, strict=True):
+                tensor[slot] = kept
+        self._at[slot] = replace(to, heard=())
         self.rewind_speech(slot, to)
+
+    def hold_hearing(self, slot: int, at: Counters) -> Counters:
+        """Counters to go back to across several units of sound, of which the rings remember one only."""
+        return replace(at, heard=tuple(tensor[slot].clone() for tensor in self._hearing()))
+
+    def hold_codes(self, slot: int, at: Counters) -> Counters:
+        """Counters to go back to across codes that are remembered beyond their call, more than the ring holds."""
+        return replace(at, recent_codes=self.state.speech.sampler.history[slot].clone())
+
+    def _hearing(self) -> list[Tensor]:
+        return [*self.state.apm.tensors(), *self.state.mel.tensors(), *self.state.heard.tensors()]
 
     def rewind_speech(self, slot: int, to: Counters) -> None:
         """As `rewind`, of what the slot has spoken only."""
@@ -133,6 +150,8 @@ class Duplex:
         self._set_rows(self.state.speech.cache, one, to.speech_rows)
         self.runner.speech_rows[slot] = to.speech_rows
         sampler.draws[slot], sampler.count[slot] = to.code_draws, to.codes_remembered
+        if to.recent_codes is not None:
+            sampler.history[slot] = to.recent_codes
         self._at[slot] = replace(
             self._at[slot],
             speech_rows=to.speech_rows,
@@ -318,6 +337,11 @@ class Duplex:
         self.state.text.begin_chunk(self._one(slot))
         self._at[slot] = replace(self._at[slot], chunk_start=self._at[slot].remembered)
 
+    def begin_answer(self, slot: int) -> None:
+        """A turn-based answer starts: what was said before does not count as repeated."""
+        self.state.text.forget(self._one(slot))
+        self._at[slot] = replace(self._at[slot], remembered=0, chunk_start=0)
+
     # --- windows -------------------------------------------------------------------------------
 
     def drop(self, slots: Sequence[int], keep: Sequence[int], n_rows: Sequence[int]) -> None:
@@ -344,8 +368,10 @@ class Duplex:
     # --- speech --------------------------------------------------------------------------------
 
     def end_turn(self, slot: int) -> None:
-        """Forget what was spoken; settings and random numbers go on."""
-        self.speaker.drop_call(slot)
+        """Forget what was spoken; settings and random numbers go on, those of a call that runs are taken back."""
+        if self.speaker.is_in_call(slot):
+            self.state.speech.sampler.draws[slot] = self._at[slot].code_draws
+            self.speaker.drop_call(slot)
         self.speaker.empty_cache(slot)
         self.speaker.forget_codes(slot)
         self._at[slot] = replace(self._at[slot], codes_remembered=0)

@@ -20,7 +20,7 @@ from models.tokens import Tokenizer
 UNK, IMAGE, SLICE, IMAGE_ID, AUDIO = "<unk>", "<image>", "<slice>", "<image_id>", "<|audio_start|>"
 ENDS = {IMAGE: "</image>", SLICE: "</slice>", IMAGE_ID: "</image_id>", AUDIO: "<|audio_end|>"}
 START, END = "<|im_start|>", "<|im_end|>"
-THINK, THOUGHT, SPEECH = "<think>", "</think>", "<|tts_bos|>"
+THINK, THOUGHT, SPEECH, SPEECH_END = "<think>", "</think>", "<|tts_bos|>", "<|tts_eos|>"
 
 Bound = tuple[int, int]
 
@@ -164,10 +164,19 @@ def render_chat(
                 content = _think_block(thought.strip("\n")) + content.lstrip("\n")
         text += f"{START}{role}\n{content}{END}\n"
     if add_generation_prompt:
-        text += f"{START}assistant\n"
-        text += _think_block("") if enable_thinking is False else ""
-        text += SPEECH if use_tts_template else ""
+        text += open_answer(enable_thinking=enable_thinking, use_tts_template=use_tts_template)
     return text
+
+
+def open_answer(*, enable_thinking: bool | None, use_tts_template: bool) -> str:
+    """What an answer of the assistant goes on from."""
+    thought = _think_block("") if enable_thinking is False else ""
+    return f"{START}assistant\n{thought}{SPEECH if use_tts_template else ''}"
+
+
+def close_answer(*, is_complete: bool) -> str:
+    """What ends an answer whose own end was never fed; one that was broken off ends its speech first."""
+    return f"{'' if is_complete else SPEECH_END}{END}\n"
 
 
 def image_placeholder(sizes: SlicePlan, n_rows: int, *, number: int | None) -> str:

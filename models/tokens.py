@@ -155,6 +155,12 @@ class TextStream:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
+    def copy(self) -> Self:
+        """Another one that has seen the same ids."""
+        other = type(self)(self._tokenizer, skip_special=self._skip_special)
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
     def push(self, ids: Iterable[int]) -> str:
         """The text these ids complete. All pushes and the flush together are `decode` of all ids."""
         return self._decoder.decode(

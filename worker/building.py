@@ -23,7 +23,7 @@ from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Vocoder
 from models.tokens import Tokenizer, forbidden_speech_ids
 from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
-from worker.language import Language
+from worker.language import Language, reply_ends
 
 CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with
 MOST_SESSIONS = 64
@@ -60,12 +60,6 @@ def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> T
         REPLY_TEXT_SET: TokenSet(length_ids=ends, pad_id=special.im_end),
     }
     return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)
-
-
-def reply_ends(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that end a turn-based answer."""
-    special = tokenizer.special
-    return frozenset({special.tts_eos, special.im_end, tokenizer.lookup("</s>")} - {tokenizer.unk_id})
 
 
 def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes: VocoderShapes | None = None) -> Parts:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from worker.hearing import Hearing
 from worker.job import Job, Layout, SpeechCall
 from worker.language import Language
-from worker.results import SOUND_RATE, UnitResult
+from worker.results import SOUND_RATE, Event, UnitResult
 from worker.session import Gate, UnitInput
 from worker.talk import Talk
 from worker.voice import LEAST_CODES, VoiceDesk
@@ -36,7 +37,10 @@ class DuplexJob(Job):
     _is_half_fed: bool = field(default=False, init=False)
     _ends_turn: bool = field(default=False, init=False)
     _voices_old_turn: bool = field(default=False, init=False)
-    _evictions: list[Drop | Rebuild] = field(default_factory=list, init=False)
+    _is_broken: bool = field(default=False, init=False)
+    _late: list[int] = field(default_factory=list, init=False)  # ids in front of the terminator
+    _before: tuple[Hearing, Any] | None = field(default=None, init=False)
+    _is_broken_off: bool = field(default=False, init=False)
 
     @property
     def index(self) -> int:
@@ -49,6 +53,7 @@ class DuplexJob(Job):
         if reference and session.gate is Gate.STOPPED:
             self._ends_turn = True
             return None
+        self._before = session.hearing.copy(), session.text and session.text.copy()
         if unit.sound is not None:
             session.hearing.push(unit.sound)
             self._sounds = self._take_sounds()
@@ -56,7 +61,7 @@ class DuplexJob(Job):
         too_short = unit.sound is not None and not self._sounds
         if not reference and too_short:
             # Pictures wait for the sound they belong to.
-            session.frames_waiting = self._frames
+            session.frames_waiting, self._frames = self._frames, []
             return None
         session.frames_waiting = []
         if unit.sound is None and not self._frames:
@@ -70,12 +75,14 @@ class DuplexJob(Job):
         return self._lay_out()
 
     def _take_sounds(self) -> list[np.ndarray]:
-        """All whole seconds that wait; only one of them in an open turn, which speaks second by second."""
+        """All whole seconds that wait; in an open turn, which speaks second by second, only one of them, unless what is
+        left takes up half the room: no more could come in then, and without that the turn would never end.
+        """
         hearing, sounds = self.session.hearing, []
         while (sound := hearing.peek()) is not None:
             hearing.commit()
             sounds.append(sound)
-            if self.session.reference or self._is_speaking:
+            if self.session.reference or (self._is_speaking and 2 * hearing.lag_s <= hearing.max_waiting_s):
                 break
         return sounds
 
@@ -104,6 +111,7 @@ class DuplexJob(Job):
         due = self.session.break_asked and not self.session.reference
         if due:
             self.session.break_asked = False
+            self._is_broken_off = True
         return due
 
     def _lay_out(self) -> Layout:
@@ -225,12 +233,38 @@ class DuplexJob(Job):
         if finished:
             self.voices.end_codes(session)
 
+    def break_off(self) -> bool:
+        """What is not voiced yet never will be, and the turn is over; while text is chosen, that is up to `chose`."""
+        session = self.session
+        if session.reference or not self.is_text_done:
+            return False
+        self._late = self.talk.end_turn()
+        session.turn_open = False
+        self._is_broken = self._ends_turn = True
+        if session.text is not None:
+            self.say(session.text.flush())
+        self.calls.clear()
+        self.windows.clear()
+        self.voices.cut(session)
+        return True
+
     # --- outcome -------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> Event:
+        if self._before is not None and not self.is_text_done:
+            # The slot has not heard the unit either. Whole seconds and pictures that waited go with it: should it have
+            # failed for their number, so would every unit from now on.
+            session = self.session
+            session.hearing, session.text = self._before
+            session.break_asked = session.break_asked or self._is_broken_off
+            while not session.reference and session.hearing.peek() is not None:
+                session.hearing.commit()
+        return super().fail(error)
 
     def result(self) -> UnitResult:
         session, talk, reference = self.session, self.talk, self.session.reference
         heard = talk is not None
-        is_listen = not heard or (talk.is_listen and not self._voices_old_turn)
+        is_listen = not heard or self._is_broken or (talk.is_listen and not self._voices_old_turn)
         text = self.text
         if reference and heard and not talk.is_listen:
             text = self.language.text(talk.spoken)
@@ -267,7 +301,7 @@ class DuplexJob(Job):
         for _ in self._sounds[:-1]:
             n_rows = 1 + self.language.sound_rows + len(listened)
             evictions += self._register(n_rows, "audio", (), "", True)
-        session.pending = self._closing(self.talk.terminator)
+        session.pending = [*self._late, *self._closing(self.talk.terminator)]
         kind = "omni" if self._frames and self._sounds else "vision" if self._frames else "audio"
         spoken = () if self.talk.is_listen else tuple(self.talk.spoken)
         text = self.language.text(spoken)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,14 @@ from PIL import Image
 
 from models.errors import ModelError, SettingsError
 from models.image import image_patches, open_image, plan
+from models.message_reader import Content, MessageReader
+from worker.answers import Answers
 from worker.building import Parts, build
 from worker.config import EngineConfig, SessionConfig
+from worker.half_duplex import HalfDuplex
 from worker.hearing import checked
 from worker.observer import Observer
+from worker.reply_config import HalfDuplexConfig, ReplyConfig
 from worker.results import Event
 from worker.session import Session, UnitInput
 from worker.sessions import Prompt, Sessions
@@ -113,6 +118,22 @@ class Handle:
         return self._engine.ask(method, self._session, *arguments)
 
 
+class AnswerLine(Handle):
+    """The same for a half-duplex conversation."""
+
+    def __init__(self, engine: "Engine", answers: Answers, session: Session):
+        super().__init__(engine, session)
+        self._answers = answers
+
+    def answer(self, content: Content, config: ReplyConfig, arrived: float) -> Future[None]:
+        """Answer what the user said. Gives: nothing, once it is begun. Errors: as `Answers.answer`."""
+        return self._engine.submit(self._answers.answer, self._session, content, config, arrived)
+
+    def take_back(self) -> Future[bool]:
+        """Forget the round that runs. Gives: whether there was one."""
+        return self._engine.submit(self._answers.take_back, self._session)
+
+
 class Engine:
     """Model, slots, loop and thread. Use as a context manager, or call `start` and `close`."""
 
@@ -121,6 +142,8 @@ class Engine:
         voices = VoiceDesk(parts.duplex, parts.vocoder)
         self.loop = UnitLoop(parts.duplex, parts.vocoder, voices, observer=observer)
         self._sessions = Sessions(parts.duplex, parts.language, voices, self.loop, config)
+        self._answers = Answers(self._sessions, parts.duplex, parts.language, voices, self.loop)
+        self._reader = MessageReader(parts.model.config, parts.language.tokenizer, parts.pictures)
         self._inbox: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
         self._inbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -163,11 +186,65 @@ class Engine:
         def opened() -> Handle:
             return Handle(self, self._sessions.open(name, config or self.config.session, emit))
 
-        return self._submit(opened)
+        return self.submit(opened)
+
+    def chat(
+        self,
+        name: str,
+        messages: object,
+        config: ReplyConfig | None,
+        emit: Callable[[Event], None],
+        *,
+        voice: Any = None,
+    ) -> Future[Handle]:
+        """Answer a conversation in a session that closes by itself behind the outcome.
+
+        Args:
+            messages: the whole conversation, as `MessageReader.read` takes it. emit: as in `open`.
+            voice: `models.token2wav.voice.Voice`; None: the answer is not voiced.
+        Errors: as `Answers.chat`; EngineError.
+        Raises: MessageError, ImageError, AudioError, TokenError at once.
+        """
+        arrived, config = time.monotonic(), config or ReplyConfig()
+        content = self._reader.cut(self._reader.read(messages, config.prompt_options()))
+
+        def opened() -> Handle:
+            return Handle(self, self._answers.chat(name, content, config, emit, voice=voice, arrived=arrived))
+
+        return self.submit(opened)
+
+    def converse(
+        self,
+        name: str,
+        system: Sequence[str | np.ndarray],
+        config: HalfDuplexConfig | None,
+        emit: Callable[[Event], None],
+        *,
+        voice: Any = None,
+    ) -> Future[HalfDuplex]:
+        """Open a half-duplex conversation.
+
+        Args:
+            system: text and sound of the system message. voice: as in `chat`.
+            emit: gets the events, on the engine's thread or on that of whoever pushes sound.
+        Errors: as `Answers.converse`; EngineError.
+        Raises: as `chat`; SettingsError.
+        """
+        config = config or HalfDuplexConfig()
+        talk = HalfDuplex(self._reader, config, emit)
+        options = replace(config.reply.prompt_options(), add_generation_prompt=False)
+        content = self._reader.cut(self._reader.read([{"role": "system", "content": list(system)}], options))
+
+        def opened() -> HalfDuplex:
+            session = self._answers.converse(name, content, config, talk.hand_on, voice=voice)
+            talk.begin(AnswerLine(self, self._answers, session))
+            return talk
+
+        return self.submit(opened)
 
     def ask(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Have a method of `Sessions` called on the engine's thread."""
-        return self._submit(method, self._sessions, *arguments)
+        return self.submit(method, self._sessions, *arguments)
 
     def n_free(self) -> int:
         """Slots that no session has."""
@@ -185,7 +262,8 @@ class Engine:
 
     # --- the thread ----------------------------------------------------------------------------
 
-    def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have something called on the engine's thread. Errors: what it raises; EngineError."""
         future: Future[Any] = Future()
         if self._thread is None or not self._thread.is_alive():
             future.set_exception(self._error())

@@ -12,6 +12,9 @@ after one second of sound, the first unit begins with silence:
                 second one hears again
 """
 
+import copy
+from typing import Self
+
 import numpy as np
 
 from models.audio_sizes import FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES, SAMPLE_RATE, UNIT_SAMPLES
@@ -69,6 +72,12 @@ class Hearing:
         # [:_n] is in use, and begins with _n_lead zeros that nobody sent.
         self._buffer = np.zeros(2 * UNIT_SAMPLES, dtype=np.float32)
         self._n = self._n_lead = 0 if self.reference else LEAD_SAMPLES
+
+    def copy(self) -> Self:
+        """The same, independent of this one: to go back to."""
+        other = copy.copy(self)
+        other._buffer = self._buffer[: self._n].copy()
+        return other
 
     def push(self, samples: np.ndarray) -> None:
         """Append [n] samples. Raises: AudioError as `checked`, or if too much waits; then nothing is appended."""

@@ -5,6 +5,7 @@ decisions, turns or chunks, and a job knows nothing of its neighbours.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -83,9 +84,10 @@ class SpeechCall:
 class Job:
     """One unit or answer in flight.
 
-    layout: what its prefill feeds. step: what its text wants next; None when nothing is wanted. is_text_done: what was
-    fed stays, whatever becomes of the speech. calls: speech to come, the first one running. windows: codes for the
-    vocoder. text, pieces: what has left. at: counters to go back to. error: why there is no voice.
+    layout: what its prefill feeds. rows: what of that is encoded and not fed yet. step: what its text wants next; None
+    when nothing is wanted. is_text_done: what was fed stays, whatever becomes of the speech. calls: speech to come, the
+    first one running. windows: codes for the vocoder. text, pieces: what has left. at: counters to go back to. error:
+    why there is no voice.
     """
 
     session: Session
@@ -93,6 +95,8 @@ class Job:
     times: StageTimes = field(default_factory=StageTimes, kw_only=True)
     at: Any = field(default=None, init=False)
     layout: Layout | None = field(default=None, init=False)
+    is_begun: bool = field(default=False, init=False)
+    rows: Any = field(default=None, init=False)
     is_prefilled: bool = field(default=False, init=False)
     step: Step | None = field(default=None, init=False)
     is_text_done: bool = field(default=False, init=False)
@@ -137,6 +141,17 @@ class Job:
     def sounds(self) -> list[Any]:
         """Units of sound to hear, one after the other."""
         return []
+
+    def other_rows(self, runner: Any) -> Iterable[tuple[int, Any]]:
+        """Media rows that only this job can have encoded: where they begin in the layout, and the rows [n, D]."""
+        return ()
+
+    def prefilled(self) -> None:
+        """The layout is in the context."""
+
+    def break_off(self) -> bool:
+        """Somebody wants quiet, between two stages. Returns: whether this job has seen to it."""
+        return False
 
     def chose(self, token: int) -> None:
         """A token has been chosen: set `step`."""

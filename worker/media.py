@@ -132,8 +132,7 @@ def _kinds(path: Path) -> set[str]:
 
 
 def _next_samples(sound: "_Decoder") -> np.ndarray:
-    data = sound.read(UNIT_SAMPLES * _SAMPLE_BYTES)
-    return np.frombuffer(data, "<f4").astype(np.float32)
+    return np.frombuffer(sound.read(UNIT_SAMPLES * _SAMPLE_BYTES), "<f4")
 
 
 def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
@@ -149,8 +148,8 @@ class _Decoder:
     """An ffmpeg process that decodes a file into a pipe, from `with` to its end."""
 
     def __init__(self, path: Path, *streams: str, **output: object):
-        # As a file of this machine, whatever its name looks like, and nothing that it may point to elsewhere.
-        source = ffmpeg.input(f"file:{path}", protocol_whitelist="file")
+        # Said to be a file, whatever its name looks like; ffmpeg then refuses playlists that point into the network.
+        source = ffmpeg.input(f"file:{path}")
         into_pipe = ffmpeg.output(*(source[stream] for stream in streams), "pipe:", **output)
         quiet = into_pipe.global_args("-nostdin", "-hide_banner", "-loglevel", "error")
         self._command = quiet.compile(cmd=_program())

@@ -67,16 +67,28 @@ class UnitResult:
 
 
 @dataclass(frozen=True)
+class Prefilled:
+    """All that a turn-based answer starts from is in the context. n_prompt: rows fed for it."""
+
+    session: str
+    n_prompt: int
+
+
+@dataclass(frozen=True)
 class ReplyResult:
     """One turn-based answer; text and sound are the sums of its partial results.
 
-    stopped: why it ended. n_prompt: context rows fed for it. tokens: the ids of its text.
+    stopped: why it ended: "stop" by itself, "length" at its limit, "interrupted". index: answers so far, this one
+    included. n_prompt: context rows fed for it. tokens: the ids of its text. voice_error: why its sound ended early,
+    None if it did not.
     """
 
     session: str
     text: str
     stopped: str
+    index: int = 1
     pcm: np.ndarray | None = None
+    voice_error: Exception | None = None
     n_prompt: int = 0
     n_codes: int = 0
     llm_rows: int = 0
@@ -93,4 +105,20 @@ class Failure:
     error: Exception
 
 
-Event = Partial | UnitResult | ReplyResult | Failure
+@dataclass(frozen=True)
+class VoiceState:
+    """Half duplex: the user began to speak, or stopped."""
+
+    session: str
+    is_speaking: bool
+
+
+@dataclass(frozen=True)
+class Generating:
+    """Half duplex: the user's turn is over and is being answered. speech_ms: its length."""
+
+    session: str
+    speech_ms: float
+
+
+Event = Partial | UnitResult | Prefilled | ReplyResult | Failure | VoiceState | Generating

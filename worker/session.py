@@ -96,7 +96,8 @@ class Session:
 
     pending: ids that close the last unit and are fed in front of the next one. turn_open: the model is speaking.
     n_decided: units that reached a decision. n_units: units heard. break_asked: stop speaking at the next token.
-    n_unit_ids: units registered, for the window's records. saw_frames: pictures that wait for the sound of their unit.
+    n_unit_ids: units registered, for the window's records. frames_waiting: pictures that wait for the sound of their
+    unit. rounds: `worker.rounds.Rounds` of a half-duplex conversation. ends_itself: it closes behind its first answer.
     """
 
     id: str
@@ -117,6 +118,8 @@ class Session:
     n_units: int = 0
     n_unit_ids: int = 0
     frames_waiting: list[list[Any]] = field(default_factory=list)
+    rounds: Any = None
+    ends_itself: bool = False
 
     @property
     def reference(self) -> bool:
@@ -151,6 +154,8 @@ class Session:
         if after is None:
             raise self._wrong(event, [phase.value for phase in PHASES[event]], self.phase)
         self.phase = after
+        if after is Phase.NEW:
+            self.waiting.clear()  # there is nothing left to run it in
 
     def turn_gate(self, event: str) -> None:
         """Change whether units are taken. Raises: OrderError if the event is not legal now."""

@@ -115,7 +115,7 @@ class Sessions:
         self._config.check_session(config)
         self._duplex.empty(session.slot)
         session.renew(config, self._hearing(config), self._window(config))
-        self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self._seed(config))
+        self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self.seed(config))
         tokenizer = self._language.tokenizer
         prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
         if config.generate_audio:
@@ -124,7 +124,8 @@ class Sessions:
         session.window.protect(n_rows - len(suffix), suffix)
         return n_rows
 
-    def _seed(self, config: SessionConfig) -> int:
+    def seed(self, config: SessionConfig) -> int:
+        """What a session's draws start from."""
         self._n_opened += 1
         return config.seed if config.seed is not None else (self._config.seed + self._n_opened) % 2**64
 
@@ -138,17 +139,22 @@ class Sessions:
         rows = self._prompt_rows(prefix, ref_audio, suffix)
         if rows is None:
             return 0
-        if len(rows) > duplex.runner.llm_len:
-            expected = f"at most {duplex.runner.llm_len} rows"
-            raise ContextOverflowError(f"prompt of session {session.id}", expected=expected, got=len(rows))
-        self._loop.observer.fed(session.id, "prompt", 0, rows)
-        (chosen,) = duplex.feed([slot], [rows], [False])
-        if chosen.bad:
-            raise NumericsError(f"prompt of session {session.id}", expected="finite numbers", got="NaN or infinity")
+        n_rows = self.feed_prompt(session, rows)
         if self._config.snapshots:
             self._snapshots[key] = duplex.save(slot)
             if len(self._snapshots) > self._config.snapshots:
                 self._snapshots.popitem(last=False)
+        return n_rows
+
+    def feed_prompt(self, session: Session, rows: Rows) -> int:
+        """Feed what an empty session starts from. Returns: its rows. Raises: ContextOverflowError, NumericsError."""
+        duplex, what = self._duplex, f"prompt of session {session.id}"
+        if len(rows) > duplex.runner.llm_len:
+            raise ContextOverflowError(what, expected=f"at most {duplex.runner.llm_len} rows", got=len(rows))
+        self._loop.observer.fed(session.id, "prompt", 0, rows)
+        (chosen,) = duplex.feed([session.slot], [rows], [False])
+        if chosen.bad:
+            raise NumericsError(what, expected="finite numbers", got="NaN or infinity")
         return len(rows)
 
     def _prompt_rows(self, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> Rows | None:
@@ -182,8 +188,10 @@ class Sessions:
         session.waiting.append(unit)
 
     def dispatch(self) -> None:
-        """Start the next unit of every session that has one waiting and none running."""
-        for session in self._open.values():
+        """Start the next unit of every session that has one waiting and none running, and end those that are over."""
+        for session in list(self._open.values()):
+            if session.ends_itself and not session.is_busy:
+                self._end(session)
             if session.waiting and not session.is_busy:
                 unit = session.waiting.popleft()
                 self._loop.add(DuplexJob(session, unit.arrived, unit, self._language, self._voices))
@@ -219,10 +227,14 @@ class Sessions:
         session.turn_gate("clear_stop")
 
     def break_speech(self, session: Session, on: bool = True) -> None:
-        """Ask the unit that runs, or else the next one, to stop speaking at its next token; off: take that back."""
+        """Ask the unit that runs, or else the next one, to stop speaking at its next token; off: take that back.
+
+        An answer that runs falls silent at once, and its text ends at the next token.
+        """
         if not session.is_live:
             raise OrderError(f"session {session.id}: break", expected="a prepared session", got=session.phase)
-        session.break_asked = on
+        # An answer sees to it by itself.
+        session.break_asked = on and not self._loop.break_off(session)
 
     def close(self, session: Session) -> None:
         """End a session: whatever runs is dropped, slots go back empty. Raises: OrderError if it is closed."""
@@ -238,10 +250,13 @@ class Sessions:
     def close_all(self) -> None:
         """End every session, whatever state it is in; for the end of the engine."""
         for session in list(self._open.values()):
-            try:
-                self.close(session)
-            except Exception:
-                LOG.exception("session %s: could not be closed", session.id)
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        try:
+            self.close(session)
+        except Exception:
+            LOG.exception("session %s: could not be closed", session.id)
 
     def _hearing(self, config: SessionConfig) -> Hearing:
         return Hearing(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)

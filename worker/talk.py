@@ -156,6 +156,15 @@ class Talk:
         self.is_listen = self.end_of_turn = True
         return self._end(self._ids.listen, feed=closing)
 
+    def end_turn(self) -> list[int]:
+        """The turn ends with this complete unit after all. Returns: what finalize feeds in front of its terminator."""
+        assert self._done, "end_turn: expected a complete unit, got one that goes on"
+        if not self.turn_open:
+            return []
+        self.turn_open = False
+        self.all_ids.insert(len(self.all_ids) - (self.terminator is not None), self._ids.turn_eos)
+        return [self._ids.turn_eos]
+
     def _feed(self, token: int) -> Step:
         spoken = self._n_fed > 0
         if spoken and self._length([*self.spoken, token]) >= self._max_chars:

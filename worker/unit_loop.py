@@ -14,10 +14,11 @@ Knows stages and batches. Does not know decisions and turns (jobs), sockets, thr
 """
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,47 +82,96 @@ class UnitLoop:
         if self._speaker is not None:
             self._speaker.drop_call(session.slot)
 
+    def break_off(self, session: Session) -> bool:
+        """Ask a session's job to be quiet. Returns: whether one has seen to it."""
+        return any(job.break_off() for job in self._jobs if job.session is session)
+
+    def take_back(self, session: Session) -> bool:
+        """Forget a session's job as if it had never begun; what has left has left. Returns: whether it had one."""
+        jobs = [job for job in self._jobs if job.session is session]
+        for job in jobs:
+            self._jobs.remove(job)
+            self._duplex.rewind(job.slot, job.at)
+            session.move("fail")
+        return bool(jobs)
+
     # --- prefill -------------------------------------------------------------------------------
 
     def _prefill(self, jobs: list[Job]) -> None:
-        for job in jobs:
+        fresh = [job for job in jobs if not job.is_begun]
+        for job in fresh:
             self._guarded(job, self._begin)
-        ready = [job for job in jobs if job in self._jobs and job.layout is not None]
-        for job, one in self._isolated(ready, self._prefill_batch, lambda job: self._duplex.rewind(job.slot, job.at)):
-            if self._is_bad(job, one):
-                continue
-            self.observer.prefilled(job.session.id, one.logits)
-            if job.step is None or not (job.step.sample or job.step.feed is not None):
-                self._guarded(job, self._text_done)
-            elif job.step.feed is None:
-                self._guarded(job, self._chose, one.token)
+        fresh = [job for job in fresh if job in self._jobs and job.layout is not None]
+        for job, rows in self._isolated(fresh, self._encode, lambda job: self._duplex.rewind(job.slot, job.at)):
+            job.rows = rows
+        by_size = defaultdict(list)
+        for job in [job for job in self._jobs if job.rows is not None]:
+            by_size[self._duplex.runner.shapes.fit("unit_prefill", "rows", self._piece(job))].append(job)
+        # Few rows beside many would be padded to as many.
+        for size in sorted(by_size):
+            self._feed(by_size[size])
 
     def _begin(self, job: Job) -> None:
-        job.is_prefilled = True
+        job.is_begun = True
         job.layout = job.begin()
-        if job.layout is None:
+        job.is_prefilled = job.layout is None
+        if job.is_prefilled:
             return
         held, new, limit = self._duplex.runner.llm_rows(job.slot), len(job.layout.ids), self._duplex.runner.llm_len
         if held + new > limit:
             what = f"context of session {job.session.id}"
             raise ContextOverflowError(what, expected=f"at most {limit} rows", got=f"{held} and {new} more")
+        if len(job.sounds()) > 1:
+            job.at = self._duplex.hold_hearing(job.slot, job.at)
 
-    def _prefill_batch(self, jobs: list[Job]) -> list[Chosen]:
+    def _encode(self, jobs: list[Job]) -> list[Rows]:
+        """What each job's prefill feeds."""
         with self._timed(jobs, "see"):
             images = self._duplex.runner.encode_images([part for job in jobs for part in job.images()])
         with self._timed(jobs, "hear"):
             heard = self._hear(jobs)
+            others = [job.other_rows(self._duplex.runner) for job in jobs]
         stretches = []
-        for job in jobs:
+        for job, other in zip(jobs, others, strict=True):
             layout = job.layout
             seen, images = images[: len(layout.images)], images[len(layout.images) :]
-            media = [*zip(layout.images, seen, strict=True), *zip(layout.sounds, heard[job.slot], strict=True)]
-            stretches.append(self._rows(layout.ids, media))
+            own = [*zip(layout.images, seen, strict=True), *zip(layout.sounds, heard[job.slot], strict=True)]
+            stretches.append(self._rows(layout.ids, [*own, *other]))
             self.observer.saw(job.session.id, seen)
             self.observer.fed(job.session.id, "prefill", self._duplex.runner.llm_rows(job.slot), stretches[-1])
-        wants = [job.step is not None and job.step.sample and job.step.feed is None for job in jobs]
+        return stretches
+
+    def _piece(self, job: Job) -> int:
+        """Rows that are fed at once: a long prompt goes in pieces, so that nobody else waits for all of it."""
+        return min(len(job.rows), self._duplex.runner.shapes.rows[-1])
+
+    def _feed(self, jobs: list[Job]) -> None:
+        before = {job.slot: self._duplex.counters(job.slot) for job in jobs}
         with self._timed(jobs, "prefill"):
-            return self._duplex.feed([job.slot for job in jobs], stretches, wants)
+            fed = self._isolated(jobs, self._feed_batch, lambda job: self._duplex.rewind(job.slot, before[job.slot]))
+        for job, one in fed:
+            if self._is_bad(job, one):
+                continue
+            n_fed, n_rows = self._piece(job), len(job.rows)
+            job.rows = job.rows.cut(n_fed, n_rows) if n_fed < n_rows else None
+            job.is_prefilled = job.rows is None
+            if job.is_prefilled:
+                self._prefilled(job, one)
+
+    def _feed_batch(self, jobs: list[Job]) -> list[Chosen]:
+        wants = [
+            self._piece(job) == len(job.rows) and job.step is not None and job.step.sample and job.step.feed is None
+            for job in jobs
+        ]
+        return self._duplex.feed([job.slot for job in jobs], [job.rows.cut(0, self._piece(job)) for job in jobs], wants)
+
+    def _prefilled(self, job: Job, one: Chosen) -> None:
+        job.prefilled()
+        self.observer.prefilled(job.session.id, one.logits)
+        if job.step is None or not (job.step.sample or job.step.feed is not None):
+            self._guarded(job, self._text_done)
+        elif job.step.feed is None:
+            self._guarded(job, self._chose, one.token)
 
     def _hear(self, jobs: list[Job]) -> dict[int, list[Any]]:
         """Each slot's units of sound, one after the other."""
@@ -203,17 +253,18 @@ class UnitLoop:
         with self._timed(jobs, "speech"):
             fresh = [job for job in jobs if not job.calls[0].is_begun]
             for job in fresh:
-                self._guarded(job, self._make_room)
+                self._guarded(job, self._make_room, fail=self._fall_silent)
             fresh = [job for job in fresh if job.calls]
-            self._isolated(fresh, self._begin_calls, self._undo_call)
+            self._isolated(fresh, self._begin_calls, self._undo_call, fail=self._fall_silent)
             jobs = [job for job in jobs if job.calls]
             if not jobs:
                 return
             n_steps = self._slice(jobs)
-            due = self._isolated(jobs, lambda some: self._draw(some, n_steps), self._undo_call)
+            draw = partial(self._draw, n_steps=n_steps)
+            due = self._isolated(jobs, draw, self._undo_call, fail=self._fall_silent)
         for job, look in due:
             if look is not None:
-                self._guarded(job, self._drew, look)
+                self._guarded(job, self._drew, look, fail=self._fall_silent)
 
     def _make_rows(self, jobs: list[Job]) -> None:
         def condition(some: list[Job]) -> list[Any]:
@@ -221,7 +272,7 @@ class UnitLoop:
             slots = [job.slot for job in some]
             return self._speaker.condition(slots, [call.ids for call in calls], [call.text_eos for call in calls])
 
-        for job, rows in self._isolated(jobs, condition, _nothing):
+        for job, rows in self._isolated(jobs, condition, _nothing, fail=self._fall_silent):
             _first_without_rows(job).rows = rows.clone()
 
     def _make_room(self, job: Job) -> None:
@@ -234,7 +285,8 @@ class UnitLoop:
             held = self._speaker.rows(slot)
             if held + len(call.rows) + call.most > self._duplex.state.speech.cache.max_len:
                 self._speaker.drop_rows(slot, 0, held - held // 2, turn=True)
-        call.at = self._duplex.counters(slot)
+        at = self._duplex.counters(slot)
+        call.at = at if call.per_call else self._duplex.hold_codes(slot, at)
 
     def _begin_calls(self, jobs: list[Job]) -> list[None]:
         calls = [job.calls[0] for job in jobs]
@@ -294,9 +346,9 @@ class UnitLoop:
     def _voice(self, jobs: list[Job]) -> None:
         while jobs := [job for job in jobs if job.windows]:
             with self._timed(jobs, "sound"):
-                voiced = self._isolated(jobs, self._voice_batch, _nothing)
+                voiced = self._isolated(jobs, self._voice_batch, _nothing, fail=self._fall_silent)
             for job, pcm in voiced:
-                self._guarded(job, self._voiced, pcm)
+                self._guarded(job, self._voiced, pcm, fail=self._fall_silent)
 
     def _voice_batch(self, jobs: list[Job]) -> list[np.ndarray]:
         chunks = [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
@@ -325,8 +377,12 @@ class UnitLoop:
         jobs = [job for job in jobs if job in self._jobs]
         closing = [job for job in jobs if job.session.reference]
         with self._timed(jobs, "finalize"):
-            evictions = {job: deque(job.close()) for job in jobs}
-            self._isolated([job for job in closing if job.session.pending], self._feed_pending, _nothing)
+            evictions: dict[Job, deque[Any]] = {}
+            for job in jobs:
+                self._guarded(job, lambda job: evictions.update({job: deque(job.close())}))
+            closing = [job for job in closing if job in self._jobs and job.session.pending]
+            before = {job.slot: self._duplex.counters(job.slot) for job in closing}
+            self._isolated(closing, self._feed_pending, lambda job: self._duplex.rewind(job.slot, before[job.slot]))
             while moving := [job for job in jobs if job in self._jobs and evictions[job]]:
                 self._evict({job: evictions[job].popleft() for job in moving})
         for job in [job for job in jobs if job in self._jobs]:
@@ -354,27 +410,26 @@ class UnitLoop:
         return [None] * len(jobs)
 
     def _evict(self, moves: dict[Job, Any]) -> None:
-        drops = [job for job, move in moves.items() if isinstance(move, Drop)]
+        """One by one: what has moved cannot be undone, so nobody may have to be moved again for another one's fault."""
 
-        def drop(jobs: list[Job]) -> list[None]:
-            mine = [moves[job] for job in jobs]
-            self._duplex.drop([job.slot for job in jobs], [m.keep for m in mine], [m.n for m in mine])
-            return [None] * len(jobs)
+        def move_rows(job: Job) -> None:
+            if isinstance(move := moves[job], Drop):
+                self._duplex.drop([job.slot], [move.keep], [move.n])
+            else:
+                self._duplex.rebuild(job.slot, *move)
 
-        def rebuild(jobs: list[Job]) -> list[None]:
-            for job in jobs:
-                self._duplex.rebuild(job.slot, *moves[job])
-            return [None] * len(jobs)
-
-        if drops:
-            self._isolated(drops, drop, _nothing)
-        for job in moves.keys() - set(drops):
-            self._isolated([job], rebuild, _nothing)
+        for job in moves:
+            self._guarded(job, move_rows)
 
     # --- failures ------------------------------------------------------------------------------
 
     def _isolated(
-        self, jobs: list[Job], call: Callable[[list[Job]], Sequence[Any]], undo: Callable[[Job], None]
+        self,
+        jobs: list[Job],
+        call: Callable[[list[Job]], Sequence[Any]],
+        undo: Callable[[Job], None],
+        *,
+        fail: Callable[[Job, Exception], None] | None = None,
     ) -> list[tuple[Job, Any]]:
         """Run a batch; if it fails, undo it and run each job by itself. Returns: the jobs it worked for, and what."""
         if not jobs:
@@ -385,24 +440,36 @@ class UnitLoop:
             for job in jobs:
                 undo(job)
             if len(jobs) == 1:
-                self._fail(jobs[0], error)
+                (fail or self._fail)(jobs[0], error)
                 return []
-        return [pair for job in jobs for pair in self._isolated([job], call, undo)]
+        return [pair for job in jobs for pair in self._isolated([job], call, undo, fail=fail)]
 
-    def _guarded(self, job: Job, call: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(
+        self,
+        job: Job,
+        call: Callable[..., None],
+        *arguments: Any,
+        fail: Callable[[Job, Exception], None] | None = None,
+    ) -> None:
         try:
             call(job, *arguments)
         except Exception as error:
-            self._fail(job, error)
+            (fail or self._fail)(job, error)
+
+    def _fall_silent(self, job: Job, error: Exception) -> None:
+        """Go on without a voice: the text stands."""
+        job.error = error
+        if job.calls and job.calls[0].is_begun:
+            self._undo_call(job)  # so that what is drawn next is what the host believes it to be
+        job.calls.clear()
+        job.windows.clear()
+        self._voices.cut(job.session)
 
     def _fail(self, job: Job, error: Exception) -> None:
         """End a job without touching others: its text is taken back, or stands if only its voice failed."""
         session = job.session
         if job.error is None and job.is_text_done and session.phase is Phase.PREFILLED:
-            job.error = error
-            job.calls.clear()
-            job.windows.clear()
-            self._voices.cut(session)
+            self._fall_silent(job, error)
             return
         self._jobs.remove(job)
         if session.phase is Phase.GENERATED:

@@ -5,6 +5,7 @@ Knows the three resources. Does not know why a turn ends.
 
 from typing import Any
 
+from models.code_stream import CodeStream
 from models.duplex import Duplex
 from models.token2wav.windows import CodeWindows
 from worker.session import Session, Voice
@@ -56,11 +57,23 @@ class VoiceDesk:
         session.voice = Voice(session.voice.slot, self._windows())
         self.begin_turn(session)
 
+    def begin_answer(self, session: Session) -> Any:
+        """All of it as new for a turn-based answer. Returns: its `CodeStream`; None if it is not spoken."""
+        if not self.can_speak(session):
+            return None
+        self.cut(session)
+        if session.reference:
+            session.voice.windows = CodeWindows(lookahead=self._lookahead, compat="reference")
+        return CodeStream(self._duplex.speaker, session.slot, compat=session.config.compat)
+
     def begin_turn(self, session: Session) -> None:
         """The vocoder starts anew."""
         if session.voice.slot is not None:
             self._vocoder.begin_turn(session.voice.slot)
 
     def _windows(self) -> CodeWindows:
-        lookahead = 3 if self._vocoder is None else self._vocoder.lookahead
-        return CodeWindows(lookahead=lookahead, least=LEAST_CODES)
+        return CodeWindows(lookahead=self._lookahead, least=LEAST_CODES)
+
+    @property
+    def _lookahead(self) -> int:
+        return 3 if self._vocoder is None else self._vocoder.lookahead

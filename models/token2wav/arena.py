@@ -8,10 +8,14 @@ A slot's *view* is the list of rows it sees, in the order that the trimming rule
 session that starts a turn copies the voice's view, so the prompt's rows are read by everyone and written by nobody.
 Rows never move; a row outside the view is free, and new rows go to the free rows of the slot's own ring.
 
-Schema (S session slots, the scratch slot, V voice slots; allocated once):
-    view    [S + 1 + V, width] int64  row numbers; only the first `length` count
-    length  [S + 1 + V] int64         rows seen; advanced by `commit`
-    start   [S + 1 + V] int64         first row of the slot's ring
+A session has two slots that share a ring: it stands in one, and a call leaves what comes next in the other. New rows
+avoid what the first one sees, so a call that fails can be forgotten: nothing that it read is gone.
+
+Schema (S sessions, the scratch slot, V voice slots; n = 2 S + 1 + V in this order, slots s and S + s being of one
+session; allocated once):
+    view    [n, width] int64  row numbers; only the first `length` count
+    length  [n] int64         rows seen; advanced by `commit`
+    start   [n] int64         first row of the slot's ring
 """
 
 from typing import Literal, NamedTuple
@@ -56,19 +60,21 @@ class Views:
         self, *, n_sessions: int, n_voices: int, ring: int, width: int, n_voice_rows: int, device: torch.device | str
     ):
         """ring: rows a session may hold of its own. width: the longest view. n_voice_rows: of all voices together."""
-        n_slots = n_sessions + 1 + n_voices
-        self.ring, self.width, self.scratch = ring, width, n_sessions
+        n_slots = 2 * n_sessions + 1 + n_voices
+        self.ring, self.width, self.scratch = ring, width, 2 * n_sessions
+        self._scratch_row = FIRST_ROW + n_sessions * ring
         self.view = torch.full((n_slots, width), ZERO_ROW, dtype=torch.int64, device=device)
         self.length = torch.zeros(n_slots, dtype=torch.int64, device=device)
         self.start = torch.full((n_slots,), FIRST_ROW, dtype=torch.int64, device=device)
-        self.first_voice_row = FIRST_ROW + (n_sessions + 1) * ring
+        self.first_voice_row = self._scratch_row + ring
         self.n_rows = self.first_voice_row + n_voice_rows
-        self.start[: n_sessions + 1] = FIRST_ROW + ring * torch.arange(n_sessions + 1, device=device)
+        self.start[: self.scratch] = FIRST_ROW + ring * torch.arange(n_sessions, device=device).repeat(2)
+        self.start[self.scratch] = self._scratch_row
 
     def empty_scratch(self) -> None:
         """Give the scratch slot its own ring again, with nothing in it; a voice's example moves it."""
         self.length[self.scratch] = 0
-        self.start[self.scratch] = FIRST_ROW + self.ring * self.scratch
+        self.start[self.scratch] = self._scratch_row
 
     def tensors(self) -> list[Tensor]:
         return [self.view, self.length, self.start]
@@ -94,10 +100,11 @@ class Views:
         cached = torch.where(held, view, ZERO_ROW)[:, :width]
         return Plan(slots, cached, n_cached, fresh, n_new)
 
-    def commit(self, plan: Plan, head: Tensor, tail: int, trim: Trim) -> None:
-        """Add the plan's new rows to the views of its slots and cut what is too long.
+    def commit(self, plan: Plan, targets: Tensor, head: Tensor, tail: int, trim: Trim) -> None:
+        """Add the plan's new rows to what its slots see, cut what is too long, and let `targets` see that.
 
         Args:
+            targets: [B] the plan's slots, or the others of their sessions.
             head: [B] rows of the prompt. tail: rows of the turn that stay beside it.
         """
         n_all = plan.n_cached + plan.n_new
@@ -118,8 +125,8 @@ class Views:
         both = torch.cat((self.view[plan.slots], plan.fresh), dim=1)
         length = torch.minimum(n_all, most)
         view = both.gather(1, column_of.clamp(0, both.shape[1] - 1))
-        self.view.index_copy_(0, plan.slots, torch.where(column < length, view, ZERO_ROW))
-        self.length.index_copy_(0, plan.slots, length[:, 0])
+        self.view.index_copy_(0, targets, torch.where(column < length, view, ZERO_ROW))
+        self.length.index_copy_(0, targets, length[:, 0])
 
     def copy(self, slots: Tensor, sources: Tensor) -> None:
         """Let `slots` [B] see what `sources` [B] see; rings stay their own."""

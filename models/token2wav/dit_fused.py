@@ -49,9 +49,11 @@ class FusedSolver:
         width: int,
         prompt: Tensor | None = None,
         ring: int | None = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Shapes and effects as `flow_state.solve`."""
         flow, estimator = self.flow, self.flow.decoder.estimator
+        targets = slots if targets is None else targets
         B, T, n_mels = mu.shape
         plan = state.dit.plan(slots, n_frames, T, width, ring)
         column = plan.n_cached[:, None] + torch.arange(T, device=mu.device)
@@ -65,8 +67,8 @@ class FusedSolver:
             kernels = StepKernels(slots, cached, plan.n_cached, fresh, n_frames, pool, tails)
             out = self._velocity(kernels, entering, condition, modulation.blocks, modulation.final)
             kernels.euler(x, out, step_width, entering, flow.config.cfg_rate)
-            tails.index_copy_(0, slots, kernels.new_tails)
-        state.dit.commit(plan, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
+            tails.index_copy_(0, targets, kernels.new_tails)
+        state.dit.commit(plan, targets, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
         return x.view(B, T, n_mels)
 
     def _velocity(

@@ -3,7 +3,8 @@
 Knows slots, trimming and which noise a frame starts from. Does not know the vocoder behind it, nor the host that
 counts codes.
 
-Schema (n = S session slots + scratch + V voice slots; rows as `arena` numbers them; N = the most Euler steps):
+Schema (n = 2 S session slots + scratch + V voice slots; slots and rows as `arena` numbers them; N = the most Euler
+steps):
     code_rows   [n_layers, 2, rows, H, hd]       keys and values at code rate; model dtype, as the three next
     mel_rows    [n_up_layers, 2, rows, H, hd]    at mel rate
     dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values, with and without condition, per Euler step
@@ -11,7 +12,8 @@ Schema (n = S session slots + scratch + V voice slots; rows as `arena` numbers t
     dit_tails   N x [n, depth, 2, 2, 2, width]   inputs of the estimator's: condition or not, which one, frames
     speaker     [n, n_mels] float32
     prompt      [n] int64                        mel frames of the voice's prompt
-Advanced by `encode` (code and mel views, encoder tails) and `solve` (estimator views and tails).
+Advanced by `encode` (code and mel views, encoder tails) and `solve` (estimator views and tails), both from the slots
+where sessions stand to those where they will.
 """
 
 from collections.abc import Iterator
@@ -44,7 +46,7 @@ REFERENCE_FLOW = FlowRules(code="doubled", dit="newest_first")
 class FlowSizes:
     """How much the state holds.
 
-    n_sessions, n_voices: slots. max_steps: most Euler steps. max_chunk: most codes voiced in one chunk.
+    n_sessions, n_voices: how many there may be. max_steps: most Euler steps. max_chunk: most codes voiced in one chunk.
     max_prompt: most mel frames of one voice. voice_frames: mel frames of all voices together.
     """
 
@@ -63,16 +65,21 @@ class FlowSizes:
             got = (self.max_prompt, self.voice_frames)
             raise SettingsError("token2wav sizes: max_prompt, voice_frames", expected="even counts", got=got)
 
+    @property
+    def scratch(self) -> int:
+        """The slot of padding, behind two for each session; the voices' slots follow."""
+        return 2 * self.n_sessions
+
 
 class FlowState:
     """Everything the flow keeps between chunks, over all slots; see the module's schema."""
 
     def __init__(self, flow: Flow, sizes: FlowSizes, rules: FlowRules | None = None):
         self.sizes, self.rules = sizes, rules or FlowRules()
-        self.scratch = sizes.n_sessions
+        self.scratch = sizes.scratch
         config, device, dtype = flow.config, flow.device, flow.dtype
         encoder, dit = config.encoder, config.estimator
-        n_slots = sizes.n_sessions + 1 + sizes.n_voices
+        n_slots = sizes.scratch + 1 + sizes.n_voices
 
         def views(rate: int, trim: Trim) -> Views:
             # Cut by its own rule, a turn keeps as many frames as the prompt has instead of the fixed history.
@@ -116,6 +123,11 @@ class FlowState:
     def n_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
+    def carry(self, slots: Tensor, targets: Tensor) -> None:
+        """Take to `targets` [B] what a chunk in `slots` [B] leaves as it is."""
+        for tensor in (self.speaker, self.prompt):
+            tensor.index_copy_(0, targets, tensor[slots])
+
     def place(self, voices: Tensor, starts: Tensor, n_frames: Tensor, speaker: Tensor) -> None:
         """Empty voice slots [B] and give them rows: `n_frames` [B] from `starts` [B] on among all voices' rows."""
         for views, rate in ((self.code, FRAMES_PER_CODE), (self.mel, 1), (self.dit, 1)):
@@ -143,15 +155,17 @@ def encode(
     last: Tensor,
     width: int,
     ring: int | None = None,
+    targets: Tensor | None = None,
 ) -> Tensor:
     """Codes to encoder frames, and the encoder's caches one chunk further.
 
     Args:
         slots: [B] int64, distinct except for the scratch slot.
         codes: [B, T + lookahead] in range, left-aligned. n_codes: [B] how many are given, the look-ahead included;
-            0 leaves a slot as it was, and no row voices more than T. last: [B] bool: nothing follows, so the
-            look-ahead is voiced too.
+            0 changes nothing, and no row voices more than T. last: [B] bool: nothing follows, so the look-ahead is
+            voiced too.
         width: cached mel frames to look at (static, even). ring: see `Views.plan`, in mel frames.
+        targets: [B] where to leave what comes next; None = in `slots`. If they are others, `slots` stay as they were.
     Returns: [B, 2T, n_mels], of which 2 * n_voiced frames count.
     """
     encoder = flow.encoder
@@ -163,15 +177,17 @@ def encode(
     )
     tails = Tails(state.lookahead_tail[slots], state.up_tail[slots])
     caches = (state.code_rows, state.mel_rows)
+    targets = slots if targets is None else targets
     hidden, tails, rows = encoder(flow.input_embedding(codes), n_codes, n_new, tails, plans, caches)
     mu = flow.encoder_proj(hidden)
     prompt = state.prompt[slots]
     _store(state.code_rows, plans[0], rows[0])
     _store(state.mel_rows, plans[1], rows[1])
-    state.code.commit(plans[0], prompt // 2, HISTORY_FRAMES // 2, state.rules.code)
-    state.mel.commit(plans[1], prompt, HISTORY_FRAMES, state.rules.mel)
-    state.lookahead_tail.index_copy_(0, slots, tails.lookahead)
-    state.up_tail.index_copy_(0, slots, tails.up)
+    state.code.commit(plans[0], targets, prompt // 2, HISTORY_FRAMES // 2, state.rules.code)
+    state.mel.commit(plans[1], targets, prompt, HISTORY_FRAMES, state.rules.mel)
+    state.lookahead_tail.index_copy_(0, targets, tails.lookahead)
+    state.up_tail.index_copy_(0, targets, tails.up)
+    state.carry(slots, targets)
     return mu
 
 
@@ -186,6 +202,7 @@ def solve(
     width: int,
     prompt: Tensor | None = None,
     ring: int | None = None,
+    targets: Tensor | None = None,
 ) -> Tensor:
     """Encoder frames to mel by all Euler steps, and the estimator's caches one chunk further.
 
@@ -194,10 +211,11 @@ def solve(
         noise: [columns, n_mels] float32; a chunk starts at the column that counts the frames its slot sees.
         mu: [B, T, n_mels]. n_frames: [B] valid of T. width: cached frames to look at (static).
         prompt: [B, T, n_mels] mel to hold on to, for a voice's own prompt; None = zero, for speech.
-        ring: see `Views.plan`.
+        ring: see `Views.plan`. targets: see `encode`.
     Returns: [B, T, n_mels] float32.
     """
     B, T, _ = mu.shape
+    targets = slots if targets is None else targets
     plan = state.dit.plan(slots, n_frames, T, width, ring)
     column = plan.n_cached[:, None] + torch.arange(T, device=mu.device)
     x = noise[column.clamp(max=len(noise) - 1)]
@@ -212,8 +230,8 @@ def solve(
         )
         _store(state.dit_rows[k], plan, rows)
         tails = tails.unflatten(1, (2, B)).permute(2, 0, 1, 3, 4, 5)
-        state.dit_tails[k].index_copy_(0, slots, tails)
-    state.dit.commit(plan, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
+        state.dit_tails[k].index_copy_(0, targets, tails)
+    state.dit.commit(plan, targets, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
     return x
 
 

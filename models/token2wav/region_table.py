@@ -29,7 +29,7 @@ COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, 
 class VocoderShapes(ShapeTable):
     """Sizes of the vocoder's axes."""
 
-    codes: tuple[int, ...] = (25, 28)  # codes voiced at once
+    codes: tuple[int, ...] = (10, 25, 28)  # codes voiced at once; few where sound should leave early, and at the end
     columns: tuple[int, ...] = (256, 512, 768, 1664)  # mel frames attended to, cached and new
     prompt: tuple[int, ...] = (300, 600, 1500)  # mel frames of a voice's prompt
 
@@ -137,7 +137,7 @@ def _table(
     def flow_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, count = b["batch"], b["codes"] + lookahead
         width = b["columns"] - FRAMES_PER_CODE * b["codes"]
-        return (scratch(n), codes(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
+        return (scratch(n), scratch(n), codes(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
 
     bound = (flow, solver, state, schedules, noise)
     axes = {"batch": "batch", "codes": "codes", "columns": "columns"}
@@ -146,7 +146,7 @@ def _table(
     def hift_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, frames = b["batch"], FRAMES_PER_CODE * b["codes"]
         mel = torch.randn(n, frames, config.n_mels, device=device)
-        return (scratch(n), mel, full(n, frames), no(n)), {"rules": rules}
+        return (scratch(n), scratch(n), mel, full(n, frames), no(n)), {"rules": rules}
 
     axes = {"batch": "batch", "codes": "codes"}
     yield Region("hift", "hift", stages.vocode_chunk, (hift, vocode_state), axes, hift_example)

@@ -27,6 +27,7 @@ def flow_chunk(
     schedules: dict[int, Schedule],
     noise: Tensor,
     slots: Tensor,
+    targets: Tensor,
     codes: Tensor,
     n_codes: Tensor,
     last: Tensor,
@@ -34,16 +35,23 @@ def flow_chunk(
     n_steps: int,
 ) -> Tensor:
     """One chunk of codes to mel [B, 2T, n_mels]; shapes as `encode` and `solve`, whose arguments `solver` takes."""
-    mu = encode(flow, state, slots, codes, n_codes, last, width)
+    mu = encode(flow, state, slots, codes, n_codes, last, width, targets=targets)
     n_frames = FRAMES_PER_CODE * voiced(n_codes, last, flow.encoder.lookahead)
-    return solver(state, schedules[n_steps], noise, slots, mu, n_frames, width)
+    return solver(state, schedules[n_steps], noise, slots, mu, n_frames, width, targets=targets)
 
 
 def vocode_chunk(
-    hift: Hift, state: VocodeState, slots: Tensor, mel: Tensor, n_new: Tensor, last: Tensor, rules: VocodeRules
+    hift: Hift,
+    state: VocodeState,
+    slots: Tensor,
+    targets: Tensor,
+    mel: Tensor,
+    n_new: Tensor,
+    last: Tensor,
+    rules: VocodeRules,
 ) -> tuple[Tensor, Tensor]:
     """Mel [B, T, n_mels] to sound; shapes as `vocode`, but for the order of axes."""
-    return vocode(hift, state, slots, mel.transpose(1, 2), n_new, last, rules)
+    return vocode(hift, state, slots, mel.transpose(1, 2), n_new, last, rules, targets=targets)
 
 
 def prepare_voice(

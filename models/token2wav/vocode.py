@@ -45,17 +45,17 @@ REFERENCE_RULES = VocodeRules(fade="reference", phase="restart", end="keep")
 
 @dataclass(frozen=True)
 class VocodeState:
-    """Per slot, row S being scratch for rows of padding; `vocode` alone advances it.
+    """Per slot, row n being scratch for rows of padding; `vocode` alone advances it.
 
     Sound, excitation and phase mean something once `n_tail` is 8; below, the slot has not sent anything.
     """
 
-    mel: Tensor  # [S + 1, n_mels, 8] f32  newest frames, n_tail of them, left-aligned
-    n_tail: Tensor  # [S + 1] i64
-    source: Tensor  # [S + 1, 3840] f32  excitation of those frames
-    wave: Tensor  # [S + 1, 3840] f32  their sound, held back
-    phase: Tensor  # [S + 1] f64  the fundamental's phase behind them, in turns
-    noise_position: Tensor  # [S + 1] i64  where the noise of the first of them stands on the tape
+    mel: Tensor  # [n + 1, n_mels, 8] f32  newest frames, n_tail of them, left-aligned
+    n_tail: Tensor  # [n + 1] i64
+    source: Tensor  # [n + 1, 3840] f32  excitation of those frames
+    wave: Tensor  # [n + 1, 3840] f32  their sound, held back
+    phase: Tensor  # [n + 1] f64  the fundamental's phase behind them, in turns
+    noise_position: Tensor  # [n + 1] i64  where the noise of the first of them stands on the tape
 
     @classmethod
     def allocate(cls, n_slots: int, n_mels: int, device: torch.device | str = "cpu") -> "VocodeState":
@@ -93,21 +93,24 @@ def vocode(
     last: Tensor,
     rules: VocodeRules,
     noise: Tensor | None = None,
+    targets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Vocode the next frames of each slot and hold back the newest eight, or nothing where the turn ends.
 
     A row without new frames stays as it was and gives nothing; if it is `last`, it gives what was held back.
-    After `last` its slot is empty, unless the rules keep it.
+    After `last` nothing is left, unless the rules keep it.
 
     Args:
         slots: [B] int64, distinct except for rows of padding, which name the scratch slot with n_new 0.
         mel: [B, n_mels, T]; beyond n_new [B] int64 (0 to T) it may hold anything. last: [B] bool.
         noise: [B, 480 (T + 8), 9] noise of each harmonic, from the first held-back frame on; without it noise
             comes from a fixed tape, the same for the same sample of the turn whenever it is vocoded.
+        targets: [B] where to leave what comes next; None = in `slots`. If they are others, `slots` stay as they were.
     Returns: [B, 480 (T + 8)] float32 in +-0.99 (`even`) and [B] int64, how many of its samples go out; the rest of
         the row is meaningless.
     Source: golden `e2e_*`.
     """
+    targets = slots if targets is None else targets
     n_tail = state.n_tail[slots]
     joined = n_tail == TAIL_FRAMES
     n_frames = n_tail + n_new
@@ -151,7 +154,7 @@ def vocode(
         shape = (-1,) + (1,) * (tensor.ndim - 1)
         forgotten = last.view(shape) & (rules.end == "forget")
         value = torch.where(forgotten, 0, value).to(tensor.dtype)
-        tensor.index_copy_(0, slots, torch.where(changed.view(shape), value, tensor[slots]))
+        tensor.index_copy_(0, targets, torch.where(changed.view(shape), value, tensor[slots]))
     return wave, SAMPLES_PER_FRAME * torch.where(last, n_frames, begin)
 
 

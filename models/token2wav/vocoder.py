@@ -1,13 +1,14 @@
 """Host side of the vocoder: voices and sessions in slots, chunks of many sessions in one call, whole utterances.
 
 Knows counts, buckets and leases. Does not know sockets, time, nor where codes come from (`windows` cuts them).
-Everything is checked before a slot is touched, so a refused call leaves all slots as they were.
+A session has two slots. Every call reads the one where the session stands and writes the other, and moves its sessions
+over once all of it has succeeded: one that is refused or fails half-way has not happened.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from models.token2wav.voice import Voice
 from models.token2wav.voice_slots import VoiceSlots
 from models.token2wav.windows import CHUNK_CODES
 
+Taken = TypeVar("Taken")
+
 
 class Chunk(NamedTuple):
     """One session's codes for one call, the look-ahead included unless `last`."""
@@ -37,24 +40,30 @@ class Chunk(NamedTuple):
     last: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Session:
-    """What the host remembers of a session so that choosing a bucket needs no look at the device."""
+    """Where a session stands, and what the host remembers so that choosing a bucket needs no look at the device."""
 
+    slot: int
+    spare: int  # the slot that the next call writes
     voice: int  # voice slot
     n_prompt: int  # mel frames
     n_steps: int
-    n_seen: int  # mel frames that the next chunk sees
+    n_seen: int = 0  # mel frames that the next chunk sees
     n_held: int = 0  # mel frames whose sound waits for the next chunk
-    is_broken: bool = False  # a chunk failed half-way: what the slot holds is not what was asked for
 
-    def advance(self, n_frames: int, last: bool, rules: VocodeRules) -> int:
-        """Count one chunk. Returns: samples that leave with it."""
-        self.n_seen = min(self.n_seen + n_frames, self.n_prompt + HISTORY_FRAMES)
+    def begun(self) -> "_Session":
+        """At the start of a turn."""
+        return replace(self, slot=self.spare, spare=self.slot, n_seen=self.n_prompt, n_held=0)
+
+    def spoken(self, n_frames: int, last: bool, rules: VocodeRules) -> tuple["_Session", int]:
+        """One chunk further, and the samples that leave with it."""
+        n_seen = min(self.n_seen + n_frames, self.n_prompt + HISTORY_FRAMES)
         n_frames += self.n_held
         kept = min(n_frames, TAIL_FRAMES)
-        self.n_held = 0 if last and rules.end == "forget" else kept
-        return SAMPLES_PER_FRAME * (n_frames if last else n_frames - kept)
+        n_held = 0 if last and rules.end == "forget" else kept
+        session = replace(self, slot=self.spare, spare=self.slot, n_seen=n_seen, n_held=n_held)
+        return session, SAMPLES_PER_FRAME * (n_frames if last else n_frames - kept)
 
 
 class Vocoder:
@@ -108,7 +117,7 @@ class Vocoder:
         flow_rules = REFERENCE_FLOW if reference else FlowRules()
         self.rules = REFERENCE_RULES if reference else VocodeRules()
         self.state = FlowState(flow, self.sizes, flow_rules)
-        self.vocode_state = VocodeState.allocate(self.sizes.n_sessions, flow.config.n_mels, self.device)
+        self.vocode_state = VocodeState.allocate(self.sizes.scratch, flow.config.n_mels, self.device)
         with torch.no_grad():
             self.schedules: dict[int, Schedule] = {n: flow.schedule(n) for n in dict.fromkeys(steps)}
         self.noise = noise_table(flow.config.n_mels, seed).to(self.device)
@@ -147,36 +156,31 @@ class Vocoder:
         """A session with this voice, at the start of a turn.
 
         Args: n_steps: Euler steps of all its chunks, one of `steps`; None = the first of them.
-        Returns: the session's slot.
+        Returns: the session's number.
         Raises: AudioError if the voice does not fit the flow or is too long; SettingsError for other steps; SlotError
-            if no slot is free, or no room for one more voice.
+            if no slot is free, or no room for one more voice. Whatever the device raises: nothing is taken then,
+            though an unused voice may have made room.
         """
         n_steps = self._checked_steps(n_steps)
         if not self._free:
             raise SlotError("vocoder session", expected="a free slot", got=f"all {self.sizes.n_sessions} leased")
-        voice_slot = self._voice_slot(voice, n_steps)
+        voice_slot, number = self._voice_slot(voice, n_steps), self._free[0]
+        new = _Session(number + self.sizes.n_sessions, number, voice_slot, voice.n_frames, n_steps).begun()
+        self._begin([new])
         self.voices.hold(voice_slot)
-        slot = self._free.pop(0)
-        self._sessions[slot] = _Session(voice_slot, voice.n_frames, n_steps, voice.n_frames)
-        try:
-            self.begin_turn(slot)
-        except BaseException:
-            self.close(slot)
-            raise
-        return slot
+        self._sessions[number] = new
+        self._free.pop(0)
+        return number
 
     def begin_turn(self, *sessions: int) -> None:
-        """Forget the turn of these sessions, held-back sound included, and start a new one. Raises: SlotError."""
+        """Forget the turn of these sessions, held-back sound included, and start a new one.
+
+        Raises: SlotError. Whatever the device raises: the sessions are where they were then.
+        """
         self._check_sessions(sessions)
-        most, scratch = self.shapes.batch[-1], self.state.scratch
-        for start in range(0, len(sessions), most):
-            part = sessions[start : start + most]
-            size = self.shapes.fit("begin", "batch", len(part))
-            voices = [self._sessions[slot].voice for slot in part]
-            self.graphs("begin", {"batch": size}, self._ints(part, size, scratch), self._ints(voices, size, scratch))
-        for slot in sessions:
-            session = self._sessions[slot]
-            session.n_seen, session.n_held, session.is_broken = session.n_prompt, 0, False
+        begun = {number: self._sessions[number].begun() for number in sessions}
+        self._begin(list(begun.values()))
+        self._sessions |= begun
 
     def close(self, session: int) -> None:
         """Give a session's slot back. Raises: SlotError if it is not open."""
@@ -184,34 +188,30 @@ class Vocoder:
         self.voices.let_go(self._sessions.pop(session).voice)
         self._free.append(session)
 
-    def speak(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+    def speak(self, chunks: Sequence[Chunk], take: Callable[[list[Tensor]], Taken] = list) -> Taken:
         """Sound of one chunk for each of several sessions.
 
         Sessions of the same number of Euler steps share the call's regions; a batch larger than the largest bucket
-        is cut.
+        is cut. All chunks are spoken or none: after any error every session is where it was before, so that the
+        caller may try the same chunks again, or each of them alone.
+        Args: take: given the sounds, makes of them what is returned. It is part of the call: copied to the host in
+            it, sounds that do not arrive have not been spoken.
         Returns: per chunk [n] float32 at 24 kHz on the vocoder's device, its own copy: 960 samples a voiced code, of
-            which the newest 160 ms wait for the next chunk unless this is the last.
-        Raises: SlotError for a session that is not open, named twice, or in a turn of which a chunk failed;
-            TokenError for codes out of range or too few; ShapeError for too many. Whatever the device raises: the
-            turns of these sessions are lost then, and `begin_turn` starts anew.
+            which the newest 160 ms wait for the next chunk unless this is the last. Numbers that are not finite
+            reach only the session that they arose in: its sound is not finite from then on, until `begin_turn`.
+        Raises: SlotError for a session that is not open or named twice; TokenError for codes out of range or too
+            few; ShapeError for too many. Whatever the device or `take` raises.
         """
         self._check(chunks)
-        try:
-            return self._speak_in_groups(chunks)
-        except BaseException:
-            for chunk in chunks:
-                self._sessions[chunk.session].is_broken = True
-            raise
-
-    def _speak_in_groups(self, chunks: Sequence[Chunk]) -> list[Tensor]:
-        sounds: dict[int, Tensor] = {}
+        spoken: dict[int, tuple[_Session, Tensor]] = {}
         for n_steps in self.schedules:
             group = [chunk for chunk in chunks if self._sessions[chunk.session].n_steps == n_steps]
-            most = self.shapes.batch[-1]
-            for start in range(0, len(group), most):
-                part = group[start : start + most]
-                sounds |= dict(zip((c.session for c in part), self._speak(part, n_steps), strict=True))
-        return [sounds[chunk.session] for chunk in chunks]
+            for rows in self._batches(len(group)):
+                part = group[rows]
+                spoken |= zip((chunk.session for chunk in part), self._speak(part, n_steps), strict=True)
+        taken = take([spoken[chunk.session][1] for chunk in chunks])
+        self._sessions |= {number: session for number, (session, _) in spoken.items()}
+        return taken
 
     def offline(self, codes: Sequence[int], voice: Voice, n_steps: int | None = None) -> Tensor:
         """A whole utterance in one pass: better than streamed, since every frame sees all others.
@@ -250,14 +250,26 @@ class Vocoder:
             wave, _ = vocode(hift, state, slot, mel.transpose(1, 2), n_frames, whole, self.rules)
         return wave[0, : SAMPLES_PER_CODE * len(codes)]
 
-    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[Tensor]:
+    def _begin(self, sessions: list[_Session]) -> None:
+        """Put the slots of sessions that are to begin a turn where their voices ended."""
+        scratch = self.state.scratch
+        for rows in self._batches(len(sessions)):
+            part = sessions[rows]
+            size = self.shapes.fit("begin", "batch", len(part))
+            slots = self._ints([session.slot for session in part], size, scratch)
+            self.graphs("begin", {"batch": size}, slots, self._ints([s.voice for s in part], size, scratch))
+
+    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[_Session, Tensor]]:
+        """One batch. Returns: per chunk where its session goes, and the sound."""
         sessions = [self._sessions[chunk.session] for chunk in chunks]
         n_voiced = [len(chunk.codes) - self.lookahead * (not chunk.last) for chunk in chunks]
         size = self.shapes.fit("flow", "batch", len(chunks))
         count = self.shapes.fit("flow", "codes", max(n_voiced))
         seen = max(session.n_seen for session in sessions)
         columns = self.shapes.fit("flow", "columns", seen + FRAMES_PER_CODE * count)
-        slots = self._ints([chunk.session for chunk in chunks], size, self.state.scratch)
+        scratch = self.state.scratch
+        slots = self._ints([session.slot for session in sessions], size, scratch)
+        targets = self._ints([session.spare for session in sessions], size, scratch)
         codes = torch.zeros(size, count + self.lookahead, dtype=torch.int64)
         for row, chunk in enumerate(chunks):
             codes[row, : len(chunk.codes)] = torch.tensor(chunk.codes)
@@ -268,6 +280,7 @@ class Vocoder:
             "flow",
             {**bucket, "columns": columns},
             slots,
+            targets,
             self._send(codes),
             n_codes,
             last,
@@ -275,12 +288,16 @@ class Vocoder:
             n_steps=n_steps,
         )
         n_new = self._ints([FRAMES_PER_CODE * n for n in n_voiced], size, 0)
-        wave, _ = self.graphs("hift", bucket, slots, mel, n_new, last, rules=self.rules)
-        n_samples = [
-            session.advance(FRAMES_PER_CODE * n, chunk.last, self.rules)
+        wave, _ = self.graphs("hift", bucket, slots, targets, mel, n_new, last, rules=self.rules)
+        spoken = [
+            session.spoken(FRAMES_PER_CODE * n, chunk.last, self.rules)
             for session, n, chunk in zip(sessions, n_voiced, chunks, strict=True)
         ]
-        return [wave[row, :n].clone() for row, n in enumerate(n_samples)]
+        return [(session, wave[row, :n].clone()) for row, (session, n) in enumerate(spoken)]
+
+    def _batches(self, n: int) -> Iterator[slice]:
+        most = self.shapes.batch[-1]
+        return (slice(start, start + most) for start in range(0, n, most))
 
     def _voice_slot(self, voice: Voice, n_steps: int) -> int:
         """The slot where this voice's state for so many steps lies, made if it is not there."""
@@ -333,9 +350,6 @@ class Vocoder:
     def _check(self, chunks: Sequence[Chunk]) -> None:
         self._check_sessions([chunk.session for chunk in chunks])
         for chunk in chunks:
-            if self._sessions[chunk.session].is_broken:
-                got = "one of which a chunk failed"
-                raise SlotError(f"vocoder session {chunk.session}", expected="a turn in order, or a new one", got=got)
             what = f"codes of session {chunk.session}"
             self._check_codes(what, chunk.codes, at_least=1 if chunk.last else self.lookahead + 1)
             self.shapes.fit(what, "codes", len(chunk.codes) - self.lookahead * (not chunk.last))

@@ -23,7 +23,7 @@ class VoiceSlots:
     """Voices by slot, least recently used first."""
 
     def __init__(self, sizes: FlowSizes):
-        first = sizes.n_sessions + 1
+        first = sizes.scratch + 1
         self._free = list(range(first, first + sizes.n_voices))
         self._n_frames = sizes.voice_frames
         self._by_slot: dict[int, _Lodger] = {}

@@ -46,6 +46,11 @@ class CodeWindows:
         self._codes: list[int] = [SILENCE_CODE] * lookahead if silence else []
 
     @property
+    def waiting(self) -> tuple[int, ...]:
+        """Codes that no window has consumed, those seen as look-ahead included."""
+        return tuple(self._codes)
+
+    @property
     def n_waiting(self) -> int:
         return len(self._codes)
 

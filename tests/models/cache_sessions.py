@@ -11,9 +11,9 @@ N_SLOTS, MAX_LEN, HEADS, DIM = 4, 320, 2, 8
 NAN = float("nan")
 
 
-def make_cache(max_len: int = MAX_LEN, dtype: torch.dtype = torch.float32) -> KVCache:
+def make_cache(max_len: int = MAX_LEN, dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVCache:
     return KVCache(
-        n_layers=2, n_slots=N_SLOTS, max_len=max_len, kv_heads=HEADS, head_dim=DIM, dtype=dtype, device="cpu"
+        n_layers=2, n_slots=N_SLOTS, max_len=max_len, kv_heads=HEADS, head_dim=DIM, dtype=dtype, device=device
     )
 
 

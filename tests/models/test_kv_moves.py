@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.kv_cache import KVCache
 from models.rotary import rotary_angles, rotary_frequencies, rotate
-from tests.models.cache_sessions import DIM, HEADS, MAX_LEN, N_SLOTS, NAN, Session, assert_slot, slot_rows
+from tests.models.cache_sessions import DIM, HEADS, MAX_LEN, N_SLOTS, NAN, Session, assert_slot, make_cache, slot_rows
 from tests.models.compare import assert_close, assert_same
 from tests.models.slow_transformer import rope
 
@@ -187,6 +187,19 @@ def test_keys_may_move_without_turning():
     session.cache.shift(torch.tensor([0]), torch.tensor([10]), torch.tensor([5]), session.frequencies, turn=False)
     for cache, rows in zip(session.cache.k, held, strict=True):
         assert_same(cache[0, :, 15:35], rows)
+    session.cache.evict(torch.tensor([0]), torch.tensor([3]), torch.tensor([12]), session.frequencies, turn=False)
+    for cache, rows in zip(session.cache.k, held, strict=True):
+        assert_same(cache[0, :, 3:23], rows)
+
+
+def test_counts_of_the_scratch_slot_may_be_anything():
+    """Whatever padding left there, moving it addresses no row outside."""
+    session = Session()
+    session.feed({0: 50})
+    session.cache.lengths[N_SLOTS] = session.cache.positions[N_SLOTS] = MAX_LEN + 50
+    slots = torch.tensor([0, N_SLOTS])
+    session.cache.shift(slots, torch.tensor([20, 100]), torch.tensor([0, -60]), session.frequencies)
+    session.check(0)
 
 
 @settings(max_examples=20)
@@ -213,20 +226,28 @@ def test_rows_in_the_middle_are_replaced(seed, front, gone, new, kept):
     session.check(1e-5)
 
 
+def every_move(cache: KVCache, slots: Tensor, first: Tensor, by: Tensor, lengths: Tensor) -> None:
+    frequencies = rotary_frequencies(DIM, 1e4, slots.device)
+    cache.shift(slots, first, by, frequencies)
+    cache.evict(slots, first, (-by).clamp(min=0), frequencies)
+    cache.set_length(slots, lengths)
+    cache.wipe(slots, lengths)
+
+
 def test_moving_rows_is_one_graph():
-    """No graph break, nothing read back, the same bits as eagerly."""
-
-    def move(cache: KVCache, slots: Tensor, first: Tensor, by: Tensor, lengths: Tensor) -> None:
-        cache.shift(slots, first, by, frequencies)
-        cache.evict(slots, first, (-by).clamp(min=0), frequencies)
-        cache.set_length(slots, lengths)
-        cache.wipe(slots, lengths)
-
-    frequencies = rotary_frequencies(DIM, 1e4, "cpu")
+    """No graph break, and the same bits as eagerly."""
     sessions = Session(max_len=40), Session(max_len=40)
-    for session, run in zip(sessions, (move, torch.compile(move, backend="eager", fullgraph=True)), strict=True):
+    compiled = torch.compile(every_move, backend="eager", fullgraph=True, dynamic=False)
+    for session, run in zip(sessions, (every_move, compiled), strict=True):
         session.feed({0: 30, 1: 20, 2: 25})
         slots, first, by = torch.tensor([2, 0, N_SLOTS]), torch.tensor([10, 12, 0]), torch.tensor([6, -5, 0])
         run(session.cache, slots, first, by, torch.tensor([28, 15, 0]))
     for slot in range(N_SLOTS):
         assert_slot(sessions[1].cache, slot, slot_rows(sessions[0].cache, slot))
+
+
+def test_moving_rows_reads_nothing_back():
+    """Tensors without data have nothing to read: `.item()` and branches on them raise."""
+    cache = make_cache(device="meta")
+    slots, first, by, lengths = torch.zeros(4, 3, dtype=torch.int64, device="meta")
+    every_move(cache, slots, first, by, lengths)

@@ -1,9 +1,10 @@
 """A small engine without a thread, and what to send it: for tests of sessions and their loop.
 
 One size per axis, so that a session's numbers do not hang on how many neighbours share its batches; short units of
-speech and few slots, so that a unit costs tens of milliseconds.
+speech, few slots and a sound encoder that looks back three seconds, so that a unit costs tens of milliseconds.
 """
 
+import copy
 import hashlib
 import random
 from collections import defaultdict
@@ -15,12 +16,19 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from PIL import Image
 
+from models.config import PreprocessorConfig, load_preprocessor_config
+from models.duplex import Duplex
 from models.image import ImagePatches, image_patches, open_image, plan
+from models.load import load_model
+from models.omni import OmniModel
 from models.region_table import Shapes
+from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.voice import Voice
+from models.tokens import Tokenizer
 from tests.models.token2wav.vocoders import make_voice
 from worker import building, duplex_job
 from worker.building import Parts
@@ -35,9 +43,10 @@ from worker.voice import VoiceDesk
 TINY = Path(__file__).parents[2] / "assets" / "tiny"
 N_SLOTS = 3
 LLM_LEN, SPEECH_LEN = 384, 192
-CODES = 8  # of a unit of speech, instead of 25
+POSITIONS = 200  # of the sound encoder, instead of 1500
+CODES = 6  # of a unit of speech, instead of 25
 OFF = WindowConfig(mode="off")
-ALOUD = SessionConfig(force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=OFF, euler_steps=1, seed=1)
+ALOUD = SessionConfig(force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=OFF, seed=1)
 QUIET = ALOUD.model_copy(update={"generate_audio": False})
 
 
@@ -49,11 +58,30 @@ def short_speech() -> Iterator[None]:
 
 
 def make_config(n_slots: int = N_SLOTS, llm_len: int = LLM_LEN, **knobs: Any) -> EngineConfig:
-    knobs = {"session": QUIET, "euler_steps": 2, "snapshots": 2, **knobs}
+    knobs = {"session": QUIET, "euler_steps": 1, "snapshots": 2, **knobs}
     return EngineConfig(model_path=TINY, device="cpu", max_sessions=n_slots, llm_len=llm_len, **knobs)
 
 
-def make_parts(config: EngineConfig) -> Parts:
+@cache
+def loaded() -> tuple[OmniModel, Tokenizer, PreprocessorConfig, FlowAndHift]:
+    """The embedded checkpoint; nobody changes its weights."""
+    vocoder = load_flow_and_hift(make_config().token2wav_folder)
+    return load_model(TINY, device="cpu"), Tokenizer.load(TINY), load_preprocessor_config(TINY), vocoder
+
+
+@cache
+def forgetful() -> OmniModel:
+    """The same model with positions for so few units of sound that it starts over at every unit from the fourth on."""
+    model = copy.deepcopy(loaded()[0])
+    audio = model.config.audio_config.model_copy(update={"max_source_positions": POSITIONS})
+    model.config = model.config.model_copy(update={"audio_config": audio})
+    model.apm.max_positions = POSITIONS
+    weight = model.apm.embed_positions.weight[:POSITIONS].clone()
+    model.apm.embed_positions = torch.nn.Embedding.from_pretrained(weight)
+    return model
+
+
+def make_parts(config: EngineConfig, *, short_hearing: bool = True) -> Parts:
     """Model, vocoder and slots at one size per axis."""
     n = (config.max_sessions,)
     shapes = Shapes(
@@ -68,17 +96,19 @@ def make_parts(config: EngineConfig) -> Parts:
         speech_kv=(SPEECH_LEN,),
     )
     # Wide enough for the voices below, and for whatever waits beside a unit of speech.
-    vocoder_shapes = VocoderShapes(batch=n, codes=(14,), columns=(192,), prompt=(60,))
+    vocoder_shapes = VocoderShapes(batch=n, codes=(10,), columns=(192,), prompt=(60,))
+    model, *others = loaded()
     with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
-        return building.build(config, shapes=shapes, vocoder_shapes=vocoder_shapes)
+        model = forgetful() if short_hearing else model
+        return building.assemble(model, *others, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
 
 
 class SmallEngine:
     """Sessions and their loop as the engine's thread holds them, driven by hand; events by session name."""
 
-    def __init__(self, config: EngineConfig | None = None, observer: Observer | None = None):
+    def __init__(self, config: EngineConfig | None = None, observer: Observer | None = None, **options: bool):
         self.config = config or make_config()
-        self.parts = make_parts(self.config)
+        self.parts = make_parts(self.config, **options)
         self.duplex, self.vocoder = self.parts.duplex, self.parts.vocoder
         self.desk = VoiceDesk(self.duplex, self.vocoder)
         self.loop = UnitLoop(self.duplex, self.vocoder, self.desk, observer=observer)
@@ -165,10 +195,15 @@ class Director(Observer):
     """Steers a session's turns by chance, as a model with something to say would: the tiny one only babbles.
 
     What becomes of a token depends on the session's name, how many units it has decided and what this one holds.
+    logits: digests of what each unit's prefill ends with, by session: ids alone forgive a difference that is small.
     """
 
     def __init__(self, listen: float = 0.3, turn_end: float = 0.12, unit_end: float = 0.15):
         self.listen, self.turn_end, self.unit_end = listen, turn_end, unit_end
+        self.logits: dict[str, list[str]] = defaultdict(list)
+
+    def prefilled(self, session: str, logits: torch.Tensor) -> None:
+        self.logits[session].append(digest(logits.numpy()))
 
     def token(self, session: str, job: Any, token: int) -> int:
         ids = job.language.special
@@ -194,7 +229,11 @@ def told(event: Event) -> tuple[Any, ...]:
 
 def bits(pcm: np.ndarray | None) -> tuple[int, str] | None:
     """Length and digest, so that a difference can be printed."""
-    return None if pcm is None else (len(pcm), hashlib.sha256(pcm.tobytes()).hexdigest()[:16])
+    return None if pcm is None else (len(pcm), digest(pcm))
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
 
 
 def assert_told(name: str, got: Sequence[Event], expected: Sequence[Event]) -> None:
@@ -202,3 +241,26 @@ def assert_told(name: str, got: Sequence[Event], expected: Sequence[Event]) -> N
     for number, (one, other) in enumerate(zip(map(told, got), map(told, expected), strict=False)):
         assert one == other, f"{name}, event {number}: expected {other}, got {one}"
     assert len(got) == len(expected), f"{name}: expected {len(expected)} events, got {len(got)}"
+
+
+def assert_mirrors(duplex: Duplex, slot: int) -> None:
+    """What the host believes of a slot is what its tensors say."""
+    at, state = duplex.counters(slot), duplex.state
+    pairs = {
+        "context rows": (at.llm_rows, state.llm.lengths, state.llm.positions),
+        "text draws": (at.draws, state.text.draws),
+        "tokens remembered": (at.remembered, state.text.count),
+        "chunk start": (at.chunk_start, state.text.chunk_start),
+        "samples": (at.n_samples, state.mel.n_samples),
+        "frames": (at.n_frames, state.mel.n_emitted),
+        "units": (at.n_units, state.heard.n_units),
+        "encoder rows": (at.audio_rows, state.apm.lengths, state.apm.positions),
+    }
+    if not duplex.speaker.is_in_call(slot):  # within a call the host counts when it looks
+        pairs["speech rows"] = (at.speech_rows, state.speech.cache.lengths, state.speech.cache.positions)
+        pairs["code draws"] = (at.code_draws, state.speech.sampler.draws)
+        pairs["codes remembered"] = (at.codes_remembered, state.speech.sampler.count)
+    wrong = {what: (own, [int(t[slot]) for t in tensors]) for what, (own, *tensors) in pairs.items()}
+    wrong = {what: pair for what, pair in wrong.items() if set(pair[1]) != {pair[0]}}
+    assert not wrong, f"slot {slot}: expected the host's counts on the device, got {wrong}"
+    assert torch.equal(at.tail, state.mel.tail[slot].cpu()), f"slot {slot}: expected the newest samples on both sides"

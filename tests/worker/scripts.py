@@ -52,7 +52,6 @@ def draw_config(luck: random.Random, speaks: bool) -> SessionConfig:
         text_repetition_window_size=luck.choice((4, 512)),
         window=luck.choice(WINDOWS),
         early_sound=luck.random() < 0.6,
-        euler_steps=luck.choice((None, 1)),
         drain_s=luck.choice((0, 2, 4)),
         seed=luck.randrange(2**64),
     )
@@ -110,8 +109,8 @@ def send(engine: SmallEngine, session: Session, luck: random.Random) -> None:
     pictures = [luck.randrange(4) for _ in range(luck.choice((0, 0, 0, 1)))]
     if kind < 0.06:
         engine.send(session, None, pictures=pictures or [0])
-    elif kind < 0.14:
-        engine.send(session, luck.randrange(99), luck.choice((100, 7000, 24_000)), pictures=pictures)
+    elif kind < 0.2:
+        engine.send(session, luck.randrange(99), luck.choice((100, 7000, 24_000, 40_000)), pictures=pictures)
     else:
         engine.send(session, luck.randrange(99), pictures=pictures, force_listen=luck.random() < 0.12)
 

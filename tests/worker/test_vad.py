@@ -114,8 +114,8 @@ def test_rules_hold_however_sound_is_cut(
 
 
 def test_a_segment_sample_by_sample() -> None:
-    sound = scripted([0, 0.74, 0.75, 0.9, 0.5, 0.7, 0.5, 0.9, 0.5, 0.5, 0, 0])
-    settings = VoiceSettings(threshold=0.75, min_speech_ms=192, min_silence_ms=64, speech_pad_ms=10)
+    sound = scripted([0, 0.375, 0.5, 0.9, 0.2, 0.25, 0.2, 0.9, 0.2, 0.2, 0, 0])
+    settings = VoiceSettings(threshold=0.4, min_speech_ms=192, min_silence_ms=64, speech_pad_ms=10)
     started, ended = heard(sound, settings)
     assert started == SpeechStarted(2 * WINDOW - 160)
     assert np.array_equal(ended.samples, sound[2 * WINDOW - 160 : 10 * WINDOW]), "expected pad, speech and two windows"

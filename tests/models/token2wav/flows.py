@@ -99,23 +99,38 @@ class Rig:
         voice_slots = torch.tensor([self.voice_slot(voice) for voice in voices.values()])
         self.state.begin(torch.tensor(list(voices)), voice_slots)
 
-    def step(self, chunks: dict[int, Chunk], bucket: int = 28, n_scratch: int = 0, noise_code: int = 17) -> dict:
-        """One chunk of each slot, all in one call padded to `bucket` voiced codes. Returns: slot -> mel [T, n_mels]."""
+    def step(
+        self,
+        chunks: dict[int, Chunk],
+        bucket: int = 28,
+        n_scratch: int = 0,
+        noise_code: int = 17,
+        targets: dict[int, int] | None = None,
+    ) -> dict:
+        """One chunk of each slot, all in one call padded to `bucket` voiced codes. Returns: slot -> mel [T, n_mels].
+
+        targets: slot -> where it leaves what comes next.
+        """
         slots = torch.tensor([*chunks, *[self.state.scratch] * n_scratch])
+        if targets is not None:
+            targets = torch.tensor([targets.get(slot, slot) for slot in slots.tolist()])
         codes = torch.full((len(slots), bucket + LOOKAHEAD), noise_code)
         n_codes, last = torch.zeros(len(slots), dtype=torch.int64), torch.zeros(len(slots), dtype=torch.bool)
         for row, (given, ends) in enumerate(chunks.values()):
             codes[row, : len(given)] = given
             n_codes[row], last[row] = len(given), ends
-        mel, n_frames = self.call(slots, codes, n_codes, last)
+        mel, n_frames = self.call(slots, codes, n_codes, last, targets)
         lengths = n_frames.tolist()
         return {slot: mel[row, : lengths[row]] for row, slot in enumerate(chunks)}
 
-    def call(self, slots: Tensor, codes: Tensor, n_codes: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def call(
+        self, slots: Tensor, codes: Tensor, n_codes: Tensor, last: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`encode` and `solve` on padded tensors. Returns: mel [B, 2T, n_mels] and how many frames count."""
         width, n_frames = self.state.dit.width, FRAMES_PER_CODE * voiced(n_codes, last, LOOKAHEAD)
-        mu = encode(self.flow, self.state, slots, codes, n_codes, last, width)
-        return solve(self.flow, self.state, self.schedule, self.noise, slots, mu, n_frames, width), n_frames
+        mu = encode(self.flow, self.state, slots, codes, n_codes, last, width, targets=targets)
+        mel = solve(self.flow, self.state, self.schedule, self.noise, slots, mu, n_frames, width, targets=targets)
+        return mel, n_frames
 
     def turn(self, slot: int, chunks: list[Chunk], **options: int) -> list[Tensor]:
         return [self.step({slot: chunk}, **options)[slot] for chunk in chunks]

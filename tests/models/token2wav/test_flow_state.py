@@ -149,6 +149,36 @@ def test_what_a_slot_held_before_never_leaks(rules):
             assert got[slot].isfinite().all(), f"slot {slot} chunk {i}: expected finite mel, got {got[slot]}"
 
 
+def what_it_sees(rig: Rig, slot: int) -> list[Tensor]:
+    """Copies of everything that the next chunk in a slot depends on."""
+    own = [tensor[slot] for tensor in rig.state.copied()]
+    for rows, views in pools(rig):
+        seen = views.view[slot, : views.length[slot]]
+        own += [seen, rows.index_select(-3, seen)]
+    return [tensor.clone() for tensor in own]
+
+
+@by_rules
+def test_two_slots_turn_about_are_one(rules):
+    """Each call reads one and writes the other, often twice: the same bits, and what was read stays as it was."""
+    rig, plain = Rig(FLOW, rules), Rig(FLOW, rules)
+    for each in (rig, plain):
+        each.begin({0: 0, 3: 1})
+    stands = {0: 0, 3: 3}
+    for i, pair in enumerate(zip(turn(8, LONG, 3), turn(9, FLUSHED, 28), strict=True)):
+        others = {slot: (slot + rig.n_sessions) % rig.state.scratch for slot in stands.values()}
+        chunks = {stands[slot]: chunk for slot, chunk in zip((0, 3), pair, strict=True)}
+        before = {slot: what_it_sees(rig, slot) for slot in chunks}
+        for _ in range(1 + i % 3):
+            got = rig.step(chunks, n_scratch=1, targets=others)
+            for slot in chunks:
+                assert_same_bits(what_it_sees(rig, slot), before[slot], f"slot {slot}, read by chunk {i}")
+        expected = plain.step(dict(zip((0, 3), pair, strict=True)), n_scratch=1)
+        for slot in (0, 3):
+            assert_same(got[stands[slot]], expected[slot], f"slot {slot} chunk {i}")
+        stands = {slot: others[stands[slot]] for slot in stands}
+
+
 @by_rules
 @pytest.mark.parametrize("last", [False, True])
 def test_no_codes_leave_a_slot_bit_for_bit(rules, last):

@@ -135,6 +135,23 @@ def test_idle_slots_keep_every_bit():
 
 
 @pytest.mark.parametrize("rules", [RULES, REFERENCE_RULES])
+def test_two_slots_turn_about_are_one(rules: VocodeRules):
+    """Each call reads one and writes the other, whatever that held; what was read stays as it was."""
+    state, alone = VocodeState.allocate(3, CONFIG.n_mels), Session(rules=rules)
+    poison(state, 2)
+    slots, targets = torch.tensor([0]), torch.tensor([2])
+    for step, (n, ends) in enumerate([(3, False), (14, False), (0, False), (9, False), (0, True), (12, False)]):
+        mel, before = random_mel(1, BUCKET, seed=step), rows_of(state, int(slots))
+        for _ in range(1 + step % 2):
+            call = slots, mel, torch.tensor([n]), torch.tensor([ends]), rules
+            wave, n_samples = vocode(HIFT, state, *call, targets=targets)
+            for got, want in zip(rows_of(state, int(slots)), before, strict=True):
+                assert_same(got, want, f"the slot that call {step} reads")
+        assert_same(wave[0, : n_samples[0]], alone.push(mel[0, :, :n], ends), f"sound of call {step}")
+        slots, targets = targets, slots
+
+
+@pytest.mark.parametrize("rules", [RULES, REFERENCE_RULES])
 def test_poisoned_slots_do_not_leak(rules: VocodeRules):
     mel = random_mel(1, 31)[0]
     expected = Session(rules=rules).turn(mel, [12, 5, 14])

@@ -16,7 +16,7 @@ from models.token2wav.vocode import VocodeState, vocode
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.windows import CodeWindows
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
+from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
 from tests.parity.token2wav.build import set_up_voice
 
 HELD = 3840  # samples that wait for the next chunk
@@ -44,16 +44,17 @@ def recorded(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 def poison(vocoder: Vocoder, session: int) -> None:
     """Everything that a session can write, as an unlucky turn may leave it."""
-    state = vocoder.state
+    state, both = vocoder.state, [session, session + vocoder.sizes.n_sessions]
     pools: list[tuple[Tensor, Views]] = [(state.code_rows, state.code), (state.mel_rows, state.mel)]
     pools += [(rows, state.dit) for rows in state.dit_rows]
     for rows, views in pools:
         first = int(views.start[session])
+        assert views.start[both].tolist() == [first, first]
         rows[..., first : first + views.ring, :, :] = NAN
         rows[..., SPILL_ROW, :, :] = NAN
-        views.view[session], views.length[session] = SPILL_ROW, views.width
+        views.view[both], views.length[both] = SPILL_ROW, views.width
     for tensor in (*state.copied(), *vocoder.vocode_state.tensors()):
-        tensor[session] = NAN if tensor.is_floating_point() else 8
+        tensor[both] = NAN if tensor.is_floating_point() else 8
 
 
 def test_samples_of_each_kind_of_chunk(vocoder: Vocoder):
@@ -123,7 +124,7 @@ def test_a_prompt_looks_ahead_at_silence(vocoder: Vocoder):
     set_up_voice(flow, state, slot, voice.codes, voice.mel, voice.speaker, vocoder.noise, schedule, 0)
     session = vocoder.open(voice)
     for got, expected in zip(vocoder.state.copied(), state.copied(), strict=True):
-        assert_close(got[session], expected[slot], 1e-4, "what a session takes over")
+        assert_close(got[slot_of(vocoder, session)], expected[slot], 1e-4, "what a session takes over")
     vocoder.close(session)
 
 
@@ -174,7 +175,7 @@ def test_one_call_is_what_vocoding_its_mel_gives(vocoder: Vocoder, monkeypatch: 
         vocoder.begin_turn(session)
         (wave,) = say(vocoder, session, make_codes(n, n), [])
         assert_close(wave, vocoded(vocoder, mels[-1][: 2 * n]), 2e-5, f"{n} codes")
-        assert not any(tensor[session].any() for tensor in vocoder.vocode_state.tensors())
+        assert not any(tensor[slot_of(vocoder, session)].any() for tensor in vocoder.vocode_state.tensors())
     vocoder.close(session)
 
 

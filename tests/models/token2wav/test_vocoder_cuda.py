@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,17 @@ from models.token2wav.load import load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.vocoders import FOLDER, copies, cut, make_codes, make_vocoder, make_voice, say, tensors
+from tests.models.token2wav.vocoders import (
+    FOLDER,
+    copies,
+    cut,
+    make_codes,
+    make_vocoder,
+    make_voice,
+    say,
+    slot_of,
+    tensors,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -43,8 +54,8 @@ def no_waiting() -> Iterator[None]:
 def on_gpu(kernels: str, captured: bool = False) -> Vocoder:
     vocoder = make_vocoder(load_flow_and_hift(FOLDER, device="cuda"), shapes=SHAPES, kernels=kernels)
     if captured:
-        # begin: 2 batches; flow: 2 batches, 2 counts of codes, 2 of columns, 2 of steps; hift: 2 x 2.
-        assert vocoder.graphs.capture() == 2 + 16 + 4 == vocoder.graphs.n_graphs
+        # begin: 2 batches; flow: 2 batches, 3 counts of codes, 2 of columns, 2 of steps; hift: 2 x 3.
+        assert vocoder.graphs.capture() == 2 + 24 + 6 == vocoder.graphs.n_graphs
     return vocoder
 
 
@@ -116,6 +127,49 @@ def test_no_chunk_waits_for_the_device(kernels: str, captured: bool):
     assert all(wave.isfinite().all() for call in waves for wave in call)
     with pytest.raises(RuntimeError), no_waiting():
         waves[0][0].sum().item()
+
+
+class Failing:
+    """Regions of a vocoder of which one fails, before it runs or after."""
+
+    def __init__(self, vocoder: Vocoder, region: str, when: str):
+        self.plain, self.failing = vocoder.graphs, (region, when)
+
+    def __call__(self, name: str, *given: Any, **static: Any) -> Any:
+        if self.failing == (name, "before"):
+            raise torch.OutOfMemoryError("no room")
+        result = self.plain(name, *given, **static)
+        if self.failing == (name, "after"):
+            raise torch.OutOfMemoryError("no room")
+        return result
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_failed_call_has_not_happened(kernels: str, captured: bool, monkeypatch: pytest.MonkeyPatch):
+    """To the bit; numbers that are not finite stay with their session too."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    vocoder = on_gpu(kernels, captured)
+    plain, sessions = vocoder.graphs, [vocoder.open(make_voice(n)) for n in range(2)]
+    codes = [make_codes(n, sum(COUNTS) + 13) for n in range(2)]
+    calls = list(zip(*(cut(session, one, COUNTS) for session, one in zip(sessions, codes, strict=True)), strict=True))
+    expected = [vocoder.speak(chunks) for chunks in calls]
+    vocoder.begin_turn(*sessions)
+    for chunks, wanted in zip(calls, expected, strict=True):
+        for region, when in (("flow", "before"), ("flow", "after"), ("hift", "before"), ("hift", "after")):
+            vocoder.graphs = Failing(vocoder, region, when)
+            with pytest.raises(torch.OutOfMemoryError):
+                vocoder.speak(chunks)
+            vocoder.graphs = plain
+        for got, want in zip(vocoder.speak(chunks), wanted, strict=True):
+            assert_same(got.cpu(), want.cpu(), "sound after failures")
+    vocoder.begin_turn(*sessions)
+    slot, state = slot_of(vocoder, sessions[1]), vocoder.state
+    state.dit_tails[0][slot] = float("nan")
+    for chunks, wanted in zip(calls[:3], expected, strict=False):
+        got = vocoder.speak(chunks)
+        assert_same(got[0].cpu(), wanted[0].cpu(), "sound beside a session that is not finite")
+        assert not got[1].isfinite().all()
 
 
 def test_no_memory_is_taken_once_captured():

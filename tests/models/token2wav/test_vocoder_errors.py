@@ -15,7 +15,7 @@ from models.token2wav.flow_state import FlowSizes
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
-from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, tensors
+from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
 
 CODES = make_codes(0, 28)
 
@@ -220,4 +220,4 @@ def test_columns_reach_what_a_session_may_see():
         for _ in range(4):
             assert vocoder.speak([Chunk(session, [*CODES, 1, 2, 3])])[0].isfinite().all()
     with torch.no_grad():
-        assert vocoder.state.dit.length[session] == 700
+        assert vocoder.state.dit.length[slot_of(vocoder, session)] == 700

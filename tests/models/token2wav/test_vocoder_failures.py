@@ -1,58 +1,260 @@
-"""What the host side does after a failure of the device, and which buckets it asks for."""
+"""A call that fails has not happened: every session goes on as if it had not been made, to the bit.
 
+And which buckets the host side asks for.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from models.errors import ShapeError, SlotError
+from models.errors import ShapeError
 from models.graphs import compile_counters
 from models.token2wav.conformer import RelativeAttention
 from models.token2wav.flow_state import FlowSizes
-from models.token2wav.load import load_flow_and_hift
+from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
-from tests.models.token2wav.vocoders import FOLDER, make_codes, make_vocoder, make_voice
+from tests.models.token2wav.vocoders import FOLDER, cut, make_codes, make_vocoder, make_voice, shared_parts, slot_of
 
 CODES = make_codes(0, 28)
+# One size of everything, so that a chunk has the same bits whoever is beside it.
+ONE_SIZE = VocoderShapes(batch=(2,), codes=(28,), columns=(288,), prompt=(60, 120))
+# Of a turn's chunks: the first; the one after which the oldest history is forgotten for good; the last.
+COUNTS = [25, 25, 25, 7, 12]
+FAILING_CHUNKS = (0, 3, 5)
+COMPATS = pytest.mark.parametrize("compat", [None, "reference"])
 
 
 class Watched:
-    """Regions of a vocoder with a record of the buckets asked for; those named in `failing` raise."""
+    """Regions of a vocoder with a record of the buckets asked for, and a call that fails."""
 
     def __init__(self, vocoder: Vocoder):
-        self.plain, self.failing, self.buckets = vocoder.graphs, set(), []
+        self.plain, self.buckets, self.failing = vocoder.graphs, [], None
         vocoder.graphs = self
 
     def __call__(self, name: str, bucket: dict[str, int], *tensors: Tensor, **static: Any) -> Any:
         self.buckets.append((name, bucket))
-        if name in self.failing:
+        if self.failing == (name, "before"):
             raise torch.OutOfMemoryError("no room")
-        return self.plain(name, bucket, *tensors, **static)
+        result = self.plain(name, bucket, *tensors, **static)
+        if self.failing == (name, "after"):
+            raise torch.OutOfMemoryError("no room")
+        return result
 
 
-@pytest.mark.parametrize("failing", ["flow", "hift"])
-def test_a_turn_that_failed_half_way_is_over(failing: str):
-    vocoder = make_vocoder()
-    one, two, other = (vocoder.open(make_voice(), n) for n in (2, 1, 2))
-    watched = Watched(vocoder)
-    first = vocoder.speak([Chunk(one, CODES)])
-    watched.failing = {failing}
-    with pytest.raises(torch.OutOfMemoryError):
-        vocoder.speak([Chunk(one, CODES), Chunk(two, CODES)])
-    watched.failing = set()
-    for session in (one, two):
-        with pytest.raises(
-            SlotError, match=rf"session {session}: expected a turn in order, .* got one of which a chunk"
-        ):
-            vocoder.speak([Chunk(session, CODES), Chunk(other, CODES)])
-    assert_same(vocoder.speak([Chunk(other, CODES)])[0], first[0])
-    vocoder.begin_turn(one)
-    assert_same(vocoder.speak([Chunk(one, CODES)])[0], first[0])
-    vocoder.close(two)
-    assert vocoder.n_free == 3
+@contextmanager
+def failing_write(number: int) -> Iterator[None]:
+    """The write number `number` to any tensor of the state raises; earlier ones are done."""
+    left, plain = number, {name: getattr(Tensor, name) for name in ("index_copy_", "index_fill_")}
+
+    def writing(name: str) -> Callable[..., Tensor]:
+        def write(tensor: Tensor, *given: Any) -> Tensor:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise torch.OutOfMemoryError("no room")
+            return plain[name](tensor, *given)
+
+        return write
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in plain:
+            patch.setattr(Tensor, name, writing(name))
+        yield
+
+
+def what_it_sees(vocoder: Vocoder, session: int) -> list[Tensor]:
+    """Everything that the session's next chunk depends on."""
+    state, slot = vocoder.state, slot_of(vocoder, session)
+    own = [tensor[slot : slot + 1] for tensor in (*state.copied(), *vocoder.vocode_state.tensors())]
+    pools = [(state.code_rows, state.code), (state.mel_rows, state.mel)]
+    for rows, views in (*pools, *((rows, state.dit) for rows in state.dit_rows)):
+        seen = views.view[slot, : int(views.length[slot])]
+        own += [seen, rows.index_select(-3, seen)]
+    return [tensor.clone() for tensor in own]
+
+
+@contextmanager
+def not_happening(vocoder: Vocoder) -> Iterator[None]:
+    """What is inside fails; no session sees anything else than before, nor does the host."""
+    before, host = [what_it_sees(vocoder, n) for n in vocoder._sessions], repr((vocoder._sessions, vocoder._free))
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        yield
+    assert repr((vocoder._sessions, vocoder._free)) == host
+    for session, expected in zip(vocoder._sessions, before, strict=True):
+        for number, (got, want) in enumerate(zip(what_it_sees(vocoder, session), expected, strict=True)):
+            assert_same(got, want, f"tensor {number} of session {session}")
+
+
+@cache
+def humming() -> FlowAndHift:
+    """Without HiFT's convolutions, which keep nothing and take most of the time."""
+    parts = load_flow_and_hift(FOLDER)
+    parts.hift.decode = lambda mel, source, n_frames: 3 * source
+    return parts
+
+
+def three(compat: str | None, parts: FlowAndHift | None = None) -> tuple[Vocoder, list[list[Chunk]]]:
+    """Sessions of two voices, one of them with fewer steps, and the chunks of each call of a turn."""
+    vocoder = make_vocoder(parts or humming(), shapes=ONE_SIZE, compat=compat)
+    for seed, n_codes, n_steps in ((0, 30, 2), (1, 40, 2), (0, 30, 1)):
+        vocoder.open(make_voice(seed, n_codes), n_steps)
+    return vocoder, turn_of(vocoder, 10)
+
+
+def turn_of(vocoder: Vocoder, seed: int) -> list[list[Chunk]]:
+    turns = [cut(session, make_codes(seed + session, sum(COUNTS) + 9), COUNTS) for session in vocoder._sessions]
+    return [list(chunks) for chunks in zip(*turns, strict=True)]
+
+
+def speak(vocoder: Vocoder, number: int, chunks: list[Chunk]) -> list[Tensor]:
+    """All in one call, or one by one where the call before may have failed."""
+    calls = [[chunk] for chunk in chunks] if number in FAILING_CHUNKS else [chunks]
+    return [wave for call in calls for wave in vocoder.speak(call)]
+
+
+@COMPATS
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("region", ["flow", "hift"])
+def test_chunks_of_a_failed_call_are_spoken_one_by_one(region: str, when: str, compat: str | None):
+    vocoder, turn = three(compat)
+    watched, undisturbed = Watched(vocoder), three(compat)[0]
+    for number, chunks in enumerate(turn):
+        for _ in range(2 * (number in FAILING_CHUNKS)):
+            watched.failing = region, when
+            with not_happening(vocoder):
+                vocoder.speak(chunks)
+            watched.failing = None
+        expected = speak(undisturbed, number, chunks)
+        for session, (got, want) in enumerate(zip(speak(vocoder, number, chunks), expected, strict=True)):
+            assert_same(got, want, f"chunk {number} of session {session}")
+
+
+@COMPATS
+def test_wherever_a_call_fails_it_has_not_happened(compat: str | None):
+    """At each write in turn, of both numbers of steps."""
+    vocoder, turn = three(compat)
+    undisturbed = three(compat)[0]
+    for number, chunks in enumerate(turn):
+        for n_done in range(WRITES * (number == FAILING_CHUNKS[1])):
+            with not_happening(vocoder), failing_write(n_done):
+                vocoder.speak(chunks)
+        with failing_write(WRITES):
+            got = vocoder.speak(chunks)
+        for session, want in enumerate(undisturbed.speak(chunks)):
+            assert_same(got[session], want, f"chunk {number} of session {session}")
+
+
+def test_sounds_that_do_not_arrive_have_not_been_spoken():
+    """What the caller makes of them is part of the call."""
+    vocoder, turn = three(None)
+    undisturbed = three(None)[0]
+
+    def lose(sounds: list[Tensor]) -> None:
+        assert len(sounds) == 3
+        raise torch.OutOfMemoryError("no room")
+
+    for chunks in turn[:3]:
+        with not_happening(vocoder):
+            vocoder.speak(chunks, take=lose)
+        got, want = vocoder.speak(chunks, take=torch.cat), torch.cat(undisturbed.speak(chunks))
+        assert_same(got, want)
+
+
+# Of a call: pools, views and tails of the encoder, its voice; pool and tails of each step, a view; tails of sound.
+WRITES = sum(2 + 4 + 2 + 2 + 2 * n_steps + 2 + 6 for n_steps in (2, 1))
+
+
+def test_the_writes_that_fail_are_all_there_are():
+    vocoder, turn = three(None)
+    with pytest.raises(torch.OutOfMemoryError), failing_write(WRITES - 1):
+        vocoder.speak(turn[0])
+
+
+@COMPATS
+def test_a_turn_that_cannot_begin_leaves_the_last_one(compat: str | None):
+    """It goes on as it would have, and begins later as it should."""
+    vocoder, turn = three(compat)
+    undisturbed, watched = three(compat)[0], Watched(vocoder)
+    for v in (vocoder, undisturbed):
+        for chunks in turn[:2]:
+            v.speak(chunks)
+    for when in ("before", "after"):
+        watched.failing = "begin", when
+        with not_happening(vocoder):
+            vocoder.begin_turn(0, 2)
+    watched.failing = None
+    for number in range(6 + 5 + 6):  # three views' columns and lengths, copied tensors, tails of sound
+        with not_happening(vocoder), failing_write(number):
+            vocoder.begin_turn(0, 2)
+    for chunks in turn[2:4]:
+        for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
+            assert_same(got, want, "the turn that goes on")
+    for v in (vocoder, undisturbed):
+        v.begin_turn(0, 2)
+    fresh = turn_of(vocoder, 20)
+    for old, new in zip(turn[4:], fresh, strict=False):
+        chunks = [new[0], old[1], new[2]]
+        for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
+            assert_same(got, want, "turns after it")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_session_that_cannot_open_takes_nothing(when: str):
+    """Neither a slot nor the voice's place; the next one that opens speaks."""
+    vocoder, turn = three(None)
+    undisturbed, watched = three(None)[0], Watched(vocoder)
+    for v in (vocoder, undisturbed):
+        v.speak(turn[0])
+    for n_tries in range(2 * vocoder.sizes.n_voices):
+        watched.failing = "begin", when
+        with not_happening(vocoder):
+            vocoder.open(make_voice(n_tries, 20))
+    for name in ("open", "prepare"):
+        for number in (0, 9, 17):
+            with not_happening(vocoder), failing_write(number):
+                getattr(vocoder, name)(make_voice(50, 20))
+    watched.failing = None
+    assert vocoder.n_free == 2
+    opened = [v.open(make_voice(50, 20)) for v in (vocoder, undisturbed)]
+    assert opened == [3, 3]
+    chunks = [*turn[1], Chunk(3, CODES)]
+    for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize(("where", "compat"), [("rows", None), ("rows", "reference"), ("tails", None), ("sound", None)])
+def test_numbers_that_are_not_finite_stay_with_their_session(where: str, compat: str | None):
+    """Its sound shows them, wherever they arose, until a new turn; nobody beside it hears of them."""
+    vocoder, turn = three(compat, shared_parts())
+    undisturbed = three(compat, shared_parts())[0]
+    for v in (vocoder, undisturbed):
+        v.speak(turn[0])
+    slot, state = slot_of(vocoder, 1), vocoder.state
+    if where == "rows":
+        newest = 0 if compat == "reference" else state.dit.length[slot] - 1
+        state.dit_rows[0][:, :, :, state.dit.view[slot, newest]] = float("nan")
+    elif where == "tails":
+        state.lookahead_tail[slot] = float("inf")
+    else:
+        vocoder.vocode_state.mel[slot] = float("nan")
+    for session, (got, want) in enumerate(zip(vocoder.speak(turn[1]), undisturbed.speak(turn[1]), strict=True)):
+        if session == 1:
+            assert not got.isfinite().all(), "expected sound that is not finite"
+        else:
+            assert_same(got, want, f"sound of session {session}")
+    for v in (vocoder, undisturbed):
+        v.begin_turn(1)
+    for number, new in enumerate(turn_of(vocoder, 30)[:2]):
+        chunks = [turn[2 + number][0], new[1], turn[2 + number][2]]
+        for session, (got, want) in enumerate(zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True)):
+            assert_same(got, want, f"chunk {number} of the next turn, session {session}")
 
 
 def test_a_new_turn_asks_for_the_buckets_of_the_first():

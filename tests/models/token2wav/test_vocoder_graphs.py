@@ -18,7 +18,7 @@ from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_voc
 
 SHAPES = VocoderShapes(batch=(2,), columns=(256,), prompt=(60, 120))
 VOICES = [make_voice(0, 30), make_voice(1, 55)]  # seeing them takes 210 and 260 frames: both sizes of columns
-N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
+N_GRAPHS = 1 + 3 * 2 + 3  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from models.token2wav.vocode import REFERENCE_RULES
 from models.token2wav.vocoder import Chunk
 from models.token2wav.windows import CodeWindows
 from tests.models.compare import assert_close
-from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say
+from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of
 
 HELD = 3840
 
@@ -32,7 +32,7 @@ def test_a_turn_that_ends_twice_says_its_look_ahead_twice():
     for window in given:
         (wave,) = vocoder.speak([Chunk(session, *window)])
         lengths.append(len(wave))
-        assert vocoder.vocode_state.n_tail[session] == 8, "the tail stays, whatever is last"
+        assert vocoder.vocode_state.n_tail[slot_of(vocoder, session)] == 8, "the tail stays, whatever is last"
     voiced = [25, 28, 28, 3]
     assert lengths == [SAMPLES_PER_CODE * 25 - HELD, *(SAMPLES_PER_CODE * n + HELD for n in voiced[1:])]
 
@@ -56,7 +56,7 @@ def test_without_it_an_ended_turn_keeps_nothing_of_its_sound():
     session = vocoder.open(make_voice())
     say(vocoder, session, make_codes(1, 20), [])
     assert vocoder.rules != REFERENCE_RULES
-    assert not any(tensor[session].any() for tensor in vocoder.vocode_state.tensors())
+    assert not any(tensor[slot_of(vocoder, session)].any() for tensor in vocoder.vocode_state.tensors())
     assert len(vocoder.speak([Chunk(session, make_codes(2, 3), last=True)])[0]) == SAMPLES_PER_CODE * 3
 
 

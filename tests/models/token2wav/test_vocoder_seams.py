@@ -4,6 +4,8 @@ Sound here is the excitation alone, a hum with harmonics: smooth enough for a st
 of random convolutions is close to noise, in which even a hard cut is no larger a step than many others.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,9 +42,10 @@ def spoken(parts: FlowAndHift, rules: VocodeRules, apart: bool = False) -> tuple
 def _alone(vocoder: Vocoder, chunk: Chunk) -> Tensor:
     """All the chunk's sound, with nothing of the chunk before."""
     (wave,) = vocoder.speak([chunk])
-    held = vocoder.vocode_state.wave[chunk.session, : 0 if chunk.last else HELD].clone()
-    vocoder.vocode_state.reset(torch.tensor([chunk.session]))
-    vocoder._sessions[chunk.session].n_held = 0
+    session = vocoder._sessions[chunk.session]
+    held = vocoder.vocode_state.wave[session.slot, : 0 if chunk.last else HELD].clone()
+    vocoder.vocode_state.reset(torch.tensor([session.slot]))
+    vocoder._sessions[chunk.session] = replace(session, n_held=0)
     return torch.cat((wave, held))
 
 

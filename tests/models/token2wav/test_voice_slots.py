@@ -13,7 +13,7 @@ from models.token2wav.voice_slots import VoiceSlots
 
 N_SESSIONS, N_VOICES, N_FRAMES = 2, 4, 24
 SIZES = FlowSizes(n_sessions=N_SESSIONS, n_voices=N_VOICES, voice_frames=N_FRAMES)
-FIRST = N_SESSIONS + 1  # sessions' slots and the scratch slot come before
+FIRST = 2 * N_SESSIONS + 1  # sessions' slots and the scratch slot come before
 
 Key = tuple[str, int]
 

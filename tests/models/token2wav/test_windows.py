@@ -87,6 +87,17 @@ def test_few_codes_are_enough_where_sound_should_leave_early():
     assert windows.push([6, 7], last=True) == [Window((3, 4, 5, 6, 7), True)]
 
 
+def test_a_unit_in_two_pushes_is_two_windows():
+    """A few codes as soon as they are there, then the rest of the second; or all at once where nobody waits."""
+    windows, codes = CodeWindows(least=5), tuple(range(100, 185))
+    pushes = [codes[:5], codes[5:25], codes[25:30], codes[30:50], codes[50:75]]
+    expected = [(*SILENCE, *codes[:5]), codes[2:25], codes[22:30], codes[27:50], codes[47:75]]
+    for push, window in zip(pushes, expected, strict=True):
+        assert windows.push(list(push)) == [Window(window, False)]
+        assert windows.n_waiting == 3
+    assert windows.push(list(codes[75:]), last=True) == [Window(codes[72:], False), Window(codes[82:], True)]
+
+
 def test_a_turn_without_codes():
     assert CodeWindows().push([], last=True) == [Window(SILENCE, True)]
     assert CodeWindows(silence=False).push([], last=True) == []

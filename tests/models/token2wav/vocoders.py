@@ -59,6 +59,11 @@ def say(vocoder: Vocoder, session: int, codes: Sequence[int], counts: Sequence[i
     return [vocoder.speak([chunk])[0] for chunk in cut(session, codes, counts)]
 
 
+def slot_of(vocoder: Vocoder, session: int) -> int:
+    """Where a session stands: one of its two slots."""
+    return vocoder._sessions[session].slot
+
+
 def tensors(vocoder: Vocoder) -> list[Tensor]:
     return [*vocoder.state.tensors(), *vocoder.vocode_state.tensors()]
 

@@ -1,0 +1,236 @@
+"""A small engine that answers, and a straight-line answer to compare with.
+
+One size per axis, as in `engines`; a text chunk's speech ends after few codes, so that an answer costs tenths of a
+second.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from models.code_stream import CodeStream
+from models.message_reader import Content, MessageReader
+from models.omni import OmniModel
+from models.region_table import Shapes
+from models.runner import Runner
+from models.sampling import TokenSet, TokenSets
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.windows import CodeWindows
+from tests.models.plain_speech import PlainSpeaker, PlainStream
+from tests.worker.engines import QUIET, make_config, make_unit, voice
+from worker import building
+from worker import voice as voice_module
+from worker.answers import Answers
+from worker.building import Parts
+from worker.config import SessionConfig
+from worker.language import Language
+from worker.observer import Observer
+from worker.reply_config import ReplyConfig
+from worker.results import Event, Failure, ReplyResult
+from worker.session import Session
+from worker.sessions import Prompt, Sessions
+from worker.unit_loop import UnitLoop
+from worker.voice import VoiceDesk
+
+LLM_LEN, SPEECH_LEN = 512, 768
+CHUNK_CODES = 30  # most codes of a text chunk, instead of 500
+WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
+SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
+
+
+def short_chunks(max_codes: int = CHUNK_CODES, **stream: Any) -> Any:
+    """Within it text chunks are spoken with few codes."""
+    return mock.patch.object(voice_module, "CodeStream", partial(CodeStream, max_codes=max_codes, **stream))
+
+
+def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> Parts:
+    n = (n_slots,)
+    shapes = Shapes(
+        batch=n,
+        slices=(2,),
+        patches=(1088,),
+        clip_frames=(1000,),
+        rows=rows,
+        kv=(LLM_LEN,),
+        spoken=(24,),
+        tokens=(96,),
+        speech_kv=(SPEECH_LEN,),
+    )
+    vocoder_shapes = VocoderShapes(batch=n, codes=(28,), columns=(224,), prompt=(60,))
+    with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
+        return building.build(make_config(n_slots, LLM_LEN), shapes=shapes, vocoder_shapes=vocoder_shapes)
+
+
+class AnsweringEngine:
+    """Sessions, answers and their loop as the engine's thread holds them, driven by hand; events by session name."""
+
+    def __init__(self, parts: Parts | None = None, observer: Observer | None = None, vocoder: Any = None):
+        self.parts = parts = parts or make_parts()
+        self.duplex, self.language = parts.duplex, parts.language
+        self.vocoder = vocoder or parts.vocoder
+        self.desk = VoiceDesk(self.duplex, self.vocoder)
+        self.loop = UnitLoop(self.duplex, self.vocoder, self.desk, observer=observer)
+        config = make_config(parts.n_slots, LLM_LEN)
+        self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
+        self.answers = Answers(self.sessions, self.duplex, self.language, self.desk, self.loop)
+        self.reader = MessageReader(parts.model.config, self.language.tokenizer, parts.pictures)
+        self.events: dict[str, list[Event]] = defaultdict(list)
+
+    def content(self, *parts: Any, config: ReplyConfig = WRITTEN) -> Content:
+        """One message of the user, ready to be answered."""
+        messages = [{"role": "user", "content": list(parts)}]
+        return self.reader.cut(self.reader.read(messages, config.prompt_options()))
+
+    def ask(self, name: str, *parts: Any, config: ReplyConfig = WRITTEN, speaker: int | None = 0) -> Session:
+        """A chat about one message; it runs when the loop does."""
+        content, speaks = self.content(*parts, config=config), None if speaker is None else voice(speaker)
+        return self.answers.chat(name, content, config, self.events[name].append, voice=speaks, arrived=0.0)
+
+    def open(self, name: str, config: SessionConfig = QUIET, speaker: int | None = None) -> Session:
+        """A duplex session that is ready for its first unit."""
+        session = self.sessions.open(name, config, self.events[name].append)
+        self.sessions.prepare(session, Prompt.of("You are kind.", None, None if speaker is None else voice(speaker)))
+        return session
+
+    def send(self, session: Session, *given: Any, **knobs: Any) -> None:
+        self.sessions.unit(session, make_unit(*given, **knobs))
+
+    def step(self) -> bool:
+        """What the thread does in one turn. Returns: whether anything is left to do."""
+        self.sessions.dispatch()
+        self.loop.run()
+        self.sessions.dispatch()
+        return not self.loop.is_idle
+
+    def settle(self) -> None:
+        while self.step():
+            pass
+
+    def outcome(self, name: str) -> ReplyResult | Failure:
+        """Run all there is. Returns: a session's last event."""
+        self.settle()
+        return self.events[name][-1]
+
+    def take(self, name: str) -> list[Event]:
+        events = self.events[name][:]
+        self.events[name].clear()
+        return events
+
+    @property
+    def n_free(self) -> tuple[int, int]:
+        """Slots that nobody has, of the model and of the vocoder."""
+        return self.duplex.runner.pool.n_free, self.vocoder.n_free
+
+
+class Script(Observer):
+    """Sessions whose tokens are written down: by name, in order, then whatever is sampled."""
+
+    def __init__(self, **ids: Sequence[int]):
+        self.ids = {name: list(own) for name, own in ids.items()}
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        own = self.ids.get(session)
+        return own.pop(0) if own else token
+
+
+@dataclass
+class Plain:
+    """A greedy answer in a plain loop, text first and speech behind it."""
+
+    ids: list[int] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    windows: list[tuple[tuple[int, ...], bool]] = field(default_factory=list)
+
+
+def plain_answer(
+    model: OmniModel,
+    language: Language,
+    prompt: Content,
+    config: ReplyConfig,
+    *,
+    chunk: int,
+    kind: str = "full_attention",
+    window: int | None = None,
+    eos: int | None = None,
+) -> Plain:
+    """What a greedy answer has to be: logits by plain arithmetic, speech by `PlainStream`.
+
+    chunk: most codes of a text chunk. kind, window: attention between them. eos: another end code.
+    """
+    reference = config.compat == "reference"
+    tokenizer, special = language.tokenizer, language.special
+    ends = {special.im_end, special.tts_eos} | ({tokenizer.lookup("</s>")} - {tokenizer.unk_id})
+    stops = ends if reference else ends | {special.endoftext}
+    unvoiced = {tokenizer.lookup(c) for c in ":：；#“”‘’@*【】「」()（）[]&/$"} | set(tokenizer.bad_token_ids)
+    limit = -(-config.max_new_tokens // 10) * 10 if reference else config.max_new_tokens
+    sets = TokenSets.build([TokenSet()], model.config.vocab_size)
+    runner, said = Runner(model, sets, n_slots=1, llm_len=LLM_LEN), Plain()
+    hidden: list[Tensor] = []
+    is_stopped = False
+    with runner.lease() as slot:
+        _, logits = runner.feed([slot], [prompt.encode(runner)])
+        while True:
+            # The sampler's chunks begin behind tokens 11, 21, 31: it looks back so far from there, and at all since.
+            n = len(said.ids)
+            begin = 0 if n < 11 else (n - 1) // 10 * 10 + 1
+            seen = set(said.ids[max(begin - config.repetition_window, 0) : n])
+            token = choose(logits[0].double(), seen, ends, unvoiced if config.speak else set(), config)
+            is_stopped = token in stops
+            if is_stopped or n == limit:
+                break
+            said.ids.append(token)
+            states, logits = runner.decode([slot], [token])
+            hidden.append(states[0])
+    if config.speak and said.ids:
+        window = window if kind == "sliding_window" else None
+        eos = model.tts.config.eos_code if eos is None else eos
+        speaker = PlainSpeaker(model.tts, config.code_sampling(), seed=config.seed, eos=eos, window=window)
+        stream = PlainStream(speaker, kind, chunk, batch=10**6)
+        speak(stream, said, hidden, is_stopped or not reference, reference)
+    return said
+
+
+def choose(logits: Tensor, seen: set[int], ends: set[int], never: set[int], config: ReplyConfig) -> int:
+    for token in never:
+        logits[token] = float("-inf")
+    for tokens, factor in ((seen, config.repetition_penalty), (ends, config.length_penalty)):
+        for token in tokens:
+            value = logits[token]
+            logits[token] = value / factor if value > 0 else value * factor
+    return int(logits.argmax())
+
+
+def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: bool, reference: bool) -> None:
+    """Codes of all text chunks and the windows they make, cut where the loop hands codes on."""
+    tts = stream.speaker.model.tts
+    cutter = CodeWindows(least=25 if reference else 5)
+    for start in range(0, len(said.ids), 10):
+        ids = said.ids[start : start + 10]
+        is_last = start + 10 >= len(said.ids)
+        tail = [tts.config.text_eos_token_id] * (is_last and is_finished) + [tts.config.audio_bos_token_id]
+        projected = tts.projector_semantic(torch.stack(hidden[start : start + 10]))
+        if tts.config.normalize_projected_hidden:
+            projected = torch.nn.functional.normalize(projected, dim=-1)
+        rows = torch.cat((tts.emb_text(torch.tensor(ids)) + projected, tts.emb_text(torch.tensor(tail))))
+        stream.push(rows, final=False)
+        codes = stream.spoken[-1]
+        said.codes += codes
+        first = [5] if start == 0 and not reference else []
+        cuts = [n for n in (*first, *range(25, len(codes) + 1, 25)) if n < len(codes)]
+        for begin, end in zip((0, *cuts), (*cuts, len(codes)), strict=True):
+            windows = cutter.push(codes[begin:end])
+            if windows:
+                cutter.least = min(2 * cutter.least, 25)
+            said.windows += windows
+    said.windows += cutter.push([], last=True)
+
+
+def rows_of(runner: Runner, slot: int) -> list[Tensor]:
+    """Copies of a slot's context, keys and values of every layer."""
+    return [tensor.clone() for tensor in runner.state.llm.save(slot, runner.llm_rows(slot))]

@@ -1,0 +1,560 @@
+"""Turn-based answers: what they say, in what pieces, beside whom, and what becomes of them when something goes wrong."""
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.chat import Chat
+from models.errors import ContextOverflowError, MessageError, NumericsError, SlotError
+from models.sampling_settings import TextSampling
+from models.speaker import Speaker
+from tests.models.conversations import picture, sound
+from tests.models.speakers import KINDS, new_code
+from tests.worker.engines import ALOUD, Director, assert_told, make_config, short_speech, voice
+from tests.worker.replies import (
+    CHUNK_CODES,
+    LLM_LEN,
+    SPOKEN,
+    WRITTEN,
+    AnsweringEngine,
+    Script,
+    make_parts,
+    plain_answer,
+    short_chunks,
+)
+from worker.building import Parts
+from worker.config import REPLY_SET, REPLY_TEXT_SET
+from worker.engine import Engine
+from worker.reply_config import ReplyConfig
+from worker.results import Event, Failure, Partial, Prefilled, ReplyResult
+from worker.session import OrderError, Session
+
+GREEDY = {"decode_mode": "greedy", "tts_temperature": 1e-5}
+ASKED = "Hello there, how are you?"
+SILENCE = 3  # codes in front of every turn
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return make_parts()
+
+
+@pytest.fixture
+def engine(parts: Parts) -> Iterator[AnsweringEngine]:
+    engine = AnsweringEngine(parts)
+    free = engine.n_free
+    with short_chunks(), short_speech():
+        yield engine
+    engine.sessions.close_all()
+    assert engine.n_free == free, f"slots: expected {free} free afterwards, got {engine.n_free}"
+
+
+def script(engine: AnsweringEngine, **ids: Sequence[int]) -> None:
+    engine.loop.observer = Script(**ids)
+
+
+def words(engine: AnsweringEngine, n: int) -> list[int]:
+    """Ids that are text and can be voiced."""
+    (word,) = engine.language.tokenizer.encode("x")
+    return [word] * n
+
+
+def partials(events: Sequence[Event]) -> list[Partial]:
+    return [event for event in events if isinstance(event, Partial)]
+
+
+def without_prefilled(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, Prefilled)]
+
+
+def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN, *parts: Any) -> list[Event]:
+    """What an answer is told if nobody else is there."""
+    engine.ask("alone", *(parts or (ASKED,)), config=config)
+    engine.settle()
+    return without_prefilled(engine.take("alone"))
+
+
+# --- what they say -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+@pytest.mark.parametrize(
+    ("speak", "n", "factor"), [(False, 23, 1.3), (True, 9, 1.02), (True, 10, 1.3), (True, 23, 1.3)]
+)
+def test_an_answer_equals_the_plain_loop(
+    engine: AnsweringEngine, compat: str, speak: bool, n: int, factor: float
+) -> None:
+    config = ReplyConfig(
+        max_new_tokens=n, speak=speak, compat=compat, repetition_penalty=factor, repetition_window=7, seed=4, **GREEDY
+    )
+    content = engine.content(ASKED, config=config)
+    expected = plain_answer(engine.parts.model, engine.language, content, config, chunk=CHUNK_CODES)
+    assert_equals_plain(engine, config, expected)
+
+
+def assert_equals_plain(engine: AnsweringEngine, config: ReplyConfig, expected: Any) -> None:
+    windows: list[tuple[tuple[int, ...], bool]] = []
+    engine.loop.observer.voiced = lambda session, codes, last: windows.append((codes, last))
+    engine.ask("a", ASKED, config=config)
+    got = engine.outcome("a")
+    assert list(got.tokens) == expected.ids, f"ids: expected {expected.ids}, got {got.tokens}"
+    assert got.n_codes == len(expected.codes), f"codes: expected {len(expected.codes)}, got {got.n_codes}"
+    assert windows == expected.windows, f"windows: expected {expected.windows}, got {windows}"
+    assert got.llm_rows == got.n_prompt + len(expected.ids)
+    skip = config.compat == "fixed"
+    assert got.text == engine.language.tokenizer.decode(expected.ids, skip_special=skip)
+
+
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_speech_equals_the_plain_loop_where_it_ends(
+    engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch, kind: str, compat: str
+) -> None:
+    """Every way of attention between text chunks; text chunks whose speech ends by itself."""
+    if (kind, compat) == ("reindex", "reference"):
+        pytest.skip("the plain loop turns the keys")
+    config = ReplyConfig(max_new_tokens=30, speak=True, compat=compat, seed=4, repetition_penalty=1.3, **GREEDY)
+    content, given = engine.content(ASKED, config=config), (engine.parts.model, engine.language)
+    how = {"chunk": CHUNK_CODES, "kind": kind, "window": 20}
+    free = plain_answer(*given, content, config, **how)
+    eos = new_code(free.codes, 11)
+    begin = Speaker.start_turn
+    monkeypatch.setattr(Speaker, "start_turn", lambda self, *slot, seed: begin(self, *slot, seed=seed, eos=eos))
+    expected = plain_answer(*given, content, config, eos=eos, **how)
+    assert 11 <= len(expected.codes) < len(free.codes), "expected speech that ends early somewhere"
+    with short_chunks(attention_type=kind, window=20):
+        assert_equals_plain(engine, config, expected)
+
+
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+@pytest.mark.parametrize("speak", [False, True])
+def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, compat: str) -> None:
+    config = WRITTEN.model_copy(update={"speak": speak, "compat": compat})
+    session = engine.ask("a", ASKED, config=config)
+    result = engine.outcome("a")
+    first, *events = engine.take("a")
+    assert first == Prefilled("a", result.n_prompt)
+    pieces = partials(events)
+    assert [*pieces, result] == events, f"expected pieces and one result, got {list(map(type, events))}"
+    assert "".join(piece.text for piece in pieces) == result.text != ""
+    assert {piece.unit for piece in pieces} == {1} == {result.index}
+    assert all(piece.text or piece.pcm is not None for piece in pieces), "expected no empty piece"
+    sounds = [piece.pcm for piece in pieces if piece.pcm is not None]
+    assert bool(sounds) == speak
+    if speak:
+        assert np.array_equal(np.concatenate(sounds), result.pcm)
+        assert len(result.pcm) == 960 * (SILENCE + result.n_codes), f"expected all codes once, got {len(result.pcm)}"
+        assert result.times.first_sound < result.times.total
+    assert result.voice_error is None
+    assert session.slot == 0 and len(engine.sessions) == 0, "expected the session to end behind its answer"
+
+
+def test_sound_leaves_early_and_text_at_once(engine: AnsweringEngine) -> None:
+    sizes: list[int] = []
+    engine.loop.observer.voiced = lambda session, codes, last: sizes.append(len(codes) - 3)
+    engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": True}))
+    result = engine.outcome("a")
+    assert sizes[0] == 5, f"first window: expected 5 codes besides the look-ahead, got {sizes[0]}"
+    assert all(size >= 10 for size in sizes[1:-1]), f"later windows: expected more and more codes, got {sizes}"
+    pieces = partials(engine.take("a"))
+    spoken = [number for number, piece in enumerate(pieces) if piece.pcm is not None]
+    texts = [number for number, piece in enumerate(pieces) if piece.text]
+    assert len(texts) == len(result.tokens), "expected a piece for every token"
+    assert spoken[0] < texts[-1], "expected sound before the text is complete"
+
+
+def test_in_reference_text_leaves_with_its_sound(engine: AnsweringEngine) -> None:
+    config = WRITTEN.model_copy(update={"speak": True, "compat": "reference"})
+    engine.ask("a", ASKED, config=config)
+    result = engine.outcome("a")
+    pieces = partials(engine.take("a"))
+    assert all(piece.pcm is not None for piece in pieces), "expected no text without sound"
+    # 30 codes a text chunk: each of the first windows of 25 is the first of a chunk.
+    decode = engine.language.tokenizer.decode
+    chunks = [decode(result.tokens[at : at + 10], skip_special=False) for at in range(0, len(result.tokens), 10)]
+    assert [piece.text for piece in pieces] == [*chunks, ""], f"expected {chunks}, got {pieces}"
+
+
+@pytest.mark.parametrize("parts_asked", [(ASKED,), (picture(60, 60), "What is this?"), (sound(20_000), "and this?")])
+def test_written_answers_equal_chat(
+    engine: AnsweringEngine, parts_asked: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ReplyConfig(max_new_tokens=20, repetition_penalty=1.0, length_penalty=1.0, decode_mode="greedy")
+    engine.ask("a", *parts_asked, config=config)
+    got = engine.outcome("a")
+    chat = Chat(engine.duplex.runner, engine.language.tokenizer, engine.parts.pictures)
+    messages = [{"role": "user", "content": list(parts_asked)}]
+    expected = chat.reply(messages, sampling=TextSampling(greedy=True), max_new_tokens=20)
+    ids = [token for token in expected.ids if token not in chat.stop_ids]
+    assert list(got.tokens) == ids, f"expected {ids}, got {got.tokens}"
+    assert (got.text, got.stopped) == (expected.text, expected.stopped)
+    assert got.n_prompt == len(chat.read(messages, config.prompt_options()).ids)
+
+
+def test_a_long_prompt_is_fed_in_pieces_between_others_tokens() -> None:
+    engine = AnsweringEngine(make_parts(2, rows=(16,)))
+    greedy = WRITTEN.model_copy(update={"decode_mode": "greedy"})
+    question = (picture(60, 60), "What is it? " * 8)
+    engine.ask("short", "Hi", config=greedy)
+    engine.step()
+    engine.ask("long", *question, config=greedy)
+    n_pieces = -(-len(engine.content(*question)) // 16)
+    assert n_pieces > 5
+    for number in range(n_pieces):
+        assert engine.events["long"] == [], f"piece {number}: expected no event yet"
+        n_before = len(partials(engine.events["short"]))
+        engine.step()
+        assert len(partials(engine.events["short"])) == n_before + 1, f"piece {number}: expected a token beside it"
+    assert isinstance(engine.events["long"][0], Prefilled)
+    got, whole = engine.outcome("long"), AnsweringEngine(make_parts(2, rows=(512,)))
+    whole.ask("long", *question, config=greedy)
+    assert got.tokens == whole.outcome("long").tokens
+
+
+def test_few_rows_are_not_padded_to_many(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AnsweringEngine(make_parts(2, rows=(16, 64)))
+    fed: list[list[int]] = []
+    feed = engine.duplex.feed
+    monkeypatch.setattr(
+        engine.duplex, "feed", lambda slots, rows, wants: fed.append([len(r) for r in rows]) or feed(slots, rows, wants)
+    )
+    engine.ask("long", "word " * 40)
+    session = engine.open("unit")
+    fed.clear()
+    engine.send(session, 1)
+    engine.step()
+    assert fed == [[11], [64]], f"expected the unit's rows by themselves, got {fed}"
+
+
+def test_seeds_decide(engine: AnsweringEngine) -> None:
+    said = []
+    for seed in (1, 1, 2):
+        (*_, result) = alone(engine, SPOKEN.model_copy(update={"seed": seed}))
+        said.append((result.tokens, result.pcm.tobytes()))
+    assert said[0] == said[1] and said[0] != said[2]
+
+
+# --- how they end --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+@pytest.mark.parametrize("speak", [False, True])
+def test_an_end_as_first_token_is_an_empty_answer(engine: AnsweringEngine, compat: str, speak: bool) -> None:
+    script(engine, a=[engine.language.special.im_end])
+    engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": speak, "compat": compat}))
+    result = engine.outcome("a")
+    assert (result.text, result.tokens, result.stopped, result.pcm, result.n_codes) == ("", (), "stop", None, 0)
+    assert engine.take("a") == [Prefilled("a", result.n_prompt), result]
+
+
+@pytest.mark.parametrize(
+    ("end", "compat", "ends"),
+    [
+        ("im_end", "fixed", True),
+        ("tts_eos", "fixed", True),
+        ("endoftext", "fixed", True),
+        ("endoftext", "reference", False),
+    ],
+)
+def test_what_ends_an_answer(engine: AnsweringEngine, end: str, compat: str, ends: bool) -> None:
+    said = [*words(engine, 12), getattr(engine.language.special, end)]
+    script(engine, a=said)
+    engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"compat": compat}))
+    result = engine.outcome("a")
+    assert (result.stopped == "stop", result.tokens[:13] == tuple(said)) == (ends, not ends)
+
+
+@pytest.mark.parametrize("n", [1, 9, 10, 11, 20])
+def test_all_that_is_said_is_voiced(engine: AnsweringEngine, n: int) -> None:
+    """Text chunks of 10 tokens; the last one says that the text ends."""
+    condition, chunks = engine.duplex.speaker.condition, []
+    engine.duplex.speaker.condition = lambda slots, ids, ends: (
+        chunks.extend(zip(ids, ends)) or condition(slots, ids, ends)
+    )
+    try:
+        script(engine, a=[*words(engine, n), engine.language.special.im_end])
+        engine.ask("a", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30}))
+        result = engine.outcome("a")
+    finally:
+        del engine.duplex.speaker.condition
+    assert [token for ids, _ in chunks for token in ids] == words(engine, n)
+    assert [len(ids) for ids, _ in chunks] == [10] * ((n - 1) // 10) + [(n - 1) % 10 + 1]
+    assert [ends for _, ends in chunks] == [False] * ((n - 1) // 10) + [True]
+    assert (result.stopped, result.text) == ("stop", "x" * n)
+
+
+def run_until(engine: AnsweringEngine, is_there: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if is_there():
+            return
+        engine.step()
+    raise AssertionError("expected it within 200 turns, got nothing")
+
+
+def test_a_break_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> None:
+    config = SPOKEN.model_copy(update={"max_new_tokens": 60})
+    script(engine, a=words(engine, 60))
+    session = engine.ask("a", ASKED, config=config)
+    run_until(engine, lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
+    n_before = len(engine.events["a"])
+    n_tokens = sum(bool(piece.text) for piece in partials(engine.events["a"]))
+    engine.sessions.break_speech(session)
+    result = engine.outcome("a")
+    later = engine.take("a")[n_before:]
+    assert later == [result], f"expected the result and nothing more, got {later}"
+    assert result.stopped == "interrupted"
+    assert result.tokens == tuple(words(engine, n_tokens)) and result.text == "x" * n_tokens
+    assert result.llm_rows == result.n_prompt + n_tokens, "expected all that was said in the context, and no more"
+    assert not session.break_asked
+
+
+def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> None:
+    whole = alone(engine, config := SPOKEN.model_copy(update={"max_new_tokens": 20}))[-1]
+    session = engine.ask("a", ASKED, config=config)
+    run_until(engine, lambda: sum(bool(p.text) for p in partials(engine.events["a"])) == 20)
+    engine.step()
+    assert not engine.loop.is_idle, "expected speech behind the text"
+    engine.sessions.break_speech(session)
+    assert not engine.step(), "expected the answer to be over at once"
+    result = engine.take("a")[-1]
+    assert (result.stopped, result.tokens, result.text) == ("interrupted", whole.tokens, whole.text)
+    assert len(result.pcm) < len(whole.pcm)
+    assert_told("the next answer", alone(engine, config)[-1:], [whole])
+
+
+def test_a_break_before_the_first_token(engine: AnsweringEngine) -> None:
+    session = engine.ask("a", ASKED, config=SPOKEN)
+    engine.sessions.break_speech(session)
+    result = engine.outcome("a")
+    assert (result.stopped, result.tokens, result.pcm) == ("interrupted", (), None)
+    assert result.llm_rows == result.n_prompt
+
+
+def test_a_session_that_is_over_takes_nothing(engine: AnsweringEngine) -> None:
+    session = engine.ask("a", ASKED, config=WRITTEN)
+    engine.settle()
+    with pytest.raises(OrderError, match="expected a prepared session, got closed"):
+        engine.sessions.break_speech(session)
+
+
+def test_closing_drops_an_answer(engine: AnsweringEngine) -> None:
+    session = engine.ask("a", ASKED, config=SPOKEN)
+    run_until(engine, lambda: bool(partials(engine.events["a"])))
+    n = len(engine.events["a"])
+    engine.sessions.close(session)
+    engine.settle()
+    assert len(engine.events["a"]) == n, "expected nothing more to be told"
+
+
+# --- beside whom ---------------------------------------------------------------------------------
+
+
+class Mixed(Director):
+    """Directs duplex sessions only."""
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        return super().token(session, job, token) if session.startswith("duplex") else token
+
+
+ANSWERS = {
+    "spoken": (SPOKEN.model_copy(update={"max_new_tokens": 24, "seed": 7}), (ASKED,)),
+    "long": (SPOKEN.model_copy(update={"max_new_tokens": 33, "seed": 8, "temperature": 1.2}), ("Tell me.",)),
+    "written": (WRITTEN, (sound(16_000), "What do you hear?")),
+    "seen": (WRITTEN.model_copy(update={"max_new_tokens": 9}), (picture(60, 60), "What do you see?")),
+    "reference": (SPOKEN.model_copy(update={"compat": "reference", "seed": 9}), (ASKED,)),
+}
+
+
+def talk(engine: AnsweringEngine, session: Session, n_units: int) -> Iterator[None]:
+    """A duplex session's units, one by one."""
+    for number in range(n_units):
+        engine.send(session, number)
+        yield
+        while session.is_busy or session.waiting:
+            yield
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_neighbours_change_nothing(engine: AnsweringEngine, order: int) -> None:
+    engine.loop.observer = Mixed(listen=0.2)
+    luck = np.random.default_rng(order)
+    expected = {}
+    for name, (config, asked) in ANSWERS.items():
+        engine.ask(name, *asked, config=config)
+        engine.settle()
+        expected[name] = without_prefilled(engine.take(name))
+        assert isinstance(expected[name][-1], ReplyResult)
+    session = engine.open("duplex", ALOUD, 0)
+    for _ in talk(engine, session, 4):
+        engine.settle()
+    engine.sessions.close(session)
+    expected["duplex"] = engine.take("duplex")
+    assert any(getattr(event, "pcm", None) is not None for event in expected["duplex"])
+
+    session = engine.open("duplex", ALOUD, 0)
+    units, waiting = talk(engine, session, 4), list(luck.permutation(list(ANSWERS)))
+    while waiting or not engine.loop.is_idle or session.waiting:
+        what = luck.integers(4)
+        if what == 0 and waiting and engine.n_free[0] > 0:
+            name = str(waiting.pop())
+            engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
+        elif what == 1:
+            next(units, None)
+        else:
+            engine.step()
+    for _ in units:
+        engine.settle()
+    for name, events in expected.items():
+        assert_told(name, without_prefilled(engine.take(name)), events)
+
+
+# --- when something goes wrong -------------------------------------------------------------------
+
+
+def fails_for(
+    slot: int, real: Callable[..., Any], of: Callable[..., Sequence[int]], after: int = 0
+) -> Callable[..., Any]:
+    """A stage that breaks down whenever a slot takes part, from some call of its on."""
+    count = [0]
+
+    def call(*given: Any, **knobs: Any) -> Any:
+        if slot in of(*given):
+            count[0] += 1
+            if count[0] > after:
+                raise RuntimeError("broken")
+        return real(*given, **knobs)
+
+    return call
+
+
+def slots_first(slots: Sequence[int], *_: Any) -> Sequence[int]:
+    return slots
+
+
+@pytest.mark.parametrize("stage", ["feed", "step"])
+def test_an_answer_that_fails_harms_nobody(
+    engine: AnsweringEngine, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = alone(engine)
+    bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30, "seed": 3}))
+    engine.ask("good", ASKED, config=SPOKEN)
+    monkeypatch.setattr(
+        engine.duplex,
+        stage,
+        fails_for(bad.slot, getattr(engine.duplex, stage), slots_first, 0 if stage == "feed" else 13),
+    )
+    engine.settle()
+    failure = engine.take("bad")[-1]
+    assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+    assert len(engine.sessions) == 0
+
+
+def test_odd_logits_fail_an_answer_only(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = alone(engine)
+    bad = engine.ask("bad", ASKED, config=SPOKEN)
+    engine.ask("good", ASKED, config=SPOKEN)
+    step, count = engine.duplex.step, [0]
+
+    def odd(slots: Sequence[int], *given: Any) -> Any:
+        count[0] += 1
+        chosen = step(slots, *given)
+        return [one._replace(bad=slot == bad.slot and count[0] > 4) for slot, one in zip(slots, chosen, strict=True)]
+
+    monkeypatch.setattr(engine.duplex, "step", odd)
+    engine.settle()
+    assert isinstance(engine.take("bad")[-1].error, NumericsError)
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+
+
+def chunk_sessions(chunks: Sequence[Any]) -> list[int]:
+    return [chunk.session for chunk in chunks]
+
+
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+@pytest.mark.parametrize(
+    ("stage", "after"),
+    [("condition", 0), ("condition", 1), ("begin", 0), ("advance", 2), ("speak", 0), ("speak", 1)],
+)
+def test_a_voice_that_fails_leaves_the_text(
+    engine: AnsweringEngine, stage: str, after: int, compat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SPOKEN.model_copy(update={"max_new_tokens": 30, "seed": 3, "compat": compat})
+    whole, expected = alone(engine, config)[-1], alone(engine)
+    bad = engine.ask("bad", ASKED, config=config)
+    engine.ask("good", ASKED, config=SPOKEN)
+    owner = engine.vocoder if stage == "speak" else engine.duplex.speaker
+    of = chunk_sessions if stage == "speak" else slots_first
+    number = bad.voice.slot if stage == "speak" else bad.slot
+    monkeypatch.setattr(owner, stage, fails_for(number, getattr(owner, stage), of, after))
+    engine.settle()
+    events = engine.take("bad")
+    result = events[-1]
+    assert isinstance(result, ReplyResult), f"expected a result, got {result}"
+    assert str(result.voice_error) == "broken"
+    assert (result.text, result.tokens, result.stopped) == (whole.text, whole.tokens, whole.stopped)
+    assert "".join(piece.text for piece in partials(events)) == whole.text
+    n_samples = 0 if result.pcm is None else len(result.pcm)
+    assert n_samples < len(whole.pcm) and sum(len(p.pcm) for p in partials(events) if p.pcm is not None) == n_samples
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+    monkeypatch.undo()
+    with short_chunks(), short_speech():
+        assert_told("the next one in that slot", alone(engine)[-1:], expected[-1:])
+
+
+def test_text_may_fail_behind_the_voice(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 40}))
+    monkeypatch.setattr(engine.duplex.speaker, "begin", fails_for(bad.slot, engine.duplex.speaker.begin, slots_first))
+    monkeypatch.setattr(engine.duplex, "step", fails_for(bad.slot, engine.duplex.step, slots_first, 25))
+    failure = engine.outcome("bad")
+    assert isinstance(failure, Failure) and str(failure.error) == "broken"
+
+
+def test_what_does_not_fit_is_refused_at_once(engine: AnsweringEngine) -> None:
+    n = len(engine.content(ASKED))
+    room = LLM_LEN - n
+    with pytest.raises(ContextOverflowError, match=rf"expected at most {LLM_LEN} rows.+got {n} \+ {room + 1}"):
+        engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"max_new_tokens": room + 1}))
+    with pytest.raises(ContextOverflowError, match=rf"got {n} \+ {-(-room // 10) * 10}"):
+        engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"max_new_tokens": room, "compat": "reference"}))
+    sessions = [engine.ask(str(number), ASKED, config=SPOKEN) for number in range(3)]
+    with pytest.raises(SlotError, match="expected a free slot"):
+        engine.ask("a", ASKED)
+    with pytest.raises(OrderError, match="expected a name that is free"):
+        engine.ask("0", ASKED)
+    for session in sessions:
+        engine.sessions.close(session)
+
+
+def test_without_a_voice_nothing_is_kept_from_being_written(engine: AnsweringEngine) -> None:
+    for speaker, expected in ((None, REPLY_TEXT_SET), (0, REPLY_SET)):
+        session = engine.ask("a", ASKED, config=SPOKEN, speaker=speaker)
+        assert int(engine.duplex.state.text.set_index[session.slot]) == expected
+        result = engine.outcome("a")
+        assert (result.pcm is None, result.n_codes == 0) == (speaker is None,) * 2
+
+
+# --- on the engine's thread ----------------------------------------------------------------------
+
+
+def test_an_engine_chats(parts: Parts) -> None:
+    told: queue.Queue[Event] = queue.Queue()
+    messages = [{"role": "user", "content": ASKED}]
+    with short_chunks(), Engine(parts, make_config(3, LLM_LEN)) as engine:
+        with pytest.raises(MessageError):
+            engine.chat("a", [], None, told.put)
+        for _ in range(2):
+            engine.chat("a", messages, SPOKEN, told.put, voice=voice(0)).result(10)
+            events = [told.get(timeout=10)]
+            while not isinstance(events[-1], ReplyResult | Failure):
+                events.append(told.get(timeout=10))
+            assert isinstance(events[0], Prefilled)
+            assert events[-1].pcm is not None, f"expected sound, got {events[-1]}"
+        handle = engine.chat("b", messages, SPOKEN.model_copy(update={"max_new_tokens": 200}), told.put, voice=voice(0))
+        handle.result(10).close().result(10)
+        assert engine.n_free() == 3
+        with pytest.raises(ContextOverflowError):
+            engine.chat("c", messages, WRITTEN.model_copy(update={"max_new_tokens": 4000}), told.put).result(10)
