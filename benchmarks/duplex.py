@@ -129,7 +129,7 @@ class Bench:
                 tokens=(24,),
                 speech_kv=(512,),
             ),
-            vocoder_shapes=VocoderShapes(batch=batch, codes=(5, 25, 28), columns=(512,)),
+            vocoder_shapes=VocoderShapes(batch=batch, codes=(10, 25, 28), columns=(512,)),
         )
         self.script = Script(parts.language.talk_ids, TEXT_TOKENS)
         self.engine = Engine(parts, self.config, observer=self.script)

@@ -14,11 +14,14 @@ from worker.language import Language
 from worker.results import SOUND_RATE, Event, UnitResult
 from worker.session import Gate, UnitInput
 from worker.talk import Talk
-from worker.voice import LEAST_CODES, VoiceDesk
+from worker.voice import VoiceDesk
 from worker.window import Drop, Rebuild, UnitRecord
 
 CODES_PER_UNIT = 25
 DRAWN_PER_UNIT = CODES_PER_UNIT + 1  # the last one drawn is never voiced
+# The vocoder takes five. But a turn opens with 120 ms of silence and the newest 160 ms wait for the cross-fade: of ten
+# codes 120 ms of speech leave, of five none.
+EARLY_CODES = 10
 DRAIN = "drain"
 
 
@@ -209,7 +212,7 @@ class DuplexJob(Job):
     @property
     def _early(self) -> int:
         config = self.session.config
-        return LEAST_CODES if config.early_sound and not self.session.reference else 0
+        return EARLY_CODES if config.early_sound and not self.session.reference else 0
 
     # --- speech --------------------------------------------------------------------------------
 

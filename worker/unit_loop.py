@@ -352,9 +352,8 @@ class UnitLoop:
 
     def _voice_batch(self, jobs: list[Job]) -> list[np.ndarray]:
         chunks = [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
-        sounds = self._vocoder.speak(chunks)
-        together = torch.cat(sounds).cpu().numpy()  # one copy, one sync
-        return np.split(together, np.cumsum([len(sound) for sound in sounds])[:-1])
+        # Copying is part of the call: a chunk whose sound never arrives has not been spoken.
+        return self._vocoder.speak(chunks, take=_to_host)
 
     def _voiced(self, job: Job, pcm: np.ndarray) -> None:
         if not np.isfinite(pcm).all():
@@ -490,6 +489,12 @@ class UnitLoop:
         spent = 1000 * (self._clock() - start)
         for job in jobs:
             setattr(job.times, stage, getattr(job.times, stage) + spent)
+
+
+def _to_host(sounds: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """Sounds of a batch, in one copy."""
+    together = torch.cat(list(sounds)).cpu().numpy()
+    return np.split(together, np.cumsum([len(sound) for sound in sounds])[:-1])
 
 
 def _nothing(job: Job) -> None:
