@@ -169,9 +169,8 @@ class Bench:
         return Voice(codes, mel, torch.randn(config.speaker_dim, generator=generator))
 
     def run(self) -> dict[str, Any]:
-        print(
-            f"{'mode':7}{'sessions':>9}{'total p50':>11}{'p95':>9}{'p99':>9}{'first sound p95':>17}{'floor':>8}  stages p50"
-        )
+        columns = f"{'mode':7}{'sessions':>9}{'total p50':>11}{'p95':>9}{'p99':>9}{'first sound p95':>17}{'floor':>8}"
+        print(f"{columns}  stages p50, all in ms")
         with self.engine:
             for n_sessions in self.options.sessions:
                 for mode in (LISTEN, SPEAK):

@@ -5,20 +5,23 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.parity.golden import PLAIN, read_tensors
+from tests.parity.packed import SUFFIX as PACKED
+
+OTHER_SETS = {"token2wav", "duplex"}
 Edit = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def change(golden: Path, folder: Path, stem: str, edit: Edit) -> Path:
     """`folder`, a copy of the golden directory, made if not there; one file's tensors are as `edit` returns them."""
     if not folder.exists():
-        shutil.copytree(golden, folder, ignore=lambda _, names: {"token2wav"} & set(names))
-    with safe_open(golden / f"{stem}.safetensors", framework="pt") as file:
-        tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file(edit(tensors), folder / f"{stem}.safetensors", metadata=header)
+        shutil.copytree(golden, folder, ignore=lambda _, names: OTHER_SETS & set(names))
+    tensors, header = read_tensors(golden, stem)
+    (folder / f"{stem}{PACKED}").unlink(missing_ok=True)
+    save_file(edit(tensors), folder / f"{stem}{PLAIN}", metadata=header)
     return folder
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.golden_copies import change, moved, without
+from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.run import run_parity
 from tests.parity.token2wav.noise import hash_noise
@@ -50,7 +50,7 @@ def test_every_stage_matches_the_golden_data(whole):
 
 def test_the_sizes_are_not_the_released_ones(golden):
     """What is hard-coded from the released model cannot pass these cases."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(golden / "e2e_a.safetensors").items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in GoldenDir(golden).tensors("e2e_a").items()}
     assert shapes["out.chunk0_mel"] == (1, 20, 50) and shapes["in.spk_emb"] == (1, 12)
 
 
@@ -152,7 +152,7 @@ def test_a_missing_input_is_a_miss_that_names_it(golden, tmp_path, stage, gone):
 def test_a_missing_weight_is_a_miss(golden, tmp_path, stage):
     stem = STAGES[stage]
     prefix = {"flow": "w.flow.", "vocode": "w.hift."}.get(stage, "w.")
-    weights = [name for name in load_file(golden / f"{stem}.safetensors") if name.startswith(prefix)]
+    weights = [name for name in GoldenDir(golden).tensors(stem) if name.startswith(prefix)]
     report, _ = run_parity(str(change(golden, tmp_path / "golden", stem, without(weights[-1]))), only=stage)
     assert report.misses
 

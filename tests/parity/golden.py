@@ -1,9 +1,11 @@
 """A golden directory: tensors and manifest by file stem, and the checkpoint they were made with.
 
-Knows the file format only. What a tensor means is the stages' business.
+Knows the file formats only, each of which may be the plain one or a smaller one of the same content: `.packed` for
+`.safetensors`, `.json.xz` for `.json`. What a tensor means is the stages' business.
 """
 
 import json
+import lzma
 import shutil
 import tempfile
 from functools import cached_property
@@ -12,7 +14,13 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+
+from tests.parity.packed import SUFFIX as PACKED
+from tests.parity.packed import load_packed
+
+PLAIN, XZ = ".safetensors", ".xz"
+WEIGHTS = "model"  # stem of a checkpoint's weights
 
 
 class GoldenDir:
@@ -24,45 +32,45 @@ class GoldenDir:
         self.manifest: dict[str, Any] = json.loads(manifest.read_text()) if manifest.exists() else {}
 
     def stems(self, prefix: str = "") -> list[str]:
-        return sorted(p.stem for p in self.path.glob("*.safetensors") if p.stem.startswith(prefix))
+        files = (file for suffix in (PLAIN, PACKED) for file in self.path.glob(f"{prefix}*{suffix}"))
+        return sorted({file.stem for file in files})
 
     def tensors(self, stem: str) -> dict[str, torch.Tensor]:
-        """All tensors of a file; none if there is no such file."""
-        file = self.path / f"{stem}.safetensors"
-        return load_file(file) if file.exists() else {}
+        """All tensors of a file, tables that were trimmed completed; none if there is no such file."""
+        tensors, header = read_tensors(self.path, stem)
+        return completed(tensors, json.loads(header.get("trimmed", "{}")))
 
     def config(self, stem: str) -> dict[str, Any]:
         """The settings in the file's own header (`config`, JSON); empty if it has none."""
-        with safe_open(self.path / f"{stem}.safetensors", framework="pt") as file:
-            return json.loads((file.metadata() or {}).get("config", "{}"))
+        _, header = read_tensors(self.path, stem)
+        return json.loads(header.get("config", "{}"))
 
     def meta(self, stem: str) -> dict[str, Any]:
         return self.manifest.get(stem, {}).get("meta") or {}
 
     def json(self, name: str) -> Any | None:
-        file = self.path / name
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        plain, small = self.path / name, self.path / f"{name}{XZ}"
+        if plain.exists():
+            return json.loads(plain.read_text(encoding="utf-8"))
+        return json.loads(lzma.decompress(small.read_bytes())) if small.exists() else None
 
     @cached_property
     def checkpoint(self) -> Path:
-        """The checkpoint folder; where rows of tables were trimmed, a completed copy of it.
-
-        Rows that were trimmed become zero, or what the table's entry says, so that the strict loader sees a full
-        checkpoint.
-        """
-        if not self._trimmed:
-            return self._checkpoint_folder
+        """The checkpoint folder; where tables were trimmed or files are packed, a completed copy of it."""
+        folder = self._checkpoint_folder
+        if not self._trimmed and not any(file.suffix in (PACKED, XZ) for file in folder.iterdir()):
+            return folder
         self._scratch = tempfile.TemporaryDirectory(prefix="golden-")
         full = Path(self._scratch.name)
-        for file in self._checkpoint_folder.iterdir():
-            if file.suffix != ".safetensors":
+        for file in folder.iterdir():
+            if file.suffix == XZ:
+                (full / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
+            elif file.suffix not in (PLAIN, PACKED):
                 shutil.copy(file, full / file.name)
-        tensors = load_file(self._checkpoint_folder / "model.safetensors")
-        for name, table in self._trimmed.items():
-            whole = torch.full((table["rows"], *tensors[name].shape[1:]), table.get("fill", 0.0))
-            whole[table["kept"]] = tensors[name]
-            tensors[name] = whole
-        save_file(tensors, full / "model.safetensors")
+        tensors, _ = read_tensors(folder, WEIGHTS)
+        if not tensors:
+            raise FileNotFoundError(f"{folder}: expected {WEIGHTS}{PLAIN} or {WEIGHTS}{PACKED}, got neither")
+        save_file(completed(tensors, self._trimmed), full / f"{WEIGHTS}{PLAIN}")
         return full
 
     def kept_rows(self, table: str) -> list[int] | slice:
@@ -82,3 +90,24 @@ class GoldenDir:
         """By table, how many rows it has, which ones are stored, and what to put in place of the others."""
         file = self._checkpoint_folder / "trimmed.json"
         return json.loads(file.read_text()) if file.exists() else {}
+
+
+def read_tensors(folder: Path, stem: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors of a file as they are stored and its header; nothing if there is no such file."""
+    plain, packed = folder / f"{stem}{PLAIN}", folder / f"{stem}{PACKED}"
+    if plain.exists():
+        with safe_open(plain, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    return load_packed(packed) if packed.exists() else ({}, {})
+
+
+def completed(tensors: dict[str, torch.Tensor], trimmed: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The same tensors with whole tables in place of trimmed ones, so that a strict loader sees all rows.
+
+    trimmed: by table, how many `rows` it has, which ones are `kept`, and what to `fill` the others with, 0 if not said.
+    """
+    whole = dict(tensors)
+    for name, table in trimmed.items():
+        whole[name] = torch.full((table["rows"], *tensors[name].shape[1:]), table.get("fill", 0.0))
+        whole[name][table["kept"]] = tensors[name]
+    return whole

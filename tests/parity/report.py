@@ -1,11 +1,14 @@
 """Collects comparisons and prints them: one line per case, expected and got ids on a miss."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from tests.parity.checksum import allowed, checksum
+
 ATOL = RTOL = 1e-4  # float32 on CPU against the public implementation's float32
+FEW = 8  # numbers that a miss shows one by one
 
 
 @dataclass
@@ -25,6 +28,12 @@ class Report:
 
     def close(self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float = ATOL) -> None:
         """|got - expected| <= tolerance * (1 + |expected|) everywhere; shapes must match and all be finite."""
+        self.within(case, name, got, expected, tolerance * (1 + expected.double().abs()))
+
+    def within(
+        self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor | float
+    ) -> None:
+        """|got - expected| <= allowed everywhere; shapes must match and all be finite."""
         if tuple(got.shape) != tuple(expected.shape):
             self._add(case, name, False, f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}")
             return
@@ -34,8 +43,17 @@ class Report:
             return
         delta = (got - expected).abs()
         relative = (delta / expected.abs().clamp_min(1e-12)).max().item()
-        ok = bool((delta <= tolerance * (1 + expected.abs())).all())  # False for NaN
-        self._add(case, name, ok, f"max abs {delta.max().item():.3g}  max rel {relative:.3g}  ({got.numel()} values)")
+        ok = bool((delta <= allowed).all())  # False for NaN
+        detail = f"max abs {delta.max().item():.3g}  max rel {relative:.3g}  ({got.numel()} values)"
+        if not ok and got.numel() <= FEW:
+            detail += f"  expected {_numbers(expected)}, got {_numbers(got)}"
+        self._add(case, name, ok, detail)
+
+    def sums_if(self, case: str, name: str, got: torch.Tensor, expected: Sequence[float] | None) -> None:
+        """The checksum of `got` is the one expected (`tests.parity.checksum`), unless there is none."""
+        if expected is not None:
+            sums = (torch.tensor(sums, dtype=torch.float64) for sums in (checksum(got), expected))
+            self.within(case, name, *sums, allowed(expected))
 
     def equal(self, case: str, name: str, got: object, expected: object) -> None:
         got, expected = _plain(got), _plain(expected)
@@ -80,6 +98,10 @@ class Report:
 
 def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def _numbers(values: torch.Tensor) -> str:
+    return "[" + ", ".join(f"{value:.6g}" for value in values.flatten().tolist()) + "]"
 
 
 def _short(value: object) -> str:

@@ -16,6 +16,7 @@ from tests.parity import (
     rope,
     sampler,
     speech_stream,
+    text_chunks,
     tokenizer,
     tts,
     vision,
@@ -101,6 +102,7 @@ def _stages(golden: GoldenDir) -> list[tuple[str, Stage]]:
         ("sampler", "sampler" in cases, sampler.run),
         ("rope", "rope" in cases, rope.run),
         ("speech_stream", "tts_stream" in cases, with_model(speech_stream.run)),
+        (text_chunks.STAGE, text_chunks.STAGE in cases, with_model(text_chunks.run)),
         *((stem, stem != tokenizer.MEDIA, with_model(chat.run, stem=stem)) for stem in golden.stems("chat_")),
         *((name, bool(golden.stems(prefix)), stage) for name, prefix, stage in VOCODER),
     ]

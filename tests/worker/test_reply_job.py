@@ -1,4 +1,4 @@
-"""Turn-based answers: what they say, in what pieces, beside whom, and what becomes of them when something goes wrong."""
+"""Turn-based answers: what they say, in what pieces, how they end, beside whom, and what goes wrong."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +100,7 @@ def assert_equals_plain(engine: AnsweringEngine, config: ReplyConfig, expected: 
     engine.loop.observer.voiced = lambda session, codes, last: windows.append((codes, last))
     engine.ask("a", ASKED, config=config)
     got = engine.outcome("a")
+    assert got.voice_error is None, f"expected no error, got {got.voice_error}"
     assert list(got.tokens) == expected.ids, f"ids: expected {expected.ids}, got {got.tokens}"
     assert got.n_codes == len(expected.codes), f"codes: expected {len(expected.codes)}, got {got.n_codes}"
     assert windows == expected.windows, f"windows: expected {expected.windows}, got {windows}"
@@ -133,7 +134,7 @@ def test_speech_equals_the_plain_loop_where_it_ends(
 @pytest.mark.parametrize("speak", [False, True])
 def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, compat: str) -> None:
     config = WRITTEN.model_copy(update={"speak": speak, "compat": compat})
-    session = engine.ask("a", ASKED, config=config)
+    engine.ask("a", ASKED, config=config)
     result = engine.outcome("a")
     first, *events = engine.take("a")
     assert first == Prefilled("a", result.n_prompt)
@@ -149,7 +150,7 @@ def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, co
         assert len(result.pcm) == 960 * (SILENCE + result.n_codes), f"expected all codes once, got {len(result.pcm)}"
         assert result.times.first_sound < result.times.total
     assert result.voice_error is None
-    assert session.slot == 0 and len(engine.sessions) == 0, "expected the session to end behind its answer"
+    assert len(engine.sessions) == 0, "expected the session to end behind its answer"
 
 
 def test_sound_leaves_early_and_text_at_once(engine: AnsweringEngine) -> None:
@@ -268,18 +269,18 @@ def test_what_ends_an_answer(engine: AnsweringEngine, end: str, compat: str, end
 
 
 @pytest.mark.parametrize("n", [1, 9, 10, 11, 20])
-def test_all_that_is_said_is_voiced(engine: AnsweringEngine, n: int) -> None:
+def test_all_that_is_said_is_voiced(engine: AnsweringEngine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text chunks of 10 tokens; the last one says that the text ends."""
     condition, chunks = engine.duplex.speaker.condition, []
-    engine.duplex.speaker.condition = lambda slots, ids, ends: (
-        chunks.extend(zip(ids, ends)) or condition(slots, ids, ends)
-    )
-    try:
-        script(engine, a=[*words(engine, n), engine.language.special.im_end])
-        engine.ask("a", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30}))
-        result = engine.outcome("a")
-    finally:
-        del engine.duplex.speaker.condition
+
+    def watched(slots: Sequence[int], ids: Sequence[list[int]], ends: Sequence[bool]) -> Any:
+        chunks.extend(zip(ids, ends, strict=True))
+        return condition(slots, ids, ends)
+
+    monkeypatch.setattr(engine.duplex.speaker, "condition", watched)
+    script(engine, a=[*words(engine, n), engine.language.special.im_end])
+    engine.ask("a", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30}))
+    result = engine.outcome("a")
     assert [token for ids, _ in chunks for token in ids] == words(engine, n)
     assert [len(ids) for ids, _ in chunks] == [10] * ((n - 1) // 10) + [(n - 1) % 10 + 1]
     assert [ends for _, ends in chunks] == [False] * ((n - 1) // 10) + [True]
@@ -414,11 +415,16 @@ def test_neighbours_change_nothing(engine: AnsweringEngine, order: int) -> None:
 # --- when something goes wrong -------------------------------------------------------------------
 
 
-def fails_for(
-    slot: int, real: Callable[..., Any], of: Callable[..., Sequence[int]], after: int = 0
-) -> Callable[..., Any]:
-    """A stage that breaks down whenever a slot takes part, from some call of its on."""
-    count = [0]
+def break_down(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    stage: str,
+    slot: int,
+    after: int = 0,
+    of: Any = lambda slots, *_: slots,
+) -> None:
+    """A stage fails whenever a slot takes part, from some call of its on. of: a call's slots."""
+    real, count = getattr(owner, stage), [0]
 
     def call(*given: Any, **knobs: Any) -> Any:
         if slot in of(*given):
@@ -427,25 +433,17 @@ def fails_for(
                 raise RuntimeError("broken")
         return real(*given, **knobs)
 
-    return call
+    monkeypatch.setattr(owner, stage, call)
 
 
-def slots_first(slots: Sequence[int], *_: Any) -> Sequence[int]:
-    return slots
-
-
-@pytest.mark.parametrize("stage", ["feed", "step"])
+@pytest.mark.parametrize(("stage", "after"), [("feed", 0), ("step", 0), ("step", 13)])
 def test_an_answer_that_fails_harms_nobody(
-    engine: AnsweringEngine, stage: str, monkeypatch: pytest.MonkeyPatch
+    engine: AnsweringEngine, stage: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = alone(engine)
     bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30, "seed": 3}))
     engine.ask("good", ASKED, config=SPOKEN)
-    monkeypatch.setattr(
-        engine.duplex,
-        stage,
-        fails_for(bad.slot, getattr(engine.duplex, stage), slots_first, 0 if stage == "feed" else 13),
-    )
+    break_down(monkeypatch, engine.duplex, stage, bad.slot, after)
     engine.settle()
     failure = engine.take("bad")[-1]
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
@@ -470,7 +468,7 @@ def test_odd_logits_fail_an_answer_only(engine: AnsweringEngine, monkeypatch: py
     assert_told("neighbour", without_prefilled(engine.take("good")), expected)
 
 
-def chunk_sessions(chunks: Sequence[Any]) -> list[int]:
+def sessions_of(chunks: Sequence[Any]) -> list[int]:
     return [chunk.session for chunk in chunks]
 
 
@@ -487,9 +485,9 @@ def test_a_voice_that_fails_leaves_the_text(
     bad = engine.ask("bad", ASKED, config=config)
     engine.ask("good", ASKED, config=SPOKEN)
     owner = engine.vocoder if stage == "speak" else engine.duplex.speaker
-    of = chunk_sessions if stage == "speak" else slots_first
+    of = sessions_of if stage == "speak" else lambda slots, *_: slots
     number = bad.voice.slot if stage == "speak" else bad.slot
-    monkeypatch.setattr(owner, stage, fails_for(number, getattr(owner, stage), of, after))
+    break_down(monkeypatch, owner, stage, number, after, of)
     engine.settle()
     events = engine.take("bad")
     result = events[-1]
@@ -507,8 +505,8 @@ def test_a_voice_that_fails_leaves_the_text(
 
 def test_text_may_fail_behind_the_voice(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 40}))
-    monkeypatch.setattr(engine.duplex.speaker, "begin", fails_for(bad.slot, engine.duplex.speaker.begin, slots_first))
-    monkeypatch.setattr(engine.duplex, "step", fails_for(bad.slot, engine.duplex.step, slots_first, 25))
+    break_down(monkeypatch, engine.duplex.speaker, "begin", bad.slot)
+    break_down(monkeypatch, engine.duplex, "step", bad.slot, 25)
     failure = engine.outcome("bad")
     assert isinstance(failure, Failure) and str(failure.error) == "broken"
 

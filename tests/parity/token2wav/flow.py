@@ -29,7 +29,7 @@ from tests.parity.token2wav.build import (
 
 # The reference's session as it is, and with the encoder cut as it was meant to be.
 RULES = {"mel": REFERENCE_FLOW, "mel_fixedtrim": FlowRules(dit="newest_first")}
-SESSION, VOICE = 0, 2
+SESSION, VOICE = 0, 3
 _PROMPT = ("in.prompt_tokens", "in.prompt_mel", "in.spk_emb", "in.rand_noise")
 
 
