@@ -147,7 +147,7 @@ class Bench:
             if is_compiled:
                 vocoder.regions.compile(["flow"], by_layer=not self.options.whole)
                 vocoder.regions.compile(["hift", "begin"])
-            capture_s = self.clock.seconds(vocoder.graphs.capture)[0] if is_captured else 0.0
+            capture_s = self.clock.seconds(vocoder.regions.capture)[0] if is_captured else 0.0
             for n_steps in self.options.steps:
                 self._row(precision, vocoder, batch, n_steps, mode, ceilings, capture_s)
 
@@ -215,7 +215,7 @@ class Bench:
     def _part_times(self, vocoder: Vocoder, chunks: list[Chunk]) -> dict[str, Timing]:
         """The two regions of a chunk, each timed inside whole chunks."""
         samples: dict[str, list[float]] = {"flow": [], "hift": []}
-        plain = vocoder.graphs
+        plain = vocoder.regions
 
         class Timed:
             def __call__(inner, name: str, *arguments: Any, **static: Any) -> Any:
@@ -224,10 +224,10 @@ class Bench:
                 samples[name].append(self.clock.sample(call, lambda: None))
                 return result[0]
 
-        vocoder.graphs = Timed()
+        vocoder.regions = Timed()
         for _ in range(self.options.repeats):
             vocoder.speak(chunks)
-        vocoder.graphs = plain
+        vocoder.regions = plain
         return {name: Timing.of(values) for name, values in samples.items()}
 
     def _kernels(self, call: Any) -> tuple[int | None, float | None]:

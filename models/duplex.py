@@ -1,4 +1,4 @@
-"""A unit's tensor work for batches of slots: hear, feed, choose, step, evict, and going back to where a slot was.
+"""A unit's tensor work for batches of slots: hear, feed, choose, step, and going back to where a slot was.
 
 Knows slots, rows and counts. Does not know sessions, turns or what tokens mean: the caller says what is fed, which
 states are kept for speech and who wants another token.
@@ -18,6 +18,7 @@ from torch import Tensor
 from models.apm import UNIT_ROWS
 from models.audio import N_FFT
 from models.audio_overlap import needs_overlap
+from models.context_mover import ContextMover
 from models.errors import AudioError, ShapeError
 from models.mel_stream import plan_emission
 from models.runner import Rows, Runner
@@ -65,11 +66,15 @@ _EMPTY = Counters(0, 0, 0, 0, 0, 0, 0, 0, torch.zeros(N_FFT), 0, 0, 0)
 
 
 class Duplex:
-    """The stages of a unit over a runner's slots. speaker: None for a checkpoint that does not speak."""
+    """The stages of a unit over a runner's slots. speaker: None for a checkpoint that does not speak.
+
+    context: how rows leave a slot's context.
+    """
 
     def __init__(self, runner: Runner, speaker: Speaker | None):
         self.runner, self.speaker, self.state = runner, speaker, runner.state
         self._at = [_EMPTY] * runner.state.n_slots
+        self.context = ContextMover(runner, lambda slot, rows: self.feed([slot], [rows], [False]))
         self._positions = runner.model.config.audio_config.max_source_positions
 
     # --- slots ---------------------------------------------------------------------------------
@@ -89,6 +94,7 @@ class Duplex:
             self.speaker.drop_call(slot)
         self.state.reset(self._one(slot))
         self.runner.forget_rows(slot)
+        self.context.let_go(slot)
         self._at[slot] = _EMPTY
 
     def configure(self, slot: int, text: TextSampling, codes: CodeSampling, seed: int) -> None:
@@ -341,29 +347,6 @@ class Duplex:
         """A turn-based answer starts: what was said before does not count as repeated."""
         self.state.text.forget(self._one(slot))
         self._at[slot] = replace(self._at[slot], remembered=0, chunk_start=0)
-
-    # --- windows -------------------------------------------------------------------------------
-
-    def drop(self, slots: Sequence[int], keep: Sequence[int], n_rows: Sequence[int]) -> None:
-        """Drop context rows [keep, keep + n_rows) of each slot and close the gap. Raises: as `Runner.evict`."""
-        for part in self._parts(list(range(len(slots)))):
-            self.runner.evict(*([values[i] for i in part] for values in (slots, keep, n_rows)))
-
-    def rebuild(self, slot: int, prefix: int, first_kept: int, ids: Sequence[int]) -> None:
-        """Put `ids` between the first `prefix` rows and those from `first_kept` on, which move to make room.
-
-        Raises: ContextOverflowError if it does not fit, before anything is moved.
-        """
-        runner, cache, one = self.runner, self.state.llm, self._one(slot)
-        held, by = runner.llm_rows(slot), prefix + len(ids) - first_kept
-        runner.check_room(slot, by)
-        cache.shift(one, torch.full_like(one, first_kept), torch.full_like(one, by), runner.model.llm.model.frequencies)
-        # Rows behind the place that is fed exist, but a query sees only what lies before it.
-        cache.set_length(one, torch.full_like(one, prefix))
-        runner.set_llm_rows(slot, prefix)
-        self.feed([slot], [Rows(runner.tensor(ids, len(ids), 0))], [False])
-        cache.set_length(one, torch.full_like(one, held + by))
-        runner.set_llm_rows(slot, held + by)
 
     # --- speech --------------------------------------------------------------------------------
 

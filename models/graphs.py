@@ -99,8 +99,8 @@ class RegionTable:
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
-        """Run a region: its captured graph if there is one for these shapes, whose outputs the next call of the same
-        shapes overwrites; otherwise as compiled, or as it is.
+        """Run a region: its captured graph if there is one for these shapes and static settings, otherwise as compiled,
+        or as it is. What a graph returns may be overwritten by the next call of any captured region.
         """
         if name in self._captured_names:
             if (graph := self._captured.get(_shape_key(name, tensors, static))) is not None:
@@ -111,7 +111,7 @@ class RegionTable:
         with torch.no_grad():
             return self._runners[name](*self.table[name].bound, *tensors, **static)
 
-    def compile(self, names: list[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
+    def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
         """Wrap regions with torch.compile, one graph per bucket; nothing compiles before `warm_up`.
 
         Args:
@@ -140,7 +140,7 @@ class RegionTable:
         for region in chosen:
             self._runners[region.name] = torch.compile(region.run, **options)
 
-    def _chosen(self, names: list[str] | None) -> list[Region]:
+    def _chosen(self, names: Sequence[str] | None) -> list[Region]:
         for name in names or ():
             if name not in self.table:
                 raise SettingsError("region", expected=f"one of {sorted(self.table)}", got=name)
@@ -171,7 +171,7 @@ class RegionTable:
                     for method in methods:
                         layer.__dict__.pop(method, None)
 
-    def warm_up(self, names: list[str] | None = None) -> None:
+    def warm_up(self, names: Sequence[str] | None = None) -> None:
         """Run every bucket of every region once, on scratch slots; sessions' slots stay as they are."""
         for region in self._chosen(names):
             for bucket, variant in product(region.buckets(self.shapes), region.variants):
@@ -181,15 +181,21 @@ class RegionTable:
 
     @property
     def n_captured(self) -> int:
+        """Graphs of all regions together."""
         return len(self._captured)
 
     def capture(self, names: Sequence[str] | None = None) -> int:
         """Capture every bucket and variant of regions as CUDA graphs, largest first, in one pool.
 
-        Returns: how many graphs there are. To be called once, after `compile` and before any session is open.
+        To be called after `compile` and before any session is open. What was captured stays as it was then, whatever
+        is compiled later, until it is captured again.
+        Args: names: which regions; None = all.
+        Returns: how many graphs there are, earlier ones counted.
+        Raises: SettingsError for an unknown name.
         """
         pool = torch.cuda.graph_pool_handle()
         for region in self._chosen(names):
+            self._captured_names.discard(region.name)  # a graph is captured from the region, not from an older graph
             buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
             for bucket, variant in product(buckets, region.variants):
                 graph = Captured(self, region.name, bucket, variant, pool)

@@ -146,6 +146,27 @@ class KVCache:
         self.lengths.index_add_(0, slots, by)
         self.positions.index_add_(0, slots, by)
 
+    def turn(self, slots: Tensor, first: Tensor, by: Tensor, frequencies: Tensor) -> None:
+        """Move rows [first, length) of each slot by `by` positions, keeping their places; the next row's goes along.
+
+        Args: slots: [B] distinct. first, by: [B] int64. frequencies: as in `shift`.
+        """
+        row = torch.arange(self.max_len, device=slots.device)
+        turned = ((row >= first[:, None]) & (row < self.lengths[slots][:, None]))[:, None, :, None]
+        phase = rotary_phases(by, frequencies)[:, None, None]
+        cos, sin = phase.cos(), phase.sin()
+        for cache in self.k:
+            old = cache.index_select(0, slots)
+            cache.index_copy_(0, slots, torch.where(turned, rotate(old, cos, sin), old))
+        self.positions.index_add_(0, slots, by)
+
+    def put_keys(self, slot: int, saved: list[Tensor], n: int, by: int, frequencies: Tensor) -> None:
+        """Write the first n keys that `save` gave to a slot's front again, `by` positions from where they were."""
+        phase = rotary_phases(torch.tensor(by, device=frequencies.device), frequencies)
+        cos, sin = phase.cos(), phase.sin()
+        for cache, rows in zip(self.k, saved, strict=False):  # values come behind the keys
+            cache[slot, :, :n] = rotate(rows[:, :n], cos, sin)
+
     def save(self, slot: int, n: int) -> list[Tensor]:
         """Copies of a slot's first n rows: keys of every layer, then values, [kv_heads, n, head_dim] each."""
         assert 0 <= n <= self.max_len, f"rows to save: expected at most {self.max_len}, got {n}"

@@ -135,11 +135,11 @@ def _table(
 
     def unit_step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         (slots, ids, active), static = decode_example(b)
-        return (slots, ids, active, full(b["batch"], 0), active), static
+        return (slots, ids, active, full(b["batch"], 0), yes(b["batch"])), static
 
     def evict_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
-        return (scratch(n), full(n, 0), full(n, 0)), {}
+        return (scratch(n), full(n, 0), full(n, 0)), {"turn": True}
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example)
@@ -149,7 +149,8 @@ def _table(
     yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
     yield Region("unit_step", "llm.model, choose", stages.unit_step, chooses, axes, unit_step_example)
     yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
-    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example)
+    ways = ({"turn": True}, {"turn": False})
+    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example, ways)
 
     def reset_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         return (scratch(b["batch"]),), {}

@@ -196,9 +196,15 @@ def speech_step(model: OmniModel, state: SlotState, draw: speech.Drawer, slots: 
     return speech.step(model.tts, state.speech, slots, kv_len, draw)
 
 
-def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor) -> None:
-    """Drop LLM rows [keep, keep + drop) of each slot; see `KVCache.evict`."""
-    state.llm.evict(slots, keep, drop, model.llm.model.frequencies)
+def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor, turn: bool) -> None:
+    """Drop LLM rows [keep, keep + drop) of each slot and close the gap; see `KVCache.evict`.
+
+    turn: keys behind the gap take the positions of their new places. Otherwise they and the next row keep theirs, and
+    what is in front of the gap is for the caller to bring up behind.
+    """
+    state.llm.evict(slots, keep, drop, model.llm.model.frequencies, turn)
+    if not turn:
+        state.llm.positions.index_add_(0, slots, drop)
 
 
 def reset(state: SlotState, slots: Tensor) -> None:

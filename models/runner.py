@@ -291,8 +291,8 @@ class Runner:
         chosen = self.regions("sample_text", slot_ids, padded, active, candidates=None)
         return Sampled(*(tensor[: len(slots)] for tensor in chosen))
 
-    def evict(self, slots: Sequence[int], keep: Sequence[int], drop: Sequence[int]) -> None:
-        """Drop context rows [keep, keep + drop) of each slot and close the gap.
+    def evict(self, slots: Sequence[int], keep: Sequence[int], drop: Sequence[int], *, turn: bool = True) -> None:
+        """Drop context rows [keep, keep + drop) of each slot and close the gap. turn: as `regions.llm_evict`.
 
         Raises: ContextOverflowError if a slot does not hold them, before anything is moved.
         """
@@ -300,6 +300,6 @@ class Runner:
         for slot, first, count in zip(slots, keep, drop, strict=True):
             check_stretch(f"evict from slot {slot}", self._llm_rows[slot], first, count)
         size, slot_ids = self.batch("llm_evict", slots)
-        self.regions("llm_evict", slot_ids, self.tensor(keep, size, 0), self.tensor(drop, size, 0))
+        self.regions("llm_evict", slot_ids, self.tensor(keep, size, 0), self.tensor(drop, size, 0), turn=turn)
         for slot, count in zip(slots, drop, strict=True):
             self._llm_rows[slot] -= count

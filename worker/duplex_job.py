@@ -40,7 +40,7 @@ class DuplexJob(Job):
     _is_half_fed: bool = field(default=False, init=False)
     _ends_turn: bool = field(default=False, init=False)
     _voices_old_turn: bool = field(default=False, init=False)
-    _is_broken: bool = field(default=False, init=False)
+    _is_hushed: bool = field(default=False, init=False)
     _late: list[int] = field(default_factory=list, init=False)  # ids in front of the terminator
     _before: tuple[Hearing, Any] | None = field(default=None, init=False)
     _is_broken_off: bool = field(default=False, init=False)
@@ -243,7 +243,7 @@ class DuplexJob(Job):
             return False
         self._late = self.talk.end_turn()
         session.turn_open = False
-        self._is_broken = self._ends_turn = True
+        self._is_hushed = self._ends_turn = True
         if session.text is not None:
             self.say(session.text.flush())
         self.calls.clear()
@@ -267,7 +267,7 @@ class DuplexJob(Job):
     def result(self) -> UnitResult:
         session, talk, reference = self.session, self.talk, self.session.reference
         heard = talk is not None
-        is_listen = not heard or self._is_broken or (talk.is_listen and not self._voices_old_turn)
+        is_listen = not heard or self._is_hushed or (talk.is_listen and not self._voices_old_turn)
         text = self.text
         if reference and heard and not talk.is_listen:
             text = self.language.text(talk.spoken)

@@ -148,6 +148,7 @@ class Engine:
         self._inbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._is_over = False
 
     @classmethod
     def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
@@ -269,6 +270,8 @@ class Engine:
             future.set_exception(self._error())
             return future
         self._inbox.put((future, call, arguments))
+        if self._is_over:  # what the thread no longer sees is refused here
+            self._refuse_rest()
         return future
 
     def _error(self) -> EngineError:
@@ -286,7 +289,9 @@ class Engine:
         except BaseException as error:
             LOG.exception("the engine broke down")
             self._failure = error
+            self._sessions.tell_all(self._error())
         finally:
+            self._is_over = True
             self._sessions.close_all()
             self._refuse_rest()
 
@@ -302,8 +307,10 @@ class Engine:
                 if future.set_running_or_notify_cancel():
                     try:
                         future.set_result(call(*arguments))
-                    except Exception as error:
+                    except BaseException as error:
                         future.set_exception(error)
+                        if not isinstance(error, Exception):
+                            raise
         except queue.Empty:
             return True
 
@@ -313,5 +320,5 @@ class Engine:
                 order = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            if order is not None:
+            if order is not None and order[0].set_running_or_notify_cancel():
                 order[0].set_exception(self._error())

@@ -13,7 +13,7 @@ import numpy as np
 from models.audio_sizes import UNIT_SAMPLES
 from models.errors import ModelError
 from worker.config import SessionConfig
-from worker.engine import Engine, EngineError
+from worker.engine import Engine
 from worker.media import MediaUnit
 from worker.offline_reply import Outcome, Standing
 from worker.results import Event, Failure, Partial, UnitResult
@@ -53,8 +53,6 @@ class Conversation:
         try:
             self._handle.send(sound, frames).result()
             event = self._wait()
-        except EngineError:
-            raise
         except ModelError as error:  # refused before it was taken
             event = Failure(NAME, index, error)
         # Asked behind the unit, so it is closed by then: its times are whole, and a failure to close it is known.

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from worker.duplex_job import EARLY_CODES
 from worker.job import Job, Layout, SpeechCall
 from worker.language import Language
 from worker.reply import Reply
 from worker.reply_config import ReplyConfig
 from worker.results import Event, Partial, Prefilled, ReplyResult
 from worker.rounds import Rounds
-from worker.voice import LEAST_CODES, VoiceDesk
+from worker.voice import VoiceDesk
 from worker.window import Drop
 
 
@@ -116,7 +117,7 @@ class ReplyJob(Job):
     # --- speech --------------------------------------------------------------------------------
 
     def _plan_speech(self, ids: list[int], is_finished: bool) -> None:
-        early = LEAST_CODES if self._n_chunks == 0 and not self.session.reference else 0
+        early = EARLY_CODES if self._n_chunks == 0 and not self.session.reference else 0
         stream = self._stream
         call = SpeechCall(ids, text_eos=is_finished, most=stream.max_codes, early=early, per_call=False, stream=stream)
         self.calls.append(call)

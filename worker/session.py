@@ -156,6 +156,7 @@ class Session:
         self.phase = after
         if after is Phase.NEW:
             self.waiting.clear()  # there is nothing left to run it in
+            self.gate = Gate.OPEN  # nor anything to pause
 
     def turn_gate(self, event: str) -> None:
         """Change whether units are taken. Raises: OrderError if the event is not legal now."""

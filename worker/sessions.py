@@ -21,7 +21,7 @@ from worker.config import EngineConfig, SessionConfig
 from worker.duplex_job import DuplexJob
 from worker.hearing import Hearing
 from worker.language import Language
-from worker.results import Event
+from worker.results import Event, Failure
 from worker.session import Gate, OrderError, Phase, Session, UnitInput
 from worker.settings import KnobError, Problem, shown
 from worker.unit_loop import UnitLoop
@@ -122,7 +122,15 @@ class Sessions:
             self._voices.lend(session, prompt.voice)
         n_rows = self._feed_prompt(session, prefix, prompt.ref_audio, suffix)
         session.window.protect(n_rows - len(suffix), suffix)
+        if not session.reference and config.window.mode != "off":
+            saved = self._saved(session.slot, _digest(prefix, prompt.ref_audio, suffix))
+            n_fed_again = len(suffix) if config.window.mode == "context" else 0
+            self._duplex.context.hold(session.slot, saved, n_rows - n_fed_again)
         return n_rows
+
+    def _saved(self, slot: int, key: str) -> list[Any]:
+        """The slot's prompt as it was fed, shared with the snapshot if there is one."""
+        return self._snapshots[key] if key in self._snapshots else self._duplex.save(slot)
 
     def seed(self, config: SessionConfig) -> int:
         """What a session's draws start from."""
@@ -246,6 +254,11 @@ class Sessions:
             self._voices.take_back(session)
         finally:
             self._duplex.close(session.slot)
+
+    def tell_all(self, error: Exception) -> None:
+        """Every session fails for a reason that is not its own."""
+        for session in self._open.values():
+            session.tell(Failure(session.id, session.n_units, error))
 
     def close_all(self) -> None:
         """End every session, whatever state it is in; for the end of the engine."""

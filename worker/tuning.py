@@ -43,7 +43,7 @@ def tune(parts: Parts, config: EngineConfig) -> Tuned:
         start = time.perf_counter()
         if config.cuda_graphs and parts.model.device.type == "cuda":
             for name in [*stacked, *whole, *eager]:
-                tuned.n_graphs = max(tuned.n_graphs, table.capture([name]))
+                table.capture([name])
                 tuned.seconds[name] = _since(start)
                 start = time.perf_counter()
         elif config.compile:
@@ -51,6 +51,7 @@ def tune(parts: Parts, config: EngineConfig) -> Tuned:
                 table.warm_up([name])
                 tuned.seconds[name] = _since(start)
                 start = time.perf_counter()
+    tuned.n_graphs = sum(table.n_captured for table, _, _ in tables)
     return tuned
 
 

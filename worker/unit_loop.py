@@ -412,10 +412,15 @@ class UnitLoop:
         """One by one: what has moved cannot be undone, so nobody may have to be moved again for another one's fault."""
 
         def move_rows(job: Job) -> None:
-            if isinstance(move := moves[job], Drop):
-                self._duplex.drop([job.slot], [move.keep], [move.n])
+            context, window, move = self._duplex.context, job.session.window, moves[job]
+            if isinstance(move, Drop) and context.n_held(job.slot) in (None, move.keep):
+                context.drop([job.slot], [move.keep], [move.n])
+            elif isinstance(move, Drop):
+                # What stands between the held rows and the gap is fed again: it has no keys to be turned from.
+                ids = (*window.previous_ids, *window.suffix)
+                context.rebuild(job.slot, window.prefix, move.keep + move.n, ids)
             else:
-                self._duplex.rebuild(job.slot, *move)
+                context.rebuild(job.slot, *move)
 
         for job in moves:
             self._guarded(job, move_rows)

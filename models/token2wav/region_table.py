@@ -3,7 +3,7 @@
 Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured (`models.graphs`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -84,13 +84,17 @@ class VocoderRegions(RegionTable):
         solver = solver or partial(solve, parts.flow)
         super().__init__(parts, _table(parts, flow_state, vocode_state, schedules, noise, rules, solver), shapes)
 
-    def compile(self, names: list[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
+    def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
         """As `RegionTable.compile`; None = all but `voice`, which `Vocoder` always runs eagerly."""
         super().compile(self._serving() if names is None else names, by_layer=by_layer, **options)
 
-    def warm_up(self, names: list[str] | None = None) -> None:
+    def warm_up(self, names: Sequence[str] | None = None) -> None:
         """As `RegionTable.warm_up`; None = all but `voice`."""
         super().warm_up(self._serving() if names is None else names)
+
+    def capture(self, names: Sequence[str] | None = None) -> int:
+        """As `RegionTable.capture`; None = all but `voice`."""
+        return super().capture(self._serving() if names is None else names)
 
     def _serving(self) -> list[str]:
         return [name for name in self.table if name != "voice"]

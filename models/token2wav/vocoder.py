@@ -18,7 +18,6 @@ from models.errors import AudioError, SettingsError, ShapeError, SlotError, Toke
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
-from models.token2wav.graph_cache import GraphCache
 from models.token2wav.hift import Hift
 from models.token2wav.kernels import Kernels, fused_solver
 from models.token2wav.noise import NOISE_FRAMES, noise_table
@@ -131,7 +130,6 @@ class Vocoder:
             self.shapes,
             fused_solver(flow, kernels),
         )
-        self.graphs = GraphCache(self.regions)
         self.voices = VoiceSlots(self.sizes)
         self._sessions: dict[int, _Session] = {}
         self._free = list(range(self.sizes.n_sessions))
@@ -257,7 +255,7 @@ class Vocoder:
             part = sessions[rows]
             size = self.shapes.fit("begin", "batch", len(part))
             slots = self._ints([session.slot for session in part], size, scratch)
-            self.graphs("begin", {"batch": size}, slots, self._ints([s.voice for s in part], size, scratch))
+            self.regions("begin", slots, self._ints([s.voice for s in part], size, scratch))
 
     def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[_Session, Tensor]]:
         """One batch. Returns: per chunk where its session goes, and the sound."""
@@ -275,10 +273,8 @@ class Vocoder:
             codes[row, : len(chunk.codes)] = torch.tensor(chunk.codes)
         last = self._ints([bool(chunk.last) for chunk in chunks], size, False)
         n_codes = self._ints([len(chunk.codes) for chunk in chunks], size, 0)
-        bucket = {"batch": size, "codes": count}
-        mel = self.graphs(
+        mel = self.regions(
             "flow",
-            {**bucket, "columns": columns},
             slots,
             targets,
             self._send(codes),
@@ -288,7 +284,7 @@ class Vocoder:
             n_steps=n_steps,
         )
         n_new = self._ints([FRAMES_PER_CODE * n for n in n_voiced], size, 0)
-        wave, _ = self.graphs("hift", bucket, slots, targets, mel, n_new, last, rules=self.rules)
+        wave, _ = self.regions("hift", slots, targets, mel, n_new, last, rules=self.rules)
         spoken = [
             session.spoken(FRAMES_PER_CODE * n, chunk.last, self.rules)
             for session, n, chunk in zip(sessions, n_voiced, chunks, strict=True)

@@ -104,13 +104,14 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         ids = torch.randint(0, config.vocab_size, (2, 96), generator=generator)
         full = state.llm.lengths[live] + 90 > 512
         drop = torch.where(full, state.llm.lengths[live] - 200, 0)
-        regions("llm_evict", live, torch.full((2,), 20), drop)
+        regions("llm_evict", live, torch.full((2,), 20), drop, turn=True)
         regions("audio_overlap", live, on & (unit % 19 == 18))
         fed = torch.where(on, 77, 0)
         packed, _ = regions("unit_prefill", live, ids, rows, is_row, fed, on, kv_len=512)
         told = [packed[0].clone()]
         for place in range(3):
-            packed, _ = regions("unit_step", live, packed[0].clone(), on, torch.full((2,), place), on, kv_len=512)
+            places = torch.full((2,), place)
+            packed, _ = regions("unit_step", live, packed[0].clone(), on, places, on.clone(), kv_len=512)
             told.append(packed[0].clone())
         spoken = torch.randint(0, config.tts_config.num_text_tokens, (2, 24), generator=generator)
         n_text = torch.tensor([unit % 4, 3])

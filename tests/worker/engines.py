@@ -53,7 +53,7 @@ QUIET = ALOUD.model_copy(update={"generate_audio": False})
 @contextmanager
 def short_speech() -> Iterator[None]:
     """Units of speech of 8 codes: what takes most of a unit's time."""
-    with mock.patch.multiple(duplex_job, CODES_PER_UNIT=CODES, DRAWN_PER_UNIT=CODES + 1):
+    with mock.patch.multiple(duplex_job, CODES_PER_UNIT=CODES, DRAWN_PER_UNIT=CODES + 1, EARLY_CODES=CODES - 1):
         yield
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from models.runner import Rows
 from models.token2wav.settings import SILENCE_CODE
 from models.token2wav.vocoder import Chunk
 from models.token2wav.windows import Window
@@ -32,7 +31,7 @@ class Spoken(NamedTuple):
 
 @dataclass
 class Record:
-    """What the loop did for one session. fed: kind, rows held before, rows, of each stretch of context."""
+    """What the loop did for one session. fed: `Observer.fed`'s kind, rows held before and rows, one after the other."""
 
     fed: list[tuple[str, int, Any]] = field(default_factory=list)
     heard: list[Tensor] = field(default_factory=list)
@@ -83,7 +82,7 @@ class Puppet(Observer):
         return said[-1]
 
     def fed(self, session: str, what: str, past: int, rows: Any) -> None:
-        self.record[session].fed.append((what, past, rows.media if isinstance(rows, Rows) else rows))
+        self.record[session].fed.append((what, past, rows))
 
     def heard(self, session: str, rows: Tensor) -> None:
         self.record[session].heard.append(rows.clone())

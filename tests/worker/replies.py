@@ -1,11 +1,11 @@
 """A small engine that answers, and a straight-line answer to compare with.
 
-One size per axis, as in `engines`; a text chunk's speech ends after few codes, so that an answer costs tenths of a
-second.
+One size per axis, as in `engines`; a text chunk's speech ends after few codes, and sound costs nothing unless a test
+asks for the real vocoder, so that an answer costs tenths of a second.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ from models.region_table import Shapes
 from models.runner import Runner
 from models.sampling import TokenSet, TokenSets
 from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk
+from models.token2wav.voice import Voice
 from models.token2wav.windows import CodeWindows
 from tests.models.plain_speech import PlainSpeaker, PlainStream
 from tests.worker.engines import QUIET, make_config, make_unit, voice
@@ -39,7 +41,7 @@ from worker.unit_loop import UnitLoop
 from worker.voice import VoiceDesk
 
 LLM_LEN, SPEECH_LEN = 512, 768
-CHUNK_CODES = 30  # most codes of a text chunk, instead of 500
+CHUNK_CODES = 12  # most codes of a text chunk, instead of 500
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
 
@@ -67,13 +69,48 @@ def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> Parts:
         return building.build(make_config(n_slots, LLM_LEN), shapes=shapes, vocoder_shapes=vocoder_shapes)
 
 
+class ToneVocoder:
+    """Stands in for `Vocoder`: a code's sound depends on the code, its place in the turn and the session's voice."""
+
+    lookahead = 3
+
+    def __init__(self, n_slots: int):
+        self._free = list(range(n_slots))
+        self._voices: dict[int, Voice] = {}
+        self._n_voiced: dict[int, int] = {}
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    def open(self, voice: Voice, n_steps: int | None) -> int:
+        number = self._free.pop(0)
+        self._voices[number], self._n_voiced[number] = voice, 0
+        return number
+
+    def close(self, number: int) -> None:
+        del self._voices[number]
+        self._free.append(number)
+
+    def begin_turn(self, *numbers: int) -> None:
+        self._n_voiced.update(dict.fromkeys(numbers, 0))
+
+    def speak(self, chunks: Sequence[Chunk], take: Callable[[list[Tensor]], Any] = list) -> Any:
+        sounds = []
+        for number, codes, last in chunks:
+            voiced = codes if last else codes[: -self.lookahead]
+            tones = torch.tensor(voiced) + 7000 * (self._n_voiced[number] + torch.arange(len(voiced)))
+            sounds.append((tones + self._voices[number].codes[0] / 7000).float().repeat_interleave(960))
+            self._n_voiced[number] += len(voiced)
+        return take(sounds)
+
+
 class AnsweringEngine:
     """Sessions, answers and their loop as the engine's thread holds them, driven by hand; events by session name."""
 
-    def __init__(self, parts: Parts | None = None, observer: Observer | None = None, vocoder: Any = None):
-        self.parts = parts = parts or make_parts()
-        self.duplex, self.language = parts.duplex, parts.language
-        self.vocoder = vocoder or parts.vocoder
+    def __init__(self, parts: Parts, observer: Observer | None = None, *, real_sound: bool = False):
+        self.parts, self.duplex, self.language = parts, parts.duplex, parts.language
+        self.vocoder = parts.vocoder if real_sound else ToneVocoder(parts.n_slots)
         self.desk = VoiceDesk(self.duplex, self.vocoder)
         self.loop = UnitLoop(self.duplex, self.vocoder, self.desk, observer=observer)
         config = make_config(parts.n_slots, LLM_LEN)
@@ -221,7 +258,7 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
         stream.push(rows, final=False)
         codes = stream.spoken[-1]
         said.codes += codes
-        first = [5] if start == 0 and not reference else []
+        first = [10] if start == 0 and not reference else []
         cuts = [n for n in (*first, *range(25, len(codes) + 1, 25)) if n < len(codes)]
         for begin, end in zip((0, *cuts), (*cuts, len(codes)), strict=True):
             windows = cutter.push(codes[begin:end])

@@ -21,6 +21,7 @@ from tests.worker.engines import (
     make_prompt,
     make_sound,
 )
+from tests.worker.faults import broken
 from tests.worker.puppets import PuppetEngine, results
 from worker.config import WindowConfig
 from worker.engine import Engine
@@ -74,13 +75,13 @@ def test_a_session_changes_nothing_in_the_reference_voice_of_the_next(engine: Pu
     prompts = []
     for name in ("fresh", "later"):
         session = engine.start(name, QUIET, ref=1)
-        prompts.append(engine.record(name).fed[0][2].clone())
+        prompts.append(engine.record(name).fed[0][2].media)
         for number in range(6):
             results([hear(engine, session, 5 * make_sound(number))])
         engine.sessions.close(session)
     assert_same("reference voice", prompts[1:], prompts[:1])
     session = engine.start("other voice", QUIET, ref=2)
-    other = engine.record("other voice").fed[0][2]
+    other = engine.record("other voice").fed[0][2].media
     assert not torch.equal(other, prompts[0]), "expected another voice to make other rows"
 
 
@@ -135,16 +136,13 @@ def test_a_bad_picture_is_refused_before_anything_is_taken() -> None:
 
 
 @pytest.mark.parametrize("n_before", [0, 2])
-@pytest.mark.parametrize("stage", ["encode_images", "feed", "step"])
-def test_a_unit_that_fails_leaves_nothing_behind(
-    engine: PuppetEngine, monkeypatch: pytest.MonkeyPatch, n_before: int, stage: str
-) -> None:
+@pytest.mark.parametrize("stage", ["vision", "audio_unit", "unit_prefill", "unit_step"])
+def test_a_unit_that_fails_leaves_nothing_behind(engine: PuppetEngine, n_before: int, stage: str) -> None:
     lines = [CHATTY] * (n_before + 4)
     session, plain = engine.start("fails", QUIET, *lines), engine.start("plain", QUIET, *lines)
     for one in (session, plain):
         results(engine.run(one, n_before))
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.duplex if stage != "encode_images" else engine.duplex.runner, stage, broken)
+    with broken(engine.duplex.runner.regions, stage, lambda _: True, "after"):
         failed = engine.say(session, 50, 20_000, pictures=[0])
     assert isinstance(failed, Failure), f"expected a failure, got {failed}"
     assert engine.rows(session) == engine.rows(plain), "context rows: expected those of a session without the unit"
@@ -154,10 +152,6 @@ def test_a_unit_that_fails_leaves_nothing_behind(
             engine.send(one, 60 + number)
     engine.settle()
     assert_told("after a failed unit", engine.take("fails"), engine.take("plain"))
-
-
-def broken(*_: Any, **__: Any) -> None:
-    raise RuntimeError("broken on purpose")
 
 
 # --- backlog -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.worker.engines import (
     short_speech,
 )
 from tests.worker.puppets import SILENCE, PuppetEngine, results
+from worker import duplex_job
 from worker.config import SessionConfig
 from worker.engine import Engine
 from worker.results import Partial, UnitResult
@@ -177,20 +179,21 @@ def test_a_break_resets_speech_completely(engine: PuppetEngine) -> None:
     engine.assert_silent_voice(session)
 
 
-def in_the_middle_of_speech(engine: PuppetEngine, session: Session) -> None:
-    """Run the unit that was sent until some of its codes are drawn."""
-    while engine.step():
-        [job] = engine.loop._jobs
-        if job.calls and job.calls[0].is_begun:
-            return
+def send_and_stop_in_its_speech(engine: PuppetEngine, session: Session) -> None:
+    """Run a unit until some of its codes are drawn."""
+    engine.send(session, 7)
+    with mock.patch.object(duplex_job, "EARLY_CODES", 3):
+        while engine.step():
+            [job] = engine.loop._jobs
+            if job.calls and job.calls[0].is_begun:
+                return
     raise AssertionError("expected a unit that speaks")
 
 
 @pytest.mark.parametrize("mode", ["explicit", "implicit"])
 def test_a_break_while_codes_are_drawn_voices_no_more_of_them(engine: PuppetEngine, mode: str) -> None:
     session = speaking(engine, HELLO, HELLO, config=ALOUD.model_copy(update={"ls_mode": mode}))
-    engine.send(session, 7)
-    in_the_middle_of_speech(engine, session)
+    send_and_stop_in_its_speech(engine, session)
     engine.sessions.break_speech(session)
     n_told = len(engine.events["a"])
     engine.settle()
@@ -213,8 +216,7 @@ def test_a_break_while_an_old_turn_is_voiced_silences_it(engine: PuppetEngine) -
     session = engine.start("a", ALOUD, HELLO + "<|turn_eos|>")
     engine.end_with(session, None)
     results(engine.run(session, 1))
-    engine.send(session, 7)
-    in_the_middle_of_speech(engine, session)
+    send_and_stop_in_its_speech(engine, session)
     engine.sessions.break_speech(session)
     engine.settle()
     result = engine.take("a")[-1]

@@ -12,7 +12,7 @@ from worker.results import Failure, StageTimes, UnitResult
 
 RATE = 24_000
 SILENT, OPEN, DRAINING = Standing(True, False, False), Standing(True, True, False), Standing(True, False, True)
-LENGTHS = st.lists(st.integers(0, 3 * RATE), max_size=12)
+LENGTHS = st.lists(st.just(0) | st.integers(0, 3 * RATE), max_size=12)
 
 
 def outcomes(
@@ -109,6 +109,11 @@ def test_a_turn_that_is_broken_off() -> None:
     assert turns(broken) == [Turn(0, 0, "One"), Turn(2, 4, "two three")]
 
 
+def test_a_turn_that_begins_without_words() -> None:
+    got = turns(outcomes(("One.", DRAINING), ("", OPEN), ("Two.", SILENT)))
+    assert got == [Turn(0, 1, "One."), Turn(1, 2, "Two.")]
+
+
 def test_a_turn_without_words() -> None:
     assert turns(outcomes(("", OPEN), ("", SILENT), (None, SILENT))) == [Turn(0, 1, "")]
 
@@ -132,6 +137,8 @@ def test_transcript() -> None:
 def test_rows_are_lines_in_columns() -> None:
     times = StageTimes(wait=0.25, decode=12.34, sound=5.0, total=123.456)
     result = UnitResult("s", 8, False, 'a\n\x1b"b', True, np.zeros(840 * 24, np.float32), 3, 25, 99, times=times)
+    stages = "total wait see hear prefill decode condition speech sound finalize"
+    assert header().split("|")[1].split() == stages.split()
     names, cells = header().split(), row(Outcome(7, result, OPEN, SILENT)).split()
     shown = dict(zip(names, cells, strict=False))
     assert {name: shown[name] for name in ("unit", "decision", "tokens", "codes", "sound_ms", "rows")} == {

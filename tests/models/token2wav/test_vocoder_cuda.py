@@ -55,7 +55,7 @@ def on_gpu(kernels: str, captured: bool = False) -> Vocoder:
     vocoder = make_vocoder(load_flow_and_hift(FOLDER, device="cuda"), shapes=SHAPES, kernels=kernels)
     if captured:
         # begin: 2 batches; flow: 2 batches, 3 counts of codes, 2 of columns, 2 of steps; hift: 2 x 3.
-        assert vocoder.graphs.capture() == 2 + 24 + 6 == vocoder.graphs.n_graphs
+        assert vocoder.regions.capture() == 2 + 24 + 6 == vocoder.regions.n_captured
     return vocoder
 
 
@@ -90,6 +90,7 @@ def test_replay_is_what_eager_gives(kernels: str):
     eager, captured = on_gpu(kernels), on_gpu(kernels, captured=True)
     for i, (wave, want) in enumerate(zip(turns(captured), turns(eager), strict=True)):
         assert_close(wave, want, TOLERANCE, f"wave {i}")
+    assert captured.regions.n_skipped == 0, "expected a graph for every call"
     for got, want in zip(tensors(captured), tensors(eager), strict=True):
         if got.shape and got.dtype == torch.int64:
             keep = torch.arange(len(got)) != eager.state.scratch
@@ -133,7 +134,7 @@ class Failing:
     """Regions of a vocoder of which one fails, before it runs or after."""
 
     def __init__(self, vocoder: Vocoder, region: str, when: str):
-        self.plain, self.failing = vocoder.graphs, (region, when)
+        self.plain, self.failing = vocoder.regions, (region, when)
 
     def __call__(self, name: str, *given: Any, **static: Any) -> Any:
         if self.failing == (name, "before"):
@@ -150,17 +151,17 @@ def test_a_failed_call_has_not_happened(kernels: str, captured: bool, monkeypatc
     """To the bit; numbers that are not finite stay with their session too."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     vocoder = on_gpu(kernels, captured)
-    plain, sessions = vocoder.graphs, [vocoder.open(make_voice(n)) for n in range(2)]
+    plain, sessions = vocoder.regions, [vocoder.open(make_voice(n)) for n in range(2)]
     codes = [make_codes(n, sum(COUNTS) + 13) for n in range(2)]
     calls = list(zip(*(cut(session, one, COUNTS) for session, one in zip(sessions, codes, strict=True)), strict=True))
     expected = [vocoder.speak(chunks) for chunks in calls]
     vocoder.begin_turn(*sessions)
     for chunks, wanted in zip(calls, expected, strict=True):
         for region, when in (("flow", "before"), ("flow", "after"), ("hift", "before"), ("hift", "after")):
-            vocoder.graphs = Failing(vocoder, region, when)
+            vocoder.regions = Failing(vocoder, region, when)
             with pytest.raises(torch.OutOfMemoryError):
                 vocoder.speak(chunks)
-            vocoder.graphs = plain
+            vocoder.regions = plain
         for got, want in zip(vocoder.speak(chunks), wanted, strict=True):
             assert_same(got.cpu(), want.cpu(), "sound after failures")
     vocoder.begin_turn(*sessions)
@@ -187,7 +188,7 @@ def test_no_memory_is_taken_once_captured():
 def test_capture_leaves_slots_alone():
     vocoder = on_gpu("fused")
     before = copies(vocoder)
-    vocoder.graphs.capture()
+    vocoder.regions.capture()
     state, scratch = vocoder.state, vocoder.state.scratch
     for views in (state.code, state.mel, state.dit):
         assert views.length.tolist() == [0] * len(views.length)

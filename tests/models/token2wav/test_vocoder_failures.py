@@ -1,6 +1,6 @@
 """A call that fails has not happened: every session goes on as if it had not been made, to the bit.
 
-And which buckets the host side asks for.
+And which sizes the host side asks for.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +18,19 @@ from models.token2wav.conformer import RelativeAttention
 from models.token2wav.flow_state import FlowSizes
 from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
+from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
-from tests.models.token2wav.vocoders import FOLDER, cut, make_codes, make_vocoder, make_voice, shared_parts, slot_of
+from tests.models.token2wav.vocoders import (
+    FOLDER,
+    LOOKAHEAD,
+    cut,
+    make_codes,
+    make_vocoder,
+    make_voice,
+    shared_parts,
+    slot_of,
+)
 
 CODES = make_codes(0, 28)
 # One size of everything, so that a chunk has the same bits whoever is beside it.
@@ -32,17 +42,17 @@ COMPATS = pytest.mark.parametrize("compat", [None, "reference"])
 
 
 class Watched:
-    """Regions of a vocoder with a record of the buckets asked for, and a call that fails."""
+    """Regions of a vocoder with a record of the sizes asked for, and a call that fails."""
 
     def __init__(self, vocoder: Vocoder):
-        self.plain, self.buckets, self.failing = vocoder.graphs, [], None
-        vocoder.graphs = self
+        self.plain, self.sizes, self.failing = vocoder.regions, [], None
+        vocoder.regions = self
 
-    def __call__(self, name: str, bucket: dict[str, int], *tensors: Tensor, **static: Any) -> Any:
-        self.buckets.append((name, bucket))
+    def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+        self.sizes.append((name, [tensor.shape for tensor in tensors], static))
         if self.failing == (name, "before"):
             raise torch.OutOfMemoryError("no room")
-        result = self.plain(name, bucket, *tensors, **static)
+        result = self.plain(name, *tensors, **static)
         if self.failing == (name, "after"):
             raise torch.OutOfMemoryError("no room")
         return result
@@ -257,18 +267,19 @@ def test_numbers_that_are_not_finite_stay_with_their_session(where: str, compat:
             assert_same(got, want, f"chunk {number} of the next turn, session {session}")
 
 
-def test_a_new_turn_asks_for_the_buckets_of_the_first():
+def test_a_new_turn_asks_for_the_sizes_of_the_first():
     vocoder = make_vocoder(shapes=VocoderShapes(batch=(1,), columns=(176, 256), prompt=(60, 120)))
     session, watched = vocoder.open(make_voice()), Watched(vocoder)
     turns = []
     for _ in range(2):
-        watched.buckets.clear()
+        watched.sizes.clear()
         for _ in range(4):
             vocoder.speak([Chunk(session, CODES)])
-        turns.append(list(watched.buckets))
+        turns.append(list(watched.sizes))
         vocoder.begin_turn(session)
     assert turns[0] == turns[1]
-    columns = [bucket["columns"] for name, bucket in turns[0] if name == "flow"]
+    n_new = FRAMES_PER_CODE * (len(CODES) - LOOKAHEAD)
+    columns = [static["width"] + n_new for name, _, static in turns[0] if name == "flow"]
     assert columns == [176, 176, 256, 256], "a turn sees more and more, up to a bound"
 
 

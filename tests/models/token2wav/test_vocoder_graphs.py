@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from models.graphs import compile_counters
-from models.token2wav.graph_cache import GraphCache
 from models.token2wav.load import load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.windows import CodeWindows
 from tests.models.compare import assert_close, assert_same
+from tests.models.replayed import replay_on_cpu
 from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
 
 SHAPES = VocoderShapes(batch=(2,), columns=(256,), prompt=(60, 120))
@@ -141,8 +141,21 @@ def test_inductor_says_the_same():
 
 def test_without_captured_graphs_regions_run_as_they_are():
     vocoder = own_vocoder()
-    assert isinstance(vocoder.graphs, GraphCache) and vocoder.graphs.n_graphs == 0
     slots = torch.tensor([0, 1])
     vocoder.vocode_state.wave.fill_(1)
-    vocoder.graphs("begin", {"batch": 2}, slots, slots + vocoder.state.scratch + 1)
+    vocoder.regions("begin", slots, slots + vocoder.state.scratch + 1)
     assert not vocoder.vocode_state.wave[:2].any() and vocoder.vocode_state.wave[2:].all()
+    assert (vocoder.regions.n_captured, vocoder.regions.n_skipped) == (0, 0)
+
+
+def test_every_chunk_finds_its_graph(monkeypatch: pytest.MonkeyPatch):
+    """All regions but voices are captured, at all sizes; what a graph says next changes no sound handed out before."""
+    made = replay_on_cpu(monkeypatch)
+    plain, captured = own_vocoder(), own_vocoder()
+    assert captured.regions.capture() == N_GRAPHS == len(made)
+    assert {graph.name for graph in made} == {"begin", "flow", "hift"}
+    expected, got = list(minute(plain, 12)), list(minute(captured, 12))
+    for i, (wave, want) in enumerate(zip(got, expected, strict=True)):
+        assert_same(wave, want, f"wave {i}")
+    assert captured.regions.n_skipped == 0, "expected a graph for every call"
+    assert sum(graph.n_replays > 0 for graph in made if graph.name == "flow") == 3, "expected chunks of three sizes"

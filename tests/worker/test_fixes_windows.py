@@ -1,0 +1,171 @@
+"""What a session holds is bounded, and every row of it belongs to the prompt or to a unit that is known."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.image import image_patches, plan
+from models.kv_cache import KVCache
+from models.rotary import rotary_angles, rotary_frequencies, rotate
+from tests.worker.engines import QUIET, make_config, make_picture, make_sound
+from tests.worker.faults import broken
+from tests.worker.puppets import PuppetEngine, results
+from worker.config import WindowConfig
+from worker.results import Failure, UnitResult
+from worker.session import Session, UnitInput
+
+WINDOWS = {
+    "off": WindowConfig(mode="off"),
+    "basic": WindowConfig(mode="basic", high_tokens=120, low_tokens=80),
+    "context": WindowConfig(mode="context", max_units=3, previous_max_tokens=20),
+}
+LINES = ("<|speak|>one two", "<|speak|>three<|turn_eos|>", "<|listen|>", "<|speak|>four five<|turn_eos|><|listen|>")
+
+
+@pytest.fixture(scope="module")
+def built() -> PuppetEngine:
+    return PuppetEngine()
+
+
+@pytest.fixture
+def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
+    yield built
+    built.clear()
+
+
+def assert_every_row_is_known(engine: PuppetEngine, session: Session, what: str) -> None:
+    window, device = session.window, engine.rows(session)
+    counted = engine.duplex.runner.llm_rows(session.slot)
+    assert counted == device, f"{what}: expected the host to count {device} rows, got {counted}"
+    known = window.preserve + sum(unit.length for unit in window.units)
+    held = device + len(session.pending)
+    assert known == held, f"{what}: expected the prompt and its units to be the {held} rows held, got {known}"
+    assert window.stray == 0, f"{what}: expected no rows of no unit, got {window.stray}"
+
+
+# --- every row is known ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ls_mode", ["explicit", "implicit"])
+@pytest.mark.parametrize("mode", list(WINDOWS))
+def test_no_row_is_ever_an_orphan(engine: PuppetEngine, mode: str, ls_mode: str) -> None:
+    luck = random.Random(mode)
+    config = QUIET.model_copy(update={"window": WINDOWS[mode], "ls_mode": ls_mode})
+    session = engine.start(mode, config, *LINES * 9)
+    done: list[Any] = []
+    for number in range(16):
+        kind = luck.choice(("sound", "sound", "short", "late", "picture", "both", "forced", "broken off", "fails"))
+        if kind == "broken off":
+            engine.sessions.break_speech(session)
+        sound = {"short": 5000, "late": 40_000}.get(kind, 16_000)
+        region = "unit_step" if number % 2 else "unit_prefill"
+        with broken(engine.duplex.runner.regions, region, lambda _, kind=kind: kind == "fails", "after"):
+            pictures = [0] if kind in ("picture", "both", "short") else []
+            seed = None if kind == "picture" else number
+            done.append(engine.say(session, seed, sound, pictures=pictures, force_listen=kind == "forced"))
+        assert_every_row_is_known(engine, session, f"unit {number}, {kind}")
+    assert any(isinstance(one, Failure) for one in done), "expected some units to fail"
+    assert sum(isinstance(one, UnitResult) for one in done) > 8, "expected most units to succeed"
+
+
+# --- bounds ------------------------------------------------------------------------------------------
+
+
+def test_units_of_many_rows_are_bounded_in_context_mode() -> None:
+    engine = PuppetEngine(make_config(llm_len=600))
+    image = make_picture(0, 896, 448)
+    slices = image_patches(image, plan(*image.size, 2))
+    window = WindowConfig(mode="context", max_units=24, previous_max_tokens=10)
+    session = engine.start("a", QUIET.model_copy(update={"window": window, "max_slice_nums": 2}))
+    for number in range(5):
+        engine.sessions.unit(session, UnitInput(make_sound(number), [slices], False, arrived=0.0))
+        engine.settle()
+        [result] = results(engine.take("a"))
+        assert result.n_slices == 3, f"slices: expected 3, got {result.n_slices}"
+        assert_every_row_is_known(engine, session, f"unit {number}")
+    assert session.window.dropped_units > 0, "expected units to leave for their rows, fewer than 24 of them"
+
+
+def sizes(thing: Any, seen: set[int] | None = None) -> int:
+    """Entries of all containers that can be reached from an object, and pages of arrays."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or callable(thing) or isinstance(thing, type):
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, str | bytes):
+        return len(thing)
+    if isinstance(thing, Mapping):
+        return len(thing) + sum(sizes(one, seen) for one in thing.values())
+    if isinstance(thing, list | tuple | set | frozenset | deque):
+        return len(thing) + sum(sizes(one, seen) for one in thing)
+    if hasattr(thing, "nbytes"):
+        return int(thing.nbytes) // 4096
+    slots = [getattr(thing, name) for name in getattr(thing, "__slots__", ()) if hasattr(thing, name)]
+    return sizes([*slots, *vars(thing).values()] if hasattr(thing, "__dict__") else slots, seen)
+
+
+def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine) -> None:
+    sessions = []
+    for mode in ("basic", "context"):
+        config = QUIET.model_copy(update={"window": WINDOWS[mode]})
+        sessions.append(engine.start(mode, config, *LINES * 75))
+    host: dict[str, list[int]] = {session.id: [] for session in sessions}
+    held: dict[str, list[int]] = {session.id: [] for session in sessions}
+    engine_sizes, state_bytes = [], engine.duplex.state.nbytes()
+    for number in range(300):
+        for session in sessions:
+            engine.send(session, number % 7)
+        engine.settle()
+        for session in sessions:
+            results([one for one in engine.take(session.id) if not hasattr(one, "unit")])
+            if number % 3 == 0:  # out of step with the lines
+                host[session.id].append(sizes({name: one for name, one in vars(session).items() if name != "emit"}))
+            held[session.id].append(engine.rows(session))
+        engine.puppet.record.clear()
+        if number in (49, 299):
+            engine_sizes.append(sum(map(sizes, (engine.loop._jobs, engine.sessions._snapshots, engine.duplex._at))))
+    for session in sessions:
+        early, late = max(host[session.id][:17]), max(host[session.id][17:])
+        assert late <= early + 20, f"{session.id}: expected no more than in fifty units ({early}), got {late}"
+        assert max(held[session.id]) <= 200, f"{session.id}: expected bounded rows, got {max(held[session.id])}"
+        assert_every_row_is_known(engine, session, session.id)
+    assert engine_sizes[1] <= engine_sizes[0], f"engine: expected to stay as it was, got {engine_sizes}"
+    assert engine.duplex.state.nbytes() == state_bytes, "slots: expected to stay as they were"
+    assert len(engine.loop._jobs) == 0, "expected no jobs left"
+
+
+# --- turning keys -------------------------------------------------------------------------------------
+
+
+def test_keys_that_move_often_are_nearer_to_what_they_were_than_turned_in_bfloat16() -> None:
+    """In bfloat16, as often as a unit moves in basic mode before it leaves."""
+    head_dim, n, moves, drop = 32, 40, 6, 500
+    frequencies = rotary_frequencies(head_dim, 1e6, "cpu")
+    cache = KVCache(
+        n_layers=1, n_slots=1, max_len=4096, kv_heads=2, head_dim=head_dim, dtype=torch.bfloat16, device="cpu"
+    )
+    raw = torch.randn(2, 4000, head_dim, generator=torch.Generator().manual_seed(0))
+    at = torch.arange(4000 - n, 4000)
+    cache.k[0][0, :, :4000] = rotate(raw, *rotary_angles(torch.arange(4000), frequencies)).bfloat16()
+    cache.lengths[0] = cache.positions[0] = 4000
+    plain = cache.k[0][0, :, at].clone()
+    for _ in range(moves):
+        cache.evict(torch.tensor([0]), torch.tensor([10]), torch.tensor([drop]), frequencies)
+        plain, at = turned_plainly(plain, at, at - drop, frequencies), at - drop
+    wanted = rotate(raw[:, -n:], *rotary_angles(at, frequencies))
+    errors = [float((keys.float() - wanted).norm() / wanted.norm()) for keys in (cache.k[0][0, :, at], plain)]
+    assert errors[0] < 0.7 * errors[1], f"relative error: expected well below {errors[1]:.4f}, got {errors[0]:.4f}"
+
+
+def turned_plainly(keys: Tensor, old: Tensor, new: Tensor, frequencies: Tensor) -> Tensor:
+    """Back to no position and on to the new one, all in the keys' own type."""
+    for positions, sign in ((old, -1), (new, 1)):
+        cos, sin = (torch.cat((part, part), 1).to(keys.dtype) for part in rotary_angles(positions, frequencies))
+        left, right = keys.chunk(2, dim=-1)
+        keys = cos * keys + sign * sin * torch.cat((-right, left), -1)
+    return keys
