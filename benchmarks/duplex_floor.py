@@ -26,13 +26,13 @@ def unit_floor(parts: Parts, ceilings: Ceilings, speaks: bool, batch: int, optio
     rows = 16 if not options.frames else 96
     runs: list[tuple[str, Bucket, int]] = [
         ("audio_unit", {"batch": batch}, 1),
-        ("llm_prefill", {**kv, "rows": rows}, 1),
+        ("unit_prefill", {**kv, "rows": rows}, 1),
     ]
     if options.frames:
         runs.append(("vision", {"slices": batch, "patches": regions.shapes.patches[0]}, 1))
     if speaks:
         runs += [
-            ("llm_decode", kv, FED_TOKENS),
+            ("unit_step", kv, FED_TOKENS),
             ("speech_begin", {**speech, "tokens": regions.shapes.tokens[0]}, 1),
             ("speech_step", speech, CODES),
         ]

@@ -126,7 +126,7 @@ def _vision(regions: Regions, b: Bucket) -> Work:
 
 def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: int, positions: int) -> Work:
     """frames: columns both convolutions pass; rows: encoder rows per clip; keys: rows each of them sees."""
-    apm, projector = regions.model.apm, regions.model.audio_projection_layer
+    apm = regions.model.apm
     table = apm.embed_positions.weight
     n = clips * rows
     flops = (
@@ -134,20 +134,35 @@ def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: i
         + _linears(apm.conv2, clips * (frames + 1) // 2)
         + _linears(apm.layers, n)
         + _attention(len(apm.layers), n, keys, table.shape[1])
-        + _linears(projector, n)
     )
-    return Work(_weights(apm, projector, without=[table]) + _rows(table, positions), 0, flops)
+    return Work(_weights(apm, without=[table]) + _rows(table, positions), 0, flops)
+
+
+def _audio_projector(regions: Regions, n_rows: int) -> Work:
+    projector = regions.model.audio_projection_layer
+    return Work(_weights(projector), 0, _linears(projector, n_rows))
 
 
 def _clips(regions: Regions, b: Bucket) -> Work:
-    rows = (b["frames"] + 1) // 2
-    return _audio_encoder(regions, b["batch"], b["frames"], rows, rows, positions=rows)
+    n, rows = b["batch"], (b["frames"] + 1) // 2
+    encoder = _audio_encoder(regions, n, b["frames"], rows, rows, positions=rows)
+    return encoder + _audio_projector(regions, n * rows)
 
 
 def _audio_unit(regions: Regions, b: Bucket) -> Work:
     n, keys = b["batch"], regions.model.apm.max_positions
     encoder = _audio_encoder(regions, n, UNIT_COLUMNS, UNIT_ROWS, keys, positions=n * UNIT_ROWS)
-    return encoder + Work(state=n * (keys + UNIT_ROWS) * _cache_row(regions.state.apm))
+    cache = Work(state=n * (keys + UNIT_ROWS) * _cache_row(regions.state.apm))
+    return encoder + _audio_projector(regions, n * UNIT_ROWS) + cache
+
+
+def _audio_overlap(regions: Regions, b: Bucket) -> Work:
+    """One clip of the units that are remembered, each with the frames around it; all rows it sees are its own."""
+    n, heard = b["batch"], regions.state.heard
+    n_units = heard.mel.shape[1] - 1
+    rows = n_units * UNIT_ROWS
+    encoder = _audio_encoder(regions, n, n_units * UNIT_COLUMNS, rows, rows, positions=rows)
+    return encoder + Work(state=n * (n_units * heard.mel[0, 0].nbytes + rows * _cache_row(regions.state.apm)))
 
 
 def _mel_unit(regions: Regions, b: Bucket) -> Work:
@@ -179,6 +194,15 @@ def _sample_text(regions: Regions, b: Bucket) -> Work:
     return Work(weights=masks, state=b["batch"] * regions.state.text.history[0].nbytes)
 
 
+def _unit_prefill(regions: Regions, b: Bucket) -> Work:
+    return _llm(regions, b["batch"], b["rows"], b["kv"]) + _sample_text(regions, b)
+
+
+def _unit_step(regions: Regions, b: Bucket) -> Work:
+    kept = Work(state=b["batch"] * regions.state.hidden[0, 0].nbytes)  # the token's state, for speech
+    return _llm(regions, b["batch"], 1, b["kv"]) + _sample_text(regions, b) + kept
+
+
 def _llm_evict(regions: Regions, b: Bucket) -> Work:
     cache = regions.state.llm
     moved = cache.max_len - EVICTED_ROWS  # read and written once; the rows that fall free are zeroed
@@ -190,11 +214,16 @@ def _reset(regions: Regions, b: Bucket) -> Work:
     return Work(state=b["batch"] * sum(tensor[0].nbytes for tensor in regions.state.tensors()))
 
 
-def _speech_condition(regions: Regions, b: Bucket) -> Work:
+def _condition(regions: Regions, n: int) -> Work:
+    """For n tokens in all."""
     tts = regions.model.tts
-    n = b["batch"] * b["tokens"]
     table = _rows(tts.emb_text.weight, n + 2)  # two more: end of text and begin of audio
     return Work(_weights(tts.projector_semantic) + table, 0, _linears(tts.projector_semantic, n))
+
+
+def _spoken_rows(regions: Regions, b: Bucket) -> Work:
+    n = b["batch"] * b["spoken"]
+    return _condition(regions, n) + Work(state=n * regions.state.hidden[0, 0].nbytes)
 
 
 def _speech(regions: Regions, batch: int, rows: int, kv_len: int, looked_up: int) -> Work:
@@ -212,12 +241,16 @@ _COUNTS: dict[str, Callable[[Regions, Bucket], Work]] = {
     "clips": _clips,
     "mel_unit": _mel_unit,
     "audio_unit": _audio_unit,
+    "audio_overlap": _audio_overlap,
     "llm_prefill": lambda regions, b: _llm(regions, b["batch"], b["rows"], b["kv"]),
     "llm_decode": lambda regions, b: _llm(regions, b["batch"], 1, b["kv"]),
     "sample_text": _sample_text,
+    "unit_prefill": _unit_prefill,
+    "unit_step": _unit_step,
     "llm_evict": _llm_evict,
     "reset": _reset,
-    "speech_condition": _speech_condition,
+    "speech_condition": lambda regions, b: _condition(regions, b["batch"] * b["tokens"]),
+    "spoken_rows": _spoken_rows,
     "speech_begin": lambda regions, b: _speech(regions, b["batch"], b["tokens"] + 2, b["kv"], looked_up=0),
     "speech_step": lambda regions, b: _speech(regions, b["batch"], 1, b["kv"], looked_up=b["batch"]),
 }

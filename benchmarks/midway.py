@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.floors import EVICTED_ROWS
+from models.apm import UNIT_ROWS
+from models.audio import UNIT_COLUMNS
 from models.graphs import Bucket
 from models.kv_cache import KVCache
 from models.region_table import Regions
@@ -24,6 +26,7 @@ HEARD_ROWS = 1000  # encoder rows of the 20 s heard so far
 PUSHED_SAMPLES = 160_560  # 10 s and the look-ahead of the longer first unit
 EMITTED_FRAMES = 1000
 TEXT_HISTORY = 300
+FEEDING = ("llm_prefill", "unit_prefill", "llm_decode", "unit_step")  # what feeds the language model
 
 
 class Midway:
@@ -54,7 +57,9 @@ class Midway:
 
 def new_rows(name: str, bucket: Bucket) -> int:
     """Cache rows one call of a region appends to each slot."""
-    return {"llm_prefill": bucket.get("rows", 0), "speech_begin": bucket.get("tokens", 0) + 2}.get(name, 1)
+    if name in ("llm_prefill", "unit_prefill"):
+        return bucket["rows"]
+    return bucket["tokens"] + 2 if name == "speech_begin" else 1
 
 
 def is_possible(name: str, bucket: Bucket) -> bool:
@@ -81,11 +86,12 @@ def _occupy(regions: Regions, name: str, bucket: Bucket) -> None:
         for tensor in (*cache.k, *cache.v):
             tensor.normal_()
     held = bucket["kv"] - new_rows(name, bucket) if "kv" in bucket else None
-    _hold(state.llm, held if name in ("llm_prefill", "llm_decode") else state.llm.max_len)
+    _hold(state.llm, held if name in FEEDING else state.llm.max_len)
     for slot in range(state.n_slots):
         state.text.configure(slot, DUPLEX_TEXT, seed=slot)
     state.text.history.copy_(torch.randint(0, config.vocab_size, state.text.history.shape, device=device))
     state.text.count.fill_(TEXT_HISTORY)
+    state.hidden.normal_()
     if state.apm is not None:
         _hold(state.apm, min(HEARD_ROWS, state.apm.max_len // 2))
     if state.mel is not None:
@@ -93,6 +99,10 @@ def _occupy(regions: Regions, name: str, bucket: Bucket) -> None:
             tensor.normal_()
         state.mel.n_samples.fill_(PUSHED_SAMPLES)
         state.mel.n_emitted.fill_(EMITTED_FRAMES)
+    if state.heard is not None:
+        state.heard.mel.normal_()
+        state.heard.end.fill_(UNIT_COLUMNS)
+        state.heard.n_units.fill_(HEARD_ROWS // UNIT_ROWS)
     if state.speech is not None:
         _speak(regions, held if name.startswith("speech") and held is not None else 0)
 

@@ -28,11 +28,16 @@ from models.state import SlotState
 
 # The most telling first: a run may end before the last.
 ORDER = (
-    *("llm_decode", "llm_prefill", "speech_step", "vision", "audio_unit", "mel_unit", "sample_text"),
-    *("speech_begin", "speech_condition", "clips", "llm_evict", "reset"),
+    *("unit_step", "unit_prefill", "speech_step", "vision", "audio_unit", "mel_unit", "llm_decode", "llm_prefill"),
+    *("sample_text", "speech_begin", "spoken_rows", "speech_condition", "audio_overlap", "clips", "llm_evict", "reset"),
 )
 # Regions that run a stack of layers; the others are compiled whole in either way.
-STACKED = frozenset(("vision", "clips", "audio_unit", "llm_prefill", "llm_decode", "speech_begin", "speech_step"))
+STACKED = frozenset(
+    (
+        *("vision", "clips", "audio_unit", "audio_overlap", "llm_prefill", "unit_prefill", "llm_decode", "unit_step"),
+        *("speech_begin", "speech_step"),
+    )
+)
 
 LARGE_FROM = 1_000_000_000  # weights
 SMALL_SHAPES = Shapes(
@@ -42,6 +47,7 @@ SMALL_SHAPES = Shapes(
     clip_frames=(200,),
     rows=(16,),
     kv=(512,),
+    spoken=(24,),
     tokens=(24,),
     speech_kv=(512,),
 )
@@ -52,6 +58,7 @@ LARGE_SHAPES = Shapes(
     clip_frames=(1000,),
     rows=(16, 96, 512),
     kv=(2048,),
+    spoken=(24,),
     tokens=(24,),
     speech_kv=(512,),
 )

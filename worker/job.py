@@ -63,7 +63,7 @@ class SpeechCall:
         """Codes drawn when somebody has to look at them again."""
         if self.n_drawn < self.early:
             return self.early
-        return self.most if self.stream is None else self.n_drawn + CODES_PER_LOOK
+        return self.most if self.stream is None else min(self.n_drawn + CODES_PER_LOOK, self.most)
 
     @property
     def is_due(self) -> bool:

@@ -57,10 +57,10 @@ class Rounds:
     def close(self, n_rows: int, stopped: str, *, n_closing: int = 0) -> list[Drop]:
         """Register a round of `n_rows` rows and how its answer stopped.
 
-        n_closing: rows at its front that still belong to the round before.
+        n_closing: rows at its front that still belong to what stands before it.
         Returns: what the cache has to drop now, in order.
         """
-        assert 0 <= n_closing <= n_rows, f"closing rows: expected at most {n_rows}, got {n_closing}"
+        assert 0 <= n_closing < n_rows, f"closing rows: expected fewer than {n_rows}, got {n_closing}"
         if n_closing:
             before = self.rounds.pop()
             self.rounds.append(Round(before.n_rows + n_closing, before.is_system))

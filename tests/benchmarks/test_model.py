@@ -23,8 +23,17 @@ from models.sampling import TokenSet, TokenSets
 from models.state import SlotState
 
 SHAPES = Shapes(
-    batch=(2,), slices=(1,), patches=(16,), clip_frames=(40,), rows=(16,), kv=(64,), tokens=(24,), speech_kv=(64,)
+    batch=(2,),
+    slices=(1,),
+    patches=(16,),
+    clip_frames=(40,),
+    rows=(16,),
+    kv=(64,),
+    spoken=(24,),
+    tokens=(24,),
+    speech_kv=(64,),
 )
+WITH_PIECE = ("unit_prefill", "unit_step", "speech_begin", "speech_step")  # choosing or drawing, beside a layer
 
 
 def regions_of(model: OmniModel, *, n_slots: int, llm_len: int) -> Regions:
@@ -95,7 +104,8 @@ def test_by_layer_is_for_regions_with_layers(tiny: Path, tmp_path: Path) -> None
     for row in got["rows"]:
         (way,) = row["modes"]
         assert way == ("by_layer" if row["region"] in bench.STACKED else "compiled"), row
-        assert row["modes"][way].get("graphs") == 1, row
+        n_graphs = 2 if row["region"] in WITH_PIECE else 1
+        assert row["modes"][way].get("graphs") == n_graphs, row
 
 
 def test_graph_is_timed_with_and_without_its_launch(
@@ -204,6 +214,36 @@ def test_llm_prefill_runs_the_head_once_per_slot(released: Regions) -> None:
     assert two.state - one.state == 36 * 2 * 8 * 128 * 2, "one more row of the cache"
 
 
+def test_a_unit_feeds_and_chooses(released: Regions) -> None:
+    """What the language model reads, two masks of the vocabulary and the ids chosen before, of every slot."""
+    vocabulary, history, hidden = 151748, 8 * 4096, 2 * 4096
+    for name, plain, bucket, n, kept in (
+        ("unit_prefill", "llm_prefill", {"batch": 3, "rows": 16, "kv": 2048}, 3, 0),
+        ("unit_step", "llm_decode", {"batch": 3, "kv": 2048}, 3, hidden),
+        ("unit_step", "llm_decode", {"batch": 1, "kv": 512}, 1, hidden),
+    ):
+        work, fed = (work_of(released, one, bucket) for one in (name, plain))
+        assert work.flops == fed.flops, name
+        assert work.weights - fed.weights == 2 * vocabulary, f"{name}: one set of tokens, read once for all slots"
+        assert work.state - fed.state == n * (history + kept), name
+
+
+def test_audio_overlap_is_a_clip_of_ten_units(released: Regions) -> None:
+    """As 10 s in one clip, but for four columns more a unit and the projection; rows are kept, mel was."""
+    clip = work_of(released, "clips", {"batch": 3, "frames": 1000})
+    work = work_of(released, "audio_overlap", {"batch": 3})
+    projector = 1024 * 4096 + 4096 * 4096
+    convolved = 3 * (40 * 3 * 80 * 1024 + 20 * 3 * 1024 * 1024)
+    assert work.flops - clip.flops == 2 * (convolved - 3 * 500 * projector)
+    assert clip.weights - work.weights == 2 * (projector + 2 * 4096)
+    assert work.state == 3 * (4 * 10 * 80 * 104 + 500 * 24 * 2 * 1024 * 2)
+
+
+def test_spoken_rows_read_their_states_in_the_slots(released: Regions) -> None:
+    plain = work_of(released, "speech_condition", {"batch": 3, "tokens": 24})
+    assert work_of(released, "spoken_rows", {"batch": 3, "spoken": 24}) == plain + Work(state=3 * 24 * 2 * 4096)
+
+
 def test_speech_step_at_released_size(released: Regions) -> None:
     matrices = 4 * 768 * 768 + 3 * 768 * 3072
     head = 6562 * 768
@@ -251,6 +291,8 @@ def test_calls_fill_their_bucket_and_are_undone(small: Regions) -> None:
     for name, cache in (
         ("llm_decode", state.llm),
         ("llm_prefill", state.llm),
+        ("unit_step", state.llm),
+        ("unit_prefill", state.llm),
         ("speech_step", state.speech.cache),
         ("speech_begin", state.speech.cache),
     ):
@@ -275,6 +317,13 @@ def test_timed_calls_do_their_whole_work(small: Regions) -> None:
     assert n_rows.tolist() == [10, 10]
     assert rows.isfinite().all()
     assert not outputs("sample_text", {"batch": 2}).bad.any()
+    for name, bucket in (("unit_step", {}), ("unit_prefill", {"rows": 16})):
+        packed, _ = outputs(name, {"batch": 2, "kv": 64, **bucket})
+        assert packed[1:].tolist() == [[0, 0], [1, 1]], f"{name}: expected a good token for each slot, got {packed}"
+    outputs("audio_overlap", {"batch": 2})
+    assert small.state.apm.lengths[:2].tolist() == [500, 500], "expected ten units encoded again"
+    assert outputs("spoken_rows", {"batch": 2, "spoken": 24}).isfinite().all()
+    assert small.state.hidden[:2].any(-1).all(), "expected states that wait to be spoken"
     outputs("speech_step", {"batch": 2, "kv": 64})
     assert not small.state.speech.done[:2].any(), "expected a call that goes on"
 

@@ -245,9 +245,10 @@ def assert_told(name: str, got: Sequence[Event], expected: Sequence[Event]) -> N
 
 def assert_mirrors(duplex: Duplex, slot: int) -> None:
     """What the host believes of a slot is what its tensors say."""
-    at, state = duplex.counters(slot), duplex.state
+    at, state, held = duplex.counters(slot), duplex.state, duplex.context._held.get(slot)
     pairs = {
-        "context rows": (at.llm_rows, state.llm.lengths, state.llm.positions),
+        "context rows": (at.llm_rows, state.llm.lengths),
+        "context position": (at.llm_rows + (held.ahead if held else 0), state.llm.positions),
         "text draws": (at.draws, state.text.draws),
         "tokens remembered": (at.remembered, state.text.count),
         "chunk start": (at.chunk_start, state.text.chunk_start),

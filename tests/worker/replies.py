@@ -41,7 +41,7 @@ from worker.unit_loop import UnitLoop
 from worker.voice import VoiceDesk
 
 LLM_LEN, SPEECH_LEN = 512, 768
-CHUNK_CODES = 12  # most codes of a text chunk, instead of 500
+CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
 
@@ -108,16 +108,20 @@ class ToneVocoder:
 class AnsweringEngine:
     """Sessions, answers and their loop as the engine's thread holds them, driven by hand; events by session name."""
 
-    def __init__(self, parts: Parts, observer: Observer | None = None, *, real_sound: bool = False):
+    def __init__(self, parts: Parts, observer: Observer | None = None):
         self.parts, self.duplex, self.language = parts, parts.duplex, parts.language
-        self.vocoder = parts.vocoder if real_sound else ToneVocoder(parts.n_slots)
-        self.desk = VoiceDesk(self.duplex, self.vocoder)
-        self.loop = UnitLoop(self.duplex, self.vocoder, self.desk, observer=observer)
-        config = make_config(parts.n_slots, LLM_LEN)
-        self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
-        self.answers = Answers(self.sessions, self.duplex, self.language, self.desk, self.loop)
         self.reader = MessageReader(parts.model.config, self.language.tokenizer, parts.pictures)
         self.events: dict[str, list[Event]] = defaultdict(list)
+        self.use(ToneVocoder(parts.n_slots), observer)
+
+    def use(self, vocoder: Any, observer: Observer | None = None) -> None:
+        """Begin anew with this vocoder."""
+        self.vocoder = vocoder
+        self.desk = VoiceDesk(self.duplex, vocoder)
+        self.loop = UnitLoop(self.duplex, vocoder, self.desk, observer=observer)
+        config = make_config(self.parts.n_slots, LLM_LEN)
+        self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
+        self.answers = Answers(self.sessions, self.duplex, self.language, self.desk, self.loop)
 
     def content(self, *parts: Any, config: ReplyConfig = WRITTEN) -> Content:
         """One message of the user, ready to be answered."""

@@ -26,6 +26,8 @@ WINDOWS = {
 }
 LINES = ("<|speak|>one two", "<|speak|>three<|turn_eos|>", "<|listen|>", "<|speak|>four five<|turn_eos|><|listen|>")
 
+SHORT_LINES = ("<|speak|>one", "<|listen|>", "<|speak|>two<|turn_eos|>", "<|listen|>")
+
 
 @pytest.fixture(scope="module")
 def built() -> PuppetEngine:
@@ -113,7 +115,7 @@ def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine
     sessions = []
     for mode in ("basic", "context"):
         config = QUIET.model_copy(update={"window": WINDOWS[mode]})
-        sessions.append(engine.start(mode, config, *LINES * 75))
+        sessions.append(engine.start(mode, config, *SHORT_LINES * 75))
     host: dict[str, list[int]] = {session.id: [] for session in sessions}
     held: dict[str, list[int]] = {session.id: [] for session in sessions}
     engine_sizes, state_bytes = [], engine.duplex.state.nbytes()

@@ -30,12 +30,14 @@ from worker.config import REPLY_SET, REPLY_TEXT_SET
 from worker.engine import Engine
 from worker.reply_config import ReplyConfig
 from worker.results import Event, Failure, Partial, Prefilled, ReplyResult
-from worker.session import OrderError, Session
+from worker.session import OrderError
 
 GREEDY = {"decode_mode": "greedy", "tts_temperature": 1e-5}
 ASKED = "Hello there, how are you?"
 SILENCE = 3  # codes in front of every turn
 MANY = 30  # codes of a text chunk, more than fit a window
+LONGER = SPOKEN.model_copy(update={"max_new_tokens": 35, "seed": 3})
+SETTINGS = {"spoken": SPOKEN, "fixed": LONGER, "reference": LONGER.model_copy(update={"compat": "reference"})}
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +73,19 @@ def without_prefilled(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, Prefilled)]
 
 
-def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN, *parts: Any) -> list[Event]:
+def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN) -> list[Event]:
     """What an answer is told if nobody else is there."""
-    engine.ask("alone", *(parts or (ASKED,)), config=config)
+    engine.ask("alone", ASKED, config=config)
     engine.settle()
     return without_prefilled(engine.take("alone"))
+
+
+@pytest.fixture(scope="module")
+def expected(parts: Parts) -> dict[str, list[Event]]:
+    """What answers of some settings are told, by name."""
+    engine = AnsweringEngine(parts)
+    with short_chunks():
+        return {name: alone(engine, config) for name, config in SETTINGS.items()}
 
 
 # --- what they say -------------------------------------------------------------------------------
@@ -83,17 +93,18 @@ def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN, *parts: Any) ->
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
 @pytest.mark.parametrize(
-    ("speak", "n", "factor"), [(False, 23, 1.3), (True, 9, 1.02), (True, 10, 1.3), (True, 23, 1.3)]
+    ("speak", "n", "factor", "codes"),
+    [(False, 23, 1.3, 0), (True, 9, 1.02, 5), (True, 10, 1.3, 5), (True, 23, 1.3, MANY)],
 )
 def test_an_answer_equals_the_plain_loop(
-    engine: AnsweringEngine, compat: str, speak: bool, n: int, factor: float
+    engine: AnsweringEngine, compat: str, speak: bool, n: int, factor: float, codes: int
 ) -> None:
     config = ReplyConfig(
         max_new_tokens=n, speak=speak, compat=compat, repetition_penalty=factor, repetition_window=7, seed=4, **GREEDY
     )
     content = engine.content(ASKED, config=config)
-    expected = plain_answer(engine.parts.model, engine.language, content, config, chunk=MANY)
-    with short_chunks(MANY):
+    expected = plain_answer(engine.parts.model, engine.language, content, config, chunk=codes)
+    with short_chunks(codes):
         assert_equals_plain(engine, config, expected)
 
 
@@ -121,14 +132,14 @@ def test_speech_equals_the_plain_loop_where_it_ends(
         pytest.skip("the plain loop turns the keys")
     config = ReplyConfig(max_new_tokens=30, speak=True, compat=compat, seed=4, repetition_penalty=1.3, **GREEDY)
     content, given = engine.content(ASKED, config=config), (engine.parts.model, engine.language)
-    how = {"chunk": 15, "kind": kind, "window": 20}
+    how = {"chunk": 10, "kind": kind, "window": 12}
     free = plain_answer(*given, content, config, **how)
-    eos = new_code(free.codes, 8)
+    eos = new_code(free.codes, 6)
     begin = Speaker.start_turn
     monkeypatch.setattr(Speaker, "start_turn", lambda self, *slot, seed: begin(self, *slot, seed=seed, eos=eos))
     expected = plain_answer(*given, content, config, eos=eos, **how)
-    assert 8 <= len(expected.codes) < len(free.codes), "expected speech that ends early somewhere"
-    with short_chunks(15, attention_type=kind, window=20):
+    assert 6 <= len(expected.codes) < len(free.codes), "expected speech that ends early somewhere"
+    with short_chunks(10, attention_type=kind, window=12):
         assert_equals_plain(engine, config, expected)
 
 
@@ -321,18 +332,20 @@ def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> Non
     config = SPOKEN.model_copy(update={"max_new_tokens": 20})
     said = words(engine, 20)
     script(engine, alone=said, a=said)
-    whole = alone(engine, config)[-1]
-    session = engine.ask("a", ASKED, config=config)
-    run_until(engine, lambda: sum(bool(p.text) for p in partials(engine.events["a"])) == 20)
-    engine.step()
-    assert not engine.loop.is_idle, "expected speech behind the text"
-    engine.sessions.break_speech(session)
-    assert not engine.step(), "expected the answer to be over at once"
+    with short_chunks(MANY):
+        whole = alone(engine, config)[-1]
+        session = engine.ask("a", ASKED, config=config)
+        run_until(engine, lambda: sum(bool(p.text) for p in partials(engine.events["a"])) == 20)
+        engine.step()
+        assert not engine.loop.is_idle, "expected speech behind the text"
+        engine.sessions.break_speech(session)
+        assert not engine.step(), "expected the answer to be over at once"
     result = engine.take("a")[-1]
     assert (result.stopped, result.tokens, result.text) == ("interrupted", whole.tokens, whole.text)
     assert len(result.pcm) < len(whole.pcm)
     script(engine, alone=said)
-    assert_told("the next answer", alone(engine, config)[-1:], [whole])
+    with short_chunks(MANY):
+        assert_told("the next answer", alone(engine, config)[-1:], [whole])
 
 
 def test_a_break_before_the_first_token(engine: AnsweringEngine) -> None:
@@ -371,55 +384,70 @@ class Mixed(Director):
 
 ANSWERS = {
     "spoken": (SPOKEN.model_copy(update={"max_new_tokens": 24, "seed": 7}), (ASKED,)),
-    "long": (SPOKEN.model_copy(update={"max_new_tokens": 33, "seed": 8, "temperature": 1.2}), ("Tell me.",)),
+    "warm": (SPOKEN.model_copy(update={"max_new_tokens": 13, "seed": 8, "temperature": 1.2}), ("Tell me.",)),
     "written": (WRITTEN, (sound(16_000), "What do you hear?")),
     "seen": (WRITTEN.model_copy(update={"max_new_tokens": 9}), (picture(60, 60), "What do you see?")),
     "reference": (SPOKEN.model_copy(update={"compat": "reference", "seed": 9}), (ASKED,)),
 }
 
 
-def talk(engine: AnsweringEngine, session: Session, n_units: int) -> Iterator[None]:
-    """A duplex session's units, one by one."""
+def talk(engine: AnsweringEngine, n_units: int) -> Iterator[None]:
+    """A duplex session, unit by unit; goes on when it is asked to."""
+    session = engine.open("duplex", ALOUD, 0)
     for number in range(n_units):
         engine.send(session, number)
         yield
         while session.is_busy or session.waiting:
             yield
-
-
-@pytest.mark.parametrize("order", range(4))
-def test_neighbours_change_nothing(engine: AnsweringEngine, order: int) -> None:
-    """Tokens, pieces, and with the real vocoder (order 0) its sound to the last bit."""
-    engine = AnsweringEngine(engine.parts, Mixed(listen=0.2), real_sound=order == 0)
-    luck = np.random.default_rng(order)
-    expected = {}
-    for name, (config, asked) in ANSWERS.items():
-        engine.ask(name, *asked, config=config)
-        engine.settle()
-        expected[name] = without_prefilled(engine.take(name))
-        assert isinstance(expected[name][-1], ReplyResult)
-    session = engine.open("duplex", ALOUD, 0)
-    for _ in talk(engine, session, 4):
-        engine.settle()
     engine.sessions.close(session)
-    expected["duplex"] = engine.take("duplex")
-    assert any(getattr(event, "pcm", None) is not None for event in expected["duplex"])
 
-    session = engine.open("duplex", ALOUD, 0)
-    units, waiting = talk(engine, session, 4), list(luck.permutation(list(ANSWERS)))
-    while waiting or not engine.loop.is_idle or session.waiting:
+
+def one_by_one(engine: AnsweringEngine, names: Sequence[str]) -> dict[str, list[Event]]:
+    for name in names:
+        engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
+        engine.settle()
+    for _ in talk(engine, 3):
+        engine.settle()
+    return {name: without_prefilled(engine.take(name)) for name in (*names, "duplex")}
+
+
+def all_at_once(engine: AnsweringEngine, names: Sequence[str], luck: np.random.Generator) -> dict[str, list[Event]]:
+    """Answers begin and units come whenever chance has it."""
+    waiting, units = list(luck.permutation(list(names))), talk(engine, 3)
+    is_talking = True
+    while waiting or is_talking or not engine.loop.is_idle:
         what = luck.integers(4)
-        if what == 0 and waiting and engine.n_free[0] > 0:
+        if what == 0 and waiting and engine.n_free[0] > 1:
             name = str(waiting.pop())
             engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
-        elif what == 1:
-            next(units, None)
+        elif what == 1 and is_talking:
+            is_talking = next(units, "over") is None
         else:
             engine.step()
-    for _ in units:
-        engine.settle()
-    for name, events in expected.items():
-        assert_told(name, without_prefilled(engine.take(name)), events)
+    return {name: without_prefilled(engine.take(name)) for name in (*names, "duplex")}
+
+
+@pytest.fixture(scope="module")
+def separate(parts: Parts) -> dict[str, list[Event]]:
+    with short_chunks(), short_speech():
+        return one_by_one(AnsweringEngine(parts, Mixed(listen=0.2)), list(ANSWERS))
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_neighbours_change_nothing(engine: AnsweringEngine, order: int, separate: dict[str, list[Event]]) -> None:
+    engine.use(engine.vocoder, Mixed(listen=0.2))
+    assert all(isinstance(separate[name][-1], ReplyResult) for name in ANSWERS)
+    assert any(getattr(event, "pcm", None) is not None for event in separate["duplex"])
+    for name, events in all_at_once(engine, list(ANSWERS), np.random.default_rng(order)).items():
+        assert_told(name, events, separate[name])
+
+
+def test_neighbours_change_no_sample(engine: AnsweringEngine) -> None:
+    """The real vocoder."""
+    engine.use(engine.parts.vocoder, Mixed(listen=0.0))
+    expected = one_by_one(engine, ["warm", "reference"])
+    for name, events in all_at_once(engine, ["warm", "reference"], np.random.default_rng(3)).items():
+        assert_told(name, events, expected[name])
 
 
 # --- when something goes wrong -------------------------------------------------------------------
@@ -441,21 +469,21 @@ def break_down(monkeypatch: pytest.MonkeyPatch, owner: Any, stage: str, slot: in
 
 @pytest.mark.parametrize(("stage", "after"), [("feed", 0), ("step", 0), ("step", 13)])
 def test_an_answer_that_fails_harms_nobody(
-    engine: AnsweringEngine, stage: str, after: int, monkeypatch: pytest.MonkeyPatch
+    engine: AnsweringEngine, stage: str, after: int, monkeypatch: pytest.MonkeyPatch, expected: dict[str, list[Event]]
 ) -> None:
-    expected = alone(engine)
-    bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30, "seed": 3}))
+    bad = engine.ask("bad", ASKED, config=LONGER)
     engine.ask("good", ASKED, config=SPOKEN)
     break_down(monkeypatch, engine.duplex, stage, bad.slot, after)
     engine.settle()
     failure = engine.take("bad")[-1]
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
     assert len(engine.sessions) == 0
 
 
-def test_odd_logits_fail_an_answer_only(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = alone(engine)
+def test_odd_logits_fail_an_answer_only(
+    engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch, expected: dict[str, list[Event]]
+) -> None:
     bad = engine.ask("bad", ASKED, config=SPOKEN)
     engine.ask("good", ASKED, config=SPOKEN)
     step, count = engine.duplex.step, [0]
@@ -468,20 +496,31 @@ def test_odd_logits_fail_an_answer_only(engine: AnsweringEngine, monkeypatch: py
     monkeypatch.setattr(engine.duplex, "step", odd)
     engine.settle()
     assert isinstance(engine.take("bad")[-1].error, NumericsError)
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
 
 
-@pytest.mark.parametrize("compat", ["fixed", "reference"])
 @pytest.mark.parametrize(
-    ("stage", "after"),
-    [("condition", 0), ("condition", 1), ("begin", 0), ("advance", 2), ("speak", 0), ("speak", 1)],
+    ("stage", "after", "compat"),
+    [
+        ("condition", 0, "fixed"),
+        ("condition", 1, "reference"),
+        ("begin", 0, "reference"),
+        ("begin", 1, "fixed"),
+        ("advance", 2, "fixed"),
+        ("speak", 0, "fixed"),
+        ("speak", 1, "reference"),
+    ],
 )
 def test_a_voice_that_fails_leaves_the_text(
-    engine: AnsweringEngine, stage: str, after: int, compat: str, monkeypatch: pytest.MonkeyPatch
+    engine: AnsweringEngine,
+    stage: str,
+    after: int,
+    compat: str,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: dict[str, list[Event]],
 ) -> None:
-    config = SPOKEN.model_copy(update={"max_new_tokens": 30, "seed": 3, "compat": compat})
-    whole, expected = alone(engine, config)[-1], alone(engine)
-    bad = engine.ask("bad", ASKED, config=config)
+    whole = expected[compat][-1]
+    bad = engine.ask("bad", ASKED, config=SETTINGS[compat])
     engine.ask("good", ASKED, config=SPOKEN)
     owner = engine.vocoder if stage == "speak" else engine.duplex.speaker
     number = bad.voice.slot if stage == "speak" else bad.slot
@@ -495,10 +534,9 @@ def test_a_voice_that_fails_leaves_the_text(
     assert "".join(piece.text for piece in partials(events)) == whole.text
     n_samples = 0 if result.pcm is None else len(result.pcm)
     assert n_samples < len(whole.pcm) and sum(len(p.pcm) for p in partials(events) if p.pcm is not None) == n_samples
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
     monkeypatch.undo()
-    with short_chunks(), short_speech():
-        assert_told("the next one in that slot", alone(engine)[-1:], expected[-1:])
+    assert_told("the next one in that slot", alone(engine), expected["spoken"])
 
 
 def test_text_may_fail_behind_the_voice(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
