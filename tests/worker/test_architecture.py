@@ -16,8 +16,15 @@ MORE: dict[str, set[str] | None] = {
     "building": None,
     "tuning": {"graphs"},
     "sessions": {"duplex", "runner"},
-    "unit_loop": {"duplex", "runner", "speaker", "token2wav"},
-    "voice": {"duplex", "token2wav"},
+    "crew": {"duplex"},
+    "text_stages": {"duplex", "runner"},
+    "speech_stages": {"speaker", "token2wav"},
+    "unit_loop": {"duplex"},
+    "voice": {"code_stream", "duplex", "token2wav"},
+    "answers": {"duplex"},
+    "engine": {"message_reader"},
+    "offline": {"token2wav"},
+    "voices": {"token2wav"},
 }
 ABOVE = {"server", "tests", "benchmarks", "assets"}
 

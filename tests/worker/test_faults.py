@@ -386,7 +386,7 @@ def test_half_a_character_of_a_unit_that_fails() -> None:
 
 
 def session_tokens(small: SmallEngine, session: Session) -> list[int]:
-    (job,) = [job for job in small.loop._jobs if job.session is session] or [None]
+    (job,) = [job for job in small.loop.jobs if job.session is session] or [None]
     return job.talk.all_ids if job is not None and job.talk is not None else []
 
 

@@ -184,7 +184,7 @@ def send_and_stop_in_its_speech(engine: PuppetEngine, session: Session) -> None:
     engine.send(session, 7)
     with mock.patch.object(duplex_job, "EARLY_CODES", 3):
         while engine.step():
-            [job] = engine.loop._jobs
+            [job] = engine.loop.jobs
             if job.calls and job.calls[0].is_begun:
                 return
     raise AssertionError("expected a unit that speaks")

@@ -130,7 +130,7 @@ def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine
             held[session.id].append(engine.rows(session))
         engine.puppet.record.clear()
         if number in (49, 299):
-            engine_sizes.append(sum(map(sizes, (engine.loop._jobs, engine.sessions._snapshots, engine.duplex._at))))
+            engine_sizes.append(sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._at))))
     for session in sessions:
         early, late = max(host[session.id][:17]), max(host[session.id][17:])
         assert late <= early + 20, f"{session.id}: expected no more than in fifty units ({early}), got {late}"
@@ -138,7 +138,7 @@ def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine
         assert_every_row_is_known(engine, session, session.id)
     assert engine_sizes[1] <= engine_sizes[0], f"engine: expected to stay as it was, got {engine_sizes}"
     assert engine.duplex.state.nbytes() == state_bytes, "slots: expected to stay as they were"
-    assert len(engine.loop._jobs) == 0, "expected no jobs left"
+    assert len(engine.loop.jobs) == 0, "expected no jobs left"
 
 
 # --- turning keys -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from worker.engine import Engine
 from worker.offline import main
 from worker.offline_options import DEFAULT_SOUND, engine_config, parser, session_config
 from worker.offline_reply import starts
+from worker.text_stages import TextStages
 from worker.unit_loop import UnitLoop
 
 RATE = 24_000
@@ -154,14 +155,14 @@ def test_a_turn_is_heard_out(files: Path, tmp_path: Path) -> None:
 
 def test_the_tail_ends_with_the_turn(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth token ends the turn: its speech goes on without text, and so does the conversation."""
-    plain = UnitLoop._chose
+    plain = TextStages._chose
 
-    def chose(self: UnitLoop, job, token: int) -> None:
+    def chose(self: TextStages, job, token: int) -> None:
         ids = job.language.special
         steered = [ids.speak, token, ids.turn_eos, ids.listen] if job.index == 3 else [ids.listen]
         plain(self, job, steered[min(len(job.talk.all_ids), len(steered) - 1)])
 
-    monkeypatch.setattr(UnitLoop, "_chose", chose)
+    monkeypatch.setattr(TextStages, "_chose", chose)
     document = talk(tmp_path, files / "sound.wav", "--force-listen", 0, "--tail", 50, "--set", "drain_s=2")
     decisions = [unit["decision"] for unit in document["units"]]
     assert decisions == ["LISTEN", "LISTEN", "SPEAK", *["SPEAK"] * (len(decisions) - 3)]

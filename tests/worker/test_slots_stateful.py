@@ -194,7 +194,7 @@ class Conversations(RuleBasedStateMachine):
 
     @invariant()
     def who_is_busy_has_a_job(self) -> None:
-        jobs = Counter(job.session.id for job in self.small.loop._jobs)
+        jobs = Counter(job.session.id for job in self.small.loop.jobs)
         busy = Counter(session.id for session in self.open if session.is_busy)
         assert jobs == busy, f"expected one job for each busy session {dict(busy)}, got {dict(jobs)}"
 

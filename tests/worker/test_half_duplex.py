@@ -1,0 +1,513 @@
+"""Half-duplex conversations: what is heard when, what the context holds, and what is forgotten."""
+
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from models.audio import placeholder_groups
+from models.errors import AudioError, ContextOverflowError, MessageError
+from models.message_reader import Content
+from models.runner import Rows
+from tests.models.compare import assert_close
+from tests.models.conversations import sound
+from tests.worker.engines import assert_told, make_config, voice
+from tests.worker.replies import LLM_LEN, SPOKEN, AnsweringEngine, Script, make_parts, rows_of, short_chunks
+from worker import reply_config
+from worker.building import Parts
+from worker.engine import Engine
+from worker.half_duplex import HalfDuplex
+from worker.reply_config import HalfDuplexConfig, ReplyConfig
+from worker.results import Event, Failure, Generating, Partial, Prefilled, ReplyResult, VoiceState
+from worker.session import OrderError, Session
+
+CONFIG = HalfDuplexConfig(reply=SPOKEN, deaf_s=0.5)
+WRITING = CONFIG.model_copy(update={"reply": SPOKEN.model_copy(update={"speak": False})})
+THOUGHT = "<think>\n\n</think>\n\n"
+CHUNK = 8_000  # samples of one push
+PAUSE = 12_000  # of silence behind a sentence, enough to end it
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class HandLine:
+    """A conversation's session on an engine without a thread."""
+
+    def __init__(self, engine: AnsweringEngine, session: Session):
+        self.engine, self.session, self.name = engine, session, session.id
+
+    def answer(self, content: Content, config: ReplyConfig, arrived: float) -> Future[None]:
+        return self._done(self.engine.answers.answer, self.session, content, config, arrived)
+
+    def take_back(self) -> Future[bool]:
+        return self._done(self.engine.answers.take_back, self.session)
+
+    def break_speech(self) -> Future[None]:
+        return self._done(self.engine.sessions.break_speech, self.session)
+
+    def close(self) -> Future[None]:
+        return self._done(self.engine.sessions.close, self.session)
+
+    def _done(self, call: Any, *given: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*given))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Conversation:
+    """A conversation driven by hand."""
+
+    def __init__(
+        self,
+        engine: AnsweringEngine,
+        name: str = "talk",
+        config: HalfDuplexConfig = CONFIG,
+        system: Sequence[Any] = ("You are kind.",),
+    ):
+        self.engine, self.name, self.clock = engine, name, Clock()
+        self.events = engine.events[name]
+        self.talk = HalfDuplex(engine.reader, config, self.events.append, clock=self.clock)
+        prompt = engine.reader.read(
+            [{"role": "system", "content": list(system)}], reply_config.PromptOptions(add_generation_prompt=False)
+        )
+        self.session = engine.answers.converse(
+            name, engine.reader.cut(prompt), config, self.talk.hand_on, voice=voice(0)
+        )
+        self.slot = self.session.slot
+        self.talk.begin(HandLine(engine, self.session))
+        self.clock.now += 1
+
+    def hear(self, wave: np.ndarray, *, pause: int = PAUSE) -> None:
+        """A sentence and a pause, in pieces as a client sends them; nothing runs meanwhile."""
+        wave = np.concatenate((wave, np.zeros(pause, np.float32)))
+        for start in range(0, len(wave), CHUNK):
+            self.talk.push(wave[start : start + CHUNK])
+
+    def say(self, wave: np.ndarray) -> ReplyResult | Failure:
+        """The same, answered. Returns: the outcome."""
+        self.hear(wave)
+        self.engine.settle()
+        return self.events[-1]
+
+    @property
+    def n_rows(self) -> int:
+        return self.engine.duplex.runner.llm_rows(self.slot)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return make_parts()
+
+
+@pytest.fixture
+def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
+    # A slot of the small engine would be too short for a round of 30 s.
+    monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
+    engine = AnsweringEngine(parts, Script())
+    with short_chunks():
+        yield engine
+    engine.sessions.close_all()
+    assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
+
+
+def load(root: Any, name: str) -> np.ndarray:
+    wave = soundfile.read(root / f"tests/data/{name}.wav", dtype="float32")[0]
+    return np.concatenate((np.zeros(4_000, np.float32), wave))
+
+
+@pytest.fixture(scope="module")
+def greeting(root: Any) -> np.ndarray:
+    return load(root, "greeting")
+
+
+@pytest.fixture(scope="module")
+def question(root: Any) -> np.ndarray:
+    return load(root, "question")
+
+
+def script(engine: AnsweringEngine, *answers: str, end: str = "<|im_end|>") -> list[int]:
+    """The model's answers to come in the conversation `talk`."""
+    encode = engine.language.tokenizer.encode
+    engine.loop.observer.ids["talk"] = [token for text in answers for token in encode(text + end)]
+
+
+def segments(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, Partial)]
+
+
+# --- what is heard -------------------------------------------------------------------------------
+
+
+def test_speech_is_answered(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> None:
+    talk = Conversation(engine)
+    script(engine, "xx", "yyy")
+    for number, (wave, answer) in enumerate(((greeting, "xx"), (question, "yyy")), start=1):
+        result = talk.say(wave)
+        began, ended, generating, prefilled, *pieces = talk.engine.take("talk")
+        assert (began, ended) == (VoiceState("talk", True), VoiceState("talk", False))
+        assert abs(generating.speech_ms - (len(wave) - 4_000) / 16 - 512) < 250, f"got {generating}"
+        assert isinstance(prefilled, Prefilled) and pieces[-1] is result
+        assert (result.text, result.index, result.stopped) == (answer, number, "stop")
+        assert "".join(piece.text for piece in pieces[:-1]) == answer
+        assert {piece.unit for piece in pieces[:-1]} == {number}
+        pcm = np.concatenate([piece.pcm for piece in pieces[:-1] if piece.pcm is not None])
+        assert np.array_equal(pcm, result.pcm)
+
+
+def test_an_answer_begins_with_the_last_sound_of_the_segment(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    talk = Conversation(engine)
+    talk.hear(greeting, pause=4_000)
+    assert segments(talk.events) == [VoiceState("talk", True)]
+    talk.talk.push(np.zeros(CHUNK, np.float32))
+    assert [type(event) for event in talk.events[1:]] == [VoiceState, Generating]
+    assert engine.loop.is_idle is False
+
+
+def test_nothing_is_heard_while_an_answer_is_made(
+    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray
+) -> None:
+    talk = Conversation(engine)
+    script(engine, "x" * 9, "y")
+    talk.hear(greeting)
+    engine.step()
+    n_before = len(segments(talk.events))
+    talk.hear(question)
+    assert len(segments(talk.events)) == n_before, "expected no sign of what was said meanwhile"
+    engine.settle()
+    assert talk.events[-1].text == "x" * 9
+    n_before = len(talk.events)
+    talk.talk.push(np.zeros(32_000, np.float32))
+    assert len(talk.events) == n_before, "expected nothing of it to be left"
+    assert talk.say(question).text == "y"
+
+
+def test_nothing_is_heard_right_after_the_start(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    talk = Conversation(engine)
+    talk.clock.now -= 1 - 0.49
+    talk.hear(greeting)
+    assert talk.events == []
+    talk.clock.now += 0.02
+    talk.hear(greeting)
+    assert talk.events[0] == VoiceState("talk", True)
+
+
+def test_short_sounds_are_not_answered(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    talk = Conversation(engine, config=CONFIG.model_copy(update={"min_speech_ms": 10_000}))
+    talk.hear(greeting)
+    assert talk.events == [VoiceState("talk", True), VoiceState("talk", False)]
+    assert engine.loop.is_idle
+
+
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+def test_all_that_was_said_at_once_is_answered_at_once(
+    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, compat: str
+) -> None:
+    """The public implementation hears the last sentence of a push only."""
+    reply = SPOKEN.model_copy(update={"compat": compat})
+    talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
+    pause = np.zeros(PAUSE, np.float32)
+    talk.talk.push(np.concatenate((greeting, pause, question, pause, greeting)))
+    *states, generating = talk.events
+    assert states == [VoiceState("talk", on) for on in (True, False) * 3], "expected the last one to be taken back"
+    both = len(greeting) + len(question) - 8_000
+    expected = (both if compat == "fixed" else len(question) - 4_000) / 16
+    n = 2 if compat == "fixed" else 1
+    assert abs(generating.speech_ms - expected - n * 512) < n * 250, f"expected about {expected} ms, got {generating}"
+
+
+def test_odd_sound_is_refused(engine: AnsweringEngine) -> None:
+    talk = Conversation(engine)
+    for odd in (np.zeros(0, np.float32), np.full(99, np.nan, np.float32), np.zeros(99, np.int16)):
+        with pytest.raises(AudioError):
+            talk.talk.push(odd)
+
+
+# --- what the context holds ----------------------------------------------------------------------
+
+
+def heard_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The sound of every user's turn, as it comes in."""
+    waves: list[np.ndarray] = []
+    read = engine.reader.read_segment
+
+    def watched(message: Any, options: Any) -> Any:
+        waves.append(message.parts[0])
+        return read(message, options)
+
+    monkeypatch.setattr(engine.reader, "read_segment", watched)
+    return waves
+
+
+def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> None:
+    """The slot holds what one pass over text and sound gives."""
+    engine, runner = talk.engine, talk.engine.duplex.runner
+    ids: list[int] = []
+    media: list[tuple[int, torch.Tensor]] = []
+    for part in parts:
+        if isinstance(part, str):
+            ids += engine.language.tokenizer.encode(part)
+            continue
+        (rows,) = runner.encode_clips([torch.from_numpy(part)], chunk_length=1.0)
+        for n in placeholder_groups(len(part), chunked=True):
+            ids += [engine.language.special.audio_start, *[0] * n, engine.language.special.audio_end]
+            media.append((len(ids) - 1 - n, rows[:n]))
+            rows = rows[n:]
+    table = torch.zeros(len(ids), runner.model.config.hidden_size)
+    is_row = torch.zeros(len(ids), dtype=torch.bool)
+    for start, rows in media:
+        table[start : start + len(rows)], is_row[start : start + len(rows)] = rows, True
+    assert talk.n_rows == len(ids), f"rows: expected {len(ids)}, got {talk.n_rows}"
+    with runner.lease() as slot:
+        runner.feed([slot], [Rows(torch.tensor(ids), table, is_row)])
+        expected = rows_of(runner, slot)
+    for number, (got, one) in enumerate(zip(rows_of(runner, talk.slot), expected, strict=True)):
+        assert_close(got, one, 1e-4, f"tensor {number}")
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_rounds_follow_each_other(
+    engine: AnsweringEngine,
+    greeting: np.ndarray,
+    question: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    thinks: bool,
+) -> None:
+    waves = heard_segments(engine, monkeypatch)
+    reply = SPOKEN.model_copy(update={"enable_thinking": thinks})
+    talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
+    script(engine, "abc", "x" * 12 + "yz", end="<|im_end|>")
+    talk.say(greeting)
+    assert talk.say(question).stopped == "length"
+    opened = f"<|im_end|>\n<|im_start|>assistant\n{'' if thinks else THOUGHT}<|tts_bos|>"
+    context = ["<|im_start|>system\nYou are kind.<|im_end|>\n", "<|im_start|>user\n", waves[0], opened, "abc"]
+    context += ["<|im_end|>\n<|im_start|>user\n", waves[1], opened, "x" * 12]
+    assert_context(talk, context)
+    script(engine, "")
+    talk.say(greeting)
+    context += ["<|tts_eos|><|im_end|>\n<|im_start|>user\n", waves[2], opened]
+    assert_context(talk, context)
+    assert talk.session.rounds.length == talk.n_rows
+
+
+def test_a_broken_answer_stays_as_far_as_it_went(
+    engine: AnsweringEngine, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves = heard_segments(engine, monkeypatch)
+    talk = Conversation(engine)
+    script(engine, "x" * 9)
+    talk.hear(greeting)
+    while sum(bool(event.text) for event in talk.events if isinstance(event, Partial)) < 4:
+        engine.step()
+    talk.talk.break_speech()
+    engine.settle()
+    result = talk.events[-1]
+    n = len(result.text)
+    assert (result.stopped, result.text) == ("interrupted", "x" * n) and 4 <= n < 9
+    script(engine, "y")
+    talk.say(greeting)
+    opened = f"<|im_end|>\n<|im_start|>assistant\n{THOUGHT}<|tts_bos|>"
+    context = ["<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n", waves[0], opened, "x" * n]
+    context += ["<|tts_eos|><|im_end|>\n<|im_start|>user\n", waves[1], opened, "y"]
+    assert_context(talk, context)
+
+
+def test_a_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
+    wave = sound(9_000)
+    talk = Conversation(engine, system=("Speak like this:", wave, "Be kind."))
+    text = "<|im_start|>system\nSpeak like this:\n"
+    assert_context(talk, [text, wave, "\nBe kind.<|im_end|>\n"])
+
+
+def test_old_rounds_leave(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    talk = Conversation(engine, config=WRITING.model_copy(update={"high_tokens": 180, "low_tokens": 100}))
+    runner = engine.duplex.runner
+    n_system, most, sizes = talk.n_rows, 0, []
+    system = [tensor[:, :n_system] for tensor in rows_of(runner, talk.slot)]
+    for number in range(7):
+        result = talk.say(greeting)
+        assert isinstance(result, ReplyResult), f"round {number}: {result}"
+        sizes.append(talk.n_rows)
+        assert talk.n_rows == talk.session.rounds.length == int(runner.state.llm.lengths[talk.slot])
+        assert int(runner.state.llm.positions[talk.slot]) == talk.n_rows
+        most = max(most, result.llm_rows)
+    assert talk.session.rounds.n_dropped >= 3
+    assert max(sizes) <= 180 < most, f"expected rounds to leave above 180 rows, got {sizes} and at most {most}"
+    for before, after in zip(system, rows_of(runner, talk.slot), strict=True):
+        assert torch.equal(before, after[:, :n_system]), "expected the system message untouched"
+
+
+def test_a_slot_has_room_for_one_round_more(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    """However high the mark."""
+    talk = Conversation(engine, config=WRITING)
+    assert talk.session.rounds.high == LLM_LEN - 100 - SPOKEN.max_new_tokens
+    for number in range(12):
+        result = talk.say(greeting)
+        assert isinstance(result, ReplyResult), f"round {number}: {result}"
+    assert talk.session.rounds.n_dropped > 0
+
+
+# --- what is forgotten ---------------------------------------------------------------------------
+
+
+def outcomes(talk: Conversation, waves: Sequence[np.ndarray]) -> list[Event]:
+    return [talk.say(wave) for wave in waves]
+
+
+@pytest.fixture
+def undisturbed(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> list[Event]:
+    talk = Conversation(engine, "undisturbed")
+    results = outcomes(talk, [greeting, question])
+    talk.talk.stop()
+    return results
+
+
+@pytest.mark.parametrize("turns", [0, 1, 6, 11])
+def test_a_round_can_be_taken_back(
+    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event], turns: int
+) -> None:
+    talk = Conversation(engine)
+    first = talk.say(greeting)
+    before = rows_of(engine.duplex.runner, talk.slot)
+    script(engine, "x" * 15)
+    talk.hear(greeting)
+    for _ in range(turns):
+        engine.step()
+    script(engine)
+    n = len(talk.events)
+    assert talk.talk.take_back().result() is True
+    engine.settle()
+    assert len(talk.events) == n, "expected no outcome"
+    for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
+        assert torch.equal(one, other), "expected the context as it was"
+    assert talk.talk.take_back().result() is False
+    assert_told("conversation", [first, talk.say(question)], undisturbed)
+
+
+@pytest.mark.parametrize("stage", ["encode_clips", "feed", "step"])
+def test_a_round_that_fails_never_was(
+    engine: AnsweringEngine,
+    greeting: np.ndarray,
+    question: np.ndarray,
+    undisturbed: list[Event],
+    stage: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk = Conversation(engine)
+    first = talk.say(greeting)
+    before = rows_of(engine.duplex.runner, talk.slot)
+    owner = engine.duplex.runner if stage == "encode_clips" else engine.duplex
+    real, count = getattr(owner, stage), [0]
+
+    def broken(*given: Any, **knobs: Any) -> Any:
+        count[0] += 1
+        if count[0] > (5 if stage == "step" else 0):
+            raise RuntimeError("broken")
+        return real(*given, **knobs)
+
+    script(engine, "x" * 15)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, stage, broken)
+        failure = talk.say(greeting)
+    script(engine)
+    assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 2
+    for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
+        assert torch.equal(one, other), "expected the context as it was"
+    assert_told("conversation", [first, talk.say(question)], undisturbed)
+
+
+def test_stopping_is_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    talk = Conversation(engine)
+    talk.hear(greeting)
+    engine.step()
+    n = len(talk.events)
+    assert talk.talk.stop().result() is None
+    assert engine.n_free == (3, 3)
+    engine.settle()
+    talk.hear(greeting)
+    assert len(talk.events) == n, "expected nothing more to be told"
+    assert isinstance(talk.talk.stop().exception(), OrderError)
+
+
+def test_what_cannot_be_answered_is_told(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+    talk = Conversation(engine)
+    content = engine.content("Hello")
+    engine.answers.answer(talk.session, content, SPOKEN, 0.0)
+    talk.hear(greeting)
+    failure = talk.events[-1]
+    assert isinstance(failure, Failure) and isinstance(failure.error, OrderError) and failure.unit == 1
+    engine.settle()
+    assert isinstance(talk.say(greeting), ReplyResult), "expected somebody to listen again"
+
+
+def test_only_conversations_have_rounds(engine: AnsweringEngine) -> None:
+    session = engine.open("unit")
+    with pytest.raises(OrderError, match="expected a conversation between rounds, got one of another kind"):
+        engine.answers.answer(session, engine.content("Hello"), SPOKEN, 0.0)
+    with pytest.raises(OrderError, match="expected a half-duplex conversation, got one of another kind"):
+        engine.answers.take_back(session)
+
+
+def test_a_system_message_that_does_not_fit(engine: AnsweringEngine) -> None:
+    with pytest.raises(ContextOverflowError, match=f"expected at most {LLM_LEN} rows"):
+        Conversation(engine, system=("word " * LLM_LEN,))
+    assert engine.n_free == (3, 3)
+
+
+def test_conversations_side_by_side(
+    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event]
+) -> None:
+    talks = [Conversation(engine, name) for name in ("one", "two")]
+    talks[0].hear(greeting)
+    engine.step()
+    engine.step()
+    talks[1].hear(greeting)
+    engine.settle()
+    talks[1].hear(question)
+    engine.step()
+    talks[0].hear(question)
+    engine.settle()
+    for talk in talks:
+        results = [event for event in talk.events if isinstance(event, ReplyResult)]
+        assert_told(talk.name, results, undisturbed)
+
+
+# --- on the engine's thread ----------------------------------------------------------------------
+
+
+def test_an_engine_converses(parts: Parts, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
+    told: queue.Queue[Event] = queue.Queue()
+    config = CONFIG.model_copy(update={"deaf_s": 0.0, "reply": SPOKEN.model_copy(update={"max_new_tokens": 4})})
+    with short_chunks(), Engine(parts, make_config(3, LLM_LEN)) as engine:
+        with pytest.raises(MessageError):
+            engine.converse("a", [], config, told.put)
+        talk = engine.converse("a", ["You are kind."], config, told.put, voice=voice(0)).result(10)
+        for index in (1, 2):
+            for piece in (greeting, np.zeros(PAUSE, np.float32)):
+                talk.push(piece)
+            events = [told.get(timeout=20)]
+            while not isinstance(events[-1], ReplyResult | Failure):
+                events.append(told.get(timeout=20))
+            assert [type(event) for event in segments(events)] == [VoiceState] * 2 + [
+                Generating,
+                Prefilled,
+                ReplyResult,
+            ]
+            assert events[-1].index == index
+        assert engine.n_free() == 2
+        talk.stop().result(10)
+        assert engine.n_free() == 3

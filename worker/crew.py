@@ -1,0 +1,106 @@
+"""Jobs in flight, and how one that fails is kept from its neighbours.
+
+A stage that fails for a batch is undone for all of it and run again for each job by itself. Knows what is undone and
+who is told. Does not know the stages.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from models.duplex import Duplex
+from worker.job import Job
+from worker.observer import Observer
+from worker.session import Phase
+from worker.voice import VoiceDesk
+
+
+class Crew:
+    """jobs: in flight. Everything that may raise on account of one of them goes through here."""
+
+    def __init__(self, duplex: Duplex, voices: VoiceDesk, observer: Observer, clock: Callable[[], float]):
+        self.duplex, self.voices, self.observer, self.clock = duplex, voices, observer, clock
+        self.jobs: list[Job] = []
+
+    def isolated(
+        self,
+        jobs: list[Job],
+        call: Callable[[list[Job]], Sequence[Any]],
+        undo: Callable[[Job], None],
+        *,
+        fail: Callable[[Job, Exception], None] | None = None,
+    ) -> list[tuple[Job, Any]]:
+        """Run a batch; if it fails, undo it and run each job by itself. Returns: the jobs it worked for, and what."""
+        if not jobs:
+            return []
+        try:
+            return list(zip(jobs, call(jobs), strict=True))
+        except Exception as error:
+            for job in jobs:
+                undo(job)
+            if len(jobs) == 1:
+                (fail or self.fail)(jobs[0], error)
+                return []
+        return [pair for job in jobs for pair in self.isolated([job], call, undo, fail=fail)]
+
+    def guarded(
+        self,
+        job: Job,
+        call: Callable[..., None],
+        *arguments: Any,
+        fail: Callable[[Job, Exception], None] | None = None,
+    ) -> None:
+        """Run what concerns one job only; if it fails, so does the job."""
+        try:
+            call(job, *arguments)
+        except Exception as error:
+            (fail or self.fail)(job, error)
+
+    def fall_silent(self, job: Job, error: Exception) -> None:
+        """Go on without a voice: the text stands."""
+        job.error = error
+        if job.calls and job.calls[0].is_begun:
+            self.undo_call(job)  # so that what is drawn next is what the host believes it to be
+        job.calls.clear()
+        job.windows.clear()
+        self.voices.cut(job.session)
+
+    def way_back(self, jobs: Sequence[Job]) -> Callable[[Job], None]:
+        """What puts a job's slot back to where it stands now."""
+        before = {job.slot: self.duplex.counters(job.slot) for job in jobs}
+        return lambda job: self.duplex.rewind(job.slot, before[job.slot])
+
+    def undo_call(self, job: Job) -> None:
+        """Put the slot back to where its running speech call began."""
+        self.duplex.rewind_speech(job.slot, job.calls[0].at)
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """End a job without touching others: its text is taken back, or stands if only its voice failed."""
+        session = job.session
+        if job.error is None and job.is_text_done and session.phase is Phase.PREFILLED:
+            self.fall_silent(job, error)
+            return
+        self.jobs.remove(job)
+        if session.phase is Phase.GENERATED:
+            # Half-closed, the context cannot be trusted any more: the session has to be prepared again.
+            self.duplex.empty(job.slot)
+            session.move("reset")
+        else:
+            self.duplex.rewind(job.slot, job.at)
+            session.move("fail")
+        event = job.fail(error)
+        session.tell(event)
+        self.observer.done(session.id, event)
+
+    @contextmanager
+    def timed(self, jobs: Sequence[Job], stage: str) -> Iterator[None]:
+        """Count what is done inside as this stage's time, in full for each of the jobs."""
+        start = self.clock()
+        yield
+        spent = 1000 * (self.clock() - start)
+        for job in jobs:
+            setattr(job.times, stage, getattr(job.times, stage) + spent)
+
+
+def nothing(job: Job) -> None:
+    """What there is to undo where a stage changes nothing that counts."""
