@@ -117,11 +117,13 @@ def test_free_memory_decides_how_many_sessions_there_are(tiny: Path) -> None:
 def test_bfloat16_repeats_itself(tiny: Path) -> None:
     said = []
     for _ in range(2):
-        config = EngineConfig(model_path=tiny, device="cuda", max_sessions=1, llm_len=512, euler_steps=2)
+        config = EngineConfig(
+            model_path=tiny, device="cuda", max_sessions=1, llm_len=512, euler_steps=2, session=SESSION
+        )
         engine = Engine.build(config)
         events: queue.Queue = queue.Queue()
         with engine:
-            handle = engine.open("a", SESSION, events.put).result()
+            handle = engine.open("a", None, events.put).result()
             handle.prepare(Prompt.of("Hello.", None, make_voice())).result()
             for unit in range(4):
                 handle.send((0.1 * np.random.default_rng(unit).standard_normal(16000)).astype(np.float32))

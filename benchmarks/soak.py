@@ -1,0 +1,197 @@
+"""A quarter of an hour of conversations, as fast as they go: whether memory or the time of a unit grows.
+
+`python -m benchmarks.soak --help` lists the options; README.md says how to read the table.
+"""
+
+import argparse
+import gc
+import queue
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import report
+from models.errors import ModelError
+from models.graphs import compile_counters
+from models.token2wav.voice import Voice
+from worker.building import build
+from worker.config import EngineConfig, SessionConfig, WindowConfig
+from worker.engine import Engine, Handle
+from worker.observer import Observer
+from worker.results import Failure, UnitResult
+from worker.sessions import Prompt
+from worker.tuning import tune
+
+MINUTE = 60  # units
+SPEAKING = (3, 4, 5, 6, 7)  # of every twenty units, those that speak; a turn ends with the last
+PERIOD = 20
+N_TEXT = 6
+WINDOWS = (
+    WindowConfig(mode="basic", high_tokens=400, low_tokens=300),
+    WindowConfig(mode="context", max_units=8, previous_max_tokens=60),
+)
+HEADER = "minute   RSS MB  device MB  objects  graphs  listen ms  speak ms  rows"
+
+
+class Script(Observer):
+    """Decides instead of the model who speaks when, all at once; the words are the model's own."""
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.talk.all_ids)
+        if place not in SPEAKING:
+            return ids.listen
+        if n <= N_TEXT:
+            return token if n else ids.speak
+        return ids.turn_eos if place == SPEAKING[-1] and n == N_TEXT + 1 else ids.chunk_eos
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    has_cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=Path("assets/tiny"), help="checkpoint folder")
+    parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--sessions", type=int, default=4, help="half of them speak with a voice")
+    parser.add_argument("--minutes", type=int, default=15, help="of conversation, sixty units each")
+    parser.add_argument("--warm", type=int, default=2, help="minutes that do not count")
+    parser.add_argument("--steps", type=int, default=10, help="Euler steps")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs")
+    parser.add_argument("--json", type=Path, help="write all results here, anew after each minute")
+    options = parser.parse_args(arguments)
+    if not 0 < options.warm + 1 < options.minutes:
+        parser.error(f"--minutes: expected at least two more than --warm, got {options.minutes}")
+    return options
+
+
+class Soak:
+    """One engine, and what has been measured of it minute by minute."""
+
+    def __init__(self, options: argparse.Namespace, command: list[str]):
+        self.options = options
+        self.config = EngineConfig(
+            model_path=options.model,
+            device=options.device,
+            max_sessions=options.sessions,
+            llm_len=1024,
+            euler_steps=options.steps,
+            compile=options.compile,
+            cuda_graphs=options.graphs,
+            session=SessionConfig(window=WINDOWS[0]),
+        )
+        parts = build(self.config)
+        tune(parts, self.config)
+        self.device = parts.model.device
+        self.engine = Engine(parts, self.config, observer=Script())
+        self.result: dict[str, Any] = {
+            "command": command,
+            "environment": report.environment(self.device),
+            "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+            "minutes": [],
+        }
+        self.sound = (0.1 * np.random.default_rng(0).standard_normal((64, 16_000))).astype(np.float32)
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run(self) -> dict[str, Any]:
+        print(HEADER)
+        with self.engine:
+            handles = [self._open(number) for number in range(self.options.sessions)]
+            for minute in range(self.options.minutes):
+                self._minute(minute, handles)
+        counted = self.result["minutes"][self.options.warm :]
+        self.result["slopes"] = {
+            name: slope([one[name] for one in counted]) for name in ("rss_mb", "objects", "listen_ms", "speak_ms")
+        }
+        self._save()
+        slopes = ", ".join(f"{name} {value:+.3f}" for name, value in self.result["slopes"].items())
+        print(f"a minute more, after {self.options.warm} minutes: {slopes}")
+        return self.result
+
+    def _open(self, number: int) -> Handle:
+        config = SessionConfig(
+            generate_audio=number % 2 == 0,
+            window=WINDOWS[number // 2 % len(WINDOWS)],
+            force_listen_count=0,
+            max_new_speak_tokens_per_chunk=N_TEXT + 4,
+            seed=number,
+        )
+        handle = self.engine.open(f"session {number}", config, self._events.put).result()
+        handle.prepare(Prompt.of("You are a helpful assistant.", self.sound[number], self._voice(number))).result()
+        return handle
+
+    def _voice(self, seed: int) -> Voice | None:
+        if self.engine.parts.vocoder is None:
+            return None
+        flow, generator = self.engine.parts.vocoder.parts.flow.config, torch.Generator().manual_seed(seed)
+        codes = torch.randint(0, flow.vocab_size, (75,), generator=generator)
+        mel = torch.randn(150, flow.n_mels, generator=generator) - 5
+        return Voice(codes, mel, torch.randn(flow.speaker_dim, generator=generator))
+
+    def _minute(self, minute: int, handles: list[Handle]) -> None:
+        times: dict[bool, list[float]] = {False: [], True: []}
+        results: list[UnitResult] = []
+        for second in range(MINUTE):
+            start = time.perf_counter()
+            for number, handle in enumerate(handles):
+                handle.send(self.sound[(second + 7 * number) % len(self.sound)])
+            results = self._outcomes(len(handles))
+            speaks = second % PERIOD in SPEAKING
+            times[speaks].append(1000 * (time.perf_counter() - start))
+        gc.collect()
+        row = {
+            "minute": minute + 1,
+            "rss_mb": rss() / 2**20,
+            "device_mb": torch.cuda.memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0,
+            "objects": len(gc.get_objects()),
+            "graphs": compile_counters()["graphs"],
+            "listen_ms": float(np.median(times[False])),
+            "speak_ms": float(np.median(times[True])),
+            "rows": max(result.llm_rows for result in results),
+        }
+        self.result["minutes"].append(row)
+        self._save()
+        print(
+            f"{row['minute']:6}{row['rss_mb']:9.1f}{row['device_mb']:11.1f}{row['objects']:9}{row['graphs']:8}"
+            f"{row['listen_ms']:11.1f}{row['speak_ms']:10.1f}{row['rows']:6}",
+            flush=True,
+        )
+
+    def _outcomes(self, n: int) -> list[UnitResult]:
+        done: list[UnitResult] = []
+        while len(done) < n:
+            event = self._events.get(timeout=600)
+            if isinstance(event, Failure):
+                raise event.error
+            if isinstance(event, UnitResult):
+                done.append(event)
+        return done
+
+    def _save(self) -> None:
+        if self.options.json is not None:
+            report.write_json(self.options.json, self.result)
+
+
+def rss() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def slope(values: list[float]) -> float:
+    """Of the straight line nearest to the values, a step each."""
+    return float(np.polyfit(np.arange(len(values)), values, 1)[0])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        Soak(parse(arguments), ["python", "-m", "benchmarks.soak", *arguments]).run()
+    except ModelError as error:
+        sys.exit(f"benchmarks.soak: {error}")
+
+
+if __name__ == "__main__":
+    main()
