@@ -21,6 +21,7 @@ from models.omni import OmniModel
 from models.region_table import Regions, Shapes
 from models.sampling import TokenSet, TokenSets
 from models.state import SlotState
+from worker import tuning
 
 SHAPES = Shapes(
     batch=(2,),
@@ -189,6 +190,11 @@ def test_every_region_is_ordered_and_counted(small: Regions) -> None:
             work = work_of(small, name, bucket)
             assert work is not None, f"{name}: expected a count, got none"
             assert work.weights + work.state > 0, f"{name}: expected bytes, got none"
+
+
+def test_what_serves_by_layer_is_timed_by_layer() -> None:
+    assert set(tuning.STACKED) <= bench.STACKED
+    assert not bench.STACKED & {*tuning.WHOLE, *tuning.EAGER}
 
 
 def test_llm_decode_at_released_size(released: Regions) -> None:

@@ -44,8 +44,12 @@ def doubled(total: Tensor, x: Tensor) -> Tensor:
     return 2 * x
 
 
+def negated(x: Tensor) -> Tensor:
+    return -x
+
+
 class Table(RegionTable):
-    """Two regions over one number, which is its scratch slot."""
+    """Three regions, two of them over one number, which is the scratch slot; the last two look alike."""
 
     def __init__(self) -> None:
         self.total, self.n_cleared = torch.zeros(()), 0
@@ -61,6 +65,7 @@ class Table(RegionTable):
         regions = [
             Region("scaled", "state", scaled, (self.total,), axes, example, variants),
             Region("doubled", "state", doubled, (self.total,), {"batch": "batch"}, plain_example),
+            Region("negated", "state", negated, (), {"batch": "batch"}, plain_example),
         ]
         super().__init__(nn.Module(), regions, Sizes(batch=BATCHES))
 
@@ -70,6 +75,7 @@ class Table(RegionTable):
 
 
 N_SCALED, N_DOUBLED = 3 * len(BATCHES) * len(ROWS), len(BATCHES)
+N_ALL = N_SCALED + 2 * N_DOUBLED
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ def n_replays(made: list[Replayed]) -> int:
 def test_every_bucket_and_variant_becomes_one_graph(made: list[Replayed]):
     table = Table()
     assert table.n_captured == 0
-    assert table.capture() == N_SCALED + N_DOUBLED == table.n_captured == len(made)
+    assert table.capture() == N_ALL == table.n_captured == len(made)
     assert len({id(graph.pool) for graph in made}) == 1, "expected one pool for all"
     sizes = [tuple(graph.bucket.values()) for graph in made if graph.name == "scaled"]
     largest_first = sorted(product(BATCHES, ROWS), reverse=True)
@@ -110,7 +116,9 @@ def test_a_call_finds_the_graph_of_its_shapes_and_settings(made: list[Replayed])
         assert (graph.name, tuple(graph.bucket.values())) == ("scaled", shape)
         found.add(id(graph))
     assert len(found) == len(wanted) == N_SCALED
-    assert n_replays(made) == len(wanted) and table.n_skipped == 0
+    for name, factor in (("doubled", 2), ("negated", -1)):
+        assert torch.equal(table(name, ones(2)), factor * ones(2)), f"{name}: expected its own graph's result"
+    assert n_replays(made) == len(wanted) + 2 and table.n_skipped == 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,7 @@ def test_a_region_captured_again_replaces_its_graphs(made: list[Replayed]):
     table = Table()
     table.capture()
     first = list(made)
-    assert table.capture(["scaled"]) == N_SCALED + N_DOUBLED == table.n_captured
+    assert table.capture(["scaled"]) == N_ALL == table.n_captured
     assert len(made) == len(first) + N_SCALED
     assert n_replays(first) == 0, "expected nothing of the old graphs in the new ones"
     table("scaled", ones(1, 8), scale=1, rule=Rule())
@@ -173,7 +181,7 @@ def test_a_region_captured_again_replaces_its_graphs(made: list[Replayed]):
 
 def test_an_unknown_name_captures_nothing(made: list[Replayed]):
     table = Table()
-    with pytest.raises(SettingsError, match=r"region: expected one of \['doubled', 'scaled'\], got halved"):
+    with pytest.raises(SettingsError, match=r"region: expected one of \['doubled', 'negated', 'scaled'\], got halved"):
         table.capture(["scaled", "halved"])
     assert (table.n_captured, made) == (0, [])
 

@@ -144,6 +144,28 @@ def test_a_sliding_stream_never_fills_its_slot(speaker: Speaker) -> None:
     assert int(speaker.state.cache.positions[0]) == 20 * 36
 
 
+def test_a_long_turn_goes_on_with_the_newer_half(speaker: Speaker) -> None:
+    """Full attention, where the slot's memory ends; the public implementation has no such rule."""
+    speaker.start_turn(1, BEST, eos=7000)
+    stream = CodeStream(speaker, 1, "full_attention", max_codes=30)
+    plain = PlainStream(PlainSpeaker(speaker.runner.model.tts, BEST, seed=0, eos=7000), "full_attention", 30, 25)
+    n_halved = 0
+    for seed in range(16):
+        held = speaker.rows(1)
+        if held + 6 + 29 > speaker.state.cache.max_len:
+            plain.speaker.model.close_up(0, held - held // 2)
+            n_halved += 1
+        got, expected = stream.push(rows(6, seed), False), plain.push(rows(6, seed), False)
+        assert got == expected, f"chunk {seed}: expected {expected}, got {got}"
+        assert speaker.rows(1) == len(plain.speaker.model.positions), f"chunk {seed}"
+    assert n_halved > 2
+    speaker.start_turn(1, BEST, eos=7000)
+    stream = CodeStream(speaker, 1, "full_attention", max_codes=30, compat="reference")
+    with pytest.raises(ContextOverflowError):
+        for seed in range(16):
+            stream.push(rows(6, seed), False)
+
+
 def test_a_stream_follows_the_checkpoint_unless_told(speaker: Speaker) -> None:
     stream = CodeStream(speaker, 0)
     assert (stream.attention_type, stream.window) == ("full_attention", 300)

@@ -1,0 +1,146 @@
+"""The smaller file formats of golden data: the same bits, whichever way they are stored."""
+
+import json
+import lzma
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.golden_copies import change, moved
+from tests.parity.checksum import allowed, checksum
+from tests.parity.golden import GoldenDir, completed, read_tensors
+from tests.parity.packed import load_packed, save_packed
+from tests.parity.report import Report
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+LIMIT = 20_000_000  # bytes that all golden data may take
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
+    """Any bits at all, NaN among them, in tensors of any size and type; none and empty ones too."""
+    held = {}
+    for number in range(draw(st.integers(0, 4))):
+        dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 5), max_size=3))
+        rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+        raw = torch.tensor(rng.integers(0, 256, int(np.prod(shape)) * dtype.itemsize).tolist(), dtype=torch.uint8)
+        raw = raw % 2 if dtype is torch.bool else raw
+        held[f"t{number}"] = raw.view(dtype).view(shape)
+    return held
+
+
+@given(tensors(), st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2))
+def test_packing_keeps_every_bit(held, metadata):
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a", "b"):
+            save_packed(held, Path(folder) / f"{name}.packed", metadata)
+        got, header = load_packed(Path(folder) / "a.packed")
+        assert (Path(folder) / "a.packed").read_bytes() == (Path(folder) / "b.packed").read_bytes()
+    assert header == metadata and got.keys() == held.keys()
+    for name, tensor in held.items():
+        assert (got[name].dtype, got[name].shape) == (tensor.dtype, tensor.shape)
+        assert bits(got[name]) == bits(tensor), f"{name}: expected {tensor}, got {got[name]}"
+
+
+def test_packing_pays(tmp_path):
+    torch.manual_seed(0)
+    held = {"weights": torch.randn(300, 100), "zeros": torch.zeros(300, 100)}
+    save_packed(held, tmp_path / "w.packed")
+    save_file(held, tmp_path / "w.safetensors")
+    packed, plain = ((tmp_path / f"w.{end}").stat().st_size for end in ("packed", "safetensors"))
+    assert packed < 0.87 * plain / 2, f"expected what numbers of one scale take, {0.87 * plain / 2:.0f}, got {packed}"
+
+
+def test_both_formats_are_read_alike(tmp_path):
+    held, header = {"x": torch.arange(6.0).view(2, 3)}, {"config": '{"n": 1}'}
+    save_packed(held, tmp_path / "small.packed", header)
+    save_file(held, tmp_path / "plain.safetensors", metadata=header)
+    (tmp_path / "small.json.xz").write_bytes(lzma.compress(b'{"a": [1]}'))
+    (tmp_path / "plain.json").write_text('{"a": [1]}')
+    golden = GoldenDir(tmp_path)
+    assert golden.stems() == ["plain", "small"] and golden.stems("pl") == ["plain"]
+    for stem in golden.stems():
+        assert torch.equal(golden.tensors(stem)["x"], held["x"])
+        assert golden.config(stem) == {"n": 1}
+        assert golden.json(f"{stem}.json") == {"a": [1]}
+    assert golden.tensors("none") == {} and golden.json("none.json") is None
+
+
+def test_trimmed_tables_of_any_file_are_completed(tmp_path):
+    kept = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    about = {"t": {"rows": 4, "kept": [3, 1], "fill": 9.0}}
+    save_packed({"t": kept, "u": kept}, tmp_path / "f.packed", {"trimmed": json.dumps(about)})
+    got = GoldenDir(tmp_path).tensors("f")
+    assert got["t"].tolist() == [[9, 9], [3, 4], [9, 9], [1, 2]] and torch.equal(got["u"], kept)
+    assert completed({"t": kept[:0]}, {"t": {"rows": 2, "kept": []}})["t"].tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_checkpoint_without_weights_is_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    for file in ("config.json", "trimmed.json"):
+        (tmp_path / "model" / file).write_text('{"t": {"rows": 1, "kept": []}}')
+    with pytest.raises(FileNotFoundError, match=r"expected model\.safetensors or model\.packed, got neither"):
+        _ = GoldenDir(tmp_path).checkpoint
+    shutil.copytree(tmp_path / "model", tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match=r"expected one folder with config\.json"):
+        _ = GoldenDir(tmp_path).checkpoint
+
+
+def test_a_packed_checkpoint_is_unpacked_beside(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "tokenizer.json.xz").write_bytes(lzma.compress(b"[1]"))
+    save_packed({"w": torch.ones(2)}, tmp_path / "model" / "model.packed")
+    golden = GoldenDir(tmp_path)
+    assert {file.name for file in golden.checkpoint.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert load_file(golden.checkpoint / "model.safetensors")["w"].tolist() == [1, 1]
+    assert (golden.checkpoint / "tokenizer.json").read_text() == "[1]" and golden.kept_rows("w") == slice(None)
+
+
+def test_a_changed_copy_is_read_instead(tmp_path, root):
+    golden = root / "tests" / "golden"
+    folder = change(golden, tmp_path / "golden", "llm", moved("greedy_ids", 1))
+    before, after = (read_tensors(path, "llm")[0] for path in (golden, folder))
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["greedy_ids"]
+    assert not (folder / "llm.packed").exists() and (golden / "llm.packed").exists()
+    assert not (folder / "duplex").exists(), "expected a copy of one set, got others with it"
+
+
+def test_all_golden_data_stays_small(root):
+    size = sum(path.lstat().st_size for path in (root / "tests" / "golden").rglob("*"))
+    assert size < LIMIT, f"expected less than {LIMIT} bytes, got {size}"
+
+
+def test_checksums():
+    sums = checksum(torch.tensor([[1.0, -2.0], [3.0, 0.0]]))
+    expected = [2.0, 6.0, 1 - 2 * np.cos(0.1) + 3 * np.cos(0.2)]
+    assert np.allclose(sums, expected, atol=1e-12), f"expected {expected}, got {sums}"
+    assert checksum(torch.zeros(0)) == [0, 0, 0]
+    assert allowed([10.0, 20.0, -0.5]).tolist() == pytest.approx([0.02, 0.04, 0.002])
+    assert allowed([0.0, 1e6, 0.0]).tolist() == pytest.approx([10.0, 2000.0, 10.0])
+    report = Report()
+    report.sums_if("case", "same", torch.ones(3), checksum(torch.ones(3)))
+    report.sums_if("case", "other order", torch.tensor([1.0, 5.0]), checksum(torch.tensor([5.0, 1.0])))
+    report.sums_if("case", "trimmed", torch.ones(3), None)
+    assert [(check.name, check.ok) for check in report.checks] == [("same", True), ("other order", False)]
+    assert "expected [6, 6, 5.995], got [6, 6, 5.97502]" in str(report), str(report)

@@ -1,0 +1,73 @@
+"""What sessions are played on: a folder's model and an engine without its thread around it, under a watcher's eyes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from models.config import PreprocessorConfig, load_preprocessor_config
+from models.duplex import Duplex
+from models.image import image_patches, plan
+from models.load import load_model
+from models.omni import OmniModel
+from models.region_table import Shapes
+from models.runner import Runner
+from models.speaker import Speaker
+from models.tokens import Tokenizer
+from tests.traces.folder import TraceFolder
+from tests.traces.vocoder import FakeVocoder
+from tests.traces.watch import WatchedLoop, Watcher
+from worker.building import token_sets
+from worker.config import EngineConfig, SessionConfig, WindowConfig
+from worker.language import Language
+from worker.sessions import Sessions
+from worker.voice import VoiceDesk
+
+BATCHES = (1, 2, 4, 8, 16)
+VOICE = object()  # the stand-in for a vocoder speaks in no voice in particular
+
+
+@dataclass(frozen=True)
+class Cast:
+    """What all runs of a folder share."""
+
+    folder: TraceFolder
+    model: OmniModel
+    tokenizer: Tokenizer
+    pictures: PreprocessorConfig
+
+    @classmethod
+    def of(cls, folder: TraceFolder, device: str = "cpu") -> "Cast":
+        """Raises: TraceError; CheckpointError."""
+        path = folder.checkpoint
+        return cls(folder, load_model(path, device=device), Tokenizer.load(path), load_preprocessor_config(path))
+
+    def slices(self, number: int, limit: int) -> list[Any]:
+        """Patches of a frame and its slices."""
+        image, settings = self.folder.frame(number), self.pictures
+        cut = plan(*image.size, limit, scale=settings.scale_resolution, patch=settings.patch_size)
+        return image_patches(image, cut, table_side=self.model.config.vision_config.table_side)
+
+
+class Stage:
+    """Slots, loop and sessions for `n_slots` sessions of at most `llm_len` context rows.
+
+    snapshots: prompts that are kept for sessions to start from; 0: every prompt is fed.
+    """
+
+    def __init__(self, cast: Cast, *, n_slots: int, llm_len: int, snapshots: int = 0):
+        model, self.cast = cast.model, cast
+        llm_len = min(llm_len, model.config.max_position_embeddings)
+        runner = Runner(
+            model,
+            token_sets(cast.tokenizer, model.config.vocab_size, model.device),
+            n_slots=n_slots,
+            llm_len=llm_len,
+            shapes=Shapes(batch=(*(size for size in BATCHES if size < n_slots), n_slots)),
+        )
+        self.duplex = Duplex(runner, Speaker(runner) if model.config.init_tts else None)
+        self.watcher, vocoder = Watcher(self.duplex), FakeVocoder()
+        self.language = Language(cast.tokenizer, image_rows=model.config.query_num)
+        self.voices = VoiceDesk(self.duplex, vocoder)
+        self.loop = WatchedLoop(self.duplex, vocoder, self.voices, observer=self.watcher)
+        default = SessionConfig(window=WindowConfig(mode="off"))
+        config = EngineConfig(llm_len=llm_len, snapshots=snapshots, session=default)
+        self.sessions = Sessions(self.duplex, self.language, self.voices, self.loop, config)

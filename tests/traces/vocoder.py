@@ -1,0 +1,40 @@
+"""The vocoder of the recordings: each code becomes samples of one height, so that sound can be compared by counting."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.token2wav.settings import SAMPLES_PER_CODE
+from models.token2wav.vocoder import Chunk
+from tests.traces.folder import FULL_SCALE
+
+
+class FakeVocoder:
+    """Stands in for `models.token2wav.vocoder.Vocoder`. The look-ahead is held back unless the turn ends."""
+
+    lookahead = 3
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def open(self, voice: object, steps: int | None) -> int:
+        slot = next(number for number in range(len(self._open) + 1) if number not in self._open)
+        self._open.add(slot)
+        return slot
+
+    def close(self, slot: int) -> None:
+        self._open.remove(slot)
+
+    def begin_turn(self, slot: int) -> None:
+        assert slot in self._open, f"begin_turn: expected one of {self._open}, got {slot}"
+
+    def speak(self, chunks: Sequence[Chunk], take: Callable[[list[Tensor]], Any] = list) -> Any:
+        slots = [chunk.session for chunk in chunks]
+        assert len(set(slots)) == len(slots) and set(slots) <= self._open, f"speak: expected open slots, got {slots}"
+        return take([self._sound(chunk.codes if chunk.last else chunk.codes[: -self.lookahead]) for chunk in chunks])
+
+    def _sound(self, codes: Sequence[int]) -> Tensor:
+        heights = torch.tensor([code * 37 % 2000 - 1000 for code in codes], dtype=torch.float32) / FULL_SCALE
+        return heights.repeat_interleave(SAMPLES_PER_CODE)

@@ -1,0 +1,165 @@
+"""What can be seen of a unit while it runs: rows fed, logits, tokens, log-mel, speech calls, windows of codes.
+
+Knows the loop's hooks and the regions' arguments. Does not know what was expected.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.duplex import Duplex
+from models.runner import Rows
+from worker.observer import Observer
+from worker.results import Event
+from worker.unit_loop import UnitLoop
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows that went into the context. past: rows held before. ids: None where a media row stands. rows: [n, D]."""
+
+    past: int
+    ids: list[int | None]
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One call of the sampler. logits: [V]. token: what it answered. remembered: tokens in its history before."""
+
+    logits: Tensor
+    token: int
+    remembered: int
+
+
+@dataclass
+class SpeechSeen:
+    """One call of the code loop. start: position of its first row. rows: [n, D]. n_after: rows in the cache then."""
+
+    start: int
+    rows: Tensor
+    least: int
+    most: int
+    codes: list[int] = field(default_factory=list)
+    n_after: int = 0
+
+
+@dataclass
+class UnitLog:
+    """All that was seen of one unit of one session. mel: [n_mels, T] of its sound. n_prefilled: context rows then."""
+
+    feeds: dict[str, list[Feed]] = field(default_factory=dict)
+    heard: list[Tensor] = field(default_factory=list)
+    saw: list[Tensor] = field(default_factory=list)
+    mel: Tensor | None = None
+    pending_logits: Tensor | None = None
+    n_prefilled: int | None = None
+    choices: list[Choice] = field(default_factory=list)
+    speech: list[SpeechSeen] = field(default_factory=list)
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    event: Event | None = None
+    n_generated: int = 0
+
+
+class Watcher(Observer):
+    """Keeps a log for every session; `fresh` begins its next unit. One for an engine, whose regions it taps."""
+
+    def __init__(self, duplex: Duplex):
+        self._duplex, self._state = duplex, duplex.state
+        self.logs: dict[str, UnitLog] = {}
+        self._names: dict[int, str] = {}
+        self._chosen_from: dict[int, tuple[Tensor, int]] = {}
+        self._regions = duplex.runner.regions
+        duplex.runner.regions = self._tapped
+
+    def join(self, session: str, slot: int) -> None:
+        self._names[slot] = session
+
+    def fresh(self, session: str) -> UnitLog:
+        self.logs[session] = UnitLog()
+        return self.logs[session]
+
+    # --- the loop's hooks ----------------------------------------------------------------------
+
+    def fed(self, session: str, what: str, past: int, rows: Any) -> None:
+        model = self._duplex.runner.model
+        if not isinstance(rows, Rows):
+            listed = [rows] if isinstance(rows, int) else list(rows)
+            rows = Rows(torch.tensor(listed, device=model.device))
+        embeds = model.llm.model.embed_tokens(rows.ids)
+        shown: list[int | None] = rows.ids.tolist()
+        if rows.media is not None:
+            embeds = torch.where(rows.is_row[:, None], rows.media, embeds)
+            shown = [None if is_row else one for one, is_row in zip(shown, rows.is_row.tolist(), strict=True)]
+        self.logs[session].feeds.setdefault(what, []).append(Feed(past, shown, embeds))
+
+    def heard(self, session: str, rows: Tensor) -> None:
+        self.logs[session].heard.append(rows.clone())
+
+    def saw(self, session: str, rows: list[Tensor]) -> None:
+        self.logs[session].saw += [slice_rows.clone() for slice_rows in rows]
+
+    def prefilled(self, session: str, logits: Tensor) -> None:
+        log = self.logs[session]
+        log.pending_logits, log.n_prefilled = logits.clone(), self._rows_of(session)
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        logits, remembered = self._chosen_from[job.slot]
+        self.logs[session].choices.append(Choice(logits, token, remembered))
+        return token
+
+    def spoke(self, session: str, start: int, rows: Tensor, least: int, codes: list[int]) -> None:
+        call = self.logs[session].speech[-1]
+        call.codes, call.n_after = list(codes), int(self._state.speech.cache.lengths[self._slot(session)])
+
+    def voiced(self, session: str, codes: tuple[int, ...], last: bool) -> None:
+        self.logs[session].windows.append({"tokens": list(codes), "last_chunk": last})
+
+    def done(self, session: str, event: Event) -> None:
+        log = self.logs[session]
+        log.event, log.n_generated = event, self._rows_of(session)
+
+    # --- the regions ---------------------------------------------------------------------------
+
+    def _tapped(self, region: str, *inputs: Any, **static: Any) -> Any:
+        watched = region in ("unit_prefill", "unit_step", "mel_unit", "speech_begin")
+        own = [(row, slot) for row, slot in enumerate(inputs[0].tolist()) if slot in self._names] if watched else []
+        counts = [int(self._state.text.count[slot]) for _, slot in own]
+        if region == "speech_begin":
+            self._speech_begins(own, *inputs[1:])
+        out = self._regions(region, *inputs, **static)
+        for (row, slot), remembered in zip(own, counts, strict=True):
+            if region in ("unit_prefill", "unit_step"):
+                self._chosen_from[slot] = (out[1][row].clone(), remembered)
+            elif region == "mel_unit":
+                mel, first, end = out
+                self.logs[self._names[slot]].mel = mel[row, :, int(first[row]) : int(end[row])].clone()
+        return out
+
+    def _speech_begins(
+        self, own: list[tuple[int, int]], rows: Tensor, n_rows: Tensor, least: Tensor, most: Tensor
+    ) -> None:
+        for row, slot in own:
+            start = int(self._state.speech.cache.positions[slot])
+            seen = SpeechSeen(start, rows[row, : int(n_rows[row])].clone(), int(least[row]), int(most[row]))
+            self.logs[self._names[slot]].speech.append(seen)
+
+    def _slot(self, session: str) -> int:
+        return next(slot for slot, name in self._names.items() if name == session)
+
+    def _rows_of(self, session: str) -> int:
+        return int(self._state.llm.lengths[self._slot(session)])
+
+
+class WatchedLoop(UnitLoop):
+    """The loop, which also says what job a session runs."""
+
+    def __init__(self, *parts: Any, **settings: Any):
+        super().__init__(*parts, **settings)
+        self.job_of: dict[str, Any] = {}
+
+    def add(self, job: Any) -> None:
+        super().add(job)
+        self.job_of[job.session.id] = job
