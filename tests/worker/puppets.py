@@ -14,7 +14,7 @@ from models.token2wav.windows import Window
 from tests.worker.engines import QUIET, SmallEngine, make_config, make_prompt, voice
 from worker.config import EngineConfig, SessionConfig
 from worker.observer import Observer
-from worker.results import Failure, UnitResult
+from worker.results import Event, Failure, UnitResult
 from worker.session import Session
 
 SILENCE = (SILENCE_CODE,) * 3
@@ -31,13 +31,16 @@ class Spoken(NamedTuple):
 
 @dataclass
 class Record:
-    """What the loop did for one session. fed: `Observer.fed`'s kind, rows held before and rows, one after the other."""
+    """What the loop did for one session. fed: `Observer.fed`'s kind, rows held before and rows, one after the other.
+    n_samples: of all sound in results.
+    """
 
     fed: list[tuple[str, int, Any]] = field(default_factory=list)
     heard: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     spoke: list[Spoken] = field(default_factory=list)
     voiced: list[Window] = field(default_factory=list)
+    n_samples: int = 0
 
     @property
     def codes(self) -> list[int]:
@@ -95,6 +98,10 @@ class Puppet(Observer):
 
     def voiced(self, session: str, codes: tuple[int, ...], last: bool) -> None:
         self.record[session].voiced.append(Window(codes, last))
+
+    def done(self, session: str, event: Event) -> None:
+        if isinstance(event, UnitResult) and event.pcm is not None:
+            self.record[session].n_samples += len(event.pcm)
 
 
 class PuppetEngine(SmallEngine):

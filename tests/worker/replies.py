@@ -116,9 +116,9 @@ class AnsweringEngine:
 
     def use(self, vocoder: Any, observer: Observer | None = None) -> None:
         """Begin anew with this vocoder."""
-        self.vocoder = vocoder
+        self.vocoder, self.observer = vocoder, observer or Script()
         self.desk = VoiceDesk(self.duplex, vocoder)
-        self.loop = UnitLoop(self.duplex, vocoder, self.desk, observer=observer)
+        self.loop = UnitLoop(self.duplex, vocoder, self.desk, observer=self.observer)
         config = make_config(self.parts.n_slots, LLM_LEN)
         self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
         self.answers = Answers(self.sessions, self.duplex, self.language, self.desk, self.loop)

@@ -17,7 +17,7 @@ from models.runner import Rows
 from tests.models.compare import assert_close
 from tests.models.conversations import sound
 from tests.worker.engines import assert_told, make_config, voice
-from tests.worker.replies import LLM_LEN, SPOKEN, AnsweringEngine, Script, make_parts, rows_of, short_chunks
+from tests.worker.replies import LLM_LEN, SPOKEN, AnsweringEngine, make_parts, rows_of, short_chunks
 from worker import reply_config
 from worker.building import Parts
 from worker.engine import Engine
@@ -27,7 +27,7 @@ from worker.results import Event, Failure, Generating, Partial, Prefilled, Reply
 from worker.session import OrderError, Session
 
 CONFIG = HalfDuplexConfig(reply=SPOKEN, deaf_s=0.5)
-WRITING = CONFIG.model_copy(update={"reply": SPOKEN.model_copy(update={"speak": False})})
+WRITING = CONFIG.model_copy(update={"reply": SPOKEN.model_copy(update={"speak": False, "max_new_tokens": 4})})
 THOUGHT = "<think>\n\n</think>\n\n"
 CHUNK = 8_000  # samples of one push
 PAUSE = 12_000  # of silence behind a sentence, enough to end it
@@ -117,7 +117,7 @@ def parts() -> Parts:
 def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
     # A slot of the small engine would be too short for a round of 30 s.
     monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
-    engine = AnsweringEngine(parts, Script())
+    engine = AnsweringEngine(parts)
     with short_chunks():
         yield engine
     engine.sessions.close_all()
@@ -142,7 +142,7 @@ def question(root: Any) -> np.ndarray:
 def script(engine: AnsweringEngine, *answers: str, end: str = "<|im_end|>") -> list[int]:
     """The model's answers to come in the conversation `talk`."""
     encode = engine.language.tokenizer.encode
-    engine.loop.observer.ids["talk"] = [token for text in answers for token in encode(text + end)]
+    engine.observer.ids["talk"] = [token for text in answers for token in encode(text + end)]
 
 
 def segments(events: Sequence[Event]) -> list[Event]:
@@ -332,29 +332,36 @@ def test_a_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
     assert_context(talk, [text, wave, "\nBe kind.<|im_end|>\n"])
 
 
-def test_old_rounds_leave(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine, config=WRITING.model_copy(update={"high_tokens": 180, "low_tokens": 100}))
-    runner = engine.duplex.runner
+@pytest.mark.parametrize("compat", ["fixed", "reference"])
+def test_old_rounds_leave(engine: AnsweringEngine, greeting: np.ndarray, compat: str) -> None:
+    reply = WRITING.reply.model_copy(update={"compat": compat})
+    config = WRITING.model_copy(update={"reply": reply, "high_tokens": 180, "low_tokens": 100})
+    talk, cache = Conversation(engine, config=config), engine.duplex.state.llm
     n_system, most, sizes = talk.n_rows, 0, []
-    system = [tensor[:, :n_system] for tensor in rows_of(runner, talk.slot)]
+    before = rows_of(engine.duplex.runner, talk.slot)
     for number in range(7):
         result = talk.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
         sizes.append(talk.n_rows)
-        assert talk.n_rows == talk.session.rounds.length == int(runner.state.llm.lengths[talk.slot])
-        assert int(runner.state.llm.positions[talk.slot]) == talk.n_rows
+        assert talk.n_rows == talk.session.rounds.length == int(cache.lengths[talk.slot])
         most = max(most, result.llm_rows)
-    assert talk.session.rounds.n_dropped >= 3
+    rounds = talk.session.rounds
+    assert rounds.n_dropped >= 3 and rounds.prefix == n_system
     assert max(sizes) <= 180 < most, f"expected rounds to leave above 180 rows, got {sizes} and at most {most}"
-    for before, after in zip(system, rows_of(runner, talk.slot), strict=True):
-        assert torch.equal(before, after[:, :n_system]), "expected the system message untouched"
+    # Either what stays is turned to where it stands now, or the system message is brought up to it.
+    ahead = rounds.dropped_rows if compat == "fixed" else 0
+    assert int(cache.positions[talk.slot]) == talk.n_rows + ahead
+    after = rows_of(engine.duplex.runner, talk.slot)
+    n_layers = len(before) // 2  # keys of all of them, then values
+    for values, now in zip(before[n_layers:], after[n_layers:], strict=True):
+        assert torch.equal(values, now[:, :n_system]), "expected the system message to stay"
 
 
 def test_a_slot_has_room_for_one_round_more(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     """However high the mark."""
     talk = Conversation(engine, config=WRITING)
-    assert talk.session.rounds.high == LLM_LEN - 100 - SPOKEN.max_new_tokens
-    for number in range(12):
+    assert talk.session.rounds.high == LLM_LEN - 100 - 4
+    for number in range(9):
         result = talk.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
     assert talk.session.rounds.n_dropped > 0

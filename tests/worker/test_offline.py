@@ -17,6 +17,7 @@ import pytest
 import soundfile
 
 from assets.build_ref_audio import synthesize
+from models.context_mover import ContextMover
 from models.duplex import Duplex
 from worker import media, offline, voices
 from worker.engine import Engine
@@ -196,17 +197,18 @@ def failing(method: Callable, on_call: int) -> Callable:
 
 
 @pytest.mark.parametrize(
-    ("method", "on_call", "flags"),
+    ("owner", "method", "on_call", "flags"),
     [
-        ("hear", 2, []),
+        (Duplex, "hear", 2, []),
         # The second unit's result is out when the window moves; the session has to start anew.
-        ("drop", 1, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
+        (ContextMover, "drop", 1, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
     ],
+    ids=["before its result", "behind its result"],
 )
 def test_a_unit_fails(
-    method: str, on_call: int, flags: list[str], files: Path, tmp_path: Path, monkeypatch, capsys
+    owner: type, method: str, on_call: int, flags: list[str], files: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(Duplex, method, failing(getattr(Duplex, method), on_call))
+    monkeypatch.setattr(owner, method, failing(getattr(owner, method), on_call))
     document = talk(tmp_path, files / "sound.wav", *QUIET, *flags, status=1)
     assert [unit["decision"] for unit in document["units"]] == ["LISTEN", "FAILED", "LISTEN"]
     expected = document["units"][0]["llm_rows"] + (LISTEN_ROWS if method == "hear" else 0)

@@ -20,7 +20,6 @@ from tests.worker.replies import (
     SPOKEN,
     WRITTEN,
     AnsweringEngine,
-    Script,
     make_parts,
     plain_answer,
     short_chunks,
@@ -56,7 +55,7 @@ def engine(parts: Parts) -> Iterator[AnsweringEngine]:
 
 
 def script(engine: AnsweringEngine, **ids: Sequence[int]) -> None:
-    engine.loop.observer = Script(**ids)
+    engine.observer.ids = {name: list(own) for name, own in ids.items()}
 
 
 def words(engine: AnsweringEngine, n: int) -> list[int]:
@@ -110,7 +109,7 @@ def test_an_answer_equals_the_plain_loop(
 
 def assert_equals_plain(engine: AnsweringEngine, config: ReplyConfig, expected: Any) -> None:
     windows: list[tuple[tuple[int, ...], bool]] = []
-    engine.loop.observer.voiced = lambda session, codes, last: windows.append((codes, last))
+    engine.observer.voiced = lambda session, codes, last: windows.append((codes, last))
     engine.ask("a", ASKED, config=config)
     got = engine.outcome("a")
     assert got.voice_error is None, f"expected no error, got {got.voice_error}"
@@ -169,7 +168,7 @@ def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, co
 def test_sound_leaves_early_and_text_at_once(engine: AnsweringEngine) -> None:
     sizes: list[int] = []
     script(engine, a=words(engine, 24))
-    engine.loop.observer.voiced = lambda session, codes, last: sizes.append(len(codes) - 3)
+    engine.observer.voiced = lambda session, codes, last: sizes.append(len(codes) - 3)
     engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": True}))
     with short_chunks(MANY):
         result = engine.outcome("a")
@@ -329,14 +328,14 @@ def test_a_break_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> Non
 
 
 def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> None:
-    config = SPOKEN.model_copy(update={"max_new_tokens": 20})
-    said = words(engine, 20)
+    config = SPOKEN.model_copy(update={"max_new_tokens": 11})
+    said = words(engine, 11)
     script(engine, alone=said, a=said)
     with short_chunks(MANY):
         whole = alone(engine, config)[-1]
         session = engine.ask("a", ASKED, config=config)
-        run_until(engine, lambda: sum(bool(p.text) for p in partials(engine.events["a"])) == 20)
-        engine.step()
+        run_until(engine, lambda: engine.loop.jobs[0].is_text_done)
+        run_until(engine, lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
         assert not engine.loop.is_idle, "expected speech behind the text"
         engine.sessions.break_speech(session)
         assert not engine.step(), "expected the answer to be over at once"
@@ -402,18 +401,20 @@ def talk(engine: AnsweringEngine, n_units: int) -> Iterator[None]:
     engine.sessions.close(session)
 
 
-def one_by_one(engine: AnsweringEngine, names: Sequence[str]) -> dict[str, list[Event]]:
+def one_by_one(engine: AnsweringEngine, names: Sequence[str], n_units: int = 3) -> dict[str, list[Event]]:
     for name in names:
         engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
         engine.settle()
-    for _ in talk(engine, 3):
+    for _ in talk(engine, n_units):
         engine.settle()
     return {name: without_prefilled(engine.take(name)) for name in (*names, "duplex")}
 
 
-def all_at_once(engine: AnsweringEngine, names: Sequence[str], luck: np.random.Generator) -> dict[str, list[Event]]:
+def all_at_once(
+    engine: AnsweringEngine, names: Sequence[str], luck: np.random.Generator, n_units: int = 3
+) -> dict[str, list[Event]]:
     """Answers begin and units come whenever chance has it."""
-    waiting, units = list(luck.permutation(list(names))), talk(engine, 3)
+    waiting, units = list(luck.permutation(list(names))), talk(engine, n_units)
     is_talking = True
     while waiting or is_talking or not engine.loop.is_idle:
         what = luck.integers(4)
@@ -445,8 +446,9 @@ def test_neighbours_change_nothing(engine: AnsweringEngine, order: int, separate
 def test_neighbours_change_no_sample(engine: AnsweringEngine) -> None:
     """The real vocoder."""
     engine.use(engine.parts.vocoder, Mixed(listen=0.0))
-    expected = one_by_one(engine, ["warm", "reference"])
-    for name, events in all_at_once(engine, ["warm", "reference"], np.random.default_rng(3)).items():
+    names = ["warm", "reference"]
+    expected = one_by_one(engine, names, n_units=1)
+    for name, events in all_at_once(engine, names, np.random.default_rng(3), n_units=1).items():
         assert_told(name, events, expected[name])
 
 

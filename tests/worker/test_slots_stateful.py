@@ -247,7 +247,7 @@ class Conversations(RuleBasedStateMachine):
 
 
 class TestConversations(Conversations.TestCase):
-    settings = settings(max_examples=40, stateful_step_count=30)
+    settings = settings(max_examples=30, stateful_step_count=30)
 
     def run(self, result: Any = None) -> Any:
         with short_speech():

@@ -1,12 +1,17 @@
 """What serves is captured, and sessions are told the same by graphs: their every call finds one."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from models.graphs import compile_counters
+from models.speaker import Speaker
 from tests.models.replayed import Replayed, replay_on_cpu
 from tests.worker.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from worker.tuning import Tuned, tune
@@ -41,6 +46,21 @@ def converse(engine: SmallEngine) -> None:
         engine.settle()
 
 
+@contextmanager
+def failing_together(speaker: Speaker) -> Iterator[list[int]]:
+    """Conditions are made for one slot at a time only. Gives: how many calls failed, a list of one."""
+    plain, n_failed = speaker.condition, [0]
+
+    def condition(slots: Sequence[int], *given: Any) -> list[torch.Tensor]:
+        if len(slots) > 1:
+            n_failed[0] += 1
+            raise RuntimeError("one at a time")
+        return plain(slots, *given)
+
+    with mock.patch.object(speaker, "condition", condition):
+        yield n_failed
+
+
 def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]):
     """At the one size there is; what comes out is what comes out without."""
     with short_speech():
@@ -57,6 +77,19 @@ def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]):
     replayed = {graph.name for graph in made if graph.n_replays}
     assert replayed == SERVING - {"llm_evict"}, f"expected all but eviction, got {sorted(replayed)}"
     assert [table.n_skipped for table in tables] == [0, 0]
+
+
+def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replayed]):
+    """Each session is run alone then, by one and the same graph."""
+    with short_speech():
+        plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
+        captured(engine)
+        for each in (plain, engine):
+            with failing_together(each.duplex.speaker) as n_failed:
+                converse(each)
+            assert n_failed[0], "expected a batch to fail"
+    for name, expected in plain.events.items():
+        assert_told(name, engine.events[name], expected)
 
 
 def test_without_compiling_and_graphs_nothing_is_done():
