@@ -140,7 +140,9 @@ class Speaker:
         padded = runner.table([[*own, *[0] * (width - len(own))] for own in ids], size, 0)
         n_text = runner.tensor([len(own) for own in ids], size, 0)
         rows = runner.regions("spoken_rows", slot_ids, padded, n_text, runner.tensor(text_eos, size, False))
-        return [rows[row, : len(own) + end + 1] for row, (own, end) in enumerate(zip(ids, text_eos, strict=True))]
+        # Copies: other slots may ask next, one by one, and a captured graph answers all of them in the same place.
+        lengths = [len(own) + end + 1 for own, end in zip(ids, text_eos, strict=True)]
+        return [rows[row, :length].clone() for row, length in enumerate(lengths)]
 
     def call(
         self, slots: Sequence[int], rows: Sequence[Tensor], *, min_codes: Sequence[int], max_codes: Sequence[int]

@@ -72,8 +72,10 @@ class Answers:
         try:
             high, low = config.marks(self._duplex.runner.llm_len)
             session.rounds = Rounds(high=high, low=low)
-            rows = system.encode(self._duplex.runner)
-            session.rounds.add_system(self._sessions.feed_prompt(session, rows))
+            n_rows = self._sessions.feed_prompt(session, system.encode(self._duplex.runner))
+            session.rounds.add_system(n_rows)
+            if not session.reference:
+                self._duplex.context.hold(session.slot, self._duplex.save(session.slot), n_rows)
         except BaseException:
             self._sessions.close(session)
             raise

@@ -6,6 +6,7 @@ who is told. Does not know the stages.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from models.duplex import Duplex
@@ -66,9 +67,15 @@ class Crew:
         self.voices.cut(job.session)
 
     def way_back(self, jobs: Sequence[Job]) -> Callable[[Job], None]:
-        """What puts a job's slot back to where it stands now."""
-        before = {job.slot: self.duplex.counters(job.slot) for job in jobs}
+        """What puts a job's slot back to where it stands now, but for a running speech call: that begins again."""
+        before = {job.slot: self._stand(job) for job in jobs}
         return lambda job: self.duplex.rewind(job.slot, before[job.slot])
+
+    def _stand(self, job: Job) -> Any:
+        stand = self.duplex.counters(job.slot)
+        if job.calls and job.calls[0].is_begun:
+            stand = replace(stand, recent_codes=job.calls[0].at.recent_codes)
+        return stand
 
     def undo_call(self, job: Job) -> None:
         """Put the slot back to where its running speech call began."""

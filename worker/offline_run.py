@@ -20,7 +20,6 @@ from worker.results import Event, Failure, Partial, UnitResult
 from worker.sessions import Prompt, Sessions
 
 NAME = "offline"
-ALIVE_S = 1.0  # how often to ask an engine that says nothing whether it still runs
 
 
 class Conversation:
@@ -68,14 +67,9 @@ class Conversation:
         self._standing = Standing(True, False, False)
 
     def _wait(self) -> UnitResult | Failure:
-        while True:
-            try:
-                event = self._events.get(timeout=ALIVE_S)
-            except queue.Empty:
-                self._engine.ask(len).result()
-                continue
-            if not isinstance(event, Partial):
-                return event
+        while isinstance(event := self._events.get(), Partial):
+            pass
+        return event
 
 
 def _standing(sessions: Sessions) -> Standing:

@@ -57,7 +57,7 @@ class SpeechStages:
             return self._speaker.condition(slots, [call.ids for call in calls], [call.text_eos for call in calls])
 
         for job, rows in self._crew.isolated(jobs, condition, nothing, fail=self._crew.fall_silent):
-            _first_without_rows(job).rows = rows.clone()
+            _first_without_rows(job).rows = rows
 
     def _make_room(self, job: Job) -> None:
         """The call fits behind what the slot has spoken."""

@@ -89,9 +89,12 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
             if not (skip and name == "victim" and number == AT):
                 pictures = [NAMES.index(name)] if number == AT else []
                 small.send(session, number, pictures=pictures, force_listen=number < AT - 1)
-        with counted(table_of("unit_step")) as calls, counted(table_of("flow")) as more:
-            with fault(sessions["victim"]) if fault and number == AT else nullcontext():
-                small.settle()
+        with (
+            counted(table_of("unit_step")) as calls,
+            counted(table_of("flow")) as more,
+            fault(sessions["victim"]) if fault and number == AT else nullcontext(),
+        ):
+            small.settle()
         if number == AT:
             heard.calls = calls | more
         for name, session in sessions.items():

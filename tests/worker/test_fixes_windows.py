@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from models.image import image_patches, plan
-from models.kv_cache import KVCache
-from models.rotary import rotary_angles, rotary_frequencies, rotate
+from models.rotary import rotary_phases, rotate
 from tests.worker.engines import QUIET, make_config, make_picture, make_sound
 from tests.worker.faults import broken
 from tests.worker.puppets import PuppetEngine, results
@@ -141,33 +140,33 @@ def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine
     assert len(engine.loop.jobs) == 0, "expected no jobs left"
 
 
-# --- turning keys -------------------------------------------------------------------------------------
+# --- keys -------------------------------------------------------------------------------------------
 
 
-def test_keys_that_move_often_are_nearer_to_what_they_were_than_turned_in_bfloat16() -> None:
-    """In bfloat16, as often as a unit moves in basic mode before it leaves."""
-    head_dim, n, moves, drop = 32, 40, 6, 500
-    frequencies = rotary_frequencies(head_dim, 1e6, "cpu")
-    cache = KVCache(
-        n_layers=1, n_slots=1, max_len=4096, kv_heads=2, head_dim=head_dim, dtype=torch.bfloat16, device="cpu"
-    )
-    raw = torch.randn(2, 4000, head_dim, generator=torch.Generator().manual_seed(0))
-    at = torch.arange(4000 - n, 4000)
-    cache.k[0][0, :, :4000] = rotate(raw, *rotary_angles(torch.arange(4000), frequencies)).bfloat16()
-    cache.lengths[0] = cache.positions[0] = 4000
-    plain = cache.k[0][0, :, at].clone()
-    for _ in range(moves):
-        cache.evict(torch.tensor([0]), torch.tensor([10]), torch.tensor([drop]), frequencies)
-        plain, at = turned_plainly(plain, at, at - drop, frequencies), at - drop
-    wanted = rotate(raw[:, -n:], *rotary_angles(at, frequencies))
-    errors = [float((keys.float() - wanted).norm() / wanted.norm()) for keys in (cache.k[0][0, :, at], plain)]
-    assert errors[0] < 0.7 * errors[1], f"relative error: expected well below {errors[1]:.4f}, got {errors[0]:.4f}"
+def keys_of_units(engine: PuppetEngine, session: Session) -> dict[int, Tensor]:
+    """First layer's keys of every unit that is closed in the context, by its number."""
+    keys, at, found = engine.duplex.state.llm.k[0][session.slot], session.window.preserve, {}
+    for unit in list(session.window.units)[:-1]:
+        found[unit.id] = keys[:, at : at + unit.length].clone()
+        at += unit.length
+    return found
 
 
-def turned_plainly(keys: Tensor, old: Tensor, new: Tensor, frequencies: Tensor) -> Tensor:
-    """Back to no position and on to the new one, all in the keys' own type."""
-    for positions, sign in ((old, -1), (new, 1)):
-        cos, sin = (torch.cat((part, part), 1).to(keys.dtype) for part in rotary_angles(positions, frequencies))
-        left, right = keys.chunk(2, dim=-1)
-        keys = cos * keys + sign * sin * torch.cat((-right, left), -1)
-    return keys
+@pytest.mark.parametrize("mode", ["basic", "context"])
+def test_no_key_is_rounded_more_than_twice_however_often_the_window_moves(engine: PuppetEngine, mode: str) -> None:
+    session = engine.start(mode, QUIET.model_copy(update={"window": WINDOWS[mode]}), *LINES * 5)
+    cache, slot, n = engine.duplex.state.llm, session.slot, session.window.prefix
+    first = cache.k[0][slot, :, :n].clone()
+    before: dict[int, Tensor] = {}
+    for _ in range(20):
+        results(engine.run(session, 1))
+        after = keys_of_units(engine, session)
+        for number in before.keys() & after.keys():
+            same = torch.equal(before[number], after[number])
+            assert same, f"unit {number}: expected its keys to stay, they changed beside unit {session.n_units}"
+        before = after
+    ahead = cache.positions[slot] - cache.lengths[slot]
+    assert session.window.events > 2 and ahead > 0, f"expected a window that moved, got {session.window.events} times"
+    phase = rotary_phases(ahead, engine.parts.model.llm.model.frequencies)
+    once = rotate(first, phase.cos(), phase.sin())
+    assert torch.equal(cache.k[0][slot, :, :n], once), "prompt: expected keys turned in one step from the first ones"

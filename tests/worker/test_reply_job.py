@@ -131,14 +131,14 @@ def test_speech_equals_the_plain_loop_where_it_ends(
         pytest.skip("the plain loop turns the keys")
     config = ReplyConfig(max_new_tokens=30, speak=True, compat=compat, seed=4, repetition_penalty=1.3, **GREEDY)
     content, given = engine.content(ASKED, config=config), (engine.parts.model, engine.language)
-    how = {"chunk": 10, "kind": kind, "window": 12}
+    how = {"chunk": 12, "kind": kind, "window": 12}
     free = plain_answer(*given, content, config, **how)
-    eos = new_code(free.codes, 6)
+    eos = new_code(free.codes, 14)
     begin = Speaker.start_turn
     monkeypatch.setattr(Speaker, "start_turn", lambda self, *slot, seed: begin(self, *slot, seed=seed, eos=eos))
     expected = plain_answer(*given, content, config, eos=eos, **how)
-    assert 6 <= len(expected.codes) < len(free.codes), "expected speech that ends early somewhere"
-    with short_chunks(10, attention_type=kind, window=12):
+    assert 14 <= len(expected.codes) < len(free.codes), "expected speech that ends early somewhere"
+    with short_chunks(12, attention_type=kind, window=12):
         assert_equals_plain(engine, config, expected)
 
 
@@ -481,6 +481,21 @@ def test_an_answer_that_fails_harms_nobody(
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
     assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
     assert len(engine.sessions) == 0
+
+
+def test_a_step_that_fails_does_not_show_in_what_others_speak_meanwhile(
+    engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their speech is undone with their text, and has to come out the same, recent codes of text chunks before too."""
+    config = LONGER.model_copy(update={"max_new_tokens": 26, "tts_repetition_penalty": 4.0})
+    with short_chunks(MANY):
+        expected = alone(engine, config)
+        bad = engine.ask("bad", ASKED, config=config.model_copy(update={"speak": False}))
+        engine.ask("good", ASKED, config=config)
+        break_down(monkeypatch, engine.duplex, "step", bad.slot, 22)
+        engine.settle()
+    assert isinstance(engine.take("bad")[-1], Failure)
+    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
 
 
 def test_odd_logits_fail_an_answer_only(

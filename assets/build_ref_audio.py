@@ -1,0 +1,74 @@
+"""Builds `assets/ref_audio/default.wav`: two seconds of something like a voice, nobody's, for those who name none.
+
+Run `python -m assets.build_ref_audio` from the root. Syllables without meaning: harmonics of a falling pitch, as loud
+as the formants of a vowel make them, with a little breath. 16 kHz, mono, 16 bits. Other machines may round a sample
+the other way; nothing else varies.
+"""
+
+import argparse
+import wave
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+RATE = 16_000
+SEED = 45
+PEAK = 0.6
+N_HARMONICS = 60
+
+# Formants in Hz and loudness of steady sounds; between two of them everything glides.
+SOUNDS = {
+    "a": (730, 1090, 2440, 3400, 1.0),
+    "e": (530, 1840, 2480, 3500, 0.9),
+    "i": (270, 2290, 3010, 3600, 0.8),
+    "o": (570, 840, 2410, 3300, 0.9),
+    "u": (300, 870, 2240, 3300, 0.8),
+    "m": (250, 1000, 2200, 3200, 0.35),
+    "l": (360, 1300, 2700, 3300, 0.5),
+    "-": (500, 1500, 2500, 3400, 0.0),
+}
+BANDWIDTHS = (80.0, 100.0, 130.0, 180.0)
+HIGHER = ((4500.0, 300.0), (5500.0, 400.0), (6500.0, 500.0), (7500.0, 600.0))  # a throat has more of them that stay
+SAID = "-malemiolu-melamia-"
+FIRST_S, EACH_S = 0.06, 0.108
+
+
+def synthesize() -> np.ndarray:
+    """[n] float64 in [-1, 1] at 16 kHz."""
+    n = round((2 * FIRST_S + EACH_S * (len(SAID) - 1)) * RATE)
+    time = np.arange(n) / RATE
+    moments = FIRST_S + EACH_S * np.arange(len(SAID))
+    *formants, loudness = (np.interp(time, moments, track) for track in zip(*(SOUNDS[s] for s in SAID), strict=True))
+    pitch = 128.0 - 14.0 * time + 9.0 * np.sin(2 * np.pi * 1.3 * time) + 1.5 * np.sin(2 * np.pi * 5.1 * time)
+    phase = 2 * np.pi * np.cumsum(pitch) / RATE
+    voiced = sum(
+        _response(number * pitch, formants) / number * np.sin(number * phase) for number in range(1, N_HARMONICS + 1)
+    )
+    breath = np.random.PCG64(SEED).random_raw(n).astype(np.float64) / 2**63 - 1
+    sound = loudness * (voiced + 0.004 * breath * np.abs(np.sin(phase / 2)))
+    return PEAK * sound / np.abs(sound).max()
+
+
+def _response(frequency: np.ndarray, formants: list[np.ndarray]) -> np.ndarray:
+    """How loud the formants make a frequency: 1 far below them, most near each."""
+    loud = np.ones_like(frequency)
+    for centre, width in (*zip(formants, BANDWIDTHS, strict=True), *HIGHER):
+        loud *= centre**2 / np.hypot(centre**2 - frequency**2, width * frequency)
+    return loud
+
+
+def main(out: Path) -> None:
+    """Write the file; an older one is replaced."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(out), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(np.round(synthesize() * 32767).astype("<i2").tobytes())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=HERE / "ref_audio" / "default.wav")
+    main(parser.parse_args().out)
