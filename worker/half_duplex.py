@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from models.audio_sizes import CLIP_SAMPLES
+from models.audio_sizes import CLIP_SAMPLES, SAMPLE_RATE
 from models.messages import Message
 from models.prompts import PromptOptions
 from worker.hearing import checked
@@ -94,10 +94,10 @@ class HalfDuplex:
     def _ask(self, sound: np.ndarray, arrived: float) -> None:
         self._tell_speaking(False)
         self._detector.reset()
-        self._is_answering = True
         sound = sound[-CLIP_SAMPLES:]
-        self._emit(Generating(self._line.name, 1000 * len(sound) / 16_000))
         content = self._reader.cut(self._reader.read_segment(Message("user", (sound,)), SEGMENT))
+        self._is_answering = True
+        self._emit(Generating(self._line.name, 1000 * len(sound) / SAMPLE_RATE))
         asked = self._line.answer(content, self.config.reply, arrived)
         asked.add_done_callback(self._asked)
 

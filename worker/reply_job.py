@@ -134,10 +134,8 @@ class ReplyJob(Job):
             self._stream.close(self._codes, ended)
             self._codes = []
         self.windows.extend(self._windows(codes, is_last))
-        if is_last:
-            if self._waits_for_sound:
-                self.say(self._writer.flush())
-            self.voices.end_codes(self.session)
+        if is_last and self._waits_for_sound:
+            self.say(self._writer.flush())
 
     def _windows(self, codes: list[int], is_last: bool) -> list[Any]:
         cutter = self.session.voice.windows

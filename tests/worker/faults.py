@@ -33,7 +33,7 @@ def broken(table: RegionTable, name: str, touches: Touches, when: When) -> Itera
             run(*bound, *tensors, **static)
         raise Broken(f"{name} {when}")
 
-    with _instead(table, name, fail):
+    with instead(table, name, fail):
         yield count
 
 
@@ -48,7 +48,7 @@ def poisoned(table: RegionTable, name: str, row: Callable[[tuple[Tensor, ...]], 
             (out if isinstance(out, Tensor) else out[0])[number] = torch.nan
         return out
 
-    with _instead(table, name, spoil):
+    with instead(table, name, spoil):
         yield
 
 
@@ -77,18 +77,9 @@ def of_slot(slot: int) -> Touches:
     return lambda tensors: slot in tensors[0].tolist()
 
 
-def row_of(slot: int) -> Callable[[tuple[Tensor, ...]], int | None]:
-    """The slot's row in a batch."""
-
-    def row(tensors: tuple[Tensor, ...]) -> int | None:
-        slots = tensors[0].tolist()
-        return slots.index(slot) if slot in slots else None
-
-    return row
-
-
 @contextmanager
-def _instead(table: RegionTable, name: str, call: Callable[..., Any]) -> Iterator[None]:
+def instead(table: RegionTable, name: str, call: Callable[..., Any]) -> Iterator[None]:
+    """Have `call` in a region's place; it gets the region, what is bound to it, tensors and settings."""
     run, n_bound = table._runners[name], len(table.table[name].bound)
 
     def called(*arguments: Any, **static: Any) -> Any:

@@ -30,7 +30,7 @@ from tests.worker.engines import (
     short_speech,
     voice,
 )
-from tests.worker.faults import Broken, Touches, When, broken, counted, of_slot, poisoned
+from tests.worker.faults import Broken, Touches, When, broken, counted, instead, of_slot, poisoned
 from worker.config import SessionConfig, WindowConfig
 from worker.results import Event, Failure, Partial, UnitResult
 from worker.session import OrderError, Phase, Session
@@ -247,6 +247,28 @@ def test_nan_in_speech(name: str) -> None:
         return poisoned(table_of(name), name, lambda tensors: row_where(tensors, touches))
 
     heard = play(spoil)
+    assert_neighbours_unharmed(heard)
+    assert_only_mute(heard, NumericsError)
+
+
+def test_nan_in_the_middle_of_a_call() -> None:
+    """Codes that were drawn before do not count as drawn."""
+
+    @contextmanager
+    def bad_row(session: Session) -> Iterator[None]:
+        n_calls, keys = [0], engine().duplex.state.speech.cache.k[0]
+
+        def spoil(run: Callable[..., Any], bound: tuple[Any, ...], tensors: tuple[Any, ...], static: Any) -> Any:
+            n_calls[0] += 1
+            if n_calls[0] == 3:
+                keys[session.slot, :, 0] = torch.nan
+            return run(*bound, *tensors, **static)
+
+        with instead(table_of("speech_step"), "speech_step", spoil):
+            yield
+        assert n_calls[0] > 3, f"expected more codes to be drawn, got {n_calls[0]}"
+
+    heard = play(bad_row)
     assert_neighbours_unharmed(heard)
     assert_only_mute(heard, NumericsError)
 

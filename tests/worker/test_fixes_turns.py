@@ -197,7 +197,8 @@ def test_a_break_while_codes_are_drawn_voices_no_more_of_them(engine: PuppetEngi
     engine.sessions.break_speech(session)
     n_told = len(engine.events["a"])
     engine.settle()
-    [result] = engine.take("a")[n_told:]
+    *said, result = engine.take("a")[n_told:]
+    assert not said, f"expected nothing but the result, got {said}"
     decided = result.is_listen, result.end_of_turn, result.text, result.n_codes < CODES
     assert decided == (True, True, "Hello there", True), f"expected no more speech and the turn's end, got {decided}"
     ends = names(engine, session.pending)

@@ -6,14 +6,16 @@ neighbours decide on which of them, and another one may add numbers up in anothe
 
 import random
 from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.engines import N_SLOTS, SmallEngine, assert_told, make_config, short_speech
+from tests.worker.engines import ALOUD, N_SLOTS, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from tests.worker.scripts import Prompter, conversation, play_alone, play_together
-from worker.results import Event, Failure, UnitResult
+from worker.results import Event, Failure, Partial, UnitResult
 
 N_CONVERSATIONS = 12
 N_UNITS = 4
@@ -89,3 +91,27 @@ def test_neighbours_change_nothing(stage: Stage, seeds: list[int], order: int, p
         assert logits[:n] == expected_logits[:n], f"conversation {seed}: expected the same logits to the last bit"
     free = stage.together.duplex.runner.pool.n_free, stage.together.vocoder.n_free
     assert free == (N_SLOTS, N_SLOTS), f"slots free afterwards: expected all of both, got {free}"
+
+
+def test_sound_is_cut_alike_beside_somebody_who_writes(stage: Stage) -> None:
+    """While others write, codes are drawn in other portions than alone; what is voiced at once must not hang on it."""
+    heard = []
+    for n_writers in (0, 1):
+        observer, engine = stage.observers[1], stage.together
+        speaker, *writers = (
+            engine.open(name, ALOUD, make_prompt(speaker=0)) for name in ("speaker", "writer")[: 1 + n_writers]
+        )
+        with mock.patch.object(observer, "token", speak_or_write):
+            for session in (speaker, *writers):
+                engine.send(session, 1)
+            engine.settle()
+        heard.append(engine.take("speaker"))
+        engine.close_all()
+    assert sum(isinstance(event, Partial) and event.pcm is not None for event in heard[0]) == 1, heard[0]
+    assert_told("speaker", heard[1], heard[0])
+
+
+def speak_or_write(session: str, job: Any, token: int) -> int:
+    """The speaker says one word, the writer as many as it may."""
+    ids, n = job.language.special, len(job.talk.all_ids)
+    return ids.speak if n == 0 else ids.chunk_eos if session == "speaker" and n == 2 else ord("a") + n

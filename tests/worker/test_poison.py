@@ -7,7 +7,7 @@ import torch
 
 from models.token2wav.arena import FIRST_ROW, SPILL_ROW
 from models.token2wav.vocoder import Vocoder
-from tests.models.slot_copies import assert_fresh
+from tests.models.slot_copies import assert_same, copy_state
 from tests.worker.engines import (
     ALOUD,
     N_SLOTS,
@@ -58,6 +58,7 @@ def poison_rows(vocoder: Vocoder) -> int:
 
 def talk(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], dict[str, list[str]]]:
     """Two sessions, the second one coming when the first has spoken already; and digests of their logits."""
+    fresh = copy_state(engine.duplex.state)
     windows = {"first": TIGHT, "second": MEMORY}
     sessions = []
     for name, window in windows.items():
@@ -73,7 +74,7 @@ def talk(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], d
     slots = [session.slot for session in sessions]
     for session in sessions:
         engine.sessions.close(session)
-    assert_fresh(engine.duplex.state, slots)
+    assert_same(engine.duplex.state, fresh, slots)
     return {name: engine.take(name) for name in windows}, dict(engine.loop.observer.logits)
 
 
@@ -92,12 +93,13 @@ def test_nan_in_free_slots_reaches_nobody() -> None:
 def test_a_slot_that_went_bad_is_given_back_clean() -> None:
     """Whatever a session's own slot holds when it goes, the next one finds nothing of it."""
     engine = SmallEngine(make_config(), Director(listen=0.0))
+    fresh = copy_state(engine.duplex.state)
     session = engine.open("bad", ALOUD, make_prompt(speaker=0))
     expected = engine.say(session, 1)
     for tensor in engine.duplex.state.tensors():
         if tensor.is_floating_point():
             tensor[session.slot] = torch.nan
     engine.sessions.close(session)
-    assert_fresh(engine.duplex.state, range(N_SLOTS))
+    assert_same(engine.duplex.state, fresh, range(N_SLOTS))
     again = engine.open("bad", ALOUD, make_prompt(speaker=0))
     assert_told("bad", [engine.say(again, 1)], [expected])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from models.errors import ModelError, SlotError
-from tests.models.slot_copies import assert_fresh
+from tests.models.slot_copies import assert_same, copy_state
 from tests.worker.engines import (
     ALOUD,
     N_SLOTS,
@@ -45,9 +45,10 @@ LIVE = (Phase.READY, Phase.PREFILLED, Phase.GENERATED)
 
 
 @cache
-def engine() -> SmallEngine:
-    """One for all examples: what one leaves behind, the next one meets."""
-    return SmallEngine(make_config(max_waiting_units=MOST_WAITING), Director(listen=0.15, unit_end=0.4))
+def engine() -> tuple[SmallEngine, list[Tensor]]:
+    """One for all examples: what one leaves behind, the next one meets. And its slots as they were before the first."""
+    small = SmallEngine(make_config(max_waiting_units=MOST_WAITING), Director(listen=0.15, unit_end=0.4))
+    return small, copy_state(small.duplex.state)
 
 
 def is_legal(event: str, session: Session) -> bool:
@@ -77,7 +78,7 @@ class Conversations(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.small = engine()
+        self.small, self.fresh = engine()
         self.taken: Counter[str] = Counter()  # units accepted, by session object
         self.open: list[Session] = []
 
@@ -112,7 +113,7 @@ class Conversations(RuleBasedStateMachine):
                 raise
             except ModelError:
                 assert session.phase is Phase.NEW, f"expected a new session after a bad prompt, got {session.phase}"
-                assert_fresh(self.small.duplex.state, [session.slot])
+                assert_same(self.small.duplex.state, self.fresh, [session.slot])
 
     @rule(
         session=sessions,
@@ -142,7 +143,7 @@ class Conversations(RuleBasedStateMachine):
             slot = session.slot
             self.small.sessions.close(session)
             self.open.remove(session)
-            assert_fresh(self.small.duplex.state, [slot])
+            assert_same(self.small.duplex.state, self.fresh, [slot])
 
     # --- what the engine does ------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Conversations(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.small.close_all()
         assert self.small.duplex.runner.pool.n_free == self.small.vocoder.n_free == N_SLOTS
-        assert_fresh(self.small.duplex.state, range(N_SLOTS))
+        assert_same(self.small.duplex.state, self.fresh, range(N_SLOTS))
 
     @contextmanager
     def _lawful(self, event: str, session: Session) -> Iterator[None]:
