@@ -101,7 +101,10 @@ class Answers:
         if session.rounds is None:
             expected = "a half-duplex conversation"
             raise OrderError(f"session {session.id}: take back", expected=expected, got="one of another kind")
-        return self._loop.take_back(session)
+        if not self._loop.take_back(session):
+            return False
+        self._voices.cut(session)
+        return True
 
     def _open(self, name: str, config: ReplyConfig, emit: Callable[[Event], None], voice: Any) -> Session:
         session = self._sessions.open(name, config.session_config(), emit)

@@ -154,7 +154,6 @@ class EngineConfig(Settings):
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest sound of a prompt")
     max_waiting_units: int = Field(16, ge=1, le=600, description="units of sound a session may have waiting")
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for the next session")
-    pause_timeout_s: float = Field(60.0, ge=0.1, le=86_400, description="longest pause before a session is ended")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="what seeds come from, for sessions that name none")
     compile: bool = Field(False, description="run regions under torch.compile")
     cuda_graphs: bool = Field(False, description="replay regions from captured graphs; on a GPU only")

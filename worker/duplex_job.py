@@ -229,7 +229,9 @@ class DuplexJob(Job):
         elif over and self.talk.end_of_turn:
             finished = session.reference or ended or session.config.drain_s == 0
             voice.draining = not finished
-        self._ends_turn = (self._ends_turn and not voice.draining) or finished
+        # Of a unit that also opens a turn, the old one's end is not the end.
+        ends = finished and (call.what != DRAIN or self.talk.is_listen)
+        self._ends_turn = (self._ends_turn and not voice.draining) or ends
         if voice.slot is None and not session.reference:
             return
         self.windows.extend(voice.windows.push(codes, last=finished and (voice.n_codes > 0 or session.reference)))

@@ -134,8 +134,10 @@ class ReplyJob(Job):
             self._stream.close(self._codes, ended)
             self._codes = []
         self.windows.extend(self._windows(codes, is_last))
-        if is_last and self._waits_for_sound:
-            self.say(self._writer.flush())
+        if is_last:
+            if self._waits_for_sound:
+                self.say(self._writer.flush())
+            self.voices.end_codes(self.session)
 
     def _windows(self, codes: list[int], is_last: bool) -> list[Any]:
         cutter = self.session.voice.windows
@@ -152,7 +154,6 @@ class ReplyJob(Job):
         if self._stream is not None:
             self._stream = None
             self.calls.clear()
-            self.windows.clear()
             self.voices.cut(self.session)
         return True
 

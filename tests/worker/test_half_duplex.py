@@ -16,7 +16,7 @@ from models.message_reader import Content
 from models.runner import Rows
 from tests.models.compare import assert_close
 from tests.models.conversations import sound
-from tests.worker.engines import assert_told, make_config, voice
+from tests.worker.engines import assert_mirrors, assert_told, make_config, voice
 from tests.worker.replies import LLM_LEN, SPOKEN, AnsweringEngine, make_parts, rows_of, short_chunks
 from worker import reply_config
 from worker.building import Parts
@@ -101,7 +101,15 @@ class Conversation:
         """The same, answered. Returns: the outcome."""
         self.hear(wave)
         self.engine.settle()
+        self.check()
         return self.events[-1]
+
+    def check(self) -> None:
+        """Between rounds host and device agree, and nothing of an answer's speech is left."""
+        assert_mirrors(self.engine.duplex, self.slot)
+        assert not self.engine.duplex.speaker.is_in_call(self.slot), "expected no call to be left"
+        n_rows = self.engine.duplex.speaker.rows(self.slot)
+        assert n_rows == 0, f"rows of speech: expected none to be left, got {n_rows}"
 
     @property
     def n_rows(self) -> int:
@@ -314,6 +322,7 @@ def test_a_broken_answer_stays_as_far_as_it_went(
         engine.step()
     talk.talk.break_speech()
     engine.settle()
+    talk.check()
     result = talk.events[-1]
     n = len(result.text)
     assert (result.stopped, result.text) == ("interrupted", "x" * n) and 4 <= n < 9
@@ -396,6 +405,7 @@ def test_a_round_can_be_taken_back(
     script(engine)
     n = len(talk.events)
     assert talk.talk.take_back().result() is True
+    talk.check()
     engine.settle()
     assert len(talk.events) == n, "expected no outcome"
     for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
