@@ -19,7 +19,7 @@ from models.apm import UNIT_ROWS
 from models.audio import N_FFT
 from models.audio_overlap import needs_overlap
 from models.context_mover import ContextMover
-from models.errors import AudioError, ShapeError
+from models.errors import AudioError, NumericsError, ShapeError
 from models.mel_stream import plan_emission
 from models.runner import Rows, Runner
 from models.sampling_settings import CodeSampling, TextSampling
@@ -74,7 +74,7 @@ class Duplex:
     def __init__(self, runner: Runner, speaker: Speaker | None):
         self.runner, self.speaker, self.state = runner, speaker, runner.state
         self._at = [_EMPTY] * runner.state.n_slots
-        self.context = ContextMover(runner, lambda slot, rows: self.feed([slot], [rows], [False]))
+        self.context = ContextMover(runner, self._feed_text)
         self._positions = runner.model.config.audio_config.max_source_positions
 
     # --- slots ---------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Duplex:
             state.heard.n_units[slot] = to.n_units
             for tensor, kept in zip(self._hearing() if to.heard else (), to.heard, strict=True):
                 tensor[slot] = kept
-        self._at[slot] = replace(to, heard=())
+        self._at[slot] = replace(to, heard=(), recent_codes=None)
         self.rewind_speech(slot, to)
 
     def hold_hearing(self, slot: int, at: Counters) -> Counters:
@@ -287,6 +287,10 @@ class Duplex:
                 for i, one in zip(part, got, strict=True):
                     chosen[i] = one._replace(bad=one.bad or (i in chosen and chosen[i].bad))
         return [chosen[i] for i in range(len(slots))]
+
+    def _feed_text(self, slot: int, rows: Rows) -> None:
+        if self.feed([slot], [rows], [False])[0].bad:
+            raise NumericsError(f"context of slot {slot}", expected="finite numbers", got="NaN or infinity")
 
     def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows], wants: Sequence[bool]) -> list[Chosen]:
         inputs, size, kv_len = self.runner.prefill_inputs("unit_prefill", slots, pieces)

@@ -174,6 +174,11 @@ class Runner:
             batch_padding: let shorter clips see the zeros that pad them to the longest one, as the public
                 implementation does when it encodes clips together. Off, a clip does not depend on others.
         """
+        # Once a session: compiled layers would compile again for each length, in the middle of serving.
+        with torch.compiler.set_stance("force_eager"):
+            return self._encode_clips(waves, chunk_length, batch_padding)
+
+    def _encode_clips(self, waves: Sequence[Tensor], chunk_length: float, batch_padding: bool) -> list[Tensor]:
         pieces = [(owner, piece) for owner, wave in enumerate(waves) for piece in split_clip(wave)]
         longest = max((frame_count(piece.shape[0]) for _, piece in pieces), default=0)
         most_rows = self.model.config.audio_config.max_source_positions

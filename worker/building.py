@@ -31,6 +31,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
 SPEECH_ROWS = 4096
 VOICES = 8
+FRAMES_PER_SECOND = 50  # of a voice's prompt
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,13 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
-    return FlowSizes(n_sessions=n_slots, n_voices=VOICES, max_steps=config.euler_steps)
+    # Everybody may bring a voice, and some stay prepared for the next.
+    return FlowSizes(
+        n_sessions=n_slots,
+        n_voices=n_slots + VOICES,
+        voice_frames=int(config.voices_s * FRAMES_PER_SECOND),
+        max_steps=config.euler_steps,
+    )
 
 
 def _llm_len(model: OmniModel, config: EngineConfig) -> int:

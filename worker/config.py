@@ -149,9 +149,10 @@ class EngineConfig(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
     llm_len: int = Field(8192, ge=1, le=1_000_000, description="context rows of a slot")
-    euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow, for sessions that name none")
+    euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
     session: SessionConfig = Field(SessionConfig(), description="what sessions start from")
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest sound of a prompt")
+    voices_s: float = Field(60.0, ge=30, le=3600, description="prompts of all voices in use, in seconds together")
     max_waiting_units: int = Field(16, ge=1, le=600, description="units of sound a session may have waiting")
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for the next session")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="what seeds come from, for sessions that name none")
@@ -163,9 +164,16 @@ class EngineConfig(Settings):
         return self.token2wav_path or self.model_path / "assets" / "token2wav"
 
     def check_session(self, session: SessionConfig) -> None:
-        """Raises: KnobError if a slot could not hold the session's window and one unit more."""
-        if problem := self._overflow(session):
-            raise KnobError([problem])
+        """Raises: KnobError if a slot could not hold the session's window and one unit more, or for solver steps that
+        the engine was not built for.
+        """
+        problems = [self._overflow(session)]
+        if session.euler_steps not in (None, self.euler_steps):
+            problems.append(
+                Problem("euler_steps", f"null or {self.euler_steps}, the engine's", str(session.euler_steps))
+            )
+        if problems := [problem for problem in problems if problem]:
+            raise KnobError(problems)
 
     def _misfits(self) -> list[Problem]:
         problem = self._overflow(self.session)

@@ -4,6 +4,7 @@ A stage that fails for a batch is undone for all of it and run again for each jo
 who is told. Does not know the stages.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,8 @@ from worker.job import Job
 from worker.observer import Observer
 from worker.session import Phase
 from worker.voice import VoiceDesk
+
+LOG = logging.getLogger(__name__)
 
 
 class Crew:
@@ -37,6 +40,8 @@ class Crew:
         try:
             return list(zip(jobs, call(jobs), strict=True))
         except Exception as error:
+            if len(jobs) > 1:
+                LOG.warning("a batch of %d failed and is run again one by one: %s", len(jobs), error)
             for job in jobs:
                 undo(job)
             if len(jobs) == 1:
@@ -87,17 +92,27 @@ class Crew:
         if job.error is None and job.is_text_done and session.phase is Phase.PREFILLED:
             self.fall_silent(job, error)
             return
-        self.jobs.remove(job)
         if session.phase is Phase.GENERATED:
-            # Half-closed, the context cannot be trusted any more: the session has to be prepared again.
-            self.duplex.empty(job.slot)
-            session.move("reset")
-        else:
-            self.duplex.rewind(job.slot, job.at)
-            session.move("fail")
+            self.lose(job, error)  # half-closed, its context cannot be trusted any more
+            return
+        self.jobs.remove(job)
+        self.duplex.rewind(job.slot, job.at)
+        session.move("fail")
+        self._report(job, error)
+
+    def lose(self, job: Job, error: Exception) -> None:
+        """End a job and its session's context with it: the session has to be prepared again."""
+        self.jobs.remove(job)
+        self.duplex.empty(job.slot)
+        job.session.move("reset")
+        self._report(job, error)
+        job.session.drop_waiting("its context is lost")
+
+    def _report(self, job: Job, error: Exception) -> None:
         event = job.fail(error)
-        session.tell(event)
-        self.observer.done(session.id, event)
+        LOG.warning("session %s: %s", job.session.id, error, exc_info=error)
+        job.session.tell(event)
+        self.observer.done(job.session.id, event)
 
     @contextmanager
     def timed(self, jobs: Sequence[Job], stage: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from models.errors import ImageError
 from worker.hearing import Hearing
 from worker.job import Job, Layout, SpeechCall
 from worker.language import Language
@@ -22,6 +23,7 @@ DRAWN_PER_UNIT = CODES_PER_UNIT + 1  # the last one drawn is never voiced
 # The vocoder takes five. But a turn opens with 120 ms of silence and the newest 160 ms wait for the cross-fade: of ten
 # codes 120 ms of speech leave, of five none.
 EARLY_CODES = 10
+MOST_WAITING_FRAMES = 32
 DRAIN = "drain"
 
 
@@ -64,6 +66,9 @@ class DuplexJob(Job):
         too_short = unit.sound is not None and not self._sounds
         if not reference and too_short:
             # Pictures wait for the sound they belong to.
+            if len(self._frames) > MOST_WAITING_FRAMES:
+                expected = f"at most {MOST_WAITING_FRAMES} waiting for sound"
+                raise ImageError(f"pictures of session {session.id}", expected=expected, got=len(self._frames))
             session.frames_waiting, self._frames = self._frames, []
             return None
         session.frames_waiting = []
@@ -95,7 +100,7 @@ class DuplexJob(Job):
 
     def _start_talk(self) -> Talk:
         session, config = self.session, self.session.config
-        behind = not session.reference and bool(session.waiting) and not self._is_speaking
+        behind = not session.reference and session.waiting_s >= 1 and not self._is_speaking
         return Talk(
             self.language.talk_ids,
             max_tokens=config.max_new_speak_tokens_per_chunk,
@@ -284,7 +289,7 @@ class DuplexJob(Job):
             n_codes=self.n_codes,
             n_slices=len(self.images()),
             n_caught_up=max(len(self._sounds) - 1, 0),
-            lag_s=session.hearing.lag_s + len(session.waiting),
+            lag_s=session.hearing.lag_s + session.waiting_s,
             tokens=tuple(talk.all_ids) if heard else (),
             times=self.times,
         )
@@ -296,6 +301,9 @@ class DuplexJob(Job):
         sound = np.zeros(0, np.float32) if pcm is None else pcm
         # As the public implementation fills up whatever is shorter than a second.
         return np.concatenate((np.zeros(max(SOUND_RATE - len(sound), 0), np.float32), sound))
+
+    def rows_expected(self) -> int:
+        return self.session.window.length - len(self.session.pending)
 
     def close(self) -> list[Drop | Rebuild]:
         session = self.session

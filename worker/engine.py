@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.errors import ModelError, SettingsError
+from models.audio_sizes import SAMPLE_RATE
+from models.errors import AudioError, ModelError, SettingsError
 from models.image import image_patches, open_image, plan
 from models.message_reader import Content, MessageReader
 from worker.answers import Answers
@@ -48,12 +49,17 @@ class Handle:
 
     def __init__(self, engine: "Engine", session: Session):
         self._engine, self._session = engine, session
+        self._config = session.config  # as asked for last: the session's own changes on the engine's thread
         self.name = session.id
 
     def prepare(self, prompt: Prompt, config: SessionConfig | None = None) -> Future[int]:
         """Start the context anew. Gives: its rows. Errors: as `Sessions.prepare`. Raises: AudioError."""
         if prompt.ref_audio is not None:
-            checked(prompt.ref_audio)
+            longest, n_samples = self._engine.config.max_prompt_s, len(checked(prompt.ref_audio))
+            if n_samples > longest * SAMPLE_RATE:
+                got = f"{n_samples / SAMPLE_RATE:.1f} s"
+                raise AudioError("sound of a prompt", expected=f"at most {longest:g} s", got=got)
+        self._config = config or self._config
         return self._ask(Sessions.prepare, prompt, config)
 
     def send(
@@ -82,7 +88,7 @@ class Handle:
 
     def _slice_limits(self, frames: Sequence[Any], given: int | Sequence[int] | None) -> list[int]:
         if given is None:
-            given = self._session.config.max_slice_nums
+            given = self._config.max_slice_nums
         limits = [given] * len(frames) if isinstance(given, int) else list(given)
         if len(limits) != len(frames):
             raise SettingsError("max_slice_nums", expected=f"one number, or {len(frames)}", got=f"{len(limits)}")
@@ -90,6 +96,11 @@ class Handle:
             if type(limit) is not int or not 1 <= limit <= 9:
                 raise SettingsError("max_slice_nums", expected="whole numbers from 1 to 9", got=limit)
         return limits
+
+    def adjust(self, config: SessionConfig) -> Future[None]:
+        """Other settings from the next unit on. Errors: as `Sessions.adjust`."""
+        self._config = config
+        return self._ask(Sessions.adjust, config)
 
     def break_speech(self) -> Future[None]:
         """Stop speaking at the next token; if no unit runs, the next one listens instead of speaking on."""
@@ -311,6 +322,8 @@ class Engine:
                         future.set_exception(error)
                         if not isinstance(error, Exception):
                             raise
+                if call is Sessions.prepare:
+                    return True  # it takes as long as a unit: whoever speaks has a turn before the next one
         except queue.Empty:
             return True
 

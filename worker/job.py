@@ -172,6 +172,10 @@ class Job:
         """What the session gets when text, codes and sound are through."""
         raise NotImplementedError
 
+    def rows_expected(self) -> int | None:
+        """Context rows the session should hold now that the job is closed; None if nobody counts them."""
+        return None
+
     def close(self) -> list[Any]:
         """Register what was fed. Returns: what the window lets go (`worker.window`)."""
         return []

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from models.audio_sizes import SAMPLE_RATE
 from models.errors import ModelError
 from worker.config import SessionConfig
 from worker.hearing import Hearing
-from worker.results import Event
+from worker.results import Event, Failure
 from worker.window import UnitWindow
 
 LOG = logging.getLogger(__name__)
@@ -126,12 +127,24 @@ class Session:
         return self.config.compat == "reference"
 
     @property
+    def waiting_s(self) -> float:
+        """Seconds of sound in units that wait."""
+        return sum(len(unit.sound) for unit in self.waiting if unit.sound is not None) / SAMPLE_RATE
+
+    @property
     def is_live(self) -> bool:
         return self.phase in LIVE
 
     @property
     def is_busy(self) -> bool:
         return self.phase in (Phase.PREFILLED, Phase.GENERATED)
+
+    def drop_waiting(self, why: str) -> None:
+        """What waits is never run; its sender hears of it."""
+        while self.waiting:
+            self.waiting.popleft()
+            error = OrderError(f"session {self.id}: a unit that waited", expected="its turn to come", got=why)
+            self.tell(Failure(self.id, self.n_units, error))
 
     def tell(self, event: Event) -> None:
         """Hand an event out; what the receiver raises is logged and harms nobody."""
@@ -142,8 +155,8 @@ class Session:
 
     def renew(self, config: SessionConfig, hearing: Hearing, window: UnitWindow) -> None:
         """Forget everything but the name, the slot, the voice and what state it is in."""
+        self.drop_waiting("the session was prepared anew")
         self.config, self.hearing, self.window = config, hearing, window
-        self.waiting.clear()
         self.pending, self.frames_waiting, self.text = [], [], None
         self.turn_open = self.break_asked = False
         self.n_decided = self.n_units = self.n_unit_ids = 0

@@ -39,6 +39,7 @@ SETTLED_KNOBS = (
     "seed",
     "compat",
 )
+MOST_SNAPSHOT_ROWS = 1024  # a longer prompt is hardly shared, and would take the room of many
 REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
 
 
@@ -118,8 +119,7 @@ class Sessions:
         self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self.seed(config))
         tokenizer = self._language.tokenizer
         prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
-        if config.generate_audio:
-            self._voices.lend(session, prompt.voice)
+        self._voices.lend(session, prompt.voice if config.generate_audio else None)
         n_rows = self._feed_prompt(session, prefix, prompt.ref_audio, suffix)
         session.window.protect(n_rows - len(suffix), suffix)
         if not session.reference and config.window.mode != "off":
@@ -148,7 +148,7 @@ class Sessions:
         if rows is None:
             return 0
         n_rows = self.feed_prompt(session, rows)
-        if self._config.snapshots:
+        if self._config.snapshots and n_rows <= MOST_SNAPSHOT_ROWS:
             self._snapshots[key] = duplex.save(slot)
             if len(self._snapshots) > self._config.snapshots:
                 self._snapshots.popitem(last=False)
@@ -227,9 +227,9 @@ class Sessions:
         session.turn_gate("resume")
 
     def stop(self, session: Session) -> None:
-        """Take no units any more; what waits is dropped, a unit that runs is finished. Raises: OrderError."""
+        """Take no units any more; what waits fails, a unit that runs is finished. Raises: OrderError."""
         session.turn_gate("stop")
-        session.waiting.clear()
+        session.drop_waiting("the session was stopped")
 
     def clear_stop(self, session: Session) -> None:
         session.turn_gate("clear_stop")
@@ -245,7 +245,10 @@ class Sessions:
         session.break_asked = on and not self._loop.break_off(session)
 
     def close(self, session: Session) -> None:
-        """End a session: whatever runs is dropped, slots go back empty. Raises: OrderError if it is closed."""
+        """End a session: whatever runs or waits is dropped without a word, slots go back empty.
+
+        Raises: OrderError if it is closed.
+        """
         session.move("close")
         del self._open[session.id]
         session.waiting.clear()
@@ -282,7 +285,7 @@ class Sessions:
             decode=self._language.text,
             marker=self._language.tokenizer.encode(config.window.marker),
             max_tokens=None if reference else self._config.llm_len - config.unit_rows,
-            evict_newest=reference,
+            evict_newest=True,
         )
 
 

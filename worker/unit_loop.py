@@ -96,21 +96,35 @@ class UnitLoop:
     def _finish(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.times.total = 1000 * (self._crew.clock() - job.arrived)
-            self._crew.guarded(job, self._tell)
+            # Without a result there is nothing to close, and no telling what the session believes.
+            self._crew.guarded(job, self._tell, fail=self._crew.lose)
         jobs = [job for job in jobs if job in self.jobs]
-        closing = [job for job in jobs if job.session.reference]
         with self._crew.timed(jobs, "finalize"):
             evictions: dict[Job, deque[Any]] = {}
             for job in jobs:
                 self._crew.guarded(job, lambda job: evictions.update({job: deque(job.close())}))
-            closing = [job for job in closing if job in self.jobs and job.session.pending]
+            # A unit that is too long to stay must be whole before it can leave.
+            closing = [
+                job
+                for job in jobs
+                if job in self.jobs
+                and job.session.pending
+                and (job.session.reference or (evictions[job] and not job.session.window.units))
+            ]
             self._crew.isolated(closing, self._feed_pending, self._crew.way_back(closing))
             while moving := [job for job in jobs if job in self.jobs and evictions[job]]:
                 self._evict({job: evictions[job].popleft() for job in moving})
         for job in [job for job in jobs if job in self.jobs]:
+            self._crew.guarded(job, self._check_rows)
+        for job in [job for job in jobs if job in self.jobs]:
             job.session.move("finalize")
             self.jobs.remove(job)
             self.observer.closed(job.session.id)
+
+    def _check_rows(self, job: Job) -> None:
+        """The window's account and the cache agree, whatever has been fed and dropped."""
+        expected, held = job.rows_expected(), self._duplex.runner.llm_rows(job.slot)
+        assert expected in (None, held), f"session {job.session.id}: the window counts {expected} rows, {held} are held"
 
     def _tell(self, job: Job) -> None:
         event = job.fail(job.error) if job.error is not None else job.result()

@@ -170,7 +170,8 @@ def test_stop_drops_what_waits(engine: Engine, turnstile: Turnstile) -> None:
         waiting, stopped, refused = talker.send(1), talker.handle.stop(), talker.send(2)
     assert waiting.result(PATIENCE_S) is None and stopped.result(PATIENCE_S) is None
     assert isinstance(refused.exception(PATIENCE_S), OrderError)
-    talker.hear(1)
+    dropped = [event for event in talker.hear(2) if isinstance(event, Failure)]
+    assert len(dropped) == 1 and isinstance(dropped[0].error, OrderError), f"expected one dropped, got {dropped}"
     talker.handle.clear_stop().result(PATIENCE_S)
     talker.send(3)
     (result,) = [event for event in talker.hear(1) if isinstance(event, UnitResult)]

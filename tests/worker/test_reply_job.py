@@ -455,14 +455,16 @@ def test_neighbours_change_no_sample(engine: AnsweringEngine) -> None:
 # --- when something goes wrong -------------------------------------------------------------------
 
 
-def break_down(monkeypatch: pytest.MonkeyPatch, owner: Any, stage: str, slot: int, after: int = 0) -> None:
-    """A stage fails whenever a slot takes part, from some call of its on."""
+def break_down(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, stage: str, slot: int, after: int = 0, job: Any = None
+) -> None:
+    """A stage fails whenever a slot takes part, from some call of its on; with a job until that has noticed."""
     real, count = getattr(owner, stage), [0]
 
     def call(slots: Sequence[Any], *given: Any, **knobs: Any) -> Any:
         if slot in [one.session if isinstance(one, Chunk) else one for one in slots]:
             count[0] += 1
-            if count[0] > after:
+            if count[0] > after and (job is None or job.error is None):
                 raise RuntimeError("broken")
         return real(slots, *given, **knobs)
 
@@ -541,8 +543,12 @@ def test_a_voice_that_fails_leaves_the_text(
     engine.ask("good", ASKED, config=SPOKEN)
     owner = engine.vocoder if stage == "speak" else engine.duplex.speaker
     number = bad.voice.slot if stage == "speak" else bad.slot
-    break_down(monkeypatch, owner, stage, number, after)
+    job = next(job for job in engine.loop.jobs if job.session is bad)
+    break_down(monkeypatch, owner, stage, number, after, job)
+    late: list[Exception] = []
+    engine.observer.spoke = lambda session, *_: session == "bad" and job.error and late.append(job.error)
     engine.settle()
+    assert not late, "expected no speech behind the failure"
     events = engine.take("bad")
     result = events[-1]
     assert isinstance(result, ReplyResult), f"expected a result, got {result}"

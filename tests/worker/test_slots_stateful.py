@@ -10,7 +10,8 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from torch import Tensor
 
 from models.errors import ModelError, SlotError
 from tests.models.slot_copies import assert_same, copy_state
@@ -100,11 +101,14 @@ class Conversations(RuleBasedStateMachine):
             self.small.sessions.prepare(session, make_prompt(speaker=0))
         return session
 
-    @rule(
-        session=sessions,
-        text=st.sampled_from(("Be kind.", "Be kind.", "so " * 300)),
-        speaker=st.sampled_from((None, 0)),
-    )
+    @initialize(target=sessions, config=st.sampled_from(CONFIGS))
+    def begun(self, config: Any) -> Any:
+        """Most of what can happen needs somebody who is there and has said something."""
+        session = self.opened(NAMES[0], config, ready=1)
+        self.talked(seed=0, n=12)
+        return session
+
+    @rule(session=sessions, text=st.sampled_from(PROMPTS), speaker=st.sampled_from((None, 0)))
     def prepared(self, session: Session, text: str, speaker: int | None) -> None:
         with self._lawful("prepare", session):
             try:
