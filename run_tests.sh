@@ -11,4 +11,4 @@ step "ruff check"
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
 step "pytest"
-exec "$PYTHON" -m pytest -q "$@"
+exec "$PYTHON" -m pytest -q -n auto --maxprocesses 4 --dist loadfile "$@"

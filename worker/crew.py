@@ -65,8 +65,6 @@ class Crew:
     def fall_silent(self, job: Job, error: Exception) -> None:
         """Go on without a voice: the text stands."""
         job.error = error
-        if job.calls and job.calls[0].is_begun:
-            self.undo_call(job)  # so that what is drawn next is what the host believes it to be
         job.calls.clear()
         job.windows.clear()
         self.voices.cut(job.session)

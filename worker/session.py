@@ -168,8 +168,7 @@ class Session:
             raise self._wrong(event, [phase.value for phase in PHASES[event]], self.phase)
         self.phase = after
         if after is Phase.NEW:
-            self.waiting.clear()  # there is nothing left to run it in
-            self.gate = Gate.OPEN  # nor anything to pause
+            self.gate = Gate.OPEN  # there is nothing left to pause
 
     def turn_gate(self, event: str) -> None:
         """Change whether units are taken. Raises: OrderError if the event is not legal now."""

@@ -110,6 +110,7 @@ class Sessions:
             self._voices.take_back(session)
             self._duplex.empty(session.slot)
             session.move("reset")
+            session.drop_waiting("the session could not be prepared")
             raise
 
     def _prepare(self, session: Session, prompt: Prompt, config: SessionConfig) -> int:

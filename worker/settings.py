@@ -47,7 +47,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    def __init__(self, **given: Any):
+    def __init__(self, /, **given: Any):
         try:
             super().__init__(**given)
         except ValidationError as error:

@@ -259,7 +259,7 @@ def test_nan_in_the_middle_of_a_call() -> None:
         n_calls, keys = [0], engine().duplex.state.speech.cache.k[0]
 
         def spoil(run: Callable[..., Any], bound: tuple[Any, ...], tensors: tuple[Any, ...], static: Any) -> Any:
-            n_calls[0] += 1
+            n_calls[0] += session.slot in tensors[0].tolist()
             if n_calls[0] == 3:
                 keys[session.slot, :, 0] = torch.nan
             return run(*bound, *tensors, **static)
@@ -324,7 +324,7 @@ def closing(session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:
 @pytest.mark.parametrize("name", ["llm_evict", "unit_prefill"])
 def test_a_unit_cannot_be_closed(name: str, when: When) -> None:
     """Its result is out, its context half closed: the session has to be prepared again, even if it was paused, and what
-    waits is dropped.
+    waits fails too.
     """
     update = {"window": TIGHT} if name == "llm_evict" else {"compat": "reference"}
     config = QUIET.model_copy(update=update)
@@ -340,8 +340,8 @@ def test_a_unit_cannot_be_closed(name: str, when: When) -> None:
     for name, one, other in zip(("left", "right"), got, expected, strict=True):
         assert_told(name, one, other)
     small = engine()
-    kinds = [type(event) for event in outcomes(small.take("victim"))]
-    assert kinds == [UnitResult, Failure], f"expected a result and a failure, got {kinds}"
+    kinds = [type(getattr(event, "error", event)) for event in outcomes(small.take("victim"))]
+    assert kinds == [UnitResult, Broken, OrderError], f"expected a result and two failures, got {kinds}"
     assert (victim.phase, len(victim.waiting)) == (Phase.NEW, 0), f"got {victim.phase}, {len(victim.waiting)} waiting"
     assert_fresh(small.duplex.state, [victim.slot])
     with pytest.raises(OrderError):
@@ -371,7 +371,7 @@ def after_failure(history: list[dict[str, Any]], failing: dict[str, Any], breaks
             assert isinstance(outcome, Failure) and isinstance(outcome.error, Broken), outcome
         small.loop.observer.logits.clear()
         events = [small.say(session, number) for number in (11, 12, 13)]
-        heard.append((events, small.loop.observer.logits.pop("one")))
+        heard.append((events, small.loop.observer.logits.pop("one", [])))
         assert_mirrors(small.duplex, session.slot)
         small.sessions.close(session)
     (expected, logits), (got, got_logits) = heard
@@ -492,17 +492,21 @@ def bad_prompts() -> list[tuple[str, Prompt, SessionConfig, type[Exception], str
 
 @pytest.mark.parametrize("case", bad_prompts(), ids=lambda case: case[0])
 def test_a_prompt_that_fails(case: tuple[str, Prompt, SessionConfig, type[Exception], str | None]) -> None:
-    """The session is new then, and as good as new; no slot of either kind is lost."""
+    """The session is new then, and as good as new; no slot of either kind is lost, and what waited fails."""
     _, prompt, config, error, region = case
     small = SmallEngine() if region in ("voice", "clips") else engine()  # what was prepared before is not made again
     small.sessions._snapshots.clear()
     session = small.open("one", ALOUD, make_prompt(speaker=0))
     small.say(session, 1)
+    small.send(session, 2)
     table = small.vocoder.regions if region in ("voice", "begin") else small.duplex.runner.regions
     fault = nullcontext() if region is None else broken(table, region, lambda tensors: True, "after")
     with fault, pytest.raises(error):
         small.sessions.prepare(session, prompt, config)
     assert session.phase is Phase.NEW, f"expected a new session, got {session.phase}"
+    small.settle()
+    errors = [type(event.error) for event in small.take("one") if isinstance(event, Failure)]
+    assert errors == [OrderError], f"expected the unit that waited to fail, got {errors}"
     free = small.duplex.runner.pool.n_free, small.vocoder.n_free
     n = small.config.max_sessions
     assert free == (n - 1, n), f"expected its slot only to be taken, got {free} free"

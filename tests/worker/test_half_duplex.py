@@ -298,8 +298,12 @@ def test_rounds_follow_each_other(
     reply = SPOKEN.model_copy(update={"enable_thinking": thinks})
     talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
     script(engine, "abc", "x" * 12 + "yz", end="<|im_end|>")
+    n_system = talk.n_rows
     talk.say(greeting)
+    n_first = talk.n_rows - n_system
     assert talk.say(question).stopped == "length"
+    n_closed = n_first + len(engine.language.tokenizer.encode("<|im_end|>\n"))
+    assert talk.session.rounds.rounds[1].n_rows == n_closed, "expected a round to hold its own end"
     opened = f"<|im_end|>\n<|im_start|>assistant\n{'' if thinks else THOUGHT}<|tts_bos|>"
     context = ["<|im_start|>system\nYou are kind.<|im_end|>\n", "<|im_start|>user\n", waves[0], opened, "abc"]
     context += ["<|im_end|>\n<|im_start|>user\n", waves[1], opened, "x" * 12]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import termios
-import wave
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from assets.build_ref_audio import synthesize
 from models.context_mover import ContextMover
 from models.duplex import Duplex
 from worker import media, offline, voices
@@ -50,7 +48,16 @@ def start(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen
     line = [sys.executable, "-m", "worker.offline", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     root = Path(offline.__file__).parents[1]
-    return subprocess.Popen(line, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    # A shell that runs the tests in the background has them, and whatever they start, ignore interrupts.
+    return subprocess.Popen(
+        line,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def read_all(terminal: int) -> str:
@@ -200,8 +207,8 @@ def failing(method: Callable, on_call: int) -> Callable:
     ("owner", "method", "on_call", "flags"),
     [
         (Duplex, "hear", 2, []),
-        # The second unit's result is out when the window moves; the session has to start anew.
-        (ContextMover, "drop", 1, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
+        # The result is out when the window moves, which lets every unit go; the session has to start anew.
+        (ContextMover, "drop", 2, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
     ],
     ids=["before its result", "behind its result"],
 )
@@ -346,26 +353,6 @@ def test_what_it_speaks_with(files: Path, tmp_path: Path) -> None:
     assert longer > default, f"expected more rows for more text, got {default} and {longer}"
 
 
-def test_the_language_model_hears_all_channels(tmp_path: Path) -> None:
-    left, right = np.zeros((2, 24_000), np.float32)
-    left[:], right[:12_000] = 0.25, 0.5
-    soundfile.write(tmp_path / "two.wav", np.stack([left, right], axis=1), 24_000, subtype="FLOAT")
-    heard = voices.ReferenceSound.read(tmp_path / "two.wav").heard()
-    assert (heard.dtype, len(heard)) == (np.float32, 16_000)
-    np.testing.assert_allclose(heard[[4000, 12_000]], [0.375, 0.125], atol=1e-3)
-
-
-def test_the_default_voice_is_what_its_script_builds() -> None:
-    assert DEFAULT_SOUND.stat().st_size <= 100_000
-    with wave.open(str(DEFAULT_SOUND)) as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
-        committed = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(int)
-    built = np.round(synthesize() * 32767).astype(int)
-    assert committed.shape == built.shape
-    off = int(abs(committed - built).max())
-    assert off <= 1, f"expected the same samples but for rounding, got {off} steps apart"
-
-
 # --- interruption -------------------------------------------------------------------------------
 
 
@@ -383,13 +370,14 @@ def test_an_interrupt_writes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "r.wav").read_text() == "older"
 
 
-def test_an_interrupt_while_writing(files: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("flag", ["--out", "--transcript"])
+def test_an_interrupt_while_writing(flag: str, files: Path, tmp_path: Path, monkeypatch) -> None:
     def interrupted(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", interrupted)
-    (tmp_path / "r.wav").write_text("older")
-    got = main([str(files / "sound.wav"), "--out", str(tmp_path / "r.wav"), *QUIET])
+    (tmp_path / "reply").write_text("older")
+    got = main([str(files / "sound.wav"), flag, str(tmp_path / "reply"), *QUIET])
     assert got == offline.INTERRUPTED
-    assert [path.name for path in tmp_path.iterdir()] == ["r.wav"], "expected nothing half-written to stay"
-    assert (tmp_path / "r.wav").read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == ["reply"], "expected nothing half-written to stay"
+    assert (tmp_path / "reply").read_text() == "older"
