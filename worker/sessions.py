@@ -120,7 +120,10 @@ class Sessions:
         self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self.seed(config))
         tokenizer = self._language.tokenizer
         prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
-        self._voices.lend(session, prompt.voice if config.generate_audio else None)
+        if config.generate_audio:
+            self._voices.lend(session, prompt.voice)
+        else:
+            self._voices.take_back(session)
         n_rows = self._feed_prompt(session, prefix, prompt.ref_audio, suffix)
         session.window.protect(n_rows - len(suffix), suffix)
         if not session.reference and config.window.mode != "off":

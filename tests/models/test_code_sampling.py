@@ -107,7 +107,7 @@ def test_equals_the_plain_reference(rows, seed, min_codes):
     number = uniform(state.seed, state.draws, STREAM_CODE).tolist()
 
     got_scores = final_code_scores(logits, slots, state)
-    codes, bad = sample(state, logits, slots.tolist())
+    codes, bad, _ = sample(state, logits, slots.tolist())
     assert not bad.any()
     for slot, (row, history, s) in enumerate(rows):
         scores = plain_scores(row, history, 0, min_codes, s)
@@ -229,7 +229,7 @@ def test_idle_and_bad_rows_return_the_end_code_and_change_nothing(poison, candid
     before = dump(state)
     expected = sample(clean, logits, range(4), candidates)
     logits[1, 3 if poison != -math.inf else slice(None)] = poison
-    codes, bad = sample(state, logits, range(4), candidates, active=[True, True, False, True])
+    codes, bad, _ = sample(state, logits, range(4), candidates, active=[True, True, False, True])
     assert bad.tolist() == [False, True, False, False]
     assert codes.tolist() == [int(expected.ids[0]), EOS, EOS, int(expected.ids[3])]
     assert_same(dump(state), before, [1, 2, 4])

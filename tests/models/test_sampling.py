@@ -153,7 +153,7 @@ def test_equals_the_plain_reference(rows, seed):
     number = uniform(state.seed, state.draws, STREAM_TEXT).tolist()
 
     distribution = final_probs(logits, slots, state, SETS)
-    ids, bad = sample(state, logits, slots.tolist())
+    ids, bad, _ = sample(state, logits, slots.tolist())
     assert not bad.any()
     for slot, (row, history, s) in enumerate(rows):
         token_set = [TokenSet(), SET][s.set_index]
@@ -242,7 +242,7 @@ def test_listen_rank_returns_listen_without_history_and_probe_wins_over_it():
     logits[1, SET.stop_id] = 9.0
     row = TextSampling(greedy=True, set_index=1, listen_top_k=2, stop_probe=True)
     state = make_state(row, row)
-    ids, _ = sample(state, logits, [0, 1])
+    ids, *_ = sample(state, logits, [0, 1])
     assert ids.tolist() == [9, 7] and state.count.tolist() == [0, 0, 0]
     state.configure(0, replace(row, listen_top_k=1))
     assert int(sample(state, logits[:1], [0]).ids) == 12
@@ -317,7 +317,7 @@ def test_reset_slot_equals_a_fresh_one_and_touches_no_other():
 def test_idle_rows_return_their_pad_and_change_nothing():
     state = make_state(*MIXED)
     before = dump(state)
-    ids, bad = sample(state, torch.randn(5, VOCAB), [0, 1, 2, 5, 5], active=[True, False, False, False, False])
+    ids, bad, _ = sample(state, torch.randn(5, VOCAB), [0, 1, 2, 5, 5], active=[True, False, False, False, False])
     assert ids[1:].tolist() == [0, 1, 0, 0] and not bad.any()
     assert_same(dump(state), before, [1, 2, 3, 4, 5])
     assert state.draws[0] == 1
@@ -335,7 +335,7 @@ def test_a_bad_row_is_flagged_and_leaves_the_others_alone(poison, candidates):
     logits[1, SET.stop_id if poison == "forbidden" else 4] = {"empty": -INF, "forbidden": 1.0}.get(poison, poison)
     if poison == "forbidden":
         state.stop_probe[1] = False
-    ids, bad = sample(state, logits, [0, 1, 2], candidates)
+    ids, bad, _ = sample(state, logits, [0, 1, 2], candidates)
     assert bad.tolist() == [False, True, False]
     assert ids.tolist() == [int(expected.ids[0]), SET.pad_id, int(expected.ids[2])]
     assert_same(dump(state), dump(clean), [0, 2])

@@ -235,6 +235,10 @@ def test_all_that_was_said_at_once_is_answered_at_once(
     expected = (both if compat == "fixed" else len(question) - 4_000) / 16
     n = 2 if compat == "fixed" else 1
     assert abs(generating.speech_ms - expected - n * 512) < n * 250, f"expected about {expected} ms, got {generating}"
+    engine.settle()
+    n_events = len(talk.events)
+    talk.talk.push(np.zeros(2 * PAUSE, np.float32))
+    assert len(talk.events) == n_events, "expected the sentence that was cut off to be forgotten"
 
 
 def test_odd_sound_is_refused(engine: AnsweringEngine) -> None:
@@ -461,6 +465,10 @@ def test_stopping_is_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> N
     talk.hear(greeting)
     assert len(talk.events) == n, "expected nothing more to be told"
     assert isinstance(talk.talk.stop().exception(), OrderError)
+    idle = Conversation(engine, "idle")
+    idle.talk.stop()
+    idle.hear(greeting)
+    assert idle.events == [], "expected nobody to listen any more"
 
 
 def test_what_cannot_be_answered_is_told(engine: AnsweringEngine, greeting: np.ndarray) -> None:
@@ -472,6 +480,9 @@ def test_what_cannot_be_answered_is_told(engine: AnsweringEngine, greeting: np.n
     assert isinstance(failure, Failure) and isinstance(failure.error, OrderError) and failure.unit == 1
     engine.settle()
     assert isinstance(talk.say(greeting), ReplyResult), "expected somebody to listen again"
+    engine.answers.answer(talk.session, content, SPOKEN, 0.0)
+    talk.hear(greeting)
+    assert talk.events[-1].unit == 3, f"expected the third turn to be refused, got {talk.events[-1]}"
 
 
 def test_only_conversations_have_rounds(engine: AnsweringEngine) -> None:
