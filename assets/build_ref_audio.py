@@ -1,4 +1,4 @@
-"""Builds `assets/ref_audio/default.wav`: two seconds of something like a voice, nobody's, for those who name none.
+"""Builds `assets/ref_audio/`: two voices, nobody's, of two seconds each; `default.wav` is for those who name none.
 
 Run `python -m assets.build_ref_audio` from the root. Syllables without meaning: harmonics of a falling pitch, as loud
 as the formants of a vowel make them, with a little breath. 16 kHz, mono, 16 bits. Other machines may round a sample
@@ -7,6 +7,7 @@ the other way; nothing else varies.
 
 import argparse
 import wave
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ HERE = Path(__file__).parent
 RATE = 16_000
 SEED = 45
 PEAK = 0.6
-N_HARMONICS = 60
 
 # Formants in Hz and loudness of steady sounds; between two of them everything glides.
 SOUNDS = {
@@ -30,20 +30,42 @@ SOUNDS = {
 }
 BANDWIDTHS = (80.0, 100.0, 130.0, 180.0)
 HIGHER = ((4500.0, 300.0), (5500.0, 400.0), (6500.0, 500.0), (7500.0, 600.0))  # a throat has more of them that stay
-SAID = "-malemiolu-melamia-"
-FIRST_S, EACH_S = 0.06, 0.108
+FIRST_S = 0.06
 
 
-def synthesize() -> np.ndarray:
+@dataclass(frozen=True)
+class Speaker:
+    """Who says what. pitch, fall: in Hz and Hz per second. throat: formants relative to a long one's. n_harmonics: as
+    many as fit below half the rate. each_s: seconds from one sound to the next.
+    """
+
+    said: str
+    pitch: float
+    fall: float
+    throat: float
+    n_harmonics: int
+    each_s: float
+
+
+SPEAKERS = {
+    "default": Speaker("-malemiolu-melamia-", pitch=128.0, fall=14.0, throat=1.0, n_harmonics=60, each_s=0.108),
+    "high": Speaker("-lamole-umiamelimo-", pitch=218.0, fall=22.0, throat=1.17, n_harmonics=33, each_s=0.104),
+}
+
+
+def synthesize(speaker: Speaker = SPEAKERS["default"]) -> np.ndarray:
     """[n] float64 in [-1, 1] at 16 kHz."""
-    n = round((2 * FIRST_S + EACH_S * (len(SAID) - 1)) * RATE)
+    n = round((2 * FIRST_S + speaker.each_s * (len(speaker.said) - 1)) * RATE)
     time = np.arange(n) / RATE
-    moments = FIRST_S + EACH_S * np.arange(len(SAID))
-    *formants, loudness = (np.interp(time, moments, track) for track in zip(*(SOUNDS[s] for s in SAID), strict=True))
-    pitch = 128.0 - 14.0 * time + 9.0 * np.sin(2 * np.pi * 1.3 * time) + 1.5 * np.sin(2 * np.pi * 5.1 * time)
+    moments = FIRST_S + speaker.each_s * np.arange(len(speaker.said))
+    tracks = zip(*(SOUNDS[sound] for sound in speaker.said), strict=True)
+    *formants, loudness = (np.interp(time, moments, track) for track in tracks)
+    fall = speaker.pitch - speaker.fall * time
+    pitch = fall + 9.0 * np.sin(2 * np.pi * 1.3 * time) + 1.5 * np.sin(2 * np.pi * 5.1 * time)
     phase = 2 * np.pi * np.cumsum(pitch) / RATE
     voiced = sum(
-        _response(number * pitch, formants) / number * np.sin(number * phase) for number in range(1, N_HARMONICS + 1)
+        _response(number * pitch / speaker.throat, formants) / number * np.sin(number * phase)
+        for number in range(1, speaker.n_harmonics + 1)
     )
     breath = np.random.PCG64(SEED).random_raw(n).astype(np.float64) / 2**63 - 1
     sound = loudness * (voiced + 0.004 * breath * np.abs(np.sin(phase / 2)))
@@ -59,16 +81,17 @@ def _response(frequency: np.ndarray, formants: list[np.ndarray]) -> np.ndarray:
 
 
 def main(out: Path) -> None:
-    """Write the file; an older one is replaced."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with wave.open(str(out), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        file.writeframes(np.round(synthesize() * 32767).astype("<i2").tobytes())
+    """Write a file for each voice; older ones are replaced."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, speaker in SPEAKERS.items():
+        with wave.open(str(out / f"{name}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes(np.round(synthesize(speaker) * 32767).astype("<i2").tobytes())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=HERE / "ref_audio" / "default.wav")
+    parser.add_argument("--out", type=Path, default=HERE / "ref_audio")
     main(parser.parse_args().out)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from benchmarks import report
+from benchmarks.compile_options import add_arguments, compile_config
 from benchmarks.duplex_floor import unit_floor
 from benchmarks.timing import Clock
 from models.config import load_config, load_preprocessor_config
@@ -74,8 +75,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--llm-len", type=int, default=2048, help="context rows of a slot")
     parser.add_argument("--steps", type=int, default=10, help="Euler steps")
     parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="pictures in each unit")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs")
+    add_arguments(parser)
     parser.add_argument("--late-sound", action="store_true", help="one piece of sound a unit, as late as the unit")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no row after so many seconds")
     parser.add_argument("--json", type=Path, help="write all results here, anew after each row")
@@ -104,8 +104,7 @@ class Bench:
             max_sessions=options.sessions[-1],
             llm_len=options.llm_len,
             euler_steps=options.steps,
-            compile=options.compile,
-            cuda_graphs=options.graphs,
+            compile=compile_config(options),
             session=SessionConfig(
                 window=WindowConfig(mode="off"), force_listen_count=0, early_sound=not options.late_sound, seed=1
             ),

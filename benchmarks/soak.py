@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
+from benchmarks.compile_options import add_arguments, compile_config
 from models.errors import ModelError
 from models.graphs import compile_counters
 from models.token2wav.voice import Voice
@@ -59,8 +60,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=int, default=15, help="of conversation, sixty units each")
     parser.add_argument("--warm", type=int, default=2, help="minutes that do not count")
     parser.add_argument("--steps", type=int, default=10, help="Euler steps")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs")
+    add_arguments(parser)
     parser.add_argument("--json", type=Path, help="write all results here, anew after each minute")
     options = parser.parse_args(arguments)
     if not 0 < options.warm + 1 < options.minutes:
@@ -79,8 +79,7 @@ class Soak:
             max_sessions=options.sessions,
             llm_len=1024,
             euler_steps=options.steps,
-            compile=options.compile,
-            cuda_graphs=options.graphs,
+            compile=compile_config(options),
             session=SessionConfig(window=WINDOWS[0]),
         )
         parts = build(self.config)

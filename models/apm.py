@@ -79,7 +79,7 @@ class Apm(nn.Module):
         column = torch.arange(mel.shape[-1], device=mel.device)
         inside = ((column >= first[:, None]) & (column < end[:, None]))[:, None]
         x = F.gelu(self.conv1(torch.where(inside, mel, 0)))
-        return F.gelu(self.conv2(torch.where(inside, x, 0))).transpose(1, 2)
+        return F.gelu(self.conv2(torch.where(inside, x, 0))).transpose(1, 2).contiguous()
 
     def encode(self, mel: Tensor, n_frames: Tensor, n_keys: Tensor, chunk: int) -> Tensor:
         """Encode whole clips of up to 30 s.

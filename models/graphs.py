@@ -6,7 +6,7 @@ pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no c
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain, product
+from itertools import product
 from typing import Any, ClassVar, Self
 
 import torch
@@ -97,6 +97,7 @@ class RegionTable:
         self._captured: dict[Hashable, Captured] = {}
         self._captured_names: set[str] = set()
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
+        self.marks_steps = False  # graphs that torch.compile captures itself: each region's call is one step of them
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
         """Run a region: its captured graph if there is one for these shapes and static settings, otherwise as compiled,
@@ -106,8 +107,18 @@ class RegionTable:
             if (graph := self._captured.get(_shape_key(name, tensors, static))) is not None:
                 return graph(*tensors)
             self.n_skipped += 1
+        return self.uncaptured(name, *tensors, **static)
+
+    def has_graph(self, name: str, *tensors: Tensor, **static: Any) -> bool:
+        """Whether calling the region with these would replay a captured graph."""
+        return name in self._captured_names and _shape_key(name, tensors, static) in self._captured
+
+    def uncaptured(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+        """The same call without captured graphs: as compiled, or as it is."""
         # Strides are part of a compiled graph's key: a transposed input would compile once more.
         assert all(tensor.is_contiguous() for tensor in tensors), f"{name}: inputs must be contiguous"
+        if self.marks_steps:
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             return self._runners[name](*self.table[name].bound, *tensors, **static)
 
@@ -122,23 +133,44 @@ class RegionTable:
         Raises: SettingsError for an unknown name, or if no chosen region has layers to compile by.
         """
         chosen = self._chosen(names)
+        if by_layer:
+            parts = {part for region in chosen for part in region.part.split(", ")} & self._known_parts()
+            if not parts:
+                expected = f"a region of {sorted(self._known_parts())}"
+                raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
+            self.compile_parts(sorted(parts), **options)
+            return
+        options = self._compile_options(options)
+        for region in chosen:
+            self._runners[region.name] = torch.compile(region.run, **options)
+
+    def compile_parts(self, parts: Sequence[str], **options: Any) -> None:
+        """Wrap the layers of `stacks` and the pieces by these names, wherever they are used; else as `compile`.
+
+        Raises: SettingsError for a name that is neither.
+        """
+        options = self._compile_options(options)
+        for part in parts:
+            if part not in self._known_parts():
+                raise SettingsError("part", expected=f"one of {sorted(self._known_parts())}", got=part)
+            self._uncompile_part(part)  # compiled before: start from the plain methods again
+            if part in self._pieces:
+                self._pieces[part].compile(**options)
+                continue
+            for layer, method in self._methods(part):
+                setattr(layer, method, torch.compile(getattr(layer, method), **options))
+
+    def _known_parts(self) -> set[str]:
+        return self.stacks.keys() | self._pieces.keys()
+
+    def _compile_options(self, options: dict[str, Any]) -> dict[str, Any]:
         # Each bucket is one more graph of the same code, and a layer's code serves several regions; the default
         # limit would refuse late ones.
         most = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, most)
         limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * most)
-        options = {"fullgraph": True, "dynamic": False, **options}
-        if by_layer:
-            parts = {part for region in chosen for part in region.part.split(", ")}
-            known = self.stacks.keys() | self._pieces.keys()
-            if not parts & known:
-                expected = f"a region of {sorted(known)}"
-                raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
-            self._compile_layers(parts, options)
-            return
-        for region in chosen:
-            self._runners[region.name] = torch.compile(region.run, **options)
+        return {"fullgraph": True, "dynamic": False, **options}
 
     def _chosen(self, names: Sequence[str] | None) -> list[Region]:
         for name in names or ():
@@ -146,38 +178,51 @@ class RegionTable:
                 raise SettingsError("region", expected=f"one of {sorted(self.table)}", got=name)
         return list(self.table.values()) if names is None else [self.table[name] for name in names]
 
-    def _compile_layers(self, parts: set[str], options: dict[str, Any]) -> None:
-        for part in parts & self._pieces.keys():
-            self._pieces[part].compile(**options)
-        for part in parts & self.stacks.keys():
-            for layer, method in self._methods(part):
-                layer.__dict__.pop(method, None)  # compiled before: start from the plain method again
-                setattr(layer, method, torch.compile(getattr(layer, method), **options))
-
     def _methods(self, part: str) -> Iterator[tuple[nn.Module, str]]:
         for layer in self.root.get_submodule(part).modules():
             for kind, methods in self.stacks[part]:
                 if isinstance(layer, kind):
                     yield from ((layer, method) for method in methods)
 
-    def uncompile(self) -> None:
-        """Back to eager for every region and layer."""
-        self._runners = {name: region.run for name, region in self.table.items()}
-        for piece in self._pieces.values():
-            piece.uncompile()
-        for layer in self.root.modules():
-            for kind, methods in chain.from_iterable(self.stacks.values()):
-                if isinstance(layer, kind):
-                    for method in methods:
-                        layer.__dict__.pop(method, None)
+    def uncompile(self, names: Sequence[str] | None = None, parts: Sequence[str] | None = None) -> None:
+        """Back to eager for these regions and the layers and pieces of these parts; None and None = for all."""
+        everything = names is None and parts is None
+        for region in self._chosen(None if everything else names or ()):
+            self._runners[region.name] = region.run
+        for part in self._known_parts() if everything else parts or ():
+            self._uncompile_part(part)
+
+    def _uncompile_part(self, part: str) -> None:
+        if part in self._pieces:
+            self._pieces[part].uncompile()
+        elif self._has(part):
+            for layer, method in self._methods(part):
+                layer.__dict__.pop(method, None)
+
+    def _has(self, part: str) -> bool:
+        """Whether the model has this stack: a checkpoint may lack an ear, an eye or a voice."""
+        try:
+            self.root.get_submodule(part)
+        except AttributeError:
+            return False
+        return True
 
     def warm_up(self, names: Sequence[str] | None = None) -> None:
         """Run every bucket of every region once, on scratch slots; sessions' slots stay as they are."""
         for region in self._chosen(names):
-            for bucket, variant in product(region.buckets(self.shapes), region.variants):
-                tensors, static = region.example(bucket)
-                self(region.name, *tensors, **{**static, **variant})
-                self.clear_scratch()
+            for bucket, variant in self.calls(region.name):
+                self.call_example(region.name, bucket, variant)
+
+    def calls(self, name: str) -> list[tuple[Bucket, dict[str, Any]]]:
+        """Every bucket and variant of a region."""
+        region = self.table[name]
+        return list(product(region.buckets(self.shapes), region.variants))
+
+    def call_example(self, name: str, bucket: Bucket, variant: dict[str, Any]) -> None:
+        """Run a region once on scratch slots, as serving would at this bucket."""
+        tensors, static = self.table[name].example(bucket)
+        self(name, *tensors, **{**static, **variant})
+        self.clear_scratch()
 
     @property
     def n_captured(self) -> int:
@@ -195,7 +240,7 @@ class RegionTable:
         """
         pool = torch.cuda.graph_pool_handle()
         for region in self._chosen(names):
-            self._captured_names.discard(region.name)  # a graph is captured from the region, not from an older graph
+            self.drop_graphs([region.name])  # a graph is captured from the region, not from an older graph
             buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
             for bucket, variant in product(buckets, region.variants):
                 graph = Captured(self, region.name, bucket, variant, pool)
@@ -203,6 +248,12 @@ class RegionTable:
                 self.clear_scratch()
             self._captured_names.add(region.name)
         return len(self._captured)
+
+    def drop_graphs(self, names: Sequence[str] | None = None) -> None:
+        """Forget the CUDA graphs of these regions, which then run as compiled or as they are. names: None = all."""
+        gone = {region.name for region in self._chosen(names)}
+        self._captured = {key: graph for key, graph in self._captured.items() if graph.name not in gone}
+        self._captured_names -= gone
 
     def clear_scratch(self) -> None:
         """Empty the scratch slot: an example advances its counters like any session's."""

@@ -48,6 +48,6 @@ class LLM(nn.Module):
         ids, slots: [B] int64; active: [B] bool, a slot that is not active keeps its cache.
         Returns: hidden states [B, D] of the fed tokens and the logits [B, V] after them.
         """
-        embeds = self.model.embed_tokens(ids)[:, None]
+        embeds = self.model.embed_tokens(ids[:, None])  # a view of a tensor would be compiled for once more
         hidden = self.model(embeds, cache, slots, active.long(), kv_len)[:, 0]
         return hidden, self.logits(hidden)

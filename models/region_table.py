@@ -17,6 +17,7 @@ from models.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
 from models.graphs import Bucket, Piece, Region, RegionTable, ShapeTable
 from models.layers import DecoderLayer
 from models.omni import OmniModel
+from models.resampler import Resampler
 from models.sampling import TokenSets
 from models.state import SlotState
 from models.vpm import VisionLayer
@@ -42,6 +43,7 @@ class Regions(RegionTable):
 
     stacks: ClassVar = {
         "vpm": ((VisionLayer, ("forward",)),),
+        "resampler": ((Resampler, ("forward",)),),
         "apm": ((AudioLayer, ("forward", "stream")),),
         "llm.model": ((DecoderLayer, ("forward",)),),
         "tts.model": ((DecoderLayer, ("forward",)),),

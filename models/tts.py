@@ -103,5 +103,5 @@ class TTS(nn.Module):
 
     def decode(self, codes: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int) -> Tensor:
         """Feed one code [B] per slot; slots that are not active keep their cache. Returns: [B, codes] float32."""
-        rows = self.emb_code[0](codes)[:, None]
+        rows = self.emb_code[0](codes[:, None])  # a view of a tensor would be compiled for once more
         return self.head_code[0](self.model(rows, cache, slots, active.long(), kv_len)[:, 0]).float()

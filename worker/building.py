@@ -25,7 +25,7 @@ from models.tokens import Tokenizer, forbidden_speech_ids
 from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
 from worker.language import Language, reply_ends
 
-CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with
+CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
 MOST_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
@@ -71,7 +71,7 @@ def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes:
     """
     device = pick_device(config.device)
     dtype = _dtype(config.dtype, device)
-    model = load_model(config.model_path, device=device, dtype=dtype)
+    model = load_model(config.model_path, device=device, dtype=dtype, pt_path=config.pt_path)
     tokenizer = Tokenizer.load(config.model_path)
     if tokenizer.highest_id >= model.config.vocab_size:
         expected = f"below {model.config.vocab_size} (vocab_size)"
@@ -97,14 +97,15 @@ def assemble(
 ) -> Parts:
     """Slots and regions around weights that are loaded. flow_parts: None for an engine that only writes."""
     n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
-    batch = (*(size for size in BATCHES if size < n_slots), n_slots)
+    few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
+    batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
     runner = Runner(
         model,
         token_sets(tokenizer, model.config.vocab_size, model.device),
         n_slots=n_slots,
         llm_len=_llm_len(model, config),
         tts_len=_tts_len(model),
-        shapes=shapes or Shapes(batch=batch),
+        shapes=shapes or _shapes(model, batch),
     )
     vocoder = None
     if flow_parts is not None:
@@ -124,6 +125,11 @@ def assemble(
         pictures=pictures,
         n_slots=n_slots,
     )
+
+
+def _shapes(model: OmniModel, batch: tuple[int, ...]) -> Shapes:
+    # On a CPU each size costs seconds of compiling, and a size of one is compiled for apart from all others.
+    return Shapes(batch=batch, slices=(2, 4)) if model.device.type == "cpu" else Shapes(batch=batch)
 
 
 def pick_device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from models.errors import SettingsError
 from models.sampling_settings import DUPLEX_CODES, DUPLEX_TEXT, MAX_COUNT, MIN_TEMPERATURE, CodeSampling, TextSampling
+from worker.compile_config import CompileConfig
 from worker.settings import KnobError, Problem, Settings, notes, overlaid, shown
 
 # Rows of the shared token sets: duplex as the public implementation has it, duplex as meant, turn-based replies
@@ -137,6 +138,9 @@ class EngineConfig(Settings):
     """What one engine is built with; `session` is what its sessions start from."""
 
     model_path: Path = Field(Path("assets/tiny"), strict=False, description="checkpoint folder")
+    pt_path: Path | None = Field(
+        None, strict=False, description="a .pt state dict whose tensors replace those of the checkpoint"
+    )
     token2wav_path: Path | None = Field(
         None, strict=False, description="vocoder folder; null: assets/token2wav in the checkpoint"
     )
@@ -156,8 +160,7 @@ class EngineConfig(Settings):
     max_waiting_units: int = Field(16, ge=1, le=600, description="units of sound a session may have waiting")
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for the next session")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="what seeds come from, for sessions that name none")
-    compile: bool = Field(False, description="run regions under torch.compile")
-    cuda_graphs: bool = Field(False, description="replay regions from captured graphs; on a GPU only")
+    compile: CompileConfig = Field(CompileConfig(), description="what is compiled and how, and the switches of speed")
 
     @property
     def token2wav_folder(self) -> Path:

@@ -52,6 +52,21 @@ class Handle:
         self._config = session.config  # as asked for last: the session's own changes on the engine's thread
         self.name = session.id
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a context that units go on from."""
+        return self._session.is_live
+
+    @property
+    def n_rows(self) -> int:
+        """Context rows held."""
+        return self._engine.parts.duplex.runner.llm_rows(self._session.slot)
+
+    @property
+    def most_waiting(self) -> int:
+        """Units that may wait, beside the one that runs."""
+        return self._engine.config.max_waiting_units
+
     def prepare(self, prompt: Prompt, config: SessionConfig | None = None) -> Future[int]:
         """Start the context anew. Gives: its rows. Errors: as `Sessions.prepare`. Raises: AudioError."""
         if prompt.ref_audio is not None:
@@ -257,6 +272,15 @@ class Engine:
     def ask(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Have a method of `Sessions` called on the engine's thread."""
         return self.submit(method, self._sessions, *arguments)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the engine broke down from, if it did."""
+        return self._failure
+
+    def n_snapshots(self) -> int:
+        """Prepared prompts that are kept."""
+        return self._sessions.n_snapshots
 
     def n_free(self) -> int:
         """Slots that no session has."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from models.errors import SettingsError
 from models.sampling_settings import check_number
+from worker.compile_config import CompileConfig
 from worker.config import EngineConfig, SessionConfig
 from worker.offline_reply import PLAYER_DELAY_MS
 from worker.settings import shown
@@ -48,8 +49,8 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--token2wav", metavar="DIR", help="vocoder folder (default: the checkpoint's own)")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default: %(default)s)")
     engine.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    engine.add_argument("--compile", action="store_true", help="run under torch.compile")
-    engine.add_argument("--cuda-graphs", action="store_true", help="replay captured graphs")
+    engine.add_argument("--compile", action="store_true", help="run under torch.compile, on a GPU from captured graphs")
+    engine.add_argument("--cuda-graphs", choices=["auto", "on", "off"], default="auto", help="capture them, or not")
     session = parser.add_argument_group("session")
     session.add_argument("--system", default=SYSTEM, metavar="TEXT", help="system text (default: %(default)s)")
     session.add_argument(
@@ -109,8 +110,7 @@ def engine_config(args: argparse.Namespace, session: SessionConfig) -> EngineCon
         session=session,
         snapshots=0,
         seed=args.seed,
-        compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
+        compile=CompileConfig(enabled=args.compile, cuda_graphs=args.cuda_graphs),
         **steps,
     )
 

@@ -136,6 +136,15 @@ class Sessions:
         """The slot's prompt as it was fed, shared with the snapshot if there is one."""
         return self._snapshots[key] if key in self._snapshots else self._duplex.save(slot)
 
+    @property
+    def n_snapshots(self) -> int:
+        """Prepared prompts that are kept."""
+        return len(self._snapshots)
+
+    def forget_snapshots(self) -> None:
+        """The next session's prompt is fed anew, whatever it is."""
+        self._snapshots.clear()
+
     def seed(self, config: SessionConfig) -> int:
         """What a session's draws start from."""
         self._n_opened += 1
@@ -261,6 +270,14 @@ class Sessions:
             self._voices.take_back(session)
         finally:
             self._duplex.close(session.slot)
+
+    def mark(self) -> tuple[int, OrderedDict[str, Any]]:
+        """What is remembered of sessions that are over, for `forget_since`."""
+        return self._n_opened, self._snapshots.copy()
+
+    def forget_since(self, mark: tuple[int, OrderedDict[str, Any]]) -> None:
+        """Seeds and prompts of the sessions since `mark` leave no trace in later ones."""
+        self._n_opened, self._snapshots = mark
 
     def tell_all(self, error: Exception) -> None:
         """Every session fails for a reason that is not its own."""

@@ -69,8 +69,11 @@ def allowed(settings: type[Settings], knob: str) -> str:
         null = "null or "
     bounds = ("ge", "le", "max_length")
     limits = {bound: getattr(one, bound) for one in field.metadata for bound in bounds if hasattr(one, bound)}
+    if get_origin(annotation) is tuple:
+        [words] = set(get_args(annotation)) - {...}
+        return f"{null}a list of {_choice(words)}"
     if get_origin(annotation) is Literal:
-        return null + " or ".join(map(repr, get_args(annotation)))
+        return null + _choice(annotation)
     if annotation in (int, float):
         kind = "a whole number" if annotation is int else "a number"
         return f"{null}{kind} from {_plain(limits['ge'])} to {_plain(limits['le'])}"
@@ -133,6 +136,10 @@ def _nearest(key: str, settings: type[Settings]) -> str | None:
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
             names += [f"{name}.{inner}" for inner in field.annotation.model_fields]
     return next(iter(difflib.get_close_matches(key[:MAX_SHOWN], names, n=1)), None)
+
+
+def _choice(words: Any) -> str:
+    return " or ".join(map(repr, get_args(words)))
 
 
 def _cut(text: str) -> str:

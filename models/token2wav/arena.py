@@ -97,7 +97,8 @@ class Views:
         free = taken.argsort(dim=1, stable=True)[:, :n_rows]
         valid = torch.arange(n_rows, device=slots.device) < n_new[:, None]
         fresh = torch.where(valid, self.start[slots][:, None] + free, SPILL_ROW)
-        cached = torch.where(held, view, ZERO_ROW)[:, :width]
+        # Contiguous at any width, so that one compiled graph serves all.
+        cached = torch.where(held, view, ZERO_ROW)[:, :width].contiguous()
         return Plan(slots, cached, n_cached, fresh, n_new)
 
     def commit(self, plan: Plan, targets: Tensor, head: Tensor, tail: int, trim: Trim) -> None:

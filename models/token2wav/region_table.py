@@ -18,7 +18,7 @@ from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.conformer import ConformerLayer
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import FlowSizes, FlowState, solve
-from models.token2wav.hift import Hift
+from models.token2wav.hift import Hift, Snake
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState
 
@@ -65,8 +65,12 @@ class Parts(nn.Module):
 class VocoderRegions(RegionTable):
     """Every region of the vocoder over its slots."""
 
-    # One Euler step serves all of them; a step is one graph from its input layer to its output.
-    stacks: ClassVar = {"flow": ((Flow, ("euler_step",)), (ConformerLayer, ("forward",)))}
+    # One Euler step serves all of them; a step is one graph from its input layer to its output. HiFT is best compiled
+    # whole; its activation by itself, which holds the sines, is what a short start can afford.
+    stacks: ClassVar = {
+        "flow": ((Flow, ("euler_step",)), (ConformerLayer, ("forward",))),
+        "hift": ((Snake, ("forward",)),),
+    }
 
     def __init__(
         self,

@@ -8,7 +8,12 @@ import pytest
 
 from tests.test_architecture import imported
 
-TORCH_FREE = ("config", "hearing", "reply", "results", "session", "settings", "talk", "window")
+TORCH_FREE = (
+    *("config", "hearing", "reply", "results", "session", "settings", "talk", "window"),
+    *("compile_config", "compile_state", "config_doc", "config_layers", "log", "main", "service_config", "version"),
+    *("message", "metrics", "protocol", "protocol_doc", "status", "unit_message", "wire"),
+    *("doctor.__main__", "doctor.checks", "doctor.checks_gpu", "doctor.machine"),
+)
 # What anybody here may know of the model: words for errors, settings, ids and counts, nothing that holds a tensor.
 PLAIN = {"audio_sizes", "config", "errors", "image", "messages", "prompts", "sampling_settings", "tokens"}
 # Who may know more; None: everything.
@@ -25,6 +30,7 @@ MORE: dict[str, set[str] | None] = {
     "engine": {"message_reader"},
     "offline": {"token2wav"},
     "voices": {"token2wav"},
+    "voice_shelf": {"token2wav"},
 }
 ABOVE = {"server", "tests", "benchmarks", "assets"}
 

@@ -12,6 +12,7 @@ from models.region_table import Shapes
 from models.token2wav.region_table import VocoderShapes
 from tests.models.token2wav.vocoders import make_voice
 from worker.building import build, most_sessions
+from worker.compile_config import CompileConfig
 from worker.config import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.results import UnitResult
@@ -29,7 +30,7 @@ SESSION = SessionConfig(
 )
 
 
-def make_engine(tiny: Path, **options: bool) -> Engine:
+def make_engine(tiny: Path, compile: CompileConfig = CompileConfig()) -> Engine:
     config = EngineConfig(
         model_path=tiny,
         device="cuda",
@@ -38,7 +39,7 @@ def make_engine(tiny: Path, **options: bool) -> Engine:
         llm_len=512,
         euler_steps=2,
         session=SESSION,
-        **options,
+        compile=compile,
     )
     shapes = Shapes(
         batch=(N_SESSIONS,),
@@ -82,7 +83,7 @@ def converse(engine: Engine) -> list[UnitResult]:
 
 def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
     eager = converse(make_engine(tiny))
-    engine = make_engine(tiny, cuda_graphs=True)
+    engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
     tables = [engine.parts.duplex.runner.regions, engine.parts.vocoder.regions]
     assert all(table.n_captured > 0 for table in tables)
     counted = compile_counters()
@@ -99,8 +100,9 @@ def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
             assert worst < 1e-3, f"{at}: sound is {worst:.2g} apart"
 
 
-def test_compiled_units_compile_nothing_while_serving(tiny: Path) -> None:
-    engine = make_engine(tiny, compile=True, cuda_graphs=True)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_compiled_units_compile_nothing_while_serving(tiny: Path, dynamic: bool) -> None:
+    engine = make_engine(tiny, CompileConfig(enabled=True, dynamic=dynamic))
     counted = compile_counters()
     results = converse(engine)
     assert compile_counters() == counted, "something compiled while serving"

@@ -14,6 +14,7 @@ from models.graphs import compile_counters
 from models.speaker import Speaker
 from tests.models.replayed import Replayed, replay_on_cpu
 from tests.worker.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
+from worker.compile_config import CompileConfig
 from worker.tuning import Tuned, tune
 
 N_UNITS = 5
@@ -31,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
 def captured(engine: SmallEngine) -> Tuned:
     """Tune an engine as if its model were on a GPU."""
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    config = engine.config.model_copy(update={"cuda_graphs": True})
+    config = engine.config.model_copy(update={"compile": CompileConfig(enabled=True, targets=(), cuda_graphs="on")})
     return tune(replace(engine.parts, model=on_gpu), config)
 
 

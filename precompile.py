@@ -1,0 +1,171 @@
+"""Compiles for one GPU ahead of time: load, compile and warm up as a worker does, then end.
+
+    CUDA_VISIBLE_DEVICES=0 PYTHONPATH=. .venv/base/bin/python precompile.py
+
+What is compiled stays in the cache's folder, from which workers start quickly. Settings first, and the places that
+compilers and drivers look at in the environment; only then everything heavy is imported. Exit status: 0; 1 if a stage
+failed; 2 if what was given cannot be; 130 if interrupted.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.errors import ModelError, SettingsError
+from worker import log
+from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
+
+if TYPE_CHECKING:
+    from worker.starting import Started
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+FLAGS = {
+    "model_path": "model.model_path",
+    "pt_path": "model.pt_path",
+    "ref_audio_path": "audio.ref_audio_path",
+    "mode": "service.compile.mode",
+    "max_warmup_chunks": "service.max_warmup_chunks",
+    "warmup_video": "service.warmup_video",
+    "attn_implementation": "model.attn_implementation",
+    "device": "model.device",
+    "max_sessions": "duplex.max_sessions",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="precompile.py", description="Compile for one GPU ahead of time, so that workers start quickly."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
+    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
+    parser.add_argument("--ref-audio-path", metavar="FILE", help="the voice that the warm-up speaks with")
+    parser.add_argument("--gpu-id", type=int, default=0, metavar="N", help="among the visible GPUs; default: 0")
+    parser.add_argument("--mode", choices=["default", "reduce-overhead", "max-autotune"], help="of torch.compile")
+    parser.add_argument("--max-warmup-chunks", type=int, metavar="N", help="seconds of the video at most; default: 10")
+    parser.add_argument("--warmup-video", metavar="FILE", help="what the warm-up listens to")
+    parser.add_argument(
+        "--attn-implementation", choices=["auto", "flash_attention_2", "sdpa", "eager"], help="attention kernels"
+    )
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
+    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as memory holds")
+    parser.add_argument("--no-compile", action="store_true", help="load and warm up only: whether files and model work")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what was done as JSON")
+    parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        log.set_up(log.level_of(args.log_level, os.environ))
+        config, notes = settings(args, os.environ)
+        if args.report is not None:
+            _check_folder(args.report)
+        if config.model.device in ("auto", "cuda"):
+            os.environ[GPU_VARIABLE] = gpu(args.gpu_id, os.environ.get(GPU_VARIABLE))
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    try:
+        return _run(config, args.report)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Config, list[str]]:
+    """As a worker has them, but that compiling is on whatever the file says. Raises: ConfigError, KnobError."""
+    flags: dict[str, object] = {key: getattr(args, name) for name, key in FLAGS.items()}
+    flags["service.compile.enabled"] = not args.no_compile
+    return load_config(args.config, flags=flags, environ=environ)
+
+
+def gpu(number: int, visible: str | None) -> str:
+    """What makes one GPU the only visible one. visible: those that are so far, None for all.
+
+    Raises: SettingsError for a number that is not among them.
+    """
+    names = None if visible is None else [name for name in visible.split(",") if name.strip()]
+    if number < 0 or (names and number >= len(names)):
+        expected = f"0 to {len(names) - 1}, of {GPU_VARIABLE}={visible}" if names else "0 or more"
+        raise SettingsError("--gpu-id", expected=expected, got=number)
+    if names is None:
+        return str(number)
+    return names[number] if names else ""
+
+
+def _check_folder(path: Path) -> None:
+    if not path.resolve().parent.is_dir() or path.is_dir():
+        raise SettingsError(f"--report {path}", expected="a place for a file", got="a folder or none to put it in")
+
+
+def _run(config: Config, report: Path | None) -> int:
+    from models.token2wav.atomic_file import write_atomically
+    from worker.starting import start_engine
+    from worker.status import Status
+
+    started = start_engine(
+        config.engine(),
+        video=config.service.warmup_video,
+        ref_audio=config.audio.ref_audio_path,
+        max_units=config.service.max_warmup_chunks,
+        cache_dir=config.service.cache_dir,
+        status=Status(),
+        targets={},
+    )
+    try:
+        print("\n".join(summary(started)))
+        if report is not None:
+            write_atomically(report, json.dumps(document(started, config), indent=1, ensure_ascii=False).encode())
+            print(f"report: {report}")
+    except OSError as error:
+        print(f"error: {report}: {error.strerror}", file=sys.stderr)
+        return FAILED
+    finally:
+        started.engine.close()
+    return 0
+
+
+def summary(started: "Started") -> list[str]:
+    """Lines for a terminal: stages, cache, targets."""
+    stages = ", ".join(f"{stage.replace('_', ' ')} {seconds:.1f} s" for stage, seconds in started.seconds.items())
+    rows = [("target", "state", "seconds", "graphs", "captured", "hits", "misses")]
+    for one in started.targets.values():
+        counts = (one.n_graphs, one.n_captured, one.hits, one.misses)
+        rows.append((one.name, one.phase.value, f"{one.seconds:.1f}", *map(str, counts)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
+    failed = [f"{one.name}: {one.error}" for one in started.targets.values() if one.error]
+    return [stages, *table, *failed]
+
+
+def document(started: "Started", config: Config) -> dict[str, Any]:
+    """The same for programs."""
+    from dataclasses import asdict
+
+    engine = config.engine()
+    return {
+        "model": str(engine.model_path),
+        "device": str(started.engine.parts.model.device),
+        "n_slots": started.engine.parts.n_slots,
+        "compile": engine.compile.model_dump(mode="json"),
+        "seconds": started.seconds,
+        "targets": [asdict(one) for one in started.targets.values()],
+        "warm_up": started.warm_up.to_json(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The program that compiles ahead of time: flags, what it prints and writes, and what it says when it cannot."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.errors import SettingsError
+from precompile import FAILED, USAGE, gpu, main, parser, settings
+from worker.settings import KnobError
+
+QUICK = ["--no-compile", "--device", "cpu", "--max-sessions", "1", "--max-warmup-chunks", "1"]
+
+
+def run(root: Path, *words: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("DUOLOGUE_")}
+    command = [sys.executable, "precompile.py", *words]
+    environ = {**plain, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1", **(environ or {})}
+    return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def test_it_loads_and_warms_up_and_reports(root: Path, tmp_path: Path) -> None:
+    report = tmp_path / "start.json"
+    done = run(root, *QUICK, "--report", str(report), environ={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
+    assert done.returncode == 0, done.stderr
+    steps = [int(number) for number in re.findall(r"\[warmup\] \((\d)/6\)", done.stderr)]
+    assert steps == [1, 2, 3, 4, 5, 6], done.stderr
+    assert len(re.findall(r"\[warmup\] unit=1/1 ", done.stderr)) == 1, done.stderr
+    assert "✓ omni duplex warmup complete" in done.stderr
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"load \d+\.\d s, warm up \d+\.\d s", lines[0]), done.stdout
+    [at] = [number for number, line in enumerate(lines) if line.startswith("target ")]
+    assert [line.split()[:2] for line in lines[at + 1 : at + 8]] == [
+        [name, "off"]
+        for name in ("vpm", "llm.model", "resampler", "tts.model", "apm", "token2wav.flow", "token2wav.hift")
+    ]
+    assert lines[-1] == f"report: {report}"
+    written = json.loads(report.read_text())
+    assert written["warm_up"]["n_units"] == 1 and len(written["warm_up"]["times"]) == 1
+    assert written["seconds"].keys() == {"load", "warm_up"} and written["n_slots"] == 1
+    assert (tmp_path / "cache" / "voices").is_dir(), "expected the environment's cache folder to be used"
+
+
+def test_a_video_that_is_not_there_is_told_with_the_remedy(root: Path, tmp_path: Path) -> None:
+    done = run(root, *QUICK, "--warmup-video", str(tmp_path / "none.mp4"))
+    assert done.returncode == FAILED, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert str(tmp_path / "none.mp4") in error and "assets/build_warmup.py" in error, error
+    assert not done.stdout, f"expected nothing but the error, got {done.stdout}"
+
+
+def test_flags_are_settings(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"service": {"compile": False, "max_warmup_chunks": 7}, "model": {"model_path": "m"}}))
+    words = "--model-path /m --pt-path /w.pt --ref-audio-path /v.wav --mode max-autotune --max-warmup-chunks 3"
+    words += " --warmup-video /v.mp4 --attn-implementation sdpa --max-sessions 2 --gpu-id 1"
+    config, _ = settings(parser().parse_args(["--config", str(file), *words.split()]), {})
+    model, service = config.model, config.service
+    assert (str(model.model_path), str(model.pt_path), str(config.audio.ref_audio_path)) == ("/m", "/w.pt", "/v.wav")
+    assert (service.compile.mode, service.max_warmup_chunks, str(service.warmup_video)) == ("max-autotune", 3, "/v.mp4")
+    assert (config.compile.attention, config.duplex.max_sessions) == ("sdpa", 2)
+    assert service.compile.enabled, "expected it to compile whatever the file says"
+    config, _ = settings(parser().parse_args(["--config", str(file), "--no-compile"]), {})
+    assert (config.service.compile.enabled, config.service.max_warmup_chunks) == (False, 7)
+    assert config.model.model_path == tmp_path / "m"
+    assert parser().parse_args([]).gpu_id == 0
+
+
+def test_flags_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr("precompile.log.set_up", lambda level: None)
+    for words, told in (
+        (["--max-warmup-chunks", "0"], "service.max_warmup_chunks"),
+        (["--config", str(tmp_path / "none.json")], "none.json"),
+        (["--gpu-id", "-1"], "--gpu-id"),
+        (["--report", str(tmp_path / "no" / "report.json")], "--report"),
+        (["--log-level", "LOUD"], "log level"),
+    ):
+        assert main(words) == USAGE, f"{words}: expected exit status {USAGE}"
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and told in error, f"{words}: expected {told}, got {error}"
+    with pytest.raises(KnobError, match=r"duplex\.max_sessions"):
+        settings(parser().parse_args(["--max-sessions", "0"]), {})
+
+
+@pytest.mark.parametrize(
+    ("number", "visible", "expected"),
+    [(0, None, "0"), (3, None, "3"), (0, "2,3", "2"), (1, "2,3", "3"), (0, "", ""), (1, "GPU-a,GPU-b", "GPU-b")],
+)
+def test_one_gpu_is_visible(number: int, visible: str | None, expected: str) -> None:
+    assert gpu(number, visible) == expected
+
+
+@pytest.mark.parametrize(("number", "visible"), [(2, "2,3"), (-1, None)])
+def test_gpu_that_is_not_visible(number: int, visible: str | None) -> None:
+    with pytest.raises(SettingsError, match="--gpu-id"):
+        gpu(number, visible)
+
+
+def test_settings_come_before_torch(root: Path) -> None:
+    code = "import sys, precompile; precompile.parser(); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"expected torch unloaded, got {done.stderr or 'it loaded'}"

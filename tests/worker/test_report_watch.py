@@ -1,0 +1,141 @@
+"""The watch: counts what compiles while it looks, tells it to a log, and costs nothing while nothing compiles."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.callback import callback_handler
+
+from tests.worker import compilable
+from tests.worker.compilable import rows
+from worker import compile_watch
+from worker.compile_watch import BREAKS, CompileWatch
+from worker.module_report import as_before
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    with as_before(), torch.no_grad():
+        yield
+
+
+def compiled(module: torch.nn.Module, **options: Any) -> Any:
+    return torch.compile(module, backend="eager", **options)
+
+
+def test_only_what_happens_while_it_looks():
+    module, [first, second] = compilable.build_plain()
+    run = compiled(module, dynamic=False)
+    run(*first)
+    with CompileWatch() as watch:
+        run(*first)
+        assert watch.counts().problems() == []
+        run(*second)
+    counted = watch.counts()
+    assert (counted.compiles, counted.recompiles, counted.graph_breaks) == (1, 1, 0)
+    assert counted.seconds > 0 and "expected 2, actual 3" in counted.last[-1]
+    run(*rows(7, width=8)[0])
+    assert watch.counts() == counted, "expected nothing more after the end"
+
+
+def test_stretches_one_after_the_other():
+    module, [first, second] = compilable.build_plain()
+    run = compiled(module, dynamic=False)
+    with CompileWatch() as watch:
+        run(*first)
+        assert [(got.n_compiled, len(got.recompiles)) for got in (watch.take(), watch.take())] == [(1, 0), (0, 0)]
+        run(*second)
+        got = watch.take()
+        assert (got.n_compiled, len(got.recompiles)) == (1, 1)
+        assert watch.counts().compiles == 2
+
+
+def test_more_compiles_than_torch_remembers():
+    with CompileWatch() as watch:
+        for n in range(70):
+            exec(compile(f"def grown(x):\n    return x + {n}", f"grown_{n}.py", "exec"), space := {})
+            compiled(space["grown"])(torch.ones(1))
+        assert watch.counts().compiles == 70
+
+
+def test_the_same_break_again_is_one_with_a_count():
+    with CompileWatch() as watch:
+        run = compiled(compilable.Prints(), dynamic=False)
+        for inputs in rows(2, 3, 4):
+            run(*inputs)
+    [found] = watch.take().graph_breaks
+    assert found.count == 3 and watch.counts().graph_breaks == 3, f"expected 3 times, got {found}"
+
+
+def test_a_log_is_told_soon_without_being_asked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compile_watch, "SETTLE_S", 0.01)
+    log, told = logging.getLogger("a worker"), threading.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: told.set() if "recompiled" in record.getMessage() else None
+    log.addHandler(handler)
+    module, [first, second] = compilable.build_plain()
+    run = compiled(module, dynamic=False)
+    run(*first)
+    with CompileWatch(log), caplog.at_level(logging.WARNING, "a worker"):
+        run(*second)
+        assert told.wait(10), "expected a warning, got none"
+    log.removeHandler(handler)
+    [warning] = [record for record in caplog.records if record.name == "a worker"]
+    assert warning.levelno == logging.WARNING and "expected 2, actual 3" in warning.getMessage()
+
+
+def test_cuda_graphs_that_are_skipped():
+    logger = logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs")
+    with CompileWatch() as watch:
+        logger.warning("skipping cudagraphs due to mutated inputs (1 instances)")
+        logger.warning("something else")
+    assert watch.take().skips == ["skipping cudagraphs due to mutated inputs (1 instances)"]
+    assert watch.counts().graph_skips == 1
+
+
+def test_logging_stays_as_the_caller_has_it(capsys: pytest.CaptureFixture[str]):
+    logger = logging.getLogger(BREAKS[0])
+    before = logger.level, logger.propagate, list(logger.handlers)
+    with CompileWatch():
+        compiled(compilable.Prints())(*rows(3)[0])
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+    assert "Graph break" not in capsys.readouterr().err, "expected a watch that is not heard"
+    heard: list[str] = []
+    mine = logging.Handler()
+    mine.emit = lambda record: heard.append(record.getMessage())
+    logger.addHandler(mine)
+    logger.setLevel(logging.DEBUG)
+    try:
+        with CompileWatch() as watch:
+            compiled(compilable.ReadsBack())(*rows(3)[0])
+        assert (logger.level, logger.handlers) == (logging.DEBUG, [*before[2], mine])
+        assert len(heard) == 1 and watch.counts().graph_breaks == 1, f"expected both to hear it, got {heard}"
+    finally:
+        logger.removeHandler(mine)
+        logger.setLevel(before[0])
+
+
+def test_ends_well_though_dynamo_was_reset():
+    registered = list(callback_handler.end_callbacks)
+    watch = CompileWatch()
+    watch.start()
+    callback_handler.end_callbacks.clear()  # as torch._dynamo.reset() does
+    compiled(compilable.Plain())(*rows(3, width=8)[0])
+    watch.stop()
+    callback_handler.end_callbacks.extend(registered)
+    assert watch.counts().compiles == 1
+
+
+def test_nothing_runs_while_nothing_compiles(monkeypatch: pytest.MonkeyPatch):
+    module, [first, _] = compilable.build_plain()
+    run = compiled(module)
+    run(*first)
+    polled: list[None] = []
+    with CompileWatch(logging.getLogger("a worker")) as watch:
+        monkeypatch.setattr(watch, "poll", lambda: polled.append(None))
+        for _ in range(10):
+            run(*first)
+        assert not polled, "expected nothing to be read"

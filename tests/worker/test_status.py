@@ -1,0 +1,95 @@
+"""A worker's states: the law of their order, what is told of them, and by which names others know them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.status import LEGAL, START, WIRE_NAMES, State, StateError, Status
+
+
+class Hand:
+    """A clock that somebody turns."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_worker_starts_by_loading():
+    assert Status().state is State.LOADING
+
+
+def test_the_way_to_idle_and_how_long_it_took():
+    hand = Hand()
+    status = Status(hand)
+    for state, seconds in ((State.COMPILING, 3.0), (State.WARMING_UP, 20.0), (State.IDLE, 4.0)):
+        hand.now += seconds
+        status.move(state)
+    expected = {State.LOADING: 3.0, State.COMPILING: 20.0, State.WARMING_UP: 4.0}
+    assert status.start_seconds == expected, f"expected {expected}, got {status.start_seconds}"
+
+
+def test_a_second_start_is_timed_anew():
+    status = Status()
+    for state in (State.WARMING_UP, State.IDLE, State.UNLOADED, State.LOADING):
+        status.move(state)
+    assert status.start_seconds == {}
+
+
+@given(st.lists(st.sampled_from(list(State)), max_size=12))
+def test_only_legal_steps_are_made(steps):
+    status = Status()
+    for wanted in steps:
+        before = status.state
+        if wanted in LEGAL[before]:
+            status.move(wanted)
+            assert status.state is wanted
+            continue
+        with pytest.raises(StateError, match=f"got {wanted}"):
+            status.move(wanted)
+        assert status.state is before
+
+
+def test_every_state_is_reached_and_none_is_forgotten():
+    reached = {State.LOADING}.union(*LEGAL.values())
+    assert reached == set(State)
+    assert LEGAL.keys() == WIRE_NAMES.keys() == set(State)
+    assert all(State.DRAINING in LEGAL[state] for state in State if state is not State.DRAINING)
+
+
+def test_other_gateways_send_nobody_to_a_worker_that_is_not_idle():
+    takes = {state for state, name in WIRE_NAMES.items() if name == "idle"}
+    assert takes == {State.IDLE}
+    assert all(WIRE_NAMES[state] == "loading" for state in START)
+
+
+def test_idle_and_busy_follow_the_sessions():
+    status = Status()
+    status.count_sessions(1)
+    assert status.state is State.LOADING, f"expected a start to go on, got {status.state}"
+    for state in (State.WARMING_UP, State.IDLE):
+        status.move(state)
+    seen = []
+    for n in (0, 1, 2, 1, 0):
+        status.count_sessions(n)
+        seen.append(status.state)
+    assert seen == [State.IDLE, State.BUSY, State.BUSY, State.BUSY, State.IDLE]
+    status.move(State.DRAINING)
+    status.count_sessions(0)
+    assert status.state is State.DRAINING
+
+
+def test_progress_belongs_to_its_stage():
+    status = Status()
+    status.progress("weights", 3, 7)
+    assert (status.now.progress.what, status.now.progress.done, status.now.progress.total) == ("weights", 3, 7)
+    status.move(State.WARMING_UP)
+    assert status.now.progress.what == "", f"expected none yet, got {status.now.progress}"
+
+
+def test_why_it_failed_is_kept():
+    status = Status()
+    status.move(State.FAILED, "no such folder")
+    assert status.now.error == "no such folder"

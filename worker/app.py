@@ -1,0 +1,107 @@
+"""The worker's HTTP routes and its socket. Knows FastAPI; every answer comes from the service or from health."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict
+
+from models.errors import ModelError, SettingsError
+from worker.health import health
+from worker.metrics import Metrics
+from worker.service import Service
+from worker.socket import Duplex
+from worker.status import State, StateError
+from worker.version import VERSION
+
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+class LoadRequest(BaseModel):
+    """POST /model/load: settings of the engine that differ from the last one's."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model_path: Path | None = None
+    token2wav_path: Path | None = None
+    pt_path: Path | None = None
+    compile: bool | None = None
+
+
+def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
+    """All routes of one worker."""
+    app = FastAPI(title="Duologue worker", version=VERSION)
+
+    def now() -> dict[str, Any]:
+        return health(service, list(duplex.conversations), metrics.totals)
+
+    @app.get("/health")
+    async def get_health() -> dict[str, Any]:
+        return now()
+
+    @app.get("/livez")
+    async def livez() -> Response:
+        service.check()
+        failed = service.status.state is State.FAILED
+        return JSONResponse({"alive": not failed, "error": service.status.now.error}, 503 if failed else 200)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        service.check()
+        body = {"ready": service.is_ready, "state": service.status.state, "free_slots": service.n_free}
+        return JSONResponse(body, 200 if service.is_ready else 503)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(metrics.text(now()), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/compile_report")
+    async def compile_report() -> Response:
+        if service.loaded is None:
+            raise HTTPException(503, f"no model is loaded: the worker is {service.status.state}")
+        return JSONResponse(service.compile_report())
+
+    @app.get("/cache_info")
+    async def cache_info() -> dict[str, Any]:
+        cached = service.n_snapshots
+        return {"status": "ok", "note": f"{cached} prepared prompts are kept", "prompts": cached}
+
+    @app.post("/clear_cache")
+    async def clear_cache() -> dict[str, Any]:
+        await service.forget_snapshots()
+        return {"success": True, "message": "Cache cleared"}
+
+    @app.post("/model/unload")
+    async def unload(request: Request) -> dict[str, Any]:
+        _only_loopback(request)
+        try:
+            memory = await asyncio.to_thread(service.unload)
+        except StateError as error:
+            raise HTTPException(409, str(error)) from None
+        return {"state": service.status.state, "memory": memory}
+
+    @app.post("/model/load", status_code=202)
+    async def load(request: Request, wanted: LoadRequest) -> dict[str, Any]:
+        _only_loopback(request)
+        try:
+            service.load(**wanted.model_dump(exclude_none=True))
+        except StateError as error:
+            raise HTTPException(409, str(error)) from None
+        except (SettingsError, ModelError) as error:
+            raise HTTPException(422, str(error)) from None
+        return {"state": service.status.state}
+
+    @app.websocket("/ws/duplex")
+    async def ws_duplex(websocket: WebSocket) -> None:
+        await duplex.serve(websocket)
+
+    return app
+
+
+def _only_loopback(request: Request) -> None:
+    host = request.client.host if request.client else None
+    if host not in LOOPBACK:
+        raise HTTPException(403, f"expected a request from this machine, got one from {host}")

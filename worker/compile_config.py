@@ -1,0 +1,27 @@
+"""What is compiled and how: `service.compile` and the other switches of speed. Torch-free."""
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from worker.settings import Settings
+
+Target = Literal["vpm", "llm.model", "resampler", "tts.model", "apm", "token2wav.flow", "token2wav.hift"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+class CompileConfig(Settings):
+    """`enabled` off is plain eager, whatever else is said; graphs are captured on a GPU only."""
+
+    enabled: bool = Field(False, description="compile and capture at start; off: plain eager")
+    targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts that compile; the others stay eager")
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="as torch.compile's")
+    dynamic: bool = Field(True, description="one graph for all sizes; false: one per bucket")
+    cuda_graphs: Literal["auto", "on", "off"] = Field(
+        "auto", description="capture whole regions; auto: on a GPU, unless the mode brings graphs of its own"
+    )
+    tf32: bool = Field(True, description="float32 products on tensor cores, shorter by 13 bits")
+    cudnn_benchmark: bool = Field(False, description="let cuDNN try its convolutions at each new shape")
+    attention: Literal["auto", "flash", "sdpa", "eager"] = Field(
+        "auto", description="attention kernels: flash alone where it applies, all of PyTorch's, or plain products"
+    )

@@ -1,0 +1,111 @@
+"""What a worker says of itself. Looks only at what the host remembers, so that it answers while the engine works."""
+
+import platform
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from models.graphs import compile_counters
+from worker.conversation import Conversation
+from worker.protocol import PROTOCOL_VERSION
+from worker.releasing import memory_bytes
+from worker.service import Service
+from worker.status import WIRE_NAMES, State
+from worker.version import VERSION
+
+STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
+
+
+def health(service: Service, conversations: Collection[Conversation], totals: dict[str, float]) -> dict[str, Any]:
+    """The body of /health; every key is always there. totals: `units` answered and the `ms` they took."""
+    service.check()
+    standing, loaded, settings = service.status.now, service.loaded, service.settings
+    engine = None if loaded is None else loaded.engine
+    paused = sum(one.paused for one in conversations)
+    worker_status = WIRE_NAMES[standing.state]
+    if conversations and paused == len(conversations) and standing.state is State.BUSY:
+        worker_status = "duplex_paused"
+    slots = {"total": service.n_slots, "free": service.n_free, "paused": paused}
+    rows = {one.name: one.n_rows for one in conversations}
+    failed = standing.state is State.FAILED
+    return {
+        "status": "error" if failed else "initializing" if standing.state in STARTING else "healthy",
+        "worker_status": worker_status,
+        "gpu_id": settings.gpu_id,
+        "model_loaded": service.is_ready,
+        "current_session_id": next((one.name for one in conversations), None),
+        "total_requests": int(totals["units"]),
+        "avg_inference_time_ms": round(totals["ms"] / totals["units"], 1) if totals["units"] else 0.0,
+        "kv_cache_length": max(rows.values(), default=0),
+        "state": standing.state.value,
+        "error": standing.error,
+        "progress": {**asdict(standing.progress), "seconds": round(time.monotonic() - standing.since, 1)},
+        "start_seconds": {state.value: round(s, 2) for state, s in service.status.start_seconds.items()},
+        "slots": slots,
+        "sessions": [
+            {"session_id": one.name, "units": one.n_units, "paused": one.paused, "kv_rows": rows[one.name]}
+            for one in conversations
+        ],
+        "model": {
+            "path": str(settings.engine.model_path),
+            "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
+            "speaks": None if engine is None else engine.parts.vocoder is not None,
+        },
+        "device": _device(engine, settings.engine.device),
+        "kv": {
+            "used": sum(rows.values()),
+            "total": 0 if engine is None else service.n_slots * engine.parts.duplex.runner.llm_len,
+        },
+        "memory": _memory(engine),
+        "compile": {
+            "enabled": settings.engine.compile.enabled,
+            "mode": settings.engine.compile.mode,
+            "dynamic": settings.engine.compile.dynamic,
+            "targets": {name: asdict(target) for name, target in list(service.targets.items())},
+            "counts": compile_counters(),
+            "after_warm_up": {},
+            "cache": None,
+        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str | int | None]:
+    """Of what decides how this worker behaves."""
+    return {
+        "duologue": VERSION,
+        "protocol": PROTOCOL_VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device(engine: Any, asked: str) -> dict[str, Any]:
+    if engine is None:
+        return {"type": None, "name": None, "asked": asked}
+    device = engine.parts.model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"type": str(device), "name": name, "asked": asked}
+
+
+def _memory(engine: Any) -> dict[str, int]:
+    numbers = {"resident": memory_bytes(None)}
+    if engine is not None and engine.parts.model.device.type == "cuda":
+        device = engine.parts.model.device
+        numbers["allocated"] = torch.cuda.memory_allocated(device)
+        numbers["reserved"] = torch.cuda.memory_reserved(device)
+        numbers["peak"] = torch.cuda.max_memory_allocated(device)
+    return numbers

@@ -1,0 +1,106 @@
+"""`python -m worker.main`: one worker process, from its command line to its exit status.
+
+Settings first, and the places that compilers look at in the environment; only then everything heavy is imported. Exit
+status: 0 after a drain; 1 if the worker could not start or broke down; 2 if what it was told cannot be.
+"""
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+from models.errors import ModelError, SettingsError
+from worker import log
+from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
+
+LOG = logging.getLogger("worker.main")
+USAGE = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m worker.main", description="One worker: a model and its sessions.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
+    parser.add_argument("--port", type=int, metavar="N", help="default: service.worker_base_port + index; 0: any")
+    parser.add_argument("--worker-index", type=int, default=0, metavar="N", help="number among the workers")
+    parser.add_argument("--gpu-id", type=int, metavar="N", help="number that health tells; default: the index")
+    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
+    parser.add_argument("--ref-audio-path", metavar="FILE", help="the default voice")
+    parser.add_argument("--warmup-video", metavar="FILE", help="what the warm-up listens to")
+    parser.add_argument("--max-warmup-chunks", type=int, metavar="N", help="seconds of it at most")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
+    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as memory holds")
+    parser.add_argument("--duplex-pause-timeout", type=float, metavar="S", help="seconds until a paused session ends")
+    parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start")
+    parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
+    return parser
+
+
+FLAGS = {
+    "model_path": "model.model_path",
+    "pt_path": "model.pt_path",
+    "device": "model.device",
+    "ref_audio_path": "audio.ref_audio_path",
+    "warmup_video": "service.warmup_video",
+    "max_warmup_chunks": "service.max_warmup_chunks",
+    "drain_timeout": "service.drain_timeout_s",
+    "max_sessions": "duplex.max_sessions",
+    "duplex_pause_timeout": "duplex.pause_timeout",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        log.set_up(log.level_of(args.log_level, os.environ))
+        config, notes = _config(args)
+        listening = _listen(args.host, _port(args, config))
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    for note in notes:
+        LOG.warning("%s", note)
+    os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
+    with listening:
+        # Imported before anybody is answered: loading libraries holds everything else up.
+        from worker.serving import serve, worker_settings
+
+        gpu_id = args.worker_index if args.gpu_id is None else args.gpu_id
+        return serve(worker_settings(config, gpu_id=gpu_id), listening)
+
+
+def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:
+    flags = {key: getattr(args, name) for name, key in FLAGS.items()}
+    config, notes = load_config(args.config, flags=flags, environ=os.environ)
+    if args.compile is not None:
+        compiled = config.service.compile.model_copy(update={"enabled": args.compile})
+        service = config.service.model_copy(update={"compile": compiled})
+        config = config.model_copy(update={"service": service})
+    return config, notes
+
+
+def _port(args: argparse.Namespace, config: Config) -> int:
+    port = config.service.worker_base_port + args.worker_index if args.port is None else args.port
+    if not 0 <= port <= 65_535:
+        raise SettingsError("--port", expected="0 to 65535", got=port)
+    return port
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The socket, bound and not listening yet: whoever asks meanwhile is refused, not kept waiting."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise SettingsError(f"{host}:{port}", expected="an address to listen on", got=error.strerror) from None
+    return bound
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""How a callable is measured: inputs alike, outputs compared, latency, memory, and where it ran.
+
+Knows tensors anywhere in nested values. Does not know what is called, nor what compiled means.
+"""
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.compile_report import Equivalence, Header, Latency, Memory, Repeats, Scalar
+
+Call = Callable[[], Any]
+SEED = 20_240_607
+# Single precision compiled against eager, as absolute errors; other kinds, and outputs far from one, as a share of the
+# norm.
+MOST_MAE, MOST_MAX = 1e-6, 1e-5
+MOST_RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+LEAST_RELATIVE = 1e-5  # of kinds that the table does not have
+
+
+def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cache: str | None = None) -> Header:
+    """Versions, machine, time and settings. cache: state of the kernel cache in words; None: looked for."""
+    is_cuda = device.type == "cuda"
+    cpu = f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+    return Header(
+        what=what,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        device=f"{device} ({torch.cuda.get_device_name(device)})" if is_cuda else cpu,
+        driver=_driver(device) if is_cuda else None,
+        torch=torch.__version__,
+        triton=_version("triton"),
+        cuda=torch.version.cuda,
+        python=platform.python_version(),
+        settings=dict(settings),
+        cache=cache or _cache(),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver(device: torch.device) -> str | None:
+    """torch knows which CUDA a driver supports, but not the driver's own number."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.split("\n")[0].strip() or None
+
+
+def _cache() -> str:
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        return "torch's own folder"
+    try:
+        is_used = any(Path(folder).iterdir())
+    except OSError:
+        is_used = False
+    return f"{folder}, {'in use' if is_used else 'empty'}"
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def cloned(value: Any, device: torch.device | None = None) -> Any:
+    """The same with every tensor copied, to `device` if one is given; what holds no tensor is shared."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if device is None else value.detach().to(device, copy=True)
+    if isinstance(value, Mapping):
+        copies = {key: cloned(inner, device) for key, inner in value.items()}
+        return copies if type(value) is dict else _rebuilt(value, copies)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cloned(inner, device) for inner in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(cloned(inner, device) for inner in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in fields(value) if one.init]
+        return replace(value, **{name: cloned(getattr(value, name), device) for name in names})
+    return value
+
+
+def _rebuilt(value: Any, copies: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(**copies)  # as models return their outputs by name
+    except TypeError:
+        return type(value)(copies)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a nested value that holds nothing further, each with its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{path}[{index}]")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from leaves(getattr(value, one.name), f"{path}.{one.name}")
+    else:
+        yield path or "output", value
+
+
+def compare(eager: Any, compiled: Any) -> Equivalence:
+    """Two nested values. Floating numbers by their differences, all else exactly; NaN equals NaN at the same place."""
+    pairs = [list(leaves(value)) for value in (eager, compiled)]
+    paths = [[path for path, _ in side] for side in pairs]
+    if paths[0] != paths[1]:
+        odd = sorted(set(paths[0]) ^ set(paths[1]))
+        return Equivalence(is_equal=False, note=f"different structure: {', '.join(odd[:5]) or 'other order'}")
+    total, largest, difference, norm, n, n_unequal = 0.0, 0.0, 0.0, 0.0, 0, 0
+    kinds: list[torch.dtype] = []
+    notes: list[str] = []
+    for (path, one), (_, other) in zip(*pairs, strict=True):
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+            n_unequal += not _same(one, other)
+        elif one.shape != other.shape or one.dtype != other.dtype:
+            notes.append(f"{path}: {_kind(one)} eager, {_kind(other)} compiled")
+        elif not one.dtype.is_floating_point and not one.dtype.is_complex:
+            n_unequal += int((one != other).sum())
+        else:
+            kinds.append(one.dtype)
+            gap, size = _gap(one, other)
+            total += float(gap.sum())
+            largest = max(largest, float(gap.max())) if gap.numel() else largest
+            difference += float(gap.square().sum())
+            norm += float(size.square().sum())
+            n += gap.numel()
+    relative = (difference / norm) ** 0.5 if norm else 0.0 if difference == 0 else float("inf")
+    kind = max(kinds, key=_coarseness, default=None)
+    figures: dict[str, Any] = {}
+    is_close = True
+    if kind is not None:
+        mae = total / n if n else 0.0
+        figures = {"dtype": str(kind).removeprefix("torch."), "mae": mae, "max_abs": largest, "relative": relative}
+        is_single = kind in (torch.float32, torch.float64)
+        is_close = (is_single and mae < MOST_MAE and largest < MOST_MAX) or relative <= _most_relative(kind)
+    is_equal = is_close and not n_unequal and not notes
+    return Equivalence(is_equal=is_equal, n_unequal=n_unequal, note="; ".join(notes[:5]) or None, **figures)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Things that are no tensors; objects without an equality of their own are the same if they are of one type."""
+    if type(one) is not type(other):
+        return False
+    if type(one).__eq__ is object.__eq__:
+        return True
+    return bool(one == other) or (isinstance(one, float) and one != one and other != other)
+
+
+def _gap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Absolute differences and sizes in double precision; infinity where only one of the two is a number."""
+    one, other = (torch.view_as_real(t) if t.is_complex() else t for t in (one, other))
+    one, other = one.double(), other.double()
+    alike = (one == other) | (one.isnan() & other.isnan())
+    gap = torch.where(alike, 0.0, (one - other).abs().nan_to_num(nan=float("inf")))
+    return gap, torch.where(one.isfinite(), one, 0.0)
+
+
+def _coarseness(kind: torch.dtype) -> float:
+    return torch.finfo(kind).eps
+
+
+def _most_relative(kind: torch.dtype) -> float:
+    kind = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(kind, kind)
+    return MOST_RELATIVE.get(kind, LEAST_RELATIVE)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def is_identical(one: Any, other: Any) -> bool:
+    """Whether two nested values agree in every bit."""
+    sides = list(leaves(one)), list(leaves(other))
+    if [path for path, _ in sides[0]] != [path for path, _ in sides[1]]:
+        return False
+    for (_, left), (_, right) in zip(*sides, strict=True):
+        if isinstance(left, Tensor) and isinstance(right, Tensor):
+            if left.shape != right.shape or left.dtype != right.dtype or not torch.equal(_bits(left), _bits(right)):
+                return False
+        elif not _same(left, right):
+            return False
+    return True
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As whole numbers, so that a NaN equals itself and -0 is not 0."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def latency(prepare: Callable[[], Call], runs: int, device: torch.device) -> Latency:
+    """`runs` calls as their caller sees them, the device's work included; `prepare` makes each of them, untimed."""
+    samples = []
+    for _ in range(runs):
+        call = prepare()
+        finish(device)
+        start = time.perf_counter()
+        call()
+        finish(device)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return Latency.of(samples)
+
+
+def repeats(run: Call, n: int) -> Repeats:
+    """Whether `n` runs agree in every bit. run: starts from the same state on the same inputs and returns a copy."""
+    with forked_draws():
+        first = run()
+        if all(is_identical(first, run()) for _ in range(n - 1)):
+            return "yes"
+    first = seeded(run)
+    return "per seed" if all(is_identical(first, seeded(run)) for _ in range(n - 1)) else "no"
+
+
+def seeded(run: Call) -> Any:
+    """What a run gives with all random numbers as from the same seed; the caller's draws go on as they were."""
+    with forked_draws():
+        torch.manual_seed(SEED)
+        return run()
+
+
+@contextmanager
+def forked_draws() -> Iterator[None]:
+    """Random numbers drawn inside are not missing outside."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+
+
+class PeakMemory:
+    """Most bytes that calls needed on a device, or on a CPU by how much the process is larger afterwards."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.kind = "device peak" if device.type == "cuda" else "resident growth"
+
+    def of(self, calls: Call) -> int | None:
+        """Bytes of everything `calls` does; None where the system does not tell."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            calls()
+            finish(self._device)
+            return torch.cuda.max_memory_allocated(self._device)
+        before = _resident()
+        calls()
+        after = _resident()
+        return None if before is None or after is None else max(after - before, 0)
+
+    def both(self, eager: int | None, compiled: int | None) -> Memory:
+        return Memory(kind=self.kind, eager_bytes=eager, compiled_bytes=compiled)
+
+
+def _resident() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+def shapes(tensors: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
+    """Leaves as a row names them: tensors by shape, plain values as they are."""
+    named: dict[str, Scalar] = {}
+    for path, leaf in tensors:
+        if isinstance(leaf, Tensor):
+            named[path] = f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"
+        elif leaf is None or isinstance(leaf, (bool, int, float, str)):
+            named[path] = leaf
+    return named

@@ -1,0 +1,329 @@
+"""Measures any `nn.Module` eager and compiled: breaks, recompiles, latency, memory, equality, repeatability.
+
+Knows modules and sets of inputs, nothing of our model. Works on copies, and puts back what compiling changes in the
+process: the compiler's counters and caches, random numbers, logging.
+"""
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo.convert_frame
+import torch._dynamo.pgo
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import reset_code
+from torch._dynamo.utils import counters
+
+from worker import measures
+from worker.compile_report import CompileReport, Determinism, Latency, ReportError, Row
+from worker.compile_watch import CompileWatch, Happened
+
+ROUNDS = 3  # of warm-up over all inputs: sizes that vary become symbols in the second, the third compiles nothing
+REPEATS = 4  # runs that have to agree
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One set: what the module is called with."""
+
+    positional: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @classmethod
+    def sets(cls, given: Any) -> list["Inputs"]:
+        """A tuple of positional inputs, a dict of keyword inputs, or a list of such. Raises: ReportError."""
+        several = given if isinstance(given, list) else [given]
+        sets = []
+        for one in several:
+            if isinstance(one, tuple):
+                sets.append(cls(one, {}))
+            elif isinstance(one, Mapping) and all(isinstance(key, str) for key in one):
+                sets.append(cls((), dict(one)))
+            else:
+                expected = "a tuple of inputs, a dict of them by name, or a list of such"
+                raise ReportError("inputs", expected=expected, got=type(one).__name__)
+        if not sets:
+            raise ReportError("inputs", expected="at least one set", got="an empty list")
+        return sets
+
+    def copy(self, device: torch.device | None = None) -> "Inputs":
+        return Inputs(measures.cloned(self.positional, device), measures.cloned(self.keywords, device))
+
+    def shapes(self, module: nn.Module) -> dict[str, Any]:
+        """Each input's shape by name, or by number where the module's signature has none."""
+        try:
+            names = inspect.signature(module.forward).bind(*self.positional, **self.keywords).arguments
+        except (TypeError, ValueError):
+            names = dict(enumerate(self.positional)) | self.keywords
+        return measures.shapes(leaf for name, value in names.items() for leaf in measures.leaves(value, str(name)))
+
+
+class Subject:
+    """One copy of the module, its compiled form if it has one, and the state that it can be put back to."""
+
+    def __init__(self, module: nn.Module, wrap: Callable[[nn.Module], Callable[..., Any]] | None = None):
+        self.module = copy.deepcopy(module)
+        self._tensors = [(holder, dict(holder), measures.cloned(dict(holder))) for holder in self._holders()]
+        self._plain = [(one, _plain_attributes(one)) for one in self.module.modules()]
+        self._kept = [copy.deepcopy(plain) for _, plain in self._plain]
+        self._call = wrap(self.module) if wrap else self.module
+
+    def _holders(self) -> Iterator[dict[str, Any]]:
+        for one in self.module.modules():
+            yield from (one._parameters, one._buffers)
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> Any:
+        return self._call(*inputs.positional, **inputs.keywords)
+
+    def new_step(self) -> None:
+        """From here on Inductor's CUDA graphs may take back the outputs of the last call."""
+        if self._call is not self.module and torch.cuda.is_available():
+            torch.compiler.cudagraph_mark_step_begin()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Parameters, buffers and plain attributes as they were at first."""
+        for holder, own, values in self._tensors:
+            holder.clear()
+            holder.update(own)
+            for name, tensor in own.items():
+                if tensor is not None:
+                    tensor.copy_(values[name])
+        for (one, _), kept in zip(self._plain, self._kept, strict=True):
+            for name in _plain_attributes(one).keys() - kept.keys():
+                del one.__dict__[name]
+            one.__dict__.update(copy.deepcopy(kept))
+
+    def told(self, inputs: Inputs, n_calls: int = 1) -> Any:
+        """Everything that `n_calls` from the first state say and change, as copies: outputs, inputs, buffers."""
+        self.put_back()
+        said = []
+        for _ in range(n_calls):
+            given = inputs.copy()
+            self.new_step()
+            said.append(measures.cloned((self(given), given.positional, given.keywords)))
+        return said, measures.cloned(dict(self.module.named_buffers()))
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """What a forward may change beside tensors: lists, numbers, tensors in lists; not what makes a module one."""
+    own = nn.Module().__dict__.keys()
+    kinds = (list, dict, set, int, float, str, bool, type(None), Tensor)
+    return {name: value for name, value in module.__dict__.items() if name not in own and isinstance(value, kinds)}
+
+
+def module_report(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    name: str | None = None,
+    mode: str = "default",
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "inductor",
+    runs: int = 50,
+    device: torch.device | str | None = None,
+) -> CompileReport:
+    """Measure a module on one or more sets of inputs, a row each.
+
+    The module's copy is compiled once and called with all sets in turn, so that recompiles between them show; state
+    that its calls change goes on from call to call, as it would in use.
+
+    Args:
+        inputs: see `Inputs.sets`. mode, dynamic, backend: for torch.compile; `mode` matters to Inductor only.
+        runs: timed calls of each set. device: where to move module and inputs; None: they stay.
+    Raises: ReportError for inputs of another form and for a module that cannot be copied.
+    """
+    sets = Inputs.sets(inputs)
+    try:
+        plain = Subject(module)
+    except Exception as error:
+        raise ReportError("module", expected="one that can be copied", got=_first_line(error)) from error
+    if device is not None:
+        device = torch.device(device)
+        plain = Subject(plain.module.to(device))
+    device = device or _device(module, sets)
+    sets = [one.copy(device) for one in sets]
+    options: dict[str, Any] = {"dynamic": dynamic, "backend": backend}
+    if backend == "inductor":
+        options["mode"] = mode
+    backend_name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+    settings = {"mode": mode, "dynamic": "auto" if dynamic is None else dynamic, "backend": backend_name, "runs": runs}
+    header = measures.header(name or type(module).__name__, device, settings)
+    with as_before(), measures.forked_draws():
+        try:
+            compiled = Subject(plain.module, lambda copied: torch.compile(copied, **options))
+        except Exception as error:  # of a backend or mode that torch does not have; compiling itself comes later
+            raise ReportError("torch.compile", expected="settings that it takes", got=_first_line(error)) from error
+        graphs = backend == "inductor" and mode in GRAPH_MODES
+        rows = _Bench(name or type(module).__name__, plain, compiled, sets, runs, device, graphs).rows()
+    return CompileReport(header=header, rows=rows)
+
+
+def _device(module: nn.Module, sets: list[Inputs]) -> torch.device:
+    tensors = [*module.parameters(), *module.buffers()]
+    tensors += [leaf for one in sets for _, leaf in measures.leaves((one.positional, one.keywords))]
+    return next((one.device for one in tensors if isinstance(one, Tensor)), torch.device("cpu"))
+
+
+class _Bench:
+    """One module's rows: eager, then compiled."""
+
+    def __init__(
+        self,
+        name: str,
+        plain: Subject,
+        compiled: Subject,
+        sets: list[Inputs],
+        runs: int,
+        device: torch.device,
+        wants_graphs: bool,
+    ):
+        self.plain, self.compiled, self.sets, self.runs, self.device = plain, compiled, sets, runs, device
+        self.wants_graphs = wants_graphs
+        self.memory = measures.PeakMemory(device)
+        self.facts: list[dict[str, Any]] = [{"name": name, "bucket": one.shapes(plain.module)} for one in sets]
+        self.peaks: list[list[int | None]] = [[None, None] for _ in sets]
+        self.repeats: list[dict[str, Any]] = [{} for _ in sets]
+        self.happened = [Happened() for _ in sets]
+
+    def rows(self) -> list[Row]:
+        works = [self._try("eager", self._eager, at) for at in range(len(self.sets))]
+        with CompileWatch() as watch:
+            for _ in range(ROUNDS):
+                for at in range(len(self.sets)):
+                    works[at] = works[at] and self._try("compiled", self._first_calls, at, watch)
+            for at, happened in enumerate(self.happened):
+                self._compiled_facts(at, happened)
+            for at, goes in enumerate(works):
+                if goes and self._try("compiled", self._timed, at, watch):
+                    self._try("compared", self._compared, at)
+        return [self._row(at) for at in range(len(self.sets))]
+
+    def _try(self, what: str, step: Callable[..., None], at: int, *given: Any) -> bool:
+        try:
+            step(at, *given)
+        except Exception as error:  # of a module that nobody here knows
+            self.facts[at].setdefault("error", f"{what}: {type(error).__name__}: {_first_line(error)}")
+            return False
+        return True
+
+    def _eager(self, at: int) -> None:
+        inputs = self.sets[at]
+        self.plain(inputs.copy())
+        self.peaks[at][0], self.facts[at]["eager"] = self._time(self.plain, inputs)
+        self.repeats[at]["eager"] = measures.repeats(lambda: self.plain.told(inputs), REPEATS)
+
+    def _first_calls(self, at: int, watch: CompileWatch) -> None:
+        try:
+            self.compiled.new_step()
+            self.compiled(self.sets[at].copy())
+            measures.finish(self.device)
+        finally:
+            self.happened[at].add(watch.take())
+
+    def _compiled_facts(self, at: int, happened: Happened) -> None:
+        self.facts[at] |= {
+            "compile_s": happened.seconds,
+            "n_graphs": happened.n_compiled,
+            "hits": happened.hits,
+            "misses": happened.misses,
+        }
+
+    def _timed(self, at: int, watch: CompileWatch) -> None:
+        try:
+            self.peaks[at][1], self.facts[at]["compiled"] = self._time(self.compiled, self.sets[at])
+        finally:
+            late = watch.take()
+            late.recompiles = [one.model_copy(update={"after_warm_up": True}) for one in late.recompiles]
+            self.happened[at].add(late)
+            self.facts[at]["n_late"] = late.n_compiled
+
+    def _time(self, subject: Subject, inputs: Inputs) -> tuple[int | None, Latency]:
+        taken: list[Latency] = []
+
+        def prepare() -> measures.Call:
+            given = inputs.copy()
+            subject.new_step()
+            return lambda: subject(given)
+
+        bytes_ = self.memory.of(lambda: taken.append(measures.latency(prepare, self.runs, self.device)))
+        return bytes_, taken[0]
+
+    def _compared(self, at: int) -> None:
+        inputs = self.sets[at]
+        told = [measures.seeded(lambda one=one: one.told(inputs, n_calls=2)) for one in (self.plain, self.compiled)]
+        self.facts[at]["equivalence"] = measures.compare(*told)
+        self.repeats[at]["compiled"] = measures.repeats(lambda: self.compiled.told(inputs), REPEATS)
+
+    def _row(self, at: int) -> Row:
+        happened, facts = self.happened[at], self.facts[at]
+        if happened.failures and "error" not in facts:
+            facts["error"] = f"stays eager: {happened.failures[0]}"
+        return Row(
+            **facts,
+            graph_breaks=happened.graph_breaks,
+            recompiles=happened.recompiles,
+            skips=happened.skips,
+            cuda_graphs=self._cuda_graphs(happened),
+            memory=self.memory.both(*self.peaks[at]),
+            determinism=Determinism(n=REPEATS, **self.repeats[at]),
+        )
+
+    def _cuda_graphs(self, happened: Happened) -> str:
+        if self.device.type != "cuda":
+            return "not on this device"
+        if not self.wants_graphs:
+            return "off"
+        return "skipped" if happened.skips else "used by Inductor"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Whatever is compiled inside is forgotten, and the compiler's counters are as they were."""
+    tracked = torch._dynamo.convert_frame.input_codes, torch._dynamo.convert_frame.output_codes
+    seen = [[code for reference in codes.seen if (code := reference()) is not None] for codes in tracked]
+    counted = {key: Counter(values) for key, values in counters.items()}
+    try:
+        with _sizes_unknown():
+            yield
+    finally:
+        for codes, before in zip(tracked, seen, strict=True):
+            _forget(codes, before)
+        for key in list(counters):
+            counters[key].clear()
+            counters[key].update(counted.get(key, {}))
+
+
+def _forget(codes: Any, before: list[Any]) -> None:
+    """Drop what was compiled from, or as, code objects that a tracker of torch's did not know before."""
+    known = {id(code) for code in before}
+    new = [(at, code) for at, one in enumerate(codes.seen) if (code := one()) is not None and id(code) not in known]
+    for at, code in reversed(new):
+        reset_code(code)
+        codes.seen_ids.discard(id(code))
+        del codes.seen[at]  # its reference too, or the next report would take the code for somebody else's
+
+
+@contextmanager
+def _sizes_unknown() -> Iterator[None]:
+    """Which sizes varied in earlier calls is not known inside, and what was learned there is not known afterwards."""
+    pgo = torch._dynamo.pgo
+    kept = {name: getattr(pgo, name) for name in ("_CODE_STATE", "_INIT_CODE_STATE") if hasattr(pgo, name)}
+    for name in kept:
+        setattr(pgo, name, None)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(pgo, name, value)

@@ -1,0 +1,295 @@
+"""Measures our own regions as they serve: each bucket eager, compiled and captured, from the same state.
+
+Knows regions, buckets and which slots they write. Runs before any session is open, on slots that nobody has: rows of
+one call must not share a slot, or which of them is written last would decide. Afterwards those slots are empty again.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from models.errors import SettingsError
+from models.graphs import Bucket, Region, RegionTable
+from models.state import SlotState
+from models.token2wav.vocoder import Vocoder
+from worker import measures
+from worker.building import Parts
+from worker.compile_report import CompileReport, Determinism, Header, ReportError, Row, Scalar
+from worker.compile_state import TargetPhase
+from worker.compile_targets import AIMS
+from worker.compile_watch import CompileWatch, Happened
+from worker.config import EngineConfig
+from worker.tuning import Tuned
+
+Buckets = Literal["smallest+largest", "all"]
+SERVING = tuple(dict.fromkeys(name for aim in AIMS.values() for name in aim.all_regions))
+REPEATS = 3  # runs that have to agree
+WARM_CALLS = 2
+SHOWN_SLOTS = 2  # whose state is compared: the first and the last row's
+
+
+class OmniSlots:
+    """Slots of the omni model: which a call writes, and what is in them."""
+
+    def __init__(self, state: SlotState):
+        self._state, self.scratch = state, state.scratch
+
+    def rows(self, tensors: Sequence[Tensor], at: int) -> Tensor | None:
+        """Slots for the call's input `at`, if that names slots: different ones for all rows."""
+        given = tensors[at]
+        is_slots = at == 0 and given.dtype == torch.int64 and given.ndim == 1 and bool((given == self.scratch).all())
+        return torch.arange(len(given), device=given.device) if is_slots else None
+
+    def empty(self, slots: Tensor) -> None:
+        self._state.reset(slots)
+
+    def told(self, slots: Tensor) -> list[Tensor]:
+        """Copies of what these slots hold; of keys and values the rows that count."""
+        speech = self._state.speech
+        caches = [self._state.llm, self._state.apm, speech and speech.cache]
+        found: list[Tensor] = []
+        long: set[int] = set()
+        for cache in filter(None, caches):
+            for tensor in (*cache.k, *cache.v):
+                long.add(id(tensor))
+                found += [tensor[slot, :, : int(cache.lengths[slot])] for slot in slots.tolist()]
+        return found + [tensor[slots] for tensor in self._state.tensors() if id(tensor) not in long]
+
+
+class SoundSlots:
+    """Slots of the vocoder: a call reads the first of a session's two and writes the second."""
+
+    def __init__(self, vocoder: Vocoder):
+        self._vocoder, self.scratch = vocoder, vocoder.sizes.scratch
+
+    def rows(self, tensors: Sequence[Tensor], at: int) -> Tensor | None:
+        """See `OmniSlots.rows`. `begin` takes voices second, which stay the scratch one."""
+        given = tensors[at]
+        if at > 1 or given.dtype != torch.int64 or given.ndim != 1 or (at == 1 and len(tensors) == 2):
+            return None
+        return torch.arange(len(given), device=given.device) + at * self._vocoder.sizes.n_sessions
+
+    def empty(self, slots: Tensor) -> None:
+        """Both slots of the sessions that have the first `len(slots)` ones."""
+        table, n = self._vocoder.regions, len(slots)
+        table.clear_scratch()
+        for first in (0, self._vocoder.sizes.n_sessions):
+            begun = torch.arange(n, device=slots.device) + first
+            begin = table.table["begin"]
+            begin.run(*begin.bound, begun, torch.full_like(begun, self.scratch))
+
+    def told(self, slots: Tensor) -> list[Tensor]:
+        """Copies of what the sessions' second slots hold."""
+        targets = slots + self._vocoder.sizes.n_sessions
+        state = self._vocoder.state
+        held = [tensor[targets] for tensor in (*state.copied(), *self._vocoder.vocode_state.tensors())]
+        pools = ((state.code, (state.code_rows,)), (state.mel, (state.mel_rows,)), (state.dit, state.dit_rows))
+        for views, rows in pools:
+            held += [views.view[targets], views.length[targets]]
+            for slot in targets:
+                seen = views.view[slot, : int(views.length[slot])]
+                held += [pool.index_select(pool.ndim - 3, seen) for pool in rows]
+        return held
+
+
+@dataclass
+class Trial:
+    """One region at one bucket and one setting, ready to be called again and again from empty slots."""
+
+    table: RegionTable
+    region: Region
+    slots: OmniSlots | SoundSlots
+    tensors: tuple[Tensor, ...]
+    static: dict[str, Any]
+    written: Tensor  # the slots, which may be none
+
+    @classmethod
+    def of(
+        cls, table: RegionTable, slots: OmniSlots | SoundSlots, region: Region, bucket: Bucket, variant: dict[str, Any]
+    ) -> "Trial":
+        with measures.forked_draws():
+            torch.manual_seed(measures.SEED)
+            tensors, static = region.example(bucket)
+        rows = [slots.rows(tensors, at) for at in range(len(tensors))]
+        given = tuple(own if own is not None else tensor for own, tensor in zip(rows, tensors, strict=True))
+        empty = torch.zeros(0, dtype=torch.int64, device=tensors[0].device)
+        written = rows[0] if rows[0] is not None else empty
+        return cls(table, region, slots, given, {**static, **variant}, written)
+
+    def empty(self) -> None:
+        if len(self.written):
+            self.slots.empty(self.written)
+        self.table.clear_scratch()
+
+    def eager(self) -> Any:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return self.region.run(*self.region.bound, *self.tensors, **self.static)
+
+    def compiled(self) -> Any:
+        return self.table.uncaptured(self.region.name, *self.tensors, **self.static)
+
+    def served(self) -> Any:
+        """By its graph, if there is one."""
+        return self.table(self.region.name, *self.tensors, **self.static)
+
+    @property
+    def is_captured(self) -> bool:
+        return self.table.has_graph(self.region.name, *self.tensors, **self.static)
+
+    def told(self, call: Callable[[], Any]) -> Any:
+        """What a call from empty slots says and leaves: outputs, and the state of some slots."""
+        self.empty()
+        said = measures.cloned(call())
+        ends = self.written[:1], self.written[1:][-(SHOWN_SLOTS - 1) :]
+        shown = torch.cat(ends)
+        return said, measures.cloned(self.slots.told(shown)) if len(shown) else None
+
+
+def region_report(
+    parts: Parts,
+    config: EngineConfig,
+    tuned: Tuned | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    buckets: Buckets = "smallest+largest",
+    runs: int = 20,
+    cache: str | None = None,
+) -> CompileReport:
+    """Measure regions as they are tuned now; nothing should compile any more, and what does is told as late.
+
+    On the thread that tuned them: on another one part of it would compile again.
+
+    Args:
+        tuned: what became of the targets; None: all that the config names are compiled.
+        names: which regions; None: all that serve. buckets: of each region.
+        runs: timed calls of each way of calling. cache: see `measures.header`.
+    Raises: SettingsError for an unknown name; ReportError while a session is open.
+    """
+    _check_nobody(parts)
+    chosen, device = _chosen(parts, names), parts.model.device
+    rows = []
+    with CompileWatch() as watch, measures.forked_draws():
+        for table, slots, region in chosen:
+            is_compiled = _is_compiled(region.name, config, tuned, device)
+            for bucket, variant in product(_buckets(table, region, buckets), region.variants):
+                trial = Trial.of(table, slots, region, bucket, variant)
+                shown = {**bucket, **(variant if len(region.variants) > 1 else {})}
+                rows.append(_row(trial, shown, watch, runs, device, is_compiled))
+                trial.empty()
+    return CompileReport(header=header(config, device, cache), rows=rows)
+
+
+def header(config: EngineConfig, device: torch.device, cache: str | None = None) -> Header:
+    """A report's header for an engine. cache: see `measures.header`."""
+    return measures.header(str(config.model_path), device, settings(config), cache)
+
+
+def _is_compiled(region: str, config: EngineConfig, tuned: Tuned | None, device: torch.device) -> bool:
+    """Whether any of it runs compiled."""
+    if not config.compile.enabled:
+        return False
+    for target in config.compile.targets:
+        aim, state = AIMS[target], tuned and tuned.targets.get(target)
+        whole = aim.whole_regions(device.type == "cuda") or (aim.on_cpu and aim.whole)
+        if region in (*aim.regions, *whole) and (state is None or state.phase is TargetPhase.COMPILED):
+            return True
+    return False
+
+
+def settings(config: EngineConfig) -> dict[str, Scalar]:
+    """What a report's header says of how an engine compiles."""
+    known = config.compile.model_dump(mode="json")
+    known["targets"] = " ".join(known["targets"])
+    return {**known, "dtype": config.dtype}
+
+
+def _check_nobody(parts: Parts) -> None:
+    runner, vocoder = parts.duplex.runner, parts.vocoder
+    n_open = runner.state.n_slots - runner.pool.n_free
+    n_open += vocoder.sizes.n_sessions - vocoder.n_free if vocoder else 0
+    if n_open:
+        raise ReportError("report of regions", expected="no session", got=f"{n_open} slots in use")
+
+
+def _chosen(parts: Parts, names: Sequence[str] | None) -> list[tuple[RegionTable, OmniSlots | SoundSlots, Region]]:
+    runner = parts.duplex.runner
+    tables: list[tuple[RegionTable, Any]] = [(runner.regions, OmniSlots(runner.state))]
+    if parts.vocoder is not None:
+        tables.append((parts.vocoder.regions, SoundSlots(parts.vocoder)))
+    known = {name: (table, slots, table.table[name]) for table, slots in tables for name in table.table}
+    known.pop("voice", None)  # always eager, and it writes to voices
+    for name in names or ():
+        if name not in known:
+            raise SettingsError("region", expected=f"one of {sorted(known)}", got=name)
+    return [known[name] for name in (names or SERVING) if name in known]
+
+
+def _buckets(table: RegionTable, region: Region, wanted: Buckets) -> Iterable[Bucket]:
+    every = list(region.buckets(table.shapes))
+    if wanted == "all":
+        return every
+    return [every[0]] if len(every) == 1 else [every[0], every[-1]]
+
+
+def _row(
+    trial: Trial, bucket: dict[str, Any], watch: CompileWatch, runs: int, device: torch.device, is_compiled: bool
+) -> Row:
+    facts: dict[str, Any] = {}
+    watch.take()
+    try:
+        _measure(trial, facts, runs, device, is_compiled)
+    except RuntimeError as error:  # the compiler's, or the device's
+        facts["error"] = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    late: Happened = watch.take()
+    return Row(
+        name=trial.region.name,
+        part=trial.region.part,
+        bucket=bucket,
+        graph_breaks=late.graph_breaks,
+        recompiles=[one.model_copy(update={"after_warm_up": True}) for one in late.recompiles],
+        n_late=late.n_compiled,
+        skips=late.skips,
+        **facts,
+    )
+
+
+def _measure(trial: Trial, facts: dict[str, Any], runs: int, device: torch.device, is_compiled: bool) -> None:
+    memory = measures.PeakMemory(device)
+    is_captured = trial.is_captured
+    facts["cuda_graphs"] = _graphs(device, is_captured)
+    ways: dict[str, Callable[[], Any]] = {"eager": trial.eager}
+    if is_compiled:
+        ways["compiled"] = trial.compiled
+    if is_captured:
+        ways["captured"] = trial.served
+    peaks: dict[str, int] = {}
+
+    def prepare(call: Callable[[], Any]) -> Callable[[], Any]:
+        trial.empty()
+        return call
+
+    def time(way: str, call: Callable[[], Any]) -> None:
+        facts[way] = measures.latency(lambda: prepare(call), runs, device)
+
+    for way, call in ways.items():
+        for _ in range(WARM_CALLS):
+            prepare(call)()
+        peaks[way] = memory.of(lambda way=way, call=call: time(way, call))
+    best = trial.served if is_captured else trial.compiled
+    compiled = peaks.get("captured", peaks.get("compiled"))
+    facts["memory"] = memory.both(peaks["eager"], compiled)
+    repeats = {"eager": measures.repeats(lambda: trial.told(trial.eager), REPEATS)}
+    if is_compiled or is_captured:
+        facts["equivalence"] = measures.compare(trial.told(trial.eager), trial.told(best))
+        repeats["compiled"] = measures.repeats(lambda: trial.told(best), REPEATS)
+    facts["determinism"] = Determinism(n=REPEATS, **repeats)
+
+
+def _graphs(device: torch.device, is_captured: bool) -> str:
+    if device.type != "cuda":
+        return "captured" if is_captured else "not on this device"
+    return "captured" if is_captured else "off"

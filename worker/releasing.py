@@ -1,0 +1,39 @@
+"""Gives memory back that an engine had, its compiled code and graphs too. Knows allocators, not what was inside."""
+
+import contextlib
+import ctypes
+import gc
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+PAGE = resource.getpagesize()
+
+
+def memory_bytes(device: torch.device | None) -> int:
+    """What this process holds: of the GPU's memory, or resident memory on the CPU."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if sys.platform == "linux":
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def release_memory(device: torch.device | None) -> dict[str, int]:
+    """Forget compiled code, collect, and hand free memory back to the system.
+
+    device: where the engine was, None if nobody knows. Returns: `before` and `after` in bytes, as `memory_bytes`.
+    """
+    before = memory_bytes(device)
+    torch._dynamo.reset()  # its caches hold the modules, and Inductor's own graphs their pools
+    gc.unfreeze()
+    gc.collect()
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library keeps what it keeps
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return {"before": before, "after": memory_bytes(device)}

@@ -1,0 +1,117 @@
+"""The compile report that a start gives for nothing: what became of each target, as it was watched, without measuring.
+
+Knows targets and their states. Does not know regions' calls (`region_report` measures those).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from worker.building import build
+from worker.compile_report import CompileReport, Row
+from worker.compile_state import TargetPhase, TargetState
+from worker.compile_targets import AIMS
+from worker.compile_watch import CompileWatch, Happened
+from worker.config import EngineConfig
+from worker.region_report import Buckets, header, region_report
+from worker.tuning import Progress, Tuned, tune
+
+
+@dataclass
+class TargetWatch:
+    """Whose compiling it was: a watch around `tune` that is told, like everybody, when the next bucket comes.
+
+    targets: the states that `tune` keeps. then: whom to tell of the progress further. happened: by target.
+    """
+
+    targets: dict[str, TargetState]
+    then: Progress | None = None
+    happened: dict[str, Happened] = field(default_factory=dict)
+    _watch: CompileWatch = field(default_factory=CompileWatch)
+    _current: str | None = None
+
+    def __enter__(self) -> Self:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.stop()
+        self._settle(None)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """As `tune` calls it, before each bucket."""
+        compiling = (name for name, state in self.targets.items() if state.phase is TargetPhase.COMPILING)
+        self._settle(next(compiling, None))
+        if self.then is not None:
+            self.then(what, done, total)
+
+    def _settle(self, following: str | None) -> None:
+        happened = self._watch.take()
+        if self._current is not None:
+            self.happened.setdefault(self._current, Happened()).add(happened)
+        self._current = following
+
+
+def start_report(
+    config: EngineConfig,
+    device: torch.device,
+    tuned: Tuned,
+    happened: Mapping[str, Happened] | None = None,
+    cache: str | None = None,
+) -> CompileReport:
+    """A row for each target.
+
+    Args:
+        happened: what `TargetWatch` saw; None: breaks and recompiles are not known.
+        cache: state of the kernel cache in words; None: looked for.
+    """
+    rows = []
+    for name, state in tuned.targets.items():
+        seen = None if happened is None else happened.get(name, Happened())
+        was_tried = state.phase in (TargetPhase.COMPILED, TargetPhase.FELL_BACK)
+        rows.append(
+            Row(
+                name=name,
+                part=", ".join(AIMS[name].parts(device.type == "cuda")) or None,
+                graph_breaks=seen and seen.graph_breaks if was_tried else None,
+                recompiles=seen and seen.recompiles if was_tried else None,
+                skips=seen.skips if seen else [],
+                cuda_graphs=_graphs(state, config, device) if was_tried else state.phase.value,
+                n_graphs=state.n_graphs if was_tried else None,
+                compile_s=state.seconds if was_tried else None,
+                hits=state.hits if was_tried else None,
+                misses=state.misses if was_tried else None,
+                error=state.error if state.phase is TargetPhase.FELL_BACK else None,
+            )
+        )
+    return CompileReport(header=header(config, device, cache), rows=rows)
+
+
+def _graphs(state: TargetState, config: EngineConfig, device: torch.device) -> str:
+    if device.type != "cuda":
+        return "not on this device"
+    if state.n_captured:
+        return f"{state.n_captured} captured"
+    return "off" if config.compile.mode == "default" else "left to Inductor"
+
+
+def tuned_report(
+    config: EngineConfig,
+    *,
+    names: Sequence[str] | None = None,
+    buckets: Buckets = "smallest+largest",
+    runs: int = 20,
+) -> CompileReport:
+    """Load a checkpoint, tune it here and now, and measure it: its targets' rows, then its regions'.
+
+    Raises: as `building.build` and `region_report`.
+    """
+    parts = build(config)
+    targets: dict[str, TargetState] = {}
+    with TargetWatch(targets) as watch:
+        tuned = tune(parts, config, targets=targets, progress=watch.progress)
+    start = start_report(config, parts.model.device, tuned, watch.happened)
+    measured = region_report(parts, config, tuned, names=names, buckets=buckets, runs=runs)
+    return start.followed_by(measured)

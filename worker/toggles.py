@@ -1,0 +1,60 @@
+"""The switches of speed that belong to the process: TF32, cuDNN's trials, attention kernels.
+
+They concern a GPU. On a CPU none of them is touched: float32 there stays what it was, to the last bit.
+"""
+
+import logging
+
+import torch
+
+from worker.compile_config import CompileConfig
+
+LOG = logging.getLogger(__name__)
+
+# attention -> which of PyTorch's kernels may be taken: flash, memory-efficient, cuDNN's, plain products. Most of our
+# calls carry a mask, which flash does not take, so plain products stay beside it: a call with no kernel left fails.
+KERNELS = {
+    "sdpa": (True, True, True, True),
+    "flash": (True, False, False, True),
+    "eager": (False, False, False, True),
+}
+
+
+def apply_toggles(config: CompileConfig, device: torch.device) -> dict[str, str | bool]:
+    """Set the process's switches for a model on `device`, before anything is traced: graphs depend on them.
+
+    Returns: what is in force, by the setting's name; `not on a CPU` for what does not concern it.
+    """
+    in_force: dict[str, str | bool] = dict.fromkeys(("tf32", "cudnn_benchmark", "attention"), "not on a CPU")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = config.tf32
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        if config.attention != "auto":  # as PyTorch chooses, which leaves what somebody else has set
+            _allow(*KERNELS[config.attention])
+        in_force = {
+            "tf32": config.tf32,
+            "cudnn_benchmark": config.cudnn_benchmark,
+            "attention": f"{config.attention} ({_allowed()})",
+        }
+    LOG.info("toggles: %s", ", ".join(f"{name} {value}" for name, value in in_force.items()))
+    return in_force
+
+
+def _allow(flash: bool, efficient: bool, cudnn: bool, math: bool) -> None:
+    backend = torch.backends.cuda
+    backend.enable_flash_sdp(flash)
+    backend.enable_mem_efficient_sdp(efficient)
+    backend.enable_cudnn_sdp(cudnn)
+    backend.enable_math_sdp(math)
+
+
+def _allowed() -> str:
+    backend = torch.backends.cuda
+    kernels = {
+        "flash": backend.flash_sdp_enabled(),
+        "memory-efficient": backend.mem_efficient_sdp_enabled(),
+        "cudnn": backend.cudnn_sdp_enabled(),
+        "products": backend.math_sdp_enabled(),
+    }
+    return ", ".join(name for name, is_on in kernels.items() if is_on)
