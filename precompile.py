@@ -8,15 +8,16 @@ failed; 2 if what was given cannot be; 130 if interrupted.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.errors import ModelError, SettingsError
 from worker import log
+from worker.config import EngineConfig
+from worker.report.compile_report import CompileReport, write_report
 from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as memory holds")
     parser.add_argument("--no-compile", action="store_true", help="load and warm up only: whether files and model work")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write what was done as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the compile report as JSON")
+    parser.add_argument("--measure", action="store_true", help="measure regions too: eager, compiled, captured")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
@@ -76,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     try:
-        return _run(config, args.report)
+        return _run(config, args.report, measures=args.measure)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -111,13 +113,13 @@ def _check_folder(path: Path) -> None:
         raise SettingsError(f"--report {path}", expected="a place for a file", got="a folder or none to put it in")
 
 
-def _run(config: Config, report: Path | None) -> int:
-    from models.token2wav.atomic_file import write_atomically
+def _run(config: Config, path: Path | None, *, measures: bool) -> int:
     from worker.starting import start_engine
     from worker.status import Status
 
+    engine = config.engine()
     started = start_engine(
-        config.engine(),
+        engine,
         video=config.service.warmup_video,
         ref_audio=config.audio.ref_audio_path,
         max_units=config.service.max_warmup_chunks,
@@ -126,16 +128,29 @@ def _run(config: Config, report: Path | None) -> int:
         targets={},
     )
     try:
+        report = _measured(started, engine) if measures else started.report
         print("\n".join(summary(started)))
-        if report is not None:
-            write_atomically(report, json.dumps(document(started, config), indent=1, ensure_ascii=False).encode())
-            print(f"report: {report}")
+        if measures:
+            print(report.table())
+        if path is not None:
+            write_report(report, path)
+            print(f"report: {path}")
     except OSError as error:
-        print(f"error: {report}: {error.strerror}", file=sys.stderr)
+        print(f"error: {path}: {error.strerror}", file=sys.stderr)
         return FAILED
     finally:
         started.engine.close()
     return 0
+
+
+def _measured(started: "Started", config: EngineConfig) -> CompileReport:
+    """The start's report, and each region's behind it. Raises: ReportError."""
+    from worker.report.region_report import region_report
+
+    # On the engine's thread: on another one it would be compiled again.
+    parts = started.engine.parts
+    measuring = started.engine.submit(region_report, parts, config, started.tuned)
+    return started.report.followed_by(measuring.result())
 
 
 def summary(started: "Started") -> list[str]:
@@ -148,23 +163,7 @@ def summary(started: "Started") -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
     failed = [f"{one.name}: {one.error}" for one in started.targets.values() if one.error]
-    return [stages, *table, *failed]
-
-
-def document(started: "Started", config: Config) -> dict[str, Any]:
-    """The same for programs."""
-    from dataclasses import asdict
-
-    engine = config.engine()
-    return {
-        "model": str(engine.model_path),
-        "device": str(started.engine.parts.model.device),
-        "n_slots": started.engine.parts.n_slots,
-        "compile": engine.compile.model_dump(mode="json"),
-        "seconds": started.seconds,
-        "targets": [asdict(one) for one in started.targets.values()],
-        "warm_up": started.warm_up.to_json(),
-    }
+    return [stages, str(started.cache or "compile cache: not used"), *table, *failed]
 
 
 if __name__ == "__main__":

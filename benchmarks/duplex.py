@@ -133,7 +133,8 @@ class Bench:
         self.script = Script(parts.language.talk_ids, TEXT_TOKENS)
         self.engine = Engine(parts, self.config, observer=self.script)
         start = time.perf_counter()
-        self.tuned = tune(parts, self.config)
+        self.engine.start()
+        self.tuned = self.engine.submit(tune, parts, self.config).result()
         self.result: dict[str, Any] = {
             "command": command,
             "environment": report.environment(self.device),

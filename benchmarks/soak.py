@@ -83,9 +83,10 @@ class Soak:
             session=SessionConfig(window=WINDOWS[0]),
         )
         parts = build(self.config)
-        tune(parts, self.config)
         self.device = parts.model.device
         self.engine = Engine(parts, self.config, observer=Script())
+        self.engine.start()
+        self.engine.submit(tune, parts, self.config).result()
         self.result: dict[str, Any] = {
             "command": command,
             "environment": report.environment(self.device),

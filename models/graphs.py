@@ -229,6 +229,11 @@ class RegionTable:
         """Graphs of all regions together."""
         return len(self._captured)
 
+    @property
+    def captured(self) -> set[str]:
+        """Regions that have graphs."""
+        return set(self._captured_names)
+
     def capture(self, names: Sequence[str] | None = None) -> int:
         """Capture every bucket and variant of regions as CUDA graphs, largest first, in one pool.
 

@@ -3,11 +3,12 @@
 Knows positions and lengths. Does not know what the rows mean, nor which session leases a slot.
 
 Schema, one entry per layer, allocated once and never moved (S slots plus one scratch slot):
-    k, v       [S + 1, kv_heads, max_len, head_dim]  model dtype; rows 0..length-1 of a slot are valid
+    k, v       [S + 1, kv_heads, max_len + spare, head_dim]  model dtype; rows 0..length-1 of a slot are valid
     lengths    [S + 1] int64  valid rows; advanced by whoever feeds rows
     positions  [S + 1] int64  rotary position of the next row; equals lengths unless a slot skips positions
     windows    [S + 1] int64  rows held before a call that its queries still see; max_len = all
-The scratch slot takes the writes of padding, so that padding never touches a session's rows.
+The scratch slot takes the writes of padding, so that padding never touches a session's rows. Spare rows take nothing:
+with one of them no call ever looks at all rows there are, and all numbers of rows are one case to a compiler.
 """
 
 from typing import NamedTuple
@@ -34,7 +35,8 @@ class CacheView(NamedTuple):
 
     def read(self, cache: Tensor) -> Tensor:
         """The first kv_len rows of each slot. Returns: [B, kv_heads, kv_len, head_dim]."""
-        return cache[:, :, : self.kv_len].index_select(0, self.slots)
+        # Not a slice, which asks a compiler whether there are as many rows.
+        return cache.narrow(2, 0, self.kv_len).index_select(0, self.slots)
 
 
 class KVCache:
@@ -50,9 +52,11 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        spare: int = 0,
     ):
         self.n_slots, self.max_len, self.scratch = n_slots, max_len, n_slots
-        shape = (n_slots + 1, kv_heads, max_len, head_dim)
+        self._n_rows = max_len + spare
+        shape = (n_slots + 1, kv_heads, self._n_rows, head_dim)
         self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
         self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
         self.lengths = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
@@ -93,7 +97,7 @@ class KVCache:
 
     def wipe(self, slots: Tensor, lengths: Tensor) -> None:
         """Zero the rows at and beyond `lengths` [B] of `slots` [B]; `reset` says why. Counts stay as they are."""
-        row = torch.arange(self.max_len, device=slots.device)
+        row = torch.arange(self._n_rows, device=slots.device)
         beyond = (row >= lengths[:, None])[:, None, :, None]
         for cache in (*self.k, *self.v):
             cache.index_copy_(0, slots, cache.index_select(0, slots).masked_fill(beyond, 0))
@@ -129,7 +133,7 @@ class KVCache:
             frequencies: [head_dim / 2] float32 of the decoder that owns this cache.
             turn: False leaves the keys as they are.
         """
-        row = torch.arange(self.max_len, device=slots.device)
+        row = torch.arange(self._n_rows, device=slots.device)
         target, end, touched = first + by, self.lengths[slots] + by, (by != 0)[:, None]
         moved = touched & (row >= target[:, None]) & (row < end[:, None])  # [B, L]
         empty = (touched & ~moved & (row >= torch.minimum(first, target)[:, None]))[:, None, :, None]
@@ -151,7 +155,7 @@ class KVCache:
 
         Args: slots: [B] distinct. first, by: [B] int64. frequencies: as in `shift`.
         """
-        row = torch.arange(self.max_len, device=slots.device)
+        row = torch.arange(self._n_rows, device=slots.device)
         turned = ((row >= first[:, None]) & (row < self.lengths[slots][:, None]))[:, None, :, None]
         phase = rotary_phases(by, frequencies)[:, None, None]
         cos, sin = phase.cos(), phase.sin()

@@ -32,7 +32,8 @@ class SlotState:
     mel: MelStreamState | None
     heard: HeardMel | None
     speech: SpeechState | None
-    # [S + 1, 64, D] hidden states of the tokens that wait to be spoken; overwritten by the next unit.
+    # [S + 1, 65, D] hidden states of the tokens that wait to be spoken; overwritten by the next unit. The last row is
+    # spare, as in `kv_cache`.
     hidden: Tensor
 
     @classmethod
@@ -53,6 +54,7 @@ class SlotState:
                 head_dim=head_dim,
                 dtype=dtype,
                 device=device,
+                spare=1,
             )
 
         heads = audio.encoder_attention_heads
@@ -75,7 +77,7 @@ class SlotState:
             speech=SpeechState.allocate(cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim))
             if config.init_tts
             else None,
-            hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS, config.hidden_size, dtype=dtype, device=device),
+            hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS + 1, config.hidden_size, dtype=dtype, device=device),
         )
 
     @property

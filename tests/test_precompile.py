@@ -11,6 +11,8 @@ import pytest
 
 from models.errors import SettingsError
 from precompile import FAILED, USAGE, gpu, main, parser, settings
+from worker.compile_config import TARGETS
+from worker.report.compile_report import CompileReport
 from worker.settings import KnobError
 
 QUICK = ["--no-compile", "--device", "cpu", "--max-sessions", "1", "--max-warmup-chunks", "1"]
@@ -33,15 +35,13 @@ def test_it_loads_and_warms_up_and_reports(root: Path, tmp_path: Path) -> None:
     assert "✓ omni duplex warmup complete" in done.stderr
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"load \d+\.\d s, warm up \d+\.\d s", lines[0]), done.stdout
+    assert lines[1] == "compile cache: not used"
     [at] = [number for number, line in enumerate(lines) if line.startswith("target ")]
-    assert [line.split()[:2] for line in lines[at + 1 : at + 8]] == [
-        [name, "off"]
-        for name in ("vpm", "llm.model", "resampler", "tts.model", "apm", "token2wav.flow", "token2wav.hift")
-    ]
+    assert [line.split()[:2] for line in lines[at + 1 : at + 8]] == [[name, "off"] for name in TARGETS]
     assert lines[-1] == f"report: {report}"
-    written = json.loads(report.read_text())
-    assert written["warm_up"]["n_units"] == 1 and len(written["warm_up"]["times"]) == 1
-    assert written["seconds"].keys() == {"load", "warm_up"} and written["n_slots"] == 1
+    written = CompileReport.from_json(report.read_text())
+    assert [row.name for row in written.rows] == list(TARGETS) and not written.problems(), written
+    assert written.header.what.endswith("tiny") and written.header.settings["enabled"] is False
     assert (tmp_path / "cache" / "voices").is_dir(), "expected the environment's cache folder to be used"
 
 

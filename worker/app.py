@@ -60,9 +60,10 @@ def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
 
     @app.get("/compile_report")
     async def compile_report() -> Response:
-        if service.loaded is None:
-            raise HTTPException(503, f"no model is loaded: the worker is {service.status.state}")
-        return JSONResponse(service.compile_report())
+        try:
+            return JSONResponse(service.compile_report())
+        except StateError as error:
+            raise HTTPException(503, str(error)) from None
 
     @app.get("/cache_info")
     async def cache_info() -> dict[str, Any]:
@@ -71,7 +72,10 @@ def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
 
     @app.post("/clear_cache")
     async def clear_cache() -> dict[str, Any]:
-        await service.forget_snapshots()
+        try:
+            await service.forget_snapshots()
+        except ModelError as error:
+            raise HTTPException(503, str(error)) from None
         return {"success": True, "message": "Cache cleared"}
 
     @app.post("/model/unload")

@@ -18,8 +18,8 @@ class Aim:
     """One target.
 
     table: whose regions. stacks: layers, one of which is compiled and shared by all of its kind. regions: those that
-    run them. pieces, whole: functions inside regions, and regions, that compile in one piece on a GPU. on_cpu: stacks
-    that take their place on a CPU. eager: regions of the target that never compile, but are captured.
+    run them. pieces, whole: further parts of regions, and regions, that compile in one piece on a GPU. on_cpu: smaller
+    parts that take their place on a CPU. eager: regions of the target that never compile, but are captured.
     """
 
     table: Literal["omni", "vocoder"]
@@ -55,7 +55,13 @@ AIMS: dict[Target, Aim] = {
         eager=("llm_evict",),
     ),
     "tts.model": Aim("omni", ("tts.model",), ("speech_step", "speech_begin"), pieces=("draw",), whole=("spoken_rows",)),
-    "token2wav.flow": Aim("vocoder", ("flow",), ("flow",), whole=("begin",)),
+    "token2wav.flow": Aim(
+        "vocoder",
+        regions=("flow",),
+        pieces=("flow",),
+        whole=("begin",),
+        on_cpu=("flow.encoder", "flow.decoder.estimator"),
+    ),
     "token2wav.hift": Aim("vocoder", whole=("hift",), on_cpu=("hift",)),
 }
 # Run once a prompt, with one slot: captured they would save nothing.

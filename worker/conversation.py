@@ -46,7 +46,8 @@ from worker.unit_message import Clock, partial_message, result_message
 LOG = logging.getLogger(__name__)
 NORMAL, FAILED, RESTART = 1000, 1011, 1012  # WebSocket close codes
 MOST_FRAMES = 32  # pictures that came by themselves and wait for their sound
-MOST_UNSENT = 8  # messages; a client that does not read gets no further units computed
+MOST_UNSENT = 8  # messages; a client that does not read gets nothing further answered
+LEAST_BYTES = 1024  # that a message takes up in memory, however short it is
 
 
 class Goodbye(NamedTuple):
@@ -57,7 +58,7 @@ class Goodbye(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A message that waits for its turn. n_bytes: as it came."""
+    """A message that waits for its turn. n_bytes: the room it takes."""
 
     message: ClientMessage | WireError
     n_bytes: int
@@ -104,6 +105,7 @@ class Conversation:
         await self._room.wait()
         if isinstance(message, Interrupt):
             self._interrupt()
+        n_bytes = max(n_bytes, LEAST_BYTES)
         self._inbox.append(Waiting(message, n_bytes, received))
         self._n_bytes += n_bytes
         if self._n_bytes > self._service.settings.max_backlog:
@@ -120,6 +122,8 @@ class Conversation:
             waiting = await self._next()
             if isinstance(waiting, Goodbye):
                 return waiting
+            if self.outbox.qsize() > MOST_UNSENT:
+                await self.outbox.join()
             try:
                 over = await self._answer(waiting)
             except Exception as error:
@@ -196,9 +200,11 @@ class Conversation:
         if message.max_slice_nums is not None:
             given["max_slice_nums"] = message.max_slice_nums
         config, notes = self._service.session_config(given)
+        self._service.check_prompt(message.system_prompt)
         prompt = await asyncio.to_thread(self._prompt, message)
+        preparing = self._handle.prepare(prompt, config)  # up to here the context is as it was
         self._prepared = False
-        await asyncio.wrap_future(self._handle.prepare(prompt, config))
+        await asyncio.wrap_future(preparing)
         self._prepared, self._spec = True, message.spec
         self._speaks = config.generate_audio and prompt.voice is not None
         self._turn_open = self._break_open = self.paused = False
@@ -235,8 +241,6 @@ class Conversation:
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
         keep = self._spec.backlog == "keep"
         await self._until(0 if keep else self._handle.most_waiting - 1)
-        if self.outbox.qsize() > MOST_UNSENT:
-            await self.outbox.join()
         clock = Clock(received, time.monotonic())
         frames, self._frames = self._frames, []
         try:
@@ -298,13 +302,17 @@ class Conversation:
 
     def _on_result(self, event: UnitResult, clock: Clock, n_parts: int) -> None:
         self.n_units += 1
+        # What was broken off before anything of it was heard is no turn that ends.
+        ends_turn = event.end_of_turn and (self._turn_open or not event.is_listen or n_parts > 0)
         self._turn_open = not event.is_listen and not event.end_of_turn
         if self._break_open and not self._turn_open:
             # It has done its work, or came when there was nothing to break off: the next turn is not its business.
             self._break_open = False
             _forget(self._handle.clear_break())
         n_behind = sum(isinstance(one.message, AudioChunk) for one in self._inbox) + len(self._in_flight)
-        message = result_message(event, clock, speaks=self._speaks, n_parts=n_parts, n_behind=n_behind)
+        message = result_message(
+            event, clock, ends_turn=ends_turn, speaks=self._speaks, n_parts=n_parts, n_behind=n_behind
+        )
         self._metrics.unit(event, message)
         self._say(message)
 

@@ -178,13 +178,23 @@ class Engine:
 
     @classmethod
     def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
-        """Load everything, compile and capture what the config says; errors as `worker.building.build`."""
+        """Load everything, compile and capture what the config says; errors as `worker.building.build`.
+
+        Returns: an engine whose thread runs, since what is compiled belongs to it.
+        """
         parts = build(config)
-        tune(parts, config)
-        return cls(parts, config, observer=observer)
+        engine = cls(parts, config, observer=observer)
+        engine.start()
+        try:
+            engine.submit(tune, parts, config).result()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
     def __enter__(self) -> "Engine":
-        self.start()
+        if self._thread is None:
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from models.graphs import compile_counters
 from worker.conversation import Conversation
 from worker.protocol import PROTOCOL_VERSION
 from worker.releasing import memory_bytes
 from worker.service import Service
 from worker.status import WIRE_NAMES, State
+from worker.tuning import count
 from worker.version import VERSION
 
 STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
@@ -30,7 +30,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
     if conversations and paused == len(conversations) and standing.state is State.BUSY:
         worker_status = "duplex_paused"
     slots = {"total": service.n_slots, "free": service.n_free, "paused": paused}
-    rows = {one.name: one.n_rows for one in conversations}
+    rows = [one.n_rows for one in conversations]  # names are the clients' and may be the same
     failed = standing.state is State.FAILED
     return {
         "status": "error" if failed else "initializing" if standing.state in STARTING else "healthy",
@@ -40,15 +40,15 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
         "current_session_id": next((one.name for one in conversations), None),
         "total_requests": int(totals["units"]),
         "avg_inference_time_ms": round(totals["ms"] / totals["units"], 1) if totals["units"] else 0.0,
-        "kv_cache_length": max(rows.values(), default=0),
+        "kv_cache_length": max(rows, default=0),
         "state": standing.state.value,
         "error": standing.error,
         "progress": {**asdict(standing.progress), "seconds": round(time.monotonic() - standing.since, 1)},
         "start_seconds": {state.value: round(s, 2) for state, s in service.status.start_seconds.items()},
         "slots": slots,
         "sessions": [
-            {"session_id": one.name, "units": one.n_units, "paused": one.paused, "kv_rows": rows[one.name]}
-            for one in conversations
+            {"session_id": one.name, "units": one.n_units, "paused": one.paused, "kv_rows": n_rows}
+            for one, n_rows in zip(conversations, rows, strict=True)
         ],
         "model": {
             "path": str(settings.engine.model_path),
@@ -57,7 +57,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
         },
         "device": _device(engine, settings.engine.device),
         "kv": {
-            "used": sum(rows.values()),
+            "used": sum(rows),
             "total": 0 if engine is None else service.n_slots * engine.parts.duplex.runner.llm_len,
         },
         "memory": _memory(engine),
@@ -66,9 +66,9 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
             "mode": settings.engine.compile.mode,
             "dynamic": settings.engine.compile.dynamic,
             "targets": {name: asdict(target) for name, target in list(service.targets.items())},
-            "counts": compile_counters(),
-            "after_warm_up": {},
-            "cache": None,
+            "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
+            "after_warm_up": {} if loaded is None else asdict(loaded.late.check()),
+            "cache": None if loaded is None or loaded.started.cache is None else asdict(loaded.started.cache),
         },
         "versions": versions(),
     }

@@ -21,6 +21,14 @@ def memory_bytes(device: torch.device | None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def settle_heap() -> None:
+    """What is there stays: a collection does not look at it any more. A compiler leaves a million small things behind,
+    and going through them would hold up every thread for half a second, now and then, for as long as the worker lives.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def release_memory(device: torch.device | None) -> dict[str, int]:
     """Forget compiled code, collect, and hand free memory back to the system.
 

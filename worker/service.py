@@ -12,18 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from models.errors import ModelError, SettingsError, SlotError
+from models.errors import ContextOverflowError, ModelError, SettingsError, SlotError
 from worker.compile_state import TargetState
 from worker.config import EngineConfig, SessionConfig
 from worker.engine import Engine, EngineError, Handle
 from worker.releasing import release_memory
+from worker.report.compile_watch import CompileWatch
 from worker.results import Event
 from worker.sessions import Sessions
 from worker.starting import Started, start_engine
 from worker.status import State, StateError, Status
+from worker.tuning import LateWatch, untune
 from worker.voice_shelf import Reference, VoiceShelf
 
 LOG = logging.getLogger(__name__)
+MOST_CHARS_A_ROW = 16  # of a prompt; real text has about four to a token
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,14 @@ class WorkerSettings:
 
 @dataclass
 class Loaded:
-    """An engine that serves, and what goes with it."""
+    """An engine that serves, and what goes with it. late: how much compiles from now on. watch: what, and why."""
 
     engine: Engine
     started: Started
     shelf: VoiceShelf
     default: Reference | None
+    late: LateWatch
+    watch: CompileWatch
     n_sessions: int = 0
 
 
@@ -121,7 +126,9 @@ class Service:
         except BaseException:
             engine.close()
             raise
-        return Loaded(engine, started, shelf, default)
+        watch = CompileWatch(LOG)
+        watch.start()
+        return Loaded(engine, started, shelf, default, LateWatch(engine.parts), watch)
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -198,7 +205,16 @@ class Service:
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
         """The worker's defaults with what a client gave, and what was ignored. Raises: KnobError."""
-        return SessionConfig.of(self._loaded().engine.config.session, given)
+        held = self._loaded().engine.config
+        config, notes = SessionConfig.of(held.session, given)
+        held.check_session(config)
+        return config, notes
+
+    def check_prompt(self, text: str) -> None:
+        """Raises: ContextOverflowError for a text so long that to count its tokens would hold up everybody."""
+        most = MOST_CHARS_A_ROW * self._loaded().engine.config.llm_len
+        if len(text) > most:
+            raise ContextOverflowError("system_prompt", expected=f"at most {most} characters", got=len(text))
 
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
         """A voice by file name, from samples ([n] float32 at 16 kHz), or the default one. Takes its time.
@@ -225,6 +241,11 @@ class Service:
             raise StateError("worker", expected="a loaded model", got=self.status.state)
         return loaded
 
+    def compile_report(self) -> dict[str, Any]:
+        """What the start compiled, and what has compiled since. Raises: StateError."""
+        loaded = self._loaded()
+        return loaded.started.report.with_live(loaded.watch.counts()).model_dump(mode="json")
+
     @property
     def n_snapshots(self) -> int:
         """Prepared prompts that are kept for the next session."""
@@ -248,9 +269,12 @@ class Service:
             self.status.move(State.UNLOADED)
             loaded, self.loaded = self.loaded, None
             self.targets.clear()
-        device = None if loaded is None else loaded.engine.parts.model.device
+        device = None
         if loaded is not None:
+            device = loaded.engine.parts.model.device
             loaded.engine.close()
+            loaded.watch.stop()
+            untune(loaded.engine.parts)
         del loaded
         return release_memory(device)
 
@@ -272,9 +296,12 @@ class Service:
     # --- the end -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Notice an engine that broke down."""
+        """Notice an engine that broke down, and one that compiles while it serves."""
         loaded = self.loaded
-        if self.is_ready and loaded is not None and loaded.engine.failure is not None:
+        if loaded is None or not self.is_ready:
+            return
+        loaded.late.check()
+        if loaded.engine.failure is not None:
             self._fail(loaded.engine.failure)
 
     def drain(self) -> None:

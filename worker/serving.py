@@ -12,13 +12,15 @@ import time
 
 import torch
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from worker.app import build_app
 from worker.metrics import Metrics
 from worker.protocol import ErrorCode
+from worker.releasing import settle_heap
 from worker.service import Service, WorkerSettings
 from worker.service_config import ROOT, Config
-from worker.socket import MAX_FRAME, Duplex
+from worker.socket import CONNECTION, MAX_FRAME, Duplex
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     if torch.cuda.is_available():
         torch.cuda.init()  # takes seconds and holds everything up: before anybody is answered
+    settle_heap()
     status = asyncio.run(_serve(settings, listening))
     if any(thread.name == "starter" and thread.is_alive() for thread in threading.enumerate()):
         # A compiler at work cannot be told to stop, and does not survive the interpreter's end.
@@ -67,7 +70,7 @@ async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     duplex = Duplex(service, metrics)
     config = uvicorn.Config(
         build_app(service, metrics, duplex),
-        ws="websockets-sansio",
+        ws=_Protocol,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # sound does not shrink, and trying costs more than sending
         log_config=None,
@@ -122,6 +125,14 @@ async def _drain(service: Service, duplex: Duplex) -> None:
         duplex.end_all(ErrorCode.DRAINING, "the worker is shutting down")
     while duplex.conversations and time.monotonic() < until + 5:
         await asyncio.sleep(POLL_S)
+
+
+class _Protocol(WebSocketsSansIOProtocol):
+    """uvicorn's own, telling the application its connection: a loss cannot be seen while nobody reads."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
+        super().connection_made(transport)
 
 
 class _Server(uvicorn.Server):

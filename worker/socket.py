@@ -1,4 +1,4 @@
-"""One WebSocket from its handshake to its close: slot, three tasks (read, answer, write), slot back.
+"""One WebSocket from its handshake to its close: slot, four tasks (read, answer, write, watch), slot back.
 
 Knows sockets and close codes. Does not know what messages mean (`conversation`).
 """
@@ -6,6 +6,7 @@ Knows sockets and close codes. Does not know what messages mean (`conversation`)
 import asyncio
 import logging
 import re
+import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,6 +28,10 @@ TRY_LATER = 1013
 WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 LAST_WORDS_S = 2.0  # for what is still to be sent when a conversation is over
 LONG_MESSAGE = 2**20  # is read on a thread of its own
+MOST_VALUES = 20_000  # of a message; a sound is one value, and millions of small ones would hold everybody up
+CONNECTION = "connection"  # in the scope's state: the TCP socket
+WATCH_S = 0.25
+ESTABLISHED = 1  # first byte of Linux' TCP_INFO
 ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -76,11 +81,13 @@ class Duplex:
         answering = asyncio.create_task(conversation.run())
         reading = asyncio.create_task(_read(websocket, conversation))
         writing = asyncio.create_task(_write(websocket, conversation))
+        watching = asyncio.create_task(_watch(websocket))
+        tasks = (answering, reading, writing, watching)
         self.conversations[conversation] = answering
         try:
-            await asyncio.wait((answering, reading, writing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
-                _report(conversation, (reading, writing))
+                _report(conversation, tasks)
                 return "disconnect"
             goodbye = conversation.farewell if answering.cancelled() else answering.result()
             # The slot is free before the client hears that it is over: it may come back at once.
@@ -94,16 +101,17 @@ class Duplex:
             return goodbye.reason
         finally:
             del self.conversations[conversation]
-            for task in (answering, reading, writing):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(answering, reading, writing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def end_all(self, code: ErrorCode, text: str) -> None:
         """End every conversation with an error, as before a restart."""
         farewell = Goodbye(RESTART if code is ErrorCode.DRAINING else FAILED, code)
         for conversation, task in self.conversations.items():
-            conversation.end(Error(error=text, code=code), farewell)
-            task.cancel()
+            if not task.done():  # otherwise it is saying its last words
+                conversation.end(Error(error=text, code=code), farewell)
+                task.cancel()
 
 
 async def _read(websocket: WebSocket, conversation: Conversation) -> None:
@@ -130,7 +138,11 @@ def _parse(data: str | bytes, spec: Spec) -> ClientMessage:
     if len(data) > MAX_MESSAGE:
         expected, got = f"at most {MAX_MESSAGE // 2**20} MiB", f"{len(data) / 2**20:.0f} MiB"
         raise WireError(ErrorCode.TOO_LARGE, "message", expected=expected, got=got)
-    return read_text(data) if isinstance(data, str) else read_binary(data, spec)
+    if isinstance(data, bytes):
+        return read_binary(data, spec)
+    if (n_values := sum(map(data.count, "[{,"))) > MOST_VALUES:
+        raise WireError(ErrorCode.TOO_LARGE, "message", expected=f"at most {MOST_VALUES} values", got=n_values)
+    return read_text(data)
 
 
 def _report(conversation: Conversation, tasks: Iterable["asyncio.Task[None]"]) -> None:
@@ -139,6 +151,14 @@ def _report(conversation: Conversation, tasks: Iterable["asyncio.Task[None]"]) -
         error = task.exception() if task.done() else None
         if not isinstance(error, (WebSocketDisconnect, RuntimeError, type(None))):
             LOG.error("session %s: %r", conversation.name, error, exc_info=error)
+
+
+async def _watch(websocket: WebSocket) -> None:
+    """Until the connection is gone. While too much waits nobody reads it, and reading alone would tell."""
+    connection = websocket.scope["state"][CONNECTION]
+    with suppress(OSError):  # closed on this side
+        while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
+            await asyncio.sleep(WATCH_S)
 
 
 async def _write(websocket: WebSocket, conversation: Conversation) -> None:

@@ -12,13 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from worker.building import build
-from worker.compile_config import TARGETS
-from worker.compile_state import TargetPhase, TargetState
+from worker.building import Parts, build
+from worker.compile_cache import CacheReport, CompileCache, facts_of
+from worker.compile_state import CompileCounts, TargetPhase, TargetState
 from worker.config import EngineConfig
 from worker.engine import Engine
+from worker.releasing import settle_heap
+from worker.report.compile_report import CompileReport
+from worker.report.start_report import TargetWatch, start_report
 from worker.status import State, Status
-from worker.tuning import Tuned, tune
+from worker.tuning import Tuned, count, set_states, tune
 from worker.voices import ReferenceSound, Voices
 from worker.warmup import WarmUpMedia, extract, warm_up
 from worker.warmup_report import WarmUpReport
@@ -33,16 +36,23 @@ VOICES_FOLDER = "voices"  # in the cache's folder: making a voice takes longer t
 class Started:
     """An engine whose thread runs, without sessions, and how it came to be.
 
-    voices: None for an engine without a vocoder. targets: the dictionary that was given. seconds: `load`, `compile` and
-    `warm_up`; a stage that was left out is missing.
+    voices: None for an engine without a vocoder. tuned: what was compiled, its `targets` the dictionary that was given.
+    cache: of its kernels, None if nothing was compiled. report: the same for people and programs. counts: what
+    compiling had done when all was over. seconds: `load`, `compile` and `warm_up`; a stage left out is missing.
     """
 
     engine: Engine
     voices: Voices | None
     warm_up: WarmUpReport
     tuned: Tuned
-    targets: dict[str, TargetState]
+    cache: CacheReport | None
+    report: CompileReport
+    counts: CompileCounts
     seconds: dict[str, float]
+
+    @property
+    def targets(self) -> dict[str, TargetState]:
+        return self.tuned.targets
 
 
 def start_engine(
@@ -59,7 +69,7 @@ def start_engine(
 
     Args:
         video, max_units: of the warm-up. ref_audio: the voice it speaks with; None: it does not speak.
-        cache_dir: of compiled kernels and of prepared voices.
+        cache_dir: of prepared voices and of compiled kernels: where torch was pointed to before it was imported.
         status: LOADING; it is WARMING_UP afterwards, and the caller moves on.
         targets: filled with the state of each target, as it changes.
     Raises: MediaError and AudioError for the files, before anything is loaded; as `building.build`; WarmUpError;
@@ -70,17 +80,18 @@ def start_engine(
     if ref_audio is not None:
         ReferenceSound.read(ref_audio)
     seconds: dict[str, float] = {}
-    set_targets(targets, config)
+    set_states(targets, config.compile)
     status.progress(f"weights of {config.model_path.name}")
     with_seconds = partial(_timed, seconds)
     parts = with_seconds("load", lambda: build(config))
     engine = Engine(parts, config)
     engine.start()
     try:
-        tuned = Tuned()
+        tuned, cache, watch = Tuned(targets), None, TargetWatch(targets, status.progress)
         if config.compile.enabled:
             status.move(State.COMPILING)
-            tuned = with_seconds("compile", lambda: engine.submit(tune, parts, config).result())
+            compiling = partial(_compile, parts, config, cache_dir, watch)
+            tuned, cache = with_seconds("compile", lambda: engine.submit(compiling).result())
         status.move(State.WARMING_UP)
         voices = None
         if parts.vocoder is not None:
@@ -101,15 +112,32 @@ def start_engine(
         raise
     if voices is not None and voices.problem:
         LOG.warning("voices are not kept: %s", voices.problem)
-    return Started(engine, voices, report, tuned, targets, seconds)
+    if report.compiled_graphs and config.compile.enabled:
+        LOG.warning("%d graphs compiled in the warm-up that compiling before had missed", report.compiled_graphs)
+    compiled = start_report(config, parts.model.device, tuned, watch.happened, None if cache is None else str(cache))
+    return Started(engine, voices, report, tuned, cache, compiled, count(parts), seconds)
 
 
-def set_targets(targets: dict[str, TargetState], config: EngineConfig) -> None:
-    """What is going to be compiled waits, the rest is off."""
-    asked = config.compile.targets if config.compile.enabled else ()
-    targets.clear()
-    for name in TARGETS:
-        targets[name] = TargetState(name, TargetPhase.WAITING if name in asked else TargetPhase.OFF)
+def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetWatch) -> tuple[Tuned, CacheReport]:
+    """On the engine's thread: with whatever an earlier start left, and leaving something to the next."""
+    start = time.perf_counter()
+    cache = CompileCache.open(cache_dir, facts_of(parts, config.compile))
+    settled = ""
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal settled
+        watch.progress(what, done, total)
+        compiling = next((name for name, state in watch.targets.items() if state.phase is TargetPhase.COMPILING), "")
+        if compiling != settled:
+            settle_heap()
+            settled = compiling
+
+    with watch:
+        tuned = tune(parts, config, targets=watch.targets, progress=progress)
+    settle_heap()
+    seconds = time.perf_counter() - start
+    hits, misses = (sum(getattr(state, name) for state in tuned.targets.values()) for name in ("hits", "misses"))
+    return tuned, cache.record(hits, misses, seconds)
 
 
 def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> Result:

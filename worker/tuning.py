@@ -20,12 +20,14 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as symbol_config
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._inductor.codecache import FxGraphCache
 
 from models.graphs import RegionTable, compile_counters
 from worker.building import Parts
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import CompileCounts, TargetPhase, TargetState
-from worker.compile_targets import AIMS, EAGER, FLOW, NEVER_CAPTURED, SERVING, SOUND, STACKED, WHOLE, Aim
+from worker.compile_targets import AIMS, EAGER, FLOW, SERVING, SOUND, STACKED, WHOLE, Aim
 from worker.config import EngineConfig
 from worker.toggles import apply_toggles
 
@@ -48,9 +50,18 @@ class Tuned:
     targets: dict[str, TargetState] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     n_graphs: int = 0
-    counts: CompileCounts = CompileCounts()
+    counts: CompileCounts = field(default_factory=CompileCounts)
     toggles: dict[str, str | bool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def hits(self) -> int:
+        """Of the cache of compiled graphs, by all targets."""
+        return sum(state.hits for state in self.targets.values())
+
+    @property
+    def misses(self) -> int:
+        return sum(state.misses for state in self.targets.values())
 
 
 def tune(
@@ -74,7 +85,16 @@ def tune(
         tuned.toggles = apply_toggles(config.compile, parts.model.device)
         # Two sizes that happen to be equal in the first example are still two sizes.
         with symbol_config.patch(use_duck_shape=False):
-            _Tuner(parts, config.compile, tuned, progress, backend).run()
+            tuner = _Tuner(parts, config.compile, tuned, progress, backend)
+            tuner.run()
+            if tuner.was_misled:
+                tuned.notes.append("compile cache: it held graphs that do not run; it was emptied, all compiled again")
+                LOG.warning("%s", tuned.notes[-1])
+                untune(parts)
+                torch._dynamo.reset()
+                _empty_cache()
+                set_states(tuned.targets, config.compile)
+                _Tuner(parts, config.compile, tuned, progress, backend).run()
     tuned.counts = count(parts)
     return tuned
 
@@ -143,6 +163,7 @@ class _Tuner:
         self._options = {"mode": mode, "dynamic": config.dynamic, "backend": backend}
         for table in self._tables.values():
             table.marks_steps = not is_default and not self._captures
+        self.was_misled = False  # a graph came from the cache and could not run
         self._done = 0
         self._asked = [name for name in TARGETS if name in config.targets]
         self._total = len([0 for step in self._steps() for _ in step])
@@ -167,7 +188,7 @@ class _Tuner:
         if table is None or not regions:
             state.phase, state.error = TargetPhase.OFF, "the checkpoint does not have it"
             return
-        state.phase = TargetPhase.COMPILING
+        state.phase, hits = TargetPhase.COMPILING, _cache_counts()[0]
         with self._timed(state):
             try:
                 table.compile_parts(aim.parts(self._is_gpu), **self._options)
@@ -176,6 +197,7 @@ class _Tuner:
                 self._warm_up(name, table, regions)
                 state.phase = TargetPhase.COMPILED
             except Exception as error:
+                self.was_misled |= _cache_counts()[0] > hits and not isinstance(error, torch.cuda.OutOfMemoryError)
                 self._fall_back(name, error)
         LOG.info(
             "compile target %s: %s in %.1f s, %d graphs, %d cache hits, %d misses",
@@ -200,7 +222,8 @@ class _Tuner:
             state.error += f"; eager warm-up: {_first_line(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: BaseException) -> str:
+        error = getattr(error, "inner_exception", error)  # what a backend raised, without what Dynamo says of it
         text = f"{type(error).__name__}: {_first_line(error)}"
         if isinstance(error, torch.cuda.OutOfMemoryError):
             text += (
@@ -314,6 +337,12 @@ def _cache_counts() -> tuple[int, int]:
     """Hits and misses of the cache of compiled graphs; what may not be cached is a miss."""
     inductor = counters["inductor"]
     return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]
+
+
+def _empty_cache() -> None:
+    """Forget compiled graphs on disk; kernels stay, they are found by their text."""
+    FxGraphCache.clear()
+    AOTAutogradCache.clear()
 
 
 def _first_line(error: BaseException) -> str:

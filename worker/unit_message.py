@@ -24,10 +24,13 @@ def partial_message(event: results.Partial, part: int) -> Partial:
     return Partial(current_time=event.unit, part=part, text=event.text, audio_data=_sound(event.pcm))
 
 
-def result_message(event: UnitResult, clock: Clock, *, speaks: bool, n_parts: int, n_behind: int) -> Result:
+def result_message(
+    event: UnitResult, clock: Clock, *, ends_turn: bool, speaks: bool, n_parts: int, n_behind: int
+) -> Result:
     """
     Args:
-        speaks: the session has a voice. n_parts: partial results that went out before. n_behind: chunks that wait.
+        ends_turn: a turn that the client has heard of ends here. speaks: the session has a voice.
+        n_parts: partial results that went out before. n_behind: chunks that wait.
     """
     times, now = event.times, time.monotonic()
     wall_ms = 1000 * (now - clock.begun)
@@ -38,7 +41,7 @@ def result_message(event: UnitResult, clock: Clock, *, speaks: bool, n_parts: in
         is_listen=event.is_listen,
         text="" if event.is_listen else event.text,
         audio_data=None if event.is_listen or n_parts else _sound(_whole_second(event, speaks)),
-        end_of_turn=event.end_of_turn,
+        end_of_turn=ends_turn,
         current_time=event.index,
         cost_llm_ms=times.decode,
         cost_tts_prep_ms=times.condition,

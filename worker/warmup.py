@@ -189,6 +189,7 @@ class _Run:
     def __init__(self, engine: Engine, log: Log, tell: Tell):
         self._engine, self._log, self._tell = engine, log, tell
         self._talkers: list[_Talker] = []
+        self._has_sound = False
 
     def step(self, number: int, what: str) -> None:
         self._log(f"[warmup] ({number}/6) {what}")
@@ -211,10 +212,10 @@ class _Run:
         with named("prepare"):
             talker = self._open(config, prompt)
         self.step(4, f"{len(units)} units: prefill, generate, finalize")
-        has_sound = self._hear(talker, units, report)
+        self._hear(talker, units, report)
         if self._engine.parts.n_slots > 1:
             self._burst(units, config, prompt, report)
-        self._speak(report, has_sound)
+        self._speak(report)
         return report
 
     def _open(self, config: SessionConfig, prompt: Prompt) -> _Talker:
@@ -223,9 +224,9 @@ class _Run:
         talker.prepare()
         return talker
 
-    def _hear(self, talker: _Talker, units: list[_Unit], report: WarmUpReport) -> bool:
-        """One unit after the other, up to the end of a turn. Returns: whether there was sound."""
-        begun, n, has_sound = time.perf_counter(), len(units), False
+    def _hear(self, talker: _Talker, units: list[_Unit], report: WarmUpReport) -> None:
+        """One unit after the other, up to the end of a turn."""
+        begun, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):
             with named(f"unit {number} of {n}"):
                 start = time.perf_counter()
@@ -234,13 +235,16 @@ class _Run:
                 vis_proc = max(talker.send(unit) - aud_proc, 0.0)
                 result = talker.result()
             report.add(result, UnitTimes.of(result.times, vis_proc=vis_proc, aud_proc=aud_proc))
-            report.tts_triggered |= result.n_codes > 0
-            has_sound |= result.times.sound > 0
+            self._spoke(result, report)
             self._log(f"[warmup] {report.line(n, time.perf_counter() - begun)}")
             self._tell("units", number, n)
             if result.end_of_turn:
                 break
-        return has_sound
+
+    def _spoke(self, result: UnitResult, report: WarmUpReport) -> None:
+        """Note what of speech a unit has come to."""
+        report.tts_triggered |= result.n_codes > 0
+        self._has_sound |= result.times.sound > 0
 
     def _burst(self, units: list[_Unit], config: SessionConfig, prompt: Prompt, report: WarmUpReport) -> None:
         """As many sessions as there are slots, the first of them there already: a unit in every size of batch."""
@@ -256,22 +260,24 @@ class _Run:
             with named(f"unit {number + 1} of {size} sessions at once"):
                 for talker in self._talkers[:size]:
                     talker.send(unit)
-                spoken = [not talker.result().is_listen for talker in self._talkers[:size]]
+                results = [talker.result() for talker in self._talkers[:size]]
             report.n_burst_units += size
-            n_spoken += sum(spoken)
+            n_spoken += sum(not result.is_listen for result in results)
+            for result in results:
+                self._spoke(result, report)
         told = ", ".join(map(str, sizes))
         self._log(
             f"[warmup] burst: {told} sessions at once, {report.n_burst_units} units, {n_spoken} of them spoken, "
             f"in {time.perf_counter() - begun:.1f}s"
         )
 
-    def _speak(self, report: WarmUpReport, has_sound: bool) -> None:
+    def _speak(self, report: WarmUpReport) -> None:
         """Whatever of speech no unit came to, once on made-up input, in the scratch slots that no session has."""
         parts = self._engine.parts
         tables: list[tuple[RegionTable, Sequence[str]]] = []
         if parts.duplex.speaker is not None and not report.tts_triggered:
             tables.append((parts.duplex.runner.regions, SPEECH_REGIONS))
-        if parts.vocoder is not None and not has_sound:
+        if parts.vocoder is not None and not self._has_sound:
             tables.append((parts.vocoder.regions, SOUND_REGIONS))
         if not tables:
             why = "the model has spoken" if report.tts_triggered else "the model has no speech"

@@ -5,7 +5,7 @@ The line has the stages of the public implementation. What differs from it is sa
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from worker.results import StageTimes, UnitResult
 
@@ -67,7 +67,8 @@ class WarmUpReport:
 
     Attributes:
         total_s: seconds from the first step to the last.
-        tts_triggered: a unit has spoken. fallback_used: speech was run on made-up input, for none had.
+        tts_triggered: a unit has spoken, of whichever session.
+        fallback_used: what of speech no unit came to was run on made-up input.
         n_burst_units: further units, of several sessions at once.
         compiled_graphs: graphs that torch compiled meanwhile; 0 where everything had been compiled before.
     """
@@ -108,7 +109,3 @@ class WarmUpReport:
         names = list(values)
         chosen = names[names.index(first) : names.index(last) + 1]
         return " ".join(f"{name}={values[name]:.1f}ms" for name in chosen)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values; times in ms but for `total_s`."""
-        return {"n_units": self.n_units, **asdict(self)}

@@ -16,6 +16,7 @@ from models.graphs import Bucket, Region, RegionTable, ShapeTable
 from models.token2wav import regions as stages
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.conformer import ConformerLayer
+from models.token2wav.dit import DiTBlock
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import FlowSizes, FlowState, solve
 from models.token2wav.hift import Hift, Snake
@@ -66,9 +67,11 @@ class VocoderRegions(RegionTable):
     """Every region of the vocoder over its slots."""
 
     # One Euler step serves all of them; a step is one graph from its input layer to its output. HiFT is best compiled
-    # whole; its activation by itself, which holds the sines, is what a short start can afford.
+    # whole. For a short start there are smaller parts: single blocks, and HiFT's activation, which holds the sines.
     stacks: ClassVar = {
         "flow": ((Flow, ("euler_step",)), (ConformerLayer, ("forward",))),
+        "flow.encoder": ((ConformerLayer, ("forward",)),),
+        "flow.decoder.estimator": ((DiTBlock, ("forward",)),),
         "hift": ((Snake, ("forward",)),),
     }
 

@@ -91,12 +91,17 @@ def test_every_tensor_is_counted(state: SlotState) -> None:
 def test_sizes_follow_the_lengths_asked_for(tiny_model: OmniModel) -> None:
     config = tiny_model.config
     state = allocate(tiny_model, n_slots=2, llm_len=24, tts_len=40)
-    assert state.llm.k[0].shape == (3, config.num_key_value_heads, 24, config.head_dim)
+    assert state.llm.k[0].shape == (3, config.num_key_value_heads, 24 + 1, config.head_dim)
     assert (len(state.llm.k), len(state.llm.v)) == (config.num_hidden_layers,) * 2
-    assert state.speech.cache.v[1].shape == (3, config.tts_config.num_key_value_heads, 40, config.tts_config.head_dim)
+    assert state.speech.cache.v[1].shape == (
+        3,
+        config.tts_config.num_key_value_heads,
+        40 + 1,
+        config.tts_config.head_dim,
+    )
     audio = config.audio_config
     heads = audio.encoder_attention_heads
-    assert state.apm.k[0].shape == (3, heads, audio.max_source_positions, audio.d_model // heads)
+    assert state.apm.k[0].shape == (3, heads, audio.max_source_positions + 1, audio.d_model // heads)
     assert state.scratch == 2
     default = SlotState.allocate(tiny_model, n_slots=1, llm_len=8)
     assert default.speech.cache.max_len == config.tts_config.max_position_embeddings

@@ -99,7 +99,9 @@ class WorkerProcess:
         """Until `fits(body)`. Returns: the body."""
         body, until = None, time.monotonic() + timeout
         while time.monotonic() < until:
-            assert self.process.poll() is None, f"expected {what}, got exit status {self.process.returncode}\n{self.log}"
+            assert self.process.poll() is None, (
+                f"expected {what}, got exit status {self.process.returncode}\n{self.log}"
+            )
             with suppress(urllib.error.URLError, ConnectionError):
                 body = self.health()
                 if fits(body):
@@ -215,7 +217,12 @@ class Talker:
     """One client. spec: options of the last `prepare`, by which frames are read."""
 
     def __init__(
-        self, worker: WorkerProcess | int, session_id: str | None = None, *, wait: bool = True, timeout: float = ANSWER_S
+        self,
+        worker: WorkerProcess | int,
+        session_id: str | None = None,
+        *,
+        wait: bool = True,
+        timeout: float = ANSWER_S,
     ):
         """wait: finish the handshake; otherwise `shake_hands` does. timeout: s, of each wait. Raises: Refused."""
         port = worker if isinstance(worker, int) else worker.port
@@ -271,6 +278,18 @@ class Talker:
             send = self._wire.send_continuation if number else self._wire.send_text
             send(part, fin=number == len(parts) - 1)
         self._flush()
+
+    def flood(self, message: str, most: int, patience: float = 1.0) -> int:
+        """Send the same message again and again without reading, up to `most` bytes or until the server takes nothing
+        for `patience` s. Returns: bytes taken. Afterwards the connection is only good for `lose`.
+        """
+        self._wire.send_text(message.encode())
+        data = b"".join(self._wire.data_to_send())
+        data, sent = data * (2**18 // len(data) + 1), 0
+        while sent < most and select.select([], [self._socket], [], patience)[1]:
+            with suppress(BlockingIOError):
+                sent += self._socket.send(data[sent % len(data) :], socket.MSG_DONTWAIT)
+        return sent
 
     def ping(self, data: bytes) -> None:
         self._wire.send_ping(data)
@@ -397,7 +416,9 @@ class Talker:
                 if writable:
                     with suppress(BlockingIOError):
                         view = view[self._socket.send(view[: 2**18], socket.MSG_DONTWAIT) :]
-        except (BrokenPipeError, ConnectionResetError):
+        except TimeoutError:
+            raise
+        except OSError:  # it is gone; reading tells the rest
             self._wire.receive_eof()
 
     def _pump(self, until: float) -> None:

@@ -13,6 +13,7 @@ TORCH_FREE = (
     *("compile_config", "compile_state", "config_doc", "config_layers", "log", "main", "service_config", "version"),
     *("message", "metrics", "protocol", "protocol_doc", "status", "unit_message", "wire"),
     *("doctor.__main__", "doctor.checks", "doctor.checks_gpu", "doctor.machine"),
+    *("report.__main__", "report.compile_report", "warmup_report"),
 )
 # What anybody here may know of the model: words for errors, settings, ids and counts, nothing that holds a tensor.
 PLAIN = {"audio_sizes", "config", "errors", "image", "messages", "prompts", "sampling_settings", "tokens"}
@@ -31,6 +32,10 @@ MORE: dict[str, set[str] | None] = {
     "offline": {"token2wav"},
     "voices": {"token2wav"},
     "voice_shelf": {"token2wav"},
+    "warmup": {"graphs"},
+    "compile_cache": {"token2wav"},
+    "compile_report": {"token2wav"},
+    "region_report": {"graphs", "state", "token2wav"},
 }
 ABOVE = {"server", "tests", "benchmarks", "assets"}
 

@@ -13,6 +13,7 @@ from models.token2wav.region_table import VocoderShapes
 from tests.models.token2wav.vocoders import make_voice
 from worker.building import build, most_sessions
 from worker.compile_config import CompileConfig
+from worker.compile_state import TargetPhase
 from worker.config import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.results import UnitResult
@@ -22,6 +23,7 @@ from worker.tuning import tune
 pytestmark = pytest.mark.gpu
 
 N_SESSIONS, N_UNITS = 2, 10
+PLAIN = CompileConfig()
 SESSION = SessionConfig(
     decode_mode="greedy",
     force_listen_count=0,
@@ -30,7 +32,7 @@ SESSION = SessionConfig(
 )
 
 
-def make_engine(tiny: Path, compile: CompileConfig = CompileConfig()) -> Engine:
+def make_engine(tiny: Path, compile: CompileConfig = PLAIN) -> Engine:
     config = EngineConfig(
         model_path=tiny,
         device="cuda",
@@ -54,7 +56,10 @@ def make_engine(tiny: Path, compile: CompileConfig = CompileConfig()) -> Engine:
     vocoder_shapes = VocoderShapes(batch=(N_SESSIONS,), codes=(10, 25, 28), columns=(256,))
     parts = build(config, shapes=shapes, vocoder_shapes=vocoder_shapes)
     engine = Engine(parts, config)
-    tune(parts, config)
+    engine.start()
+    tuned = engine.submit(tune, parts, config).result()
+    failed = {name: state.error for name, state in tuned.targets.items() if state.phase is TargetPhase.FELL_BACK}
+    assert not failed, f"expected every target to compile, got {failed}"
     return engine
 
 

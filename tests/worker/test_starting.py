@@ -66,7 +66,7 @@ def test_stages_in_order(tmp_path: Path) -> None:
         started.engine.close()
     assert status.states == [State.LOADING, State.WARMING_UP], status.states
     assert started.seconds.keys() == {"load", "warm_up"} and min(started.seconds.values()) > 0
-    assert started.warm_up.n_units == 1
+    assert started.warm_up.n_units == 1 and started.cache is None
     assert started.targets is targets and list(targets) == list(TARGETS)
     assert {one.phase for one in targets.values()} == {TargetPhase.OFF}, targets
     assert (State.WARMING_UP, "units", 1, 1) in status.words
@@ -79,17 +79,25 @@ def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch:
     seen: list[tuple[str, State, list[str]]] = []
     status, targets = Diary(), {}
 
-    def tune(parts: Any, config: EngineConfig, **_: Any) -> starting.Tuned:
+    def tune(parts: Any, config: EngineConfig, **given: Any) -> starting.Tuned:
+        assert given["targets"] is targets
+        given["progress"]("a bucket", 1, 2)
         waiting = [name for name, one in targets.items() if one.phase is TargetPhase.WAITING]
         seen.append((threading.current_thread().name, status.state, waiting))
-        return starting.Tuned()
+        targets["apm"].hits, targets["llm.model"].misses = 3, 1
+        return starting.Tuned({name: targets[name] for name in waiting})
 
     monkeypatch.setattr(starting, "tune", tune)
     started = start(tmp_path, COMPILED, status, targets=targets)
     started.engine.close()
     assert seen == [("engine", State.COMPILING, ["llm.model", "apm"])], seen
     assert status.states == [State.LOADING, State.COMPILING, State.WARMING_UP], status.states
+    assert (State.COMPILING, "a bucket", 1, 2) in status.words
+    assert (started.cache.hits, started.cache.misses, started.cache.folder) == (3, 1, str(tmp_path))
+    assert started.cache.this_s <= started.seconds["compile"] and "3 hits, 1 misses" in started.report.header.cache
+    assert any((tmp_path / "manifests").glob("*.json")), "expected the cache to be written down"
     assert list(started.seconds) == ["load", "compile", "warm_up"]
+    assert [row.name for row in started.report.rows] == ["llm.model", "apm"], started.report
 
 
 def fail(*_: Any, **__: Any) -> Any:

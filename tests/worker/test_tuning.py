@@ -1,5 +1,6 @@
-"""What serves is captured, and sessions are told the same by graphs: their every call finds one."""
+"""What serves is compiled and captured; sessions are told the same; what fails stays eager and says why."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,16 +13,18 @@ import torch
 
 from models.graphs import compile_counters
 from models.speaker import Speaker
+from models.vpm import VisionLayer
 from tests.models.replayed import Replayed, replay_on_cpu
 from tests.worker.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
-from worker.compile_config import CompileConfig
-from worker.tuning import Tuned, tune
+from worker import tuning
+from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_state import CompileCounts, TargetPhase, TargetState
+from worker.compile_targets import AIMS, SERVING
+from worker.tuning import LateWatch, Tuned, count, tune, untune
 
 N_UNITS = 5
-SERVING = {
-    *("vision", "mel_unit", "audio_unit", "audio_overlap", "unit_prefill", "unit_step", "llm_evict"),
-    *("spoken_rows", "speech_begin", "speech_step", "begin", "flow", "hift"),
-}
+UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
+FEW = ("vpm", "llm.model")
 
 
 @pytest.fixture
@@ -29,11 +32,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
     return replay_on_cpu(monkeypatch)
 
 
-def captured(engine: SmallEngine) -> Tuned:
-    """Tune an engine as if its model were on a GPU."""
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    config = engine.config.model_copy(update={"compile": CompileConfig(enabled=True, targets=(), cuda_graphs="on")})
-    return tune(replace(engine.parts, model=on_gpu), config)
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def tuned_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> Tuned:
+    """Tune an engine, perhaps as if its model were on a GPU; layers are traced and run as they are."""
+    parts = replace(engine.parts, model=SimpleNamespace(device=torch.device("cuda"))) if gpu else engine.parts
+    config = engine.config.model_copy(update={"compile": compile})
+    with mock.patch.object(tuning, "apply_toggles", lambda *_: {}):
+        return tune(parts, config, **{"backend": "eager", **options})
 
 
 def converse(engine: SmallEngine) -> None:
@@ -62,29 +72,33 @@ def failing_together(speaker: Speaker) -> Iterator[list[int]]:
         yield n_failed
 
 
-def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]):
+# --- captured graphs ------------------------------------------------------------------------------
+
+
+def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]) -> None:
     """At the one size there is; what comes out is what comes out without."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
-        tuned = captured(engine)
+        tuned = tuned_with(engine, UNCOMPILED, gpu=True)
         tables = engine.duplex.runner.regions, engine.vocoder.regions
         assert all(table.n_captured for table in tables)
         assert tuned.n_graphs == sum(table.n_captured for table in tables) == len(made)
-        assert {graph.name for graph in made} == SERVING == tuned.seconds.keys()
+        assert {graph.name for graph in made} == set(SERVING) == tuned.seconds.keys()
         for each in (plain, engine):
             converse(each)
     for name, expected in plain.events.items():
         assert_told(name, engine.events[name], expected)
     replayed = {graph.name for graph in made if graph.n_replays}
-    assert replayed == SERVING - {"llm_evict"}, f"expected all but eviction, got {sorted(replayed)}"
+    expected = set(SERVING) - {"llm_evict"}
+    assert replayed == expected, f"expected all but eviction, got {sorted(replayed)}"
     assert [table.n_skipped for table in tables] == [0, 0]
 
 
-def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replayed]):
+def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replayed]) -> None:
     """Each session is run alone then, by one and the same graph."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
-        captured(engine)
+        tuned_with(engine, UNCOMPILED, gpu=True)
         for each in (plain, engine):
             with failing_together(each.duplex.speaker) as n_failed:
                 converse(each)
@@ -93,8 +107,195 @@ def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replay
         assert_told(name, engine.events[name], expected)
 
 
-def test_without_compiling_and_graphs_nothing_is_done():
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs", "captured"),
+    [
+        ("default", "auto", {"vision"}),
+        ("default", "off", set()),
+        ("reduce-overhead", "auto", set()),
+        ("max-autotune", "auto", set()),
+        ("reduce-overhead", "on", set(SERVING)),
+    ],
+)
+def test_who_captures(made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]) -> None:
+    """Ours or the mode's own graphs, never one inside the other; auto captures what was chosen."""
+    engine, given = SmallEngine(), []
+    table = engine.duplex.runner.regions
+    with mock.patch.object(type(table), "compile_parts", lambda self, parts, **options: given.append(options)):
+        tuned = tuned_with(
+            engine, CompileConfig(enabled=True, targets=("vpm",), mode=mode, cuda_graphs=cuda_graphs), gpu=True
+        )
+    assert {graph.name for graph in made} == captured
+    assert [one["mode"] for one in given] == ["default" if captured else mode]
+    assert table.marks_steps == (mode != "default" and not captured)
+    assert tuned.targets["vpm"].n_captured == ("vision" in captured)
+
+
+def test_graphs_on_a_cpu_are_told_of() -> None:
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
+    assert tuned.n_graphs == 0 and "expected a GPU, got cpu" in tuned.notes[0]
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def test_without_compiling_nothing_is_done() -> None:
     engine = SmallEngine()
     before = compile_counters()
-    assert tune(engine.parts, engine.config) == Tuned({}, 0)
+    tuned = tune(engine.parts, engine.config)
+    assert {state.phase for state in tuned.targets.values()} == {TargetPhase.OFF} and list(tuned.targets) == list(
+        TARGETS
+    )
+    assert (tuned.seconds, tuned.n_graphs, tuned.toggles) == ({}, 0, {})
     assert compile_counters() == before
+
+
+def test_targets_are_compiled_one_by_one_and_nothing_compiles_later() -> None:
+    """Every target on a CPU, traced; a conversation with a newcomer adds no graph and hears what eager ones hear."""
+    seen: list[tuple[str, int, int, str]] = []
+    targets: dict[str, TargetState] = {"left over": TargetState("left over")}
+    with short_speech():
+        plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
+
+        def progress(what: str, done: int, total: int) -> None:
+            busy = [name for name, state in targets.items() if state.phase is TargetPhase.COMPILING]
+            seen.append((what, done, total, ",".join(busy)))
+
+        tuned = tuned_with(engine, CompileConfig(enabled=True), targets=targets, progress=progress)
+        assert tuned.targets is targets and list(targets) == list(TARGETS)
+        assert {state.phase for state in targets.values()} == {TargetPhase.COMPILED}, targets
+        assert all(state.n_graphs for state in targets.values()), targets
+        assert {busy for *_, busy in seen} == {*TARGETS, ""}, "expected one at a time"
+        assert [done for _, done, *_ in seen] == list(range(len(seen))) and {total for *_, total, _ in seen} == {
+            len(seen)
+        }
+        watch = LateWatch(engine.parts)
+        for each in (plain, engine):
+            converse(each)
+    assert watch.check() == CompileCounts(), f"compiled while serving: {watch.check()}"
+    for name, expected in plain.events.items():
+        assert_told(name, engine.events[name], expected)
+    before = compile_counters()
+    untune(engine.parts)
+    torch._dynamo.reset()
+    engine.settle()
+    engine.duplex.runner.regions.warm_up(["unit_step"])
+    assert compile_counters() == before, "expected eager regions"
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_dynamic_means_fewer_graphs(dynamic: bool) -> None:
+    engine = SmallEngine()
+    config = CompileConfig(enabled=True, targets=("llm.model",), dynamic=dynamic)
+    state = tuned_with(engine, config).targets["llm.model"]
+    rows = engine.duplex.runner.shapes.rows
+    expected = 2 if dynamic else 1 + len(rows)  # one row, and more
+    assert state.n_graphs == expected, f"expected {expected} graphs, got {state.n_graphs}"
+
+
+def failing(at: int) -> Any:
+    """A backend that fails from the graph numbered `at` on; and how many it was given."""
+    given: list[int] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        given.append(len(given))
+        if len(given) > at:
+            raise RuntimeError(f"no code for graph {len(given)}\nand more of it")
+        return module.forward
+
+    return backend
+
+
+def test_a_target_that_fails_stays_eager_alone(caplog: pytest.LogCaptureFixture) -> None:
+    engine = SmallEngine()
+    with caplog.at_level(logging.WARNING, "worker.tuning"):
+        tuned = tuned_with(engine, CompileConfig(enabled=True, targets=("resampler", *FEW)), backend=failing(at=1))
+    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED
+    for name in ("llm.model", "resampler"):
+        state = tuned.targets[name]
+        assert state.phase is TargetPhase.FELL_BACK and "no code for graph" in state.error, state
+        assert "and more of it" not in state.error.splitlines()[0] and len(state.error.splitlines()) == 1
+        assert f"compile target {name} stays eager" in caplog.text
+    assert tuned.targets["apm"].phase is TargetPhase.OFF
+    before = count(engine.parts)
+    engine.duplex.runner.regions.warm_up(["vision", "unit_step", "unit_prefill"])
+    assert count(engine.parts).since(before).is_clean, "expected nothing to compile after falling back"
+
+
+def test_a_part_that_cannot_be_traced_falls_back() -> None:
+    engine, plain = SmallEngine(), VisionLayer.forward
+
+    def forward(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return plain(self, x, mask)
+
+    with mock.patch.object(VisionLayer, "forward", forward):
+        state = tuned_with(engine, CompileConfig(enabled=True, targets=("vpm",))).targets["vpm"]
+    assert state.phase is TargetPhase.FELL_BACK and state.error, state
+
+
+def test_a_capture_that_fails_takes_its_targets_graphs_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Replayed):
+        def __init__(self, regions: Any, name: str, *given: Any, **more: Any):
+            if name == "audio_unit":
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+            super().__init__(regions, name, *given, **more)
+
+    replay_on_cpu(monkeypatch)
+    monkeypatch.setattr("models.graphs.Captured", Failing)
+    engine = SmallEngine()
+    tuned = tuned_with(engine, CompileConfig(enabled=True, targets=("vpm", "apm")), gpu=True)
+    state, table = tuned.targets["apm"], engine.duplex.runner.regions
+    assert state.phase is TargetPhase.FELL_BACK and state.n_captured == 0, state
+    for advice in ("CUDA out of memory", "compile.targets", "cuda_graphs: off", "max_sessions"):
+        assert advice in state.error, f"expected {advice!r} in {state.error!r}"
+    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_captured == 1
+    assert table.captured == {"vision"}, table.captured
+    before = count(engine.parts)
+    table.warm_up(["vision", *AIMS["apm"].all_regions])
+    assert count(engine.parts).since(before).is_clean
+
+
+def test_what_the_checkpoint_lacks_is_off() -> None:
+    engine = SmallEngine()
+    parts = replace(engine.parts, vocoder=None)
+    config = engine.config.model_copy(update={"compile": CompileConfig(enabled=True, targets=("token2wav.flow",))})
+    state = tune(parts, config, backend="eager").targets["token2wav.flow"]
+    assert state.phase is TargetPhase.OFF and "does not have it" in state.error
+
+
+def test_late_compiling_is_told_once_per_growth(caplog: pytest.LogCaptureFixture) -> None:
+    engine = SmallEngine()
+    watch = LateWatch(engine.parts)
+    with caplog.at_level(logging.WARNING, "worker.tuning"):
+        assert watch.check().is_clean and not caplog.text
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+        assert [watch.check().graphs for _ in range(2)] == [1, 1]
+        engine.duplex.runner.regions.n_skipped += 1
+        assert watch.check().graph_skips == 1
+    assert caplog.text.count("compiled after warm-up") == 2, caplog.text
+
+
+def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit that does not run says that the cache holds something else than it says."""
+    hits, cleared, fails = [0], [], [True]
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        if fails[0]:
+            hits[0] += 1
+            raise AssertionError("expected size 3==3, stride 524288==32768 at dim=0")
+        return module.forward
+
+    def clear() -> None:
+        cleared.append(1)
+        fails[0] = False
+
+    monkeypatch.setattr(tuning, "_cache_counts", lambda: (hits[0], 0))
+    monkeypatch.setattr(tuning, "_empty_cache", clear)
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=FEW), backend=backend)
+    assert len(cleared) == 1 and {tuned.targets[name].phase for name in FEW} == {TargetPhase.COMPILED}, tuned.targets
+    assert any("cache" in note for note in tuned.notes), tuned.notes
+
+
+def test_every_target_has_an_aim() -> None:
+    assert set(AIMS) == set(TARGETS)

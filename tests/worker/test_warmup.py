@@ -3,6 +3,7 @@
 import queue
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from tests.worker.engines import (
     voice,
 )
 from tests.worker.faults import Broken, broken, counted
+from worker.compile_config import CompileConfig
 from worker.config import WindowConfig
 from worker.engine import Engine
 from worker.media import MediaError
 from worker.results import Event, Failure, StageTimes, UnitResult
 from worker.sessions import Sessions
+from worker.tuning import tune, untune
 from worker.voices import ReferenceSound
 from worker.warmup import SOUND_REGIONS, SPEECH_REGIONS, WarmUpError, WarmUpMedia, warm_up
 from worker.warmup_report import UnitTimes, WarmUpReport
@@ -234,6 +237,22 @@ def test_graphs_that_compile_meanwhile_are_counted() -> None:
         assert first.compiled_graphs == n >= 1, f"expected {n} graphs, got {first.compiled_graphs}"
         again, _ = warm(engine, 1)
         assert again.compiled_graphs == 0, f"expected none the second time, got {again.compiled_graphs}"
+
+
+def test_what_was_tuned_compiles_no_more() -> None:
+    """Units of every kind, alone and together, find each graph that they need."""
+    with make_engine(Director(listen=0.4, turn_end=0.0)) as engine:
+        compiled = CompileConfig(enabled=True, targets=("llm.model", "apm", "tts.model"))
+        config = engine.config.model_copy(update={"compile": compiled})
+        try:
+            tuning = engine.submit(partial(tune, engine.parts, config, backend="eager"))
+            assert tuning.result(4 * PATIENCE_S).counts.graphs > 0
+            report, _ = warm(engine, 3)
+        finally:
+            engine.submit(untune, engine.parts).result(PATIENCE_S)  # other tests have the same model
+        assert_clean(engine)
+    assert report.compiled_graphs == 0, f"expected no graph left to compile, got {report.compiled_graphs}"
+    assert report.tts_triggered and report.n_burst_units
 
 
 # --- what may go wrong ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.compile_report import (
+from worker.report.compile_report import (
     CompileReport,
     Determinism,
     Equivalence,
@@ -127,6 +127,6 @@ def test_percentiles_in_any_order(samples: list[float], expected: tuple[float, .
 
 
 def test_torch_stays_unloaded_where_only_a_report_is_read(root: Path):
-    code = "import sys, worker.compile_report, worker.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, worker.report.compile_report, worker.report; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"expected torch unloaded, got {done.stderr or 'it loaded'}"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.compile_report import Equivalence, Header, Latency, Memory, Repeats, Scalar
+from worker.report.compile_report import Equivalence, Header, Latency, Memory, Repeats, Scalar
 
 Call = Callable[[], Any]
 SEED = 20_240_607
@@ -73,6 +73,13 @@ def _cache() -> str:
     except OSError:
         is_used = False
     return f"{folder}, {'in use' if is_used else 'empty'}"
+
+
+def first_line(error: BaseException) -> str:
+    """An error for a sentence: its type and what it says first, or after a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    n_leading = next((at for at, line in enumerate(lines) if not line.endswith(":")), 0)
+    return " ".join([f"{type(error).__name__}:", *lines[: n_leading + 1]])
 
 
 # --- values ------------------------------------------------------------------------------------

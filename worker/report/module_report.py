@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import reset_code
 from torch._dynamo.utils import counters
 
-from worker import measures
-from worker.compile_report import CompileReport, Determinism, Latency, ReportError, Row
-from worker.compile_watch import CompileWatch, Happened
+from worker.report import measures
+from worker.report.compile_report import CompileReport, Determinism, Latency, ReportError, Row
+from worker.report.compile_watch import CompileWatch, Happened
 
 ROUNDS = 3  # of warm-up over all inputs: sizes that vary become symbols in the second, the third compiles nothing
 REPEATS = 4  # runs that have to agree
@@ -69,6 +70,8 @@ class Subject:
 
     def __init__(self, module: nn.Module, wrap: Callable[[nn.Module], Callable[..., Any]] | None = None):
         self.module = copy.deepcopy(module)
+        if wrap:
+            _own_forwards(self.module)
         self._tensors = [(holder, dict(holder), measures.cloned(dict(holder))) for holder in self._holders()]
         self._plain = [(one, _plain_attributes(one)) for one in self.module.modules()]
         self._kept = [copy.deepcopy(plain) for _, plain in self._plain]
@@ -112,6 +115,21 @@ class Subject:
         return said, measures.cloned(dict(self.module.named_buffers()))
 
 
+def _own_forwards(module: nn.Module) -> None:
+    """Give a copy code of its own: what is compiled hangs on code, which copies share with everybody of their class."""
+    for one in module.modules():
+        forward = type(one).forward
+        if isinstance(forward, FunctionType) and "forward" not in vars(one) and not _is_torchs(forward):
+            code = forward.__code__.replace()
+            own = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
+            own.__kwdefaults__ = forward.__kwdefaults__
+            one.forward = MethodType(own, one)
+
+
+def _is_torchs(function: FunctionType) -> bool:
+    return function.__module__ is not None and function.__module__.partition(".")[0] == "torch"
+
+
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     """What a forward may change beside tensors: lists, numbers, tensors in lists; not what makes a module one."""
     own = nn.Module().__dict__.keys()
@@ -144,7 +162,7 @@ def module_report(
     try:
         plain = Subject(module)
     except Exception as error:
-        raise ReportError("module", expected="one that can be copied", got=_first_line(error)) from error
+        raise ReportError("module", expected="one that can be copied", got=measures.first_line(error)) from error
     if device is not None:
         device = torch.device(device)
         plain = Subject(plain.module.to(device))
@@ -160,7 +178,9 @@ def module_report(
         try:
             compiled = Subject(plain.module, lambda copied: torch.compile(copied, **options))
         except Exception as error:  # of a backend or mode that torch does not have; compiling itself comes later
-            raise ReportError("torch.compile", expected="settings that it takes", got=_first_line(error)) from error
+            raise ReportError(
+                "torch.compile", expected="settings that it takes", got=measures.first_line(error)
+            ) from error
         graphs = backend == "inductor" and mode in GRAPH_MODES
         rows = _Bench(name or type(module).__name__, plain, compiled, sets, runs, device, graphs).rows()
     return CompileReport(header=header, rows=rows)
@@ -210,7 +230,7 @@ class _Bench:
         try:
             step(at, *given)
         except Exception as error:  # of a module that nobody here knows
-            self.facts[at].setdefault("error", f"{what}: {type(error).__name__}: {_first_line(error)}")
+            self.facts[at].setdefault("error", f"{what}: {measures.first_line(error)}")
             return False
         return True
 
@@ -282,10 +302,6 @@ class _Bench:
         if not self.wants_graphs:
             return "off"
         return "skipped" if happened.skips else "used by Inductor"
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager

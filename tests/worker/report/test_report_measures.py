@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker import measures
+from worker.report import measures
 
 NAN, INF = float("nan"), float("inf")
 

@@ -6,6 +6,7 @@ nothing to report on.
 
 import argparse
 import contextlib
+import http.client
 import importlib
 import sys
 import urllib.error
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import ModelError
-from worker.compile_report import CompileReport, ReportError, write_report
+from worker.report.compile_report import CompileReport, ReportError, write_report
 
 URL = "http://127.0.0.1:22400"
 TIMEOUT_S = 10.0
@@ -83,15 +84,15 @@ def fetch(url: str) -> CompileReport:
     except urllib.error.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise ReportError(address, expected=expected, got=reason) from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ReportError):
-            raise
+    except ReportError:
+        raise
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise ReportError(address, expected=expected, got=error) from None
 
 
 def _of_module(args: argparse.Namespace) -> CompileReport:
     # Loading torch takes seconds that asking a worker need not take.
-    from worker.module_report import module_report
+    from worker.report.module_report import module_report
 
     module, inputs = built(load(args.module))
     return module_report(
@@ -109,7 +110,7 @@ def _of_module(args: argparse.Namespace) -> CompileReport:
 def _of_regions(args: argparse.Namespace) -> CompileReport:
     from worker.compile_config import CompileConfig
     from worker.config import EngineConfig
-    from worker.start_report import tuned_report
+    from worker.report.start_report import tuned_report
 
     how: dict[str, Any] = {"enabled": True, "mode": args.mode}
     if args.dynamic is not None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.utils import get_compilation_metrics
 
-from worker.compile_report import GraphBreak, Live, Recompile
+from worker.report.compile_report import GraphBreak, Live, Recompile
 
 # torch's loggers by what they tell; named here so that nothing of the compiler need be imported to listen.
 BREAKS = tuple(f"torch._dynamo.{name}.__graph_breaks" for name in ("symbolic_convert", "convert_frame", "exc"))
@@ -76,6 +76,7 @@ class CompileWatch:
         self._counts = Live()
         self._last: deque[str] = deque(maxlen=MAX_LAST)
         self._undo = ExitStack()
+        self._is_on = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -93,11 +94,13 @@ class CompileWatch:
             self._listen(name, logging.WARNING, _Listener(self._skipped))
         callback_handler.register_end_callback(self._ended)
         self._undo.callback(self._unregister)
+        self._is_on = True
 
     def stop(self) -> None:
         """Until now; logging and callbacks are as they were."""
         self._undo.close()
         self.poll()
+        self._is_on = False
 
     def take(self) -> Happened:
         """What happened since this was called last."""
@@ -115,6 +118,8 @@ class CompileWatch:
     def poll(self) -> None:
         """Read what torch has recorded and count it; the others do this by themselves."""
         with self._lock:
+            if not self._is_on:
+                return
             records = get_compilation_metrics()
             known = next((at for at, one in enumerate(records) if one is self._newest), -1)
             fresh = records[known + 1 :]

@@ -269,7 +269,7 @@ def _header_lines(header: Header) -> Iterable[str]:
     yield f"{header.device}; {', '.join(known)}, Python {header.python}"
     if header.settings:
         yield "settings: " + ", ".join(f"{key}={_plain(value)}" for key, value in header.settings.items())
-    yield f"kernel cache: {header.cache or DASH}"
+    yield f"kernel cache: {(header.cache or DASH).removeprefix('compile cache: ')}"
     yield "(ms: p50/p95/p99; late: compiled after warm-up; peak: eager/compiled; repeats: eager/compiled)"
 
 

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch._dynamo.callback import callback_handler
 
-from tests.worker import compilable
-from tests.worker.compilable import rows
-from worker import compile_watch
-from worker.compile_watch import BREAKS, CompileWatch
-from worker.module_report import as_before
+from tests.worker.report import compilable
+from tests.worker.report.compilable import rows
+from worker.report import compile_watch
+from worker.report.compile_watch import BREAKS, CompileWatch
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    with as_before(), torch.no_grad():
+    torch._dynamo.reset()
+    with torch.no_grad():
         yield
 
 
@@ -54,11 +55,16 @@ def test_stretches_one_after_the_other():
 
 
 def test_more_compiles_than_torch_remembers():
-    with CompileWatch() as watch:
-        for n in range(70):
-            exec(compile(f"def grown(x):\n    return x + {n}", f"grown_{n}.py", "exec"), space := {})
-            compiled(space["grown"])(torch.ones(1))
-        assert watch.counts().compiles == 70
+    limit = torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
+    torch._dynamo.utils.set_compilation_metrics_limit(2)
+    try:
+        with CompileWatch() as watch:
+            run = compiled(lambda x: x + 1, dynamic=False)
+            for n in range(6):
+                run(torch.ones(n + 2))
+        assert watch.counts().compiles == 6
+    finally:
+        torch._dynamo.utils.set_compilation_metrics_limit(limit)
 
 
 def test_the_same_break_again_is_one_with_a_count():
@@ -98,6 +104,7 @@ def test_cuda_graphs_that_are_skipped():
 
 def test_logging_stays_as_the_caller_has_it(capsys: pytest.CaptureFixture[str]):
     logger = logging.getLogger(BREAKS[0])
+    logger.setLevel(logging.NOTSET)
     before = logger.level, logger.propagate, list(logger.handlers)
     with CompileWatch():
         compiled(compilable.Prints())(*rows(3)[0])

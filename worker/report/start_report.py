@@ -10,12 +10,12 @@ from typing import Self
 import torch
 
 from worker.building import build
-from worker.compile_report import CompileReport, Row
 from worker.compile_state import TargetPhase, TargetState
 from worker.compile_targets import AIMS
-from worker.compile_watch import CompileWatch, Happened
 from worker.config import EngineConfig
-from worker.region_report import Buckets, header, region_report
+from worker.report.compile_report import CompileReport, Row
+from worker.report.compile_watch import CompileWatch, Happened
+from worker.report.region_report import Buckets, header, region_report
 from worker.tuning import Progress, Tuned, tune
 
 

@@ -16,19 +16,28 @@ from models.errors import SettingsError
 from models.graphs import Bucket, Region, RegionTable
 from models.state import SlotState
 from models.token2wav.vocoder import Vocoder
-from worker import measures
 from worker.building import Parts
-from worker.compile_report import CompileReport, Determinism, Header, ReportError, Row, Scalar
 from worker.compile_state import TargetPhase
 from worker.compile_targets import AIMS
-from worker.compile_watch import CompileWatch, Happened
 from worker.config import EngineConfig
+from worker.report import measures
+from worker.report.compile_report import CompileReport, Determinism, Header, ReportError, Row, Scalar
+from worker.report.compile_watch import CompileWatch, Happened
 from worker.tuning import Tuned
 
 Buckets = Literal["smallest+largest", "all"]
 SERVING = tuple(dict.fromkeys(name for aim in AIMS.values() for name in aim.all_regions))
 REPEATS = 3  # runs that have to agree
 WARM_CALLS = 2
+# What comes before a region in a unit: on empty slots it would have nothing to do.
+BEFORE = {
+    "unit_step": "unit_prefill",
+    "llm_evict": "unit_prefill",
+    "speech_step": "speech_begin",
+    "audio_overlap": "audio_unit",
+    "begin": "flow",
+    "mel_unit": "mel_unit",  # the first second alone has no whole unit of columns
+}
 SHOWN_SLOTS = 2  # whose state is compared: the first and the last row's
 
 
@@ -67,9 +76,9 @@ class SoundSlots:
         self._vocoder, self.scratch = vocoder, vocoder.sizes.scratch
 
     def rows(self, tensors: Sequence[Tensor], at: int) -> Tensor | None:
-        """See `OmniSlots.rows`. `begin` takes voices second, which stay the scratch one."""
+        """See `OmniSlots.rows`. What `begin` takes second are voices: slots that hold something do as well."""
         given = tensors[at]
-        if at > 1 or given.dtype != torch.int64 or given.ndim != 1 or (at == 1 and len(tensors) == 2):
+        if at > 1 or given.dtype != torch.int64 or given.ndim != 1:
             return None
         return torch.arange(len(given), device=given.device) + at * self._vocoder.sizes.n_sessions
 
@@ -83,8 +92,8 @@ class SoundSlots:
             begin.run(*begin.bound, begun, torch.full_like(begun, self.scratch))
 
     def told(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what the sessions' second slots hold."""
-        targets = slots + self._vocoder.sizes.n_sessions
+        """Copies of what both slots of the sessions hold."""
+        targets = torch.cat((slots, slots + self._vocoder.sizes.n_sessions))
         state = self._vocoder.state
         held = [tensor[targets] for tensor in (*state.copied(), *self._vocoder.vocode_state.tensors())]
         pools = ((state.code, (state.code_rows,)), (state.mel, (state.mel_rows,)), (state.dit, state.dit_rows))
@@ -98,7 +107,7 @@ class SoundSlots:
 
 @dataclass
 class Trial:
-    """One region at one bucket and one setting, ready to be called again and again from empty slots."""
+    """One region at one bucket and one setting, ready to be called again and again from the same state."""
 
     table: RegionTable
     region: Region
@@ -106,11 +115,20 @@ class Trial:
     tensors: tuple[Tensor, ...]
     static: dict[str, Any]
     written: Tensor  # the slots, which may be none
+    before: "Trial | None" = None
 
     @classmethod
     def of(
-        cls, table: RegionTable, slots: OmniSlots | SoundSlots, region: Region, bucket: Bucket, variant: dict[str, Any]
+        cls,
+        table: RegionTable,
+        slots: OmniSlots | SoundSlots,
+        region: Region,
+        bucket: Bucket,
+        variant: dict[str, Any],
+        *,
+        is_first: bool = False,
     ) -> "Trial":
+        """is_first: nothing comes before it."""
         with measures.forked_draws():
             torch.manual_seed(measures.SEED)
             tensors, static = region.example(bucket)
@@ -118,12 +136,24 @@ class Trial:
         given = tuple(own if own is not None else tensor for own, tensor in zip(rows, tensors, strict=True))
         empty = torch.zeros(0, dtype=torch.int64, device=tensors[0].device)
         written = rows[0] if rows[0] is not None else empty
-        return cls(table, region, slots, given, {**static, **variant}, written)
+        before = None
+        if not is_first and region.name in BEFORE:
+            earlier = table.table[BEFORE[region.name]]
+            sizes = next(iter(earlier.buckets(table.shapes)))
+            sizes = {axis: bucket.get(axis, smallest) for axis, smallest in sizes.items()}
+            before = cls.of(table, slots, earlier, sizes, variant if earlier is region else {}, is_first=True)
+        return cls(table, region, slots, given, {**static, **variant}, written, before)
 
     def empty(self) -> None:
         if len(self.written):
             self.slots.empty(self.written)
         self.table.clear_scratch()
+
+    def start(self) -> None:
+        """Slots as they are whenever it is called here."""
+        self.empty()
+        if self.before is not None:
+            self.before.eager()
 
     def eager(self) -> Any:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -141,8 +171,8 @@ class Trial:
         return self.table.has_graph(self.region.name, *self.tensors, **self.static)
 
     def told(self, call: Callable[[], Any]) -> Any:
-        """What a call from empty slots says and leaves: outputs, and the state of some slots."""
-        self.empty()
+        """What a call says and leaves: outputs, and the state of some slots."""
+        self.start()
         said = measures.cloned(call())
         ends = self.written[:1], self.written[1:][-(SHOWN_SLOTS - 1) :]
         shown = torch.cat(ends)
@@ -174,7 +204,7 @@ def region_report(
     rows = []
     with CompileWatch() as watch, measures.forked_draws():
         for table, slots, region in chosen:
-            is_compiled = _is_compiled(region.name, config, tuned, device)
+            is_compiled = _is_compiled(region, config, tuned, device)
             for bucket, variant in product(_buckets(table, region, buckets), region.variants):
                 trial = Trial.of(table, slots, region, bucket, variant)
                 shown = {**bucket, **(variant if len(region.variants) > 1 else {})}
@@ -188,14 +218,17 @@ def header(config: EngineConfig, device: torch.device, cache: str | None = None)
     return measures.header(str(config.model_path), device, settings(config), cache)
 
 
-def _is_compiled(region: str, config: EngineConfig, tuned: Tuned | None, device: torch.device) -> bool:
+def _is_compiled(region: Region, config: EngineConfig, tuned: Tuned | None, device: torch.device) -> bool:
     """Whether any of it runs compiled."""
     if not config.compile.enabled:
         return False
     for target in config.compile.targets:
         aim, state = AIMS[target], tuned and tuned.targets.get(target)
-        whole = aim.whole_regions(device.type == "cuda") or (aim.on_cpu and aim.whole)
-        if region in (*aim.regions, *whole) and (state is None or state.phase is TargetPhase.COMPILED):
+        is_gpu = device.type == "cuda"
+        is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu))
+        # Left whole, it may have parts that compile.
+        is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu)))
+        if is_aimed and (state is None or state.phase is TargetPhase.COMPILED):
             return True
     return False
 
@@ -243,7 +276,7 @@ def _row(
     try:
         _measure(trial, facts, runs, device, is_compiled)
     except RuntimeError as error:  # the compiler's, or the device's
-        facts["error"] = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        facts["error"] = measures.first_line(error)
     late: Happened = watch.take()
     return Row(
         name=trial.region.name,
@@ -269,7 +302,7 @@ def _measure(trial: Trial, facts: dict[str, Any], runs: int, device: torch.devic
     peaks: dict[str, int] = {}
 
     def prepare(call: Callable[[], Any]) -> Callable[[], Any]:
-        trial.empty()
+        trial.start()
         return call
 
     def time(way: str, call: Callable[[], Any]) -> None:

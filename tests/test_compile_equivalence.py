@@ -1,0 +1,200 @@
+"""Compiled on a CPU as a worker compiles: what regions say is what eager ones say, again and again, and nothing else
+compiles once warm-up is over.
+"""
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.graphs import Bucket, RegionTable
+from models.region_table import Shapes
+from models.token2wav.region_table import VocoderShapes
+from tests.models.token2wav.vocoders import make_voice
+from tests.worker.engines import TINY, Director, make_picture, make_sound
+from worker.building import build
+from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_state import CompileCounts, TargetPhase
+from worker.compile_targets import AIMS
+from worker.config import EngineConfig, SessionConfig, WindowConfig
+from worker.engine import Engine, Handle
+from worker.results import Failure, UnitResult
+from worker.sessions import Prompt
+from worker.tuning import LateWatch, Tuned, tune
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+N_SLOTS, N_UNITS = 3, 60  # two sessions of so many units
+MAX_ERROR, MEAN_ERROR = 1e-5, 1e-6
+CONFIG = EngineConfig(
+    model_path=TINY,
+    device="cpu",
+    max_sessions=N_SLOTS,
+    llm_len=768,
+    euler_steps=2,
+    compile=CompileConfig(enabled=True),
+    session=SessionConfig(
+        force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=WindowConfig(high_tokens=500, low_tokens=400)
+    ),
+)
+SHAPES = Shapes(
+    batch=(2, 3),
+    slices=(2, 3),
+    patches=(128, 1088),
+    clip_frames=(200,),
+    rows=(16, 96),
+    kv=(256, 768),
+    spoken=(24,),
+    tokens=(24, 40),
+    speech_kv=(256, 512),
+)
+VOCODER_SHAPES = VocoderShapes(batch=(2, 3), codes=(10, 28), columns=(256, 320), prompt=(60,))
+# Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
+DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
+COMPARED = sorted({(target, region) for target, aim in AIMS.items() for region in (*aim.regions, *aim.whole)})
+
+
+@dataclass
+class Bench:
+    """A tuned engine whose thread runs, with sessions that have spoken in its slots."""
+
+    engine: Engine
+    tuned: Tuned
+    watch: LateWatch
+
+    def table(self, target: str) -> RegionTable:
+        parts = self.engine.parts
+        return parts.vocoder.regions if AIMS[target].table == "vocoder" else parts.duplex.runner.regions
+
+    def state(self) -> list[Tensor]:
+        parts = self.engine.parts
+        vocoder = [*parts.vocoder.state.tensors(), *parts.vocoder.vocode_state.tensors()]
+        return [*parts.duplex.state.tensors(), *vocoder]
+
+
+def talk(engine: Engine, n_units: int) -> list[UnitResult]:
+    """Two sessions side by side; every third unit has a picture."""
+    events: queue.Queue[Any] = queue.Queue()
+    handles: list[Handle] = []
+    for n in range(2):
+        handle = engine.open(f"session {n}", CONFIG.session.model_copy(update={"seed": n}), events.put).result()
+        handle.prepare(Prompt.of("You are kind.", make_sound(n), make_voice(n))).result()
+        handles.append(handle)
+    results: list[UnitResult] = []
+    for unit in range(n_units):
+        for n, handle in enumerate(handles):
+            handle.send(make_sound(100 * n + unit), [make_picture(unit)] if unit % 3 == 0 else [])
+        done = 0
+        while done < len(handles):
+            event = events.get(timeout=120)
+            assert not isinstance(event, Failure), f"unit {unit}: {event}"
+            if isinstance(event, UnitResult):
+                results.append(event)
+                done += 1
+    for handle in handles:
+        handle.close().result()
+    return results
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    torch._dynamo.reset()
+    engine = Engine(build(CONFIG, shapes=SHAPES, vocoder_shapes=VOCODER_SHAPES), CONFIG, observer=Director(listen=0.4))
+    with engine:
+        tuned = engine.submit(tune, engine.parts, CONFIG).result()
+        yield Bench(engine, tuned, LateWatch(engine.parts))
+    torch._dynamo.reset()
+
+
+def floats(value: object) -> list[Tensor]:
+    return [tensor for tensor in flat(value) if tensor.is_floating_point()]
+
+
+def flat(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in value for tensor in flat(part)] if isinstance(value, tuple | list) else []
+
+
+def inputs(table: RegionTable, name: str, bucket: Bucket) -> tuple[list[Tensor], dict[str, Any]]:
+    """An example in which each row has a slot of its own; the vocoder's leaves its state in the session's other one."""
+    torch.manual_seed(hash(tuple(bucket.values())) % 1000)
+    tensors, static = table.table[name].example(bucket)
+    given, is_vocoder = list(tensors), "columns" in vars(table.shapes)
+    for at in (0, 1) if is_vocoder else (0,):
+        if given[at].ndim == 1 and given[at].dtype == torch.int64:
+            given[at] = torch.arange(len(given[at])) + at * N_SLOTS
+    return given, static
+
+
+def compare(bench: Bench, target: str, region: str) -> dict[str, tuple[float, float]]:
+    """Largest and mean difference by bucket, of all numbers that come out and of all that slots hold afterwards."""
+    table, state, found = bench.table(target), bench.state(), {}
+    before = [tensor.clone() for tensor in state]
+    for bucket, variant in table.calls(region):
+        tensors, static = inputs(table, region, bucket)
+        told: list[list[Tensor]] = []
+        for stance in ("force_eager", "default", "default"):
+            for tensor, kept in zip(state, before, strict=True):
+                tensor.copy_(kept)
+            with torch.compiler.set_stance(stance):
+                out = table(region, *tensors, **{**static, **variant})
+            shown = [*flat(out), *state] if region not in DRAWING else [*floats(out), *floats(state)]
+            told.append([tensor.clone() for tensor in shown])
+        eager, compiled, again = told
+        assert all(map(same, compiled, again)), f"{region} {bucket}: expected the same bits at every run"
+        worst = mean = 0.0
+        for one, other in zip(eager, compiled, strict=True):
+            if not one.numel():
+                continue
+            delta = (one.double() - other.double()).abs().nan_to_num(0.0)
+            assert torch.equal(one.isfinite(), other.isfinite()), f"{region} {bucket}: expected finite where eager is"
+            worst, mean = max(worst, float(delta.max())), max(mean, float(delta.mean()))
+        found[f"{bucket} {variant or ''}"] = (worst, mean)
+    for tensor, kept in zip(state, before, strict=True):
+        tensor.copy_(kept)
+    return found
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def test_every_target_compiles(bench: Bench) -> None:
+    states = bench.tuned.targets
+    assert {name: state.phase for name, state in states.items()} == dict.fromkeys(TARGETS, TargetPhase.COMPILED)
+    assert all(state.n_graphs and state.hits + state.misses for state in states.values()), states
+    assert bench.tuned.counts.graph_breaks == 0
+
+
+def test_a_hundred_and_twenty_units_compile_nothing(bench: Bench) -> None:
+    results = talk(bench.engine, N_UNITS)
+    assert len(results) == 2 * N_UNITS
+    n_spoken = sum(result.n_codes > 0 for result in results)
+    assert 20 < n_spoken < 2 * N_UNITS - 20, f"expected units of both kinds, got {n_spoken} that speak"
+    assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
+
+
+def test_the_same_conversation_sounds_the_same(bench: Bench) -> None:
+    """Bit for bit, by the same engine."""
+    first, second = (talk(bench.engine, 4) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert (one.session, one.tokens, one.n_codes) == (other.session, other.tokens, other.n_codes)
+        assert (one.pcm is None and other.pcm is None) or np.array_equal(one.pcm, other.pcm)
+
+
+@pytest.mark.parametrize(("target", "region"), COMPARED)
+def test_compiled_is_eager_to_rounding(bench: Bench, target: str, region: str) -> None:
+    """At every bucket, on slots that two sessions have left something in."""
+    found = bench.engine.submit(compare, bench, target, region).result()
+    assert len(found) > 1 or region in ("mel_unit",), "expected several sizes"
+    for bucket, (worst, mean) in found.items():
+        assert worst < MAX_ERROR and mean < MEAN_ERROR, (
+            f"{target}, {region} {bucket}: expected below {MAX_ERROR} and {MEAN_ERROR} on average, got {worst} and {mean}"
+        )
+    assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"

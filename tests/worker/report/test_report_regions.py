@@ -1,0 +1,208 @@
+"""Our own regions' report: as tuned, from equal state, on slots that are empty again afterwards."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from models.errors import SettingsError
+from tests.models.replayed import replay_on_cpu
+from tests.worker.engines import make_config, make_parts
+from worker.building import Parts
+from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_state import TargetState
+from worker.config import EngineConfig
+from worker.report import measures
+from worker.report import region_report as region_module
+from worker.report import start_report as start_module
+from worker.report.compile_report import CompileReport, ReportError, Row
+from worker.report.region_report import SERVING, region_report
+from worker.report.start_report import TargetWatch, start_report, tuned_report
+from worker.tuning import tune
+
+NAMES = ("unit_step", "audio_unit", "begin")
+SETTINGS = CompileConfig(enabled=True, targets=("llm.model", "apm"), dynamic=False)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    torch._dynamo.reset()
+
+
+def make(compile_config: CompileConfig = SETTINGS) -> tuple[Parts, EngineConfig]:
+    config = make_config(2, compile=compile_config)
+    return make_parts(config), config
+
+
+def row_of(report: CompileReport, name: str) -> Row:
+    return next(row for row in report.rows if row.name == name)
+
+
+def slanted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """A backend whose floating numbers are off, the last columns most: what all share, a norm would take out."""
+
+    def off(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return value + torch.linspace(0, 0.01, value.shape[-1])
+
+    return lambda *given: tuple(map(off, graph.forward(*given)))
+
+
+def contents(parts: Parts) -> list[Tensor]:
+    """Everything in slots of sessions; of the vocoder what a session could see."""
+    state, vocoder = parts.duplex.runner.state, parts.vocoder
+    held = [tensor[: state.n_slots].clone() for tensor in state.tensors()]
+    views = (vocoder.state.code, vocoder.state.mel, vocoder.state.dit)
+    return held + [tensor.clone() for view in views for tensor in (view.length, view.start)]
+
+
+def test_as_tuned_it_says_the_same_and_compiles_no_more():
+    parts, config = make()
+    empty = contents(parts)
+    tuned = tune(parts, config, backend="eager")
+    report = region_report(parts, config, tuned, names=NAMES, runs=3)
+    assert report.problems() == []
+    step = row_of(report, "unit_step")
+    assert (step.part, step.bucket) == ("llm.model, choose", {"batch": 2, "kv": 384})
+    assert step.eager.n == step.compiled.n == 3 and step.captured is None
+    assert step.equivalence.dtype == "float32" and step.equivalence.is_equal
+    assert (step.determinism.eager, step.determinism.compiled) == ("yes", "yes")
+    assert (step.n_late, step.recompiles, step.cuda_graphs) == (0, [], "not on this device")
+    begin = row_of(report, "begin")
+    assert begin.compiled is None and begin.equivalence is None, "expected no figures of what was not compiled"
+    for before, after in zip(empty, contents(parts), strict=True):
+        assert torch.equal(before, after), "expected slots as empty as before"
+
+
+def test_every_region_runs_without_compiling():
+    parts, config = make(CompileConfig())
+    report = region_report(parts, config, runs=1)
+    assert {row.name for row in report.rows} == set(SERVING) and report.problems() == []
+    assert all(row.compiled is None and row.determinism.eager == "yes" for row in report.rows)
+    prefills = [row.bucket["rows"] for row in report.rows if row.name == "unit_prefill"]
+    assert prefills == [16, 96], f"expected the smallest and the largest bucket, got {prefills}"
+
+
+def test_a_difference_is_a_problem():
+    parts, config = make()
+    parts.duplex.runner.regions.compile(["audio_unit"], by_layer=True, backend=slanted)
+    parts.duplex.runner.regions.warm_up(["audio_unit"])
+    [row] = region_report(parts, config, names=["audio_unit"], runs=1).rows
+    assert row.equivalence.max_abs > 1e-3 and "compiled is not equal to eager" in row.problems()
+
+
+def test_a_difference_in_what_slots_hold_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+    """`begin` returns nothing: all that it does is in the slots."""
+    parts, config = make(CompileConfig(enabled=True, targets=("token2wav.flow",)))
+    table = parts.vocoder.regions
+    monkeypatch.setattr(region_module, "_is_compiled", lambda *_: True)
+    [row] = region_report(parts, config, names=["begin"], runs=1).rows
+    assert row.equivalence.is_equal, f"expected equal slots, got {row.equivalence}"
+
+    begin = table.uncaptured
+
+    def leaves_more(name: str, slots: Tensor, voices: Tensor) -> None:
+        begin(name, slots, voices)
+        parts.vocoder.state.prompt[slots] = 7
+
+    monkeypatch.setattr(table, "uncaptured", leaves_more)
+    [row] = region_report(parts, config, names=["begin"], runs=1).rows
+    assert row.equivalence.n_unequal == 2, f"expected both slots to differ, got {row.equivalence}"
+
+
+def test_what_was_not_warmed_up_is_late():
+    parts, config = make()
+    parts.duplex.runner.regions.compile(["audio_unit"], by_layer=True, backend="eager")
+    [row] = region_report(parts, config, names=["audio_unit"], runs=1).rows
+    assert row.n_late >= 1 and f"{row.n_late} graphs compiled after warm-up" in row.problems()
+
+
+def test_a_captured_region_has_figures_of_its_graph(monkeypatch: pytest.MonkeyPatch):
+    made = replay_on_cpu(monkeypatch)
+    parts, config = make()
+    tuned = tune(parts, config, backend="eager")
+    parts.duplex.runner.regions.capture(["unit_step"])
+    [row] = region_report(parts, config, tuned, names=["unit_step"], runs=2).rows
+    assert row.cuda_graphs == "captured" and row.captured.n == 2 and row.compiled.n == 2
+    assert made[0].n_replays > 2 and not row.problems()
+
+
+def test_while_somebody_talks_there_is_none():
+    parts, config = make()
+    with parts.duplex.runner.lease(), pytest.raises(ReportError, match="expected no session, got 1 slots in use"):
+        region_report(parts, config)
+    with pytest.raises(SettingsError, match="region: expected one of"):
+        region_report(parts, config, names=["nonsense"])
+
+
+def test_a_start_is_told_without_measuring():
+    parts, config = make()
+    targets: dict[str, TargetState] = {}
+    told: list[str] = []
+    with TargetWatch(targets, lambda what, done, total: told.append(what)) as watch:
+        tuned = tune(parts, config, targets=targets, progress=watch.progress, backend="eager")
+    assert told, "expected progress to be handed on"
+    report = start_report(config, parts.model.device, tuned, watch.happened, cache="cold")
+    assert report.problems() == [] and report.header.cache == "cold"
+    llm, flow = row_of(report, "llm.model"), row_of(report, "token2wav.flow")
+    assert llm.compile_s == tuned.targets["llm.model"].seconds and llm.n_graphs > 0 and llm.graph_breaks == []
+    assert llm.eager is None and llm.equivalence is None and llm.n_late is None, (
+        "expected nothing that was not measured"
+    )
+    n_guards = {name: len(row_of(report, name).recompiles) for name in ("llm.model", "apm")}
+    assert min(n_guards.values()) > 0, f"expected each target's own recompiles, got {n_guards}"
+    assert flow.cuda_graphs == "off" and flow.compile_s is None and flow.graph_breaks is None
+    unwatched = start_report(config, parts.model.device, tuned)
+    assert row_of(unwatched, "llm.model").graph_breaks is None
+
+
+def test_a_target_that_fell_back_is_a_problem():
+    def refuses(graph: Any, inputs: Any) -> Callable[..., Any]:
+        raise RuntimeError("out of registers")
+
+    parts, config = make(CompileConfig(enabled=True, targets=("apm",)))
+    tuned = tune(parts, config, backend=refuses)
+    report = start_report(config, parts.model.device, tuned)
+    [problem] = report.problems()
+    assert problem.startswith("apm: failed: ") and "out of registers" in problem
+    measured = region_report(parts, config, tuned, names=["audio_unit"], runs=1)
+    assert measured.rows[0].compiled is None and measured.problems() == []
+
+
+def test_from_a_checkpoint_to_targets_and_regions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(start_module, "build", make_parts)
+    monkeypatch.setattr(start_module, "tune", partial(tune, backend="eager"))
+    report = tuned_report(make_config(2, compile=SETTINGS), names=["unit_step"], runs=1)
+    names = [row.name for row in report.rows]
+    assert names == [*TARGETS, "unit_step"] and report.problems() == []
+    assert CompileReport.from_json(report.to_json()) == report
+
+
+def test_what_is_compared_is_not_nothing():
+    """Each region says something; those that only write have slots that hold something."""
+    parts, _ = make(CompileConfig())
+    silent = set()
+    for table, slots, region in region_module._chosen(parts, None):
+        bucket = next(iter(region.buckets(table.shapes)))
+        trial = region_module.Trial.of(table, slots, region, bucket, region.variants[0])
+        said, held = trial.told(trial.eager)
+        if not any(isinstance(leaf, Tensor) and bool(leaf.any()) for _, leaf in measures.leaves(said)):
+            silent.add(region.name)
+            assert any(bool(tensor.any()) for tensor in held), f"{region.name}: expected slots that hold something"
+    assert silent == {"audio_overlap", "llm_evict", "begin"}, f"expected those that return nothing, got {silent}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("cpu", {"flow", "hift", "unit_step"}), ("cuda", {"flow", "hift", "unit_step", "begin"})]
+)
+def test_what_of_a_target_compiles_hangs_on_the_device(kind: str, expected: set[str]):
+    parts, config = make(CompileConfig(enabled=True, targets=("llm.model", "token2wav.flow", "token2wav.hift")))
+    names = ("flow", "hift", "unit_step", "begin", "llm_evict", "vision")
+    regions = parts.duplex.runner.regions.table | parts.vocoder.regions.table
+    got = {name for name in names if region_module._is_compiled(regions[name], config, None, torch.device(kind))}
+    assert got == expected, f"expected {expected}, got {got}"
