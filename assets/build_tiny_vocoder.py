@@ -58,10 +58,10 @@ def main(out: Path) -> None:
     """Write all files; those of an earlier build are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     (out / FLOW_YAML).write_text(flow_yaml(FLOW_CONFIG), encoding="utf-8")
-    torch.save(plain_weights("flow", _on_meta(Flow, FLOW_CONFIG)), out / FLOW)
-    torch.save(hift_weights(_on_meta(Hift, HIFT_CONFIG)), out / HIFT)
-    write_onnx(out / SPEAKER_ENCODER, *speaker_graph(_on_meta(CampPlus, SPEAKER_CONFIG)))
-    write_onnx(out / SPEECH_TOKENIZER, *tokenizer_graph(_on_meta(S3Tokenizer, TOKENIZER_CONFIG)))
+    torch.save(plain_weights("flow", on_meta(Flow, FLOW_CONFIG)), out / FLOW)
+    torch.save(hift_weights(on_meta(Hift, HIFT_CONFIG)), out / HIFT)
+    write_onnx(out / SPEAKER_ENCODER, *speaker_graph(on_meta(CampPlus, SPEAKER_CONFIG)))
+    write_onnx(out / SPEECH_TOKENIZER, *tokenizer_graph(on_meta(S3Tokenizer, TOKENIZER_CONFIG)))
 
 
 def flow_yaml(config: FlowConfig) -> str:
@@ -232,7 +232,7 @@ def _place(module: str) -> list[str]:
     return steps
 
 
-def _on_meta(kind: type[nn.Module], config: object) -> nn.Module:
+def on_meta(kind: type[nn.Module], config: object) -> nn.Module:
     with torch.device("meta"):
         return kind(config)
 

@@ -11,7 +11,7 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 class CompileConfig(Settings):
-    """`enabled` off is plain eager, whatever else is said; graphs are captured on a GPU only."""
+    """`enabled` off is plain eager, whatever else is said, the switches of speed included; see docs/compile.md."""
 
     enabled: bool = Field(False, description="compile and capture at start; off: plain eager")
     targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts that compile; the others stay eager")

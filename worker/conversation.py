@@ -201,7 +201,8 @@ class Conversation:
             given["max_slice_nums"] = message.max_slice_nums
         config, notes = self._service.session_config(given)
         self._service.check_prompt(message.system_prompt)
-        prompt = await asyncio.to_thread(self._prompt, message)
+        async with self._service.preparing:
+            prompt = await asyncio.to_thread(self._prompt, message)
         preparing = self._handle.prepare(prompt, config)  # up to here the context is as it was
         self._prepared = False
         await asyncio.wrap_future(preparing)
@@ -252,7 +253,8 @@ class Conversation:
             try:
                 await asyncio.wrap_future(await asyncio.to_thread(self._send, chunk, frames))
             except BaseException:
-                self._in_flight.remove(clock)
+                if clock in self._in_flight:  # an engine that breaks down answers it before it is refused
+                    self._in_flight.remove(clock)
                 raise
         except Exception:
             await self._until(0)  # what came before is answered before

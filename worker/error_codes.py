@@ -4,6 +4,7 @@ from models.errors import AudioError, ContextOverflowError, ImageError, ModelErr
 from worker.engine import EngineError
 from worker.protocol import ErrorCode, WireError
 from worker.session import OrderError
+from worker.status import StateError
 
 CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (SettingsError, ErrorCode.BAD_CONFIG),
@@ -12,6 +13,7 @@ CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (ContextOverflowError, ErrorCode.CONTEXT_FULL),
     (SlotError, ErrorCode.BUSY),
     (OrderError, ErrorCode.NOT_PREPARED),
+    (StateError, ErrorCode.BUSY),
     (EngineError, ErrorCode.ENGINE),
     (ModelError, ErrorCode.ENGINE),
 )

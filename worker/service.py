@@ -26,6 +26,7 @@ from worker.tuning import LateWatch, untune
 from worker.voice_shelf import Reference, VoiceShelf
 
 LOG = logging.getLogger(__name__)
+MOST_PREPARING = 2  # prompts; voices are made one at a time
 MOST_CHARS_A_ROW = 16  # of a prompt; real text has about four to a token
 
 
@@ -73,13 +74,17 @@ class Lease:
 
 
 class Service:
-    """One worker's engine over time."""
+    """One worker's engine over time.
+
+    preparing: to be held while a prompt is made: that takes a thread, and the others are for units.
+    """
 
     def __init__(self, settings: WorkerSettings):
         self.settings = settings
         self.status = Status()
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
+        self.preparing = asyncio.Semaphore(MOST_PREPARING)
         self._lock = threading.Lock()
         self._starter: threading.Thread | None = None
         self._n_opened = 0

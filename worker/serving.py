@@ -128,11 +128,21 @@ async def _drain(service: Service, duplex: Duplex) -> None:
 
 
 class _Protocol(WebSocketsSansIOProtocol):
-    """uvicorn's own, telling the application its connection: a loss cannot be seen while nobody reads."""
+    """uvicorn's own, made for clients that are far ahead and are not read for a while.
+
+    The application is told the connection: a loss cannot be seen while nobody reads. Nor can the answer to a ping.
+    """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
         super().connection_made(transport)
+
+    def keepalive_timeout(self) -> None:
+        if not self.read_paused:
+            super().keepalive_timeout()
+            return
+        self.pong_timer = self.pending_ping_payload = None
+        self.schedule_ping()
 
 
 class _Server(uvicorn.Server):

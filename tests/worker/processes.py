@@ -4,8 +4,6 @@ A worker runs on the embedded checkpoint, on the CPU, with one thread. The clien
 socket without a thread of its own, so that a test says what happens when, the loss of its connection included.
 """
 
-import base64
-import io
 import json
 import os
 import select
@@ -21,23 +19,19 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-from PIL import Image
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLOSED, OPEN
 from websockets.uri import parse_uri
 
-from worker.media import MediaUnit, read_units
+from tests.worker.sayings import chunk
 from worker.protocol import PLAIN_SPEC, Error, Prepared, Result, ServerMessage, Spec, Stopped, read_server
 
 ROOT = Path(__file__).parents[2]
-VIDEO = ROOT / "assets" / "warmup.mp4"
 # A loaded machine with two slow cores may take this long; what takes longer hangs.
 START_S, ANSWER_S, STOP_S = 240.0, 60.0, 60.0
 POLL_S = 0.02
@@ -161,45 +155,6 @@ def running(folder: Path, *flags: str, until: str | None = "IDLE", **options: An
         yield worker
     finally:
         worker.kill()
-
-
-# --- what to say ----------------------------------------------------------------------------------
-
-
-@cache
-def video_units() -> list[MediaUnit]:
-    """Seconds of the warm-up video."""
-    return list(read_units(VIDEO))
-
-
-def sound_of(number: int) -> np.ndarray:
-    """[16000] float32: a second of the video, which is taken from its start again."""
-    return video_units()[number % len(video_units())].sound
-
-
-@cache
-def picture_of(number: int, width: int | None = None, height: int | None = None) -> bytes:
-    """A JPEG of that second, at its own size or another."""
-    image = video_units()[number % len(video_units())].frames[0]
-    return jpeg(image if width is None else image.resize((width, height)))
-
-
-def jpeg(image: Image.Image) -> bytes:
-    data = io.BytesIO()
-    image.save(data, "JPEG", quality=80)
-    return data.getvalue()
-
-
-def base64_of(data: np.ndarray | bytes) -> str:
-    """Samples as little-endian float32, or bytes, in base64."""
-    return base64.b64encode(data if isinstance(data, bytes) else data.astype("<f4").tobytes()).decode()
-
-
-def chunk(number: int = 0, *, sound: np.ndarray | None = None, picture: bool = False, **fields: Any) -> dict[str, Any]:
-    """An `audio_chunk`: that second of the video, or other sound; with its picture; other fields as given."""
-    sound = sound_of(number) if sound is None else sound
-    frames = {"frame_base64_list": [base64_of(picture_of(number))]} if picture else {}
-    return {"type": "audio_chunk", "audio_base64": base64_of(sound), **frames, **fields}
 
 
 # --- who says it ----------------------------------------------------------------------------------

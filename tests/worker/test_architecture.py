@@ -10,7 +10,17 @@ from tests.test_architecture import imported
 
 TORCH_FREE = (
     *("config", "hearing", "reply", "results", "session", "settings", "talk", "window"),
-    *("compile_config", "compile_state", "config_doc", "config_layers", "log", "main", "service_config", "version"),
+    *(
+        "compile_config",
+        "compile_state",
+        "compile_targets",
+        "config_doc",
+        "config_layers",
+        "log",
+        "main",
+        "service_config",
+        "version",
+    ),
     *("message", "metrics", "protocol", "protocol_doc", "status", "unit_message", "wire"),
     *("doctor.__main__", "doctor.checks", "doctor.checks_gpu", "doctor.machine"),
     *("report.__main__", "report.compile_report", "warmup_report"),

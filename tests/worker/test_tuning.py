@@ -24,7 +24,7 @@ from worker.tuning import LateWatch, Tuned, count, tune, untune
 
 N_UNITS = 5
 UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
-FEW = ("vpm", "llm.model")
+ONE, FEW = ("vpm",), ("vpm", "llm.model")
 
 
 @pytest.fixture
@@ -292,8 +292,8 @@ def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypa
 
     monkeypatch.setattr(tuning, "_cache_counts", lambda: (hits[0], 0))
     monkeypatch.setattr(tuning, "_empty_cache", clear)
-    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=FEW), backend=backend)
-    assert len(cleared) == 1 and {tuned.targets[name].phase for name in FEW} == {TargetPhase.COMPILED}, tuned.targets
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=ONE), backend=backend)
+    assert len(cleared) == 1 and {tuned.targets[name].phase for name in ONE} == {TargetPhase.COMPILED}, tuned.targets
     assert any("cache" in note for note in tuned.notes), tuned.notes
 
 

@@ -13,17 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.worker.processes import (
-    Talker,
-    WorkerProcess,
-    base64_of,
-    chunk,
-    jpeg,
-    picture_of,
-    running,
-    sound_of,
-)
-from tests.worker.test_worker_session import ALOUD, QUIET, assert_told
+from tests.worker.processes import Talker, WorkerProcess, running
+from tests.worker.sayings import ALOUD, QUIET, assert_told, base64_of, chunk, jpeg, picture_of, sound_of
 from worker.protocol import AudioChunk, Error, Interrupted, Paused, Prepare, Prepared, Result, Resumed
 from worker.wire import ErrorCode, pack_frame
 

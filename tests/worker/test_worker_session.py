@@ -1,46 +1,36 @@
 """A worker's socket, from outside: a real process, real connections, what clients may count on."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.worker.processes import (
-    ROOT,
-    Refused,
-    Talker,
-    WorkerProcess,
+from tests.worker.processes import Refused, Talker, WorkerProcess, running
+from tests.worker.sayings import (
+    ALOUD,
+    QUIET,
+    TURNS_ALOUD,
+    TURNS_QUIET,
+    assert_result,
+    assert_told,
     base64_of,
     chunk,
     picture_of,
-    running,
+    samples,
     sound_of,
+    told,
 )
 from worker.protocol import Interrupted, Partial, Paused, Prepared, Result, Resumed, Stopped, Timeout
 from worker.results import SOUND_RATE
+from worker.service_config import ROOT
 from worker.voices import ReferenceSound
 from worker.wire import pack_frame
 
 N_SLOTS = 3
 SMALL = {"duplex": {"euler_steps": 1, "max_backlog_mb": 1}}
-# The embedded model hardly ever listens by itself, and stops when it is allowed no more words.
-ALOUD = {"force_listen_count": 0, "listen_prob_scale": 0.01, "max_new_speak_tokens_per_chunk": 4, "seed": 7}
-QUIET = {**ALOUD, "generate_audio": False}
-# Turns that end, and seconds of listening between them.
-TURNS = {
-    "force_listen_count": 1,
-    "length_penalty": 0.2,
-    "listen_top_k": 60,
-    "max_new_speak_tokens_per_chunk": 8,
-    "drain_s": 1,
-}
-TURNS_ALOUD, TURNS_QUIET = {**TURNS, "seed": 2}, {**TURNS, "seed": 2, "generate_audio": False}
-NUMBERS = ("cost_all_ms", "wall_clock_ms", "server_send_ts", "lag_ms", "headroom_ms")
-COUNTS = ("current_time", "n_tokens", "n_tts_tokens", "kv_cache_length", "vision_slices", "vision_tokens")
-COSTS = ("cost_llm_ms", "cost_tts_prep_ms", "cost_tts_ms", "cost_token2wav_ms")
 
 
 @pytest.fixture(scope="module")
@@ -72,45 +62,6 @@ def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
         return known[key]
 
     return results
-
-
-def samples(result: Result | Partial) -> np.ndarray | None:
-    return None if result.audio_data is None else result.audio_data.samples("audio_data")
-
-
-def told(result: Result) -> dict[str, Any]:
-    """All that may not differ from one run to another."""
-    sound = samples(result)
-    kept = {name: getattr(result, name) for name in ("is_listen", "text", "end_of_turn", "n_caught_up", *COUNTS)}
-    return {**kept, "sound": None if sound is None else sound.tobytes()}
-
-
-def assert_told(got: Sequence[Result], expected: Sequence[Result], what: str = "results") -> None:
-    """The same results, every sample the same."""
-    assert len(got) == len(expected), f"{what}: expected {len(expected)}, got {len(got)}"
-    for number, (one, other) in enumerate(zip(got, expected, strict=True), 1):
-        wrong = [name for name, value in told(other).items() if told(one)[name] != value]
-        assert not wrong, f"{what}, unit {number}: expected the same {wrong} as in {other!r}, got {one!r}"
-
-
-def assert_result(result: Result, voiced: bool = True) -> None:
-    """What the protocol promises of every result."""
-    for name in NUMBERS:
-        assert isinstance(getattr(result, name), float), f"{name}: expected a float, got {getattr(result, name)!r}"
-    for name in COUNTS:
-        assert type(getattr(result, name)) is int, f"{name}: expected a whole number, got {getattr(result, name)!r}"
-    for name in COSTS:
-        value = getattr(result, name)
-        assert isinstance(value, float | None), f"{name}: expected a float or null, got {value!r}"
-    assert result.vision_tokens == 64 * result.vision_slices
-    assert abs(result.server_send_ts - time.time()) < 600, f"expected Unix seconds, got {result.server_send_ts}"
-    if result.is_listen:
-        assert (result.text, result.audio_data) == ("", None), f"listening: expected nothing said, got {result!r}"
-    elif voiced and not result.end_of_turn:
-        sound = samples(result)
-        assert sound is not None and len(sound) >= SOUND_RATE, f"expected at least a second of sound, got {result!r}"
-    if (sound := samples(result)) is not None:
-        assert len(sound) and np.isfinite(sound).all() and np.abs(sound).max() <= 1, f"expected sound, got {result!r}"
 
 
 # --- units ----------------------------------------------------------------------------------------
