@@ -29,6 +29,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, help="folder of the cache; default: a new one, removed afterwards")
     parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="base64", help="how sound travels")
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--logs", type=Path, help="folder for the worker's logs; default: removed afterwards")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("worker", nargs="*", help="behind --: arguments for worker.main")
     options = parser.parse_args(arguments)
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = options.cache or Path(folder) / "cache"
         for kind in options.starts.split(","):
-            log = Path(folder) / f"{kind}.log"
+            log = (options.logs or Path(folder)) / f"{kind}.log"
             with WorkerProcess(_worker_arguments(options), cache, log) as worker:
                 result["starts"].append(_started(kind, worker))
                 if kind == options.starts.split(",")[-1]:

@@ -12,6 +12,7 @@ Knows targets, buckets and what failing costs. Does not know sessions, nor where
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -346,5 +347,12 @@ def _empty_cache() -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else _place(error)
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+
+
+def _place(error: BaseException) -> str:
+    """Where an error without words came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

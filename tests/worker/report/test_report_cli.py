@@ -74,7 +74,7 @@ def test_whatever_else_answers(body: bytes, status: int, got: str, capsys: pytes
     assert got in err and err.count("\n") == 1, f"expected one line with {got!r}, got {err!r}"
 
 
-@pytest.mark.parametrize("url", [refused(), "nonsense", "http://127.0.0.1:1x"])
+@pytest.mark.parametrize("url", [refused(), "nonsense", "http://127.0.0.1:1x"], ids=["refused", "no URL", "no port"])
 def test_nobody_there_is_one_line(url: str, capsys: pytest.CaptureFixture[str]):
     assert main(["--url", url]) == 2
     err = capsys.readouterr().err
