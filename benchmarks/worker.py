@@ -29,6 +29,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, help="folder of the cache; default: a new one, removed afterwards")
     parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="base64", help="how sound travels")
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--unload", action="store_true", help="let the model go at the end")
     parser.add_argument("--logs", type=Path, help="folder for the worker's logs; default: removed afterwards")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("worker", nargs="*", help="behind --: arguments for worker.main")
@@ -60,6 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
                 result["starts"].append(_started(kind, worker))
                 if kind == options.starts.split(",")[-1]:
                     _conversations(options, worker, result)
+                    if options.unload:
+                        result["unload"] = _unload(worker)
             result["starts"][-1]["exit_status"] = worker.exit_status
             if options.json:
                 report.write_json(options.json, result)
@@ -118,6 +121,14 @@ def _conversations(options: argparse.Namespace, worker: WorkerProcess, result: d
             print(_look("BUSY", busy))
     late, resident = worker.health["compile"]["after_warm_up"], worker.health["memory"]["resident"]
     print(f"resident {resident / 1e6:.0f} MB; since warm-up: {late}")
+
+
+def _unload(worker: WorkerProcess) -> dict[str, Any]:
+    start = time.perf_counter()
+    told = worker.ask("POST", "/model/unload")
+    seconds, memory = time.perf_counter() - start, told["memory"]
+    print(f"unloaded in {seconds:.1f} s: {memory['before'] / 1e6:.0f} MB to {memory['after'] / 1e6:.0f} MB")
+    return {"seconds": seconds, **memory}
 
 
 def _row(n_sessions: int, decision: str, talks: list[Talk]) -> dict[str, Any] | None:

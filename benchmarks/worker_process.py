@@ -91,7 +91,7 @@ class WorkerProcess:
         while not self._is_over.is_set():
             start = time.perf_counter()
             try:
-                health = self.get("/health")
+                health = self.ask("GET", "/health")
             except (OSError, http.client.HTTPException):
                 return  # it is being stopped
             self.looks[health["state"]].append(1e3 * (time.perf_counter() - start))
@@ -100,11 +100,11 @@ class WorkerProcess:
             self.health = health
             time.sleep(EVERY_S)
 
-    def get(self, path: str) -> dict[str, Any]:
-        """One GET on a connection of its own."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+    def ask(self, method: str, path: str) -> dict[str, Any]:
+        """One request on a connection of its own. Returns: its body."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
-            connection.request("GET", path)
+            connection.request(method, path)
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()
