@@ -40,6 +40,8 @@ def release_memory(device: torch.device | None) -> dict[str, int]:
     gc.collect()
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # one for each stream that ever multiplied
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library keeps what it keeps
