@@ -105,7 +105,8 @@ def test_by_layer_is_for_regions_with_layers(tiny: Path, tmp_path: Path) -> None
     for row in got["rows"]:
         (way,) = row["modes"]
         assert way == ("by_layer" if row["region"] in bench.STACKED else "compiled"), row
-        n_graphs = 2 if row["region"] in WITH_PIECE else 1
+        # A layer of each stack, and each piece.
+        n_graphs = 2 if row["region"] in {*WITH_PIECE, "vision"} else 1
         assert row["modes"][way].get("graphs") == n_graphs, row
 
 

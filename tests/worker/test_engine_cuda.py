@@ -1,6 +1,7 @@
 """The engine on a GPU: captured graphs say what eager regions say, and nothing compiles while it serves."""
 
 import queue
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from worker.config import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.results import UnitResult
 from worker.sessions import Prompt
+from worker.toggles import apply_toggles
 from worker.tuning import tune
 
 pytestmark = pytest.mark.gpu
@@ -86,9 +88,20 @@ def converse(engine: Engine) -> list[UnitResult]:
     return results
 
 
+@pytest.fixture
+def full_float32() -> Iterator[None]:
+    """TF32 turns a drawn code now and then, and with it all sound behind."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    apply_toggles(CompileConfig(tf32=False), torch.device("cuda"))
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.usefixtures("full_float32")
 def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
     eager = converse(make_engine(tiny))
-    engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
+    engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on", tf32=False))
     tables = [engine.parts.duplex.runner.regions, engine.parts.vocoder.regions]
     assert all(table.n_captured > 0 for table in tables)
     counted = compile_counters()

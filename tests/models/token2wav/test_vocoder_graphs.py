@@ -124,12 +124,11 @@ def test_whole_utterances_compile_nothing():
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which("c++"), reason="Inductor needs a C++ compiler")
 def test_inductor_says_the_same():
-    """As it is served: an Euler step and a conformer layer as one graph each, the vocoder as a whole. One bucket."""
+    """As it is served: an Euler step, a conformer layer and the vocoder's activation as one graph each. One bucket."""
     shapes = VocoderShapes(batch=(1,), codes=(28,), columns=(288,), prompt=(120,))
     parts = load_flow_and_hift(FOLDER), load_flow_and_hift(FOLDER)
     plain, compiled = (make_vocoder(part, shapes=shapes, steps=(1,)) for part in parts)
-    compiled.regions.compile(["flow", "voice"], by_layer=True)
-    compiled.regions.compile(["hift"])
+    compiled.regions.compile(["flow", "voice", "hift"], by_layer=True)
     compiled.regions.warm_up()
     warm = compile_counters()
     turns = [say(v, v.open(VOICES[0]), make_codes(1, 90), [25, 25, 7, 24]) for v in (plain, compiled)]
