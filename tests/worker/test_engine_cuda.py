@@ -89,18 +89,18 @@ def converse(engine: Engine) -> list[UnitResult]:
     return results
 
 
-@pytest.fixture
-def full_float32() -> Iterator[None]:
-    """TF32 turns a drawn code now and then, and with it all sound behind."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    apply_toggles(CompileConfig(tf32=False), torch.device("cuda"))
+@pytest.fixture(autouse=True)
+def switches_stay() -> Iterator[None]:
+    """An engine that is tuned sets them for the whole process."""
+    precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
-    torch.set_float32_matmul_precision(before[0])
-    torch.backends.cudnn.allow_tf32 = before[1]
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = allowed
 
 
-@pytest.mark.usefixtures("full_float32")
 def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
+    # TF32 turns a drawn code now and then, and with it all sound behind.
+    apply_toggles(CompileConfig(tf32=False), torch.device("cuda"))
     eager = converse(make_engine(tiny))
     engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on", tf32=False))
     tables = [engine.parts.duplex.runner.regions, engine.parts.vocoder.regions]
