@@ -114,6 +114,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _run(config: Config, path: Path | None, *, measures: bool) -> int:
+    from worker.compile_state import TargetPhase
     from worker.starting import start_engine
     from worker.status import Status
 
@@ -130,8 +131,7 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
     try:
         report = _measured(started, engine) if measures else started.report
         print("\n".join(summary(started)))
-        if measures:
-            print(report.table())
+        print(report.table())
         if path is not None:
             write_report(report, path)
             print(f"report: {path}")
@@ -140,7 +140,7 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
         return FAILED
     finally:
         started.engine.close()
-    return 0
+    return FAILED if any(one.phase is TargetPhase.FELL_BACK for one in started.targets.values()) else 0
 
 
 def _measured(started: "Started", config: EngineConfig) -> CompileReport:

@@ -1,6 +1,7 @@
 """The worker's HTTP routes and its socket. Knows FastAPI; every answer comes from the service or from health."""
 
 import asyncio
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from models.errors import ModelError, SettingsError
 from worker.health import health
 from worker.metrics import Metrics
 from worker.service import Service
+from worker.service_config import ROOT
 from worker.socket import Duplex
 from worker.status import State, StateError
 from worker.version import VERSION
-
-LOOPBACK = ("127.0.0.1", "::1")
 
 
 class LoadRequest(BaseModel):
@@ -91,7 +91,8 @@ def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
     async def load(request: Request, wanted: LoadRequest) -> dict[str, Any]:
         _only_loopback(request)
         try:
-            service.load(**wanted.model_dump(exclude_none=True))
+            given = wanted.model_dump(exclude_none=True)
+            service.load(**{key: ROOT / one if isinstance(one, Path) else one for key, one in given.items()})
         except StateError as error:
             raise HTTPException(409, str(error)) from None
         except (SettingsError, ModelError) as error:
@@ -106,6 +107,11 @@ def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
 
 
 def _only_loopback(request: Request) -> None:
-    host = request.client.host if request.client else None
-    if host not in LOOPBACK:
+    host = request.client.host if request.client else ""
+    try:
+        address = ip_address(host)
+        is_here = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here:
         raise HTTPException(403, f"expected a request from this machine, got one from {host}")

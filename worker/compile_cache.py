@@ -34,7 +34,8 @@ OURS = "manifests"
 ARTIFACT_MAGIC = b"duologue compile artifact 1\n"
 DIGEST_BYTES = 16
 MAX_SHOWN = 5  # problems of one kind that are told one by one
-NOT_KERNELS = {OURS, "locks", "voices"}  # what else lies in the folder
+REPORTS = "reports"
+NOT_KERNELS = {OURS, REPORTS, "locks", "voices"}  # what else lies in the folder
 NOT_FILES = (".lock", PENDING)
 DRIVER = Path("/proc/driver/nvidia/version")
 

@@ -4,6 +4,7 @@ import platform
 import time
 from collections.abc import Collection
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -65,6 +66,8 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
             "enabled": settings.engine.compile.enabled,
             "mode": settings.engine.compile.mode,
             "dynamic": settings.engine.compile.dynamic,
+            "cuda_graphs": settings.engine.compile.cuda_graphs,
+            "toggles": {} if loaded is None else loaded.started.tuned.toggles,
             "targets": {name: asdict(target) for name, target in list(service.targets.items())},
             "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
             "after_warm_up": {} if loaded is None else asdict(loaded.late.check()),
@@ -74,6 +77,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
     }
 
 
+@cache
 def versions() -> dict[str, str | int | None]:
     """Of what decides how this worker behaves."""
     return {

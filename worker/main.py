@@ -17,6 +17,7 @@ from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
 
 LOG = logging.getLogger("worker.main")
 USAGE = 2
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     parser.add_argument("--port", type=int, metavar="N", help="default: service.worker_base_port + index; 0: any")
     parser.add_argument("--worker-index", type=int, default=0, metavar="N", help="number among the workers")
-    parser.add_argument("--gpu-id", type=int, metavar="N", help="number that health tells; default: the index")
+    parser.add_argument(
+        "--gpu-id", type=int, metavar="N", help="GPU, and its number in /health; default: the index"
+    )
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
     parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
     parser.add_argument("--ref-audio-path", metavar="FILE", help="the default voice")
@@ -65,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     for note in notes:
         LOG.warning("%s", note)
     os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
+    if args.gpu_id is not None:
+        os.environ.setdefault(GPU_VARIABLE, str(args.gpu_id))  # who has chosen the visible ones has chosen this one
     with listening:
         # Imported before anybody is answered: loading libraries holds everything else up.
         from worker.serving import serve, worker_settings

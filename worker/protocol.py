@@ -69,7 +69,7 @@ class Prepare(FromClient):
     max_slice_nums: int | None = Field(
         None, ge=1, description="slices of a large picture, for chunks that do not say; null: that of `config`"
     )
-    deferred_finalize: bool = Field(True, description="send a result before its unit is closed in the context")
+    deferred_finalize: bool = Field(True, description="accepted: a unit is always closed behind its result")
     spec: SpecField = Field(PLAIN_SPEC, description="options beyond the plain protocol")
 
     @classmethod
@@ -195,7 +195,7 @@ class Prepared(FromServer):
     left_out = frozenset({"recording_session_id"})
 
     type: Literal["prepared"] = "prepared"
-    prompt_length: int = Field(description="characters of the system prompt")
+    prompt_length: int = Field(description="characters of the prompt, the model's template included")
     recording_session_id: str | None = Field(None, description="where the recording will be; only if there is one")
     session_id: str = Field("", description="of this session")
     protocol_version: int = Field(PROTOCOL_VERSION, description="that the server speaks")

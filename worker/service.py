@@ -19,6 +19,7 @@ from worker.engine import Engine, EngineError, Handle
 from worker.releasing import release_memory
 from worker.report.compile_watch import CompileWatch
 from worker.results import Event
+from worker.service_config import FOREIGN_VOICE, AudioSection
 from worker.sessions import Sessions
 from worker.starting import Started, start_engine
 from worker.status import State, StateError, Status
@@ -44,12 +45,12 @@ class WorkerSettings:
     ref_audio: Path | None
     ref_folder: Path
     cache_dir: Path
-    max_warmup_units: int = 10
-    pause_timeout: float = 60.0
-    idle_timeout: float | None = None
-    drain_timeout: float = 30.0
-    max_backlog: int = 32 * 2**20
-    gpu_id: int = 0
+    max_warmup_units: int
+    pause_timeout: float
+    idle_timeout: float | None
+    drain_timeout: float
+    max_backlog: int
+    gpu_id: int
 
 
 @dataclass
@@ -236,6 +237,8 @@ class Service:
         folder = self.settings.ref_folder
         names = sorted(path.name for path in folder.glob("*") if path.is_file())
         name = named.replace("\\", "/").rpartition("/")[2]
+        if name == FOREIGN_VOICE and name not in names:
+            name = AudioSection().ref_audio_path.name  # the public implementation's own, which its clients name
         if name not in names:
             raise SettingsError("ref_audio_path", expected=f"one of {names}", got=named[:200])
         return folder / name

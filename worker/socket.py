@@ -155,6 +155,8 @@ def _report(conversation: Conversation, tasks: Iterable["asyncio.Task[None]"]) -
 
 async def _watch(websocket: WebSocket) -> None:
     """Until the connection is gone. While too much waits nobody reads it, and reading alone would tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        await asyncio.Event().wait()  # then reading has to tell
     connection = websocket.scope["state"][CONNECTION]
     with suppress(OSError):  # closed on this side
         while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker.building import Parts, build
-from worker.compile_cache import CacheReport, CompileCache, facts_of
-from worker.compile_state import CompileCounts, TargetPhase, TargetState
+from worker.compile_cache import REPORTS, CacheReport, CompileCache, facts_of
+from worker.compile_state import TargetPhase, TargetState
 from worker.config import EngineConfig
 from worker.engine import Engine
 from worker.releasing import settle_heap
-from worker.report.compile_report import CompileReport
+from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
 from worker.status import State, Status
-from worker.tuning import Tuned, count, set_states, tune
+from worker.toggles import apply_toggles
+from worker.tuning import Tuned, set_states, tune
 from worker.voices import ReferenceSound, Voices
 from worker.warmup import WarmUpMedia, extract, warm_up
 from worker.warmup_report import WarmUpReport
@@ -29,6 +30,7 @@ from worker.warmup_report import WarmUpReport
 Result = TypeVar("Result")
 
 LOG = logging.getLogger(__name__)
+REPORT_FILE = Path(REPORTS, "start.json")  # in the cache's folder too: the newest start's
 VOICES_FOLDER = "voices"  # in the cache's folder: making a voice takes longer than reading one
 
 
@@ -37,8 +39,8 @@ class Started:
     """An engine whose thread runs, without sessions, and how it came to be.
 
     voices: None for an engine without a vocoder. tuned: what was compiled, its `targets` the dictionary that was given.
-    cache: of its kernels, None if nothing was compiled. report: the same for people and programs. counts: what
-    compiling had done when all was over. seconds: `load`, `compile` and `warm_up`; a stage left out is missing.
+    cache: of its kernels, None if nothing was compiled. report: the same for people and programs. seconds:
+    `load`, `compile` and `warm_up`; a stage left out is missing.
     """
 
     engine: Engine
@@ -47,7 +49,6 @@ class Started:
     tuned: Tuned
     cache: CacheReport | None
     report: CompileReport
-    counts: CompileCounts
     seconds: dict[str, float]
 
     @property
@@ -92,6 +93,8 @@ def start_engine(
             status.move(State.COMPILING)
             compiling = partial(_compile, parts, config, cache_dir, watch)
             tuned, cache = with_seconds("compile", lambda: engine.submit(compiling).result())
+        else:
+            tuned.toggles = apply_toggles(config.compile, parts.model.device)
         status.move(State.WARMING_UP)
         voices = None
         if parts.vocoder is not None:
@@ -115,7 +118,16 @@ def start_engine(
     if report.compiled_graphs and config.compile.enabled:
         LOG.warning("%d graphs compiled in the warm-up that compiling before had missed", report.compiled_graphs)
     compiled = start_report(config, parts.model.device, tuned, watch.happened, None if cache is None else str(cache))
-    return Started(engine, voices, report, tuned, cache, compiled, count(parts), seconds)
+    _keep(compiled, cache_dir / REPORT_FILE)
+    return Started(engine, voices, report, tuned, cache, compiled, seconds)
+
+
+def _keep(report: CompileReport, path: Path) -> None:
+    """Beside the kernels; a worker that cannot write there serves all the same."""
+    try:
+        write_report(report, path)
+    except OSError as error:
+        LOG.warning("the compile report is not kept: %s", error)
 
 
 def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetWatch) -> tuple[Tuned, CacheReport]:

@@ -192,10 +192,17 @@ class _Tuner:
         state.phase, hits = TargetPhase.COMPILING, _cache_counts()[0]
         with self._timed(state):
             try:
-                table.compile_parts(aim.parts(self._is_gpu), **self._options)
-                if whole := [region for region in aim.whole_regions(self._is_gpu) if region in regions]:
-                    table.compile(whole, **self._options)
-                self._warm_up(name, table, regions)
+                try:
+                    self._wrap(aim, table, regions, self._options)
+                    self._warm_up(name, table, regions)
+                except Exception as error:
+                    if self._options["mode"] == "default" or isinstance(error, torch.cuda.OutOfMemoryError):
+                        raise
+                    self._tuned.notes.append(f"{name}: mode {self._options['mode']} failed, default taken instead")
+                    LOG.warning("%s: %s", self._tuned.notes[-1], self._reason(error))
+                    table.clear_scratch()
+                    self._wrap(aim, table, regions, {**self._options, "mode": "default"})
+                    self._warm_up(name, table, regions)
                 state.phase = TargetPhase.COMPILED
             except Exception as error:
                 self.was_misled |= _cache_counts()[0] > hits and not isinstance(error, torch.cuda.OutOfMemoryError)
@@ -204,6 +211,11 @@ class _Tuner:
             "compile target %s: %s in %.1f s, %d graphs, %d cache hits, %d misses",
             *(name, state.phase, state.seconds, state.n_graphs, state.hits, state.misses),
         )
+
+    def _wrap(self, aim: Aim, table: RegionTable, regions: list[str], options: dict[str, Any]) -> None:
+        table.compile_parts(aim.parts(self._is_gpu), **options)
+        if whole := [region for region in aim.whole_regions(self._is_gpu) if region in regions]:
+            table.compile(whole, **options)
 
     def _fall_back(self, name: Target, error: Exception) -> None:
         """The target is eager from now on, graphs of its regions included."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.engines import loaded
+from tests.worker.engines import forgetful, loaded
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -14,6 +14,7 @@ def shared_weights_stay_plain() -> Iterator[None]:
     if not loaded.cache_info().currsize:
         return
     model, _, _, vocoder = loaded()
-    for module in (part for whole in (model, vocoder.flow, vocoder.hift) for part in whole.modules()):
+    shared = [model, vocoder.flow, vocoder.hift, *([forgetful()] if forgetful.cache_info().currsize else [])]
+    for module in (part for whole in shared for part in whole.modules()):
         for name in [name for name, value in vars(module).items() if callable(value) and hasattr(type(module), name)]:
             delattr(module, name)

@@ -129,6 +129,11 @@ def test_every_target_compiles_and_is_seen_doing_so(cold):
     assert len({what for state, what in cold.progress if state == "COMPILING"}) > 3
 
 
+def test_memory_is_that_of_a_small_process(cold):
+    resident = cold.after["memory"]["resident"]
+    assert resident < 1.5e9, f"expected less than 1.5 GB, got {resident / 1e9:.2f}"
+
+
 def test_nothing_compiles_after_warm_up(cold):
     late = cold.after["compile"]["after_warm_up"]
     assert late and not any(late.values()), f"expected nothing, got {late}"
