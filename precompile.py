@@ -117,7 +117,9 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
     from worker.compile_state import TargetPhase
     from worker.starting import start_engine
     from worker.status import Status
+    from worker.toggles import settle_threads
 
+    settle_threads()
     engine = config.engine()
     started = start_engine(
         engine,
@@ -167,4 +169,7 @@ def summary(started: "Started") -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status == INTERRUPTED:
+        os._exit(status)  # a compiler at work cannot be told to stop, and does not survive the interpreter's end
+    sys.exit(status)

@@ -71,7 +71,8 @@ def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
         return {"status": "ok", "note": f"{cached} prepared prompts are kept", "prompts": cached}
 
     @app.post("/clear_cache")
-    async def clear_cache() -> dict[str, Any]:
+    async def clear_cache(request: Request) -> dict[str, Any]:
+        _not_from_pages(request)
         try:
             await service.forget_snapshots()
         except ModelError as error:
@@ -106,7 +107,14 @@ def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
     return app
 
 
+def _not_from_pages(request: Request) -> None:
+    """A page of anybody's may have its visitor's browser ask; a browser says so."""
+    if origin := request.headers.get("origin") or request.headers.get("sec-fetch-site"):
+        raise HTTPException(403, f"expected a request from a program, got one from a page ({origin[:100]})")
+
+
 def _only_loopback(request: Request) -> None:
+    _not_from_pages(request)
     host = request.client.host if request.client else ""
     try:
         address = ip_address(host)

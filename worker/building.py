@@ -170,6 +170,7 @@ def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engi
     """How many sessions the device's free memory holds. Raises: SettingsError if not even one."""
     if model.device.type != "cuda":
         return CPU_SESSIONS
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
     one = slot_bytes(model, flow_parts, config)
     n_slots = min(int(free * MEMORY_SHARE) // one, MOST_SESSIONS)

@@ -12,6 +12,7 @@ starts the process points torch at the folder before it is imported.
 import hashlib
 import json
 import logging
+import os
 import platform
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,7 @@ MAX_SHOWN = 5  # problems of one kind that are told one by one
 REPORTS = "reports"
 NOT_KERNELS = {OURS, REPORTS, "locks", "voices"}  # what else lies in the folder
 NOT_FILES = (".lock", PENDING)
+COMPILING = ".compiling"
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -86,6 +88,8 @@ def facts_of(parts: Parts, config: CompileConfig) -> dict[str, str]:
         "duologue": VERSION,
         "model": digest(json.dumps([parts.n_slots, *shapes]).encode()),
         "settings": digest(config.model_dump_json().encode()),
+        # A CPU's kernels are written for a number of threads.
+        "threads": str(torch.get_num_threads()) if device.type == "cpu" else "any",
     }
 
 
@@ -119,18 +123,22 @@ class CompileCache:
         cache = cls(folder, facts)
         try:
             cache._ours.mkdir(parents=True, exist_ok=True)
+            cache._clear_unfinished()
             is_whole = cache._check()
+            cache._pending_path.write_text(str(os.getpid()))
             if artifact is not None or not is_whole:
                 cache._load(artifact or cache._artifact_path)
         except Exception as error:  # whatever lies there, the worker compiles
             cache._problem(f"folder {folder}: {_told(error)}")
         return cache
 
-    def record(self, hits: int, misses: int, seconds: float) -> CacheReport:
-        """Say what compiling took with this cache, and write down what the folder holds now."""
+    def record(self, hits: int, misses: int, seconds: float, *, is_whole: bool = True) -> CacheReport:
+        """Say what compiling took with this cache, and write down what the folder holds now. is_whole: nothing failed,
+        so that the seconds say what all of it takes.
+        """
         report = self.report
         report.hits, report.misses, report.this_s = hits, misses, seconds
-        if report.cold_s is None and misses > hits:
+        if report.cold_s is None and misses > hits and is_whole:
             report.cold_s = seconds
         try:
             self._ours.mkdir(parents=True, exist_ok=True)
@@ -143,6 +151,7 @@ class CompileCache:
                 "files": {name: _entry(self._folder / name) for name in self._kernels()},
             }
             write_atomically(self._manifest_path, json.dumps(manifest, indent=1).encode())
+            self._pending_path.unlink(missing_ok=True)
         except Exception as error:
             self._problem(f"not written down: {_told(error)}")
         LOG.info("%s", report)
@@ -153,6 +162,11 @@ class CompileCache:
         return self._ours / f"{self.key}.json"
 
     @property
+    def _pending_path(self) -> Path:
+        """There while this process compiles."""
+        return self._ours / f"{self.key}.{os.getpid()}{COMPILING}"
+
+    @property
     def _artifact_path(self) -> Path:
         return self._ours / f"{self.key}.artifact"
 
@@ -161,6 +175,25 @@ class CompileCache:
         LOG.warning("compile cache: %s", text)
 
     # --- checking ------------------------------------------------------------------------------
+
+    def _clear_unfinished(self) -> None:
+        """A process that was killed while it compiled may have left half a file, which the compiler takes for a whole
+        one: nothing stays of it that no manifest vouches for.
+        """
+        marks = list(self._ours.glob(f"*{COMPILING}"))
+        if not marks or any(map(_is_running, marks)):  # what somebody is writing now is not doubtful
+            return
+        known: set[str] = set()
+        for path in self._ours.glob("*.json"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                known |= set(json.loads(path.read_bytes())["files"])
+        doubtful = [name for name in self._kernels() if name not in known]
+        for name in doubtful:
+            (self._folder / name).unlink(missing_ok=True)
+        for path in marks:
+            path.unlink(missing_ok=True)
+        if doubtful:
+            self._problem(f"a start was interrupted; {len(doubtful)} files that it may have left unfinished removed")
 
     def _check(self) -> bool:
         """Set the state, and remove what is not as it was. Returns: whether everything that was there still is."""
@@ -262,6 +295,16 @@ def _entry(path: Path) -> list[Any]:
     """Size and digest."""
     data = path.read_bytes()
     return [len(data), digest(data)]
+
+
+def _is_running(path: Path) -> bool:
+    """Whether the process that left this mark still runs. Our own number is that of one that ended before us."""
+    try:
+        number = int(path.read_text())
+        os.kill(number, 0)
+    except (OSError, ValueError):
+        return False
+    return number != os.getpid()
 
 
 def _some(names: list[str]) -> str:

@@ -91,6 +91,7 @@ class Conversation:
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
         self._frames: list[VideoFrame] = []
+        self._n_frame_bytes = 0
         self._in_flight: deque[Clock] = deque()
         self._answered = asyncio.Event()
         self._turn_open = False
@@ -168,8 +169,11 @@ class Conversation:
             await self._unit(message, waiting.received)
             return None
         if isinstance(message, VideoFrame):
-            if len(self._frames) >= MOST_FRAMES:
-                expected = f"at most {MOST_FRAMES} before a chunk"
+            self._n_frame_bytes += waiting.n_bytes
+            most = self._service.settings.max_backlog
+            if len(self._frames) >= MOST_FRAMES or self._n_frame_bytes > most:
+                self._n_frame_bytes -= waiting.n_bytes
+                expected = f"at most {MOST_FRAMES} of {most} bytes together before a chunk"
                 raise WireError(ErrorCode.BACKLOG_FULL, "video_frame", expected=expected, got="one more")
             self._frames.append(message)
             return None
@@ -211,6 +215,7 @@ class Conversation:
         self._turn_open = self._break_open = self.paused = False
         self._pause_ends = None
         self._frames.clear()
+        self._n_frame_bytes = 0
         self.n_units = self._n_parts = 0
         self._say(
             Prepared(
@@ -243,7 +248,7 @@ class Conversation:
         keep = self._spec.backlog == "keep"
         await self._until(0 if keep else self._handle.most_waiting - 1)
         clock = Clock(received, time.monotonic())
-        frames, self._frames = self._frames, []
+        frames, self._frames, self._n_frame_bytes = self._frames, [], 0
         try:
             if not self._prepared:
                 raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")

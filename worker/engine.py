@@ -210,6 +210,8 @@ class Engine:
         if self._thread is not None and self._thread.is_alive():
             self._inbox.put(None)
             self._thread.join(CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                LOG.error("the engine's step in flight did not end within %.0f s", CLOSE_TIMEOUT_S)
 
     def open(self, name: str, config: SessionConfig | None, emit: Callable[[Event], None]) -> Future[Handle]:
         """Lease a slot for a new session.

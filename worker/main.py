@@ -1,7 +1,7 @@
 """`python -m worker.main`: one worker process, from its command line to its exit status.
 
 Settings first, and the places that compilers look at in the environment; only then everything heavy is imported. Exit
-status: 0 after a drain; 1 if the worker could not start or broke down; 2 if what it was told cannot be.
+status: 0 after a drain; 1 if the worker could not start; 2 if what it was told cannot be.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, metavar="N", help="default: service.worker_base_port + index; 0: any")
     parser.add_argument("--worker-index", type=int, default=0, metavar="N", help="number among the workers")
     parser.add_argument(
-        "--gpu-id", type=int, metavar="N", help="GPU, and its number in /health; default: the index"
+        "--gpu-id", type=int, metavar="N", help="number in /health; the GPU, unless CUDA_VISIBLE_DEVICES says"
     )
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
     parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     for note in notes:
         LOG.warning("%s", note)
     os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
-    if args.gpu_id is not None:
+    if args.gpu_id is not None and config.model.device in ("auto", "cuda"):
         os.environ.setdefault(GPU_VARIABLE, str(args.gpu_id))  # who has chosen the visible ones has chosen this one
     with listening:
         # Imported before anybody is answered: loading libraries holds everything else up.

@@ -81,6 +81,8 @@ class Metrics:
 
     def text(self, health: dict) -> bytes:
         """All of it, with what stands now. health: as `worker.health.health` gives it."""
+        for standing in (self._memory, self._compiled, self._late, self._targets, self._seconds):
+            standing.clear()  # what an engine said that is gone
         for state in State:
             self._state.labels(state.value).set(health["state"] == state.value)
         for kind, value in health["slots"].items():

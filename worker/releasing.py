@@ -38,8 +38,9 @@ def release_memory(device: torch.device | None) -> dict[str, int]:
     torch._dynamo.reset()  # its caches hold the modules, and Inductor's own graphs their pools
     gc.unfreeze()
     gc.collect()
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if torch.cuda.is_initialized():  # an engine that failed to load has left something too
+        with contextlib.suppress(RuntimeError):  # a device in trouble; what is ours is let go all the same
+            torch.cuda.synchronize(device)
         if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # one for each stream that ever multiplied
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

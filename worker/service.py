@@ -22,12 +22,14 @@ from worker.results import Event
 from worker.service_config import FOREIGN_VOICE, AudioSection
 from worker.sessions import Sessions
 from worker.starting import Started, start_engine
-from worker.status import State, StateError, Status
+from worker.status import LEGAL, State, StateError, Status
+from worker.toggles import reset_toggles
 from worker.tuning import LateWatch, untune
 from worker.voice_shelf import Reference, VoiceShelf
 
 LOG = logging.getLogger(__name__)
 MOST_PREPARING = 2  # prompts; voices are made one at a time
+SETTLE_S = 1.0  # a start that is over still has its last words to say
 MOST_CHARS_A_ROW = 16  # of a prompt; real text has about four to a token
 
 
@@ -87,6 +89,7 @@ class Service:
         self.loaded: Loaded | None = None
         self.preparing = asyncio.Semaphore(MOST_PREPARING)
         self._lock = threading.Lock()
+        self._changing = threading.Lock()  # one start or release at a time, however long it takes
         self._starter: threading.Thread | None = None
         self._n_opened = 0
 
@@ -98,6 +101,10 @@ class Service:
         self._starter.start()
 
     def _start(self) -> None:
+        with self._changing:
+            self._start_engine()
+
+    def _start_engine(self) -> None:
         try:
             loaded = self._load(self.settings)
         except Exception as error:
@@ -107,11 +114,13 @@ class Service:
                 self._fail(error)
             return
         with self._lock:
-            if self.status.state is State.DRAINING:
-                loaded.engine.close()
-                return
-            self.loaded = loaded
-            self.status.move(State.IDLE)
+            is_wanted = self.status.state is not State.DRAINING
+            if is_wanted:
+                self.loaded = loaded
+                self.status.move(State.IDLE)
+        if not is_wanted:
+            loaded.engine.close()
+            return
         times = ", ".join(f"{state.lower()} {seconds:.1f} s" for state, seconds in self.status.start_seconds.items())
         LOG.info("IDLE: %d slots (%s)", self.n_slots, times)
 
@@ -138,7 +147,7 @@ class Service:
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
-            if self.status.state is not State.DRAINING:
+            if State.FAILED in LEGAL[self.status.state]:
                 self.status.move(State.FAILED, str(error))
 
     def join(self, timeout: float | None = None) -> None:
@@ -154,12 +163,14 @@ class Service:
 
     @property
     def n_slots(self) -> int:
-        return 0 if self.loaded is None else self.loaded.engine.parts.n_slots
+        loaded = self.loaded
+        return 0 if loaded is None else loaded.engine.parts.n_slots
 
     @property
     def n_free(self) -> int:
         """Slots for new sessions; 0 unless ready."""
-        return self.n_slots - self.loaded.n_sessions if self.is_ready and self.loaded is not None else 0
+        loaded = self.loaded
+        return loaded.engine.parts.n_slots - loaded.n_sessions if self.is_ready and loaded is not None else 0
 
     async def open(self, name: str, emit: Callable[[Event], None]) -> Lease:
         """Lease a slot; it goes back through `close`. emit: gets the session's events, on the engine's thread.
@@ -265,26 +276,33 @@ class Service:
 
     # --- other models --------------------------------------------------------------------------
 
-    def unload(self) -> dict[str, float]:
+    def unload(self) -> dict[str, int]:
         """Let model, slots, compiled code and graphs go. Returns: memory before and after, in bytes.
 
         Raises: StateError while sessions are open or a start is under way.
         """
-        with self._lock:
-            if self.status.state not in (State.IDLE, State.FAILED):
-                expected = "one without sessions that has started"
-                raise StateError("worker: unload", expected=expected, got=self.status.state)
-            self.status.move(State.UNLOADED)
-            loaded, self.loaded = self.loaded, None
-            self.targets.clear()
-        device = None
-        if loaded is not None:
-            device = loaded.engine.parts.model.device
-            loaded.engine.close()
-            loaded.watch.stop()
-            untune(loaded.engine.parts)
-        del loaded
-        return release_memory(device)
+        if not self._changing.acquire(timeout=SETTLE_S):
+            raise StateError("worker: unload", expected="one that has started", got=self.status.state)
+        try:
+            with self._lock:
+                n_open = 0 if self.loaded is None else self.loaded.n_sessions
+                if self.status.state not in (State.IDLE, State.FAILED) or n_open:
+                    expected = "one without sessions that has started"
+                    raise StateError("worker: unload", expected=expected, got=self.status.state)
+                self.status.move(State.UNLOADED)
+                loaded, self.loaded = self.loaded, None
+                self.targets.clear()
+            device = None
+            if loaded is not None:
+                device = loaded.engine.parts.model.device
+                loaded.engine.close()
+                loaded.watch.stop()
+                untune(loaded.engine.parts)
+            del loaded
+            reset_toggles()
+            return release_memory(device)
+        finally:
+            self._changing.release()
 
     def load(self, **changes: Any) -> None:
         """Start an engine with other settings, in the background.
@@ -311,6 +329,12 @@ class Service:
         loaded.late.check()
         if loaded.engine.failure is not None:
             self._fail(loaded.engine.failure)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the engine broke down from, whatever state the worker is in."""
+        loaded = self.loaded
+        return None if loaded is None else loaded.engine.failure
 
     def drain(self) -> None:
         """Take no session any more."""

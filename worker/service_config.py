@@ -221,6 +221,8 @@ def _without_effect(config: Config, layers: Layers) -> list[str]:
     found = []
     if config.audio.chat_vocoder != "token2wav":
         found.append("setting audio.chat_vocoder has no effect: token2wav speaks")
+    if config.compile.attention != "auto" and not config.compile.enabled:
+        found.append("setting model.attn_implementation takes effect with service.compile only")
     if any(key.startswith("recording.") for key in layers.sources):
         found.append("settings of recording have no effect: sessions are not recorded")
     return found

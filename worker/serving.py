@@ -22,6 +22,7 @@ from worker.service import Service, WorkerSettings
 from worker.service_config import ROOT, Config
 from worker.socket import CONNECTION, MAX_FRAME, Duplex
 from worker.status import State
+from worker.toggles import settle_threads
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -51,10 +52,8 @@ def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
 def serve(settings: WorkerSettings, listening: socket.socket) -> int:
     """Run until told to stop. Returns: the exit status."""
     sys.setswitchinterval(SWITCH_S)
-    if "OMP_NUM_THREADS" not in os.environ:
-        # On a CPU, threads that wait for each other's share of a product stall when anything else wants their core.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
-    if torch.cuda.is_available():
+    settle_threads()
+    if settings.engine.device != "cpu" and torch.cuda.is_available():
         torch.cuda.init()  # takes seconds and holds everything up: before anybody is answered
     settle_heap()
     status = asyncio.run(_serve(settings, listening))
@@ -75,6 +74,7 @@ async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
         ws_per_message_deflate=False,  # sound does not shrink, and trying costs more than sending
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # who is on this machine is for the connection to say
         lifespan="off",
         timeout_graceful_shutdown=2,
     )
@@ -86,6 +86,9 @@ async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     serving = asyncio.create_task(server.serve([listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(POLL_S)
+    if serving.done():  # another process listens there since
+        LOG.error("cannot listen on %s: %s", listening.getsockname(), serving.exception() or "the server ended")
+        return 1
     host, port = listening.getsockname()[:2]
     LOG.info("listening on %s:%d", host, port)
     service.start()
@@ -119,6 +122,8 @@ async def _drain(service: Service, duplex: Duplex) -> None:
     until = time.monotonic() + service.settings.drain_timeout
     LOG.info("draining: %d sessions have up to %.0f s", len(duplex.conversations), service.settings.drain_timeout)
     while not service.is_drained and time.monotonic() < until:
+        if (failure := service.failure) is not None and duplex.conversations:
+            duplex.end_all(ErrorCode.ENGINE, f"the engine broke down: {failure}")
         await asyncio.sleep(POLL_S)
     if duplex.conversations:
         LOG.warning("%d sessions did not end in time and are ended", len(duplex.conversations))

@@ -19,6 +19,7 @@ from worker.error_codes import code_of
 from worker.metrics import Metrics
 from worker.protocol import ClientMessage, Error, ErrorCode, Prepare, Spec, WireError, read_binary, read_text, write
 from worker.service import Lease, Service
+from worker.status import State
 
 LOG = logging.getLogger(__name__)
 MAX_MESSAGE = 128 * 2**20
@@ -49,7 +50,8 @@ class Duplex:
         try:
             conversation.lease = await self._lease(conversation)
         except ModelError as error:
-            self._metrics.refused(code_of(error))
+            draining = self._service.status.state is State.DRAINING
+            self._metrics.refused(ErrorCode.DRAINING if draining else code_of(error))
             LOG.info("session %s refused: %s", name, error)
             await websocket.close(TRY_LATER, _reason(error))
             return

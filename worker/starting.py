@@ -21,7 +21,6 @@ from worker.releasing import settle_heap
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
 from worker.status import State, Status
-from worker.toggles import apply_toggles
 from worker.tuning import Tuned, set_states, tune
 from worker.voices import ReferenceSound, Voices
 from worker.warmup import WarmUpMedia, extract, warm_up
@@ -93,8 +92,6 @@ def start_engine(
             status.move(State.COMPILING)
             compiling = partial(_compile, parts, config, cache_dir, watch)
             tuned, cache = with_seconds("compile", lambda: engine.submit(compiling).result())
-        else:
-            tuned.toggles = apply_toggles(config.compile, parts.model.device)
         status.move(State.WARMING_UP)
         voices = None
         if parts.vocoder is not None:
@@ -109,7 +106,7 @@ def start_engine(
                 max_units=max_units,
             ),
         )
-    except BaseException:
+    except Exception:
         with suppress(Exception):  # why it failed is what counts
             engine.close()
         raise
@@ -148,8 +145,8 @@ def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetW
         tuned = tune(parts, config, targets=watch.targets, progress=progress)
     settle_heap()
     seconds = time.perf_counter() - start
-    hits, misses = (sum(getattr(state, name) for state in tuned.targets.values()) for name in ("hits", "misses"))
-    return tuned, cache.record(hits, misses, seconds)
+    fell_back = any(state.phase is TargetPhase.FELL_BACK for state in tuned.targets.values())
+    return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=not fell_back)
 
 
 def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> Result:

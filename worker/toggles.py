@@ -4,6 +4,7 @@ They concern a GPU. On a CPU none of them is touched: float32 there stays what i
 """
 
 import logging
+import os
 
 import torch
 
@@ -39,6 +40,22 @@ def apply_toggles(config: CompileConfig, device: torch.device) -> dict[str, str 
         }
     LOG.info("toggles: %s", ", ".join(f"{name} {value}" for name, value in in_force.items()))
     return in_force
+
+
+def settle_threads() -> None:
+    """On a CPU, threads that wait for each other's share of a product stall when anything else wants their core: half
+    of the cores, unless OMP_NUM_THREADS says otherwise. Kernels are written for a number of threads, so that every
+    program that compiles has to call this first.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+
+
+def reset_toggles() -> None:
+    """As PyTorch comes, for a model that is loaded next."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False
+    _allow(True, True, True, True)
 
 
 def _allow(flash: bool, efficient: bool, cudnn: bool, math: bool) -> None:

@@ -205,7 +205,7 @@ class _Tuner:
                     self._warm_up(name, table, regions)
                 state.phase = TargetPhase.COMPILED
             except Exception as error:
-                self.was_misled |= _cache_counts()[0] > hits and not isinstance(error, torch.cuda.OutOfMemoryError)
+                self.was_misled |= _cache_counts()[0] > hits and _is_misfit(error)
                 self._fall_back(name, error)
         LOG.info(
             "compile target %s: %s in %.1f s, %d graphs, %d cache hits, %d misses",
@@ -356,6 +356,11 @@ def _empty_cache() -> None:
     """Forget compiled graphs on disk; kernels stay, they are found by their text."""
     FxGraphCache.clear()
     AOTAutogradCache.clear()
+
+
+def _is_misfit(error: BaseException) -> bool:
+    """Whether a graph was run on sizes that it was not made for."""
+    return isinstance(getattr(error, "inner_exception", error), AssertionError) and "stride" in str(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -183,6 +183,37 @@ def test_voices_locks_and_pending_files_are_not_kernels(tmp_path: Path) -> None:
     assert manifest["files"].keys() == KERNELS.keys()
 
 
+def marked(folder: Path, number: int) -> Path:
+    """As a start leaves it that is killed before it is over."""
+    recorded(folder)
+    (folder / "cc").mkdir()
+    half = folder / "cc" / "half.so"
+    half.write_bytes(b"\x7fEL")
+    (folder / OURS / f"another.{number}{compile_cache.COMPILING}").write_text(str(number))
+    return half
+
+
+def test_what_a_killed_start_left_is_not_trusted(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    half = marked(tmp_path, ended.pid)
+    report = reopened(tmp_path)
+    assert not half.exists(), "expected the doubtful file removed"
+    assert [(tmp_path / name).read_bytes() for name in KERNELS] == list(KERNELS.values()), "expected the others left"
+    assert any("interrupted" in one for one in report.problems), report.problems
+    assert not list((tmp_path / OURS).glob(f"another*{compile_cache.COMPILING}"))
+
+
+def test_what_another_start_is_writing_is_left_alone(tmp_path: Path) -> None:
+    half = marked(tmp_path, os.getppid())
+    assert not reopened(tmp_path).problems and half.exists()
+
+
+def test_seconds_of_a_start_where_something_failed_are_not_those_of_a_cold_one(tmp_path: Path) -> None:
+    report = CompileCache.open(tmp_path, FACTS).record(0, 5, 26.5, is_whole=False)
+    assert report.cold_s is None and recorded(tmp_path).report.cold_s == 81.0
+
+
 def test_the_key_knows_model_and_settings() -> None:
     engine, config = SmallEngine(), CompileConfig(enabled=True)
     facts = facts_of(engine.parts, config)

@@ -5,14 +5,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from worker.config import EngineConfig, SessionConfig
+from worker.config import SessionConfig
 from worker.conversation import FAILED, MOST_FRAMES, MOST_UNSENT, NORMAL, Conversation, Goodbye
 from worker.engine import EngineError
 from worker.metrics import Metrics
@@ -31,12 +30,13 @@ from worker.protocol import (
     VideoFrame,
 )
 from worker.results import Failure, Partial, UnitResult
-from worker.service import WorkerSettings
+from worker.service_config import Config
+from worker.serving import worker_settings
 from worker.session import OrderError
 from worker.wire import Sound
 
 PATIENCE_S = 20.0
-SETTINGS = WorkerSettings(EngineConfig(), Path("no.mp4"), None, Path("none"), Path("none"))
+SETTINGS = worker_settings(Config())
 CHUNK = AudioChunk(audio_base64=Sound(np.zeros(16_000, np.float32)))
 
 

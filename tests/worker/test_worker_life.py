@@ -6,6 +6,8 @@ The two workers that compile share a cache: the first one finds it empty, the se
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,11 @@ def test_the_model_goes_and_comes_back(cached):
     with Talker(worker) as talker:
         talker.prepare(LIVELY)
         before = said(talker.units(range(6)))
+        page = urllib.request.Request(
+            f"http://127.0.0.1:{worker.port}/model/unload", b"", {"Origin": "http://a.example"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(page)
         status, body = worker.ask("/model/unload", post={})
         assert status == 409, f"with a session open: expected 409, got {status}: {body}"
         talker.stop()
