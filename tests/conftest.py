@@ -23,7 +23,12 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
+# Files that take minutes and cannot be shared out: begun last, they would have one core run while the others are idle.
+LONG = ("test_worker_life.py", "test_compile_equivalence.py", "test_vocoder_graphs.py", "test_tuning.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -216,7 +216,7 @@ def test_the_model_goes_and_comes_back(cached):
         assert status == 202, f"expected 202, got {status}: {body}"
         assert worker.ask("/model/load", post={})[0] == 409, "expected one start at a time"
         worker.wait_state("IDLE", timeout=COMPILE_S)
-    # The first start also brings in the compiler itself, which stays.
+    # The first ones also bring in the compiler and what it keeps for good: on two cores 523, then 596 MB.
     assert kept[2] <= 1.05 * kept[1], f"after letting go: expected at most 5 % over {kept[1]}, got {kept}"
     with Talker(worker) as talker:
         talker.prepare(LIVELY)
