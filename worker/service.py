@@ -90,15 +90,13 @@ class Service:
         self.preparing = asyncio.Semaphore(MOST_PREPARING)
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # one start or release at a time, however long it takes
-        self._starter: threading.Thread | None = None
         self._n_opened = 0
 
     # --- start ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Load, compile and warm up in the background; `status` tells how far it is."""
-        self._starter = threading.Thread(target=self._start, name="starter", daemon=True)
-        self._starter.start()
+        threading.Thread(target=self._start, name="starter", daemon=True).start()
 
     def _start(self) -> None:
         with self._changing:
@@ -149,11 +147,6 @@ class Service:
         with self._lock:
             if State.FAILED in LEGAL[self.status.state]:
                 self.status.move(State.FAILED, str(error))
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the start is over, well or not."""
-        if self._starter is not None:
-            self._starter.join(timeout)
 
     # --- sessions ------------------------------------------------------------------------------
 

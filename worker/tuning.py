@@ -28,11 +28,9 @@ from models.graphs import RegionTable, compile_counters
 from worker.building import Parts
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import CompileCounts, TargetPhase, TargetState
-from worker.compile_targets import AIMS, EAGER, FLOW, SERVING, SOUND, STACKED, WHOLE, Aim
+from worker.compile_targets import AIMS, SERVING, Aim
 from worker.config import EngineConfig
 from worker.toggles import apply_toggles
-
-__all__ = ["EAGER", "FLOW", "SOUND", "STACKED", "WHOLE", "LateWatch", "Tuned", "count", "set_states", "tune", "untune"]
 
 LOG = logging.getLogger(__name__)
 MAX_REASON = 400  # characters of an error's text

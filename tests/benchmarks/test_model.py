@@ -21,7 +21,7 @@ from models.omni import OmniModel
 from models.region_table import Regions, Shapes
 from models.sampling import TokenSet, TokenSets
 from models.state import SlotState
-from worker import tuning
+from worker import compile_targets
 
 SHAPES = Shapes(
     batch=(2,),
@@ -194,8 +194,8 @@ def test_every_region_is_ordered_and_counted(small: Regions) -> None:
 
 
 def test_what_serves_by_layer_is_timed_by_layer() -> None:
-    assert set(tuning.STACKED) <= bench.STACKED
-    assert not bench.STACKED & {*tuning.WHOLE, *tuning.EAGER}
+    assert set(compile_targets.STACKED) <= bench.STACKED
+    assert not bench.STACKED & {*compile_targets.WHOLE, *compile_targets.EAGER}
 
 
 def test_llm_decode_at_released_size(released: Regions) -> None:

@@ -26,7 +26,7 @@ from worker.report.compile_watch import CompileWatch, Happened
 from worker.tuning import Tuned
 
 Buckets = Literal["smallest+largest", "all"]
-SERVING = tuple(dict.fromkeys(name for aim in AIMS.values() for name in aim.all_regions))
+MEASURED = tuple(dict.fromkeys(name for aim in AIMS.values() for name in aim.all_regions))
 REPEATS = 3  # runs that have to agree
 WARM_CALLS = 2
 # What comes before a region in a unit: on empty slots it would have nothing to do.
@@ -258,7 +258,7 @@ def _chosen(parts: Parts, names: Sequence[str] | None) -> list[tuple[RegionTable
     for name in names or ():
         if name not in known:
             raise SettingsError("region", expected=f"one of {sorted(known)}", got=name)
-    return [known[name] for name in (names or SERVING) if name in known]
+    return [known[name] for name in (names or MEASURED) if name in known]
 
 
 def _buckets(table: RegionTable, region: Region, wanted: Buckets) -> Iterable[Bucket]:

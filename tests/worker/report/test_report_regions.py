@@ -20,7 +20,7 @@ from worker.report import measures
 from worker.report import region_report as region_module
 from worker.report import start_report as start_module
 from worker.report.compile_report import CompileReport, ReportError, Row
-from worker.report.region_report import SERVING, region_report
+from worker.report.region_report import MEASURED, region_report
 from worker.report.start_report import TargetWatch, start_report, tuned_report
 from worker.tuning import tune
 
@@ -82,7 +82,7 @@ def test_as_tuned_it_says_the_same_and_compiles_no_more():
 def test_every_region_runs_without_compiling():
     parts, config = make(CompileConfig())
     report = region_report(parts, config, runs=1)
-    assert {row.name for row in report.rows} == set(SERVING) and report.problems() == []
+    assert {row.name for row in report.rows} == set(MEASURED) and report.problems() == []
     assert all(row.compiled is None and row.determinism.eager == "yes" for row in report.rows)
     prefills = [row.bucket["rows"] for row in report.rows if row.name == "unit_prefill"]
     assert prefills == [16, 96], f"expected the smallest and the largest bucket, got {prefills}"
