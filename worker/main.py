@@ -7,12 +7,12 @@ status: 0 after a drain; 1 if the worker could not start; 2 if what it was told 
 import argparse
 import logging
 import os
-import socket
 import sys
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
 from worker import log
+from worker.connection import listen
 from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
 
 LOG = logging.getLogger("worker.main")
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         log.set_up(log.level_of(args.log_level, os.environ))
         config, notes = _config(args)
-        listening = _listen(args.host, _port(args, config))
+        listening = listen(args.host, _port(args, config))
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -93,18 +93,6 @@ def _port(args: argparse.Namespace, config: Config) -> int:
     if not 0 <= port <= 65_535:
         raise SettingsError("--port", expected="0 to 65535", got=port)
     return port
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """The socket, bound and not listening yet: whoever asks meanwhile is refused, not kept waiting."""
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        raise SettingsError(f"{host}:{port}", expected="an address to listen on", got=error.strerror) from None
-    return bound
 
 
 if __name__ == "__main__":

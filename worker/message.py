@@ -21,10 +21,13 @@ from worker.wire import (
     pack_frame,
     picture_bytes,
     picture_text,
+    read_header,
     read_object,
     shown,
     unpack_frame,
 )
+
+SOUND_BEGINS = ',"audio_data":"'  # inside a JSON text its quotes would be escaped
 
 
 class Words(NamedTuple):
@@ -162,6 +165,20 @@ def write_message(message: Message, form: Form) -> str | bytes:
     pictures = getattr(message, pictures_field) if pictures_field else []
     header = _fields(message, field, pictures_field)
     return pack_frame(header, sound.packed(form), [picture_bytes(one, str(pictures_field)) for one in pictures])
+
+
+def outline(data: str | bytes) -> dict[str, Any]:
+    """What a server's message says beside its sound, for whoever passes it on. {} for anything that is no message.
+
+    The sound, which `write_message` puts last, is not looked at.
+    """
+    try:
+        if isinstance(data, bytes):
+            return read_header(data)
+        before_sound = data.find(SOUND_BEGINS)
+        return read_object(data if before_sound < 0 else f"{data[:before_sound]}}}")
+    except WireError:
+        return {}
 
 
 def _fields(message: Message, *payloads: str | None) -> dict[str, Any]:

@@ -68,6 +68,17 @@ class ServiceSection(Settings):
     gateway_port: int = Field(8006, ge=1, le=65_535, description="where clients connect")
     worker_base_port: int = Field(22_400, ge=1, le=65_535, description="worker i listens on this plus i")
     max_queue_size: int = Field(1000, ge=0, le=1_000_000, description="tickets that may wait")
+    ssl_certfile: Path | None = Field(None, strict=False, description="certificate for https; null: plain http")
+    ssl_keyfile: Path | None = Field(None, strict=False, description="its private key")
+    allowed_origins: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        examples=["https://talk.example.org", "*"],
+        description="pages from elsewhere that may talk here; `*`: any; pages of this server always may",
+    )
+    worker_timeout_s: float = Field(
+        5.0, ge=0.5, le=MAX_S, description="seconds without a sign of life after which a worker counts as lost"
+    )
     request_timeout: float = Field(300.0, ge=0.1, le=MAX_S, description="seconds for a worker's answer over HTTP")
     compile: CompileConfig = Field(
         CompileConfig(), description="true, false, or an object of the keys below, which means true"
@@ -85,10 +96,14 @@ class ServiceSection(Settings):
     cache_dir: Path = Field(Path("torch_compile_cache"), strict=False, description="compiled kernels")
 
     def _misfits(self) -> list[Problem]:
-        if self.gateway_port != self.worker_base_port:
-            return []
-        expected = f"another port than service.gateway_port ({self.gateway_port})"
-        return [Problem("worker_base_port", expected, str(self.worker_base_port))]
+        found = []
+        if self.gateway_port == self.worker_base_port:
+            expected = f"another port than service.gateway_port ({self.gateway_port})"
+            found.append(Problem("worker_base_port", expected, str(self.worker_base_port)))
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            missing = "ssl_certfile" if self.ssl_certfile is None else "ssl_keyfile"
+            found.append(Problem(missing, "a path, as the other half of the pair is given", "null"))
+        return found
 
 
 class DuplexSection(Settings):

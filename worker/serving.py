@@ -1,4 +1,4 @@
-"""A worker's process while it serves: event loop, signals, and the way out. Knows uvicorn."""
+"""A worker's process while it serves: event loop, signals, and the way out."""
 
 import asyncio
 import contextlib
@@ -11,16 +11,15 @@ import threading
 import time
 
 import torch
-import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from worker.app import build_app
+from worker.connection import live_server
 from worker.metrics import Metrics
 from worker.protocol import ErrorCode
 from worker.releasing import settle_heap
 from worker.service import Service, WorkerSettings
 from worker.service_config import ROOT, Config
-from worker.socket import CONNECTION, MAX_FRAME, Duplex
+from worker.socket import Duplex
 from worker.status import State
 from worker.toggles import settle_threads
 
@@ -67,18 +66,7 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
 async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     service, metrics = Service(settings), Metrics()
     duplex = Duplex(service, metrics)
-    config = uvicorn.Config(
-        build_app(service, metrics, duplex),
-        ws=_Protocol,
-        ws_max_size=MAX_FRAME,
-        ws_per_message_deflate=False,  # sound does not shrink, and trying costs more than sending
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # who is on this machine is for the connection to say
-        lifespan="off",
-        timeout_graceful_shutdown=2,
-    )
-    server = _Server(config)
+    server = live_server(build_app(service, metrics, duplex))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -130,29 +118,3 @@ async def _drain(service: Service, duplex: Duplex) -> None:
         duplex.end_all(ErrorCode.DRAINING, "the worker is shutting down")
     while duplex.conversations and time.monotonic() < until + 5:
         await asyncio.sleep(POLL_S)
-
-
-class _Protocol(WebSocketsSansIOProtocol):
-    """uvicorn's own, made for clients that are far ahead and are not read for a while.
-
-    The application is told the connection: a loss cannot be seen while nobody reads. Nor can the answer to a ping.
-    """
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
-        super().connection_made(transport)
-
-    def keepalive_timeout(self) -> None:
-        if not self.read_paused:
-            super().keepalive_timeout()
-            return
-        self.pong_timer = self.pending_ping_payload = None
-        self.schedule_ping()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a stop drains first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):
-        yield

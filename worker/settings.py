@@ -71,7 +71,8 @@ def allowed(settings: type[Settings], knob: str) -> str:
     limits = {bound: getattr(one, bound) for one in field.metadata for bound in bounds if hasattr(one, bound)}
     if get_origin(annotation) is tuple:
         [words] = set(get_args(annotation)) - {...}
-        return f"{null}a list of {_choice(words)}"
+        likes = ", ".join(map(repr, field.examples or ()))
+        return f"{null}a list of {f'text like {likes}' if words is str else _choice(words)}"
     if get_origin(annotation) is Literal:
         return null + _choice(annotation)
     if annotation in (int, float):

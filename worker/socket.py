@@ -6,7 +6,6 @@ Knows sockets and close codes. Does not know what messages mean (`conversation`)
 import asyncio
 import logging
 import re
-import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from contextlib import suppress
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from models.errors import ModelError, SlotError
+from worker.connection import MAX_MESSAGE, until_gone
 from worker.conversation import FAILED, RESTART, Conversation, Goodbye
 from worker.error_codes import code_of
 from worker.metrics import Metrics
@@ -22,17 +22,11 @@ from worker.service import Lease, Service
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
-MAX_MESSAGE = 128 * 2**20
-# What the server lets through, so that a message that is somewhat too long is answered and does not end the session.
-MAX_FRAME = 160 * 2**20
 TRY_LATER = 1013
 WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 LAST_WORDS_S = 2.0  # for what is still to be sent when a conversation is over
 LONG_MESSAGE = 2**20  # is read on a thread of its own
 MOST_VALUES = 20_000  # of a message; a sound is one value, and millions of small ones would hold everybody up
-CONNECTION = "connection"  # in the scope's state: the TCP socket
-WATCH_S = 0.25
-ESTABLISHED = 1  # first byte of Linux' TCP_INFO
 ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -83,7 +77,7 @@ class Duplex:
         answering = asyncio.create_task(conversation.run())
         reading = asyncio.create_task(_read(websocket, conversation))
         writing = asyncio.create_task(_write(websocket, conversation))
-        watching = asyncio.create_task(_watch(websocket))
+        watching = asyncio.create_task(until_gone(websocket))
         tasks = (answering, reading, writing, watching)
         self.conversations[conversation] = answering
         try:
@@ -153,16 +147,6 @@ def _report(conversation: Conversation, tasks: Iterable["asyncio.Task[None]"]) -
         error = task.exception() if task.done() else None
         if not isinstance(error, (WebSocketDisconnect, RuntimeError, type(None))):
             LOG.error("session %s: %r", conversation.name, error, exc_info=error)
-
-
-async def _watch(websocket: WebSocket) -> None:
-    """Until the connection is gone. While too much waits nobody reads it, and reading alone would tell."""
-    if not hasattr(socket, "TCP_INFO"):
-        await asyncio.Event().wait()  # then reading has to tell
-    connection = websocket.scope["state"][CONNECTION]
-    with suppress(OSError):  # closed on this side
-        while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
-            await asyncio.sleep(WATCH_S)
 
 
 async def _write(websocket: WebSocket, conversation: Conversation) -> None:

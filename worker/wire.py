@@ -232,14 +232,7 @@ def unpack_frame(data: bytes) -> tuple[dict[str, Any], bytes, list[bytes]]:
 
     Raises: WireError as `read_object`, and bad_message where a length does not fit what is there.
     """
-    if len(data) < _LENGTH.size:
-        raise _bad_frame("binary frame", f"at least {_LENGTH.size} bytes", f"{len(data)} bytes")
-    [n_header] = _LENGTH.unpack_from(data)
-    start = _LENGTH.size + n_header
-    if n_header > MAX_HEADER_BYTES or start > len(data):
-        longest = min(MAX_HEADER_BYTES, len(data) - _LENGTH.size)
-        raise _bad_frame("binary frame's header", f"at most {longest} bytes", f"{n_header} bytes")
-    header = read_object(data[_LENGTH.size : start], "binary frame's header")
+    header, start = _header(data)
     audio_bytes, frame_bytes = (header.pop(key, None) for key in ("audio_bytes", "frame_bytes"))
     if not isinstance(frame_bytes, list | None):
         raise _bad_frame("frame_bytes", "a list of numbers of bytes", shown(frame_bytes))
@@ -255,6 +248,23 @@ def unpack_frame(data: bytes) -> tuple[dict[str, Any], bytes, list[bytes]]:
         parts.append(data[start : start + count])
         start += count
     return header, parts[0], parts[1:]
+
+
+def read_header(data: bytes) -> dict[str, Any]:
+    """The header alone, its two counts included. Raises: WireError as `unpack_frame`."""
+    return _header(data)[0]
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """Returns: the header, and where the sound begins."""
+    if len(data) < _LENGTH.size:
+        raise _bad_frame("binary frame", f"at least {_LENGTH.size} bytes", f"{len(data)} bytes")
+    [n_header] = _LENGTH.unpack_from(data)
+    start = _LENGTH.size + n_header
+    if n_header > MAX_HEADER_BYTES or start > len(data):
+        longest = min(MAX_HEADER_BYTES, len(data) - _LENGTH.size)
+        raise _bad_frame("binary frame's header", f"at most {longest} bytes", f"{n_header} bytes")
+    return read_object(data[_LENGTH.size : start], "binary frame's header"), start
 
 
 def _bad_frame(what: str, expected: str, got: str) -> WireError:

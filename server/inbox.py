@@ -1,0 +1,83 @@
+"""What a client has sent and nobody has taken yet: in order, bounded, and together with all other clients' too.
+
+A client may talk before its turn has come; nothing of that is lost. Beyond the bounds its socket is not read until
+there is room: then its own buffers fill up, and it waits. Knows bytes, not messages.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Data = str | bytes
+
+
+class Sent(NamedTuple):
+    """One message as it came. received: monotonic s."""
+
+    data: Data
+    received: float
+
+
+class Gone(Exception):
+    """The client has closed the connection or lost it."""
+
+
+@dataclass
+class Store:
+    """Room for all clients together. most: bytes; each client may still keep one message."""
+
+    most: int
+    used: int = 0
+
+
+class Inbox:
+    """Of one client. most: bytes after which no more is read."""
+
+    def __init__(self, store: Store, most: int):
+        self.most = most
+        self._store = store
+        self._n_bytes = 0
+        self._waiting: deque[Sent] = deque()
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def put(self, data: Data) -> None:
+        """Returns once another message may be read."""
+        self._waiting.append(Sent(data, time.monotonic()))
+        self._count(len(data))
+        self._changed.set()
+        while self._waiting and (self._n_bytes >= self.most or self._store.used >= self._store.most):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def get(self) -> Sent:
+        """The next message. Raises: Gone when there is none left and the client is gone."""
+        while not self._waiting:
+            if self._is_over:
+                raise Gone
+            self._changed.clear()
+            await self._changed.wait()
+        sent = self._waiting.popleft()
+        self._count(-len(sent.data))
+        self._changed.set()
+        return sent
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._is_over = True
+        self._changed.set()
+
+    def forget(self) -> None:
+        """Give the room back."""
+        self._waiting.clear()
+        self._count(-self._n_bytes)
+        self._changed.set()
+
+    def _count(self, n: int) -> None:
+        self._n_bytes += n
+        self._store.used += n

@@ -1,0 +1,129 @@
+"""`python -m server.main`: the gateway, from its command line to its exit status. Never imports torch.
+
+Exit status: 0 after a drain; 1 if it could not start; 2 if what it was told cannot be.
+"""
+
+import argparse
+import ipaddress
+import logging
+import os
+import ssl
+import sys
+from pathlib import Path
+
+from models.errors import ModelError, SettingsError
+from server.serving import Tls, check_tls, serve
+from server.workers import Address
+from worker import log
+from worker.connection import listen
+from worker.service_config import Config, load_config
+
+LOG = logging.getLogger("server.main")
+USAGE = 2
+MOST_WORKERS = 1024
+FLAGS = {
+    "port": "service.gateway_port",
+    "max_queue_size": "service.max_queue_size",
+    "timeout": "service.request_timeout",
+    "ssl_certfile": "service.ssl_certfile",
+    "ssl_keyfile": "service.ssl_keyfile",
+    "drain_timeout": "service.drain_timeout_s",
+}
+HOW_TO_CERTIFY = (
+    "a certificate and its key in service.ssl_certfile and service.ssl_keyfile (or --ssl-certfile, --ssl-keyfile), "
+    "such as from: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=localhost "
+    "-keyout key.pem -out cert.pem"
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m server.main", description="The gateway: clients to workers.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
+    parser.add_argument("--host", metavar="ADDR", help="address to listen on; default: this machine only")
+    parser.add_argument("--remote", action="store_true", help="let other machines in; without --host on all addresses")
+    parser.add_argument("--port", type=int, metavar="N", help="default: service.gateway_port")
+    workers = parser.add_mutually_exclusive_group()
+    workers.add_argument("--workers", metavar="HOST:PORT,...", help="where the workers listen")
+    workers.add_argument("--num-workers", type=int, metavar="N", help="workers on this machine; default: 1")
+    scheme = parser.add_mutually_exclusive_group()
+    scheme.add_argument("--https", action="store_true", help="default where a certificate is named")
+    scheme.add_argument("--http", action="store_true", help="default where none is")
+    parser.add_argument("--ssl-certfile", metavar="FILE", help="certificate")
+    parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
+    parser.add_argument("--max-queue-size", type=int, metavar="N", help="tickets that may wait")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds for a worker's answer over HTTP")
+    parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
+    parser.add_argument("--lang", choices=["zh", "en"], help="language of pages for visitors who have not chosen")
+    parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        log.set_up(log.level_of(args.log_level, os.environ))
+        flags = {key: getattr(args, name) for name, key in FLAGS.items()}
+        config, notes = load_config(args.config, flags=flags, environ=os.environ)
+        addresses = worker_addresses(args, config)
+        tls = certificate(config, https=args.https, http=args.http)
+        listening = listen(_host(args.host, remote=args.remote), config.service.gateway_port)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    for note in notes:
+        LOG.warning("%s", note)
+    with listening:
+        return serve(config, addresses, listening, tls)
+
+
+def worker_addresses(args: argparse.Namespace, config: Config) -> list[Address]:
+    """Raises: SettingsError."""
+    if args.workers is None:
+        n = 1 if args.num_workers is None else args.num_workers
+        if not 1 <= n <= MOST_WORKERS:
+            raise SettingsError("--num-workers", expected=f"1 to {MOST_WORKERS}", got=n)
+        return [Address("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
+    addresses = []
+    for text in args.workers.split(","):
+        host, _, port = text.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+            raise SettingsError("--workers", expected="HOST:PORT, or several with commas between", got=repr(text))
+        addresses.append(Address(host, int(port)))
+    if len(set(addresses)) < len(addresses):
+        raise SettingsError("--workers", expected="each address once", got=args.workers)
+    return addresses
+
+
+def certificate(config: Config, *, https: bool, http: bool) -> Tls | None:
+    """None: plain http. Raises: SettingsError."""
+    service = config.service
+    if http or (service.ssl_certfile is None and not https):
+        return None
+    if service.ssl_certfile is None:
+        raise SettingsError("--https", expected=HOW_TO_CERTIFY, got="none")
+    tls = Tls(service.ssl_certfile, service.ssl_keyfile)
+    try:
+        check_tls(tls)
+    except ssl.SSLError as error:
+        raise SettingsError("certificate", expected="a certificate and its own key", got=error.reason) from None
+    except OSError as error:
+        files = f"{tls.certfile}, {tls.keyfile}"
+        raise SettingsError("certificate", expected=f"readable files {files}", got=error.strerror) from None
+    return tls
+
+
+def _host(given: str | None, *, remote: bool) -> str:
+    """Nobody else is let in unless that was said in so many words."""
+    if given is None:
+        return "0.0.0.0" if remote else "127.0.0.1"
+    try:
+        is_here = given == "localhost" or ipaddress.ip_address(given).is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here and not remote:
+        raise SettingsError("--host", expected="an address of this machine alone, or --remote beside it", got=given)
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

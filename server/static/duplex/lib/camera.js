@@ -1,0 +1,91 @@
+/**
+ * The camera: its preview in a video element and the newest picture as JPEG.
+ *
+ * Knows devices, mirroring and sizes. Does not know when pictures are sent.
+ */
+
+const QUALITY = 0.7;
+const LONGEST = { plain: 640, detailed: 1344 }; // pixels of the longer side: one slice, or several
+const STALE_MS = 2500; // a picture older than this is not the present
+
+export class Camera {
+  #video;
+  #canvas = document.createElement("canvas");
+  #stream = null;
+  #newest = null;
+  #busy = null;
+  facing = "user";
+  detailed = false;
+  lost = () => {};
+
+  /** @param {HTMLVideoElement} video */
+  constructor(video) {
+    this.#video = video;
+  }
+
+  get isOn() {
+    return this.#stream !== null;
+  }
+
+  /** Ask for a camera and show it. Raises: the browser's DOMException. */
+  async open(deviceId = "") {
+    this.close();
+    const stream = await navigator.mediaDevices.getUserMedia({
+      video: {
+        ...(deviceId ? { deviceId: { ideal: deviceId } } : { facingMode: { ideal: this.facing } }),
+        width: { ideal: 1280 },
+        height: { ideal: 720 },
+        frameRate: { ideal: 24, max: 30 },
+      },
+    });
+    this.#stream = stream;
+    const [track] = stream.getVideoTracks();
+    track.addEventListener("ended", () => {
+      if (this.#stream !== stream) return;
+      this.close();
+      this.lost();
+    });
+    const facing = track.getSettings().facingMode ?? (deviceId ? "user" : this.facing);
+    this.facing = facing === "environment" ? "environment" : "user";
+    this.#video.classList.toggle("mirrored", this.facing === "user");
+    this.#video.srcObject = stream;
+    await this.#video.play().catch(() => {}); // a closed stream interrupts it
+  }
+
+  /** The other side of a phone. */
+  flip() {
+    this.facing = this.facing === "user" ? "environment" : "user";
+    return this.open();
+  }
+
+  /** Take a picture now; `picture` gives it once it is encoded. */
+  snap() {
+    const { videoWidth: width, videoHeight: height } = this.#video;
+    if (!this.isOn || !width || this.#busy) return;
+    const scale = Math.min(1, LONGEST[this.detailed ? "detailed" : "plain"] / Math.max(width, height));
+    this.#canvas.width = Math.round(width * scale);
+    this.#canvas.height = Math.round(height * scale);
+    this.#canvas.getContext("2d", { alpha: false }).drawImage(this.#video, 0, 0, this.#canvas.width, this.#canvas.height);
+    const taken = performance.now();
+    this.#busy = new Promise((resolve) => this.#canvas.toBlob(resolve, "image/jpeg", QUALITY))
+      .then((blob) => blob?.arrayBuffer())
+      .then((bytes) => {
+        if (bytes && this.isOn) this.#newest = { bytes: new Uint8Array(bytes), taken };
+      })
+      .finally(() => (this.#busy = null));
+  }
+
+  /** The newest picture, waiting at most `patienceMs` for one that is being encoded. @returns {Promise<Uint8Array|null>} */
+  async picture(patienceMs) {
+    if (!this.isOn) return null;
+    if (this.#busy) await Promise.race([this.#busy, new Promise((resolve) => setTimeout(resolve, patienceMs))]);
+    const newest = this.#newest;
+    return newest && performance.now() - newest.taken < STALE_MS ? newest.bytes : null;
+  }
+
+  close() {
+    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    this.#stream = this.#newest = null;
+    this.#video.srcObject = null;
+  }
+}

@@ -1,0 +1,63 @@
+/**
+ * The audio thread of the microphone: the context's rate to 16 kHz, cut into exact seconds.
+ *
+ * In: {type: "run", on} starts at a fresh second or stops. Out: {type: "soon"} a moment before a second is full, so that a
+ * picture can be taken, {type: "unit", samples}, and 15 times a second {type: "level", rms}.
+ */
+
+import { Resampler } from "./resampler.js";
+
+const UNIT_RATE = 16000;
+const UNIT = 16000;
+const SOON = UNIT - 2400; // 150 ms ahead
+const LEVEL_S = 1 / 15;
+
+class Capture extends AudioWorkletProcessor {
+  constructor() {
+    super();
+    this.resampler = sampleRate === UNIT_RATE ? null : new Resampler(sampleRate, UNIT_RATE);
+    this.unit = new Float32Array(UNIT);
+    this.filled = 0;
+    this.on = false;
+    this.energy = 0;
+    this.counted = 0;
+    this.port.onmessage = ({ data }) => {
+      this.on = data.on;
+      this.filled = 0;
+    };
+  }
+
+  process([channels]) {
+    const input = channels[0] ?? new Float32Array(128); // a microphone that went away is silent
+    this.measure(input);
+    const samples = this.resampler ? this.resampler.process(input) : input;
+    if (this.on) this.collect(samples);
+    return true;
+  }
+
+  collect(samples) {
+    let at = 0;
+    while (at < samples.length) {
+      const n = Math.min(UNIT - this.filled, samples.length - at);
+      this.unit.set(samples.subarray(at, at + n), this.filled);
+      if (this.filled < SOON && this.filled + n >= SOON) this.port.postMessage({ type: "soon" });
+      this.filled += n;
+      at += n;
+      if (this.filled < UNIT) continue;
+      const full = this.unit;
+      this.unit = new Float32Array(UNIT);
+      this.filled = 0;
+      this.port.postMessage({ type: "unit", samples: full }, [full.buffer]);
+    }
+  }
+
+  measure(input) {
+    for (let i = 0; i < input.length; i++) this.energy += input[i] * input[i];
+    this.counted += input.length;
+    if (this.counted < LEVEL_S * sampleRate) return;
+    this.port.postMessage({ type: "level", rms: Math.sqrt(this.energy / this.counted) });
+    this.energy = this.counted = 0;
+  }
+}
+
+registerProcessor("duologue-capture", Capture);

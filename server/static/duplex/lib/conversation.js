@@ -1,0 +1,374 @@
+/**
+ * One conversation: microphone and camera to the server, its turns to the speaker, every state in between.
+ *
+ * Knows the order of things: who is asked first, which sound belongs to which turn, what is dropped after a cut. Does not
+ * know the page; it tells `ui` what happens.
+ */
+
+import { Capture } from "./capture.js";
+import { Cushion } from "./cushion.js";
+import { Player } from "./player.js";
+import { Session, newSessionId } from "./session.js";
+import { Stats } from "./stats.js";
+
+const SOUND_RATE = 24000;
+const PICTURE_PATIENCE_MS = 80;
+const MOST_UNANSWERED = 20; // seconds behind which nobody is listening any more
+const LIVE = ["listening", "speaking"];
+
+export class Conversation {
+  #context = null;
+  #capture = null;
+  #player = null;
+  #session = null;
+  #camera;
+  #settings;
+  #ui;
+  #cushion = null;
+  #waiting = []; // units sent and not answered: {number, sentAt, firstSound}
+  #turn = null; // the open one: {number, cut, record}
+  #lastTurn = 0;
+  #dropThrough = 0; // sound of units up to this one is not wanted any more
+  #lock = null;
+  #attempt = 0;
+  muted = false;
+  forceListen = false;
+  state = "idle";
+  stats = new Stats();
+
+  /**
+   * @param {import("./camera.js").Camera} camera
+   * @param {() => object} settings {mic, speaker, playbackDelayMs, detailed, prefix, wantsCamera, prepare(): object}
+   * @param {object} ui state(name, details) caption(turn, unit, text) turnOver(turn, cut) unit(result) gap(gap)
+   *   micLevel(rms) modelLevel(rms) trouble(code, text) notice(code)
+   */
+  constructor(camera, settings, ui) {
+    this.#camera = camera;
+    this.#settings = settings;
+    this.#ui = ui;
+  }
+
+  get isLive() {
+    return LIVE.includes(this.state);
+  }
+
+  get isOpen() {
+    return !["idle", "ended", "failed"].includes(this.state);
+  }
+
+  /** Everything from permission to the first unit. Call it from a click: browsers allow sound only then. */
+  async start() {
+    if (this.isOpen) return;
+    const attempt = ++this.#attempt;
+    this.#reset();
+    this.#become("asking");
+    const settings = this.#settings();
+    try {
+      await this.#openSound(settings);
+      if (settings.wantsCamera) await this.#openCamera(settings);
+      if (attempt !== this.#attempt) return;
+      const prepare = await settings.prepare();
+      if (attempt !== this.#attempt) return;
+      this.#connect(settings, prepare);
+    } catch (error) {
+      if (attempt === this.#attempt) this.#fail(troubleOf(error), error.message);
+    }
+  }
+
+  #reset() {
+    this.stats = new Stats();
+    this.#waiting = [];
+    this.#turn = null;
+    this.#lastTurn = this.#dropThrough = 0;
+  }
+
+  async #openSound(settings) {
+    if (!navigator.mediaDevices) throw Object.assign(new Error(location.origin), { name: "InsecureContext" });
+    // Made before anything is waited for, while the click still counts.
+    const context = (this.#context ??= new AudioContext({ latencyHint: "interactive" }));
+    const [stream] = await Promise.all([Capture.open(settings.mic), context.resume()]);
+    try {
+      await Promise.all([Capture.load(context), Player.load(context)]);
+    } catch (error) {
+      stream.getTracks().forEach((track) => track.stop());
+      throw error;
+    }
+    this.#capture = new Capture(context, {
+      soon: () => this.#camera.snap(),
+      unit: ({ samples }) => this.#sendUnit(samples),
+      level: ({ rms }) => this.#ui.micLevel(this.muted ? 0 : rms),
+      lost: () => this.isOpen && this.#fail("mic_lost", ""),
+    });
+    this.#capture.use(stream);
+    this.#capture.mute(this.muted);
+    this.#player = new Player(context, {
+      started: (event) => this.#onStarted(event),
+      ended: () => this.isLive && this.#become("listening"),
+      gap: (event) => this.#onGap(event),
+      level: (event) => this.#onLevel(event),
+    });
+    await this.useSpeaker(settings.speaker);
+    this.#cushion = new Cushion(settings.playbackDelayMs);
+    this.#tune();
+  }
+
+  async #openCamera(settings) {
+    this.#camera.detailed = settings.detailed;
+    try {
+      if (!this.#camera.isOn) await this.#camera.open(settings.camera);
+    } catch (error) {
+      this.#ui.notice(error.name === "NotAllowedError" ? "camera_denied" : "camera_missing");
+    }
+  }
+
+  #connect(settings, prepare) {
+    this.#become("connecting");
+    this.#session = new Session(newSessionId(settings.prefix), prepare, {
+      queued: (message) => this.#become("queued", message),
+      queue_update: (message) => this.#become("queued", message),
+      queue_done: () => this.#become("preparing"),
+      prepared: (message) => this.#onPrepared(message),
+      partial: (message) => this.#onPartial(message),
+      result: (message) => this.#onResult(message),
+      paused: (message) => this.state === "paused" && this.#become("paused", message),
+      stopped: () => this.#session?.close(),
+      timeout: () => this.#fail("pause_timeout", ""),
+      error: (message) => this.#onError(message),
+      closed: (event) => this.#onClosed(event),
+    });
+  }
+
+  // --- what goes out ---------------------------------------------------------------------------
+
+  async #sendUnit(samples) {
+    if (!this.isLive) return;
+    const session = this.#session;
+    const picture = await this.#camera.picture(PICTURE_PATIENCE_MS);
+    if (!this.isLive || session !== this.#session) return;
+    const fields = this.forceListen ? { force_listen: true } : {};
+    if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
+    this.stats.units += 1;
+    this.#waiting.push({ number: this.stats.units, sentAt: performance.now(), firstSound: null });
+    if (this.#waiting.length > MOST_UNANSWERED) this.#fail("no_answer", "");
+  }
+
+  /** Cut what is being said, here at once and at the server. Resolves when the speaker is silent. */
+  async interrupt() {
+    if (!this.isLive) return;
+    this.#session.send({ type: "interrupt" });
+    if (this.#turn) this.#cut();
+    await this.#flush("interrupt");
+  }
+
+  async pause() {
+    if (!this.isLive) return;
+    this.#capture.run(false);
+    this.#session.send({ type: "pause" });
+    this.#become("paused");
+    await this.#flush("pause");
+  }
+
+  resume() {
+    if (this.state !== "paused") return;
+    this.#session.send({ type: "resume" });
+    this.#become("listening");
+    this.#capture.run(true);
+  }
+
+  stop() {
+    if (!this.isOpen) return;
+    this.#attempt += 1;
+    const session = this.#session;
+    if (session && this.stats.units) session.report("session_summary", this.stats.summary());
+    session?.stop();
+    this.#end("ended");
+  }
+
+  mute(muted) {
+    this.muted = muted;
+    this.#capture?.mute(muted);
+  }
+
+  async useMicrophone(deviceId) {
+    if (!this.#capture) return;
+    this.#capture.use(await Capture.open(deviceId));
+  }
+
+  async useSpeaker(deviceId) {
+    if (this.#context?.setSinkId) await this.#context.setSinkId(deviceId).catch(() => this.#ui.notice("speaker_missing"));
+  }
+
+  #cut() {
+    this.#turn.cut = true;
+    this.#turn.record.cut = true;
+    this.#ui.turnOver(this.#turn.number, true);
+  }
+
+  async #flush(why) {
+    this.#dropThrough = this.stats.units;
+    const { ms, lost } = await this.#player.flush();
+    this.stats.flushes.push({ ms, why, lost_samples: lost });
+    if (this.isLive) this.#become("listening");
+  }
+
+  // --- what comes in ---------------------------------------------------------------------------
+
+  #onPrepared(message) {
+    this.#become("listening", { notes: message.notes ?? [] });
+    this.#capture.run(true);
+    navigator.wakeLock?.request("screen").then(
+      (lock) => (this.isOpen ? (this.#lock = lock) : lock.release()),
+      () => {}, // a convenience; browsers refuse it on low battery
+    );
+  }
+
+  #onPartial(message) {
+    const unit = this.#waiting[0];
+    if (!unit) return;
+    this.#openTurn();
+    if (message.text) this.#say(unit, message.text);
+    if (message.sound) this.#hear(unit, message.sound);
+  }
+
+  #onResult(message) {
+    const unit = this.#waiting.shift();
+    if (!unit) return;
+    const now = performance.now();
+    if (!message.is_listen) this.#openTurn();
+    if (message.sound) this.#hear(unit, message.sound);
+    if (message.text && !unit.text) this.#say(unit, message.text);
+    const { type, sound, ...facts } = message;
+    const result = { ...facts, unit: unit.number, turn: this.#turn?.number ?? null, reply_ms: now - unit.sentAt,
+      first_sound_ms: unit.firstSound };
+    this.stats.results.push(result);
+    if (this.#turn && (message.is_listen || message.end_of_turn)) this.#closeTurn();
+    this.#ui.unit(result);
+  }
+
+  #openTurn() {
+    if (this.#turn) return;
+    const record = { turn: ++this.#lastTurn, text: "", sound_ms: 0, heard_ms: null, waited_ms: null, cut: false, over: false };
+    this.stats.turns.push(record);
+    this.#turn = { number: record.turn, cut: false, record, sentAt: null };
+  }
+
+  #closeTurn() {
+    const { number, record, cut } = this.#turn;
+    record.over = true;
+    this.#player.endTurn(number);
+    this.#turn = null;
+    if (!cut) this.#ui.turnOver(number, false);
+  }
+
+  #say(unit, text) {
+    unit.text = (unit.text ?? "") + text;
+    if (this.#turn.cut) return;
+    this.#turn.record.text += text;
+    this.#ui.caption(this.#turn.number, text);
+  }
+
+  #hear(unit, samples) {
+    const now = performance.now();
+    const turn = this.#turn;
+    const ms = (1000 * samples.length) / SOUND_RATE;
+    unit.firstSound ??= now - unit.sentAt;
+    turn.record.first_sound_ms ??= unit.firstSound;
+    this.stats.soundSeconds += ms / 1000;
+    if (turn.cut || unit.number <= this.#dropThrough) {
+      this.stats.droppedMs += ms;
+      return;
+    }
+    turn.record.sound_ms += ms;
+    this.#cushion.heard(turn.number, ms, now);
+    this.#tune();
+    this.#player.play(samples, turn.number);
+  }
+
+  #tune() {
+    this.#player.tune(this.#cushion.delayMs, this.#cushion.lowMs);
+  }
+
+  #onStarted({ turn, waitedMs }) {
+    const record = this.stats.turns[turn - 1];
+    if (record && record.heard_ms === null) {
+      record.waited_ms = waitedMs;
+      record.heard_ms = (record.first_sound_ms ?? 0) + waitedMs;
+    }
+    if (this.isLive) this.#become("speaking");
+  }
+
+  #onGap({ turn, samples, ms }) {
+    const gap = { turn, samples, ms, unit: this.stats.units };
+    this.stats.gaps.push(gap);
+    this.#session?.report("gap", gap);
+    this.#ui.gap(gap);
+  }
+
+  #onLevel({ rms, stretchedMs }) {
+    this.stats.stretchedMs = stretchedMs;
+    this.#ui.modelLevel(rms);
+  }
+
+  #onError(message) {
+    this.stats.errors.push({ code: message.code ?? "internal", error: message.error });
+    if (!this.isLive && this.state !== "paused") {
+      this.#fail(message.code, message.error);
+    } else if (FATAL.includes(message.code)) {
+      this.#fail(message.code, message.error);
+    } else {
+      this.#waiting.shift(); // it stands in the place of a unit's result
+      if (message.code !== "paused") this.#ui.trouble(message.code, message.error);
+    }
+  }
+
+  #onClosed({ opened }) {
+    this.#session = null;
+    if (!this.isOpen) return;
+    this.#fail(opened ? "server_gone" : "server_unreachable", "");
+  }
+
+  // --- ends ------------------------------------------------------------------------------------
+
+  #fail(code, text) {
+    if (!this.isOpen) return;
+    this.#attempt += 1;
+    const session = this.#session;
+    this.#end("failed", { code: code ?? "internal", text });
+    session?.close();
+  }
+
+  #end(state, details) {
+    this.#session = null;
+    this.#player?.flush().then(
+      ({ ms, lost }) => this.stats.flushes.push({ ms, why: state, lost_samples: lost }),
+      () => {}, // the audio thread is gone, and its sound with it
+    );
+    this.#player && setTimeout((player) => player.close(), 500, this.#player);
+    this.#capture?.close();
+    this.#capture = this.#player = null;
+    this.#lock?.release();
+    this.#lock = null;
+    this.#camera.close();
+    this.#become(state, details);
+    this.#ui.micLevel(0);
+    this.#ui.modelLevel(0);
+  }
+
+  #become(state, details = {}) {
+    this.state = state;
+    this.#ui.state(state, details);
+  }
+}
+
+const FATAL = ["engine", "draining", "worker_lost", "context_full", "not_prepared", "internal"];
+
+/** Which of our sentences tells what kept a conversation from starting. */
+function troubleOf(error) {
+  switch (error.name) {
+    case "InsecureContext": return "insecure";
+    case "NotAllowedError": return "mic_denied";
+    case "NotFoundError": return "mic_missing";
+    case "NotReadableError": return "mic_busy";
+    default: return "start_failed";
+  }
+}

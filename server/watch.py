@@ -1,0 +1,76 @@
+"""Asks every worker how it is, again and again. Knows HTTP; what an answer means, `workers` knows."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import httpx
+
+from server.desk import Desk
+from server.metrics import Metrics
+from server.workers import Worker
+
+LOG = logging.getLogger(__name__)
+EVERY_S = 1.0
+
+
+class Watch:
+    """One task a worker. timeout: seconds without a sign of life after which a worker counts as lost."""
+
+    def __init__(self, desk: Desk, metrics: Metrics, asking: httpx.AsyncClient, timeout: float):
+        self._desk, self._metrics, self._asking, self._timeout = desk, metrics, asking, timeout
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for worker in self._desk.workers.all:
+            self._tasks.append(asyncio.create_task(self._keep_asking(worker), name=f"watch {worker.name}"))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep_asking(self, worker: Worker) -> None:
+        while True:
+            begun = time.monotonic()
+            try:
+                await self._ask(worker)
+            except Exception:
+                LOG.exception("asking %s", worker.name)
+            await asyncio.sleep(max(0.0, begun + EVERY_S - time.monotonic()))
+
+    async def _ask(self, worker: Worker) -> None:
+        was_ready = worker.is_ready
+        try:
+            answer = await self._asking.get(f"http://{worker.address}/health", timeout=self._timeout)
+            health = _health(answer)
+        except httpx.ConnectError as error:
+            self._lost(worker, error)
+        except httpx.HTTPError as error:
+            # A reset connection tells of the end, silence only after a while: units may still be coming.
+            is_silent = time.monotonic() - worker.seen > self._timeout
+            if is_silent or not isinstance(error, httpx.TimeoutException):
+                self._lost(worker, error)
+        else:
+            self._desk.workers.answered(worker, health)
+            if worker.is_ready and not was_ready:
+                LOG.info("%s (%s) is ready: %d slots", worker.name, worker.address, worker.n_slots)
+            self._desk.dispatch()
+
+    def _lost(self, worker: Worker, error: Exception) -> None:
+        if worker.health:
+            LOG.warning("%s (%s) is lost: %s", worker.name, worker.address, str(error) or type(error).__name__)
+            self._metrics.worker_lost(worker.name)
+        self._desk.workers.gone(worker)
+
+
+def _health(answer: httpx.Response) -> dict[str, Any]:
+    """Another answer than a worker's is an error of that worker."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if answer.status_code != 200 or not isinstance(body, dict):
+        return {"worker_status": "error"}
+    return body

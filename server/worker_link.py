@@ -1,0 +1,79 @@
+"""A connection from the gateway to one worker, for one session, and the ways in which there is none.
+
+Knows websockets and the worker's handshake. Does not know what is said over it.
+"""
+
+from contextlib import suppress
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidHandshake, InvalidMessage
+
+from models.errors import ModelError
+from server.workers import Lease, Worker
+from worker.connection import MAX_FRAME
+
+PROBE_S = 1.0  # a worker that works answers within milliseconds
+OPEN_S = 10.0  # it may wait 5 s for the slot of a session that is just ending
+CLOSE_S = 1.0
+WRITE_AHEAD = 2**20  # bytes
+MOST_WAITING = 4  # messages from the worker that the client has not taken yet
+
+
+class WorkerRefusedError(ModelError, RuntimeError):
+    """The worker lives and has no slot."""
+
+
+class WorkerLostError(ModelError, RuntimeError):
+    """The worker does not answer, or not any more."""
+
+
+async def open_link(asking: httpx.AsyncClient, lease: Lease) -> ClientConnection:
+    """Connect the session to its worker, once that has shown that it lives.
+
+    Raises: WorkerRefusedError; WorkerLostError.
+    """
+    worker = lease.worker
+    await _probe(asking, worker)
+    try:
+        return await connect(
+            f"ws://{worker.address}/ws/duplex?session_id={lease.session_id}",
+            max_size=MAX_FRAME,
+            max_queue=MOST_WAITING,
+            write_limit=WRITE_AHEAD,
+            compression=None,
+            proxy=None,
+            ping_interval=None,  # the gateway asks every worker how it is; a session need not do it again
+            open_timeout=OPEN_S,
+            close_timeout=CLOSE_S,
+            user_agent_header=None,
+        )
+    except InvalidMessage as error:  # it went away in the middle
+        raise _lost(worker, error) from None
+    except InvalidHandshake as error:
+        raise WorkerRefusedError(worker.name, expected="a free slot", got=str(error)) from None
+    except (OSError, TimeoutError) as error:
+        raise _lost(worker, error) from None
+
+
+async def _probe(asking: httpx.AsyncClient, worker: Worker) -> None:
+    try:
+        answer = await asking.get(f"http://{worker.address}/health", timeout=PROBE_S)
+    except httpx.HTTPError as error:
+        raise _lost(worker, error) from None
+    if answer.status_code != 200:
+        raise WorkerRefusedError(worker.name, expected="HTTP 200 from /health", got=answer.status_code)
+
+
+def _lost(worker: Worker, error: Exception) -> WorkerLostError:
+    return WorkerLostError(worker.name, expected="an answer", got=str(error) or type(error).__name__)
+
+
+async def close_link(link: ClientConnection, *, politely: bool) -> None:
+    """politely: tell the worker, which may take a moment; otherwise just let it go."""
+    try:
+        if politely:
+            with suppress(Exception):
+                await link.close(1000)
+    finally:
+        link.transport.abort()

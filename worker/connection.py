@@ -1,0 +1,91 @@
+"""uvicorn as live sockets need it: for clients that are far ahead, and for connections that go away unread. Torch-free.
+
+What both processes serve on. Knows uvicorn and TCP; does not know routes nor messages.
+"""
+
+import asyncio
+import contextlib
+import socket
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+from starlette.websockets import WebSocket
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from models.errors import SettingsError
+
+MAX_MESSAGE = 128 * 2**20
+# What a server lets through, so that a message that is somewhat too long is answered and does not end the session.
+MAX_FRAME = 160 * 2**20
+CONNECTION = "connection"  # in the scope's state: the TCP socket
+WATCH_S = 0.25
+ESTABLISHED = 1  # first byte of Linux' TCP_INFO
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket, bound and not listening yet: whoever asks meanwhile is refused, not kept waiting.
+
+    Raises: SettingsError.
+    """
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise SettingsError(f"{host}:{port}", expected="an address to listen on", got=error.strerror) from None
+    return bound
+
+
+class LiveProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's own, made for clients that are far ahead and are not read for a while.
+
+    The application is told the connection: a loss cannot be seen while nobody reads. Nor can the answer to a ping.
+    """
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
+        super().connection_made(transport)
+
+    def keepalive_timeout(self) -> None:
+        if not self.read_paused:
+            super().keepalive_timeout()
+            return
+        self.pong_timer = self.pending_ping_payload = None
+        self.schedule_ping()
+
+
+class LiveServer(uvicorn.Server):
+    """uvicorn without its signal handlers: a stop drains first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+def live_server(app: Any, **options: Any) -> LiveServer:
+    """options: further ones of uvicorn.Config."""
+    config = uvicorn.Config(
+        app,
+        ws=LiveProtocol,
+        ws_max_size=MAX_FRAME,
+        ws_per_message_deflate=False,  # sound does not shrink, and trying costs more than sending
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # who is on this machine is for the connection to say
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        **options,
+    )
+    return LiveServer(config)
+
+
+async def until_gone(websocket: WebSocket) -> None:
+    """Until the connection is gone. While too much waits nobody reads it, and reading alone would tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        await asyncio.Event().wait()  # then reading has to tell
+    connection = websocket.scope["state"][CONNECTION]
+    with suppress(OSError):  # closed on this side
+        while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
+            await asyncio.sleep(WATCH_S)
