@@ -1,0 +1,207 @@
+"""What would keep the programs from running, found before any of them is started; each in one line with its remedy.
+
+Looks at ports, files, memory and certificates; the doctor's checks look at what a worker reads. Starts nothing and
+changes nothing but the log folder, which it makes.
+"""
+
+import errno
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from launcher.devices import Device
+from launcher.plan import LOOPBACK, Plan
+from worker.doctor import checks
+from worker.doctor.facts import NotKnown
+from worker.doctor.findings import Finding, Level, size
+from worker.doctor.machine import Machine
+from worker.service_config import ROOT, Config, ModelSection
+
+CHECKS = (checks.model, checks.tokenizer, checks.vocoder, checks.ffmpeg, checks.warmup, checks.voice)
+OF_A_CHECKPOINT = (checks.tokenizer, checks.vocoder)
+SHOWN = 80  # characters of a command line
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found. errors: nothing can be started with them. notes: worth knowing."""
+
+    errors: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class PlannedMachine(Machine):
+    """This machine with settings that are loaded already, flags included."""
+
+    def __init__(self, config: Config, devices: Sequence[Device], environ: Mapping[str, str]):
+        super().__init__(None, environ)
+        self._planned, self._devices = config, devices
+
+    @property
+    def config(self) -> Config:
+        return self._planned
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._devices[0].visible is not None
+
+
+def look(plan: Plan, config: Config, environ: Mapping[str, str]) -> Preflight:
+    """Everything at once, so that nobody has to come back for the next problem."""
+    errors, notes = [], []
+    machine = PlannedMachine(config, plan.devices, environ)
+    errors += folder_problems(plan.folder)
+    errors += port_problems(plan)
+    if plan.scheme == "https":
+        errors += certificate_problems(config.service.ssl_certfile, config.service.ssl_keyfile)
+    for check in CHECKS:
+        if check in OF_A_CHECKPOINT and machine.model.problems:
+            continue  # the same once more
+        found = _run(check, machine)
+        if found.level is not Level.OK:
+            line = "; ".join([*found.found.splitlines(), *([found.remedy] if found.remedy else [])])
+            (errors if found.level is Level.PROBLEM else notes).append(f"{found.name}: {line}")
+    errors += memory_problems(machine, plan.devices)
+    if config.model.model_path == ROOT / ModelSection().model_path:
+        notes.append("model: the embedded one has random weights, what it says is noise; --model-path names another")
+    return Preflight(tuple(errors), tuple(notes))
+
+
+# --- folder ---------------------------------------------------------------------------------------
+
+
+def folder_problems(folder: Path) -> list[str]:
+    """Make it; whether something can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return []
+    except OSError as error:
+        return [f"log folder {folder}: {error.strerror}; choose another with --log-dir"]
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+def port_problems(plan: Plan) -> list[str]:
+    """A line for each address that cannot be listened on."""
+    wanted = [(plan.host, plan.port, "gateway", "--port or service.gateway_port")]
+    for program in plan.workers:
+        wanted.append((LOOPBACK, program.port, program.name, "service.worker_base_port"))
+    found = []
+    for host, port, name, setting in wanted:
+        if (why := _refused(host, port)) is None:
+            continue
+        if isinstance(why, str):
+            found.append(f"{host}:{port} ({name}): {why}; choose another address with --host, or port with {setting}")
+            continue
+        who, remedy = owner(port, plan.folder)
+        found.append(f"port {port} ({name}) is taken by {who}; {remedy}, or choose another port with {setting}")
+    return found
+
+
+def _refused(host: str, port: int) -> str | bool | None:
+    """None: it can be had. True: somebody listens there. Text: why else not."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one left lately is free
+            probe.bind(address)
+    except OSError as error:
+        return True if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return None
+
+
+def owner(port: int, folder: Path) -> tuple[str, str]:
+    """Who listens on a port, and what to do about it, as far as this user may know."""
+    try:
+        listening = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        listening = []
+    pids = {one.pid for one in listening if one.status == psutil.CONN_LISTEN and one.laddr.port == port} - {None}
+    if not pids:
+        return "a process that this user cannot see", f"find it (sudo ss -ltnp 'sport = :{port}') and stop it"
+    pid = min(pids)
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid).parent()
+        if parent is not None and parent.cmdline()[1:3] == ["-m", "launcher"]:
+            # Whoever stops only its child sees that started again.
+            return f"another start_all.sh that runs (pid {parent.pid})", f"stop it (kill {parent.pid})"
+    for file in sorted(folder.glob("*.pid")):
+        with suppress(OSError, ValueError):
+            if int(file.read_text()) == pid:
+                return f"{file.stem.replace('_', ' ')} of a former start_all.sh (pid {pid})", f"kill {pid}"
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        command = " ".join(process.cmdline())
+        command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+        return f"{process.name()} (pid {pid}: {command})", f"stop it (kill {pid})"
+    return f"a process (pid {pid})", f"stop it (kill {pid})"
+
+
+# --- certificates ---------------------------------------------------------------------------------
+
+
+def certificate_problems(certificate: Path | None, key: Path | None) -> list[str]:
+    """Whether https can be offered with them: both there, readable, and made for each other."""
+    found = []
+    for path, setting in ((certificate, "service.ssl_certfile"), (key, "service.ssl_keyfile")):
+        try:
+            if path is None:
+                found.append(f"{setting}: expected a path for https, got none; set it, or start with --http")
+            else:
+                path.open("rb").close()
+        except OSError as error:
+            found.append(f"{setting}: {path}: {error.strerror}; correct it, or start with --http")
+    if found or certificate is None:
+        return found
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        why = getattr(error, "reason", None) or str(error)
+        text = f"service.ssl_certfile {certificate} and service.ssl_keyfile {key} cannot be used: {why}"
+        return [f"{text}; expected a certificate and its key in PEM, without a password, or start with --http"]
+    return []
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")  # or OpenSSL would ask the terminal
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
+    """Whether the weights, as wide as they will be, and one session fit into what is free."""
+    try:
+        weights = machine.least_model_bytes
+        free = machine.free_memory
+    except NotKnown:
+        return []
+    if devices[0].visible is None:
+        needed = len(devices) * (weights + checks.PROCESS_ROOM)
+        if needed <= free:
+            return []
+        workers = "one worker needs" if len(devices) == 1 else f"{len(devices)} workers need"
+        remedy = "stop other programs, start fewer workers, or take a smaller model"
+        return [f"memory: {size(free)} free, {workers} at least {size(needed)}; {remedy}"]
+    found = []
+    for device in devices:
+        if (gpu := device.gpu) is not None and gpu.total and gpu.free < weights:
+            room = f"{size(gpu.free)} of {size(gpu.total)} free, the model needs at least {size(weights)}"
+            remedy = "stop what else runs there (nvidia-smi), or leave it out with CUDA_VISIBLE_DEVICES"
+            found.append(f"{device.label} ({gpu.name}): {room}; {remedy}")
+    return found
+
+
+def _run(check: Callable[[Machine], Finding], machine: Machine) -> Finding:
+    try:
+        return check(machine)
+    except NotKnown as error:
+        return Finding(check.__name__, Level.NOTE, f"not looked at: {error}")

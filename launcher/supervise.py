@@ -1,0 +1,284 @@
+"""Keeps the gateway and the workers running until it is told to stop, then stops them in order.
+
+Knows processes by their exit and by what they answer over HTTP. Does not know models, GPUs or settings: a plan says
+what runs, a policy how patient to be.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from launcher.addresses import own_addresses
+from launcher.child import Child, Program, ending
+from launcher.plan import Plan
+from launcher.policy import Policy, Record, Silence, Verdict
+from launcher.progress import Board, Line, n_slots, ready_text, starting_line, totals_text
+
+READY = ("IDLE", "BUSY")
+POLL_S = 0.05  # between two looks at processes that are to end
+FAILED_GRACE_S = 5.0  # for a worker that broke down to go by itself
+
+
+@dataclass
+class Ward:
+    """One process under care.
+
+    is_ready: it serves. is_open: of the gateway, it takes sessions. body: its last /health. is_given_up: it is not
+    started again.
+    """
+
+    program: Program
+    child: Child
+    record: Record
+    is_ready: bool = False
+    is_open: bool = False
+    is_given_up: bool = False
+    started_at: float = 0.0
+    body: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for at the start."""
+        return self.is_ready or self.is_given_up or self.record.n_failed > 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process said over HTTP. status: 0 if it did not answer."""
+
+    status: int = 0
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+class Supervisor:
+    """All processes of a plan. `run` on the main thread: children are tied to it."""
+
+    def __init__(
+        self, plan: Plan, board: Board, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        self.failure = ""  # why it ended, if it was not told to
+        self._plan, self._board, self._clock = plan, board, clock
+        self._policy = policy or Policy()
+        self._gateway = self._ward(plan.gateway)
+        self._workers = [self._ward(program) for program in plan.workers]
+        self._over, self._hurry = asyncio.Event(), asyncio.Event()
+        self._is_announced = False
+
+    def _ward(self, program: Program) -> Ward:
+        return Ward(program, Child(program, self._plan.folder, self._plan.root), Record(self._policy))
+
+    @property
+    def _all(self) -> list[Ward]:
+        return [self._gateway, *self._workers]
+
+    async def run(self) -> int:
+        """Start everything, and return when all of it has ended. Returns: 0 if told to stop, 1 after a failure."""
+        self._listen_to_signals()
+        for ward in self._all:
+            ward.child.clear_log()
+        limits = httpx.Limits(max_keepalive_connections=0)  # a question a second needs none, and none outlives its end
+        client = httpx.AsyncClient(verify=False, trust_env=False, timeout=self._policy.answer_s, limits=limits)
+        try:
+            async with client:
+                caring = [asyncio.create_task(self._care(ward, client), name=ward.name) for ward in self._all]
+                for task in caring:
+                    task.add_done_callback(self._cared)
+                await self._over.wait()
+                for task in caring:
+                    task.cancel()
+                await asyncio.gather(*caring, return_exceptions=True)
+            await self._stop_all()
+        finally:
+            self._kill_all()
+        return 1 if self.failure else 0
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told_to_stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(signal.SIGHUP, self._over.set)  # a terminal that closes sends more than one
+
+    def _told_to_stop(self) -> None:
+        if self._over.is_set():
+            self._hurry.set()
+        self._over.set()
+
+    def _cared(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"the launcher itself failed at {task.get_name()}: {type(error).__name__}: {error}")
+
+    def _fail(self, why: str) -> None:
+        self.failure = self.failure or why
+        self._over.set()
+
+    # --- one process ---------------------------------------------------------------------------
+
+    async def _care(self, ward: Ward, client: httpx.AsyncClient) -> None:
+        """Start it, watch it, and start it again, until it is given up."""
+        while True:
+            ward.started_at = self._clock()
+            try:
+                ward.child.start()
+                why = await self._watch(ward, client)
+            except OSError as error:
+                why = f"could not be started: {error}"
+            ward.is_ready = ward.is_open = False
+            self._board.drop(ward.name)
+            status = ward.child.poll()
+            words = ward.child.last_words()
+            told = f"{why or f'ended with {ending(status or 0)}'}{f': {words}' if words and not why else ''}"
+            if ward.record.ended(None if why else status, self._clock()) is Verdict.GIVE_UP:
+                self._give_up(ward, told)
+                return
+            wait = ward.record.wait_s()
+            self._board.say(f"{ward.name} {told}; starting it again in {wait:g} s")
+            self._announce()
+            await asyncio.sleep(wait)
+
+    async def _watch(self, ward: Ward, client: httpx.AsyncClient) -> str:
+        """Until it has ended. Returns: why it was killed, empty if it ended by itself."""
+        silence = Silence(self._policy)
+        is_gateway = ward is self._gateway
+        while ward.child.is_running:
+            path = "/readyz" if is_gateway else "/livez" if ward.is_ready else "/health"
+            answer = await self._ask(client, ward.program.url + path)
+            if answer.status and not ward.is_ready and not ward.child.listens_on(ward.program.port):
+                answer = Answer()  # somebody else's
+            if is_gateway:
+                self._heard_gateway(ward, answer)
+            elif not ward.is_ready:
+                self._heard_start(ward, answer)
+            elif answer.status == 503:
+                await self._end([ward], FAILED_GRACE_S)
+                return f"broke down: {answer.body.get('error') or 'it does not say why'}"
+            if silence.asked(bool(answer.status), self._clock()) and ward.is_ready:
+                await self._end([ward], 0)
+                return f"has not answered for {self._policy.hung_s:g} s and was killed"
+            is_calm = ward.is_ready and (ward.is_open or not is_gateway)
+            await asyncio.sleep(self._policy.serving_poll_s if is_calm else self._policy.starting_poll_s)
+        return ""
+
+    async def _ask(self, client: httpx.AsyncClient, url: str) -> Answer:
+        try:
+            response = await client.get(url)
+        except (httpx.HTTPError, OSError):
+            return Answer()
+        body: Any = None
+        with suppress(ValueError):
+            body = response.json()
+        return Answer(response.status_code, body if isinstance(body, dict) else {})
+
+    def _heard_gateway(self, ward: Ward, answer: Answer) -> None:
+        ward.is_open = answer.status == 200
+        if not answer.status:
+            return
+        if not ward.is_ready:
+            ward.is_ready = True
+            again, loading = ward.record.was_ready, not any(worker.is_ready for worker in self._workers)
+            ward.record.ready(self._clock())
+            state = " again" if again else ", while the model loads" if loading else ""
+            self._board.say(f"gateway  answers at {self._plan.url()}{state}")
+        self._announce()
+
+    def _heard_start(self, ward: Ward, answer: Answer) -> None:
+        seconds = self._clock() - ward.started_at
+        body = answer.body if answer.status == 200 else None
+        if body is None or body.get("state") not in READY:
+            self._board.show(ward.name, starting_line(self._label(ward), body, seconds))
+            return
+        ward.is_ready, ward.body = True, body
+        ward.record.ready(self._clock())
+        self._board.drop(ward.name)
+        self._board.say(ready_text(self._label(ward), body, seconds))
+        device = self._plan.devices[self._workers.index(ward)]
+        if device.visible is not None and (body.get("device") or {}).get("type") == "cpu":
+            self._board.say(f"warning: {ward.name} runs on the CPU, not on {device.label}: python -m worker.doctor")
+        self._announce()
+
+    def _label(self, ward: Ward) -> str:
+        return f"{ward.name} ({self._plan.devices[self._workers.index(ward)].label})"
+
+    def _give_up(self, ward: Ward, told: str) -> None:
+        ward.is_given_up = True
+        text = f"{ward.name} {told}; given up (log: {ward.child.log})"
+        self._board.say(text)
+        if ward is self._gateway or all(worker.is_given_up for worker in self._workers):
+            self._fail(text)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Once, when people can talk and no start is left to wait for: where."""
+        ready = [worker for worker in self._workers if worker.is_ready]
+        is_settled = all(worker.is_settled for worker in self._workers)
+        if self._is_announced or not self._gateway.is_open or not ready or not is_settled:
+            return
+        self._is_announced = True
+        totals = totals_text(len(ready), len(self._workers), sum(n_slots(worker.body) for worker in ready))
+        for line in announcement(self._plan, totals, own_addresses(self._plan.host)):
+            self._board.say(line)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def _stop_all(self) -> None:
+        """The gateway first, so that nobody is sent to a worker that goes; a worker's last session ends with it."""
+        await self._end([self._gateway], self._plan.drain_s + self._policy.grace_s, is_told=True)
+        await self._end(self._workers, self._plan.drain_s + self._policy.grace_s, is_told=True)
+        self._board.say("stopped")
+
+    async def _end(self, wards: Sequence[Ward], patience_s: float, *, is_told: bool = False) -> None:
+        """Ask them to stop and wait; kill what is left after `patience_s`, or at once if somebody is in a hurry.
+
+        is_told: a line says what is waited for.
+        """
+        for ward in wards:
+            if patience_s > 0:
+                ward.child.ask_to_stop()
+        begin = self._clock()
+        while running := [ward for ward in wards if ward.child.is_running]:
+            seconds = self._clock() - begin
+            if seconds >= patience_s or self._hurry.is_set():
+                break
+            if is_told:
+                names = ", ".join(ward.name for ward in running)
+                most = f"sessions have up to {self._plan.drain_s:g} s, Ctrl-C again ends all"
+                self._board.show("stopping", Line(names, f"waiting {seconds:.0f} s for {names}: {most}"))
+            await asyncio.sleep(POLL_S)
+        self._board.drop("stopping")
+        for ward in running:
+            if is_told:
+                why = "at once" if self._hurry.is_set() else f"it did not end within {patience_s:g} s"
+                self._board.say(f"{ward.name} killed: {why}")
+            ward.child.kill()
+        while any(ward.child.is_running for ward in wards):
+            await asyncio.sleep(POLL_S)
+
+    def _kill_all(self) -> None:
+        """Nothing is left behind, whatever happened."""
+        for ward in self._all:
+            ward.child.kill()
+        while any(ward.child.is_running for ward in self._all):
+            time.sleep(POLL_S)
+
+
+def announcement(plan: Plan, totals: str, addresses: Sequence[str]) -> list[str]:
+    """The lines that say where to go. addresses: of this machine, as others know it."""
+    lines = [f"ready: {plan.url()}  ({totals}; Ctrl-C stops)"]
+    if not plan.is_remote:
+        return lines
+    lines += [f"       {plan.url(address)}" for address in addresses]
+    lines.append("warning: whoever reaches this port can talk to the model; there is no password")
+    if plan.scheme == "http":
+        remedy = "start with --https (docs/operations.md)"
+        lines.append(f"warning: browsers give camera and microphone only to https and to localhost; {remedy}")
+    return lines

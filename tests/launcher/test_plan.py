@@ -1,0 +1,143 @@
+"""Command lines, ports and addresses, from settings and flags."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.devices import CPU, Device
+from launcher.options import parser, settings
+from launcher.plan import Plan, make_plan
+from launcher.supervise import announcement
+from models.errors import ModelError, SettingsError
+from server.main import parser as server_parser
+from worker.main import parser as worker_parser
+from worker.service_config import ROOT
+
+GPUS = [Device("2", is_listed=True), Device("GPU-aaaa"), Device("5", is_listed=True)]
+
+
+def plan_of(*flags: str, devices: list[Device] | None = None, environ: dict[str, str] | None = None) -> Plan:
+    args, environ = parser().parse_args(flags), environ or {}
+    return make_plan(settings(args, environ)[0], args, devices or [CPU], environ, 8)
+
+
+def worker_flags(plan: Plan, index: int = 0):
+    command = plan.workers[index].command
+    assert command[1:3] == ("-m", "worker.main"), command
+    return worker_parser().parse_args(command[3:])
+
+
+def gateway_flags(plan: Plan):
+    assert plan.gateway.command[1:3] == ("-m", "server.main"), plan.gateway.command
+    return server_parser().parse_args(plan.gateway.command[3:])
+
+
+def test_one_worker_for_each_gpu() -> None:
+    plan = plan_of(devices=GPUS, environ={"DUOLOGUE_SERVICE_WORKER_BASE_PORT": "9100"})
+    told = [worker_flags(plan, i) for i in range(3)]
+    assert [(one.worker_index, one.gpu_id, one.port) for one in told] == [(0, 2, 9100), (1, 1, 9101), (2, 5, 9102)]
+    assert [one.environ["CUDA_VISIBLE_DEVICES"] for one in plan.workers] == ["2", "GPU-aaaa", "5"]
+    assert ["CUDA_DEVICE_ORDER" in one.environ for one in plan.workers] == [True, False, True]
+    assert gateway_flags(plan).workers == "127.0.0.1:9100,127.0.0.1:9101,127.0.0.1:9102"
+    assert [one.url for one in plan.workers] == [f"http://127.0.0.1:{port}" for port in (9100, 9101, 9102)]
+
+
+def test_numbers_of_workers() -> None:
+    assert len(plan_of("--num-workers", "2", devices=GPUS).workers) == 2
+    assert len(plan_of("--num-workers", "9", devices=GPUS).workers) == 3
+    assert len(plan_of().workers) == 1
+    on_cpu = plan_of("--num-workers", "4")
+    assert [one.environ["OMP_NUM_THREADS"] for one in on_cpu.workers] == ["2"] * 4
+    assert "OMP_NUM_THREADS" not in plan_of("--num-workers", "4", environ={"OMP_NUM_THREADS": "3"}).workers[0].environ
+    with pytest.raises(SystemExit):
+        plan_of("--num-workers", "0")
+
+
+def test_what_flags_say_is_said_to_children(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"service": {"drain_timeout_s": 7}}')
+    flags = ("--config", str(file), "--model-path", "assets/tiny", "--max-sessions", "3", "--no-compile")
+    plan = plan_of(*flags, "--lang", "zh", "--log-level", "DEBUG", "--port", "9001", "--log-dir", str(tmp_path))
+    worker, gateway = worker_flags(plan), gateway_flags(plan)
+    assert (worker.config, gateway.config) == (file, file)
+    assert (worker.model_path, worker.max_sessions, worker.compile) == (str(ROOT / "assets/tiny"), 3, False)
+    assert (gateway.lang, gateway.port, plan.drain_s, plan.folder) == ("zh", 9001, 7, tmp_path)
+    assert all(one.environ["DUOLOGUE_LOG_LEVEL"] == "DEBUG" for one in (plan.gateway, *plan.workers))
+
+
+def test_what_nobody_said_is_not_said_to_children() -> None:
+    worker = worker_flags(plan_of())
+    assert (worker.config, worker.model_path, worker.max_sessions, worker.compile, worker.device) == (None,) * 5
+    assert worker_flags(plan_of("--compile")).compile is True
+
+
+def test_a_gpu_by_number_is_the_only_one_its_worker_sees() -> None:
+    plan = plan_of(devices=GPUS[:1], environ={"DUOLOGUE_MODEL_DEVICE": "cuda:1"})
+    assert worker_flags(plan).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("flags", "host", "url", "asked"),
+    [
+        ((), "127.0.0.1", "http://localhost:8006", "http://127.0.0.1:8006"),
+        (("--remote",), "0.0.0.0", "http://localhost:8006", "http://127.0.0.1:8006"),
+        (("--remote", "--host", "::"), "::", "http://localhost:8006", "http://[::1]:8006"),
+        (("--remote", "--host", "10.1.2.3"), "10.1.2.3", "http://10.1.2.3:8006", "http://10.1.2.3:8006"),
+        (("--host", "::1"), "::1", "http://localhost:8006", "http://[::1]:8006"),
+        (("--host", "localhost"), "localhost", "http://localhost:8006", "http://localhost:8006"),
+    ],
+)
+def test_addresses(flags: tuple[str, ...], host: str, url: str, asked: str) -> None:
+    plan = plan_of("--port", "8006", *flags)
+    told = gateway_flags(plan)
+    assert (plan.host, told.host, plan.url(), plan.gateway.url) == (host, host, url, asked)
+    assert told.remote == plan.is_remote == ("--remote" in flags)
+    assert told.http and not told.https
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--host", "10.1.2.3"), "--host: expected an address of this machine alone, or --remote beside it"),
+        (("--host", "example.org"), "--host: expected an IP address"),
+        (("--https",), "--https: expected service.ssl_certfile"),
+        (("--port", "22401"), "service.gateway_port: expected none of the workers' ports .22400 to 22403."),
+        (("--port", "0"), "service.gateway_port"),
+        (("--max-sessions", "0"), "duplex.max_sessions"),
+    ],
+)
+def test_what_cannot_be(flags: tuple[str, ...], expected: str) -> None:
+    environ = {"DUOLOGUE_SERVICE_WORKER_BASE_PORT": "22400", "CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(ModelError, match=expected):
+        plan_of("--num-workers", "4", *flags, environ=environ)
+
+
+@given(base=st.integers(1, 65_535), n=st.integers(1, 64), gateway=st.integers(1, 65_535))
+def test_ports_exist_and_never_meet(base: int, n: int, gateway: int) -> None:
+    environ = {"DUOLOGUE_SERVICE_WORKER_BASE_PORT": str(base), "DUOLOGUE_SERVICE_GATEWAY_PORT": str(gateway)}
+    try:
+        plan = plan_of("--num-workers", str(n), environ=environ)
+    except SettingsError:
+        assert base + n - 1 > 65_535 or base <= gateway < base + n
+        return
+    ports = [int(one.url.rpartition(":")[2]) for one in (plan.gateway, *plan.workers)]
+    assert len(set(ports)) == n + 1 and max(ports) <= 65_535, ports
+
+
+@pytest.mark.parametrize(("flags", "scheme"), [((), "https"), (("--https",), "https"), (("--http",), "http")])
+def test_https_where_a_certificate_is_named(flags: tuple[str, ...], scheme: str) -> None:
+    environ = {"DUOLOGUE_SERVICE_SSL_CERTFILE": "/a.pem", "DUOLOGUE_SERVICE_SSL_KEYFILE": "/b.pem"}
+    plan = plan_of(*flags, environ=environ)
+    assert plan.scheme == scheme and plan.gateway.url.startswith(f"{scheme}://")
+    assert (gateway_flags(plan).https, gateway_flags(plan).http) == (scheme == "https", scheme == "http")
+
+
+def test_what_is_said_to_those_who_may_come_from_elsewhere() -> None:
+    assert announcement(plan_of("--port", "8006"), "1 worker, 4 slots", []) == [
+        "ready: http://localhost:8006  (1 worker, 4 slots; Ctrl-C stops)"
+    ]
+    _, address, *warnings = announcement(plan_of("--port", "8006", "--remote"), "1 worker, 4 slots", ["10.0.0.7"])
+    assert address.strip() == "http://10.0.0.7:8006"
+    assert len(warnings) == 2 and "no password" in warnings[0] and "camera and microphone" in warnings[1]
