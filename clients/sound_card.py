@@ -1,0 +1,99 @@
+"""Microphone and speakers through the `sounddevice` package, if it is there. Knows that package and nothing else."""
+
+import asyncio
+import contextlib
+import importlib
+import threading
+from collections import deque
+from types import ModuleType
+from typing import Any, Self
+
+import numpy as np
+
+from clients.units import Unit
+from models.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from models.errors import SettingsError
+
+SOUND_RATE = 24_000
+BLOCK = SAMPLE_RATE // 10
+INSTALL = "pip install sounddevice; on Linux also PortAudio (apt install libportaudio2)"
+
+
+class SoundCard:
+    """`async with` one that listens and can play.
+
+    A `Source` of units, one a second by the card's clock; `play` lets the reply be heard.
+    """
+
+    def __init__(self, delay_ms: int):
+        """delay_ms: how long sound waits where none played before, so that it does not break off at once.
+
+        Raises: SettingsError where there is no such package, or no sound system under it.
+        """
+        self._module, self._delay = _sounddevice(), delay_ms * SOUND_RATE // 1000
+        self._heard: asyncio.Queue[np.ndarray] = asyncio.Queue()
+        self._second = np.zeros(0, np.float32)  # what has been taken of the next one
+        self._lock = threading.Lock()  # the card calls on a thread of its own
+        self._waiting: deque[np.ndarray] = deque()
+
+    async def __aenter__(self) -> Self:
+        self._event_loop = asyncio.get_running_loop()
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(
+                    self._module.OutputStream(
+                        samplerate=SOUND_RATE, channels=1, dtype="float32", callback=self._on_output
+                    )
+                )
+                stack.enter_context(
+                    self._module.InputStream(
+                        samplerate=SAMPLE_RATE, channels=1, dtype="float32", blocksize=BLOCK, callback=self._on_input
+                    )
+                )
+                self._streams = stack.pop_all()
+        except self._module.PortAudioError as error:
+            raise SettingsError("--mic", expected="a microphone and speakers", got=str(error)) from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._streams.close()
+
+    async def next(self) -> Unit | None:
+        """The next second that is heard; what was heard meanwhile waits."""
+        while len(self._second) < UNIT_SAMPLES:
+            self._second = np.concatenate((self._second, await self._heard.get()))
+        sound, self._second = np.split(self._second, [UNIT_SAMPLES])
+        return Unit(sound)
+
+    def play(self, pcm: np.ndarray) -> None:
+        """[n] float32 at 24 kHz, behind what still plays."""
+        with self._lock:
+            if not self._waiting and self._delay:
+                self._waiting.append(np.zeros(self._delay, np.float32))
+            self._waiting.append(pcm)
+
+    def _on_input(self, data: np.ndarray, n_frames: int, times: Any, status: Any) -> None:
+        block = data[:, 0].copy()
+        with contextlib.suppress(RuntimeError):  # the loop is gone: the program ends
+            self._event_loop.call_soon_threadsafe(lambda: self._heard.put_nowait(block))
+
+    def _on_output(self, data: np.ndarray, n_frames: int, times: Any, status: Any) -> None:
+        done = 0
+        with self._lock:
+            while self._waiting and done < n_frames:
+                piece = self._waiting.popleft()
+                n = min(len(piece), n_frames - done)
+                data[done : done + n, 0] = piece[:n]
+                done += n
+                if n < len(piece):
+                    self._waiting.appendleft(piece[n:])
+        data[done:, 0] = 0
+
+
+def _sounddevice() -> ModuleType:
+    try:
+        return importlib.import_module("sounddevice")
+    except ImportError:
+        raise SettingsError("--mic", expected=f"the sounddevice package ({INSTALL})", got="none") from None
+    except OSError as error:
+        raise SettingsError("--mic", expected=f"PortAudio ({INSTALL})", got=str(error)) from None

@@ -1,0 +1,58 @@
+"""What people type becomes a full address."""
+
+import ssl
+
+import pytest
+
+from clients.address import Address
+from models.errors import SettingsError
+
+GATEWAY, WORKER = True, False
+
+
+@pytest.mark.parametrize(
+    ("given", "url", "name", "is_gateway"),
+    [
+        ("ws://host:8006", "ws://host:8006/ws/duplex/me", "me", GATEWAY),
+        ("host:8006/", "ws://host:8006/ws/duplex/me", "me", GATEWAY),
+        ("https://host", "wss://host/ws/duplex/me", "me", GATEWAY),
+        ("ws://host:1/ws/duplex/other", "ws://host:1/ws/duplex/other", "other", GATEWAY),
+        ("wss://host/behind/proxy/talk?key=1", "wss://host/behind/proxy/talk?key=1", "talk", GATEWAY),
+        ("ws://[::1]:22400/ws/duplex", "ws://[::1]:22400/ws/duplex?session_id=me", "me", WORKER),
+        ("ws://h/ws/duplex?session_id=you", "ws://h/ws/duplex?session_id=you", "you", WORKER),
+    ],
+)
+def test_of(given: str, url: str, name: str, is_gateway: bool) -> None:
+    got = Address.of(given, "me")
+    assert (got.url, got.session_id, got.is_gateway) == (url, name, is_gateway), got
+
+
+def test_a_new_name_each_time() -> None:
+    first, second = Address.of("ws://host"), Address.of("ws://host")
+    assert first.session_id != second.session_id and first.session_id in first.url
+
+
+def test_names_are_quoted() -> None:
+    assert Address.of("ws://host", "a/b?c").url == "ws://host/ws/duplex/a%2Fb%3Fc"
+
+
+@pytest.mark.parametrize("given", ["", "ftp://host", "ws://", "ws://host:port", "ws://host:99999999"])
+def test_no_address(given: str) -> None:
+    with pytest.raises(SettingsError, match="url: expected ws://host:port"):
+        Address.of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_local"), [("localhost:1", True), ("127.0.0.9:1", True), ("[::1]:1", True), ("example.org", False)]
+)
+def test_this_machine(given: str, is_local: bool) -> None:
+    assert Address.of(given).is_local is is_local
+
+
+def test_what_is_trusted() -> None:
+    secure, plain = Address.of("wss://host"), Address.of("ws://host")
+    assert plain.tls(None, insecure=True) is None
+    assert secure.tls(None, insecure=False).verify_mode is ssl.CERT_REQUIRED
+    assert secure.tls(None, insecure=True).verify_mode is ssl.CERT_NONE
+    own = ssl.create_default_context()
+    assert secure.tls(own, insecure=False) is own

@@ -1,0 +1,226 @@
+"""The library against a worker without a model, and against servers that behave oddly."""
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from benchmarks.null_worker import NullWorker
+from clients.duplex import DuplexClient, connect
+from clients.errors import ConnectionLost, Refused, ServerError
+from worker.protocol import (
+    Error,
+    Partial,
+    Prepared,
+    Queued,
+    QueueDone,
+    QueueUpdate,
+    Result,
+    ServerMessage,
+    Spec,
+    Stopped,
+    Timeout,
+    write,
+)
+
+WAIT_S = 30.0
+SECOND = np.zeros(16_000, np.float32)
+BYTES = Spec(partial_results=True, sound_in="pcm16", sound_out="pcm16")
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def timed() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await story()
+
+    asyncio.run(timed())
+
+
+def address(worker: NullWorker, scheme: str = "ws") -> str:
+    return f"{scheme}://127.0.0.1:{worker.port}/ws/duplex"
+
+
+async def all_of(client: DuplexClient) -> list[ServerMessage]:
+    return [message async for message in client]
+
+
+@asynccontextmanager
+async def scripted(*says: ServerMessage | str, hears: int = 0, code: int = 1000) -> AsyncIterator[str]:
+    """A server that says a line, hears so many messages, says the others and leaves; its address is a gateway's."""
+
+    async def handler(socket: ServerConnection) -> None:
+        for number, message in enumerate(says):
+            if number == 1:
+                for _ in range(hears):
+                    await socket.recv()
+            await socket.send(message if isinstance(message, str) else write(message))
+        await socket.close(code)
+
+    async with serve(handler, "127.0.0.1", 0) as server:
+        yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("spec", [Spec(), BYTES])
+def test_a_conversation(spec: Spec) -> None:
+    async def story() -> None:
+        async with NullWorker(n_listen=1, n_speak=2) as worker, connect(address(worker), "me") as client:
+            prepared = await client.prepare("Hello.", ref_audio=SECOND, config={"seed": 1, "what": 2}, spec=spec)
+            assert client.spec == spec and len(prepared.notes) == 1, prepared
+            listening = asyncio.create_task(all_of(client))
+            for _ in range(3):
+                await client.send_unit(SECOND, [b"jpeg"])
+            assert (await client.pause(60)).timeout == 60
+            await client.resume()
+            await client.send_unit(SECOND, force_listen=True)
+            await client.interrupt()
+            assert worker.sessions == {"me": 4}
+            assert (await client.stop()).session_id == "me"
+            heard = await listening
+            results = [one for one in heard if isinstance(one, Result)]
+            assert [one.is_listen for one in results] == [True, False, False, True], results
+            assert [one.vision_slices for one in results] == [1, 1, 1, 0]
+            sounds = [len(one.audio_data.samples("sound")) for one in heard if one.audio_data]
+            assert sum(sounds) == 2 * 24_000, f"expected two seconds of sound, got pieces of {sounds}"
+            n_parts = sum(isinstance(one, Partial) for one in heard)
+            assert (n_parts > 0) == spec.partial_results
+
+    run(story)
+
+
+def test_refusals_of_what_is_asked() -> None:
+    async def story() -> None:
+        async with NullWorker() as worker, connect(address(worker)) as client:
+            with pytest.raises(ServerError, match="prepare: expected an answer, got error bad_config") as refused:
+                await client.prepare(config={"temperature": 99})
+            assert refused.value.code == "bad_config"
+            await client.send_unit(SECOND)
+            error = await anext(client)
+            assert isinstance(error, Error) and error.code == "not_prepared", error
+            await client.prepare()
+            await client.pause(0.01)
+            ends = await all_of(client)
+            assert [type(one) for one in ends] == [Timeout], f"expected one Timeout and a clean end, got {ends}"
+
+    run(story)
+
+
+def test_no_server_and_a_server_that_refuses() -> None:
+    async def story() -> None:
+        async with NullWorker() as worker:
+            worker.state = "LOADING"
+            with pytest.raises(Refused, match="HTTP 403: every place was taken") as refused:
+                async with connect(address(worker)):
+                    pass
+            assert refused.value.status == 403
+            with pytest.raises(Refused, match="HTTP 404: there is no such path"):
+                async with connect(f"ws://127.0.0.1:{worker.port}"):
+                    pass
+        with pytest.raises(ConnectionLost, match="expected a server that answers, got"):
+            async with connect(address(worker)):
+                pass
+
+    run(story)
+
+
+def test_the_connection_is_lost() -> None:
+    async def story() -> None:
+        async with NullWorker(think_s=2 * WAIT_S) as worker, connect(address(worker)) as client:
+            await client.prepare()
+            await client.send_unit(SECOND)
+            pausing = asyncio.create_task(client.pause())
+            while not worker.sessions:
+                await asyncio.sleep(0)
+            worker.crash()
+            for waits in (pausing, all_of(client), all_of(client), client.stop(), client.send_unit(SECOND)):
+                with pytest.raises(ConnectionLost, match="got the end of the connection"):
+                    await waits
+
+    run(story)
+
+
+def test_the_queue() -> None:
+    queued = Queued(estimated_wait_s=12.0, position=2, queue_length=2, ticket_id="q_0a1b2c3d4e5f")
+    moved = QueueUpdate(estimated_wait_s=6.0, position=1, queue_length=2)
+    said = (queued, moved, '{"type":"of_a_later_version"}', QueueDone(), Prepared(prompt_length=1), Stopped())
+
+    async def story() -> None:
+        places: list[Any] = []
+        async with scripted(*said) as url, connect(url, on_queue=places.append) as client:
+            assert places == [queued, moved], places
+            assert client.session_id
+        async with scripted(Error(error="Queue full", code="queue_full"), code=1013) as url:
+            with pytest.raises(ServerError) as full:
+                async with connect(url):
+                    pass
+            assert full.value.code == "queue_full", full.value
+        async with scripted(queued, code=1012) as url:
+            with pytest.raises(ConnectionLost, match="close code 1012"):
+                async with connect(url):
+                    pass
+
+    run(story)
+
+
+def test_a_server_that_goes_without_a_word() -> None:
+    lost = Error(error="the worker is gone", code="worker_lost")
+
+    async def story() -> None:
+        async with scripted(QueueDone(), Prepared(prompt_length=1), lost, code=1011) as url, connect(url) as client:
+            with pytest.raises(ConnectionLost, match="close code 1011; the last error was worker_lost"):
+                await all_of(client)
+
+    run(story)
+
+
+def test_a_server_that_does_not_speak_the_protocol() -> None:
+    async def story() -> None:
+        async with scripted(QueueDone(), '{"type": "prepared"}') as url, connect(url) as client:
+            with pytest.raises(ConnectionLost, match=r"a message of the protocol, got prepared\.prompt_length"):
+                await all_of(client)
+
+    run(story)
+
+
+def test_a_server_without_options() -> None:
+    """An older one ignores `spec`: then sound travels as text."""
+
+    async def story() -> None:
+        async with scripted(QueueDone(), '{"type": "prepared", "prompt_length": 3}', hears=1) as url:
+            with pytest.raises(ConnectionLost):
+                async with connect(url) as client:
+                    await client.prepare(spec=BYTES)
+                    assert client.spec == Spec(), client.spec
+                    await all_of(client)
+
+    run(story)
+
+
+def test_encrypted(tmp_path: Path) -> None:
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=me"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    try:
+        subprocess.run(["openssl", "req", "-x509", *made, *names, *files], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+
+    async def story() -> None:
+        async with NullWorker(tls=tls) as worker:
+            url = address(worker, "wss")
+            with pytest.raises(ConnectionLost, match="expected a certificate that is trusted"):
+                async with connect(url):
+                    pass
+            for trust in ({"insecure": True}, {"ssl": ssl.create_default_context(cafile=tmp_path / "cert")}):
+                async with connect(url, **trust) as client:
+                    await client.prepare()
+
+    run(story)
