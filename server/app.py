@@ -1,121 +1,90 @@
-"""The gateway's routes. Knows FastAPI; every answer comes from the desk or from the room that its route names."""
+"""The gateway's application: every route, in front of them what all requests keep to. Knows FastAPI.
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any
+The routes themselves are in `*_routes` and `pages`; every answer comes from the desk or from the room a route names.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
 
+from server.app_routes import app_routes
+from server.apps import Apps
+from server.bodies import FrontendDefaults, Problem
 from server.desk import Desk
-from server.duplex import Duplex
+from server.door import HARMLESS, Door
+from server.duplex import Duplex, request_type_of, session_id_of
 from server.metrics import Metrics
 from server.origins import Origins
 from server.pages import add_pages
-from server.status import eta_status, queue_status, service_status, ticket_status, worker_info
-from worker.service_config import MAX_S
+from server.preset_routes import preset_routes
+from server.presets import NO_PRESETS, Presets
+from server.queue_routes import queue_routes
+from server.status_routes import status_routes
 from worker.version import VERSION
 
-Seconds = Annotated[float, Field(ge=0, le=MAX_S, allow_inf_nan=False)]
-
-
-class EtaRequest(BaseModel):
-    """PUT /api/config/eta: what is not given stays as it is, what is not known is passed over."""
-
-    eta_chat_s: Seconds = 0.0
-    eta_half_duplex_s: Seconds = 0.0
-    eta_audio_duplex_s: Seconds = 0.0
-    eta_omni_duplex_s: Seconds = 0.0
-    ema_alpha: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+REFUSED = {
+    400: {"model": Problem, "description": "the body cannot be read"},
+    403: {"model": Problem, "description": "asked by a page from elsewhere"},
+    413: {"model": Problem, "description": "the body is too long"},
+}
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """What the routes answer from."""
+    """What the routes answer from. default_voice: of sessions that bring none."""
 
     desk: Desk
     duplex: Duplex
     metrics: Metrics
     origins: Origins
+    frontend: FrontendDefaults
+    default_voice: Path | None = None
+    presets: Presets = NO_PRESETS
+    apps: Apps = field(default_factory=Apps)
 
 
 def build_app(gateway: Gateway) -> FastAPI:
     """All routes of the gateway."""
     app = FastAPI(title="Duologue gateway", version=VERSION)
-    desk, duplex, origins = gateway.desk, gateway.duplex, gateway.origins
-
-    @app.middleware("http")
-    async def only_own_pages_change(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.method not in ("GET", "HEAD", "OPTIONS") and not origins.admits(request):
-            got = request.headers["origin"][:100]
-            return JSONResponse({"detail": f"origin: expected this server's own pages, got {got}"}, 403)
-        return await call_next(request)
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "healthy", "timestamp": datetime.now().isoformat()}
-
-    @app.get("/livez")
-    async def livez() -> dict[str, Any]:
-        return {"alive": True}
-
-    @app.get("/readyz", responses={503: {"description": "no worker is ready, or the gateway is shutting down"}})
-    async def readyz() -> Response:
-        workers = desk.workers
-        ready = workers.n_ready > 0 and not duplex.draining
-        body = {
-            "ready": ready,
-            "free_slots": workers.n_free,
-            "total_slots": workers.n_slots,
-            "ready_workers": workers.n_ready,
-            "total_workers": len(workers.all),
-            "queue_length": len(desk.queue),
-            "draining": duplex.draining,
-        }
-        return JSONResponse(body, 200 if ready else 503)
-
-    @app.get("/status")
-    async def status() -> dict[str, Any]:
-        return service_status(desk, draining=duplex.draining, n_connections=len(duplex.connections))
-
-    @app.get("/workers")
-    async def workers() -> dict[str, Any]:
-        return {"total": len(desk.workers.all), "workers": [worker_info(worker) for worker in desk.workers.all]}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(gateway.metrics.text(desk), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/api/queue")
-    async def queue() -> dict[str, Any]:
-        return queue_status(desk)
-
-    @app.get("/api/queue/{ticket_id}")
-    async def one_ticket(ticket_id: str) -> dict[str, Any]:
-        return ticket_status(desk, ticket_id)
-
-    @app.delete("/api/queue/{ticket_id}")
-    async def cancel(ticket_id: str) -> dict[str, Any]:
-        return {"success": desk.cancel(ticket_id)}
-
-    @app.get("/api/config/eta")
-    async def eta() -> dict[str, Any]:
-        return eta_status(desk)
-
-    @app.put("/api/config/eta")
-    async def adjust_eta(wanted: EtaRequest) -> dict[str, Any]:
-        desk.eta.adjust(**wanted.model_dump(exclude_unset=True, exclude_none=True))
-        return eta_status(desk)
+    app.add_middleware(Door, origins=gateway.origins)
+    app.add_exception_handler(RequestValidationError, _misfit)
+    app.add_exception_handler(Exception, _fault)
+    apps, duplex, origins = gateway.apps, gateway.duplex, gateway.origins
+    for router in (
+        status_routes(gateway.desk, duplex, gateway.metrics),
+        queue_routes(gateway.desk),
+        app_routes(apps),
+        preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
+    ):
+        for route in router.routes:
+            if not route.methods <= HARMLESS:
+                route.responses.update(REFUSED)
+        app.include_router(router)
 
     @app.websocket("/ws/duplex/{session_id}")
     async def ws_duplex(websocket: WebSocket, session_id: str) -> None:
+        name = session_id_of(session_id)
         if not origins.admits(websocket):
             await websocket.close(1008, "origin not allowed")  # before it is accepted: HTTP 403
-            return
-        await duplex.serve(websocket, session_id)
+        elif not apps.takes(request_type_of(name)):
+            await websocket.close(1008, "app disabled")
+        else:
+            await duplex.serve(websocket, name)
 
-    add_pages(app)
+    add_pages(app, apps)
     return app
+
+
+async def _misfit(_: Request, error: RequestValidationError) -> Response:
+    """What was sent is not repeated: it may be long, or nothing that JSON can say."""
+    told = [{"type": one["type"], "loc": one["loc"], "msg": one["msg"]} for one in error.errors()]
+    return Response(json.dumps({"detail": told}), 422, media_type="application/json")
+
+
+async def _fault(_: Request, __: Exception) -> Response:
+    """The server logs what it was."""
+    return JSONResponse({"detail": "Internal server error"}, 500)

@@ -12,6 +12,8 @@ from server.eta import Eta
 from server.queue import Queue, RequestType, Ticket
 from server.workers import Lease, Workers
 
+FRESH_S = 0.2  # how old an estimate may be that clients are told
+
 
 @dataclass(eq=False)
 class Visit:
@@ -39,6 +41,7 @@ class Desk:
         self.workers, self.queue, self.eta = workers, queue, eta
         self._clock = clock
         self._visits: dict[Ticket, Visit] = {}
+        self._told: tuple[float, dict[Ticket, Place]] | None = None
 
     def arrive(self, request_type: RequestType, session_id: str) -> Visit:
         """Get in line; there may be a slot at once. Raises: QueueFullError."""
@@ -47,14 +50,17 @@ class Desk:
         if self.queue.head is None:
             visit.lease = self.workers.lend(request_type, session_id)
         if visit.lease is None:
-            self._wait(visit)
+            self.queue.join(visit.ticket)
+            self._visits[visit.ticket] = visit
+            self._told = None
         return visit
 
     def step_back(self, visit: Visit) -> None:
         """The slot turned out to be none: back to the old place in the queue."""
         lease, visit.lease = visit.lease, None
         self.workers.take_back(lease)
-        self._wait(visit)
+        self.queue.rejoin(visit.ticket)
+        self._visits[visit.ticket] = visit
         self._tell_all()
         self.dispatch()
 
@@ -96,11 +102,8 @@ class Desk:
         if len(self.queue) != before:
             self._tell_all()
 
-    def _wait(self, visit: Visit) -> None:
-        self.queue.join(visit.ticket)
-        self._visits[visit.ticket] = visit
-
     def _tell_all(self) -> None:
+        self._told = None
         for visit in self._visits.values():
             visit.changed.set()
 
@@ -118,7 +121,10 @@ class Desk:
 
     def place(self, visit: Visit) -> Place | None:
         """None: it does not wait."""
-        return self.places().get(visit.ticket)
+        # All who wait ask at once when something has changed, and one answer takes as long as all.
+        if self._told is None or self._clock() - self._told[0] > FRESH_S:
+            self._told = self._clock(), self.places()
+        return self._told[1].get(visit.ticket)
 
     def elapsed(self, lease: Lease) -> float:
         """s: since a session got its slot."""

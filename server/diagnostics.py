@@ -14,6 +14,8 @@ from worker.wire import WireError, json_text, read_object
 
 LOG = logging.getLogger(__name__)
 MOST_CHARS = 65_536  # of one report
+MOST_READ = 2**18  # characters; what is longer is no report
+MOST_WRITING = 64  # reports on their way to the disk
 MOST_BYTES = 2**20  # of one session's
 MOST_FILES = 200
 NAME = ClientDiagnostic.model_fields["type"].default
@@ -28,8 +30,9 @@ class Diagnostics:
 
     def keep(self, data: Data, session_id: str) -> bool:
         """Returns: whether the message is a report, which nobody else is to get."""
-        # Looking for the word comes first: it takes microseconds, and hardly any message has it.
-        if not isinstance(data, str) or NAME not in data:
+        # Looking for the word comes first: it takes microseconds, and hardly any message has it. Reading a huge one
+        # would hold everybody up.
+        if not isinstance(data, str) or len(data) > MOST_READ or NAME not in data:
             return False
         try:
             report = read_object(data)
@@ -37,7 +40,7 @@ class Diagnostics:
             return False  # the worker says what is wrong
         if report.get("type") != NAME:
             return False
-        if len(data) <= MOST_CHARS:
+        if len(data) <= MOST_CHARS and len(self._writing) < MOST_WRITING:
             line = json_text({**report, "_server_recv_ts": time.time()})
             task = asyncio.create_task(asyncio.to_thread(self._write, session_id, line))
             self._writing.add(task)

@@ -25,7 +25,8 @@ from worker.protocol import Error, ErrorCode, FromServer, Queued, QueueDone, Que
 
 LOG = logging.getLogger(__name__)
 FAILED, RESTART, TRY_LATER = 1011, 1012, 1013  # WebSocket close codes
-UPDATE_S = 3.0  # between two messages to a client that waits
+UPDATE_S = 2.5  # between two messages to a client that waits, who is promised one every 3 s
+APART_S, MOST_APART_S = 0.0003, 0.4  # between news of a change to one who waits and to the next
 MB = 2**20
 MOST_EARLY = 32 * MB  # what one client may send before its turn
 MOST_EARLY_OF_ALL = 512 * MB
@@ -48,13 +49,18 @@ class Goodbye(NamedTuple):
 CLIENT_GONE = Goodbye(NORMAL, "", "client gone")
 
 
+def session_id_of(given: str) -> str:
+    """A client's own id as it is known from then on; ids that are known stay as they are."""
+    return ODD.sub("_", given)[:128] or "duplex"
+
+
 def request_type_of(session_id: str) -> RequestType:
     """By the prefix that clients give their ids."""
     return "audio_duplex" if session_id.startswith(AUDIO_PREFIXES) else "omni_duplex"
 
 
 class Duplex:
-    """All duplex sockets of the gateway. connections: those that are open, with or without a slot."""
+    """All duplex sockets of the gateway. connections: those that are not closed yet, with or without a slot."""
 
     def __init__(self, desk: Desk, metrics: Metrics, diagnostics: Diagnostics, asking: httpx.AsyncClient):
         self._desk, self._metrics, self._diagnostics, self._asking = desk, metrics, diagnostics, asking
@@ -65,7 +71,7 @@ class Duplex:
 
     async def serve(self, websocket: WebSocket, given_id: str) -> None:
         """From handshake to close."""
-        session_id = ODD.sub("_", given_id)[:128] or "duplex"
+        session_id = session_id_of(given_id)
         await websocket.accept()
         if self.draining:
             await self._say_goodbye(websocket, _draining())
@@ -77,17 +83,23 @@ class Duplex:
             error = Error(error=text, code=ErrorCode.QUEUE_FULL)
             await self._say_goodbye(websocket, Goodbye(TRY_LATER, "Queue full", "queue full", error))
             return
-        goodbye = await self._host(websocket, visit)
-        await self._say_goodbye(websocket, goodbye)
-        LOG.info("session %s ended: %s", session_id, goodbye.how)
-
-    async def _host(self, websocket: WebSocket, visit: Visit) -> Goodbye:
-        """Until it is over. Returns: what is still to be said."""
         inbox = Inbox(self._store, MOST_EARLY)
         talking = asyncio.create_task(self._talk(websocket, visit, inbox), name="talk")
+        self.connections[talking] = visit
+        try:
+            goodbye = await self._host(websocket, visit, inbox, talking)
+            await self._say_goodbye(websocket, goodbye)
+        finally:
+            del self.connections[talking]
+            self._ending.pop(talking, None)
+        LOG.info("session %s ended: %s", session_id, goodbye.how)
+
+    async def _host(
+        self, websocket: WebSocket, visit: Visit, inbox: Inbox, talking: "asyncio.Task[Goodbye]"
+    ) -> Goodbye:
+        """Until it is over. Returns: what is still to be said."""
         reading = asyncio.create_task(_read(websocket, inbox), name="read")
         watching = asyncio.create_task(until_gone(websocket), name="watch")
-        self.connections[talking] = visit
         tasks = (talking, reading, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -103,8 +115,6 @@ class Duplex:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            del self.connections[talking]
-            self._ending.pop(talking, None)
             inbox.forget()
 
     async def _talk(self, websocket: WebSocket, visit: Visit, inbox: Inbox) -> Goodbye:
@@ -117,16 +127,21 @@ class Duplex:
             LOG.warning("session %s: %s", visit.ticket.session_id, error)
             told = Error(error=f"The worker was lost: {error}", code=ErrorCode.WORKER_LOST)
             return Goodbye(FAILED, "Worker lost", "worker lost", told)
+        except Exception as error:  # a fault of ours ends this session, and says so
+            LOG.exception("session %s", visit.ticket.session_id)
+            return Goodbye(FAILED, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))
         finally:
             self._desk.leave(visit)
 
     async def _in_order(self, websocket: WebSocket, visit: Visit, inbox: Inbox) -> Goodbye:
         ticket, since = visit.ticket, time.monotonic()
-        has_waited = False
+        is_told = False
         while True:
             if visit.lease is None:
-                await self._wait(websocket, visit, has_waited)
-                has_waited = True
+                if self.draining:
+                    return _draining()
+                await self._wait(websocket, visit, is_told)
+                is_told = True
             if visit.is_cancelled:
                 error = Error(error="Request cancelled", code=ErrorCode.CANCELLED)
                 return Goodbye(TRY_LATER, "Request cancelled", "cancelled", error)
@@ -139,6 +154,8 @@ class Duplex:
                 self._desk.workers.refused(worker)
             except WorkerLostError as error:
                 LOG.warning("session %s waits on: %s", ticket.session_id, error)
+                if worker.health:
+                    self._metrics.worker_lost(worker.name)
                 self._desk.workers.gone(worker)
             self._desk.step_back(visit)
         lease = visit.lease
@@ -154,35 +171,28 @@ class Duplex:
             return Goodbye(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
         except WorkerLostError:
             politely = False
-            self._metrics.worker_lost(worker.name)
             raise
         finally:
             await close_link(link, politely=politely)
-            self._metrics.session(lease.request_type, time.monotonic() - since)
+            self._metrics.session(lease.request_type, self._desk.elapsed(lease))
 
-    async def _wait(self, websocket: WebSocket, visit: Visit, told_before: bool) -> None:
-        """Until there is a slot or the ticket is cancelled."""
-        place = self._desk.place(visit)
-        first: Queued | None = None
-        if place is not None and not told_before:
-            first = Queued(
-                ticket_id=visit.ticket.ticket_id,
-                position=place.position,
-                estimated_wait_s=place.wait_s,
-                queue_length=place.queue_length,
-            )
-            await _send(websocket, first)
-        while visit.lease is None and not visit.is_cancelled:
-            visit.changed.clear()
+    async def _wait(self, websocket: WebSocket, visit: Visit, is_told: bool) -> None:
+        """Until there is a slot or the ticket is cancelled. is_told: the client has its ticket's name."""
+        while (place := self._desk.place(visit)) is not None:
+            visit.changed.clear()  # what changes while this is sent is news again
+            standing = {
+                "position": place.position,
+                "estimated_wait_s": place.wait_s,
+                "queue_length": place.queue_length,
+            }
+            message = QueueUpdate(**standing) if is_told else Queued(ticket_id=visit.ticket.ticket_id, **standing)
+            await _send(websocket, message)
+            is_told = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(UPDATE_S):
                     await visit.changed.wait()
-            place = self._desk.place(visit)
-            if place is not None:
-                update = QueueUpdate(
-                    position=place.position, estimated_wait_s=place.wait_s, queue_length=place.queue_length
-                )
-                await _send(websocket, update)
+            if visit.lease is None:  # all who wait have the same news: one after the other, as others are talking
+                await asyncio.sleep(min(MOST_APART_S, place.position * APART_S))
 
     async def _say_goodbye(self, websocket: WebSocket, goodbye: Goodbye) -> None:
         self._metrics.ended(goodbye.how)

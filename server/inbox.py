@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Data = str | bytes
+EACH = 256  # bytes that a message takes beside its own: millions of empty ones are a load too
 
 
 class Sent(NamedTuple):
@@ -49,7 +50,7 @@ class Inbox:
     async def put(self, data: Data) -> None:
         """Returns once another message may be read."""
         self._waiting.append(Sent(data, time.monotonic()))
-        self._count(len(data))
+        self._count(len(data) + EACH)
         self._changed.set()
         while self._waiting and (self._n_bytes >= self.most or self._store.used >= self._store.most):
             self._changed.clear()
@@ -63,7 +64,7 @@ class Inbox:
             self._changed.clear()
             await self._changed.wait()
         sent = self._waiting.popleft()
-        self._count(-len(sent.data))
+        self._count(-len(sent.data) - EACH)
         self._changed.set()
         return sent
 

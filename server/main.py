@@ -7,11 +7,13 @@ import argparse
 import ipaddress
 import logging
 import os
+import re
 import ssl
 import sys
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
+from server.presets import Presets
 from server.serving import Tls, check_tls, serve
 from server.workers import Address
 from worker import log
@@ -21,6 +23,8 @@ from worker.service_config import Config, load_config
 LOG = logging.getLogger("server.main")
 USAGE = 2
 MOST_WORKERS = 1024
+MOST_PORT = 65_535
+HOST, PORT = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]"), re.compile(r"[0-9]{1,5}")
 FLAGS = {
     "port": "service.gateway_port",
     "max_queue_size": "service.max_queue_size",
@@ -66,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         config, notes = load_config(args.config, flags=flags, environ=os.environ)
         addresses = worker_addresses(args, config)
         tls = certificate(config, https=args.https, http=args.http)
+        presets = Presets.load()
         listening = listen(_host(args.host, remote=args.remote), config.service.gateway_port)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -73,20 +78,21 @@ def main(argv: list[str] | None = None) -> int:
     for note in notes:
         LOG.warning("%s", note)
     with listening:
-        return serve(config, addresses, listening, tls)
+        return serve(config, addresses, listening, tls, presets=presets, lang=args.lang)
 
 
 def worker_addresses(args: argparse.Namespace, config: Config) -> list[Address]:
     """Raises: SettingsError."""
     if args.workers is None:
         n = 1 if args.num_workers is None else args.num_workers
-        if not 1 <= n <= MOST_WORKERS:
-            raise SettingsError("--num-workers", expected=f"1 to {MOST_WORKERS}", got=n)
+        most = min(MOST_WORKERS, MOST_PORT + 1 - config.service.worker_base_port)
+        if not 1 <= n <= most:
+            raise SettingsError("--num-workers", expected=f"1 to {most}", got=n)
         return [Address("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
     addresses = []
     for text in args.workers.split(","):
         host, _, port = text.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        if not HOST.fullmatch(host) or not PORT.fullmatch(port) or not 1 <= int(port) <= MOST_PORT:
             raise SettingsError("--workers", expected="HOST:PORT, or several with commas between", got=repr(text))
         addresses.append(Address(host, int(port)))
     if len(set(addresses)) < len(addresses):

@@ -23,6 +23,7 @@ SESSION_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
 HEADROOM_SECONDS = (-2.0, -1.0, -0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 FIRST_SOUND = "first_sound"
 CODES = frozenset(ErrorCode)
+MOST = 2.0**63  # of a worker's numbers
 
 
 class Metrics:
@@ -112,18 +113,22 @@ class Metrics:
             self._open.labels(worker.name).set(len(worker.leases))
             for state in (*State, "OFFLINE"):
                 self._state.labels(worker.name, str(state)).set((worker.state or "OFFLINE") == state)
-            compiling = worker.health.get("compile") or {}
+            compiling = worker.health.get("compile")
+            compiling = compiling if isinstance(compiling, Mapping) else {}
             for gauge, key in ((self._compiled, "counts"), (self._late, "after_warm_up")):
                 _set_all(gauge, worker.name, compiling.get(key))
             _set_all(self._memory, worker.name, worker.health.get("memory"))
         return generate_latest(self.registry)
 
 
-STAGES = frozenset({"wait", "see", "hear", "prefill", "decode", "condition", "speech", "sound", "finalize"})
+STAGES = frozenset({"wait", "see", "hear", "prefill", "decode", "condition", "speech", "sound"})
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """None: it is no number that a counter can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+        return None
+    return float(value)
 
 
 def _set_all(gauge: Gauge, worker: str, values: object) -> None:

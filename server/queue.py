@@ -56,11 +56,14 @@ class Queue:
         return Ticket(next(self._numbers), request_type, session_id, self._clock(), self._wall())
 
     def join(self, ticket: Ticket) -> None:
-        """Wait; who has waited before takes the old place again, however full it is. Raises: QueueFullError."""
-        assert ticket not in self._waiting, f"{ticket.ticket_id} waits already"
-        is_new = not self._waiting or ticket.number > self._waiting[-1].number
-        if is_new and len(self._waiting) >= self.most:
+        """Wait, behind everybody. Raises: QueueFullError."""
+        if len(self._waiting) >= self.most:
             raise QueueFullError("queue", expected=f"at most {self.most} tickets", got="one more")
+        self.rejoin(ticket)
+
+    def rejoin(self, ticket: Ticket) -> None:
+        """Wait at the place that the ticket's number gives it, however full the queue is: it was let in before."""
+        assert ticket not in self._waiting, f"{ticket.ticket_id} waits already"
         insort(self._waiting, ticket, key=lambda one: one.number)
 
     def leave(self, ticket: Ticket) -> bool:

@@ -76,6 +76,8 @@ class Relay:
                 return await asyncio.Future()  # reading tells why
             if received > self._since:
                 self._metrics.relayed("up", time.monotonic() - received)
+            if len(self._inbox):
+                await asyncio.sleep(0)  # taking what lies ready does not wait, and others have their turn too
 
     async def _down(self) -> Ended:
         while True:
@@ -102,7 +104,7 @@ class Relay:
             self._lease.n_units += 1
             self._lease.worker.n_requests += 1
             self._metrics.unit(message, self._lease.request_type)
-        elif kind in ("paused", "resumed"):
+        elif kind in ("paused", "resumed", "prepared"):
             self._lease.paused = kind == "paused"
         elif kind == "error":
             self._metrics.error(str(message.get("code")))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -14,12 +15,14 @@ from pathlib import Path
 import httpx
 
 from server.app import Gateway, build_app
+from server.bodies import FrontendDefaults
 from server.desk import Desk
 from server.diagnostics import Diagnostics
 from server.duplex import Duplex
 from server.eta import Eta, EtaConfig
 from server.metrics import Metrics
 from server.origins import Origins
+from server.presets import NO_PRESETS, Presets
 from server.queue import Queue
 from server.watch import Watch
 from server.workers import Address, Workers
@@ -29,6 +32,9 @@ from worker.service_config import ROOT, Config
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 LAST_WORDS_S = 5.0
+# However many ask at once, a worker that hangs holds up none that asks another. A connection is not used again when the
+# other side may be about to close it: uvicorn does after 5 s.
+ASKING = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=2.0)
 
 
 @dataclass(frozen=True)
@@ -39,14 +45,30 @@ class Tls:
     keyfile: Path
 
 
-def serve(config: Config, addresses: Sequence[Address], listening: socket.socket, tls: Tls | None) -> int:
-    """Run until told to stop. Returns: the exit status."""
-    return asyncio.run(_serve(config, addresses, listening, tls))
+def serve(
+    config: Config,
+    addresses: Sequence[Address],
+    listening: socket.socket,
+    tls: Tls | None,
+    *,
+    presets: Presets = NO_PRESETS,
+    lang: str | None = None,
+) -> int:
+    """Run until told to stop. lang: of pages for visitors who have not chosen. Returns: the exit status."""
+    allow_many_files()
+    return asyncio.run(_serve(config, addresses, listening, tls, presets, lang))
 
 
-async def _serve(config: Config, addresses: Sequence[Address], listening: socket.socket, tls: Tls | None) -> int:
-    async with httpx.AsyncClient(trust_env=False) as asking:
-        gateway, watch = _gateway(config, addresses, asking)
+async def _serve(
+    config: Config,
+    addresses: Sequence[Address],
+    listening: socket.socket,
+    tls: Tls | None,
+    presets: Presets,
+    lang: str | None,
+) -> int:
+    async with httpx.AsyncClient(trust_env=False, limits=ASKING) as asking:
+        gateway, watch = build_gateway(config, addresses, asking, ROOT / "tmp", presets=presets, lang=lang)
         files = {} if tls is None else {"ssl_certfile": tls.certfile, "ssl_keyfile": tls.keyfile}
         server = live_server(build_app(gateway), **files)
         stop = asyncio.Event()
@@ -72,7 +94,16 @@ async def _serve(config: Config, addresses: Sequence[Address], listening: socket
         return 0
 
 
-def _gateway(config: Config, addresses: Sequence[Address], asking: httpx.AsyncClient) -> tuple[Gateway, Watch]:
+def build_gateway(
+    config: Config,
+    addresses: Sequence[Address],
+    asking: httpx.AsyncClient,
+    reports: Path,
+    *,
+    presets: Presets = NO_PRESETS,
+    lang: str | None = None,
+) -> tuple[Gateway, Watch]:
+    """All its parts. asking: for workers, as `ASKING` limits it. reports: folder for what clients report."""
     service = config.service
     eta = EtaConfig(
         service.eta_chat_s,
@@ -84,8 +115,12 @@ def _gateway(config: Config, addresses: Sequence[Address], asking: httpx.AsyncCl
     )
     desk = Desk(Workers(addresses), Queue(service.max_queue_size), Eta(eta))
     metrics = Metrics()
-    duplex = Duplex(desk, metrics, Diagnostics(ROOT / "tmp"), asking)
-    gateway = Gateway(desk, duplex, metrics, Origins(service.allowed_origins))
+    duplex = Duplex(desk, metrics, Diagnostics(reports), asking)
+    audio = config.audio
+    frontend = FrontendDefaults(
+        playback_delay_ms=audio.playback_delay_ms, chat_vocoder=audio.chat_vocoder, default_lang=lang
+    )
+    gateway = Gateway(desk, duplex, metrics, Origins(service.allowed_origins), frontend, audio.ref_audio_path, presets)
     return gateway, Watch(desk, metrics, asking, service.worker_timeout_s)
 
 
@@ -102,11 +137,18 @@ async def _drain(duplex: Duplex, timeout: float) -> None:
 
 async def _until_none(duplex: Duplex, seconds: float) -> None:
     until = time.monotonic() + seconds
-    with contextlib.suppress(TimeoutError):
-        while duplex.connections and time.monotonic() < until:
-            await asyncio.sleep(POLL_S)
+    while duplex.connections and time.monotonic() < until:
+        await asyncio.sleep(POLL_S)
+
+
+def allow_many_files() -> None:
+    """A connection is a file, a session has two, and what a process may open at first is little."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # then it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def check_tls(tls: Tls) -> None:
-    """Raises: OSError (a file cannot be read), ssl.SSLError (they are no pair)."""
-    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.certfile, tls.keyfile)
+    """Raises: OSError (a file cannot be read), ssl.SSLError (they are no pair, or the key is locked)."""
+    # Without a password the library would ask at the terminal for that of a locked key.
+    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.certfile, tls.keyfile, password="")

@@ -9,6 +9,7 @@ import httpx
 
 from server.desk import Desk
 from server.metrics import Metrics
+from server.worker_link import nobody_listens
 from server.workers import Worker
 
 LOG = logging.getLogger(__name__)
@@ -45,13 +46,12 @@ class Watch:
         try:
             answer = await self._asking.get(f"http://{worker.address}/health", timeout=self._timeout)
             health = _health(answer)
-        except httpx.ConnectError as error:
-            self._lost(worker, error)
         except httpx.HTTPError as error:
-            # A reset connection tells of the end, silence only after a while: units may still be coming.
-            is_silent = time.monotonic() - worker.seen > self._timeout
-            if is_silent or not isinstance(error, httpx.TimeoutException):
+            # Where nobody listens nobody is. Silence tells so only after a while: units may still be coming.
+            if nobody_listens(error) or time.monotonic() - worker.seen > self._timeout:
                 self._lost(worker, error)
+            else:
+                self._desk.workers.refused(worker)
         else:
             self._desk.workers.answered(worker, health)
             if worker.is_ready and not was_ready:
@@ -71,6 +71,7 @@ def _health(answer: httpx.Response) -> dict[str, Any]:
         body = answer.json()
     except ValueError:
         body = None
-    if answer.status_code != 200 or not isinstance(body, dict):
+    names = [body.get(key, "") for key in ("state", "worker_status")] if isinstance(body, dict) else [None]
+    if answer.status_code != 200 or not all(isinstance(name, str) for name in names):
         return {"worker_status": "error"}
     return body

@@ -3,11 +3,12 @@
 Knows websockets and the worker's handshake. Does not know what is said over it.
 """
 
+import asyncio
 from contextlib import suppress
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidHandshake, InvalidMessage
+from websockets.exceptions import WebSocketException
 
 from models.errors import ModelError
 from server.workers import Lease, Worker
@@ -21,11 +22,11 @@ MOST_WAITING = 4  # messages from the worker that the client has not taken yet
 
 
 class WorkerRefusedError(ModelError, RuntimeError):
-    """The worker lives and has no slot."""
+    """The worker has no slot now, or does not say: nothing is known of the sessions that it has."""
 
 
 class WorkerLostError(ModelError, RuntimeError):
-    """The worker does not answer, or not any more."""
+    """Nobody listens there, or nothing is heard any more."""
 
 
 async def open_link(asking: httpx.AsyncClient, lease: Lease) -> ClientConnection:
@@ -48,25 +49,31 @@ async def open_link(asking: httpx.AsyncClient, lease: Lease) -> ClientConnection
             close_timeout=CLOSE_S,
             user_agent_header=None,
         )
-    except InvalidMessage as error:  # it went away in the middle
-        raise _lost(worker, error) from None
-    except InvalidHandshake as error:
-        raise WorkerRefusedError(worker.name, expected="a free slot", got=str(error)) from None
-    except (OSError, TimeoutError) as error:
-        raise _lost(worker, error) from None
+    except (WebSocketException, OSError) as error:  # TimeoutError is one
+        raise _failed(worker, "a free slot", error) from None
 
 
 async def _probe(asking: httpx.AsyncClient, worker: Worker) -> None:
     try:
         answer = await asking.get(f"http://{worker.address}/health", timeout=PROBE_S)
     except httpx.HTTPError as error:
-        raise _lost(worker, error) from None
+        raise _failed(worker, "an answer", error) from None
     if answer.status_code != 200:
         raise WorkerRefusedError(worker.name, expected="HTTP 200 from /health", got=answer.status_code)
 
 
-def _lost(worker: Worker, error: Exception) -> WorkerLostError:
-    return WorkerLostError(worker.name, expected="an answer", got=str(error) or type(error).__name__)
+def _failed(worker: Worker, expected: str, error: Exception) -> ModelError:
+    """A worker may be slow for a moment, or this process out of file descriptors: then its sessions are not lost."""
+    kind = WorkerLostError if nobody_listens(error) else WorkerRefusedError
+    return kind(worker.name, expected=expected, got=str(error) or type(error).__name__)
+
+
+def nobody_listens(error: BaseException | None) -> bool:
+    """Whether a connection was refused, which libraries hide below errors of their own."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(nobody_listens(one) for one in error.exceptions)
+    below = error and (error.__cause__ or error.__context__)
+    return isinstance(error, ConnectionRefusedError) or (below is not None and nobody_listens(below))
 
 
 async def close_link(link: ClientConnection, *, politely: bool) -> None:
@@ -74,6 +81,8 @@ async def close_link(link: ClientConnection, *, politely: bool) -> None:
     try:
         if politely:
             with suppress(Exception):
-                await link.close(1000)
+                # The library's own limit does not count while what was sent before is not read.
+                async with asyncio.timeout(CLOSE_S):
+                    await link.close(1000)
     finally:
         link.transport.abort()

@@ -105,7 +105,7 @@ class Worker:
         if not self.is_ready:
             return 0
         total = _slots(self.health).get("total")
-        return total if isinstance(total, int) else 1
+        return max(0, total) if isinstance(total, int) else 1
 
     @property
     def n_free(self) -> int:
@@ -149,7 +149,7 @@ class Workers:
         worker.seen = self._clock()
 
     def refused(self, worker: Worker) -> None:
-        """It gave no slot although it should have one: nothing more is lent until it has told how it stands."""
+        """It gave no slot, or no answer: nothing more is lent until it has told how it stands."""
         worker.distrusted = True
 
     def gone(self, worker: Worker) -> None:

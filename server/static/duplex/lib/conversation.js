@@ -66,10 +66,9 @@ export class Conversation {
     try {
       await this.#openSound(settings);
       if (settings.wantsCamera) await this.#openCamera(settings);
-      if (attempt !== this.#attempt) return;
       const prepare = await settings.prepare();
-      if (attempt !== this.#attempt) return;
-      this.#connect(settings, prepare);
+      if (attempt === this.#attempt) this.#connect(settings, prepare);
+      else if (!this.isOpen) this.#release(); // stopped while the browser was asking
     } catch (error) {
       if (attempt === this.#attempt) this.#fail(troubleOf(error), error.message);
     }
@@ -85,7 +84,7 @@ export class Conversation {
   async #openSound(settings) {
     if (!navigator.mediaDevices) throw Object.assign(new Error(location.origin), { name: "InsecureContext" });
     // Made before anything is waited for, while the click still counts.
-    const context = (this.#context ??= new AudioContext({ latencyHint: "interactive" }));
+    const context = (this.#context ??= this.#makeContext());
     const [stream] = await Promise.all([Capture.open(settings.mic), context.resume()]);
     try {
       await Promise.all([Capture.load(context), Player.load(context)]);
@@ -110,6 +109,13 @@ export class Conversation {
     await this.useSpeaker(settings.speaker);
     this.#cushion = new Cushion(settings.playbackDelayMs);
     this.#tune();
+  }
+
+  #makeContext() {
+    const context = new AudioContext({ latencyHint: "interactive" });
+    // A phone call stops it; without it no second is full.
+    context.onstatechange = () => this.isOpen && context.state !== "running" && context.resume().catch(() => {});
+    return context;
   }
 
   async #openCamera(settings) {
@@ -247,7 +253,10 @@ export class Conversation {
 
   #openTurn() {
     if (this.#turn) return;
-    const record = { turn: ++this.#lastTurn, text: "", sound_ms: 0, heard_ms: null, waited_ms: null, cut: false, over: false };
+    const record = {
+      turn: ++this.#lastTurn, text: "", sound_ms: 0, first_sound_ms: null, heard_ms: null, waited_ms: null, cut: false,
+      over: false,
+    };
     this.stats.turns.push(record);
     this.#turn = { number: record.turn, cut: false, record, sentAt: null };
   }
@@ -339,19 +348,25 @@ export class Conversation {
 
   #end(state, details) {
     this.#session = null;
-    this.#player?.flush().then(
-      ({ ms, lost }) => this.stats.flushes.push({ ms, why: state, lost_samples: lost }),
+    this.#release(state);
+    this.#become(state, details);
+    this.#ui.micLevel(0);
+    this.#ui.modelLevel(0);
+  }
+
+  /** Silence at once, devices let go. */
+  #release(why) {
+    const player = this.#player;
+    const { flushes } = this.stats;
+    player?.flush().then(
+      ({ ms, lost }) => flushes.push({ ms, why, lost_samples: lost }),
       () => {}, // the audio thread is gone, and its sound with it
-    );
-    this.#player && setTimeout((player) => player.close(), 500, this.#player);
+    ).finally(() => player.close());
     this.#capture?.close();
     this.#capture = this.#player = null;
     this.#lock?.release();
     this.#lock = null;
     this.#camera.close();
-    this.#become(state, details);
-    this.#ui.micLevel(0);
-    this.#ui.modelLevel(0);
   }
 
   #become(state, details = {}) {
@@ -366,6 +381,7 @@ const FATAL = ["engine", "draining", "worker_lost", "context_full", "not_prepare
 function troubleOf(error) {
   switch (error.name) {
     case "InsecureContext": return "insecure";
+    case "BadConfig": return "bad_config";
     case "NotAllowedError": return "mic_denied";
     case "NotFoundError": return "mic_missing";
     case "NotReadableError": return "mic_busy";

@@ -9,8 +9,8 @@ const FIRST_UNIT_SHORT_MS = 160; // a turn's first second brings less than a sec
 const PRIOR_MS = 100; // uncertainty before any turn was heard
 const MARGIN_MS = 40;
 const MOST_MS = 1500;
-const LEAST_LOW_MS = 120;
-const MOST_LOW_MS = 450;
+const LEAST_LOW_MS = 140;
+const MOST_LOW_MS = 500;
 const TURNS_KEPT = 8;
 
 export class Cushion {
@@ -49,6 +49,7 @@ export class Cushion {
 
   /** With less than this left, time is stretched. */
   get lowMs() {
-    return Math.min(MOST_LOW_MS, Math.max(LEAST_LOW_MS, this.#need - FIRST_UNIT_SHORT_MS + MARGIN_MS));
+    const shaky = this.#need - FIRST_UNIT_SHORT_MS + LEAST_LOW_MS;
+    return Math.min(MOST_LOW_MS, Math.max(LEAST_LOW_MS, shaky, this.delayMs / 2));
   }
 }

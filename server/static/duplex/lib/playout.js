@@ -12,11 +12,10 @@ const PER_MS = SOUND_RATE / 1000;
 const FADE = 5 * PER_MS; // samples that overlap where a piece is joined
 const SHORTEST = FADE;
 const LONGEST = 20 * PER_MS; // of a piece heard twice
-const RESTART = 120 * PER_MS; // cushion behind a gap: one hole instead of several
 const MOST_HELD = 60 * SOUND_RATE; // a server that sends more than this ahead is not heard further
 
-const SPACING = { low: 50 * PER_MS, critical: 22 * PER_MS }; // between two pieces
-const GOOD_FIT = 0.6;
+const SPACING = { calm: 60 * PER_MS, urgent: 10 * PER_MS }; // between two pieces
+const GOOD_FIT = 0.7;
 const QUIET = 0.003; // RMS below which every piece fits
 
 export class Playout {
@@ -91,10 +90,9 @@ export class Playout {
 
   #ready(turn) {
     if (turn.state === "play") return true;
-    const needed = turn.state === "gap" ? Math.min(RESTART, this.delay) : 0;
-    const waited = this.clock - turn.came >= this.delay;
-    const may = turn.over || (turn.state === "gap" ? turn.left >= Math.max(1, needed) : waited);
-    if (!may) return false;
+    // Behind a gap there has to be a cushion again: one hole instead of several.
+    const enough = turn.state === "gap" ? turn.left > this.delay : this.clock - turn.came >= this.delay;
+    if (!turn.over && !enough) return false;
     if (turn.state === "gap" && turn.left) {
       this.tell({ type: "gap", turn: turn.number, samples: turn.silence, ms: turn.silence / PER_MS });
     } else if (turn.state === "cushion") {
@@ -147,11 +145,13 @@ export class Playout {
 
   /** Put a piece of what was just heard in front of what comes, where it fits best. */
   #stretch(turn) {
-    const critical = turn.left < this.low / 2;
-    if (turn.left < FADE || this.sinceStretch < (critical ? SPACING.critical : SPACING.low)) return;
+    const calm = turn.left / this.low; // 1: hardly needed, 0: nothing left
+    const spacing = SPACING.urgent + calm * (SPACING.calm - SPACING.urgent);
+    if (turn.left < FADE || this.sinceStretch < spacing) return;
     const next = this.#peek(turn, FADE);
     const { length, fit } = this.#best(next);
-    if (fit < GOOD_FIT && !critical) return;
+    // The less there is left the worse a piece may fit: a rough join is better than a hole.
+    if (fit < GOOD_FIT * (2 * calm - 1)) return;
     const from = LONGEST - length;
     const piece = this.past.slice(from);
     for (let i = 0; i < FADE; i++) {
@@ -165,7 +165,7 @@ export class Playout {
     turn.pieces.unshift(piece);
     turn.left += length;
     this.stretched += length;
-    this.sinceStretch = -length;
+    this.sinceStretch = -length; // counts once the piece has been heard
   }
 
   #peek(turn, n) {

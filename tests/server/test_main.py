@@ -1,0 +1,240 @@
+"""The gateway as a process: what it can be told, how it says no, how it stops, and what its death leaves behind."""
+
+import asyncio
+import os
+import re
+import resource
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets import connect
+
+from benchmarks.null_worker import NullWorker
+from server.main import main
+from server.serving import serve
+from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, STOP, Client, Running, run, until
+from worker.connection import listen
+from worker.protocol import ErrorCode
+from worker.service_config import default_config
+
+LISTENING = re.compile(r"listening on (https?)://127\.0\.0\.1:(\d+)")
+
+
+@asynccontextmanager
+async def process(root: Path, folder: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, str]]:
+    """A gateway that listens. Yields: it, its port, its scheme."""
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    config = folder / "config.json"
+    config.write_text("{}")
+    command = [sys.executable, "-m", "server.main", "--config", str(config), "--port", str(port), *flags]
+    started = await asyncio.create_subprocess_exec(*command, cwd=root, stderr=asyncio.subprocess.PIPE)
+    try:
+        said = []
+        async with asyncio.timeout(ANSWER_S):
+            while not (found := LISTENING.search("".join(said))):
+                line = (await started.stderr.readline()).decode()
+                assert line, f"expected it to listen, got {said}"
+                said.append(line)
+        reading = asyncio.create_task(started.stderr.read())  # a full pipe would hold it up
+        yield started, int(found[2]), found[1]
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.wait()
+        await reading
+
+
+async def prepared(port: int, name: str) -> Client:
+    client = await Running(port, None, None, None).connect(name)
+    await client.say(PREPARE)
+    await client.until("queue_done")
+    await client.hear("prepared")
+    return client
+
+
+def said(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which it refuses."""
+    status = main(list(flags))
+    text = capsys.readouterr().err
+    assert status == 2, f"{flags}: expected status 2, got {status} and {text!r}"
+    assert text.startswith("error: ") and text.count("\n") == 1, f"{flags}: expected one line, got {text!r}"
+    return text
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--workers", "127.0.0.1"], "--workers: expected HOST:PORT"),
+        (["--workers", "127.0.0.1:0"], "--workers"),
+        (["--workers", "127.0.0.1:65536"], "--workers"),
+        (["--workers", "127.0.0.1:²"], "--workers"),
+        (["--workers", "127.0.0.1:1,,127.0.0.1:2"], "--workers"),
+        (["--workers", "http://127.0.0.1:22400"], "--workers"),
+        (["--workers", "::1:22400"], "--workers"),
+        (["--workers", "a b:22400"], "--workers"),
+        (["--workers", "a@b:22400"], "--workers"),
+        (["--workers", "127.0.0.1:1,127.0.0.1:1"], "each address once"),
+        (["--num-workers", "0"], "--num-workers: expected 1 to 1024, got 0"),
+        (["--num-workers", "1025"], "--num-workers"),
+        (["--host", "0.0.0.0"], "--remote"),
+        (["--host", "example.org"], "--remote"),
+        (["--https"], "openssl req"),
+        (["--port", "0"], "service.gateway_port"),
+        (["--port", "70000"], "service.gateway_port"),
+        (["--drain-timeout", "-1"], "service.drain_timeout_s"),
+        (["--max-queue-size", "-1"], "service.max_queue_size"),
+        (["--ssl-certfile", "cert.pem"], "service.ssl_keyfile"),
+        (["--ssl-certfile", "/no/cert.pem", "--ssl-keyfile", "/no/key.pem"], "/no/cert.pem"),
+        (["--log-level", "LOUD"], "log level"),
+        (["--config", "/no/config.json"], "config.json"),
+    ],
+)
+def test_what_cannot_be(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(flags, capsys)
+    assert words in text, f"{flags}: expected {words!r}, got {text!r}"
+
+
+def test_ports_of_workers_end_somewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DUOLOGUE_SERVICE_WORKER_BASE_PORT", "65530")
+    assert "expected 1 to 6, got 7" in said(["--num-workers", "7"], capsys)
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        text = said(["--port", str(port)], capsys)
+    assert f"127.0.0.1:{port}" in text and "in use" in text, text
+
+
+def test_a_port_that_is_taken_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    with listen("127.0.0.1", 0) as mine, listen("127.0.0.1", mine.getsockname()[1]) as other:
+        other.listen()
+        assert serve(default_config(), [], mine, None) == 1
+    told = [record.getMessage() for record in caplog.records if record.name == "server.serving"]
+    assert len(told) == 1 and "cannot listen" in told[0], f"expected one line that says why, got {told}"
+
+
+def test_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--nonsense"], ["--port", "x"], ["--http", "--https"], ["--lang", "fr"]):
+        with pytest.raises(SystemExit) as left:
+            main(flags)
+        assert left.value.code == 2 and capsys.readouterr().err, flags
+
+
+def test_torch_stays_unloaded(root: Path) -> None:
+    code = "import sys, server.main, clients.duplex, launcher.__main__; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"expected torch unloaded, got {done.stderr or 'it loaded'}"
+
+
+def certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
+    """A certificate and its key, made now."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl to make a certificate")
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command, *(options or ["-nodes"])], check=True, capture_output=True, timeout=60)
+    return cert, key
+
+
+def test_tls(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cert, key = certificate(tmp_path, "mine")
+    _, other = certificate(tmp_path, "other")
+    assert "its own key" in said(["--ssl-certfile", str(cert), "--ssl-keyfile", str(other)], capsys)
+    locked = certificate(tmp_path, "locked", "-passout", "pass:secret")
+    assert "certificate" in said(["--ssl-certfile", str(locked[0]), "--ssl-keyfile", str(locked[1])], capsys)
+    trusting = ssl.create_default_context(cafile=str(cert))
+
+    async def story() -> None:
+        async with NullWorker(1) as worker:
+            flags = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--workers", f"127.0.0.1:{worker.port}"]
+            async with process(root, tmp_path, *flags) as (started, port, scheme):
+                assert scheme == "https", scheme
+                async with httpx.AsyncClient(verify=trusting) as http:
+                    assert (await http.get(f"https://127.0.0.1:{port}/livez")).json() == {"alive": True}
+                url = f"wss://127.0.0.1:{port}/ws/duplex/omni_me"
+                async with connect(url, ssl=trusting, compression=None) as socket:
+                    client = Client(socket)
+                    await client.prepared()
+                    await client.unit()
+                    client.socket.transport.abort()
+                    await until(lambda: not worker.sessions, "the slot of a lost connection")
+                started.send_signal(signal.SIGINT)
+                assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
+            async with process(root, tmp_path, *flags, "--http") as (_, port, scheme):
+                assert scheme == "http", scheme
+
+    run(story)
+
+
+def test_a_stop_lets_sessions_finish(root: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with NullWorker(1) as worker:
+            flags = ["--workers", f"127.0.0.1:{worker.port}", "--drain-timeout", "60"]
+            async with process(root, tmp_path, *flags) as (started, port, _):
+                soft, hard = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)
+                assert soft == hard, f"expected as many files as are allowed ({hard}), got {soft}"
+                talking = await prepared(port, "talks")
+                waiting = await Running(port, None, None, None).connect("waits")
+                await waiting.hear("queued")
+                started.send_signal(signal.SIGTERM)
+                assert (await waiting.until("error"))["code"] == ErrorCode.DRAINING
+                assert (await waiting.closed())[0] == 1012
+                late = await Running(port, None, None, None).connect("late")
+                assert (await late.hear("error"))["code"] == ErrorCode.DRAINING
+                assert (await late.closed())[0] == 1012
+                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+                    ready = await http.get("/readyz")
+                assert (ready.status_code, ready.json()["draining"]) == (503, True), ready.text
+                await talking.say(CHUNK, STOP)
+                await talking.hear("result")
+                await talking.hear("stopped")
+                assert await talking.closed() == (1000, "stopped")
+                assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
+
+    run(story)
+
+
+def test_a_stop_ends_who_does_not_finish(root: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with NullWorker(2) as worker:
+            flags = ["--workers", f"127.0.0.1:{worker.port}", "--drain-timeout", "0.5"]
+            async with process(root, tmp_path, *flags) as (started, port, _):
+                clients = [await prepared(port, f"talks{i}") for i in range(2)]
+                started.send_signal(signal.SIGTERM)
+                for client in clients:
+                    assert (await client.hear("error"))["code"] == ErrorCode.DRAINING
+                    assert (await client.closed())[0] == 1012
+                assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
+                assert not worker.sessions, worker.sessions
+
+    run(story)
+
+
+def test_a_gateway_that_is_killed_leaves_free_workers(root: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with NullWorker(2) as worker:
+            flags = ["--workers", f"127.0.0.1:{worker.port}"]
+            async with process(root, tmp_path, *flags) as (started, port, _):
+                clients = [await prepared(port, f"talks{i}") for i in range(2)]
+                os.kill(started.pid, signal.SIGKILL)
+                await until(lambda: not worker.sessions, "the worker's slots", 5)
+                assert (await clients[0].closed())[0] == 1006
+            async with process(root, tmp_path, *flags) as (_, port, _):
+                await (await prepared(port, "again")).unit()
+
+    run(story)

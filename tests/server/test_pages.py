@@ -1,0 +1,171 @@
+"""The pages' files as browsers get them: types, headers, parts, what has not changed, and nothing from elsewhere."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from server.apps import Apps
+from server.door import Door
+from server.origins import Origins
+from server.pages import HEADERS, STATIC, add_pages
+from tests.server.http_gateway import Asked, asked, gateway_of
+
+TYPES = {
+    "a.js": "text/javascript",
+    "b.mjs": "text/javascript",
+    "c.css": "text/css",
+    "d.md": "text/markdown",
+    "e.json": "application/json",
+    "f.svg": "image/svg+xml",
+    "g.png": "image/png",
+    "h.wasm": "application/wasm",
+    "i.html": "text/html",
+    "j.webmanifest": "application/manifest+json",
+    "k.ico": "image/x-icon",
+    "l.jpg": "image/jpeg",
+    "m.woff2": "font/woff2",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """static/ with one file of each kind, and something beside it that nobody may have."""
+    static = tmp_path / "static"
+    (static / "inner").mkdir(parents=True)
+    for name in TYPES:
+        (static / name).write_text("0123456789")
+    (static / "inner" / "x.js").write_text("let x;")
+    (static / "index.html").write_text("<!doctype html>")
+    (tmp_path / "secret.txt").write_text("secret")
+    (static / "link.txt").symlink_to(tmp_path / "secret.txt")
+    return static
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Asked]:
+    app = FastAPI()
+    app.add_middleware(Door, origins=Origins(()))
+    add_pages(app, Apps(), folder)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        yield Asked(None, app, http)
+
+
+def test_types_and_headers(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder) as http:
+            for name, kind in TYPES.items():
+                answer = await http.ask("GET", f"/static/{name}")
+                got = answer.headers["content-type"].split(";")[0]
+                assert got == kind, f"{name}: expected {kind}, got {got}"
+                assert HEADERS.items() <= {key: answer.headers.get(key) for key in HEADERS}.items(), answer.headers
+            await http.ask("GET", "/static/inner/x.js")
+
+    asyncio.run(story())
+
+
+def test_head_parts_and_what_has_not_changed(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder) as http:
+            for path in ("/static/a.js", "/"):
+                whole = await http.ask("GET", path)
+                head = await http.ask("HEAD", path)
+                assert head.content == b"" and head.headers["content-length"] == str(len(whole.content)), path
+                again = await http.ask("GET", path, 304, headers={"If-None-Match": whole.headers["etag"]})
+                assert again.content == b"" and again.headers["cache-control"] == "no-cache", again.headers
+                since = {"If-Modified-Since": whole.headers["last-modified"]}
+                await http.ask("HEAD", path, 304, headers=since)
+            part = await http.ask("GET", "/static/a.js", 206, headers={"Range": "bytes=2-4"})
+            assert part.text == "234" and part.headers["content-range"] == "bytes 2-4/10", part.headers
+            await http.ask("GET", "/static/a.js", 416, headers={"Range": "bytes=50-60"})
+            (folder / "a.js").write_text("changed")
+            etag = {"If-None-Match": (await http.ask("GET", "/static/b.mjs")).headers["etag"]}
+            assert (await http.ask("GET", "/static/a.js", headers=etag)).text == "changed"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../secret.txt",
+        "/static/%2e%2e/secret.txt",
+        "/static/..%2fsecret.txt",
+        "/static/inner/../../secret.txt",
+        "/static/inner/%2e%2e/%2e%2e/secret.txt",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/static/link.txt",
+        "/static/..%5csecret.txt",
+        "/static/a.js%00",
+        "/static/%00",
+        "/static/%ff",
+        f"/static/{'a' * 5000}",
+        f"/static/{'a/' * 3000}",
+        "/static/inner",
+        "/static/inner/",
+        "/static/",
+        "/static/a.js/b",
+        "/static/none.js",
+    ],
+    ids=lambda path: path[:40],
+)
+def test_nothing_from_elsewhere(folder: Path, path: str) -> None:
+    async def story() -> None:
+        async with serving(folder) as http:
+            url = httpx.URL("http://gateway").copy_with(raw_path=path.encode())
+            answer = await http.http.request("GET", url)
+            got = (answer.status_code, answer.text[:100])
+            assert answer.status_code == 404 and answer.json().keys() == {"detail"}, f"expected 404, got {got}"
+
+    asyncio.run(story())
+
+
+def test_only_reading(folder: Path) -> None:
+    async def story() -> None:
+        async with serving(folder) as http:
+            for path in ("/", "/omni", "/static/a.js"):
+                await http.ask("POST", path, 405)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_its_files_the_page_is_missing(tmp_path: Path, is_there: bool) -> None:
+    folder = tmp_path / "static"
+    if is_there:
+        folder.mkdir()
+
+    async def story() -> None:
+        async with serving(folder) as http:
+            for path in ("/", "/omni", "/audio_duplex"):
+                answer = await http.ask("GET", path, 404)
+                assert answer.json() == {"detail": "No page: static/index.html is missing"}, answer.text
+            await http.ask("GET", "/static/a.js", 404)
+
+    asyncio.run(story())
+
+
+def test_every_file_of_ours_comes_with_its_type() -> None:
+    kinds = {Path(name).suffix: kind for name, kind in TYPES.items()}
+
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            files = [file for file in sorted(STATIC.rglob("*")) if file.is_file()]
+            assert len(files) > 10
+            for file in files:
+                answer = await http.ask("GET", f"/static/{file.relative_to(STATIC).as_posix()}")
+                assert file.suffix in kinds, f"{file.name}: expected a suffix of which the type is known"
+                assert answer.headers["content-type"].split(";")[0] == kinds[file.suffix], file.name
+                assert answer.content == file.read_bytes(), file.name
+            for path in ("/", "/omni", "/audio_duplex"):
+                page = await http.ask("GET", path)
+                assert page.headers["content-type"].startswith("text/html"), page.headers
+                assert HEADERS.items() <= {key: page.headers.get(key) for key in HEADERS}.items()
+
+    asyncio.run(story())
