@@ -6,6 +6,7 @@ Knows media files and JPEG. Does not know time nor sockets.
 import asyncio
 import io
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -77,8 +78,9 @@ class FileUnits:
 
     def _decode(self) -> Iterator[Unit]:
         while True:
-            for unit in self._media:
-                yield Unit(unit.sound, tuple(map(_jpeg, unit.frames)))
+            with closing(iter(self._media)) as units:
+                for unit in units:
+                    yield Unit(unit.sound, tuple(map(_jpeg, unit.frames)))
             if not self._loop:
                 return
 

@@ -51,3 +51,17 @@ ensure_compiler() {
         fail "no C++ compiler; torch.compile needs one: install g++ or set CXX"
     fi
 }
+
+# Tests of the page drive the system's Chromium.
+ensure_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome google-chrome-stable; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
+        step "installing chromium (tests of the page drive it)"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
+    else
+        fail "no Chromium; tests of the page drive it: install chromium"
+    fi
+}

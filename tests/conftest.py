@@ -1,5 +1,6 @@
 """Settings every test runs under: threads, hypothesis profile, what to skip without a GPU."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 from models.load import load_model
 from models.omni import OmniModel
 
+# Inductor tries out each vector unit of the processor with the C++ compiler, ten times in each new cache folder. What
+# the processor says of itself is enough here; processes that tests start inherit this.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # The tiny model gains nothing from more, and two threads on a busy machine wait for each other.
 torch.set_num_threads(1)
 
@@ -23,8 +27,12 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-# Files that take minutes and cannot be shared out: begun last, they would have one core run while the others are idle.
-LONG = ("test_worker_life.py", "test_compile_equivalence.py", "test_vocoder_graphs.py", "test_tuning.py")
+# Files that take longest, and cannot be shared out, longest first: begun last, they would have one core run while the
+# others are idle. xdist keeps to this order with --no-loadscope-reorder; by itself it begins with those of many tests.
+LONG = (
+    *("test_worker_life.py", "test_compile_equivalence.py", "test_graphs.py", "test_sampling.py"),
+    *("test_worker_session.py", "test_tuning.py", "test_offline.py", "test_vocoder_graphs.py", "test_warmup.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ MAX_MESSAGE = 128 * 2**20
 MAX_FRAME = 160 * 2**20
 CONNECTION = "connection"  # in the scope's state: the TCP socket
 WATCH_S = 0.25
+LINGER_S = 15.0  # how long a connection may outlive its session
 ESTABLISHED = 1  # first byte of Linux' TCP_INFO
 
 
@@ -48,9 +49,14 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
         super().connection_made(transport)
 
+    def on_task_complete(self, task: "asyncio.Task[None]") -> None:
+        super().on_task_complete(task)
+        self.loop.call_later(LINGER_S, self.transport.abort)  # for one who does not read what was said last
+
     def keepalive_timeout(self) -> None:
         if not self.read_paused:
             super().keepalive_timeout()
+            self.transport.abort()  # a close would wait until a client that does not read has read everything
             return
         self.pong_timer = self.pending_ping_payload = None
         self.schedule_ping()

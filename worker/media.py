@@ -6,6 +6,7 @@ Sound and pictures are decoded by a process each, as far as they are asked for: 
 long the file is, nothing is written to disk, and no process outlives the iteration.
 """
 
+import io
 import logging
 import shutil
 import subprocess
@@ -158,7 +159,9 @@ class _Decoder:
 
     def __enter__(self) -> Self:
         devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
-        self._process = subprocess.Popen(self._command, stdin=devnull, stdout=pipe, stderr=pipe)
+        # Without buffers: theirs have locks, and one that a daemon thread holds aborts an interpreter that is ending.
+        self._process = subprocess.Popen(self._command, stdin=devnull, stdout=pipe, stderr=pipe, bufsize=0)
+        self._output = io.BufferedReader(self._process.stdout)
         # A full pipe would stop ffmpeg, so somebody has to read what it complains about.
         self._listener = threading.Thread(target=self._listen, name="ffmpeg-stderr", daemon=True)
         self._listener.start()
@@ -168,26 +171,26 @@ class _Decoder:
         self._process.kill()
         self._process.wait()
         self._listener.join()
-        self._process.stdout.close()
+        self._output.close()
         self._process.stderr.close()
 
     def read(self, n: int) -> bytes:
         """The next `n` bytes, fewer at the end. Raises: MediaError if it is not the end of a decoded file."""
-        data = self._process.stdout.read(n)
+        data = self._output.read(n)
         if len(data) < n:
             self._check_end()
         return data
 
     def read_line(self) -> bytes:
         """The next line, nothing at the end. Raises: as `read`."""
-        line = self._process.stdout.readline()
+        line = self._output.readline()
         if not line:
             self._check_end()
         return line
 
     def read_all(self) -> bytes:
         """Everything. Raises: as `read`."""
-        data = self._process.stdout.read()
+        data = self._output.read()
         self._check_end()
         return data
 

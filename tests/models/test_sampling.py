@@ -342,9 +342,10 @@ def test_a_bad_row_is_flagged_and_leaves_the_others_alone(poison, candidates):
     assert state.count[1] == 0 and state.draws[1] == 0
 
 
-@pytest.mark.parametrize("candidates", [None, 16])
-def test_compiled_as_one_graph_equals_eager(candidates):
-    compiled = torch.compile(sample_text, fullgraph=True, dynamic=False)
+@pytest.mark.parametrize(("candidates", "backend"), [(None, "inductor"), (16, "aot_eager")])
+def test_compiled_as_one_graph_equals_eager(candidates, backend):
+    """With kernels as it serves, over the whole vocabulary; traced and split as for kernels where it only might."""
+    compiled = torch.compile(sample_text, fullgraph=True, dynamic=False, backend=backend)
     torch.manual_seed(5)
     eager_state, state = make_state(*MIXED), make_state(*MIXED)
     slots, active = torch.tensor([4, 1, 0, 3, 5]), torch.tensor([True, True, True, True, False])

@@ -1,12 +1,9 @@
 """What the worker's files may import, and which of them stay free of torch."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
 from tests.test_architecture import imported
+from tests.torch_free import assert_torch_free
 
 TORCH_FREE = (
     *("config", "hearing", "reply", "results", "session", "settings", "talk", "window"),
@@ -16,6 +13,7 @@ TORCH_FREE = (
         "compile_targets",
         "config_doc",
         "config_layers",
+        "connection",
         "log",
         "main",
         "service_config",
@@ -77,11 +75,8 @@ def test_who_knows_the_model(root: Path) -> None:
     assert not too_much, f"expected of models only {sorted(PLAIN)} and what MORE grants, got {too_much}"
 
 
-@pytest.mark.parametrize("module", TORCH_FREE)
-def test_torch_stays_unloaded(root: Path, module: str) -> None:
-    code = f"import sys, worker.{module}; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, f"worker.{module}: expected torch unloaded, got {done.stderr or 'it loaded'}"
+def test_torch_stays_unloaded(root: Path) -> None:
+    assert_torch_free(root, [f"worker.{module}" for module in TORCH_FREE])
 
 
 def test_no_cycles(root: Path) -> None:

@@ -110,15 +110,15 @@ def sizes(thing: Any, seen: set[int] | None = None) -> int:
     return sizes([*slots, *vars(thing).values()] if hasattr(thing, "__dict__") else slots, seen)
 
 
-def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine) -> None:
+def test_a_hundred_and_fifty_units_take_no_more_memory_than_fifty(engine: PuppetEngine) -> None:
     sessions = []
     for mode in ("basic", "context"):
         config = QUIET.model_copy(update={"window": WINDOWS[mode]})
-        sessions.append(engine.start(mode, config, *SHORT_LINES * 75))
+        sessions.append(engine.start(mode, config, *SHORT_LINES * 38))
     host: dict[str, list[int]] = {session.id: [] for session in sessions}
     held: dict[str, list[int]] = {session.id: [] for session in sessions}
     engine_sizes, state_bytes = [], engine.duplex.state.nbytes()
-    for number in range(300):
+    for number in range(150):
         for session in sessions:
             engine.send(session, number % 7)
         engine.settle()
@@ -128,7 +128,7 @@ def test_three_hundred_units_take_no_more_memory_than_fifty(engine: PuppetEngine
                 host[session.id].append(sizes({name: one for name, one in vars(session).items() if name != "emit"}))
             held[session.id].append(engine.rows(session))
         engine.puppet.record.clear()
-        if number in (49, 299):
+        if number in (49, 149):
             engine_sizes.append(sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._at))))
     for session in sessions:
         early, late = max(host[session.id][:17]), max(host[session.id][17:])

@@ -244,6 +244,14 @@ def test_a_failing_consumer_ends_the_processes(clip: Path, started: list[subproc
     assert not running(started), f"expected both decoders gone, got {running(started)}"
 
 
+def test_an_iteration_that_is_forgotten_lets_the_program_end(clip: Path, root: Path) -> None:
+    """It goes with the interpreter, when threads stand still and may hold locks."""
+    code = "import sys; from worker.media import read_units; kept = [iter(read_units(sys.argv[1]))]; next(kept[0])"
+    command = [sys.executable, "-c", f"{code}; kept.append(kept); del kept", str(clip)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"expected exit status 0, got {done.returncode}:\n{done.stderr}"
+
+
 def test_names_that_look_like_something_else(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("-i.mp4", "http:x.mp4", "a b'%d;.mp4", "é.mp4"):

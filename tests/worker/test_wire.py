@@ -52,10 +52,10 @@ def test_shown_is_short_and_cheap() -> None:
     for _ in range(100_000):
         deep = [deep]
     big = ["x" * 50_000_000, [10**5000] * 100_000, {str(i): 1 for i in range(1000)}, deep]
-    start = time.perf_counter()
+    start = time.process_time()  # of the processor: another process may be in the way
     for value in big:
         assert len(wire.shown(value)) < 400, f"expected a short text, got {len(wire.shown(value))} characters"
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     assert took < 1, f"expected to look at the first items only, got {took:.2f} s"
     assert [wire.shown(value) for value in (None, True, [False], "a", 1.5)] == ["null", "true", "[false]", "'a'", "1.5"]
     assert wire.shown(10**5000) == "a number too large to show"

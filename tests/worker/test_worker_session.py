@@ -235,8 +235,8 @@ def test_a_lost_connection_frees_its_slot(worker: WorkerProcess, reset: bool, n:
         lost = time.monotonic()
         worker.wait_free(N_SLOTS)
         took = time.monotonic() - lost
-    # Within a second and the unit in flight, on a machine that may be busy with other things.
-    assert took < 5, f"expected a free slot within a second or so, got one after {took:.1f} s"
+    # Within a second and the unit in flight; far less than until a ping goes unanswered, on a busy machine too.
+    assert took < 15, f"expected a free slot within a second or so, got one after {took:.1f} s"
 
 
 def test_many_come_and_go(worker: WorkerProcess) -> None:
@@ -570,7 +570,7 @@ def test_health_answers_while_units_run(worker: WorkerProcess) -> None:
             slowest = max(slowest, time.monotonic() - begun)
             time.sleep(0.02)
         results = [talker.expect(Result) for _ in range(4)]
-        assert slowest < 1, f"expected an answer at once, got one after {slowest:.2f} s"
+        assert slowest < 5, f"expected an answer at once, if the machine is not busy, got one after {slowest:.2f} s"
         for body in bodies:
             got = body["worker_status"], body["state"], body["slots"]["free"], body["current_session_id"]
             assert got == ("duplex_active", "BUSY", 1, "busy"), f"busy: got {got}"

@@ -105,11 +105,11 @@ def test_sound_belongs_to_the_caller():
 
 
 def test_slots_are_used_again():
-    """Six rounds of four sessions in five slots; each starts as in a new vocoder."""
+    """Three rounds of four sessions in five slots; each starts as in a new vocoder."""
     vocoder, voice, codes = make_vocoder(shapes=ONE_SIZE), make_voice(), make_codes(0, 40)
     expected = alone(0, ONE_SIZE)
     used = set()
-    for _ in range(6):
+    for _ in range(3):
         slots = [vocoder.open(voice) for _ in range(4)]
         used |= set(slots)
         assert vocoder.n_free == 1

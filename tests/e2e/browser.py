@@ -1,0 +1,131 @@
+"""The page in a real browser: the system's Chromium with a microphone and a camera that play files."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+from imageio_ffmpeg import get_ffmpeg_exe
+from playwright.sync_api import Browser, BrowserContext, Page, WebSocket, sync_playwright
+
+from worker.wire import Sound, unpack_frame
+
+VIDEO = Path(__file__).parents[2] / "assets" / "warmup.mp4"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--autoplay-policy=no-user-gesture-required", "--use-fake-device-for-media-stream"),
+    "--host-resolver-rules=MAP duologue.test 127.0.0.1",  # an address that browsers do not trust by itself
+)
+WAIT_S = 30.0
+POLL_MS = 30
+
+
+def chromium() -> str:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    assert found, f"expected a Chromium on this machine ({', '.join(NAMES)}), got none: apt-get install chromium"
+    return found
+
+
+def make_media(folder: Path) -> tuple[Path, Path]:
+    """The warm-up video as a microphone (WAV) and a camera (Y4M) play it, again and again."""
+    sound, picture = folder / "microphone.wav", folder / "camera.y4m"
+    ffmpeg = [get_ffmpeg_exe(), "-y", "-loglevel", "error", "-i", str(VIDEO)]
+    subprocess.run([*ffmpeg, "-ar", "48000", "-ac", "1", str(sound)], check=True, timeout=60)
+    scale = "fps=5,scale=320:240:force_original_aspect_ratio=increase,crop=320:240"
+    subprocess.run([*ffmpeg, "-vf", scale, "-t", "4", "-pix_fmt", "yuv420p", str(picture)], check=True, timeout=60)
+    return sound, picture
+
+
+@contextmanager
+def browsing(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
+    """A browser that grants microphone and camera. flags: more of Chromium's."""
+    sound, picture = media
+    files = [f"--use-file-for-fake-audio-capture={sound}", f"--use-file-for-fake-video-capture={picture}"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium(),
+            args=[*QUIET, *files, "--use-fake-ui-for-media-stream", *flags],
+            ignore_default_args=["--headless", "--mute-audio"],
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """One visitor's page. errors: what its console and its scripts complained of."""
+
+    def __init__(self, context: BrowserContext, port: int, path: str = "/", *, host: str = "127.0.0.1", **query: Any):
+        """query: of the address; objects become JSON. sent: what the page sends, objects and bytes."""
+        self.page: Page = context.new_page()
+        self.sent: list[Any] = []
+        self.addresses: list[str] = []
+        self.page.on("websocket", self._follow)
+        self.errors: list[str] = []
+        self.page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in query.items()}
+        self.page.goto(f"http://{host}:{port}{path}?{urlencode({'lang': 'en', **texts})}")
+        self.wait(lambda: self.page.evaluate("'duologue' in window"), "a page that has started")
+
+    def start(self, *states: str) -> "Visit":
+        """Press the button and wait for one of `states`; without any, for a conversation."""
+        self.page.click("#card-action")
+        self.wait_state(*(states or ("listening", "speaking")))
+        return self
+
+    @property
+    def state(self) -> str:
+        return self.page.evaluate("duologue.state")
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.page.evaluate("duologue.report")
+
+    def wait_state(self, *states: str, timeout: float = WAIT_S) -> None:
+        self.wait(lambda: self.state in states, f"state {' or '.join(states)}", timeout)
+
+    def wait_units(self, n: int, timeout: float = WAIT_S) -> dict[str, Any]:
+        """Until so many seconds are answered. Returns: the page's report."""
+        self.wait(lambda: len(self.report["results"]) >= n, f"{n} units answered", timeout)
+        return self.report
+
+    def wait(self, fits: Any, what: str, timeout: float = WAIT_S) -> None:
+        until = time.monotonic() + timeout
+        while not fits():
+            assert time.monotonic() < until, f"expected {what} within {timeout:g} s, got {self._seen()}"
+            self.page.wait_for_timeout(POLL_MS)
+
+    def _seen(self) -> str:
+        report = self.page.evaluate("window.duologue?.report ?? {}")
+        return f"{ {**report, 'results': len(report.get('results', []))} }, console {self.errors}"
+
+    def text(self, selector: str) -> str:
+        return self.page.inner_text(selector)
+
+    def wait_text(self, selector: str, words: str, timeout: float = WAIT_S) -> None:
+        """Until an element that is seen has these words."""
+        self.page.wait_for_selector(selector, timeout=1000 * timeout)
+        self.wait(lambda: words in self.text(selector), f"{words!r} in {selector}", timeout)
+
+    def _follow(self, socket: WebSocket) -> None:
+        self.addresses.append(socket.url)
+        socket.on("framesent", lambda data: self.sent.append(json.loads(data) if isinstance(data, str) else data))
+
+    def sent_units(self) -> list[tuple[dict[str, Any], np.ndarray, list[bytes]]]:
+        """Header, samples and pictures of each second that was sent as a binary frame."""
+        frames = [unpack_frame(data) for data in list(self.sent) if isinstance(data, bytes)]
+        return [(header, Sound(sound, "pcm16").samples("sound"), pictures) for header, sound, pictures in frames]
+
+    def sent_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Messages of this type that were sent as text."""
+        return [message for message in list(self.sent) if isinstance(message, dict) and message["type"] == kind]

@@ -1,0 +1,20 @@
+"""One browser and its media for all tests of a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.e2e.browser import browsing, make_media
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_media(tmp_path_factory.mktemp("media"))
+
+
+@pytest.fixture(scope="module")
+def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
+    with browsing(media) as one:
+        yield one

@@ -1,0 +1,116 @@
+"""A gateway and the workers behind it as processes of their own, for a browser to talk to."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0
+POLL_S = 0.02
+
+
+class Program:
+    """`python -m ...` from the root until `kill`. port: where it listens."""
+
+    def __init__(self, *command: str, port: int = 0):
+        """port: 0 if its log says which."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.port = port
+        self.lines: list[str] = []
+        self._listens = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="program-log", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if "listening on " in line:
+                self.port = int(line.rstrip().rpartition(":")[2])
+                self._listens.set()
+        self._listens.set()  # it is over
+
+    def wait_line(self, words: str, timeout: float = START_S) -> None:
+        """Until its log has a line with these words."""
+        until = time.monotonic() + timeout
+        while not any(words in line for line in self.lines):
+            assert self.process.poll() is None and time.monotonic() < until, f"expected {words!r}, got:\n{self.log}"
+            time.sleep(POLL_S)
+
+    def wait_listening(self, timeout: float = START_S) -> int:
+        assert self._listens.wait(timeout) and self.port, f"expected a program that listens, got:\n{self.log}"
+        return self.port
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextmanager
+def null_worker(*flags: str) -> Iterator[Program]:
+    """A worker without a model. flags: of `benchmarks.null_worker`."""
+    program = Program("benchmarks.null_worker", "--port", "0", *flags)
+    try:
+        program.wait_listening()
+        yield program
+    finally:
+        program.kill()
+
+
+@contextmanager
+def gateway(
+    folder: Path, workers: Sequence[int], *flags: str, config: dict | None = None, port: int | None = None
+) -> Iterator[Program]:
+    """A gateway in front of workers on these ports, once it knows them all. config: of the settings file. port: None
+    takes a free one.
+    """
+    path = folder / "gateway.json"
+    path.write_text(json.dumps({"service": {"data_dir": str(folder / "data")}, **(config or {})}), encoding="utf-8")
+    addresses = ",".join(f"127.0.0.1:{port}" for port in workers)
+    program = Program(
+        *("server.main", "--config", str(path), "--http", "--port", str(port or free_port()), "--workers", addresses),
+        *flags,
+    )
+    try:
+        program.wait_listening()
+        for index in range(len(workers)):
+            program.wait_line(f"worker_{index} (127.0.0.1:{workers[index]}) is ready")
+        yield program
+    finally:
+        program.kill()
+
+
+@contextmanager
+def served(folder: Path, *flags: str, config: dict | None = None, queue: int = 100) -> Iterator[Program]:
+    """A gateway in front of one null worker. flags: of the null worker. queue: tickets that may wait."""
+    with ExitStack() as stack:
+        worker = stack.enter_context(null_worker(*flags))
+        yield stack.enter_context(gateway(folder, [worker.port], "--max-queue-size", str(queue), config=config))

@@ -1,0 +1,214 @@
+"""The main job as somebody does it: compile ahead, start everything, talk in real time, wait in the queue, stop.
+
+One start for all tests of this file, in their order: it takes longest.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import soundfile
+
+from clients.duplex import connect
+from tests.worker.sayings import QUIET, VIDEO, sound_of
+from worker.protocol import Queued, QueueUpdate, Result
+
+# It keeps real time, or waits for what does.
+pytestmark = pytest.mark.alone
+START_S, STOP_S, TALK_S = 240.0, 60.0, 120.0
+N_SLOTS = 2
+QUIET_ENOUGH = 1e-3  # RMS of silence
+
+
+class Everything:
+    """`bash start_all.sh` on free ports. lines: what a person sees. url: of the gateway, once it is told."""
+
+    def __init__(self, root: Path, folder: Path, config: dict[str, Any]):
+        self.folder = folder
+        command = ["bash", "start_all.sh", "--config", str(folder / "config.json"), "--log-dir", str(folder / "tmp")]
+        self.process = subprocess.Popen(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self.url = f"http://localhost:{config['service']['gateway_port']}"
+        self._ready = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if line.startswith("ready: "):
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_ready(self) -> None:
+        is_told = self._ready.wait(START_S)
+        assert is_told and self.process.poll() is None, f"expected a line with the URL, got:\n{self.said}"
+
+    def ask(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def wait_free(self, n: int) -> dict[str, Any]:
+        until = time.monotonic() + 10
+        while (status := self.ask("/status"))["slots"]["free"] != n:
+            assert time.monotonic() < until, f"expected {n} free slots, got {status}"
+            time.sleep(0.05)
+        return status
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
+    """Compiled ahead by `precompile.py`, then started."""
+    folder = tmp_path_factory.mktemp("start_all")
+    gateway_port, worker_port = free_ports()
+    config = {
+        "service": {
+            "gateway_port": gateway_port,
+            "worker_base_port": worker_port,
+            "compile": {"targets": ["resampler"]},
+            "cache_dir": str(folder / "kernels"),
+            "drain_timeout_s": 5,
+        },
+        "duplex": {"max_sessions": N_SLOTS},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    compiled = subprocess.run(
+        [sys.executable, "precompile.py", "--config", str(folder / "config.json"), "--device", "cpu"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+    )
+    assert compiled.returncode == 0, f"expected precompile.py to end with 0, got:\n{compiled.stderr}"
+    running = Everything(root, folder, config)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            os.killpg(running.process.pid, signal.SIGTERM)
+            running.process.wait(STOP_S)
+
+
+def test_the_start_finds_what_was_compiled_ahead(everything: Everything) -> None:
+    port = everything.ask("/workers")["workers"][0]["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+        cache = json.load(answer)["compile"]["cache"]
+    assert cache["hits"] > 0 and cache["misses"] == 0, f"expected hits only, got {cache}"
+    told = [line for line in everything.lines if line.startswith("worker 0") and "ready" in line]
+    assert told and f"{cache['hits']}" in told[-1], f"expected a line that tells of them, got:\n{everything.said}"
+
+
+def test_a_conversation_in_real_time(everything: Everything, root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "reply.wav"
+    command = [sys.executable, "-m", "clients.talk", "--url", everything.url.replace("http", "ws"), "--input", VIDEO]
+    begun = time.monotonic()
+    done = subprocess.run(
+        [*map(str, command), "--out", str(out), "--tail", "0"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=TALK_S,
+    )
+    seconds = time.monotonic() - begun
+    assert done.returncode == 0, f"expected exit status 0, got {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    talk = json.loads(out.with_suffix(".json").read_text())
+    numbers = [unit["index"] for unit in talk["units"]]
+    assert numbers == list(range(12)), f"expected one result for each of 12 units in order, got {numbers}"
+    assert talk["summary"]["deadline_misses"] == 0, f"expected no late unit, got {talk['summary']}"
+    assert seconds > 11, f"expected 12 units to take 11 s at least, got {seconds:.1f} s"
+    sound, rate = soundfile.read(out)
+    loudness = float(np.sqrt(np.mean(np.square(sound))))
+    assert (rate, sound.ndim) == (24_000, 1), f"expected 24 kHz mono, got {rate} Hz, {sound.ndim} dimensions"
+    assert loudness > QUIET_ENOUGH, f"expected a reply that can be heard, got RMS {loudness:.6f}"
+    everything.wait_free(N_SLOTS)
+
+
+def test_more_sessions_than_slots(everything: Everything) -> None:
+    """Two talk, three wait: each is told its place, and served in its turn by the one slot that comes free."""
+    told: dict[int, list[tuple[str, int]]] = {number: [] for number in range(5)}
+    served: list[int] = []
+
+    async def talk(number: int, arrived: asyncio.Event, until: asyncio.Event | None) -> None:
+        def place(message: Queued | QueueUpdate) -> None:
+            told[number].append((message.type, message.position))
+            arrived.set()
+
+        async with connect(everything.url.replace("http", "ws"), f"omni_{number}", on_queue=place) as client:
+            served.append(number)
+            arrived.set()
+            await client.prepare(config=QUIET)
+            await client.send_unit(sound_of(number))
+            result = await anext(client)
+            assert isinstance(result, Result), f"expected a result, got {result!r}"
+            if until is not None:
+                await until.wait()
+            await client.stop()
+
+    async def all_of_them() -> None:
+        all_here, others_done = asyncio.Event(), asyncio.Event()
+        until = {0: all_here, 1: others_done}
+        talks = []
+        for number in told:
+            arrived = asyncio.Event()
+            talks.append(asyncio.create_task(talk(number, arrived, until.get(number))))
+            await asyncio.wait_for(arrived.wait(), 30)
+        queue = await asyncio.to_thread(everything.ask, "/api/queue")
+        waiting = [item["session_id"] for item in queue["items"]]
+        assert waiting == ["omni_2", "omni_3", "omni_4"], f"expected three who wait in their order, got {waiting}"
+        all_here.set()
+        await asyncio.wait_for(asyncio.gather(talks[0], *talks[N_SLOTS:]), 60)
+        others_done.set()
+        await asyncio.wait_for(talks[1], 60)
+
+    asyncio.run(all_of_them())
+    assert served == [0, 1, 2, 3, 4], f"expected to be served in the order of arrival, got {served}"
+    for number in range(N_SLOTS, 5):
+        positions = [position for _, position in told[number]]
+        assert told[number][0] == ("queued", number - N_SLOTS + 1), f"client {number}: got {told[number]}"
+        assert positions == sorted(positions, reverse=True), f"client {number}: expected to move up, got {positions}"
+    status = everything.wait_free(N_SLOTS)
+    assert (status["queue_length"], status["running_tasks"]) == (0, []), status
+
+
+def test_one_signal_stops_everything(everything: Everything) -> None:
+    started = psutil.Process(everything.process.pid).children(recursive=True)
+    assert len(started) >= 2, f"expected a gateway and a worker, got {started}"
+    everything.process.send_signal(signal.SIGINT)
+    status = everything.process.wait(STOP_S)
+    assert status == 0, f"expected exit status 0, got {status}:\n{everything.said}"
+    left = [process for process in started if process.is_running()]
+    assert not left, f"expected no process left, got {left}"
+    assert not list((everything.folder / "tmp").glob("*.pid")), "expected no pid file"

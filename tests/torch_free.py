@@ -1,0 +1,44 @@
+"""Which modules load torch, found out in one fresh process for all of them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+# Each module is imported by a child of its own, which has what was torch-free before it and nothing else. One that is
+# torch-free is then imported here, so that the next child has its share of the work done.
+PROGRAM = """
+import importlib, json, os, sys, traceback
+assert "torch" not in sys.modules
+wrong = {}
+for name in sys.argv[1:]:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(name)
+            told = "it loaded" if "torch" in sys.modules else ""
+        except BaseException:
+            told = traceback.format_exc()
+        os.write(writer, told[-4000:].encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    if status or told:
+        wrong[name] = told or f"wait status {status}"
+    else:
+        importlib.import_module(name)
+print(json.dumps(wrong))
+"""
+
+
+def assert_torch_free(root: Path, modules: Iterable[str]) -> None:
+    """Importing none of `modules` loads torch; all that do are named."""
+    command = [sys.executable, "-c", PROGRAM, *modules]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"expected a list of modules, got status {done.returncode}: {done.stderr}"
+    wrong = json.loads(done.stdout)
+    assert not wrong, "expected torch unloaded, got " + "; ".join(f"{name}: {why}" for name, why in wrong.items())

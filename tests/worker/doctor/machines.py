@@ -1,0 +1,77 @@
+"""Made-up machines for tests of the doctor, and what a check is expected to say of them."""
+
+from pathlib import Path
+from typing import Any
+
+from worker.compile_config import CompileConfig
+from worker.doctor.__main__ import examine
+from worker.doctor.facts import FolderFacts, Gpu, MediaFacts, ModelFacts, Program, Requirement, TorchFacts
+from worker.doctor.findings import GIB, MIB, Level
+from worker.doctor.machine import Machine
+from worker.service_config import Config, default_config
+
+H200 = Gpu("NVIDIA H200", (9, 0), 139 * GIB, 138 * GIB)
+ON_GPU = TorchFacts(
+    version="2.13.0+cu130",
+    cuda="13.0",
+    architectures=("sm_75", "sm_80", "sm_90", "compute_120"),
+    gpus=(H200, H200),
+    driver=(13, 0),
+    triton="3.7.0",
+    triton_wanted="3.7.0",
+)
+ON_CPU = TorchFacts(version="2.13.0+cpu")
+REAL_MODEL = ModelFacts(n_files=4, n_bytes=18 * GIB, n_values=9_300_000_000, row_values=73_728)
+
+
+def settings(**sections: dict[str, Any]) -> Config:
+    """The defaults with some of their keys replaced."""
+    config = default_config()
+    changed = {name: getattr(config, name).model_copy(update=given) for name, given in sections.items()}
+    return config.model_copy(update=changed)
+
+
+def compiling(**knobs: Any) -> dict[str, Any]:
+    return {"compile": CompileConfig(enabled=True, **knobs)}
+
+
+def machine(config: Config | None = None, environ: dict[str, str] | None = None, **facts: Any) -> Machine:
+    """One with two GPUs where everything is as it should be, but for what is given."""
+    made = Machine(None, environ or {})
+    healthy = {
+        "_loaded": (config or default_config(), "/root/config.json", None),
+        "python": (3, 12, 1),
+        "python_headers": Path("/usr/include/Python.h"),
+        "requirements": [Requirement("torch", ">=2.10,<2.14", "2.13.0+cu130")],
+        "torch": ON_GPU,
+        "n_gpus": 2,
+        "cpp_compiler": Program("/usr/bin/g++", "g++ 12.2.0"),
+        "c_compiler": Program("/usr/bin/gcc", "gcc 12.2.0"),
+        "ffmpeg": Program("/usr/bin/ffmpeg", "ffmpeg version 7.1 Copyright (c) 2000-2025"),
+        "taken_ports": {},
+        "cache_folder": FolderFacts(Path("/cache"), True, 100 * GIB, 300, 40 * MIB),
+        "model": REAL_MODEL,
+        "tokenizer_error": None,
+        "vocoder_files": dict.fromkeys(
+            ("flow.yaml", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v2_25hz.onnx"), MIB
+        ),
+        "warmup_video": MediaFacts("pictures and sound, 00:00:12.00"),
+        "voice": MediaFacts("5.0 s at 16000 Hz"),
+        "free_memory": 64 * GIB,
+        "most_open_files": 65_536,
+    }
+    vars(made).update({**healthy, **facts})
+    return made
+
+
+def check(name: str, made: Machine, level: Level, *said: str) -> None:
+    """Run one check; `said` are parts of what was found, or of the remedy behind `->`."""
+    [found] = examine(made, [name])
+    text = f"{found.found}\n-> {found.remedy}"
+    assert found.level is level, f"{name}: expected {level}, got {found}"
+    for part in said:
+        assert part in text, f"{name}: expected {part!r} in what is said, got {text!r}"
+    assert found.remedy or level is not Level.PROBLEM, f"{name}: a problem without a remedy: {found}"
+
+
+OK, NOTE, PROBLEM = Level.OK, Level.NOTE, Level.PROBLEM

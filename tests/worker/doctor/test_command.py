@@ -1,0 +1,87 @@
+"""The doctor's command: what it prints and ends with, whatever does not load."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.doctor.__main__ import CHECKS, main
+
+
+def doctor(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "worker.doctor", *arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, timeout=240)
+
+
+def test_the_whole_command_here(root: Path) -> None:
+    done = doctor(root, "--json")
+    told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert list(told) == list(CHECKS) and done.returncode == (0 if json.loads(done.stdout)["ok"] else 1)
+    for name in ("python", "dependencies", "config", "torch", "ffmpeg", "model", "tokenizer", "vocoder", "voice"):
+        assert told[name]["level"] == "ok", told[name]
+    assert not done.stderr, done.stderr
+
+
+def test_broken_settings_end_with_one(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"service": {"compiel": true}}')
+    done = doctor(root, "--config", str(tmp_path / "config.json"), "--only", "config", "--only", "python")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and lines[0].startswith("problem  config  setting service.compiel: expected "), done
+    assert lines[-1] == "1 problem, 0 note, 1 ok", lines
+
+
+def test_bad_usage_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--only", "pyhton"], ["--jsn"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    assert "pyhton" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "body", "level", "said"),
+    [
+        ("torch", "raise OSError('libcudart.so.13: cannot open shared object file')", "problem", "libcudart.so.13"),
+        ("torch", "import os; os.kill(os.getpid(), 11)", "problem", "the process ended with -11"),
+        ("torch", "import sys; sys.exit('gave up')", "problem", "SystemExit: gave up"),
+    ],
+)
+def test_a_torch_that_does_not_load(root: Path, tmp_path: Path, module: str, body: str, level: str, said: str) -> None:
+    (tmp_path / f"{module}.py").write_text(body)
+    done = doctor(root, "--json", PYTHONPATH=str(tmp_path))
+    told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert told["torch"]["level"] == level and said in told["torch"]["found"], told["torch"]
+    assert list(told) == list(CHECKS) and done.returncode == 1
+    assert told["model"]["level"] == "ok" and not done.stderr, "expected the other checks to go on"
+
+
+@pytest.mark.parametrize("module", ["pydantic", "soundfile", "tokenizers", "imageio_ffmpeg"])
+def test_dependencies_that_do_not_load(root: Path, tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("raise ImportError('it is broken')")
+    names = ("python", "config", "model", "tokenizer", "voice", "ffmpeg", "files")
+    done = doctor(root, "--json", *(f"--only={name}" for name in names), PYTHONPATH=str(tmp_path))
+    told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert list(told) == list(names) and told["files"]["found"] and told["python"]["level"] == "ok", done
+    lost = {"pydantic": "config", "soundfile": "voice", "tokenizers": "tokenizer"}.get(module)
+    assert lost is None or "it is broken" in told[lost]["found"], told
+
+
+def test_an_older_python_is_told_so(root: Path) -> None:
+    code = (
+        "import sys; sys.version_info = (3, 9, 1)\n"
+        "sys.argv = ['doctor']; exec(compile(open('worker/doctor/__main__.py').read(), 'doctor', 'exec'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout.startswith("problem  python  3.9\n"), done
+    ast.parse((root / "worker" / "doctor" / "__main__.py").read_text(), feature_version=(3, 7))
+
+
+def test_the_document_names_every_check(root: Path) -> None:
+    text = (root / "docs" / "doctor.md").read_text(encoding="utf-8")
+    got = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert got == list(CHECKS), f"expected {list(CHECKS)}, got {got}"
