@@ -7,6 +7,7 @@ wanted stop; 1 if something cannot be kept running; 2 if nothing was started; 13
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 
 from launcher.devices import find_devices, oddity, run_program
 from launcher.lock import Taken, held, remove_stale
@@ -65,7 +66,7 @@ def launch(plan: Plan, policy: Policy | None = None) -> int:
     return status
 
 
-def _refused(errors: "tuple[str, ...] | list[str]") -> int:
+def _refused(errors: Sequence[str]) -> int:
     for error in errors:
         print(f"error: {' '.join(error.split())}", file=sys.stderr)
     return USAGE

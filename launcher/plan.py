@@ -68,6 +68,7 @@ def make_plan(
         *(sys.executable, "-m", "server.main", *told, f"--{scheme}"),
         *("--host", host, "--port", str(config.service.gateway_port)),
         *("--workers", ",".join(f"{LOOPBACK}:{port}" for port in ports)),
+        *("--log-dir", str(args.log_dir.absolute())),
         *(("--remote",) if args.remote else ()),
         *(("--lang", args.lang) if args.lang else ()),
     )

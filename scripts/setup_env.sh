@@ -23,7 +23,7 @@ setup_env() {
     if [[ ! -x $PYTHON ]]; then
         system_python=$(find_python)
         step "creating .venv/base with $system_python"
-        "$system_python" -m venv .venv/base || fail "venv failed; on Debian: apt-get install python3-venv"
+        "$system_python" -m venv .venv/base || { rm -rf .venv/base; fail "venv failed; on Debian: apt-get install python3-venv"; }
     fi
     hash=$(sha256sum pyproject.toml | cut -c1-16)
     stamp=.venv/base/.installed-${extra:-run}-$hash

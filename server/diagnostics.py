@@ -18,7 +18,7 @@ MOST_READ = 2**18  # characters; what is longer is no report
 MOST_WRITING = 64  # reports on their way to the disk
 MOST_BYTES = 2**20  # of one session's
 MOST_FILES = 200
-NAME = ClientDiagnostic.model_fields["type"].default
+NAME = ClientDiagnostic.kind()
 
 
 class Diagnostics:

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import httpx
@@ -22,6 +23,7 @@ from server.relay import NORMAL, Relay
 from server.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link
 from worker.connection import until_gone
 from worker.protocol import Error, ErrorCode, FromServer, Queued, QueueDone, QueueUpdate, write
+from worker.wire import CloseReason
 
 LOG = logging.getLogger(__name__)
 FAILED, RESTART, TRY_LATER = 1011, 1012, 1013  # WebSocket close codes
@@ -32,8 +34,8 @@ MOST_EARLY = 32 * MB  # what one client may send before its turn
 MOST_EARLY_OF_ALL = 512 * MB
 MOST_IN_FLIGHT = MB  # what is read ahead of a worker that is slower than its client
 LAST_WORDS_S = 2.0
+REASONS = frozenset(CloseReason)
 ODD = re.compile(r"[^A-Za-z0-9_-]")
-REASONS = ("stopped", "Pause timeout", "Idle timeout", "engine", "draining")  # that workers give
 AUDIO_PREFIXES = ("adx_", "audio_duplex_")
 
 
@@ -165,7 +167,7 @@ class Duplex:
             LOG.info("session %s has a slot of %s", ticket.session_id, worker.name)
             await _send(websocket, QueueDone())
             inbox.most = MOST_IN_FLIGHT
-            keep = lambda data: self._diagnostics.keep(data, ticket.session_id)  # noqa: E731
+            keep = partial(self._diagnostics.keep, session_id=ticket.session_id)
             relay = Relay(websocket, inbox, link, lease, self._desk.workers, self._metrics, keep)
             ended = await relay.run()
             return Goodbye(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")

@@ -18,7 +18,7 @@ from server.serving import Tls, check_tls, serve
 from server.workers import Address
 from worker import log
 from worker.connection import listen
-from worker.service_config import Config, load_config
+from worker.service_config import ROOT, Config, load_config
 
 LOG = logging.getLogger("server.main")
 USAGE = 2
@@ -58,6 +58,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds for a worker's answer over HTTP")
     parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
     parser.add_argument("--lang", choices=["zh", "en"], help="language of pages for visitors who have not chosen")
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        default=ROOT / "tmp",
+        metavar="DIR",
+        help="what clients report of themselves; default: tmp",
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
@@ -78,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     for note in notes:
         LOG.warning("%s", note)
     with listening:
-        return serve(config, addresses, listening, tls, presets=presets, lang=args.lang)
+        return serve(config, addresses, listening, tls, presets=presets, lang=args.lang, reports=args.log_dir)
 
 
 def worker_addresses(args: argparse.Namespace, config: Config) -> list[Address]:

@@ -22,6 +22,7 @@ SESSION_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
 # Less is late. Negative ones are misses.
 HEADROOM_SECONDS = (-2.0, -1.0, -0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 FIRST_SOUND = "first_sound"
+OFFLINE = "OFFLINE"  # beside the states that a worker can tell of
 CODES = frozenset(ErrorCode)
 MOST = 2.0**63  # of a worker's numbers
 
@@ -84,22 +85,28 @@ class Metrics:
                 self._stage.labels(stage).observe(ms / 1000)
 
     def relayed(self, direction: str, seconds: float) -> None:
+        """A message was passed on, `up` to a worker or `down` to a client, and that took so long."""
         self._relay.labels(direction).observe(seconds)
 
     def error(self, code: str) -> None:
+        """A client was told of one."""
         self._errors.labels(code if code in CODES else "other").inc()
 
     def seated(self, request_type: str, waited_s: float) -> None:
+        """A client has got a slot."""
         self._sessions.labels(request_type).inc()
         self._wait.observe(waited_s)
 
     def ended(self, how: str) -> None:
+        """A client is gone."""
         self._ended.labels(how).inc()
 
     def session(self, request_type: str, seconds: float) -> None:
+        """A slot has come back."""
         self._session.labels(request_type).observe(seconds)
 
     def worker_lost(self, worker: str) -> None:
+        """One that answered does not any more."""
         self._lost.labels(worker).inc()
 
     def text(self, desk: Desk) -> bytes:
@@ -111,8 +118,9 @@ class Metrics:
         self._slots.labels("free").set(desk.workers.n_free)
         for worker in desk.workers.all:
             self._open.labels(worker.name).set(len(worker.leases))
-            for state in (*State, "OFFLINE"):
-                self._state.labels(worker.name, str(state)).set((worker.state or "OFFLINE") == state)
+            now = worker.state if worker.health else OFFLINE
+            for state in (*State, OFFLINE):
+                self._state.labels(worker.name, str(state)).set(now == state)
             compiling = worker.health.get("compile")
             compiling = compiling if isinstance(compiling, Mapping) else {}
             for gauge, key in ((self._compiled, "counts"), (self._late, "after_warm_up")):

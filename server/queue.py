@@ -75,11 +75,9 @@ class Queue:
 
     @property
     def head(self) -> Ticket | None:
+        """Who is next."""
         return self._waiting[0] if self._waiting else None
 
     def find(self, ticket_id: str) -> Ticket | None:
+        """By its name, if it waits."""
         return next((one for one in self._waiting if one.ticket_id == ticket_id), None)
-
-    def position(self, ticket: Ticket) -> int:
-        """1 is next; 0: it does not wait."""
-        return self._waiting.index(ticket) + 1 if ticket in self._waiting else 0

@@ -18,7 +18,9 @@ from server.metrics import Metrics
 from server.worker_link import WorkerLostError
 from server.workers import Lease, Workers
 from worker.message import outline
+from worker.protocol import Error, Paused, Prepared, Result, Resumed
 
+RESULT, PAUSED, RESUMED, PREPARED, ERROR = (one.kind() for one in (Result, Paused, Resumed, Prepared, Error))
 NORMAL = 1000
 NO_CODE = 1005  # the worker has closed without saying why
 
@@ -100,11 +102,11 @@ class Relay:
         self._workers.alive(self._lease.worker)
         message = outline(data)
         kind = message.get("type")
-        if kind == "result":
+        if kind == RESULT:
             self._lease.n_units += 1
             self._lease.worker.n_requests += 1
             self._metrics.unit(message, self._lease.request_type)
-        elif kind in ("paused", "resumed", "prepared"):
-            self._lease.paused = kind == "paused"
-        elif kind == "error":
+        elif kind in (PAUSED, RESUMED, PREPARED):
+            self._lease.paused = kind == PAUSED
+        elif kind == ERROR:
             self._metrics.error(str(message.get("code")))

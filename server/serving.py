@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,7 @@ from server.queue import Queue
 from server.watch import Watch
 from server.workers import Address, Workers
 from worker.connection import live_server
-from worker.service_config import ROOT, Config
+from worker.service_config import Config
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -51,12 +52,16 @@ def serve(
     listening: socket.socket,
     tls: Tls | None,
     *,
-    presets: Presets = NO_PRESETS,
-    lang: str | None = None,
+    presets: Presets,
+    lang: str | None,
+    reports: Path,
 ) -> int:
-    """Run until told to stop. lang: of pages for visitors who have not chosen. Returns: the exit status."""
+    """Run until told to stop.
+
+    lang: of pages for visitors who have not chosen. reports: folder for what clients report. Returns: the exit status.
+    """
     allow_many_files()
-    return asyncio.run(_serve(config, addresses, listening, tls, presets, lang))
+    return asyncio.run(_serve(config, addresses, listening, tls, presets, lang, reports))
 
 
 async def _serve(
@@ -66,9 +71,13 @@ async def _serve(
     tls: Tls | None,
     presets: Presets,
     lang: str | None,
+    reports: Path,
 ) -> int:
     async with httpx.AsyncClient(trust_env=False, limits=ASKING) as asking:
-        gateway, watch = build_gateway(config, addresses, asking, ROOT / "tmp", presets=presets, lang=lang)
+        only_here = ip_address(listening.getsockname()[0]).is_loopback
+        gateway, watch = build_gateway(
+            config, addresses, asking, reports, presets=presets, lang=lang, only_here=only_here
+        )
         files = {} if tls is None else {"ssl_certfile": tls.certfile, "ssl_keyfile": tls.keyfile}
         server = live_server(build_app(gateway), **files)
         stop = asyncio.Event()
@@ -102,8 +111,13 @@ def build_gateway(
     *,
     presets: Presets = NO_PRESETS,
     lang: str | None = None,
+    only_here: bool = False,
 ) -> tuple[Gateway, Watch]:
-    """All its parts. asking: for workers, as `ASKING` limits it. reports: folder for what clients report."""
+    """All its parts.
+
+    asking: for workers, as `ASKING` limits it. reports: folder for what clients report. only_here: it listens on a
+    loopback address.
+    """
     service = config.service
     eta = EtaConfig(
         service.eta_chat_s,
@@ -120,7 +134,15 @@ def build_gateway(
     frontend = FrontendDefaults(
         playback_delay_ms=audio.playback_delay_ms, chat_vocoder=audio.chat_vocoder, default_lang=lang
     )
-    gateway = Gateway(desk, duplex, metrics, Origins(service.allowed_origins), frontend, audio.ref_audio_path, presets)
+    gateway = Gateway(
+        desk,
+        duplex,
+        metrics,
+        Origins(service.allowed_origins, only_here=only_here),
+        frontend,
+        audio.ref_audio_path,
+        presets,
+    )
     return gateway, Watch(desk, metrics, asking, service.worker_timeout_s)
 
 

@@ -42,6 +42,7 @@ from worker.results import Event, Failure, Partial, UnitResult
 from worker.service import Lease, Service
 from worker.sessions import Prompt
 from worker.unit_message import Clock, partial_message, result_message
+from worker.wire import CloseReason
 
 LOG = logging.getLogger(__name__)
 NORMAL, FAILED, RESTART = 1000, 1011, 1012  # WebSocket close codes
@@ -135,7 +136,7 @@ class Conversation:
     async def _next(self) -> Waiting | Goodbye:
         while not self._inbox or self._broken is not None:
             if self._broken is not None:
-                return Goodbye(FAILED, "engine")
+                return Goodbye(FAILED, CloseReason.ENGINE)
             self._arrived.clear()
             try:
                 async with asyncio.timeout_at(self._deadline()):
@@ -158,10 +159,10 @@ class Conversation:
 
     async def _time_out(self) -> Goodbye:
         await self._until(0)
-        what = "Pause" if self.paused else "Idle"
+        reason = CloseReason.PAUSE if self.paused else CloseReason.IDLE
         seconds = self._pause_timeout if self.paused else self._service.settings.idle_timeout
-        self._say(Timeout(reason=f"{what} timeout ({seconds:.1f}s)"))
-        return Goodbye(NORMAL, f"{what} timeout")
+        self._say(Timeout(reason=f"{reason} ({seconds:.1f}s)"))
+        return Goodbye(NORMAL, reason)
 
     async def _answer(self, waiting: Waiting) -> Goodbye | None:
         message = waiting.message
@@ -192,7 +193,7 @@ class Conversation:
                 self._say(Interrupted())
             case Stop():
                 self._say(Stopped(session_id=self.name))
-                return Goodbye(NORMAL, "stopped")
+                return Goodbye(NORMAL, CloseReason.STOPPED)
             case ClientDiagnostic():
                 LOG.debug("session %s: a diagnostic message is ignored", self.name)
         return None
@@ -349,7 +350,7 @@ class Conversation:
         """Returns: the end of the conversation, if the error is one."""
         await self._until(0)
         self._say_error(error)
-        return Goodbye(FAILED, "engine") if isinstance(error, EngineError) else None
+        return Goodbye(FAILED, CloseReason.ENGINE) if isinstance(error, EngineError) else None
 
     @property
     def n_rows(self) -> int:

@@ -71,6 +71,11 @@ class Message(Record):
     type: str
 
     @classmethod
+    def kind(cls) -> str:
+        """What `type` says."""
+        return cls.model_fields["type"].default
+
+    @classmethod
     def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
         """What came in, brought into the fields of this kind. Raises: WireError."""
         return given
@@ -92,9 +97,7 @@ class Reader:
 
     def __init__(self, union: Any):
         self._adapter: TypeAdapter[Any] = TypeAdapter(union)
-        self.classes: dict[str, type[Message]] = {
-            cls.model_fields["type"].default: cls for cls in get_args(get_args(union)[0])
-        }
+        self.classes: dict[str, type[Message]] = {cls.kind(): cls for cls in get_args(get_args(union)[0])}
 
     def kind(self, given: dict[str, Any]) -> type[Message]:
         """Raises: WireError unknown_type, or bad_message if there is no type."""

@@ -20,6 +20,7 @@ from worker.metrics import Metrics
 from worker.protocol import ClientMessage, Error, ErrorCode, Prepare, Spec, WireError, read_binary, read_text, write
 from worker.service import Lease, Service
 from worker.status import State
+from worker.wire import CloseReason
 
 LOG = logging.getLogger(__name__)
 TRY_LATER = 1013
@@ -103,7 +104,8 @@ class Duplex:
 
     def end_all(self, code: ErrorCode, text: str) -> None:
         """End every conversation with an error, as before a restart."""
-        farewell = Goodbye(RESTART if code is ErrorCode.DRAINING else FAILED, code)
+        is_draining = code is ErrorCode.DRAINING
+        farewell = Goodbye(*((RESTART, CloseReason.DRAINING) if is_draining else (FAILED, CloseReason.ENGINE)))
         for conversation, task in self.conversations.items():
             if not task.done():  # otherwise it is saying its last words
                 conversation.end(Error(error=text, code=code), farewell)

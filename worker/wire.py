@@ -52,6 +52,16 @@ class ErrorCode(StrEnum):
     CANCELLED = "cancelled"
 
 
+class CloseReason(StrEnum):
+    """Why a worker closes a connection, in its close frame."""
+
+    STOPPED = "stopped"
+    PAUSE = "Pause timeout"
+    IDLE = "Idle timeout"
+    ENGINE = "engine"
+    DRAINING = "draining"
+
+
 class WireError(ModelError, ValueError):
     """Something that came over a socket is not as agreed.
 

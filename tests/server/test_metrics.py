@@ -56,7 +56,10 @@ def assert_counted(got: Samples, *expected: tuple[str, dict[str, str], float]) -
 
 def test_a_conversation_is_counted() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1, n_listen=1, n_speak=2) as worker, running_gateway(worker) as running:
+        async with (
+            NullWorker(slots=1, n_listen=1, n_speak=2, think_s=0.02) as worker,
+            running_gateway(worker) as running,
+        ):
             client = await (await running.connect("adx_me")).prepared()
             for _ in range(3):
                 await client.unit()
@@ -103,7 +106,7 @@ def test_a_conversation_is_counted() -> None:
             up = got["relay_seconds_count", (("direction", "up"),)]
             assert 5 <= up <= 6, f"expected prepare or not, 3 chunks, nonsense and stop, got {up}"
             spent = got["unit_seconds_sum", (("decision", "speak"),)]
-            assert 0 < spent < 10, f"expected seconds, got {spent}"
+            assert 0.02 < spent < 10, f"expected seconds, got {spent}"
 
     asyncio.run(story())
 

@@ -174,7 +174,7 @@ def test_no_queue_at_all() -> None:
         desk.arrive("omni_duplex", "b")
     desk.workers.refused(seated.lease.worker)
     desk.step_back(seated)
-    assert desk.queue.position(seated.ticket) == 1, "expected who was let in before to wait"
+    assert desk.place(seated).position == 1, "expected who was let in before to wait"
 
 
 def test_who_steps_back_keeps_the_place_however_full_it_is() -> None:

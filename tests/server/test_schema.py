@@ -1,6 +1,6 @@
 """Requests made from the schema of the HTTP API: whatever is asked, the answer is one that the schema has.
 
-State-changing ones are among them: each is asked of a gateway where one client talks and others wait.
+State-changing ones are among them. All are asked of one gateway, where a client talks and others wait.
 """
 
 import schemathesis
