@@ -14,6 +14,7 @@ export class Camera {
   #stream = null;
   #newest = null;
   #busy = null;
+  #opening = 0; // counts what was asked for: only the last answer is wanted
   facing = "user";
   detailed = false;
   lost = () => {};
@@ -27,9 +28,10 @@ export class Camera {
     return this.#stream !== null;
   }
 
-  /** Ask for a camera and show it. Raises: the browser's DOMException. */
+  /** Ask for a camera and show it, unless `close` or another `open` comes first. Raises: the browser's DOMException. */
   async open(deviceId = "") {
     this.close();
+    const opening = this.#opening;
     const stream = await navigator.mediaDevices.getUserMedia({
       video: {
         ...(deviceId ? { deviceId: { ideal: deviceId } } : { facingMode: { ideal: this.facing } }),
@@ -38,6 +40,10 @@ export class Camera {
         frameRate: { ideal: 24, max: 30 },
       },
     });
+    if (opening !== this.#opening) {
+      for (const track of stream.getTracks()) track.stop();
+      return;
+    }
     this.#stream = stream;
     const [track] = stream.getVideoTracks();
     track.addEventListener("ended", () => {
@@ -63,11 +69,12 @@ export class Camera {
     const { videoWidth: width, videoHeight: height } = this.#video;
     if (!this.isOn || !width || this.#busy) return;
     const scale = Math.min(1, LONGEST[this.detailed ? "detailed" : "plain"] / Math.max(width, height));
-    this.#canvas.width = Math.round(width * scale);
-    this.#canvas.height = Math.round(height * scale);
-    this.#canvas.getContext("2d", { alpha: false }).drawImage(this.#video, 0, 0, this.#canvas.width, this.#canvas.height);
+    const canvas = this.#canvas;
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+    canvas.getContext("2d", { alpha: false }).drawImage(this.#video, 0, 0, canvas.width, canvas.height);
     const taken = performance.now();
-    this.#busy = new Promise((resolve) => this.#canvas.toBlob(resolve, "image/jpeg", QUALITY))
+    this.#busy = new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", QUALITY))
       .then((blob) => blob?.arrayBuffer())
       .then((bytes) => {
         if (bytes && this.isOn) this.#newest = { bytes: new Uint8Array(bytes), taken };
@@ -75,7 +82,10 @@ export class Camera {
       .finally(() => (this.#busy = null));
   }
 
-  /** The newest picture, waiting at most `patienceMs` for one that is being encoded. @returns {Promise<Uint8Array|null>} */
+  /**
+   * The newest picture, waiting at most `patienceMs` for one that is being encoded.
+   * @returns {Promise<Uint8Array|null>}
+   */
   async picture(patienceMs) {
     if (!this.isOn) return null;
     if (this.#busy) await Promise.race([this.#busy, new Promise((resolve) => setTimeout(resolve, patienceMs))]);
@@ -84,6 +94,7 @@ export class Camera {
   }
 
   close() {
+    this.#opening += 1;
     for (const track of this.#stream?.getTracks() ?? []) track.stop();
     this.#stream = this.#newest = null;
     this.#video.srcObject = null;

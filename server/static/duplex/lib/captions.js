@@ -1,4 +1,8 @@
-/** What the model says, turn by turn, as a script with times beside it. Knows a list element; text is only ever text. */
+/**
+ * What the model says, turn by turn, as a script with times beside it.
+ *
+ * Knows a list element; text is only ever text.
+ */
 
 import { clock, tell } from "./i18n.js";
 

@@ -10,6 +10,7 @@ export class Capture {
   #source = null;
   #stream = null;
   #muted = false;
+  #closed = false;
 
   /** on: what is called for "soon", "unit" and "level", by name; "lost" when the device goes away. */
   constructor(context, on) {
@@ -40,8 +41,17 @@ export class Capture {
     });
   }
 
-  /** Listen to a stream of `open`; an earlier one is let go. */
+  /** Close a stream of `open` that is not used. */
+  static letGo(stream) {
+    for (const track of stream.getTracks()) track.stop();
+  }
+
+  /** Listen to a stream of `open`; an earlier one is let go, and this one too after `close`. */
   use(stream) {
+    if (this.#closed) {
+      Capture.letGo(stream);
+      return;
+    }
     this.#release();
     this.#stream = stream;
     this.#source = this.#context.createMediaStreamSource(stream);
@@ -64,11 +74,12 @@ export class Capture {
 
   #release() {
     this.#source?.disconnect();
-    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    if (this.#stream) Capture.letGo(this.#stream);
     this.#source = this.#stream = null;
   }
 
   close() {
+    this.#closed = true;
     this.#release();
     this.#node.disconnect();
     this.#node.port.close();

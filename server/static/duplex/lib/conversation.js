@@ -1,8 +1,8 @@
 /**
  * One conversation: microphone and camera to the server, its turns to the speaker, every state in between.
  *
- * Knows the order of things: who is asked first, which sound belongs to which turn, what is dropped after a cut. Does not
- * know the page; it tells `ui` what happens.
+ * Knows the order of things: who is asked first, which sound belongs to which turn, what is dropped after a cut. Does
+ * not know the page; it tells `ui` what happens.
  */
 
 import { Capture } from "./capture.js";
@@ -10,6 +10,7 @@ import { Cushion } from "./cushion.js";
 import { Player } from "./player.js";
 import { Session, newSessionId } from "./session.js";
 import { Stats } from "./stats.js";
+import { endsConversation, standsForUnit, timeoutTrouble, troubleOf } from "./trouble.js";
 
 const SOUND_RATE = 24000;
 const PICTURE_PATIENCE_MS = 80;
@@ -64,11 +65,11 @@ export class Conversation {
     this.#become("asking");
     const settings = this.#settings();
     try {
-      await this.#openSound(settings);
-      if (settings.wantsCamera) await this.#openCamera(settings);
+      await this.#openSound(settings, attempt);
+      if (settings.wantsCamera && attempt === this.#attempt) await this.#openCamera(settings, attempt);
+      if (attempt !== this.#attempt) return; // stopped while the browser was asking
       const prepare = await settings.prepare();
       if (attempt === this.#attempt) this.#connect(settings, prepare);
-      else if (!this.isOpen) this.#release(); // stopped while the browser was asking
     } catch (error) {
       if (attempt === this.#attempt) this.#fail(troubleOf(error), error.message);
     }
@@ -81,7 +82,8 @@ export class Conversation {
     this.#lastTurn = this.#dropThrough = 0;
   }
 
-  async #openSound(settings) {
+  /** Leaves nothing open if the attempt is over by the time the browser answers: another one may be under way. */
+  async #openSound(settings, attempt) {
     if (!navigator.mediaDevices) throw Object.assign(new Error(location.origin), { name: "InsecureContext" });
     // Made before anything is waited for, while the click still counts.
     const context = (this.#context ??= this.#makeContext());
@@ -89,8 +91,12 @@ export class Conversation {
     try {
       await Promise.all([Capture.load(context), Player.load(context)]);
     } catch (error) {
-      stream.getTracks().forEach((track) => track.stop());
+      Capture.letGo(stream);
       throw error;
+    }
+    if (attempt !== this.#attempt) {
+      Capture.letGo(stream);
+      return;
     }
     this.#capture = new Capture(context, {
       soon: () => this.#camera.snap(),
@@ -106,9 +112,9 @@ export class Conversation {
       gap: (event) => this.#onGap(event),
       level: (event) => this.#onLevel(event),
     });
-    await this.useSpeaker(settings.speaker);
     this.#cushion = new Cushion(settings.playbackDelayMs);
     this.#tune();
+    await this.useSpeaker(settings.speaker);
   }
 
   #makeContext() {
@@ -118,11 +124,12 @@ export class Conversation {
     return context;
   }
 
-  async #openCamera(settings) {
+  async #openCamera(settings, attempt) {
     this.#camera.detailed = settings.detailed;
     try {
       if (!this.#camera.isOn) await this.#camera.open(settings.camera);
     } catch (error) {
+      if (attempt !== this.#attempt) return;
       this.#ui.notice(error.name === "NotAllowedError" ? "camera_denied" : "camera_missing");
     }
   }
@@ -138,8 +145,9 @@ export class Conversation {
       result: (message) => this.#onResult(message),
       paused: (message) => this.state === "paused" && this.#become("paused", message),
       stopped: () => this.#session?.close(),
-      timeout: () => this.#fail("pause_timeout", ""),
+      timeout: (message) => this.#fail(timeoutTrouble(message, this.state), ""),
       error: (message) => this.#onError(message),
+      unreadable: (error) => this.#onUnreadable(error),
       closed: (event) => this.#onClosed(event),
     });
   }
@@ -196,12 +204,13 @@ export class Conversation {
   }
 
   async useMicrophone(deviceId) {
-    if (!this.#capture) return;
-    this.#capture.use(await Capture.open(deviceId));
+    const capture = this.#capture;
+    capture?.use(await Capture.open(deviceId)); // one that is closed by then lets it go
   }
 
   async useSpeaker(deviceId) {
-    if (this.#context?.setSinkId) await this.#context.setSinkId(deviceId).catch(() => this.#ui.notice("speaker_missing"));
+    if (!this.#context?.setSinkId) return;
+    await this.#context.setSinkId(deviceId).catch(() => this.#ui.notice("speaker_missing"));
   }
 
   #cut() {
@@ -320,14 +329,18 @@ export class Conversation {
 
   #onError(message) {
     this.stats.errors.push({ code: message.code ?? "internal", error: message.error });
-    if (!this.isLive && this.state !== "paused") {
+    if ((!this.isLive && this.state !== "paused") || endsConversation(message.code)) {
       this.#fail(message.code, message.error);
-    } else if (FATAL.includes(message.code)) {
-      this.#fail(message.code, message.error);
-    } else {
-      this.#waiting.shift(); // it stands in the place of a unit's result
-      if (message.code !== "paused") this.#ui.trouble(message.code, message.error);
+      return;
     }
+    if (standsForUnit(message.code)) this.#waiting.shift();
+    if (message.code !== "paused") this.#ui.trouble(message.code, message.error);
+  }
+
+  /** Nobody knows which second it was about, so no later answer could be counted for the right one. */
+  #onUnreadable(error) {
+    this.stats.errors.push({ code: "unreadable", error: String(error) });
+    this.#fail("unreadable", String(error));
   }
 
   #onClosed({ opened }) {
@@ -372,19 +385,5 @@ export class Conversation {
   #become(state, details = {}) {
     this.state = state;
     this.#ui.state(state, details);
-  }
-}
-
-const FATAL = ["engine", "draining", "worker_lost", "context_full", "not_prepared", "internal"];
-
-/** Which of our sentences tells what kept a conversation from starting. */
-function troubleOf(error) {
-  switch (error.name) {
-    case "InsecureContext": return "insecure";
-    case "BadConfig": return "bad_config";
-    case "NotAllowedError": return "mic_denied";
-    case "NotFoundError": return "mic_missing";
-    case "NotReadableError": return "mic_busy";
-    default: return "start_failed";
   }
 }

@@ -182,8 +182,8 @@ export class Panel {
   async #refreshDevices() {
     const devices = (await navigator.mediaDevices?.enumerateDevices().catch(() => [])) ?? [];
     for (const [id, name, , kind] of DEVICES) {
-      const found = devices.filter((device) => device.kind === kind && device.deviceId && device.deviceId !== "default");
-      const options = found.map((device, i) => [device.deviceId, device.label || say("device_unnamed", { number: i + 1 })]);
+      const found = devices.filter((one) => one.kind === kind && one.deviceId && one.deviceId !== "default");
+      const options = found.map((one, i) => [one.deviceId, one.label || say("device_unnamed", { number: i + 1 })]);
       fillSelect(byId(id), [["", say("device_default")], ...options], this.#values[name]);
     }
   }

@@ -79,15 +79,3 @@ export class Resampler {
     return out;
   }
 }
-
-/** A whole clip. @returns {Float32Array} as long as it should be, to a sample */
-export function resampled(samples, from, to) {
-  if (from === to) return samples;
-  const resampler = new Resampler(from, to);
-  const out = resampler.process(samples);
-  const rest = resampler.process(new Float32Array(resampler.taps));
-  const whole = new Float32Array(Math.round((samples.length * to) / from));
-  whole.set(out.subarray(0, whole.length));
-  whole.set(rest.subarray(0, Math.max(0, whole.length - out.length)), Math.min(out.length, whole.length));
-  return whole;
-}

@@ -34,7 +34,8 @@ export class Session {
 
   /**
    * @param {string} id @param {object} prepare fields of the message besides `spec`
-   * @param {object} on called by message type; also "open", and "closed" with {code, reason, opened}, once
+   * @param {object} on called by message type; also "open", "unreadable" with an Error for what is no message, and
+   *   "closed" with {code, reason, opened}, once
    */
   constructor(id, prepare, on) {
     this.id = id;
@@ -59,7 +60,7 @@ export class Session {
     try {
       message = decodeMessage(data, this.spec.sound_out);
     } catch (error) {
-      this.#on.error?.({ code: "bad_message", error: String(error) });
+      this.#on.unreadable?.(error);
       return;
     }
     if (message.type === "queue_done") {
