@@ -105,7 +105,7 @@ async def connect(
         )
     except InvalidStatus as error:
         raise Refused(address.url, error.response.status_code) from None
-    except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
+    except (OSError, TimeoutError, InvalidHandshake, EOFError, UnicodeError) as error:  # a name that cannot be one
         expected = "a certificate that is trusted" if isinstance(error, tls.SSLError) else "a server that answers"
         raise ConnectionLost(address.url, expected=expected, got=str(error) or type(error).__name__) from None
     async with DuplexClient(socket, address, on_queue) as client:

@@ -6,6 +6,7 @@ wanted stop; 1 if something cannot be kept running; 2 if nothing was started; 13
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -55,9 +56,11 @@ def main(argv: list[str] | None = None) -> int:
 def launch(plan: Plan, policy: Policy | None = None) -> int:
     """Run a plan until it is told to stop. Returns: the exit status."""
     remove_stale(plan.folder)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may have it ignored, and its children with it
+    screen = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the program; started without a stdout
 
     async def run() -> tuple[int, str]:
-        supervisor = Supervisor(plan, Board(sys.stdout), policy)
+        supervisor = Supervisor(plan, Board(screen), policy)
         return await supervisor.run(), supervisor.failure
 
     status, failure = asyncio.run(run())

@@ -82,7 +82,8 @@ class Child:
                 start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which stops things in order
             )
         self._status = None
-        self.pid_file.write_text(f"{self.pid}\n")
+        with suppress(OSError):  # a disk that is full is no reason to lose hold of what runs
+            self.pid_file.write_text(f"{self.pid}\n")
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs, or before it started.
@@ -95,7 +96,8 @@ class Child:
             return None
         self._signal_all(signal.SIGKILL)
         self._status = self._process.wait()
-        self.pid_file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.pid_file.unlink(missing_ok=True)
         return self._status
 
     @property

@@ -48,7 +48,7 @@ class Device:
 
     @property
     def number(self) -> int | None:
-        return int(self.visible) if self.visible is not None and self.visible.isdigit() else None
+        return int(self.visible) if self.visible is not None and self.visible.isdecimal() else None
 
     @property
     def environ(self) -> dict[str, str]:
@@ -89,9 +89,12 @@ def oddity(asked: str, environ: Mapping[str, str], found: Sequence[Device], ask:
     """What is strange about running on the CPU, if anything: a driver that is there and does not answer."""
     if asked != "auto" or list(found) != [CPU] or GPU_VARIABLE in environ or not shutil.which("nvidia-smi"):
         return None
-    if ask(["nvidia-smi", "-L"]) is not None:
-        return None
-    return "nvidia-smi is there and fails (run it to see why), so workers run on the CPU"
+    said = ask(["nvidia-smi", "-L"])
+    if said is None:
+        return "nvidia-smi is there and fails (run it to see why), so workers run on the CPU"
+    if "UUID" in said:
+        return "nvidia-smi lists GPUs and does not tell of them (--query-gpu), so workers run on the CPU"
+    return None
 
 
 def named(visible: str, listed: Sequence[Gpu]) -> list[str]:
@@ -108,7 +111,7 @@ def named(visible: str, listed: Sequence[Gpu]) -> list[str]:
         if not re.fullmatch(r"\d+|(GPU|MIG)-.+", name):
             expected = "numbers, or names that begin with GPU- or MIG-"
             raise SettingsError(GPU_VARIABLE, expected=expected, got=repr(visible))
-        is_known = name in numbers if name.isdigit() else any(gpu.uuid.startswith(name) for gpu in listed)
+        is_known = name in numbers if name.isdecimal() else any(gpu.uuid.startswith(name) for gpu in listed)
         if listed and is_whole and not is_known:
             expected = f"GPUs that nvidia-smi lists ({', '.join(sorted(numbers, key=int))})"
             raise SettingsError(GPU_VARIABLE, expected=expected, got=repr(name))
@@ -123,7 +126,7 @@ def list_gpus(ask: Ask) -> list[Gpu]:
     said = ask(["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"])
     for line in (said or "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[0].isdigit():
+        if len(cells) == 5 and cells[0].isdecimal():
             index, uuid, name, total, free = cells
             known[uuid] = Gpu(int(index), uuid, name, _bytes(total), _bytes(free))
     if not known:
@@ -160,7 +163,7 @@ def _numbers(listed: Sequence[Gpu]) -> list[str]:
 def _of(name: str, listed: Sequence[Gpu], is_sure: bool) -> Gpu | None:
     """is_sure: numbers mean the same to CUDA, which may put the fastest GPU first, and to the driver."""
     for gpu in listed:
-        if name.isdigit():
+        if name.isdecimal():
             if is_sure and gpu.index == int(name) and not gpu.uuid.startswith("MIG-"):
                 return gpu
         elif gpu.uuid.startswith(name):
@@ -169,4 +172,4 @@ def _of(name: str, listed: Sequence[Gpu], is_sure: bool) -> Gpu | None:
 
 
 def _bytes(cell: str) -> int:
-    return int(cell) * MIB if cell.isdigit() else 0
+    return int(cell) * MIB if cell.isdecimal() else 0

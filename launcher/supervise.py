@@ -21,6 +21,7 @@ from launcher.policy import Policy, Record, Silence, Verdict
 from launcher.progress import Board, Line, n_slots, ready_text, starting_line, totals_text
 
 READY = ("IDLE", "BUSY")
+TOGETHER_S = 0.5
 POLL_S = 0.05  # between two looks at processes that are to end
 FAILED_GRACE_S = 5.0  # for a worker that broke down to go by itself
 
@@ -72,6 +73,7 @@ class Supervisor:
         self._gateway = self._ward(plan.gateway)
         self._workers = [self._ward(program) for program in plan.workers]
         self._over, self._hurry = asyncio.Event(), asyncio.Event()
+        self._told_at: float | None = None
         self._is_announced = False
 
     def _ward(self, program: Program) -> Ward:
@@ -110,8 +112,12 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, self._over.set)  # a terminal that closes sends more than one
 
     def _told_to_stop(self) -> None:
-        if self._over.is_set():
+        """A second one hurries; terminals and wrappers may send two for one wish, which come together."""
+        now = self._clock()
+        if self._told_at is not None and now - self._told_at > TOGETHER_S:
             self._hurry.set()
+        if self._told_at is None:
+            self._told_at = now
         self._over.set()
 
     def _cared(self, task: "asyncio.Task[None]") -> None:

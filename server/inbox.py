@@ -5,6 +5,7 @@ there is room: then its own buffers fill up, and it waits. Knows bytes, not mess
 """
 
 import asyncio
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ EACH = 256  # bytes that a message takes beside its own: millions of empty ones 
 
 
 class Sent(NamedTuple):
-    """One message as it came. received: monotonic s."""
+    """One message as it came. received: monotonic s. n_bytes: of memory."""
 
     data: Data
     received: float
+    n_bytes: int
 
 
 class Gone(Exception):
@@ -49,8 +51,9 @@ class Inbox:
 
     async def put(self, data: Data) -> None:
         """Returns once another message may be read."""
-        self._waiting.append(Sent(data, time.monotonic()))
-        self._count(len(data) + EACH)
+        sent = Sent(data, time.monotonic(), size_of(data))
+        self._waiting.append(sent)
+        self._count(sent.n_bytes)
         self._changed.set()
         while self._waiting and (self._n_bytes >= self.most or self._store.used >= self._store.most):
             self._changed.clear()
@@ -64,7 +67,7 @@ class Inbox:
             self._changed.clear()
             await self._changed.wait()
         sent = self._waiting.popleft()
-        self._count(-len(sent.data) - EACH)
+        self._count(-sent.n_bytes)
         self._changed.set()
         return sent
 
@@ -82,3 +85,8 @@ class Inbox:
     def _count(self, n: int) -> None:
         self._n_bytes += n
         self._store.used += n
+
+
+def size_of(data: Data) -> int:
+    """Bytes of memory that a message takes; a character takes up to four."""
+    return sys.getsizeof(data) + EACH

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from server.desk import Desk
 from worker.protocol import ErrorCode
 from worker.status import State
+from worker.wire import clean
 
 PREFIX = "duologue_gateway"
 # Fine around the targets, coarse beyond the deadline of a second.
@@ -142,4 +143,4 @@ def _number(value: object) -> float | None:
 def _set_all(gauge: Gauge, worker: str, values: object) -> None:
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if (number := _number(value)) is not None:
-            gauge.labels(worker, name).set(number)
+            gauge.labels(worker, clean(str(name))).set(number)

@@ -17,6 +17,7 @@ from server.inbox import Data, Gone, Inbox
 from server.metrics import Metrics
 from server.worker_link import WorkerLostError
 from server.workers import Lease, Workers
+from worker.connection import STUCK_S
 from worker.message import outline
 from worker.protocol import Error, Paused, Prepared, Result, Resumed
 
@@ -69,7 +70,7 @@ class Relay:
 
     async def _up(self) -> Ended:
         while True:
-            data, received = await self._inbox.get()
+            data, received, _ = await self._inbox.get()
             if self._keep(data):
                 continue
             try:
@@ -93,8 +94,11 @@ class Relay:
             received = time.monotonic()
             self._look_at(data)
             try:
-                await (self._websocket.send_text(data) if isinstance(data, str) else self._websocket.send_bytes(data))
-            except (WebSocketDisconnect, RuntimeError):
+                async with asyncio.timeout(STUCK_S):
+                    await (
+                        self._websocket.send_text(data) if isinstance(data, str) else self._websocket.send_bytes(data)
+                    )
+            except (WebSocketDisconnect, RuntimeError, TimeoutError):
                 raise Gone from None
             self._metrics.relayed("down", time.monotonic() - received)
 

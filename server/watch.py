@@ -69,7 +69,7 @@ def _health(answer: httpx.Response) -> dict[str, Any]:
     """Another answer than a worker's is an error of that worker."""
     try:
         body = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     names = [body.get(key, "") for key in ("state", "worker_status")] if isinstance(body, dict) else [None]
     if answer.status_code != 200 or not all(isinstance(name, str) for name in names):

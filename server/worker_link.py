@@ -15,10 +15,16 @@ from server.workers import Lease, Worker
 from worker.connection import MAX_FRAME
 
 PROBE_S = 1.0  # a worker that works answers within milliseconds
-OPEN_S = 10.0  # it may wait 5 s for the slot of a session that is just ending
+OPEN_S = 6.0  # it may wait 5 s for the slot of a session that is just ending
 CLOSE_S = 1.0
 WRITE_AHEAD = 2**20  # bytes
 MOST_WAITING = 4  # messages from the worker that the client has not taken yet
+
+
+class _Connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception:
+        """A worker does not send anybody elsewhere."""
+        return exc
 
 
 class WorkerRefusedError(ModelError, RuntimeError):
@@ -37,7 +43,7 @@ async def open_link(asking: httpx.AsyncClient, lease: Lease) -> ClientConnection
     worker = lease.worker
     await _probe(asking, worker)
     try:
-        return await connect(
+        return await _Connect(
             f"ws://{worker.address}/ws/duplex?session_id={lease.session_id}",
             max_size=MAX_FRAME,
             max_queue=MOST_WAITING,

@@ -18,6 +18,9 @@ from models.errors import SettingsError
 MAX_MESSAGE = 128 * 2**20
 # What a server lets through, so that a message that is somewhat too long is answered and does not end the session.
 MAX_FRAME = 160 * 2**20
+MOST_AT_ONCE = 2**14
+# A client that takes nothing for so long is gone; keepalive pings are not seen by one that is not read.
+STUCK_S = 20.0
 CONNECTION = "connection"  # in the scope's state: the TCP socket
 WATCH_S = 0.25
 LINGER_S = 15.0  # how long a connection may outlive its session
@@ -47,7 +50,17 @@ class LiveProtocol(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
+        # Of asyncio's transports: bytes read at once. What is read is parsed in one go, and of empty frames the usual
+        # 256 KB hold 40 000: everybody else would wait for a second.
+        transport.max_size = MOST_AT_ONCE
         super().connection_made(transport)
+
+    def handle_ping(self) -> None:
+        """Who asks and does not read the answers would have them pile up here."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.transport.abort()
 
     def on_task_complete(self, task: "asyncio.Task[None]") -> None:
         super().on_task_complete(task)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from models.errors import ModelError, SlotError
-from worker.connection import MAX_MESSAGE, until_gone
+from worker.connection import MAX_MESSAGE, STUCK_S, until_gone
 from worker.conversation import FAILED, RESTART, Conversation, Goodbye
 from worker.error_codes import code_of
 from worker.metrics import Metrics
@@ -156,7 +156,10 @@ async def _write(websocket: WebSocket, conversation: Conversation) -> None:
         message, spec = await conversation.outbox.get()
         try:
             data = write(message, spec)
-            await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+            async with asyncio.timeout(STUCK_S):
+                await (websocket.send_text(data) if isinstance(data, str) else websocket.send_bytes(data))
+        except TimeoutError:
+            raise WebSocketDisconnect from None
         finally:
             conversation.outbox.task_done()
 

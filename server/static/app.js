@@ -23,6 +23,8 @@ const plot = new Plot(byId("plot"));
 const camera = new Camera(byId("preview"));
 let began = 0;
 let serverDelayMs = PLAYBACK_DELAY_MS;
+let isOff = false; // the server offers none of this kind of conversation
+let other = null; // the kind that it offers beside or instead: {app_id, route}
 
 const conversation = new Conversation(
   camera,
@@ -100,6 +102,8 @@ function showState(state, details) {
   tell(byId("empty-text"), conversation.isLive ? "empty_live" : "empty_text");
   stage.show(state, details);
   stage.pictured(camera.isOn);
+  // Where it is switched off browsers only tell that there is no connection.
+  if (details.code === "server_unreachable") lookAtApps().catch(() => {});
 }
 
 function showFigures() {
@@ -125,7 +129,8 @@ function figure(name, value, unit = "", bad = false) {
 // --- controls ------------------------------------------------------------------------------------
 
 byId("card-action").onclick = () => {
-  if (conversation.state === "paused") conversation.resume();
+  if (isOff) goElsewhere();
+  else if (conversation.state === "paused") conversation.resume();
   else if (conversation.isOpen) conversation.stop();
   else conversation.start();
 };
@@ -197,6 +202,24 @@ Object.defineProperty(window, "duologue", {
   }),
 });
 
+/** Which kinds of conversation there are now, and whether this one is among them. Raises: Error, TypeError. */
+async function lookAtApps() {
+  const { apps } = await fetchJson("/api/apps");
+  drawApps(apps);
+  if (conversation.isOpen) return; // what runs goes on
+  const wasOff = isOff;
+  isOff = !apps.some(({ app_id: id }) => id === mode);
+  other = apps.find(({ app_id: id }) => id !== mode && has(`app_${id}`)) ?? null;
+  if (isOff) stage.show("off", { other: other?.app_id });
+  else if (wasOff) stage.show("idle");
+}
+
+/** From a kind that is switched off to the other one; without one, look whether it is on again. */
+function goElsewhere() {
+  if (other) location.assign(other.route + location.search);
+  else lookAtApps().catch(() => stage.notice(say("trouble_server_unreachable_text")));
+}
+
 function drawApps(apps) {
   const known = apps.filter(({ app_id: id }) => has(`app_${id}`));
   const links = known.map(({ app_id: id, route }) => {
@@ -227,13 +250,12 @@ async function start() {
   stage.muted(false);
   chooseLanguage();
   stage.show("idle");
-  const [defaults, apps] = await Promise.allSettled([fetchJson("/api/frontend_defaults"), fetchJson("/api/apps")]);
+  const [defaults] = await Promise.allSettled([fetchJson("/api/frontend_defaults"), lookAtApps()]);
   if (defaults.status === "fulfilled") {
     serverDelayMs = defaults.value.playback_delay_ms ?? serverDelayMs;
     if (defaults.value.default_lang) chooseLanguage(defaults.value.default_lang);
     if (settings.values.delayMs === null) byId("set-delay").value = serverDelayMs;
   }
-  if (apps.status === "fulfilled") drawApps(apps.value.apps);
   await panel.load();
 }
 

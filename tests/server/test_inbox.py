@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.inbox import EACH, Gone, Inbox, Store
+from server.inbox import EACH, Gone, Inbox, Store, size_of
 
 ROOM = 10_000
 
@@ -31,7 +31,7 @@ def test_order_and_room(messages: list[str | bytes]) -> None:
         inbox = Inbox(store, 10**6)
         for message in messages:
             await inbox.put(message)
-        assert store.used == sum(len(one) + EACH for one in messages)
+        assert store.used == sum(map(size_of, messages))
         inbox.end()
         got = [(await inbox.get()).data for _ in messages]
         assert got == messages, f"expected {messages}, got {got}"
@@ -45,7 +45,7 @@ def test_order_and_room(messages: list[str | bytes]) -> None:
 def test_beyond_its_bound_a_client_waits() -> None:
     async def story() -> None:
         inbox = Inbox(Store(10**6), ROOM)
-        assert await is_held_up(inbox.put(bytes(ROOM - 3 * EACH))) is None
+        assert await is_held_up(inbox.put(bytes(ROOM - 3 * size_of(b"")))) is None
         waiting = await is_held_up(inbox.put(b""))
         assert waiting is None, "expected room up to the bound"
         waiting = await is_held_up(inbox.put(b"x"))

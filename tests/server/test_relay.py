@@ -222,7 +222,7 @@ def test_floods_of_tiny_messages_let_others_talk() -> None:
             n = 8_000
             for _ in range(n):
                 await flood.say("x")
-            box_bytes = n * (1 + inbox.EACH)
+            box_bytes = n * inbox.size_of("x")
             await until(lambda: gateway.gateway.duplex._store.used == box_bytes, "all of it to be kept", 30)
             await first.close()
             await flood.until("queue_done")

@@ -1,8 +1,8 @@
 /**
  * The audio thread of the microphone: the context's rate to 16 kHz, cut into exact seconds.
  *
- * In: {type: "run", on} starts at a fresh second or stops. Out: {type: "soon"} a moment before a second is full, so that
- * a picture can be taken, {type: "unit", samples}, and 15 times a second {type: "level", rms}.
+ * In: {type: "run", on} starts at a fresh second or stops. Out: {type: "soon"} a moment before a second is full, so
+ * that a picture can be taken, {type: "unit", samples}, and 15 times a second {type: "level", rms}.
  */
 
 import { Resampler } from "./resampler.js";

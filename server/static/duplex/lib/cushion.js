@@ -1,8 +1,8 @@
 /**
  * How long a turn's first sound is held back, learned from how sound came so far.
  *
- * For every turn it works out the delay with which nothing would have been missing, and asks for the largest of the last
- * turns and a margin. Knows arrival times only.
+ * For every turn it works out the delay with which nothing would have been missing, and asks for the largest of the
+ * last turns and a margin. Knows arrival times only.
  */
 
 const FIRST_UNIT_SHORT_MS = 160; // a turn's first second brings less than a second: the vocoder looks ahead

@@ -2,7 +2,8 @@
  * The audio thread of playback: 24 kHz turns out of a Playout to the context's rate.
  *
  * In: {type: "sound", samples, turn} {type: "end", turn} {type: "flush", id} {type: "tune", delayMs, lowMs}.
- * Out: the Playout's events with the context's time, {type: "flushed", id, lost} and, 15 times a second, {type: "level"}.
+ * Out: the Playout's events with the context's time, {type: "flushed", id, lost} and, 15 times a second,
+ * {type: "level"}.
  */
 
 import { Playout, SOUND_RATE } from "./playout.js";

@@ -1,10 +1,10 @@
 /**
  * What is played when: turns behind one another, each after a cushion, without holes.
  *
- * A turn begins `delay` after its first sound came, or when all of it is there. While it goes on and little is left, time
- * is stretched: a piece of the last few milliseconds that fits is heard once more. Only when nothing at all is left there
- * is a gap, and it is counted to the sample. Knows samples at one rate and the order of turns; does not know audio
- * threads, sockets or clocks: its clock is what has been read.
+ * A turn begins `delay` after its first sound came, or when all of it is there. While it goes on and little is left,
+ * time is stretched: a piece of the last few milliseconds that fits is heard once more. Only when nothing at all is
+ * left there is a gap, and it is counted to the sample. Knows samples at one rate and the order of turns; does not know
+ * audio threads, sockets or clocks: its clock is what has been read.
  */
 
 export const SOUND_RATE = 24000;

@@ -5,6 +5,7 @@
  */
 
 import { clock, has, label, say, tell } from "./i18n.js";
+import { hasBegun } from "./trouble.js";
 
 const LIVE = ["listening", "speaking", "paused"];
 const NOTICE_MS = 7000;
@@ -26,14 +27,17 @@ export class Stage {
     setInterval(() => this.#tick(), 500);
   }
 
-  /** details: of the queue, the pause or the trouble; `lasted` in seconds when a conversation is over. */
+  /**
+   * state: of a conversation, or "off" where the server offers none of this kind. details: of the queue, the pause or
+   * the trouble; `lasted` in seconds when a conversation is over; `other`, the kind that is offered instead.
+   */
   show(state, details = {}) {
     const before = this.#state;
     if (state === "queued" || (state === "paused" && details.timeout)) this.#wait(details, before);
     if (state === "paused" && before !== "paused" && !details.timeout) this.#due = 0;
     if (details.lasted) this.#lasted = details.lasted;
     this.#state = state;
-    this.#details = details.position || details.code ? details : state === before ? this.#details : details;
+    if (state !== before || state === "off" || details.position || details.code) this.#details = details;
     this.#stage.dataset.state = state;
     this.#stage.classList.toggle("live", LIVE.includes(state));
     tell(byId("badge-text"), `state_${state}`);
@@ -79,6 +83,11 @@ export class Stage {
     switch (this.#state) {
       case "idle":
         return { title: say(`welcome_${kind}`), text: say(`welcome_text_${kind}`), action: "start" };
+      case "off": {
+        const { other } = this.#details;
+        const text = say(other ? "off_text_other" : "off_text");
+        return { title: say(`off_title_${kind}`), text, action: other ? `off_go_${other}` : "off_again" };
+      }
       case "asking":
         return { title: say("asking_title"), text: say(`asking_text_${kind}`), action: "cancel", calm: true };
       case "queued": {
@@ -95,7 +104,7 @@ export class Stage {
       case "ended":
         return { title: say("ended_title"), text: say("ended_text", { time: clock(this.#lasted) }), action: "again" };
       case "failed":
-        return { ...this.#trouble(), action: NOT_BEGUN.includes(this.#details.code) ? "start" : "reconnect" };
+        return { ...this.#trouble(), action: hasBegun(this.#details.code) ? "reconnect" : "start" };
       default:
         return { title: "", text: "", action: null };
     }
@@ -152,6 +161,3 @@ export class Stage {
     if (!this.#stage.classList.contains("pictured")) byId(`orb-${who}`).style.transform = `scale(${1 + 0.35 * shown})`;
   }
 }
-
-/** After these there was no conversation that could be taken up again. */
-const NOT_BEGUN = ["insecure", "mic_denied", "mic_missing", "mic_busy", "start_failed", "bad_config"];
