@@ -1,5 +1,6 @@
 """Whole lives of a launcher's processes, with stubs that die, hang, break down and refuse to go."""
 
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.child import Child, Program
 from launcher.lock import Taken, held
 from tests.launcher.processes import free_ports, stubs, wait_until
 from tests.launcher.run_plan import STUB
@@ -94,6 +96,26 @@ def test_a_second_ctrl_c_kills_what_does_not_go(tmp_path: Path) -> None:
         launched.wait_line("worker 0 killed: at once")
         launched.expect_nobody_left()
         assert launched.pid_files() == []
+
+
+def test_a_full_disk_does_not_lose_hold_of_what_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    program = Program(
+        "worker 0", "worker_0", (sys.executable, "-c", "import time; time.sleep(60)"), "http://127.0.0.1:1"
+    )
+    child = Child(program, tmp_path, root)
+    child.start()
+    assert child.is_running, "expected a process without a pid file, got none"
+    child.kill()
+    until = time.monotonic() + 10
+    while child.is_running:
+        assert time.monotonic() < until, "expected it to be killed"
+        time.sleep(0.02)
 
 
 def test_children_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:

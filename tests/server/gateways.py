@@ -154,13 +154,16 @@ Talk = Callable[[ServerConnection], Awaitable[None]]
 
 
 @asynccontextmanager
-async def special_worker(talk: Talk, slots: int = 4) -> AsyncIterator[int]:
-    """A worker that says of itself that all is well, and does what `talk` does. Yields: its port."""
+async def special_worker(talk: Talk, slots: int = 4, redirect: str | None = None) -> AsyncIterator[int]:
+    """A worker that says of itself that all is well, and does what `talk` does.
+
+    redirect: where it sends everybody instead. Yields: its port.
+    """
     health = json.dumps({"state": "IDLE", "worker_status": "idle", "slots": {"total": slots, "free": slots}}).encode()
 
     async def answer(connection: ServerConnection, request: Request) -> Response | None:
         if urlsplit(request.path).path == "/ws/duplex":
-            return None
+            return None if redirect is None else Response(302, "Found", Headers({"Location": redirect}), b"")
         headers = Headers({"Content-Length": str(len(health)), "Connection": "close"})
         return Response(200, HTTPStatus.OK.phrase, headers, health)
 

@@ -11,9 +11,10 @@ import websockets
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.null_worker import NullWorker
-from server import inbox
+from server import inbox, relay
 from server.duplex import MOST_IN_FLIGHT
 from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, Client, run, running_gateway, special_worker, until
+from worker.connection import MOST_AT_ONCE, LiveProtocol
 
 MB = 2**20
 ODD_MESSAGES = (
@@ -251,6 +252,67 @@ def test_who_is_there_and_never_reads_is_let_go() -> None:
             client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).seated()
             client.socket.transport.pause_reading()
             await gateway.clean()
+
+    run(story)
+
+
+def test_who_talks_and_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it talks it is not read either, and so no unanswered ping tells of it."""
+    monkeypatch.setattr(relay, "STUCK_S", 0.5)
+
+    async def story() -> None:
+        async def pour(connection: ServerConnection) -> None:
+            while True:
+                await connection.send("x" * MB)
+
+        async with special_worker(pour) as port, running_gateway(port) as gateway:
+            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).seated()
+            client.socket.transport.pause_reading()
+            await client.say("x" * MB)
+            await gateway.clean()
+
+    run(story)
+
+
+@pytest.mark.parametrize("frame", [b"\x89\x80\0\0\0\0", b"\x00\x80\0\0\0\0"], ids=["pings", "parts of a message"])
+def test_floods_of_empty_frames_let_others_talk(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many are read before somebody else has a turn is bounded, whatever has arrived."""
+    longest, receive = 0, LiveProtocol.data_received
+
+    def counting(protocol: LiveProtocol, data: bytes) -> None:
+        nonlocal longest
+        longest = max(longest, len(data))
+        receive(protocol, data)
+
+    monkeypatch.setattr(LiveProtocol, "data_received", counting)
+
+    async def story() -> None:
+        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+            client = await gateway.connect()
+            await client.hear("queue_done")
+            begin = b"\x01\x80\0\0\0\0" if frame[0] == 0 else b""
+            client.socket.transport.write(begin + frame * 50_000)
+            await until(lambda: longest, "something to be read")
+            assert longest <= MOST_AT_ONCE, f"expected at most {MOST_AT_ONCE} bytes at once, got {longest}"
+
+    run(story)
+
+
+def test_a_worker_sends_nobody_elsewhere() -> None:
+    async def story() -> None:
+        async def elsewhere(connection: ServerConnection) -> None:
+            reached.append(connection.request.path)
+            await connection.close()
+
+        reached: list[str] = []
+        async with special_worker(elsewhere) as target:
+            to = f"ws://127.0.0.1:{target}/ws/duplex"
+            async with special_worker(elsewhere, redirect=to) as port, running_gateway(port) as gateway:
+                await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+                client = await gateway.connect()
+                await client.hear("queued")
+        assert not reached, f"expected nobody to be sent on, got {reached}"
 
     run(story)
 
