@@ -27,7 +27,7 @@ from worker.media import read_units
 from worker.protocol import AudioChunk, Prepare, Prepared, Result, Spec, Stop, Stopped, read_server, write
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTENING = re.compile(r"listening on ([0-9.]+):([0-9]+)")
+LISTENING = re.compile(r"listening on \w+://([0-9.]+):([0-9]+)")
 EVERY_S = 0.02  # between two looks at /health
 MAX_FRAME = 64 * 2**20
 

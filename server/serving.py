@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import resource
-import signal
 import socket
 import ssl
 import time
@@ -27,7 +26,7 @@ from server.presets import NO_PRESETS, Presets
 from server.queue import Queue
 from server.watch import Watch
 from server.workers import Address, Workers
-from worker.connection import live_server
+from worker.connection import begin, live_server, stop_signal
 from worker.service_config import Config
 
 LOG = logging.getLogger(__name__)
@@ -80,18 +79,10 @@ async def _serve(
         )
         files = {} if tls is None else {"ssl_certfile": tls.certfile, "ssl_keyfile": tls.keyfile}
         server = live_server(build_app(gateway), **files)
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        serving = asyncio.create_task(server.serve([listening]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(POLL_S)
-        if serving.done():  # another process listens there since
-            LOG.error("cannot listen on %s: %s", listening.getsockname(), serving.exception() or "the server ended")
+        stop = stop_signal()
+        serving = await begin(server, listening, "http" if tls is None else "https")
+        if serving is None:
             return 1
-        host, port = listening.getsockname()[:2]
-        LOG.info("listening on %s://%s:%d", "http" if tls is None else "https", host, port)
         watch.start()
         try:
             await stop.wait()

@@ -5,6 +5,8 @@ What both processes serve on. Knows uvicorn and TCP; does not know routes nor me
 
 import asyncio
 import contextlib
+import logging
+import signal
 import socket
 from contextlib import suppress
 from typing import Any
@@ -15,6 +17,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from models.errors import SettingsError
 
+LOG = logging.getLogger(__name__)
+POLL_S = 0.05
 MAX_MESSAGE = 128 * 2**20
 # What a server lets through, so that a message that is somewhat too long is answered and does not end the session.
 MAX_FRAME = 160 * 2**20
@@ -98,6 +102,27 @@ def live_server(app: Any, **options: Any) -> LiveServer:
         **options,
     )
     return LiveServer(config)
+
+
+async def begin(server: LiveServer, listening: socket.socket, scheme: str) -> "asyncio.Task[None] | None":
+    """Serve on a socket that is bound, and log where. Returns: what serves, once it does; None if it cannot."""
+    serving = asyncio.create_task(server.serve([listening]), name="server")
+    while not server.started and not serving.done():
+        await asyncio.sleep(POLL_S)
+    host, port = listening.getsockname()[:2]
+    if serving.done():  # another process listens there since
+        LOG.error("cannot listen on %s:%d: %s", host, port, serving.exception() or "the server ended")
+        return None
+    LOG.info("listening on %s://%s:%d", scheme, host, port)
+    return serving
+
+
+def stop_signal() -> asyncio.Event:
+    """Set when somebody wants this process to end: SIGTERM or Ctrl-C."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 async def until_gone(websocket: WebSocket) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -13,7 +12,7 @@ import time
 import torch
 
 from worker.app import build_app
-from worker.connection import live_server
+from worker.connection import begin, live_server, stop_signal
 from worker.metrics import Metrics
 from worker.protocol import ErrorCode
 from worker.releasing import settle_heap
@@ -67,18 +66,10 @@ async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     service, metrics = Service(settings), Metrics()
     duplex = Duplex(service, metrics)
     server = live_server(build_app(service, metrics, duplex))
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(server.serve([listening]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(POLL_S)
-    if serving.done():  # another process listens there since
-        LOG.error("cannot listen on %s: %s", listening.getsockname(), serving.exception() or "the server ended")
+    stop = stop_signal()
+    serving = await begin(server, listening, "http")
+    if serving is None:
         return 1
-    host, port = listening.getsockname()[:2]
-    LOG.info("listening on %s:%d", host, port)
     service.start()
     status = await _live(service, duplex, stop)
     server.should_exit = True

@@ -124,7 +124,7 @@ def test_a_port_that_is_taken_meanwhile(caplog: pytest.LogCaptureFixture, tmp_pa
         other.listen()
         status = serve(default_config(), [], mine, None, presets=NO_PRESETS, lang=None, reports=tmp_path)
         assert status == 1, f"expected exit status 1, got {status}"
-    told = [record.getMessage() for record in caplog.records if record.name == "server.serving"]
+    told = [record.getMessage() for record in caplog.records if record.name == "worker.connection"]
     assert len(told) == 1 and "cannot listen" in told[0], f"expected one line that says why, got {told}"
 
 
