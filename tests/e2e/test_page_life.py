@@ -3,8 +3,12 @@
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator
+import signal
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +82,7 @@ def test_voice_only_has_no_camera(visit: Callable[..., Visit]) -> None:
 
 def test_interrupt_is_silent_and_stays_silent(context: BrowserContext, server: Program) -> None:
     """What still comes of a turn that was cut is not heard, what comes behind it is."""
-    got = stand_in(context, ends=lambda n: n in (3, 5))
+    got = stand_in(context, ends=(3, 5))
     page = Visit(context, server.port).start()
     page.wait_state("speaking")
     page.page.keyboard.press("Escape")
@@ -137,7 +141,7 @@ def test_settings_are_remembered_and_sent(visit: Callable[..., Visit]) -> None:
 
 def test_a_plain_server_is_obeyed(context: BrowserContext, server: Program) -> None:
     """Without `spec` in `prepared` nothing is binary, and whole results are heard."""
-    got = stand_in(context, ends=lambda n: n == 2)
+    got = stand_in(context, ends=(2,))
     page = Visit(context, server.port).start()
     report = page.wait_units(2)
     assert not any(isinstance(one, bytes) for one in got), "expected text only, got a binary frame"
@@ -146,12 +150,43 @@ def test_a_plain_server_is_obeyed(context: BrowserContext, server: Program) -> N
     assert report["sound_seconds"] >= 2 and report["turns"][0]["text"] == "plain plain ", report["turns"]
 
 
-def stand_in(context: BrowserContext, ends: Callable[[int], bool]) -> list[str | bytes]:
+Answers = dict[str, list[dict[str, Any]]]
+
+
+def test_an_error_stands_for_its_own_second(context: BrowserContext, server: Program) -> None:
+    """In place of a result it is one; about something else it is not; after an answer that is none nothing goes on."""
+    refused = {"type": "error", "code": "bad_image", "error": "no picture"}
+    beside = {"type": "error", "code": "unknown_type", "error": "Unknown message type: news"}
+    broken = {"type": "partial", "current_time": 3, "part": 1, "audio_data": "no sound!"}
+    stand_in(context, ends=(2,), instead={"unit 1": [refused], "before 2": [beside], "after 2": [broken]})
+    page = Visit(context, server.port).start()
+    page.wait_text("#card-title", "The answer made no sense")
+    assert page.text("#card-action") == "Reconnect"
+    report = page.report
+    assert [result["unit"] for result in report["results"]] == [2], report["results"]
+    assert [error["code"] for error in report["errors"]] == ["bad_image", "unknown_type", "unreadable"]
+
+
+def test_every_timeout_has_its_words(context: BrowserContext, server: Program) -> None:
+    answers: Answers = {"after prepare": [{"type": "timeout", "reason": "Idle timeout (30.0s)"}]}
+    stand_in(context, instead=answers)
+    page = Visit(context, server.port).start("failed")
+    page.wait_text("#card-title", "Nothing came from here")
+    answers.clear()
+    answers["pause"] = [{"type": "paused", "timeout": 0.0}, {"type": "timeout", "reason": "Pause timeout (0.0s)"}]
+    page.start()
+    page.page.click("#pause")
+    page.wait_text("#card-title", "That was a long pause")
+
+
+def stand_in(context: BrowserContext, ends: Sequence[int] = (), instead: Answers | None = None) -> list[str | bytes]:
     """The page finds a server that speaks in every second and only knows the plain protocol.
 
-    ends: whether a turn ends with this unit. Returns: what it is told.
+    ends: units with which a turn ends. instead: answers to a type of message, or to a unit as "unit 1", in place of the
+    usual ones; with "before 1", "after 1" or "after prepare" beside them. Returns: what it is told.
     """
     got: list[str | bytes] = []
+    instead = {} if instead is None else instead
     tone = Sound((0.3 * np.sin(np.arange(24000) / 20)).astype(np.float32)).base64()
     costs = {"cost_all_ms": 1.0, "wall_clock_ms": 2.0, "server_send_ts": 0.0, "kv_cache_length": 9, "news": "ignored"}
 
@@ -160,13 +195,19 @@ def stand_in(context: BrowserContext, ends: Callable[[int], bool]) -> list[str |
 
         def take(data: str | bytes) -> None:
             got.append(data)
-            kind = json.loads(data)["type"] if isinstance(data, str) else "binary"
+            name = kind = json.loads(data)["type"] if isinstance(data, str) else "binary"
+            usual = []
             if kind == "prepare":
-                socket.send(json.dumps({"type": "prepared", "prompt_length": 3}))
+                usual = [{"type": "prepared", "prompt_length": 3}]
             elif kind == "audio_chunk":
                 n = next(units)
+                name = f"unit {n}"
                 fields = {"type": "result", "is_listen": False, "text": "plain ", "audio_data": tone, "current_time": n}
-                socket.send(json.dumps({**fields, **costs, "end_of_turn": ends(n)}))
+                usual = [{**fields, **costs, "end_of_turn": n in ends}]
+            place = name.removeprefix("unit ")
+            before, after = (instead.get(f"{when} {place}", []) for when in ("before", "after"))
+            for message in [*before, *instead.get(name, usual), *after]:
+                socket.send(json.dumps(message))
 
         socket.on_message(take)
         socket.send(json.dumps({"type": "queue_done"}))
@@ -193,18 +234,91 @@ def test_waiting_in_line(browser: Browser, tmp_path: Path) -> None:
         assert third.text("#card-title") == "Talk face to face", "expected to be back at the start"
 
 
-def test_a_lost_server_can_be_called_again(context: BrowserContext, tmp_path: Path) -> None:
-    with null_worker(*TALKATIVE) as worker:
+def test_whatever_is_lost_can_be_called_again(context: BrowserContext, tmp_path: Path) -> None:
+    """The gateway dies, the worker dies, the gateway is stopped: each has its card, and afterwards it works again."""
+    with ExitStack() as stack:
+        worker = stack.enter_context(null_worker(*TALKATIVE))
         with gateway(tmp_path, [worker.port]) as server:
             page = Visit(context, server.port).start()
-            page.wait_units(1)
-        page.wait_state("failed")
-        page.wait_text("#card-title", "The line broke")
-        page.page.click("#card-action")
+        page.wait_text("#card-text", "The connection to the server was lost")
+        page.start("failed")
         page.wait_text("#card-title", "Nobody picks up")
-        with gateway(tmp_path, [worker.port], port=server.port):
-            page.page.click("#card-action")
-            page.wait_units(1)
+        server = stack.enter_context(gateway(tmp_path, [worker.port], "--drain-timeout", "0.1", port=server.port))
+        page.start()
+        worker.kill()
+        page.wait_text("#card-text", "The machine behind it went away")
+        stack.enter_context(null_worker(*TALKATIVE, "--port", str(worker.port)))
+        page.start()
+        page.wait_units(1)
+        server.process.send_signal(signal.SIGTERM)
+        page.wait_text("#card-title", "The server restarts")
+        assert [error["code"] for error in page.report["errors"]] == ["draining"], page.report["errors"]
+
+
+def test_what_is_switched_off_says_so(visit: Callable[..., Visit], server: Program) -> None:
+    page = visit()
+    try:
+        switch(server, "omni", on=False)
+        page.start("failed")  # it was on when the page came
+        page.wait_text("#card-title", "Video is switched off")
+        switch(server, "audio_duplex", on=False)
+        none = visit()
+        none.wait_text("#card-action", "Look again")
+        switch(server, "audio_duplex", on=True)
+        none.page.click("#card-action")
+        none.wait_text("#card-action", "Talk by voice")
+        assert not none.addresses, "expected nothing to be tried"
+        none.page.click("#card-action")
+        none.page.wait_for_url("**/audio_duplex?lang=en")
+        none.wait_text("#card-title", "Just talk")
+    finally:
+        for app_id in ("omni", "audio_duplex"):
+            switch(server, app_id, on=True)
+
+
+def switch(server: Program, app_id: str, *, on: bool) -> None:
+    url = f"http://127.0.0.1:{server.port}/api/admin/apps/{app_id}"
+    body, headers = json.dumps({"enabled": on}).encode(), {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="PUT"), timeout=10) as answer:
+        assert answer.status == 200, f"expected 200, got {answer.status}"
+
+
+# The browser asks, as one that grants by itself does not: devices are given when the page's visitor says so.
+ASKING = """
+    const devices = MediaDevices.prototype, real = devices.getUserMedia;
+    const asking = { kind: "audio", held: [], tracks: [] };
+    window.asking = asking;
+    devices.getUserMedia = async function (wanted) {
+      if (wanted[asking.kind]) await new Promise((resolve) => asking.held.push(resolve));
+      const stream = await real.call(this, wanted);
+      asking.tracks.push(...stream.getTracks());
+      return stream;
+    };"""
+
+
+def test_no_device_stays_open_behind_an_end(context: BrowserContext, visit: Callable[..., Visit]) -> None:
+    """Start, think better of it, start again, and only then allow; the first answer may come first or last."""
+    context.add_init_script(ASKING)
+    page = visit()
+    for kind, order in (("audio", ""), ("audio", ".reverse()"), ("video", "")):
+        case = f"{kind}{order}"
+        page.page.evaluate("(kind) => (asking.kind = kind)", kind)
+        for n in (1, 2):
+            page.start("asking")
+            page.wait(lambda n=n: page.page.evaluate("asking.held.length") == n, f"{case}: question {n}")
+            if n == 1:
+                page.page.click("#card-action")
+                page.wait_state("ended")
+        page.page.evaluate(f"for (const give of asking.held.splice(0){order}) give()")
+        page.wait_state("listening", "speaking")
+        n_live = len(page.page.evaluate(LIVE_TRACKS))
+        page.page.click("#stop")
+        page.wait_state("ended")
+        left = page.page.evaluate(LIVE_TRACKS)
+        assert (n_live, left) == (2, []), f"{case}: expected microphone and camera, then none, got {n_live} and {left}"
+
+
+LIVE_TRACKS = "asking.tracks.filter((track) => track.readyState === 'live').map((track) => track.kind)"
 
 
 @pytest.mark.parametrize(
