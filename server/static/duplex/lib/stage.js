@@ -59,7 +59,7 @@ export class Stage {
   }
 
   redraw() {
-    const { title, text, action, calm } = this.#card();
+    const { title, text, action, calm = false } = this.#card();
     const fill = (id, words) => {
       if (byId(id).textContent !== words) byId(id).textContent = words;
     };
