@@ -1,8 +1,12 @@
-"""What the benchmarks of the engine say of compiling on their command lines."""
+"""What the benchmarks of the engine say of compiling: on their command lines, and by name for the unit benchmark."""
 
 import argparse
+from dataclasses import dataclass, field
+from typing import Any
 
 from worker.compile_config import TARGETS, CompileConfig
+
+REFERENCE_TARGETS = ("vpm", "llm.model", "resampler", "tts.model")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,3 +23,44 @@ def compile_config(options: argparse.Namespace) -> CompileConfig:
         dynamic=options.dynamic,
         cuda_graphs="on" if options.graphs else "off",
     )
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the engine. what: in words. compile: settings of `CompileConfig` that differ from the worker's
+    own. steps: Euler steps of the flow.
+    """
+
+    what: str
+    compile: dict[str, Any] = field(default_factory=dict)
+    steps: int = 10
+
+    def config(self) -> CompileConfig:
+        """A setting that this version of the worker does not have is left out."""
+        known = {name: value for name, value in self.compile.items() if name in CompileConfig.model_fields}
+        return CompileConfig(**{"enabled": True, **known})
+
+
+WAYS = {
+    "ours": Way("as a worker runs by default once compiling is on"),
+    "eager": Way("nothing compiled, nothing captured", {"enabled": False, "kernels": "off"}),
+    "reference": Way(
+        "the public implementation's four targets, mode default, dynamic, no CUDA graphs",
+        {"targets": REFERENCE_TARGETS, "mode": "default", "dynamic": True, "cuda_graphs": "off", "kernels": "off"},
+    ),
+    "reduce-overhead": Way(
+        "torch.compile's mode and its CUDA graphs, without our kernels", {"mode": "reduce-overhead"}
+    ),
+    "max-autotune": Way("torch.compile's mode and its CUDA graphs, without our kernels", {"mode": "max-autotune"}),
+    "inductor": Way(
+        "Inductor's layers in our CUDA graphs, without our kernels", {"cuda_graphs": "on", "kernels": "off"}
+    ),
+    "no-tf32": Way("float32 products in float32", {"tf32": False}),
+    "cudnn-benchmark": Way("cuDNN tries its convolutions", {"cudnn_benchmark": True}),
+    "flash": Way("attention: flash where it applies, else plain products; without our kernels", {"attention": "flash"}),
+    "sdpa": Way("attention: all of PyTorch's kernels, without ours", {"attention": "sdpa"}),
+    "eager-attention": Way("attention: plain products, without our kernels", {"attention": "eager"}),
+    "float32": Way("exact float32 products, without our kernels", {"tf32": False, "kernels": "off"}),
+    "euler-5": Way("five Euler steps instead of ten", steps=5),
+}
+TOGGLES = tuple(name for name in WAYS if name != "float32")  # that one is for correctness

@@ -1,87 +1,70 @@
-"""Times whole units of the duplex engine: listening and speaking, per stage, for one session and for many.
+"""The duplex engine measured in one run: units, many sessions, correctness, start, and every switch by itself.
 
-`python -m benchmarks.duplex --help` lists the options; README.md says how to read the table.
+Each engine has a process of its own, one after the other, all with the same random weights. `python -m
+benchmarks.duplex --help` lists the options; README.md says how to read the tables. Knows what is run in which order.
+Does not measure, nor load anything.
 """
 
 import argparse
-import queue
+import signal
 import sys
+import tempfile
 import time
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from benchmarks import report
-from benchmarks.compile_options import add_arguments, compile_config
-from benchmarks.duplex_floor import unit_floor
-from benchmarks.timing import Clock
-from models.config import load_config, load_preprocessor_config
-from models.errors import ModelError
-from models.graphs import compile_counters
-from models.load import load_model
-from models.random_weights import random_model
-from models.region_table import Shapes
-from models.token2wav.load import FlowAndHift, load_flow_and_hift
-from models.token2wav.random_weights import random_parts
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.settings import FlowConfig
-from models.token2wav.voice import Voice
-from models.tokens import Tokenizer
-from worker.building import assemble
-from worker.config import EngineConfig, SessionConfig, WindowConfig
-from worker.engine import Engine, Handle
-from worker.observer import Observer
-from worker.results import Failure, StageTimes, UnitResult
-from worker.sessions import Prompt
-from worker.tuning import tune
+from benchmarks.compile_options import TOGGLES, WAYS
+from benchmarks.duplex_engine import Spec
+from benchmarks.duplex_process import Found, Processes
+from benchmarks.duplex_tables import lines, summary, toggle_table
 
-TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
-STAGES = [one.name for one in fields(StageTimes)]
-TEXT_TOKENS = 8
-PROMPT_CODES = 75  # three seconds of a voice's prompt
-LISTEN, SPEAK = "LISTEN", "SPEAK"
+PARTS = ("latency", "sessions", "correctness", "start", "toggles")
+CORRECT_SLOTS, CORRECT_ROWS = 8, 2560
+LEAST_S = 15.0  # with less left no process is begun: it would not get through its imports
 
 
-class Script(Observer):
-    """Decides instead of the model: every unit listens, or speaks a fixed number of tokens. Its sampler still works."""
-
-    def __init__(self, engine_tokens: Any, n_text: int):
-        self.mode, self._ids, self._n_text = LISTEN, engine_tokens, n_text
-
-    def token(self, session: str, job: Any, token: int) -> int:
-        n_chosen = len(job.talk.all_ids)
-        if self.mode == LISTEN:
-            return self._ids.listen
-        if n_chosen == 0:
-            return self._ids.speak
-        return self._ids.chunk_eos if n_chosen > self._n_text else ord("a") + n_chosen
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     has_cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.duplex", description="Times whole duplex units.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.duplex", description="Measures the duplex engine.")
     parser.add_argument(
         "--config", choices=("tiny", "real"), default="tiny", help="real: released size, random weights"
     )
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--sessions", type=_numbers, default=(1, 2, 4), help="numbers of sessions at once")
-    parser.add_argument("--units", type=int, default=10, help="units timed in a conversation")
-    parser.add_argument("--rounds", type=int, default=3, help="conversations for each row")
-    parser.add_argument("--context", type=int, default=1000, help="context rows a conversation starts with")
-    parser.add_argument("--llm-len", type=int, default=2048, help="context rows of a slot")
-    parser.add_argument("--steps", type=int, default=10, help="Euler steps")
+    parser.add_argument("--parts", type=_names(PARTS), default=PARTS[:-1], help=f"some of {','.join(PARTS)}, or all")
+    parser.add_argument("--way", choices=WAYS, help="what is measured; default: ours on a GPU, eager on a CPU")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="end after so many seconds")
+    parser.add_argument("--json", type=Path, help="write all results here, anew whenever there is one more")
+    parser.add_argument("--summary", type=Path, help="write the few figures of this run here; null: not measured")
+    parser.add_argument("--cache-dir", type=Path, help="kernels of latency and sessions, kept; default: fresh ones")
+    parser.add_argument("--no-warm-up", action="store_true", help="starts without the conversation that ends them")
+    parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="pictures in each unit")
-    add_arguments(parser)
-    parser.add_argument("--late-sound", action="store_true", help="one piece of sound a unit, as late as the unit")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no row after so many seconds")
-    parser.add_argument("--json", type=Path, help="write all results here, anew after each row")
+    parser.add_argument("--units", type=int, default=60, help="latency: units timed in each mode")
+    parser.add_argument("--context", type=int, default=1000, help="latency: rows a conversation begins with")
+    parser.add_argument("--sessions", type=_numbers, default=(1, 4, 8, 16, 32, 64), help="numbers of live sessions")
+    parser.add_argument("--seconds", type=float, default=20.0, help="sessions: measured in each row")
+    parser.add_argument("--warm-seconds", type=float, default=3.0, help="sessions: before that")
+    parser.add_argument("--contexts", type=_numbers, default=(1000, 3000), help="sessions: shortest and longest prompt")
+    parser.add_argument("--claim-units", type=int, default=1000, help="sessions: least units of the number claimed")
+    parser.add_argument("--correct-units", type=int, default=50, help="correctness: units of a conversation")
+    parser.add_argument("--region-units", type=int, default=3, help="correctness: units whose regions are compared")
+    parser.add_argument(
+        "--toggles", type=_names(TOGGLES), default=TOGGLES, help=f"some of {','.join(TOGGLES)}; default: all"
+    )
+    parser.add_argument("--toggle-units", type=int, default=20, help="toggles: units timed in each mode")
+    parser.add_argument("--toggle-limit-s", type=float, default=150.0, help="toggles: longest that one process takes")
+    parser.add_argument("--all-shapes", action="store_true", help="toggles: all sizes of a worker, not those of a unit")
+    parser.add_argument("--no-cached", action="store_true", help="toggles: no second start from the cache")
     options = parser.parse_args(arguments)
-    if options.graphs and options.device != "cuda":
-        parser.error("--graphs: expected --device cuda, got cpu")
+    options.way = options.way or ("ours" if options.device == "cuda" else "eager")
+    if options.device == "cuda" and not has_cuda:
+        parser.error("--device: expected a CUDA device, got none")
     return options
 
 
@@ -89,206 +72,150 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in text.split(",")}))
 
 
-class Bench:
-    """One engine and what has been measured of it."""
+def _names(known: Sequence[str]) -> Any:
+    def names(text: str) -> tuple[str, ...]:
+        given = tuple(known) if text == "all" else tuple(text.split(","))
+        if unknown := [name for name in given if name not in known]:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {', '.join(unknown)}")
+        return given
 
-    def __init__(self, options: argparse.Namespace, command: list[str]):
-        self.options, self.device = options, torch.device(options.device)
-        self._began = time.monotonic()
-        torch.manual_seed(0)
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.clock = Clock(self.device)
-        self.ceilings = self.clock.ceilings(dtype)
-        torch.set_float32_matmul_precision("high")
-        self.config = EngineConfig(
-            max_sessions=options.sessions[-1],
-            llm_len=options.llm_len,
-            euler_steps=options.steps,
-            compile=compile_config(options),
-            session=SessionConfig(
-                window=WindowConfig(mode="off"), force_listen_count=0, early_sound=not options.late_sound, seed=1
-            ),
-        )
-        tokenizer = Tokenizer.load(TINY)
-        model, flow = self._weights(dtype)
-        batch, n_frames = options.sessions, 1
-        parts = assemble(
-            model,
-            tokenizer,
-            load_preprocessor_config(TINY),
-            flow,
-            self.config,
-            shapes=Shapes(
-                batch=batch,
-                slices=batch,
-                patches=(1088,),
-                rows=(16, 96),
-                kv=(options.llm_len,),
-                spoken=(24,),
-                tokens=(24,),
-                speech_kv=(512,),
-            ),
-            vocoder_shapes=VocoderShapes(batch=batch, codes=(10, 25, 28), columns=(512,)),
-        )
-        self.script = Script(parts.language.talk_ids, TEXT_TOKENS)
-        self.engine = Engine(parts, self.config, observer=self.script)
-        start = time.perf_counter()
-        self.engine.start()
-        self.tuned = self.engine.submit(tune, parts, self.config).result()
-        self.result: dict[str, Any] = {
+    return names
+
+
+class Run:
+    """One run under way."""
+
+    def __init__(self, options: argparse.Namespace, command: list[str], folder: Path):
+        self._options, self._folder, self._began = options, folder, time.monotonic()
+        self._processes = Processes(folder)
+        self._told: set[str] = set()
+        self.result: Found = {
             "command": command,
-            "environment": report.environment(self.device),
+            "environment": {"date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__},
             "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
-            "dtype": str(dtype),
-            "n_weights": sum(p.numel() for p in model.parameters()),
-            "slot_bytes": parts.duplex.state.nbytes(),
-            "vocoder_slot_bytes": parts.vocoder.n_bytes,
-            "tuning_s": time.perf_counter() - start,
-            "tuning": asdict(self.tuned),
-            "ceilings": {"copy_bytes_per_s": self.ceilings.copy, "matmul_flop_per_s": self.ceilings.matmul},
-            "rows": [],
+            "processes": {},
             "left_out": [],
         }
-        generator = np.random.default_rng(0)
-        self.sound = (0.1 * generator.standard_normal((64, 16000))).astype(np.float32)
-        pixels = generator.integers(0, 256, (448, 448, 3), dtype=np.uint8)
-        self.picture = [Image.fromarray(pixels)] * (n_frames if options.frames else 0)
-        self.voice = self._voice(parts.vocoder.parts.flow.config)
 
-    def _weights(self, dtype: torch.dtype) -> tuple[Any, FlowAndHift]:
-        if self.options.config == "tiny":
-            flow = load_flow_and_hift(TINY / "assets/token2wav", device=self.device, dtype=dtype, hift_dtype=dtype)
-            return load_model(TINY, device=self.device, dtype=dtype), flow
-        flow = random_parts(device=self.device, dtype=dtype, hift_dtype=dtype)
-        return random_model(load_config(REAL), device=self.device, dtype=dtype), flow
-
-    def _voice(self, config: FlowConfig) -> Voice:
-        generator = torch.Generator().manual_seed(0)
-        codes = torch.randint(0, config.vocab_size, (PROMPT_CODES,), generator=generator)
-        mel = torch.randn(2 * PROMPT_CODES, config.n_mels, generator=generator)
-        return Voice(codes, mel, torch.randn(config.speaker_dim, generator=generator))
-
-    def run(self) -> dict[str, Any]:
-        columns = f"{'mode':7}{'sessions':>9}{'total p50':>11}{'p95':>9}{'p99':>9}{'first sound p95':>17}{'floor':>8}"
-        print(f"{columns}  stages p50, all in ms")
-        with self.engine:
-            for n_sessions in self.options.sessions:
-                for mode in (LISTEN, SPEAK):
-                    label = f"{mode} {n_sessions}"
-                    if time.monotonic() - self._began > self.options.budget_s:
-                        self.result["left_out"].append(label)
-                        continue
-                    self._row(mode, n_sessions)
-        self._save()
-        print(
-            f"graphs captured {self.tuned.n_graphs}, tuning {self.result['tuning_s']:.1f} s, after warm-up: "
-            f"{sum(row['recompiles'] for row in self.result['rows'])} recompiles, "
-            f"{sum(row['graph_breaks'] for row in self.result['rows'])} graph breaks, "
-            f"{sum(row['graph_skips'] for row in self.result['rows'])} calls without a graph"
-        )
+    def run(self) -> Found:
+        """All parts, the most telling first."""
+        try:
+            self._serving("latency", 1, {"n_units": self._options.units, "context": self._options.context})
+            self._serving("sessions", max(self._options.sessions), self._plan())
+            if "correctness" in self._options.parts:
+                self._correctness()
+            if "toggles" in self._options.parts:
+                self._toggles()
+        finally:
+            for name in self.result["processes"]:
+                self._tell(name)
+            self._save()
+            self._end()
         return self.result
 
-    def _row(self, mode: str, n_sessions: int) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self._conversation(mode, n_sessions, 3)  # what is made on first use is made here
-        counted, skipped = compile_counters(), self._skips()
-        results: list[UnitResult] = []
-        walls: list[float] = []
-        for _ in range(self.options.rounds):
-            some, wall = self._conversation(mode, n_sessions, self.options.units)
-            results += some
-            walls += wall
-        now = compile_counters()
-        times = {stage: [getattr(one.times, stage) for one in results] for stage in STAGES}
-        row = {
-            "mode": mode,
-            "sessions": n_sessions,
-            "n": len(results),
-            "wall_ms": _percentiles(walls),
-            "stages_ms": {stage: _percentiles([v for v in values if v is not None]) for stage, values in times.items()},
-            "floor_ms": unit_floor(self.engine.parts, self.ceilings, mode == SPEAK, n_sessions, self.options),
-            "llm_rows": [min(r.llm_rows for r in results), max(r.llm_rows for r in results)],
-            "n_codes": sorted({r.n_codes for r in results}),
-            "n_tokens": sorted({r.n_tokens for r in results}),
-            "recompiles": now["graphs"] - counted["graphs"],
-            "graph_breaks": now["graph_breaks"] - counted["graph_breaks"],
-            "graph_skips": self._skips() - skipped,
-            "peak_memory": report.peak_memory(self.device),
+    def _plan(self) -> Found:
+        options = self._options
+        return {
+            "counts": options.sessions,
+            "seconds": options.seconds,
+            "warm_s": options.warm_seconds,
+            "contexts": (options.contexts[0], options.contexts[-1]),
+            "claim_units": options.claim_units,
         }
-        self.result["rows"].append(row)
-        self._save()
-        total, first = row["stages_ms"]["total"], row["stages_ms"]["first_sound"]
-        stages = " ".join(
-            f"{stage} {row['stages_ms'][stage]['p50']:.1f}"
-            for stage in STAGES
-            if stage not in ("total", "first_sound") and row["stages_ms"][stage]["p50"] >= 0.05
-        )
-        sound = f"{first['p95']:.1f}" if first else "-"
-        print(
-            f"{mode:7}{n_sessions:9}{total['p50']:11.1f}{total['p95']:9.1f}{total['p99']:9.1f}{sound:>17}"
-            f"{row['floor_ms']:8.2f}  {stages}",
-            flush=True,
-        )
 
-    def _skips(self) -> int:
-        tables = [self.engine.parts.duplex.runner.regions, self.engine.parts.vocoder.regions]
-        return sum(table.n_skipped for table in tables)
+    def _serving(self, part: str, slots: int, asked: Found) -> None:
+        """A part, and the starts of its engine if they are asked for: the part itself then starts from the cache."""
+        starts, measures = "start" in self._options.parts, part in self._options.parts
+        spec = self._spec(self._options.way, slots)
+        cache = self._folder / part
+        if starts:
+            self._process(f"cold {part}", {"part": "start", "spec": spec}, cache)
+        elif self._options.cache_dir is not None:
+            cache = self._options.cache_dir.resolve()
+        if measures:
+            job = {"part": part, "spec": spec, "options": {**asked, "n_frames": self._options.frames}}
+            self._process(part, job, cache)
+        elif starts:
+            self._process(part, {"part": "start", "spec": spec}, cache)
 
-    def _conversation(self, mode: str, n_sessions: int, n_units: int) -> tuple[list[UnitResult], list[float]]:
-        """Units of all sessions at once, the first two of them not counted."""
-        events: queue.Queue[Any] = queue.Queue()
-        handles: list[Handle] = []
-        prompt = Prompt("a" * self.options.context, "", None, self.voice)
-        for number in range(n_sessions):
-            handle = self.engine.open(f"{mode}-{number}", None, events.put).result()
-            handle.prepare(prompt).result()
-            handles.append(handle)
-        self.script.mode = mode
-        results: list[UnitResult] = []
-        walls: list[float] = []
-        for unit in range(n_units + 2):
-            start = time.perf_counter()
-            for number, handle in enumerate(handles):
-                handle.send(self.sound[(unit + 7 * number) % len(self.sound)], self.picture)
-            done = _collect(events, n_sessions)
-            if unit >= 2:
-                walls.append(1e3 * (time.perf_counter() - start))
-                results += done
-        for handle in handles:
-            handle.close().result()
-        return results, walls
+    def _correctness(self) -> None:
+        options = self._options
+        cache = options.cache_dir.resolve() if options.cache_dir else self._folder / "sessions"
+        slots = CORRECT_SLOTS if options.device == "cuda" else 4
+        rows = min(CORRECT_ROWS, options.llm_len)
+        asked = {"n_units": options.correct_units, "region_units": options.region_units, "reference": None}
+        eager = self._spec("eager", slots, llm_len=rows, warms_up=False)
+        found = self._process("reference", {"part": "reference", "spec": eager, "options": asked}, cache)
+        if "told" in found:
+            asked["reference"] = str(self._folder / "reference.json")
+            report.write_json(self._folder / "reference.json", {"told": found["told"]})
+        spec = self._spec(options.way, slots, llm_len=rows, warms_up=False)
+        self._process("correctness", {"part": "correctness", "spec": spec, "options": asked}, cache)
+        wide = {"config": "tiny", "dtype": "float32", "llm_len": rows, "warms_up": False}
+        way = "eager" if options.way == "eager" else "float32"
+        spec = self._spec(way, slots, **wide)
+        self._process("float32", {"part": "regions", "spec": spec, "options": asked}, self._folder / "float32")
+
+    def _toggles(self) -> None:
+        options = self._options
+        for name in options.toggles:
+            spec = self._spec(name, 1, unit_shapes=not options.all_shapes)
+            asked = {"n_units": options.toggle_units, "context": options.context, "n_frames": options.frames}
+            cache = self._folder / f"toggle-{name}"
+            job = {"part": "latency", "spec": spec, "options": asked}
+            found = self._process(f"toggle {name}", job, cache, options.toggle_limit_s)
+            is_compiled = WAYS[name].compile.get("enabled", True)
+            if found.get("is_complete") and is_compiled and not options.no_cached:
+                self._process(f"cached {name}", {"part": "start", "spec": spec}, cache, options.toggle_limit_s)
+
+    def _spec(self, way: str, slots: int, **more: Any) -> Found:
+        options = self._options
+        given = {"config": options.config, "llm_len": options.llm_len, "warms_up": not options.no_warm_up, **more}
+        return asdict(Spec(device=options.device, way=way, slots=slots, **given))
+
+    def _process(self, name: str, job: Found, cache: Path, limit_s: float = float("inf")) -> Found:
+        left = self._options.budget_s - (time.monotonic() - self._began)
+        if left < LEAST_S:
+            self.result["left_out"].append(name)
+            self._save()
+            return {}
+        print(f"{time.monotonic() - self._began:7.1f} s  {name}", file=sys.stderr, flush=True)
+
+        def tell(found: Found) -> None:
+            self.result["processes"][name] = found
+            self.result["environment"].update(found.pop("environment", {}))
+            self._save()
+
+        found = self._processes.run({"options": {}, **job}, cache, min(left, limit_s, 1e6), tell)
+        self._tell(name)
+        return found
+
+    def _tell(self, name: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            print("\n".join(lines(name, self.result["processes"][name])), flush=True)
+
+    def _end(self) -> None:
+        told = toggle_table(self.result["processes"])
+        told += [f"left out for lack of time: {name}" for name in self.result["left_out"]]
+        told += [f"{name}: {value}" for name, value in summary(self.result).items()]
+        print("\n".join(told), flush=True)
 
     def _save(self) -> None:
         self.result["wall_s"] = time.monotonic() - self._began
-        if self.options.json is not None:
-            report.write_json(self.options.json, self.result)
+        if self._options.json is not None:
+            report.write_json(self._options.json, self.result)
+        if self._options.summary is not None:
+            report.write_json(self._options.summary, summary(self.result))
 
 
-def _collect(events: Any, n_sessions: int) -> list[UnitResult]:
-    done: list[UnitResult] = []
-    while len(done) < n_sessions:
-        event = events.get(timeout=600)
-        if isinstance(event, Failure):
-            raise event.error
-        if isinstance(event, UnitResult):
-            done.append(event)
-    return done
-
-
-def _percentiles(values: list[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    p50, p95, p99 = np.percentile(values, (50, 95, 99))
-    return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
-
-
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> Found:
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        Bench(parse(arguments), ["python", "-m", "benchmarks.duplex", *arguments]).run()
-    except ModelError as error:
-        sys.exit(f"benchmarks.duplex: {error}")
+    options = parse(arguments)
+    # Told to end, it still ends its processes and says what it has found.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="duplex-") as folder:
+        return Run(options, ["python", "-m", "benchmarks.duplex", *arguments], Path(folder)).run()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 Knows how often a unit runs each region. Does not measure.
 """
 
-import argparse
-
 from benchmarks.floors import work_of
 from benchmarks.timing import Ceilings
 from benchmarks.token2wav_work import chunk_work
@@ -16,19 +14,26 @@ from worker.building import Parts
 CODES = 25
 FED_TOKENS = 9  # speak and eight tokens of text
 PROMPT_FRAMES = 150
+SPEECH_ROWS = 512  # of a turn, held; a second adds 36
+ROWS, ROWS_WITH_PICTURE = 16, 96  # that a unit's prefill is padded to
 
 
-def unit_floor(parts: Parts, ceilings: Ceilings, speaks: bool, batch: int, options: argparse.Namespace) -> float:
-    """Milliseconds: the sum over regions of the longer of copying and multiplying, for `batch` sessions at once."""
+def unit_floor(
+    parts: Parts, ceilings: Ceilings, *, speaks: bool, batch: int, context: int, n_frames: int, steps: int
+) -> float:
+    """Milliseconds: the sum over regions of the longer of copying and multiplying, for `batch` sessions at once.
+
+    context: rows each of them holds. n_frames: pictures in a unit, 0 or 1. steps: Euler steps.
+    """
     regions = parts.duplex.runner.regions
-    kv = {"batch": batch, "kv": regions.shapes.kv[-1]}
-    speech = {"batch": batch, "kv": regions.shapes.speech_kv[0]}
-    rows = 16 if not options.frames else 96
+    kv = {"batch": batch, "kv": context}
+    # One code at a time, whatever number of steps a call of the region makes.
+    speech = {"batch": batch, "kv": SPEECH_ROWS}
     runs: list[tuple[str, Bucket, int]] = [
         ("audio_unit", {"batch": batch}, 1),
-        ("unit_prefill", {**kv, "rows": rows}, 1),
+        ("unit_prefill", {**kv, "rows": ROWS_WITH_PICTURE if n_frames else ROWS}, 1),
     ]
-    if options.frames:
+    if n_frames:
         runs.append(("vision", {"slices": batch, "patches": regions.shapes.patches[0]}, 1))
     if speaks:
         runs += [
@@ -42,8 +47,8 @@ def unit_floor(parts: Parts, ceilings: Ceilings, speaks: bool, batch: int, optio
         work = work_of(regions, name, bucket)
         rate = ceilings.matmul["float64" if work.is_float64 else dtype]
         total += times * 1e3 * max((work.weights + work.state) / ceilings.copy, work.flops / rate)
-    if speaks:
+    if speaks and parts.vocoder is not None:
         seen = PROMPT_FRAMES + HISTORY_FRAMES
-        sound = chunk_work(parts.vocoder.parts, batch, options.steps, FRAMES_PER_CODE * CODES, seen)
+        sound = chunk_work(parts.vocoder.parts, batch, steps, FRAMES_PER_CODE * CODES, seen)
         total += sound.floor_ms(ceilings, dtype)
     return total

@@ -81,6 +81,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
 
         model = _model(settings)
+        model.use_kernels(settings.kernels)
         n_weights = sum(p.numel() for p in model.parameters())
         is_large = n_weights >= LARGE_FROM
         default = LARGE_SHAPES if is_large else SMALL_SHAPES
@@ -105,6 +106,7 @@ class Bench:
                 "device": str(self.device),
                 "dtype": self.dtype,
                 "tf32": settings.tf32,
+                "kernels": settings.kernels,
                 "backend": settings.backend,
                 "modes": self.modes,
                 "repeats": settings.repeats,

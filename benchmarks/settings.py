@@ -30,6 +30,7 @@ class Settings:
     backend: str
     json: Path | None
     tf32: bool
+    kernels: bool
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -65,6 +66,7 @@ def parse(arguments: list[str]) -> Settings:
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--json", type=Path, help="write all results here, anew after each timing")
     parser.add_argument("--tf32", action="store_true", help="allow TF32 in float32 products")
+    parser.add_argument("--kernels", action="store_true", help="layers by the project's own GPU kernels")
     options = parser.parse_args(arguments)
 
     is_cuda = options.device == "cuda"
@@ -75,6 +77,8 @@ def parse(arguments: list[str]) -> Settings:
             parser.error(f"--modes: expected some of {', '.join(MODES)}, got {mode}")
         if mode == "graph" and not is_cuda:
             parser.error("--modes: graph needs --device cuda")
+    if options.kernels and not is_cuda:
+        parser.error("--kernels needs --device cuda")
     repeats = options.repeats or (30 if is_cuda else 10)
     if repeats < 1:
         parser.error(f"--repeats: expected at least 1, got {repeats}")
@@ -93,4 +97,5 @@ def parse(arguments: list[str]) -> Settings:
         backend=options.backend,
         json=options.json,
         tf32=options.tf32,
+        kernels=options.kernels,
     )

@@ -5,6 +5,8 @@ Knows frames, its position table and a slot cache. Does not know samples, nor th
 One second is 100 mel frames, 50 encoder rows and 10 rows after pooling.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,6 +71,7 @@ class Apm(nn.Module):
         self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
         self.layers = nn.ModuleList(AudioLayer(config) for _ in range(config.encoder_layers))
         self.layer_norm = nn.LayerNorm(config.d_model)
+        self.fused: Callable[..., Tensor] | None = None  # what takes the layers' place in `stream` (`fused_encoders`)
 
     def _convolve(self, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
         """Both convolutions over columns [first, end) only, as if nothing stood around them.
@@ -125,8 +128,13 @@ class Apm(nn.Module):
         full = cache.lengths[slots] + n_convolved >= self.max_positions
         for counter in (cache.lengths, cache.positions):
             counter.index_copy_(0, slots, torch.where(full, 0, counter[slots]))
-        view = cache.view(slots, n_new, UNIT_ROWS, self.max_positions, causal=False)
+        masked = self.fused is None
+        view = cache.view(slots, n_new, UNIT_ROWS, self.max_positions, causal=False, masked=masked)
         x = x + self.embed_positions(view.positions.clamp(max=self.max_positions - 1))
+        if self.fused is not None:
+            hidden = self.fused(x, view, cache)
+            cache.advance(slots, n_new)
+            return hidden, n_new
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = layer.stream(x, view, k_cache, v_cache)
         cache.advance(slots, n_new)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models.region_table import EVICTED_AT_ONCE
 from models.runner import Rows, Runner
 
 MOST_AHEAD = 8192  # positions ahead of places: with a context of as many rows, angles err by 1e-3 at most
@@ -57,7 +58,7 @@ class ContextMover:
         """
         for held in (False, True):
             chosen = [i for i, slot in enumerate(slots) if (slot in self._held) is held]
-            most = self._runner.shapes.batch[-1]
+            most = max(self._runner.shapes.batch[0], EVICTED_AT_ONCE)
             for start in range(0, len(chosen), most):
                 part = chosen[start : start + most]
                 own = ([values[i] for i in part] for values in (slots, keep, n_rows))

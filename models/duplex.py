@@ -24,6 +24,7 @@ from models.mel_stream import plan_emission
 from models.runner import Rows, Runner
 from models.sampling_settings import CodeSampling, TextSampling
 from models.speaker import Speaker
+from models.streams import send_one
 
 REDUNDANCY = 2  # mel frames of context around a unit's own
 
@@ -92,6 +93,7 @@ class Duplex:
         """Forget everything the slot holds, its settings included."""
         if self.speaker is not None:
             self.speaker.drop_call(slot)
+            self.speaker.join()
         self.state.reset(self._one(slot))
         self.runner.forget_rows(slot)
         self.context.let_go(slot)
@@ -153,6 +155,7 @@ class Duplex:
             return
         one, sampler = self._one(slot), self.state.speech.sampler
         self.speaker.drop_call(slot)
+        self.speaker.join()
         self._set_rows(self.state.speech.cache, one, to.speech_rows)
         self.runner.speech_rows[slot] = to.speech_rows
         sampler.draws[slot], sampler.count[slot] = to.code_draws, to.codes_remembered
@@ -222,25 +225,17 @@ class Duplex:
         again: Sequence[bool],
     ) -> list[Tensor]:
         runner = self.runner
-        size, slot_ids = runner.batch("audio_unit", slots)
+        n_new = [len(sound) for sound in sounds]
+        columns = ((n_new, 0), ([True] * len(slots), False), ([False] * len(slots), False), (again, False))
+        size, slot_ids, *heard, starts_over = runner.batch("audio_unit", slots, *columns)
         if any(again):
-            runner.regions("audio_overlap", slot_ids, runner.tensor(again, size, False))
+            runner.regions("audio_overlap", slot_ids, starts_over)
         n_padded = runner.shapes.fit("mel_unit", "samples", max(map(len, sounds)))
         padded = torch.zeros(size, n_padded)
         for row, sound in enumerate(sounds):
             padded[row, : len(sound)] = sound
-        n_new = runner.tensor([len(sound) for sound in sounds], size, 0)
-        emit = runner.tensor([True] * len(slots), size, False)
-        mel, lo, hi = runner.regions(
-            "mel_unit",
-            slot_ids,
-            padded.to(slot_ids.device),
-            n_new,
-            emit,
-            torch.zeros_like(emit),
-            redundancy=REDUNDANCY,
-            clip="auto",
-        )
+        sent = send_one(slot_ids.device, padded)
+        mel, lo, hi = runner.regions("mel_unit", slot_ids, sent, *heard, redundancy=REDUNDANCY, clip="auto")
         encoded, _ = runner.regions("audio_unit", slot_ids, mel, lo, hi)
         for slot, sound, (first, end, n_frames), overlaps in zip(slots, sounds, plans, again, strict=True):
             at = self._at[slot]
@@ -276,7 +271,9 @@ class Duplex:
         chosen: dict[int, Chosen] = {}
         for start in range(0, max(map(len, stretches)), most):
             live = [i for i, stretch in enumerate(stretches) if len(stretch) > start]
-            for part in self._parts(live):
+            longest = min(most, max(len(stretches[i]) - start for i in live))
+            held = runner.shapes.most_fed(runner.shapes.fit("unit_prefill", "rows", longest))
+            for part in self._parts(live, held):
                 last = [len(stretches[i]) <= start + most for i in part]
                 got = self._feed_piece(
                     [slots[i] for i in part],
@@ -293,9 +290,8 @@ class Duplex:
             raise NumericsError(f"context of slot {slot}", expected="finite numbers", got="NaN or infinity")
 
     def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows], wants: Sequence[bool]) -> list[Chosen]:
-        inputs, size, kv_len = self.runner.prefill_inputs("unit_prefill", slots, pieces)
-        wanted = self.runner.tensor(wants, size, False)
-        out = self.runner.regions("unit_prefill", *inputs, wanted, kv_len=kv_len)
+        inputs, kv_len = self.runner.prefill_inputs("unit_prefill", slots, pieces, (wants, False))
+        out = self.runner.regions("unit_prefill", *inputs, kv_len=kv_len)
         for slot, piece in zip(slots, pieces, strict=True):
             self.runner.set_llm_rows(slot, self.runner.llm_rows(slot) + len(piece))
         return self._chosen(slots, wants, *out)
@@ -315,18 +311,11 @@ class Duplex:
         chosen: list[Chosen] = []
         for part in self._parts(list(range(len(slots)))):
             own = [slots[i] for i in part]
-            size, slot_ids = runner.batch("unit_step", own)
             kept = [-1 if places[i] is None else places[i] for i in part]
             wanted = [wants[i] for i in part]
-            out = runner.regions(
-                "unit_step",
-                slot_ids,
-                runner.tensor([ids[i] for i in part], size, 0),
-                runner.tensor([True] * len(part), size, False),
-                runner.tensor(kept, size, -1),
-                runner.tensor(wanted, size, False),
-                kv_len=runner.kv_len("unit_step", own, 1),
-            )
+            columns = (([ids[i] for i in part], 0), ([True] * len(part), False), (kept, -1), (wanted, False))
+            _, *inputs = runner.batch("unit_step", own, *columns)
+            out = runner.regions("unit_step", *inputs, kv_len=runner.kv_len("unit_step", own, 1))
             for slot in own:
                 runner.set_llm_rows(slot, runner.llm_rows(slot) + 1)
             chosen += self._chosen(own, wanted, *out)
@@ -357,6 +346,7 @@ class Duplex:
     def end_turn(self, slot: int) -> None:
         """Forget what was spoken; settings and random numbers go on, those of a call that runs are taken back."""
         if self.speaker.is_in_call(slot):
+            self.speaker.join()
             self.state.speech.sampler.draws[slot] = self._at[slot].code_draws
             self.speaker.drop_call(slot)
         self.speaker.empty_cache(slot)
@@ -369,10 +359,10 @@ class Duplex:
         before = 0 if per_call else at.codes_remembered
         self._at[slot] = replace(at, code_draws=at.code_draws + n_drawn, codes_remembered=before + n_codes)
 
-    def _parts(self, items: list[Item]) -> list[list[Item]]:
-        """Items in groups of at most the largest batch."""
+    def _parts(self, items: list[Item], most: int | None = None) -> list[list[Item]]:
+        """Items in groups of at most the largest batch, or of `most`."""
         each = iter(items)
         parts = []
-        while part := list(islice(each, self.runner.shapes.batch[-1])):
+        while part := list(islice(each, most or self.runner.shapes.batch[-1])):
             parts.append(part)
         return parts

@@ -1,9 +1,11 @@
 """A table of regions: which shapes each may be called with, and how it runs (eager, compiled, captured).
 
 Knows buckets, examples, torch.compile and CUDA graphs. Does not know what the regions do nor who calls them; a caller
-pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles anything.
+pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles anything, and once the
+table is sealed no captured region runs in any other way than by its graphs.
 """
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -13,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from models.captured import Bucket, Captured, StagePool
 from models.errors import SettingsError, ShapeError
-
-Bucket = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Region:
 
     run: plain function called as run(*bound, *tensors, **static). part: the compile target(s) it holds.
     axes: bucket axis -> name in the shapes. example: inputs of one bucket on scratch slots, as (tensors, static).
-    variants: further settings of `static` that serving uses; each is a graph of its own.
+    variants: further settings of `static` that serving uses; each is a graph of its own. has: whether there is such a
+    bucket; large sizes along two axes at once would be a burden that no caller asks for.
     """
 
     name: str
@@ -59,10 +61,12 @@ class Region:
     axes: dict[str, str]
     example: Callable[[Bucket], tuple[tuple[Tensor, ...], dict[str, Any]]]
     variants: tuple[dict[str, Any], ...] = ({},)
+    has: Callable[[Bucket], bool] = lambda bucket: True
 
     def buckets(self, shapes: ShapeTable) -> Iterator[Bucket]:
         for sizes in product(*(getattr(shapes, axis) for axis in self.axes.values())):
-            yield dict(zip(self.axes, sizes, strict=True))
+            if self.has(bucket := dict(zip(self.axes, sizes, strict=True))):
+                yield bucket
 
 
 class Piece:
@@ -81,6 +85,18 @@ class Piece:
         self._run = self.function
 
 
+@dataclass(frozen=True)
+class CaptureFacts:
+    """What capturing one region took. n_bytes: growth of the device's reserved memory; n_retried: graphs that could be
+    captured only after one more plain run.
+    """
+
+    n_graphs: int
+    seconds: float
+    n_bytes: int
+    n_retried: int
+
+
 class RegionTable:
     """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
 
@@ -96,17 +112,26 @@ class RegionTable:
         self._runners = {name: region.run for name, region in self.table.items()}
         self._captured: dict[Hashable, Captured] = {}
         self._captured_names: set[str] = set()
+        self._pools: dict[str, StagePool] = {}
+        self.is_sealed = False
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
         self.marks_steps = False  # graphs that torch.compile captures itself: each region's call is one step of them
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
         """Run a region: its captured graph if there is one for these shapes and static settings, otherwise as compiled,
-        or as it is. What a graph returns may be overwritten by the next call of any captured region.
+        or as it is. What a graph returns may be overwritten by the next call of any captured region of its stage.
+
+        Raises: ShapeError in a sealed table if the region has graphs, but none for these.
         """
         if name in self._captured_names:
             if (graph := self._captured.get(_shape_key(name, tensors, static))) is not None:
                 return graph(*tensors)
             self.n_skipped += 1
+            if self.is_sealed:
+                expected = f"what was captured: {_words(self.captured_sizes(name))}"
+                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+                settings = "".join(f", {key}={value}" for key, value in static.items())
+                raise ShapeError(f"region {name}: sizes", expected=expected, got=f"{shapes}{settings}")
         return self.uncaptured(name, *tensors, **static)
 
     def has_graph(self, name: str, *tensors: Tensor, **static: Any) -> bool:
@@ -147,18 +172,21 @@ class RegionTable:
     def compile_parts(self, parts: Sequence[str], **options: Any) -> None:
         """Wrap the layers of `stacks` and the pieces by these names, wherever they are used; else as `compile`.
 
+        Pieces are as large as the batch: with `dynamic` true, sizes that do vary are left open and others are not,
+        which traces and compiles in half the time.
         Raises: SettingsError for a name that is neither.
         """
         options = self._compile_options(options)
+        dynamic = options.pop("dynamic")
         for part in parts:
             if part not in self._known_parts():
                 raise SettingsError("part", expected=f"one of {sorted(self._known_parts())}", got=part)
             self._uncompile_part(part)  # compiled before: start from the plain methods again
             if part in self._pieces:
-                self._pieces[part].compile(**options)
+                self._pieces[part].compile(**options, dynamic=as_it_varies(dynamic))
                 continue
             for layer, method in self._methods(part):
-                setattr(layer, method, torch.compile(getattr(layer, method), **options))
+                setattr(layer, method, torch.compile(getattr(layer, method), **options, dynamic=dynamic))
 
     def _known_parts(self) -> set[str]:
         return self.stacks.keys() | self._pieces.keys()
@@ -225,6 +253,11 @@ class RegionTable:
         self.clear_scratch()
 
     @property
+    def runs_kernels(self) -> bool:
+        """Whether the regions run by the project's own GPU kernels, which leaves little to compile."""
+        return False
+
+    @property
     def n_captured(self) -> int:
         """Graphs of all regions together."""
         return len(self._captured)
@@ -234,72 +267,76 @@ class RegionTable:
         """Regions that have graphs."""
         return set(self._captured_names)
 
+    def captured_sizes(self, name: str) -> dict[str, list[int]]:
+        """Sizes by axis that a region's graphs were captured at, ascending; empty if it has none."""
+        buckets = [graph.bucket for graph in self._captured.values() if graph.name == name]
+        return {axis: sorted({bucket[axis] for bucket in buckets}) for axis in self.table[name].axes if buckets}
+
     def capture(self, names: Sequence[str] | None = None) -> int:
-        """Capture every bucket and variant of regions as CUDA graphs, largest first, in one pool.
+        """Capture every bucket and variant of regions as CUDA graphs, as `capture_region` does, in one pool.
+
+        Args: names: which regions; None = all.
+        Returns: how many graphs there are, earlier ones counted.
+        Raises: SettingsError for an unknown name, and for a sealed table.
+        """
+        for region in self._chosen(names):
+            self.capture_region(region.name)
+        return len(self._captured)
+
+    def capture_region(self, name: str, *, stage: str = "", is_warm: bool = False) -> CaptureFacts:
+        """Capture every bucket and variant of a region as CUDA graphs, largest first.
 
         To be called after `compile` and before any session is open. What was captured stays as it was then, whatever
         is compiled later, until it is captured again.
-        Args: names: which regions; None = all.
-        Returns: how many graphs there are, earlier ones counted.
-        Raises: SettingsError for an unknown name.
+
+        Args:
+            stage: regions of one stage share a pool, so that no two of their graphs may run at the same time.
+            is_warm: it has run at every bucket, as it is now: nothing is left to be made on first use.
+        Raises: SettingsError for an unknown name, and for a sealed table.
         """
-        pool = torch.cuda.graph_pool_handle()
-        for region in self._chosen(names):
-            self.drop_graphs([region.name])  # a graph is captured from the region, not from an older graph
-            buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
-            for bucket, variant in product(buckets, region.variants):
-                graph = Captured(self, region.name, bucket, variant, pool)
-                self._captured[_shape_key(region.name, graph.inputs, graph.static)] = graph
-                self.clear_scratch()
-            self._captured_names.add(region.name)
-        return len(self._captured)
+        (region,) = self._chosen([name])
+        if self.is_sealed:
+            raise SettingsError(f"capture {name}", expected="a table that is not sealed", got="a sealed one")
+        self.drop_graphs([name])  # a graph is captured from the region, not from an older graph
+        pool = self._pools.get(stage)
+        if pool is None or all(graph.pool is not pool for graph in self._captured.values()):
+            pool = self._pools[stage] = StagePool()  # with its last graph a pool's memory is gone
+        start, reserved, made = time.perf_counter(), torch.cuda.memory_reserved(), []
+        buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
+        for bucket, variant in product(buckets, region.variants):
+            graph = Captured(self, name, bucket, variant, pool, is_warm)
+            self._captured[_shape_key(name, graph.inputs, graph.static)] = graph
+            made.append(graph)
+            self.clear_scratch()
+        self._captured_names.add(name)
+        n_bytes, n_retried = torch.cuda.memory_reserved() - reserved, sum(graph.was_retried for graph in made)
+        return CaptureFacts(len(made), time.perf_counter() - start, n_bytes, n_retried)
+
+    def seal(self) -> None:
+        """From now on regions that have graphs run by these alone, others as before; `drop_graphs()` undoes it."""
+        self.is_sealed = True
 
     def drop_graphs(self, names: Sequence[str] | None = None) -> None:
         """Forget the CUDA graphs of these regions, which then run as compiled or as they are. names: None = all."""
         gone = {region.name for region in self._chosen(names)}
         self._captured = {key: graph for key, graph in self._captured.items() if graph.name not in gone}
         self._captured_names -= gone
+        if names is None:
+            self._pools.clear()
+            self.is_sealed = False
 
     def clear_scratch(self) -> None:
         """Empty the scratch slot: an example advances its counters like any session's."""
         raise NotImplementedError(f"{type(self).__name__}.clear_scratch")
 
 
-class Captured:
-    """One region at one bucket as a CUDA graph: static inputs, replay, static outputs."""
+def as_it_varies(dynamic: bool | None) -> bool | None:
+    """For `torch.compile` of what has one size that varies, where `dynamic` is asked for."""
+    return None if dynamic else dynamic
 
-    def __init__(
-        self, regions: RegionTable, name: str, bucket: Bucket, variant: dict[str, Any] | None = None, pool: Any = None
-    ):
-        """
-        Args:
-            variant: settings that differ from the example's. pool: memory pool to share with graphs that never run at
-                the same time as this one (`torch.cuda.graph_pool_handle`); None = one of its own.
-        """
-        self.name = name
-        self.inputs, static = regions.table[name].example(bucket)
-        self.static = {**static, **(variant or {})}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # compile, then settle lazily created handles before the capture
-                regions(name, *self.inputs, **self.static)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.outputs = regions(name, *self.inputs, **self.static)
 
-    def __call__(self, *tensors: Tensor) -> Any:
-        """Copy inputs in, from the host or the device, and replay. Returns: the static outputs, overwritten by the next
-        call.
-        """
-        for index, (given, static) in enumerate(zip(tensors, self.inputs, strict=True)):
-            if given.shape != static.shape or given.dtype != static.dtype:
-                expected, got = (f"{tuple(t.shape)} {t.dtype}" for t in (static, given))
-                raise ShapeError(f"captured {self.name}: input {index}", expected=expected, got=got)
-            static.copy_(given)
-        self.graph.replay()
-        return self.outputs
+def _words(sizes: dict[str, list[int]]) -> str:
+    return "; ".join(f"{axis} {', '.join(map(str, some))}" for axis, some in sizes.items())
 
 
 def _shape_key(name: str, tensors: Sequence[Tensor], static: dict[str, Any]) -> Hashable:

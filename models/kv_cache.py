@@ -26,8 +26,10 @@ class CacheView(NamedTuple):
     row_slots: Tensor  # [B, T] slot each new row is written to; padding goes to the scratch slot
     row_index: Tensor  # [B, T] row inside that slot
     positions: Tensor  # [B, T] rotary positions
-    mask: Tensor  # [B, T, kv_len] bool, true = may look
+    mask: Tensor | None  # [B, T, kv_len] bool, true = may look; None where kernels go by first and last
     kv_len: int
+    first: Tensor | None = None  # [B] oldest row that queries see
+    last: Tensor | None = None  # [B, T] newest row that each query sees
 
     def write(self, cache: Tensor, rows: Tensor) -> None:
         """Put rows [B, T, kv_heads, head_dim] into one layer's keys or values, in place."""
@@ -66,23 +68,31 @@ class KVCache:
     def tensors(self) -> list[Tensor]:
         return [*self.k, *self.v, self.lengths, self.positions, self.windows]
 
-    def view(self, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: int, causal: bool = True) -> CacheView:
+    def view(
+        self, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: int, causal: bool = True, masked: bool = True
+    ) -> CacheView:
         """Addresses for feeding `n_rows` padded rows per slot, `n_new` of them valid.
 
-        A row sees what its slot holds and, if `causal`, the new rows up to itself, else all new ones.
+        A row sees what its slot holds and, if `causal`, the new rows up to itself, else all new ones. masked: say so by
+        a mask, as PyTorch's attention takes it; otherwise by the first and the last row.
         """
         offset = torch.arange(n_rows, device=slots.device)
         valid = offset < n_new[:, None]
         start = self.lengths[slots][:, None]
         index = start + offset
         row_slots = torch.where(valid, slots[:, None], self.scratch)
-        columns = torch.arange(kv_len, device=slots.device)
-        first = (self.lengths[slots] - self.windows[slots])[:, None, None]
-        last = index if causal else (start + n_new[:, None] - 1).expand(-1, n_rows)
-        # At least one column stays visible, so that a row of padding is finite; nobody reads it.
-        mask = (columns <= last[:, :, None].clamp(min=0)) & (columns >= first)
+        first = start - self.windows[slots][:, None]
+        newest = start + n_new[:, None] - 1
+        last = index if causal else newest.expand(-1, n_rows)
         positions = self.positions[slots][:, None] + offset
-        return CacheView(slots, row_slots, index.clamp(max=self.max_len - 1), positions, mask, kv_len)
+        index = index.clamp(max=self.max_len - 1)
+        if not masked:
+            first, last = first[:, 0].clamp(min=0), torch.minimum(last, newest)
+            return CacheView(slots, row_slots, index, positions, None, kv_len, first, last)
+        columns = torch.arange(kv_len, device=slots.device)
+        # At least one column stays visible, so that a row of padding is finite; nobody reads it.
+        mask = (columns <= last[:, :, None].clamp(min=0)) & (columns >= first[:, :, None])
+        return CacheView(slots, row_slots, index, positions, mask, kv_len)
 
     def advance(self, slots: Tensor, n_new: Tensor) -> None:
         """Count n_new [B] more rows in `slots` [B]."""

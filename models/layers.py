@@ -4,6 +4,8 @@ Knows shapes and formulas. Does not know which part it serves, nor who decides w
 Parameter names are the checkpoint's.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -147,6 +149,8 @@ class Backbone(Derived):
         )
         self.norm = RMSNorm(width, eps)
         self.register_buffer("frequencies", torch.empty(head_dim // 2), persistent=False)
+        self.fused: Any = None  # what takes the place of the layers: `fused_decoder.FusedDecoder`
+        self.table: Any = None  # what takes the place of `embed_tokens`: `host_table.HostTable`
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         self.frequencies = rotary_frequencies(self.head_dim, self.rope_theta, device)
@@ -161,6 +165,8 @@ class Backbone(Derived):
             kv_len: cache rows to look at; at least every slot's length plus n_new. Static per bucket.
         Returns: [B, T, D]; padding rows are meaningless.
         """
+        if self.fused is not None:
+            return self.fused(embeds, cache, slots, n_new, kv_len)
         view = cache.view(slots, n_new, embeds.shape[1], kv_len)
         cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, self.frequencies))  # for all heads
         x = embeds
@@ -168,3 +174,11 @@ class Backbone(Derived):
             x = layer(x, cos, sin, view, k_cache, v_cache)
         cache.advance(slots, n_new)
         return self.norm(x)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows [..., D] of tokens ids [...]."""
+        return self.embed_tokens(ids) if self.table is None else self.table(ids)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., K] times weight [N, K], in the way the stack's own products are made. Returns: [..., N]."""
+        return F.linear(x, weight) if self.fused is None else self.fused.product(x, weight)

@@ -29,7 +29,7 @@ class LLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] states after the final norm -> [..., V] float32."""
-        return self.lm_head(hidden).float()
+        return self.model.product(hidden, self.lm_head.weight).float()
 
     def prefill(
         self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
@@ -48,6 +48,6 @@ class LLM(nn.Module):
         ids, slots: [B] int64; active: [B] bool, a slot that is not active keeps its cache.
         Returns: hidden states [B, D] of the fed tokens and the logits [B, V] after them.
         """
-        embeds = self.model.embed_tokens(ids[:, None])  # a view of a tensor would be compiled for once more
+        embeds = self.model.embed(ids[:, None])  # a view of a tensor would be compiled for once more
         hidden = self.model(embeds, cache, slots, active.long(), kv_len)[:, 0]
         return hidden, self.logits(hidden)

@@ -1,13 +1,16 @@
 """The whole model: the only file that knows all parts. Weights only; what a session owns is in `state`."""
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor, nn
 
 from models.apm import Apm, project
 from models.config import OmniConfig
+from models.errors import SettingsError
 from models.image import pixel_values
 from models.kv_cache import KVCache
-from models.layers import Projector
+from models.layers import Backbone, Projector
 from models.llm import LLM
 from models.resampler import Resampler
 from models.tts import TTS
@@ -44,6 +47,57 @@ class OmniModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.llm.lm_head.weight.dtype
+
+    @property
+    def kernels(self) -> bool:
+        """Whether the parts' layers run by the project's own GPU kernels."""
+        return self.llm.model.fused is not None
+
+    def use_kernels(self, on: bool) -> None:
+        """Run the layers by the project's own GPU kernels, or as they are written; at any time between two calls.
+
+        The first time, weights of parallel products are laid side by side; every layer keeps its own as views of them.
+        While kernels run, embeddings of text lie in the host's memory: of one and a half GB a step reads a few rows.
+        Raises: SettingsError where there is no Triton.
+        """
+        if not on:
+            for part in self._stacks():
+                part.fused = None
+            for part in self._readers():
+                if part.table is not None:
+                    part.table.give_back()
+                part.table = None
+            if self.config.init_tts:
+                self.tts.draw = None
+            return
+        if find_spec("triton") is None:
+            raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
+        # Only here: they cannot be imported without.
+        from models.fused_decoder import FusedDecoder
+        from models.fused_encoders import FusedAudio, FusedVision
+        from models.host_table import HostTable
+        from models.kernels.codes import draw_codes
+
+        fused = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
+        with torch.no_grad():
+            for part in self._stacks():
+                part.fused = fused[type(part)](part)
+            for part, embedding in self._readers().items():
+                part.table = part.table or HostTable(embedding)
+        if self.config.init_tts:
+            self.tts.draw = draw_codes
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the weights leave behind is as large as they are
+
+    def _stacks(self) -> list[Backbone | Vpm | Apm]:
+        return [part for part in self.modules() if isinstance(part, Backbone | Vpm | Apm)]
+
+    def _readers(self) -> dict[Backbone | TTS, nn.Embedding]:
+        """Parts that read text, and their embeddings."""
+        readers: dict[Backbone | TTS, nn.Embedding] = {self.llm.model: self.llm.model.embed_tokens}
+        if self.config.init_tts:
+            readers |= {self.tts: self.tts.emb_text, self.tts.model: self.tts.model.embed_tokens}
+        return readers
 
     def encode_images(self, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
         """Image slices to LLM rows.

@@ -5,6 +5,7 @@ Knows every region's inputs. Does not know sessions, nor how a region is compile
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,11 @@ from models.sampling import TokenSets
 from models.state import SlotState
 from models.vpm import VisionLayer
 
+FED_AT_ONCE = 6144  # rows of one prefill, over all slots: units of as many as there may be, long prompts of a few
+EVICTED_AT_ONCE = 4  # slots; each is copied
+# Codes drawn by one call of `speech_step`: one, a slice, early sound, the rest of a second.
+SPEECH_STEPS = (1, 5, 9, 16)
+
 
 @dataclass(frozen=True)
 class Shapes(ShapeTable):
@@ -36,6 +42,15 @@ class Shapes(ShapeTable):
     spoken: tuple[int, ...] = (24, 64)  # text tokens of a unit spoken at once
     tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens of an answer spoken at once
     speech_kv: tuple[int, ...] = (512, 4096)
+
+    def most_seen(self, n_patches: int) -> int:
+        """Slices of `n_patches` (one of `patches`) each that are encoded at once."""
+        most = self.slices[-1] * self.patches[0]
+        return max([size for size in self.slices if size * n_patches <= most], default=self.slices[0])
+
+    def most_fed(self, n_rows: int) -> int:
+        """Slots that a prefill of `n_rows` rows each holds at once."""
+        return max([size for size in self.batch if size * n_rows <= FED_AT_ONCE], default=self.batch[0])
 
 
 class Regions(RegionTable):
@@ -52,15 +67,33 @@ class Regions(RegionTable):
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
         # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
         pieces = {"choose": Piece(stages.choose), "draw": Piece(speech.draw_codes)}
-        super().__init__(model, _table(model, state, log_mel, sets, pieces), shapes, pieces)
+        super().__init__(model, _table(model, state, log_mel, sets, shapes, pieces), shapes, pieces)
         self.model, self.state = model, state
+
+    @property
+    def runs_kernels(self) -> bool:
+        return self.model.kernels
 
     def clear_scratch(self) -> None:
         self.state.reset(torch.tensor([self.state.scratch], device=self.state.llm.lengths.device))
 
 
+def _fits(shapes: Shapes, axis: str, bucket: Bucket) -> bool:
+    """Whether a prefill's batch and rows are not both large."""
+    return bucket["batch"] <= shapes.most_fed(bucket[axis])
+
+
+def _sees(shapes: Shapes, bucket: Bucket) -> bool:
+    """Whether there are not both many slices and long ones."""
+    return bucket["slices"] <= shapes.most_seen(bucket["patches"])
+
+
+def _is_among(least: int, most: int, bucket: Bucket) -> bool:
+    return bucket["batch"] <= max(least, most)
+
+
 def _table(
-    model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, pieces: dict[str, Piece]
+    model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes, pieces: dict[str, Piece]
 ) -> Iterator[Region]:
     """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
     config, device = model.config, model.device
@@ -87,7 +120,8 @@ def _table(
 
     if config.init_vision:
         axes = {"slices": "slices", "patches": "patches"}
-        yield Region("vision", "vpm, resampler", stages.vision, (model,), axes, vision_example)
+        few = partial(_sees, shapes)
+        yield Region("vision", "vpm, resampler", stages.vision, (model,), axes, vision_example, has=few)
 
     def clips_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, frames = b["batch"], b["frames"]
@@ -144,15 +178,17 @@ def _table(
         return (scratch(n), full(n, 0), full(n, 0)), {"turn": True}
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
-    yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example)
+    few = partial(_fits, shapes, "rows")
+    yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example, has=few)
     chooses = (model, state, sets, pieces["choose"])
-    yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, chooses, axes, unit_prefill_example)
+    yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, chooses, axes, unit_prefill_example, has=few)
     axes = {"batch": "batch", "kv": "kv"}
     yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
     yield Region("unit_step", "llm.model, choose", stages.unit_step, chooses, axes, unit_step_example)
     yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
     ways = ({"turn": True}, {"turn": False})
-    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), {"batch": "batch"}, evict_example, ways)
+    axes, some = {"batch": "batch"}, partial(_is_among, shapes.batch[0], EVICTED_AT_ONCE)
+    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), axes, evict_example, ways, some)
 
     def reset_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         return (scratch(b["batch"]),), {}
@@ -175,7 +211,7 @@ def _table(
         return (scratch(n), hidden, full(n, rows), full(n, 26), full(n, 26)), {"kv_len": b["kv"]}
 
     def step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        return (scratch(b["batch"]),), {"kv_len": b["kv"]}
+        return (scratch(b["batch"]),), {"kv_len": b["kv"], "n_steps": 1}
 
     if config.init_tts:
         axes = {"batch": "batch", "tokens": "tokens"}
@@ -184,6 +220,8 @@ def _table(
         yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), spoken_axes, spoken_example)
         axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
         draws = (model, state, pieces["draw"])
-        yield Region("speech_begin", "tts.model, draw", stages.speech_begin, draws, axes, begin_example)
+        few = partial(_fits, shapes, "tokens")
+        yield Region("speech_begin", "tts.model, draw", stages.speech_begin, draws, axes, begin_example, has=few)
         axes = {"batch": "batch", "kv": "speech_kv"}
-        yield Region("speech_step", "tts.model, draw", stages.speech_step, draws, axes, step_example)
+        loops = tuple({"n_steps": n_steps} for n_steps in SPEECH_STEPS)
+        yield Region("speech_step", "tts.model, draw", stages.speech_step, draws, axes, step_example, loops)

@@ -76,7 +76,7 @@ def llm_prefill(
         n_new: [B] valid rows, left-aligned. kv_len: cache rows to look at (static).
     Returns: hidden states [B, T, D] and logits [B, V] after each slot's last valid row.
     """
-    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.model.embed_tokens(ids))
+    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.model.embed(ids))
     return model.llm.prefill(embeds, state.llm, slots, n_new, kv_len)
 
 
@@ -191,9 +191,16 @@ def speech_begin(
     return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_codes, limit, kv_len, draw)
 
 
-def speech_step(model: OmniModel, state: SlotState, draw: speech.Drawer, slots: Tensor, kv_len: int) -> Tensor:
-    """Feed each slot's newest code and choose the next [B]; slots that are done stand still."""
-    return speech.step(model.tts, state.speech, slots, kv_len, draw)
+def speech_step(
+    model: OmniModel, state: SlotState, draw: speech.Drawer, slots: Tensor, kv_len: int, n_steps: int
+) -> Tensor:
+    """Feed each slot's newest code and choose the next, `n_steps` times; slots that are done stand still.
+
+    kv_len: holds the rows after the last of the steps. Returns: [B] codes chosen last.
+    """
+    for _ in range(n_steps):
+        drawn = speech.step(model.tts, state.speech, slots, kv_len, draw)
+    return drawn
 
 
 def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor, turn: bool) -> None:

@@ -7,6 +7,7 @@ checked before a slot is touched, so a refused call leaves all slots as they wer
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,17 @@ from models.region_table import Regions, Shapes
 from models.sampling import Sampled, TokenSets
 from models.sampling_settings import TextSampling
 from models.state import SlotPool, SlotState
+from models.streams import send, send_one
+
+Column = tuple[Sequence[int] | Sequence[bool], int | bool]  # values, and what pads them
 
 
 @dataclass(frozen=True)
 class Rows:
     """A stretch of context to feed: token ids, with media rows standing in where `is_row` is true.
 
-    ids: [n] int64; media: [n, D] or None; is_row: [n] bool or None. All on the model's device.
+    ids: [n] int64, is_row: [n] bool or None: best on the host, where those of several slots are put together and sent
+    at once. media: [n, D] on the model's device, or None.
     """
 
     ids: Tensor
@@ -115,13 +120,11 @@ class Runner:
 
     def tensor(self, values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
         """A short host list as a device tensor of `size`, padded with `fill`."""
-        padded = [*values, *[fill] * (size - len(values))]
-        return torch.tensor(padded, device=self.model.device)
+        return send_one(self.model.device, _padded(values, size, fill))
 
     def table(self, rows: Sequence[Sequence[int]], size: int, fill: int) -> Tensor:
         """Short host lists of one length as a device tensor of `size` rows, padded with rows of `fill`."""
-        padded = [*rows, *[[fill] * len(rows[0])] * (size - len(rows))]
-        return torch.tensor(padded, device=self.model.device)
+        return send_one(self.model.device, torch.tensor([*rows, *[[fill] * len(rows[0])] * (size - len(rows))]))
 
     def check_slots(self, slots: Sequence[int], *others: Sequence[object]) -> None:
         """Raises: SlotError unless `slots` are one or more different slots of this runner, and each of `others` has an
@@ -134,10 +137,16 @@ class Runner:
             if len(other) != len(slots):
                 raise SlotError("slots of one call", expected=f"{len(slots)} entries", got=len(other))
 
-    def batch(self, region: str, slots: Sequence[int]) -> tuple[int, Tensor]:
-        """Batch bucket and padded slot tensor for a call. Raises: ShapeError for more slots than any bucket holds."""
+    def batch(self, region: str, slots: Sequence[int], *others: Column) -> tuple[Any, ...]:
+        """What a call takes one number per slot of, sent in one copy.
+
+        others: lists with an entry for each slot, and what pads them.
+        Returns: the batch bucket, the padded slot tensor, and a tensor for each of `others`.
+        Raises: ShapeError for more slots than any bucket holds.
+        """
         size = self.shapes.fit(region, "batch", len(slots))
-        return size, self.tensor(slots, size, self.state.scratch)
+        columns = ((slots, self.state.scratch), *others)
+        return size, *send(self.model.device, *(_padded(values, size, fill) for values, fill in columns))
 
     def check_room(self, slot: int, n_rows: int) -> None:
         """Raises: ContextOverflowError if `n_rows` more do not fit the slot's context."""
@@ -152,14 +161,14 @@ class Runner:
     def encode_images(self, images: Sequence[ImagePatches]) -> list[Tensor]:
         """Each slice's LLM rows [query_num, D], in order."""
         rows: list[Tensor] = []
-        most = self.shapes.slices[-1]
-        for start in range(0, len(images), most):
-            group = images[start : start + most]
+        while len(rows) < len(images):
+            group = images[len(rows) : len(rows) + self.shapes.slices[-1]]
             length = self.shapes.fit("vision", "patches", max(len(image.pixels) for image in group))
+            group = group[: self.shapes.most_seen(length)]
             size = self.shapes.fit("vision", "slices", len(group))
             batch = pad_batch(group, length, size)
             arrays = (batch.pixels, batch.position_ids, batch.coords, batch.mask)
-            out = self.regions("vision", *(torch.from_numpy(array).to(self.model.device) for array in arrays))
+            out = self.regions("vision", *(send_one(self.model.device, torch.from_numpy(array)) for array in arrays))
             rows += out[: len(group)].clone().unbind()
         return rows
 
@@ -241,28 +250,32 @@ class Runner:
         return [torch.cat(parts) for parts in hidden], torch.stack(logits)
 
     def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows]) -> tuple[list[Tensor], Tensor]:
-        inputs, _, kv_len = self.prefill_inputs("llm_prefill", slots, pieces)
+        inputs, kv_len = self.prefill_inputs("llm_prefill", slots, pieces)
         hidden, logits = self.regions("llm_prefill", *inputs, kv_len=kv_len)
         for slot, piece in zip(slots, pieces, strict=True):
             self._llm_rows[slot] += len(piece)
         return [hidden[row, : len(piece)] for row, piece in enumerate(pieces)], logits[: len(slots)]
 
     def prefill_inputs(
-        self, region: str, slots: Sequence[int], pieces: Sequence[Rows]
-    ) -> tuple[tuple[Tensor, ...], int, int]:
-        """Padded inputs of a prefill region (slots, ids, media, is_row, n_new), the batch bucket and the kv bucket."""
-        size, slot_ids = self.batch(region, slots)
+        self, region: str, slots: Sequence[int], pieces: Sequence[Rows], *others: Column
+    ) -> tuple[tuple[Tensor, ...], int]:
+        """Padded inputs of a prefill region (slots, ids, media, is_row, n_new, and `others` as in `batch`), and the kv
+        bucket.
+        """
+        model, size = self.model, self.shapes.fit(region, "batch", len(slots))
         n_rows = self.shapes.fit(region, "rows", max(map(len, pieces)))
-        ids = torch.zeros(size, n_rows, dtype=torch.int64, device=self.model.device)
-        media = torch.zeros(size, n_rows, self.model.config.hidden_size, dtype=self.model.dtype, device=ids.device)
-        is_row = torch.zeros(size, n_rows, dtype=torch.bool, device=ids.device)
+        ids = torch.zeros(size, n_rows, dtype=torch.int64)
+        is_row = torch.zeros(size, n_rows, dtype=torch.bool)
+        media = torch.zeros(size, n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
         for row, piece in enumerate(pieces):
             ids[row, : len(piece)] = piece.ids
             if piece.media is not None:
                 media[row, : len(piece)] = piece.media
                 is_row[row, : len(piece)] = piece.is_row
-        n_new = self.tensor([len(piece) for piece in pieces], size, 0)
-        return (slot_ids, ids, media, is_row, n_new), size, self.kv_len(region, slots, n_rows)
+        columns = ((slots, self.state.scratch), ([len(piece) for piece in pieces], 0), *others)
+        padded = (_padded(values, size, fill) for values, fill in columns)
+        ids, is_row, slot_ids, n_new, *more = send(model.device, ids, is_row, *padded)
+        return (slot_ids, ids, media, is_row, n_new, *more), self.kv_len(region, slots, n_rows)
 
     def kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
         """Context bucket for feeding `n_new` rows to the longest of `slots`. Raises: ShapeError."""
@@ -274,15 +287,8 @@ class Runner:
         self.check_slots(slots, ids)
         for slot in slots:
             self.check_room(slot, 1)
-        size, slot_ids = self.batch("llm_decode", slots)
-        active = self.tensor([True] * len(slots), size, False)
-        hidden, logits = self.regions(
-            "llm_decode",
-            slot_ids,
-            self.tensor(ids, size, 0),
-            active,
-            kv_len=self.kv_len("llm_decode", slots, 1),
-        )
+        _, *inputs = self.batch("llm_decode", slots, (ids, 0), ([True] * len(slots), False))
+        hidden, logits = self.regions("llm_decode", *inputs, kv_len=self.kv_len("llm_decode", slots, 1))
         for slot in slots:
             self._llm_rows[slot] += 1
         return hidden[: len(slots)], logits[: len(slots)]
@@ -290,8 +296,7 @@ class Runner:
     def sample(self, slots: Sequence[int], logits: Tensor) -> Sampled:
         """Choose one token per slot from its logits [len(slots), V]; tensors, no sync."""
         self.check_slots(slots, logits)
-        size, slot_ids = self.batch("sample_text", slots)
-        active = self.tensor([True] * len(slots), size, False)
+        size, slot_ids, active = self.batch("sample_text", slots, ([True] * len(slots), False))
         padded = torch.nn.functional.pad(logits, (0, 0, 0, size - len(slots)))
         chosen = self.regions("sample_text", slot_ids, padded, active, candidates=None)
         return Sampled(*(tensor[: len(slots)] for tensor in chosen))
@@ -304,7 +309,11 @@ class Runner:
         self.check_slots(slots, keep, drop)
         for slot, first, count in zip(slots, keep, drop, strict=True):
             check_stretch(f"evict from slot {slot}", self._llm_rows[slot], first, count)
-        size, slot_ids = self.batch("llm_evict", slots)
-        self.regions("llm_evict", slot_ids, self.tensor(keep, size, 0), self.tensor(drop, size, 0), turn=turn)
+        _, *inputs = self.batch("llm_evict", slots, (keep, 0), (drop, 0))
+        self.regions("llm_evict", *inputs, turn=turn)
         for slot, count in zip(slots, drop, strict=True):
             self._llm_rows[slot] -= count
+
+
+def _padded(values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
+    return torch.tensor([*values, *[fill] * (size - len(values))])

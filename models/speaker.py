@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
+from models.region_table import SPEECH_STEPS
 from models.runner import Runner, check_stretch
 from models.sampling_settings import CodeSampling, check_number
 from models.speech import CODES_PER_CALL
+from models.streams import Arrival, SideStream
 
 CODES_PER_SECOND = 25
 CHAT_MIN_CODES = 50
@@ -58,14 +60,47 @@ class _Running:
     n_drawn: int = 1
 
 
+class PendingLook:
+    """What calls have drawn, on its way to the host.
+
+    table: [B, 4 + n], a row per call: codes drawn, its end code, whether it is over, whether it is bad, the codes.
+    """
+
+    def __init__(self, table: Tensor):
+        self._arrival = Arrival(table)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether `take` would not wait."""
+        return self._arrival.is_here
+
+    def take(self) -> list[Look]:
+        """Waited for: the one sync of all that was drawn until then."""
+        looks = []
+        for n_drawn, eos, over, bad, *codes in self._arrival.take().tolist():
+            codes = codes[:n_drawn]
+            ended = bool(codes) and codes[-1] == eos
+            looks.append(Look(codes[: len(codes) - ended], bool(over), ended, bool(bad)))
+        return looks
+
+
 class Speaker:
-    """The code loop of a runner's slots."""
+    """The code loop of a runner's slots.
+
+    On a GPU it draws codes beside what the caller's stream does. Whoever touches the speech of slots there, by another
+    way than through here, calls `join` first.
+    """
 
     def __init__(self, runner: Runner):
         if runner.state.speech is None:
             raise SettingsError("speech", expected="a checkpoint with tts", got="init_tts false")
         self.runner, self.state = runner, runner.state.speech
         self._running: dict[int, _Running] = {}
+        self._beside = SideStream(runner.model.device, urgent=True)
+
+    def join(self) -> None:
+        """What the caller's stream is given next starts when all codes asked for so far are drawn."""
+        self._beside.join()
 
     def start_turn(self, slot: int, settings: CodeSampling, *, seed: int | None = None, eos: int | None = None) -> None:
         """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's.
@@ -74,16 +109,19 @@ class Speaker:
         """
         self.runner.check_slots([slot])
         eos = self.runner.model.config.tts_config.eos_code if eos is None else eos
+        self.join()
         self.state.sampler.configure(slot, settings, eos, seed)
         self.empty_cache(slot)
         self.forget_codes(slot)
 
     def forget_codes(self, slot: int) -> None:
         """The next code is the first of its turn."""
+        self.join()
         self.state.sampler.forget(self.runner.tensor([slot], 1, slot))
 
     def empty_cache(self, slot: int) -> None:
         """Forget what was spoken; settings, recent codes and random numbers stay."""
+        self.join()
         self.state.cache.reset(self.runner.tensor([slot], 1, slot))
         self.runner.speech_rows[slot] = 0
 
@@ -94,6 +132,7 @@ class Speaker:
         """
         check_stretch(f"speech of slot {slot}", self.rows(slot), keep, drop)
         one = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
+        self.join()
         self.state.cache.evict(*one, self.runner.model.tts.model.frequencies, turn)
         self.runner.speech_rows[slot] -= drop
 
@@ -135,11 +174,12 @@ class Speaker:
         """
         runner = self.runner
         runner.check_slots(slots, ids, text_eos)
-        size, slot_ids = runner.batch("spoken_rows", slots)
-        width = runner.shapes.fit("spoken_rows", "spoken", max(1, *map(len, ids)))
+        n_text = [len(own) for own in ids]
+        size, slot_ids, *others = runner.batch("spoken_rows", slots, (n_text, 0), (text_eos, False))
+        width = runner.shapes.fit("spoken_rows", "spoken", max(1, *n_text))
         padded = runner.table([[*own, *[0] * (width - len(own))] for own in ids], size, 0)
-        n_text = runner.tensor([len(own) for own in ids], size, 0)
-        rows = runner.regions("spoken_rows", slot_ids, padded, n_text, runner.tensor(text_eos, size, False))
+        self.join()  # its graph may share memory with those of the code loop
+        rows = runner.regions("spoken_rows", slot_ids, padded, *others)
         # Copies: other slots may ask next, one by one, and a captured graph answers all of them in the same place.
         lengths = [len(own) + end + 1 for own, end in zip(ids, text_eos, strict=True)]
         return [rows[row, :length].clone() for row, length in enumerate(lengths)]
@@ -152,11 +192,14 @@ class Speaker:
         Raises: as `begin`.
         """
         self.begin(slots, rows, min_codes=min_codes, max_codes=max_codes)
-        for drawn in range(1, max(max_codes)):
+        n_drawn, most = 1, max(max_codes)
+        while n_drawn < most:
             # One look from the host per second of speech: slots that are done stand still meanwhile.
-            if drawn % CODES_PER_SECOND == 0 and all(look.over for look in self.look(slots)):
+            if n_drawn % CODES_PER_SECOND == 0 and all(look.over for look in self.look(slots)):
                 break
-            self.advance(slots)
+            n_steps = min(CODES_PER_SECOND - n_drawn % CODES_PER_SECOND, most - n_drawn)
+            self.advance(slots, n_steps)
+            n_drawn += n_steps
         return self.end(slots)
 
     def begin(
@@ -172,46 +215,52 @@ class Speaker:
             assert slot not in self._running, f"slot {slot} is in a call"
             self.check_rows(slot, own)
             self.check(slot, len(own), most)
-        size, slot_ids = runner.batch("speech_begin", slots)
-        n_padded = self._token_bucket(max(map(len, rows))) + 2
-        padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=slot_ids.device)
-        for row, own in enumerate(rows):
-            padded[row, : len(own)] = own
-        runner.regions(
-            "speech_begin",
-            slot_ids,
-            padded,
-            runner.tensor([len(own) for own in rows], size, 0),
-            runner.tensor(min_codes, size, 0),
-            runner.tensor(max_codes, size, 0),
-            kv_len=self._kv_len("speech_begin", [self.rows(slot) + n_padded for slot in slots]),
-        )
+        self._beside.lend(*rows)
+        with self._beside.work():
+            most = runner.shapes.most_fed(self._token_bucket(max(map(len, rows))))
+            for start in range(0, len(slots), most):
+                self._begin(*(list(values[start : start + most]) for values in (slots, rows, min_codes, max_codes)))
         for slot, own in zip(slots, rows, strict=True):
             self._running[slot] = _Running(len(own))
 
+    def _begin(self, slots: list[int], rows: list[Tensor], min_codes: list[int], max_codes: list[int]) -> None:
+        runner, n_rows = self.runner, [len(own) for own in rows]
+        n_padded = self._token_bucket(max(n_rows)) + 2
+        kv_len = self._kv_len("speech_begin", [self.rows(slot) + n_padded for slot in slots])
+        size, slot_ids, *counts = runner.batch("speech_begin", slots, (n_rows, 0), (min_codes, 0), (max_codes, 0))
+        padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=slot_ids.device)
+        for row, own in enumerate(rows):
+            padded[row, : len(own)] = own
+        runner.regions("speech_begin", slot_ids, padded, *counts, kv_len=kv_len)
+
     def advance(self, slots: Sequence[int], n_steps: int = 1) -> None:
-        """Draw up to `n_steps` more codes in slots with a call; no sync."""
+        """Draw up to `n_steps` more codes in slots with a call, in as few calls as there are sizes for; no sync."""
         running = [self._running[slot] for slot in slots]
-        _, slot_ids = self.runner.batch("speech_step", slots)
-        for _ in range(n_steps):
-            held = [self.rows(slot) + call.n_rows + call.n_drawn for slot, call in zip(slots, running, strict=True)]
-            self.runner.regions("speech_step", slot_ids, kv_len=self._kv_len("speech_step", held))
-            for call in running:
-                call.n_drawn += 1
+        with self._beside.work():
+            _, slot_ids = self.runner.batch("speech_step", slots)
+            while n_steps > 0:
+                # Rows after the first step; the others must find room beside them.
+                held = [self.rows(slot) + call.n_rows + call.n_drawn for slot, call in zip(slots, running, strict=True)]
+                kv_len = self._kv_len("speech_step", held)
+                room = n_steps if kv_len == self.state.cache.max_len else kv_len - max(held) + 1
+                size = max(size for size in SPEECH_STEPS if size <= min(n_steps, room))
+                self.runner.regions("speech_step", slot_ids, kv_len=kv_len, n_steps=size)
+                for call in running:
+                    call.n_drawn += size
+                n_steps -= size
 
     def look(self, slots: Sequence[int]) -> list[Look]:
         """What the calls of `slots` have drawn so far: one sync for all of them."""
+        return self.start_look(slots).take()
+
+    def start_look(self, slots: Sequence[int]) -> PendingLook:
+        """The same without waiting for it; what is drawn or undone later does not change it."""
         state, n_shown = self.state, max(self._running[slot].n_drawn for slot in slots)
-        slot_ids = self.runner.tensor(slots, len(slots), 0)
-        sampler = state.sampler
-        columns = (sampler.step, sampler.eos_id, state.done.long(), state.bad.long())
-        table = torch.cat((torch.stack([c[slot_ids] for c in columns], 1), state.codes[slot_ids, :n_shown]), 1)
-        looks = []
-        for n_drawn, eos, over, bad, *codes in table.tolist():
-            codes = codes[:n_drawn]
-            ended = bool(codes) and codes[-1] == eos
-            looks.append(Look(codes[: len(codes) - ended], bool(over), ended, bool(bad)))
-        return looks
+        with self._beside.work():
+            slot_ids = self.runner.tensor(slots, len(slots), 0)
+            columns = (state.sampler.step, state.sampler.eos_id, state.done.long(), state.bad.long())
+            table = torch.cat((torch.stack(columns, 1)[slot_ids], state.codes[slot_ids, :n_shown]), 1)
+            return PendingLook(table)
 
     def is_in_call(self, slot: int) -> bool:
         return slot in self._running

@@ -88,14 +88,14 @@ def begin(
     state.sampler.begin_call(slots, min_codes, active)
     state.limit.index_copy_(0, slots, torch.where(active, limit, state.limit[slots]))
     state.bad.index_copy_(0, slots, state.bad[slots] & ~active)
-    return (draw or draw_codes)(state, slots, logits, active)
+    return (tts.draw or draw or draw_codes)(state, slots, logits, active)
 
 
 def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int, draw: Drawer | None = None) -> Tensor:
     """Feed the newest code of each slot [B] that is not done and draw the next. Returns: [B] int64 codes drawn."""
     active = ~state.done[slots]
     logits = tts.decode(state.newest[slots], state.cache, slots, active, kv_len)
-    return (draw or draw_codes)(state, slots, logits, active)
+    return (tts.draw or draw or draw_codes)(state, slots, logits, active)
 
 
 def draw_codes(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Knows conditioning rows, its cache and the folded head. Does not know how codes 
 nor when a unit or turn ends (`speech`).
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,9 +41,6 @@ class FoldedHead(Derived):
         folded = stored.original0.detach().float() * direction / direction.norm(dim=1, keepdim=True)
         self.weight = folded.to(device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
-
 
 class TTS(nn.Module):
     def __init__(self, config: TTSConfig):
@@ -64,6 +63,8 @@ class TTS(nn.Module):
         self.projector_semantic = Projector(config.llm_dim, config.hidden_size)
         self.emb_code = nn.ModuleList([nn.Embedding(config.num_audio_tokens, config.hidden_size)])
         self.head_code = nn.ModuleList([FoldedHead(config.num_audio_tokens, config.hidden_size)])
+        self.table: Callable[..., Tensor] | None = None  # what takes the place of `emb_text`: `host_table.HostTable`
+        self.draw: Callable[..., Tensor] | None = None  # what takes the place of `speech.draw_codes`
 
     def text_rows(self, ids: Tensor, hidden: Tensor, normalize: bool) -> Tensor:
         """One row per spoken text token: its embedding plus its projected LLM state.
@@ -74,7 +75,10 @@ class TTS(nn.Module):
         projected = self.projector_semantic(hidden)
         if normalize:
             projected = F.normalize(projected.float(), dim=-1, eps=1e-12).to(projected.dtype)
-        return self.emb_text(ids) + projected
+        return self._embed_text(ids) + projected
+
+    def _embed_text(self, ids: Tensor) -> Tensor:
+        return self.emb_text(ids) if self.table is None else self.table(ids)
 
     def condition(
         self, ids: Tensor, hidden: Tensor, n_text: Tensor, text_eos: Tensor, normalize: bool
@@ -89,8 +93,10 @@ class TTS(nn.Module):
         rows = F.pad(self.text_rows(ids, hidden, normalize), (0, 0, 0, 2))
         column = torch.arange(rows.shape[1], device=ids.device)
         n_rows = n_text + text_eos + 1
-        eos_row = self.emb_text.weight[self.config.text_eos_token_id]
-        bos_row = self.emb_text.weight[self.config.audio_bos_token_id]
+        eos_row, bos_row = (
+            self._embed_text(torch.full((), token, device=ids.device))
+            for token in (self.config.text_eos_token_id, self.config.audio_bos_token_id)
+        )
         rows = torch.where((column == n_text[:, None])[..., None], eos_row, rows)
         rows = torch.where((column == n_rows[:, None] - 1)[..., None], bos_row, rows)
         return rows, n_rows
@@ -99,9 +105,12 @@ class TTS(nn.Module):
         """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: code logits [B, codes] float32."""
         hidden = self.model(rows, cache, slots, n_new, kv_len)
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return self.head_code[0](hidden.gather(1, last)[:, 0]).float()
+        return self._logits(hidden.gather(1, last)[:, 0])
 
     def decode(self, codes: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int) -> Tensor:
         """Feed one code [B] per slot; slots that are not active keep their cache. Returns: [B, codes] float32."""
         rows = self.emb_code[0](codes[:, None])  # a view of a tensor would be compiled for once more
-        return self.head_code[0](self.model(rows, cache, slots, active.long(), kv_len)[:, 0]).float()
+        return self._logits(self.model(rows, cache, slots, active.long(), kv_len)[:, 0])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.model.product(hidden, self.head_code[0].weight).float()

@@ -3,6 +3,8 @@
 Knows patches, position ids and a key mask. Does not know images, slices or grids.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,6 +78,7 @@ class Vpm(nn.Module):
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config, config.num_hidden_layers - drop_last_layer)
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.fused: Callable[..., Tensor] | None = None  # what takes the place of the layers (`fused_encoders`)
 
     def forward(self, patches: Tensor, position_ids: Tensor, mask: Tensor) -> Tensor:
         """Encode a padded batch of slices.
@@ -83,10 +86,12 @@ class Vpm(nn.Module):
         Args:
             patches: [B, L, 3 * 14 * 14] normalised pixels, each row ordered (channel, y, x).
             position_ids: [B, L] int64 rows of the position table; 0 for padding.
-            mask: [B, L] bool, true for real patches.
+            mask: [B, L] bool, true for real patches, which come first.
         Returns: [B, L, D] after the final norm; padding rows are meaningless.
         """
         x = self.embeddings(patches, position_ids)
+        if self.fused is not None:
+            return self.fused(x, mask)
         # A large negative number instead of -inf keeps a row without any patch finite.
         bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)[:, None]
         for layer in self.encoder.layers:

@@ -1,6 +1,7 @@
 """Settings every test runs under: threads, hypothesis profile, what to skip without a GPU."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,16 @@ from hypothesis import HealthCheck, settings
 
 from models.load import load_model
 from models.omni import OmniModel
+from tests.models.kernels.interpreter import let_loops_end
 
 # Inductor tries out each vector unit of the processor with the C++ compiler, ten times in each new cache folder. What
 # the processor says of itself is enough here; processes that tests start inherit this.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Without a GPU, kernels run in Triton's interpreter, which has to be said before they are imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if find_spec("triton") is not None:
+        let_loops_end()
 # The tiny model gains nothing from more, and two threads on a busy machine wait for each other.
 torch.set_num_threads(1)
 

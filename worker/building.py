@@ -24,6 +24,7 @@ from models.token2wav.vocoder import Vocoder
 from models.tokens import Tokenizer, forbidden_speech_ids
 from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
 from worker.language import Language, reply_ends
+from worker.toggles import wants_kernels
 
 CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
 MOST_SESSIONS = 64
@@ -31,6 +32,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
 SPEECH_ROWS = 4096
 VOICES = 8
+MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
 FRAMES_PER_SECOND = 50  # of a voice's prompt
 
 
@@ -105,7 +107,7 @@ def assemble(
         n_slots=n_slots,
         llm_len=_llm_len(model, config),
         tts_len=_tts_len(model),
-        shapes=shapes or _shapes(model, batch),
+        shapes=shapes or _shapes(model, batch, config),
     )
     vocoder = None
     if flow_parts is not None:
@@ -113,7 +115,7 @@ def assemble(
             flow_parts.flow,
             flow_parts.hift,
             sizes=_flow_sizes(n_slots, config),
-            shapes=vocoder_shapes or VocoderShapes(batch=batch),
+            shapes=vocoder_shapes or _vocoder_shapes(model, batch, config),
             steps=(config.euler_steps,),
             seed=config.seed,
         )
@@ -127,9 +129,19 @@ def assemble(
     )
 
 
-def _shapes(model: OmniModel, batch: tuple[int, ...]) -> Shapes:
-    # On a CPU each size costs seconds of compiling, and a size of one is compiled for apart from all others.
-    return Shapes(batch=batch, slices=(2, 4)) if model.device.type == "cpu" else Shapes(batch=batch)
+def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> Shapes:
+    if model.device.type == "cpu":
+        # Each size costs seconds of compiling, and a size of one is compiled for apart from all others.
+        return Shapes(batch=batch, slices=(2, 4))
+    if wants_kernels(config.compile, model.device):  # these read what is valid, whatever the size
+        return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
+    return Shapes(batch=batch)
+
+
+def _vocoder_shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> VocoderShapes:
+    if wants_kernels(config.compile, model.device):  # as above; what large batches share of plain layers is not
+        return VocoderShapes(batch=batch, columns=(512, 1664))
+    return VocoderShapes(batch=batch)
 
 
 def pick_device(name: str) -> torch.device:
@@ -149,11 +161,13 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
+    frames = int(config.voices_s * FRAMES_PER_SECOND) // 2 * 2
     # Everybody may bring a voice, and some stay prepared for the next.
     return FlowSizes(
         n_sessions=n_slots,
         n_voices=n_slots + VOICES,
-        voice_frames=int(config.voices_s * FRAMES_PER_SECOND),
+        voice_frames=frames,
+        max_prompt=min(MAX_PROMPT_FRAMES, frames),
         max_steps=config.euler_steps,
     )
 

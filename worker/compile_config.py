@@ -20,6 +20,11 @@ class CompileConfig(Settings):
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto", description="capture whole regions; auto: on a GPU, unless the mode brings graphs of its own"
     )
+    kernels: Literal["auto", "off"] = Field(
+        "auto",
+        description="the project's own GPU kernels in place of compiled layers; auto: on a GPU with Triton, in mode "
+        "default and with attention auto",
+    )
     tf32: bool = Field(True, description="float32 products on tensor cores, shorter by 13 bits")
     cudnn_benchmark: bool = Field(False, description="let cuDNN try its convolutions at each new shape")
     attention: Literal["auto", "flash", "sdpa", "eager"] = Field(

@@ -1,6 +1,6 @@
-"""What became of each compile target, and what was compiled, as logs, health and metrics tell it. Torch-free."""
+"""What became of each compile target and region, as logs, health and metrics tell it. Torch-free."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Self
 
@@ -10,7 +10,13 @@ class TargetPhase(StrEnum):
     WAITING = "waiting"
     COMPILING = "compiling"
     COMPILED = "compiled"
+    KERNELS = "kernels"  # its layers run by the project's own kernels; the rest of it is compiled
     FELL_BACK = "eager"  # it failed, and runs as it is
+
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether all of it is done."""
+        return self in (TargetPhase.COMPILED, TargetPhase.KERNELS)
 
 
 @dataclass
@@ -29,13 +35,32 @@ class TargetState:
     error: str | None = None
 
 
+@dataclass
+class RegionState:
+    """One region and its CUDA graphs.
+
+    stage: of a unit, empty if no unit calls it. sizes: by axis, that it was captured at. seconds: of capturing.
+    n_bytes: by which the device's reserved memory grew. n_retried: graphs that failed at first. reason: why there are
+    no graphs.
+    """
+
+    name: str
+    stage: str = ""
+    n_graphs: int = 0
+    sizes: dict[str, list[int]] = field(default_factory=dict)
+    seconds: float = 0.0
+    n_bytes: int = 0
+    n_retried: int = 0
+    reason: str | None = None
+
+
 @dataclass(frozen=True)
 class CompileCounts:
     """What compiling has done in this process so far; none of it may grow while a worker serves.
 
     graph_breaks: places that torch.compile could not follow. graphs: graphs compiled, so that growth means recompiles.
-    graph_skips: calls of captured regions at shapes without a CUDA graph. cudagraph_skips: times that Inductor refused
-    to capture by itself.
+    graph_skips: calls of captured regions at shapes without a CUDA graph, refused or not. cudagraph_skips: times that
+    Inductor refused to capture by itself.
     """
 
     graph_breaks: int = 0
@@ -45,13 +70,36 @@ class CompileCounts:
 
     def since(self, before: Self) -> Self:
         """What was added after `before` was taken."""
-        return type(self)(
-            **{field.name: getattr(self, field.name) - getattr(before, field.name) for field in fields(self)}
-        )
+        return type(self)(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
 
     @property
     def is_clean(self) -> bool:
-        return not any(getattr(self, field.name) for field in fields(self))
+        return not any(getattr(self, one.name) for one in fields(self))
 
     def __str__(self) -> str:
-        return ", ".join(f"{getattr(self, field.name)} {field.name.replace('_', ' ')}" for field in fields(self))
+        return ", ".join(f"{getattr(self, one.name)} {one.name.replace('_', ' ')}" for one in fields(self))
+
+
+@dataclass
+class Tuned:
+    """What was done. targets, regions: by name. seconds: by region, warming up and capturing. n_graphs: CUDA graphs
+    captured. counts: when it was over. toggles: the switches of speed that are in force. notes: what was asked for and
+    makes no sense here, or did not work.
+    """
+
+    targets: dict[str, TargetState] = field(default_factory=dict)
+    regions: dict[str, RegionState] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    n_graphs: int = 0
+    counts: CompileCounts = field(default_factory=CompileCounts)
+    toggles: dict[str, str | bool] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def hits(self) -> int:
+        """Of the cache of compiled graphs, by all targets."""
+        return sum(state.hits for state in self.targets.values())
+
+    @property
+    def misses(self) -> int:
+        return sum(state.misses for state in self.targets.values())

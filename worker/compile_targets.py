@@ -2,9 +2,9 @@
 
 Knows names only. Torch-free.
 
-On a GPU launches are what costs, so small regions and the samplers compile too. On a CPU those would take minutes of
+On a GPU launches are what costs, so the log-mel and the samplers compile too. On a CPU those would take minutes of
 C++ for a millisecond a call: there only layers compile. Of HiFT it is the activation, everywhere: captured, all of it
-is one launch anyway.
+is one launch anyway. Where the project's own kernels run, there is little to compile: choosing a token, the log-mel.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,27 @@ from worker.compile_config import Target
 class Aim:
     """One target.
 
-    table: whose regions. stacks: layers, one of which is compiled and shared by all of its kind. regions: those that
-    run them. pieces, whole: further parts of regions, and regions, that compile in one piece on a GPU. on_cpu: smaller
-    parts that take their place on a CPU. eager: regions of the target that never compile, but are captured.
+    table: whose regions. stage: of a unit; its regions never run at the same time. stacks: layers, one of which is
+    compiled and shared by all of its kind. regions: those that run them. pieces, whole: further parts of regions, and
+    regions, that compile in one piece on a GPU. on_cpu: smaller parts that take their place on a CPU. eager: regions of
+    the target that never compile, but are captured. beside_kernels: pieces that compile although the project's own
+    kernels run the rest.
     """
 
     table: Literal["omni", "vocoder"]
+    stage: Literal["see", "hear", "text", "speech", "sound"]
     stacks: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     on_cpu: tuple[str, ...] = ()
     eager: tuple[str, ...] = ()
+    beside_kernels: tuple[str, ...] = ()
 
-    def parts(self, is_gpu: bool) -> tuple[str, ...]:
-        """Stacks and pieces that compile."""
+    def parts(self, is_gpu: bool, by_kernels: bool = False) -> tuple[str, ...]:
+        """Stacks and pieces that compile. by_kernels: its table runs by the project's own kernels."""
+        if by_kernels:
+            return self.beside_kernels
         return (*self.stacks, *(self.pieces if is_gpu else self.on_cpu))
 
     def whole_regions(self, is_gpu: bool) -> tuple[str, ...]:
@@ -43,27 +49,38 @@ class Aim:
 
 
 AIMS: dict[Target, Aim] = {
-    "vpm": Aim("omni", ("vpm",), ("vision",)),
-    "resampler": Aim("omni", ("resampler",), ("vision",)),
-    "apm": Aim("omni", ("apm",), ("audio_unit", "audio_overlap"), whole=("mel_unit",)),
+    "vpm": Aim("omni", "see", ("vpm",), ("vision",)),
+    "resampler": Aim("omni", "see", ("resampler",), ("vision",)),
+    "apm": Aim("omni", "hear", ("apm",), ("audio_unit", "audio_overlap"), whole=("mel_unit",)),
     "llm.model": Aim(
         "omni",
+        "text",
         ("llm.model",),
         ("unit_step", "unit_prefill", "llm_prefill"),
         pieces=("choose",),
+        beside_kernels=("choose",),
         # Rare, large and memory-bound: compiling would cost more than it gives.
         eager=("llm_evict",),
     ),
-    "tts.model": Aim("omni", ("tts.model",), ("speech_step", "speech_begin"), pieces=("draw",), whole=("spoken_rows",)),
+    "tts.model": Aim(
+        "omni",
+        "speech",
+        ("tts.model",),
+        ("speech_step", "speech_begin"),
+        pieces=("draw",),
+        # Two dozen operations: captured, they cost less than the start that compiling them would hold up.
+        eager=("spoken_rows",),
+    ),
     "token2wav.flow": Aim(
         "vocoder",
+        "sound",
         regions=("flow",),
         pieces=("flow",),
-        whole=("begin",),
+        eager=("begin",),  # as `spoken_rows`
         on_cpu=("flow.encoder", "flow.decoder.estimator"),
     ),
     # Whole, its eight lengths of columns take the compiler minutes, and with one graph for all it fails.
-    "token2wav.hift": Aim("vocoder", ("hift",), ("hift",)),
+    "token2wav.hift": Aim("vocoder", "sound", ("hift",), ("hift",)),
 }
 # Run once a prompt, with one slot: captured they would save nothing.
 NEVER_CAPTURED = ("llm_prefill",)
@@ -74,7 +91,7 @@ STACKED = tuple(
     )
 )
 WHOLE = tuple(name for aim in AIMS.values() for name in aim.whole if aim.table == "omni")
-EAGER = tuple(name for aim in AIMS.values() for name in aim.eager)
+EAGER = tuple(name for aim in AIMS.values() for name in aim.eager if aim.table == "omni")
 FLOW = AIMS["token2wav.flow"].regions
-SOUND = (*AIMS["token2wav.flow"].whole, *AIMS["token2wav.hift"].regions)
+SOUND = (*AIMS["token2wav.flow"].eager, *AIMS["token2wav.hift"].regions)
 SERVING = (*STACKED, *WHOLE, *EAGER, *FLOW, *SOUND)

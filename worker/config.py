@@ -156,7 +156,7 @@ class EngineConfig(Settings):
     euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
     session: SessionConfig = Field(SessionConfig(), description="what sessions start from")
     max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest sound of a prompt")
-    voices_s: float = Field(60.0, ge=30, le=3600, description="prompts of all voices in use, in seconds together")
+    voices_s: float = Field(60.0, ge=6, le=3600, description="prompts of all voices in use, in seconds together")
     max_waiting_units: int = Field(16, ge=1, le=600, description="units of sound a session may have waiting")
     snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for the next session")
     seed: int = Field(0, ge=0, le=2**64 - 1, description="what seeds come from, for sessions that name none")

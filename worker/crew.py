@@ -114,9 +114,13 @@ class Crew:
 
     @contextmanager
     def timed(self, jobs: Sequence[Job], stage: str) -> Iterator[None]:
-        """Count what is done inside as this stage's time, in full for each of the jobs."""
+        """Count the time inside as this stage's, in full for each of the jobs."""
         start = self.clock()
         yield
+        self.count(jobs, stage, start)
+
+    def count(self, jobs: Sequence[Job], stage: str, start: float) -> None:
+        """Count the time since `start` as this stage's, in full for each of the jobs."""
         spent = 1000 * (self.clock() - start)
         for job in jobs:
             setattr(job.times, stage, getattr(job.times, stage) + spent)

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from worker.compile_state import Tuned
 from worker.conversation import Conversation
 from worker.protocol import PROTOCOL_VERSION
 from worker.releasing import memory_bytes
+from worker.report.measures import allocator, device_memory
 from worker.service import Service
 from worker.status import WIRE_NAMES, State
 from worker.tuning import count
@@ -25,7 +27,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
     """The body of /health; every key is always there. totals: `units` answered and the `ms` they took."""
     service.check()
     standing, loaded, settings = service.status.now, service.loaded, service.settings
-    engine = None if loaded is None else loaded.engine
+    engine, tuned = (None, None) if loaded is None else (loaded.engine, loaded.started.tuned)
     paused = sum(one.paused for one in conversations)
     worker_status = WIRE_NAMES[standing.state]
     if conversations and paused == len(conversations) and standing.state is State.BUSY:
@@ -61,14 +63,17 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
             "used": sum(rows),
             "total": 0 if engine is None else service.n_slots * engine.parts.duplex.runner.llm_len,
         },
-        "memory": _memory(engine),
+        "memory": _memory(engine, tuned),
+        "allocator": allocator() if engine is not None and engine.parts.model.device.type == "cuda" else None,
         "compile": {
             "enabled": settings.engine.compile.enabled,
             "mode": settings.engine.compile.mode,
             "dynamic": settings.engine.compile.dynamic,
             "cuda_graphs": settings.engine.compile.cuda_graphs,
-            "toggles": {} if loaded is None else loaded.started.tuned.toggles,
+            "toggles": {} if tuned is None else tuned.toggles,
+            "notes": [] if tuned is None else tuned.notes,
             "targets": {name: asdict(target) for name, target in list(service.targets.items())},
+            "regions": {} if tuned is None else {name: asdict(region) for name, region in tuned.regions.items()},
             "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
             "after_warm_up": {} if loaded is None else asdict(loaded.late.check()),
             "cache": None if loaded is None or loaded.started.cache is None else asdict(loaded.started.cache),
@@ -105,11 +110,9 @@ def _device(engine: Any, asked: str) -> dict[str, Any]:
     return {"type": str(device), "name": name, "asked": asked}
 
 
-def _memory(engine: Any) -> dict[str, int]:
+def _memory(engine: Any, tuned: Tuned | None) -> dict[str, int]:
     numbers = {"resident": memory_bytes(None)}
     if engine is not None and engine.parts.model.device.type == "cuda":
-        device = engine.parts.model.device
-        numbers["allocated"] = torch.cuda.memory_allocated(device)
-        numbers["reserved"] = torch.cuda.memory_reserved(device)
-        numbers["peak"] = torch.cuda.max_memory_allocated(device)
+        numbers |= device_memory(engine.parts.model.device)
+        numbers["graphs"] = sum(region.n_bytes for region in tuned.regions.values())
     return numbers

@@ -49,6 +49,8 @@ class Metrics:
         self._compiled = gauge("compiled", "what compiling has done since the process began", "what")
         self._late = gauge("compiled_after_warm_up", "the same since warm-up ended; not 0 is a fault", "what")
         self._targets = gauge("compile_target", "1 for the phase a compile target is in", "target", "phase")
+        self._graphs = gauge("region_graphs", "CUDA graphs of a region; 0: it has none", "region")
+        self._cache = gauge("compile_cache", "graphs found in the cache of kernels at the last start, and not", "what")
         self._seconds = gauge("start_seconds", "length of each stage of the last start", "stage")
 
     def unit(self, event: UnitResult, message: Result) -> None:
@@ -81,7 +83,8 @@ class Metrics:
 
     def text(self, health: dict) -> bytes:
         """All of it, with what stands now. health: as `worker.health.health` gives it."""
-        for standing in (self._memory, self._compiled, self._late, self._targets, self._seconds):
+        made = (self._compiled, self._late, self._targets, self._graphs, self._cache)
+        for standing in (self._memory, *made, self._seconds):
             standing.clear()  # what an engine said that is gone
         for state in State:
             self._state.labels(state.value).set(health["state"] == state.value)
@@ -98,6 +101,10 @@ class Metrics:
         for name, target in health["compile"]["targets"].items():
             for phase in TargetPhase:
                 self._targets.labels(name, phase.value).set(target["phase"] == phase.value)
+        for name, region in health["compile"]["regions"].items():
+            self._graphs.labels(name).set(region["n_graphs"])
+        for what in ("hits", "misses") if health["compile"]["cache"] else ():
+            self._cache.labels(what).set(health["compile"]["cache"][what])
         for stage, seconds in health["start_seconds"].items():
             self._seconds.labels(stage).set(seconds)
         return generate_latest(self.registry)

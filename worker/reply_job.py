@@ -154,6 +154,7 @@ class ReplyJob(Job):
         if self._stream is not None:
             self._stream = None
             self.calls.clear()
+            self.windows.clear()
             self.voices.cut(self.session)
         return True
 

@@ -10,7 +10,12 @@ UNIT_MS = 1000.0
 
 @dataclass
 class StageTimes:
-    """Where a unit's time went, in ms. A stage that served a whole batch counts in full for each of its sessions."""
+    """Where a unit's time went, in ms. A stage that served a whole batch counts in full for each of its sessions.
+
+    A stage lasts from where the host set out on it until the host had what came of it. Those that run beside others
+    count beside them, so the stages may add up to more than `total`. `see` is only what it took to set out: that
+    pictures are there shows in `prefill`.
+    """
 
     wait: float = 0.0  # from arrival to the first stage
     see: float = 0.0

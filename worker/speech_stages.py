@@ -1,26 +1,49 @@
 """The stages behind a unit's text: speech codes from what it says, and sound from codes.
 
-Knows how jobs share batches there, and when codes are looked at. Does not know text, nor where a turn ends (jobs).
+Both are set out on and seen to later, so that on a GPU codes are drawn beside other sessions' text, and sound is made
+beside both. Knows how jobs share batches there, and when codes are looked at. Does not know text, nor where a turn ends
+(jobs).
 """
 
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from models.errors import NumericsError
-from models.speaker import Look
+from models.speaker import Look, PendingLook
 from models.token2wav.vocoder import Chunk
 from worker.crew import Crew, nothing
 from worker.job import Job, SpeechCall
 
 SLICE_CODES = 5  # codes drawn between two decode steps of others
+MOST_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
+POLL_S = 1e-4
+
+
+@dataclass(eq=False)
+class _Slice:
+    """Codes that somebody has to look at. calls: whose; look: what they have drawn. start: when it set out."""
+
+    calls: list[tuple[Job, SpeechCall]]
+    look: PendingLook
+    start: float
+
+
+@dataclass(eq=False)
+class _Flight:
+    """Windows of several jobs at the vocoder. launch: what it gave for them, None once taken. start: as in a slice."""
+
+    windows: list[tuple[Job, Any]]
+    launch: Any
+    start: float
 
 
 class SpeechStages:
-    """speak: a slice of codes for each job with a call. voice: sound of every window that is complete.
+    """speak: set out on a slice of codes for each job with a call. look: what has come of it. voice: set out on windows
+    that are complete, and hand out the sound of those that are through.
 
     vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only.
     """
@@ -28,27 +51,27 @@ class SpeechStages:
     def __init__(self, crew: Crew, vocoder: Any):
         self._crew, self._vocoder = crew, vocoder
         self._duplex, self._speaker = crew.duplex, crew.duplex.speaker
+        self._slices: list[_Slice] = []
+        self._flights: list[_Flight] = []
+
+    # --- codes ---------------------------------------------------------------------------------
 
     def speak(self, jobs: list[Job]) -> None:
         with self._crew.timed(jobs, "condition"):
             while lacking := [(job, call) for job in jobs if (call := _first_without_rows(job)) is not None]:
                 self._make_rows([job for job, _ in lacking])
                 jobs = [job for job in jobs if job.calls]
-        with self._crew.timed(jobs, "speech"):
-            fresh = [job for job in jobs if not job.calls[0].is_begun]
-            for job in fresh:
-                self._crew.guarded(job, self._make_room, fail=self._crew.fall_silent)
-            fresh = [job for job in fresh if job.calls]
-            self._crew.isolated(fresh, self._begin_calls, self._crew.undo_call, fail=self._crew.fall_silent)
-            jobs = [job for job in jobs if job.calls]
-            if not jobs:
-                return
-            n_steps = self._slice(jobs)
-            draw = partial(self._draw, n_steps=n_steps)
-            due = self._crew.isolated(jobs, draw, self._crew.undo_call, fail=self._crew.fall_silent)
-        for job, look in due:
-            if look is not None:
-                self._crew.guarded(job, self._drew, look, fail=self._crew.fall_silent)
+        start = self._crew.clock()
+        fresh = [job for job in jobs if not job.calls[0].is_begun]
+        for job in fresh:
+            self._crew.guarded(job, self._make_room, fail=self._crew.fall_silent)
+        fresh = [job for job in fresh if job.calls]
+        self._crew.isolated(fresh, self._begin_calls, self._crew.undo_call, fail=self._crew.fall_silent)
+        jobs = [job for job in jobs if job.calls]
+        if jobs:
+            draw = partial(self._draw, n_steps=self._n_steps(jobs), start=start)
+            drawn = self._crew.isolated(jobs, draw, self._crew.undo_call, fail=self._crew.fall_silent)
+            self._crew.count([job for job, is_due in drawn if not is_due], "speech", start)
 
     def _make_rows(self, jobs: list[Job]) -> None:
         def condition(some: list[Job]) -> list[Any]:
@@ -81,26 +104,61 @@ class SpeechStages:
             call.n_drawn = 1
         return [None] * len(jobs)
 
-    def _slice(self, jobs: list[Job]) -> int:
+    def _n_steps(self, jobs: list[Job]) -> int:
         """Codes to draw before anything else gets its turn."""
         if any(job.step is not None for job in self._crew.jobs):
             return SLICE_CODES
         return max(1, min(job.calls[0].next_look - job.calls[0].n_drawn for job in jobs))
 
-    def _draw(self, jobs: list[Job], n_steps: int) -> list[Look | None]:
-        """Draw codes. Returns: what each call has so far, None where nobody needs to know yet."""
-        lost = [job for job in jobs if not self._speaker.is_in_call(job.slot)]
-        for job in lost:  # undone: draw again what had been drawn
-            n_drawn = job.calls[0].n_drawn
-            self._begin_calls([job])
-            self._speaker.advance([job.slot], n_drawn - 1)
-            job.calls[0].n_drawn = n_drawn
+    def _draw(self, jobs: list[Job], n_steps: int, start: float) -> list[bool]:
+        """Set out to draw codes. Returns: whose have to be looked at."""
+        self._draw_again([job for job in jobs if not self._speaker.is_in_call(job.slot)])
         self._speaker.advance([job.slot for job in jobs], n_steps)
         for job in jobs:
             job.calls[0].n_drawn += n_steps
         due = [job for job in jobs if job.calls[0].is_due]
-        looks = dict(zip(due, self._speaker.look([job.slot for job in due]), strict=True)) if due else {}
-        return [looks.get(job) for job in jobs]
+        if due:
+            look = self._speaker.start_look([job.slot for job in due])
+            self._slices.append(_Slice([(job, job.calls[0]) for job in due], look, start))
+        return [job in due for job in jobs]
+
+    def _draw_again(self, jobs: list[Job]) -> None:
+        """What was drawn has been undone."""
+        for job in jobs:
+            n_drawn = job.calls[0].n_drawn
+            self._begin_calls([job])
+            self._speaker.advance([job.slot], n_drawn - 1)
+            job.calls[0].n_drawn = n_drawn
+
+    def look(self) -> None:
+        """Take up the codes that somebody has to look at; sound that arrives meanwhile does not wait for them."""
+        slices, self._slices = self._slices, []
+        for one in slices:
+            while self._flights and self._speaking(one) and not one.look.is_here:
+                self.voice(self._crew.jobs)
+                time.sleep(POLL_S)
+            jobs = self._speaking(one)
+            see = partial(self._see, one)
+            seen = self._crew.isolated(jobs, see, self._crew.undo_call, fail=self._crew.fall_silent)
+            self._crew.count(jobs, "speech", one.start)
+            for job, look in seen:
+                self._crew.guarded(job, self._drew, look, fail=self._crew.fall_silent)
+
+    def _speaking(self, one: _Slice) -> list[Job]:
+        """Those of a slice that still speak; whose codes were undone meanwhile draws them again with the next slice."""
+        return [
+            job
+            for job, call in one.calls
+            if job in self._crew.jobs and job.calls and job.calls[0] is call and self._speaker.is_in_call(job.slot)
+        ]
+
+    def _see(self, one: _Slice, jobs: list[Job]) -> list[Look]:
+        undone = [job for job in jobs if not self._speaker.is_in_call(job.slot)]
+        if undone:
+            self._draw_again(undone)
+            return self._speaker.look([job.slot for job in jobs])
+        looks = dict(zip((job for job, _ in one.calls), one.look.take(), strict=True))
+        return [looks[job] for job in jobs]
 
     def _drew(self, job: Job, look: Look) -> None:
         call = job.calls[0]
@@ -122,17 +180,57 @@ class SpeechStages:
             if job.session.voice.slot is None:
                 job.windows.clear()
 
+    # --- sound ---------------------------------------------------------------------------------
+
     def voice(self, jobs: list[Job]) -> None:
-        while jobs := [job for job in jobs if job.windows]:
-            with self._crew.timed(jobs, "sound"):
-                voiced = self._crew.isolated(jobs, self._voice_batch, nothing, fail=self._crew.fall_silent)
+        self._land()
+        while len(self._flights) < MOST_FLIGHTS and (ready := [job for job in jobs if self._is_ready(job)]):
+            self._crew.isolated(ready, self._take_off, nothing, fail=self._crew.fall_silent)
+            self._land()
+
+    def rest(self) -> None:
+        """There is nothing to do but to wait for sound: not for long, since something else may come."""
+        if self._flights and not self._flights[0].launch.is_here:
+            time.sleep(POLL_S)
+
+    def _is_ready(self, job: Job) -> bool:
+        """Whether a window waits; one of the same job that is not through yet comes first."""
+        return job in self._crew.jobs and bool(job.windows) and not any(job in _waiting(one) for one in self._flights)
+
+    def _chunks(self, jobs: list[Job]) -> list[Chunk]:
+        return [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
+
+    def _take_off(self, jobs: list[Job]) -> list[None]:
+        start = self._crew.clock()
+        launch = self._vocoder.start(self._chunks(jobs))
+        self._flights.append(_Flight([(job, job.windows[0]) for job in jobs], launch, start))
+        return [None] * len(jobs)
+
+    def _land(self) -> None:
+        """Hand out what has arrived, in the order in which it set out."""
+        while self._flights and self._flights[0].launch.is_here:
+            flight = self._flights.pop(0)
+            jobs = [job for job in _waiting(flight) if job in self._crew.jobs]
+            arrive = partial(self._arrive, flight)
+            voiced = self._crew.isolated(jobs, arrive, nothing, fail=self._crew.fall_silent)
+            self._crew.count(jobs, "sound", flight.start)
             for job, pcm in voiced:
                 self._crew.guarded(job, self._voiced, pcm, fail=self._crew.fall_silent)
 
-    def _voice_batch(self, jobs: list[Job]) -> list[np.ndarray]:
-        chunks = [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
-        # Copying is part of the call: a chunk whose sound never arrives has not been spoken.
-        return self._vocoder.speak(chunks, take=_to_host)
+    def _arrive(self, flight: _Flight, jobs: list[Job]) -> list[np.ndarray]:
+        """A flight's sounds; if it has failed, or is asked again for one that was in it, a new one's."""
+        launch, flight.launch = flight.launch, None
+        if launch is not None:
+            try:
+                sounds = self._vocoder.finish(launch)
+            except Exception:
+                # Whoever has gone since may have been what failed.
+                if len(jobs) > 1 or len(flight.windows) == 1:
+                    raise
+            else:
+                by_job = {job: sound for (job, _), sound in zip(flight.windows, sounds, strict=True)}
+                return [by_job[job] for job in jobs]
+        return self._vocoder.finish(self._vocoder.start(self._chunks(jobs)))
 
     def _voiced(self, job: Job, pcm: np.ndarray) -> None:
         if not np.isfinite(pcm).all():
@@ -147,11 +245,10 @@ class SpeechStages:
             self._crew.voices.begin_turn(job.session)
 
 
-def _to_host(sounds: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Sounds of a batch, in one copy."""
-    together = torch.cat(list(sounds)).cpu().numpy()
-    return np.split(together, np.cumsum([len(sound) for sound in sounds])[:-1])
-
-
 def _first_without_rows(job: Job) -> SpeechCall | None:
     return next((call for call in job.calls if call.rows is None), None)
+
+
+def _waiting(flight: _Flight) -> list[Job]:
+    """Jobs that have not dropped their window since it set out."""
+    return [job for job, window in flight.windows if job.windows and job.windows[0] is window]

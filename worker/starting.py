@@ -17,6 +17,7 @@ from worker.compile_cache import REPORTS, CacheReport, CompileCache, facts_of
 from worker.compile_state import TargetPhase, TargetState
 from worker.config import EngineConfig
 from worker.engine import Engine
+from worker.head_start import start_compiler
 from worker.releasing import settle_heap
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
@@ -83,6 +84,8 @@ def start_engine(
     set_states(targets, config.compile)
     status.progress(f"weights of {config.model_path.name}")
     with_seconds = partial(_timed, seconds)
+    if config.compile.enabled:
+        start_compiler()
     parts = with_seconds("load", lambda: build(config))
     engine = Engine(parts, config)
     engine.start()

@@ -11,6 +11,7 @@ import torch
 from models.duplex import Chosen, Duplex
 from models.errors import ContextOverflowError, NumericsError
 from models.runner import Rows
+from models.streams import SideStream
 from worker.crew import Crew
 from worker.job import Job
 
@@ -20,6 +21,7 @@ class TextStages:
 
     def __init__(self, crew: Crew):
         self._crew, self._duplex = crew, crew.duplex
+        self._eyes = SideStream(crew.duplex.runner.model.device)
 
     def prefill(self, jobs: list[Job]) -> None:
         fresh = [job for job in jobs if not job.is_begun]
@@ -50,11 +52,13 @@ class TextStages:
 
     def _encode(self, jobs: list[Job]) -> list[Rows]:
         """What each job's prefill feeds."""
-        with self._crew.timed(jobs, "see"):
+        # Seeing takes longer than hearing, and runs beside it.
+        with self._crew.timed(jobs, "see"), self._eyes.work():
             images = self._duplex.runner.encode_images([part for job in jobs for part in job.images()])
         with self._crew.timed(jobs, "hear"):
             heard = self._hear(jobs)
             others = [job.other_rows(self._duplex.runner) for job in jobs]
+        self._eyes.join(*images)
         stretches = []
         for job, other in zip(jobs, others, strict=True):
             layout = job.layout
@@ -156,12 +160,12 @@ class TextStages:
 
 def known_rows(duplex: Duplex, ids: list[int], media: list[tuple[int, Any]]) -> Rows:
     """Rows to feed. ids: 0 where media stand. media: (first row, rows [n, D]) of each stretch of those."""
-    model, table = duplex.runner.model, duplex.runner.tensor(ids, len(ids), 0)
+    model, table = duplex.runner.model, torch.tensor(ids)
     if not media:
         return Rows(table)
-    rows = torch.zeros(len(ids), model.config.hidden_size, dtype=model.dtype, device=table.device)
+    rows = torch.zeros(len(ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
     is_row = torch.zeros(len(ids), dtype=torch.bool)
     for start, own in media:
         rows[start : start + len(own)] = own
         is_row[start : start + len(own)] = True
-    return Rows(table, rows, is_row.to(table.device))
+    return Rows(table, rows, is_row)

@@ -1,4 +1,4 @@
-"""The switches of speed that belong to the process: TF32, cuDNN's trials, attention kernels.
+"""The switches of speed: TF32, cuDNN's trials and attention kernels of the process, and whether our kernels are wanted.
 
 They concern a GPU. On a CPU none of them is touched: float32 there stays what it was, to the last bit.
 """
@@ -8,6 +8,7 @@ import os
 
 import torch
 
+from models.kernels_choice import suits
 from worker.compile_config import CompileConfig
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +41,12 @@ def apply_toggles(config: CompileConfig, device: torch.device) -> dict[str, str 
         }
     LOG.info("toggles: %s", ", ".join(f"{name} {value}" for name, value in in_force.items()))
     return in_force
+
+
+def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
+    """Whether the project's own kernels are to run the layers of a model on `device`."""
+    as_they_come = config.mode == "default" and config.attention == "auto"
+    return config.enabled and config.kernels == "auto" and as_they_come and suits(device)
 
 
 def settle_threads() -> None:

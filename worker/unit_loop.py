@@ -1,14 +1,15 @@
 """The loop on the engine thread: takes every job there is and runs each stage once for all that want it.
 
+    speech    conditioning rows, then a few codes at a time                          per slice
     prefill   pictures, sound, one forward of all known rows, the first token       per newcomer
     decode    feed a token, choose the next                                          per token
-    speech    conditioning rows, then a few codes at a time                          per slice
     sound     codes to samples                                                       per window of codes
     result    out to the session, then the unit is closed and its window moves
 
 `run` does each stage once, so a newcomer joins between two decode steps, and one session speaks while another one
-still writes. Knows the order of stages, and how a unit is closed. Does not know decisions and turns (jobs), sockets,
-threads or time limits.
+still writes. A slice of codes is set out on first and looked at behind the decode step, and windows of codes whenever
+their sound has arrived: on a GPU they run beside the rest. Knows the order of stages, and how a unit is closed. Does
+not know decisions and turns (jobs), sockets, threads or time limits.
 """
 
 import time
@@ -64,12 +65,18 @@ class UnitLoop:
         self.jobs.append(job)
 
     def run(self) -> bool:
-        """Each stage once. Returns: whether anything is left to do."""
+        """Each stage once. Returns: whether anything is left to do.
+
+        Where that is only sound on its way, it is not waited for: another call may be the one that hands it out.
+        """
+        self._speech.speak([job for job in self.jobs if job.calls])
         self._text.prefill([job for job in self.jobs if not job.is_prefilled])
         self._text.decode([job for job in self.jobs if job.is_prefilled and job.step is not None])
-        self._speech.speak([job for job in self.jobs if job.calls])
+        self._speech.look()
         self._speech.voice([job for job in self.jobs if job.windows])
         self._finish([job for job in self.jobs if job.is_prefilled and not (job.step or job.calls or job.windows)])
+        if all(job.is_prefilled and not (job.step or job.calls) for job in self.jobs):
+            self._speech.rest()
         return bool(self.jobs)
 
     def drop(self, session: Session) -> None:

@@ -89,12 +89,15 @@ class Views:
         view, n_cached = self.view[slots], self.length[slots]
         held = _columns(view) < n_cached[:, None]
         ring = ring or self.ring
-        # A row of the own ring is taken if the view names it; a stable sort lists the free ones first.
+        # A row of the own ring is taken if the view names it; the free ones are listed first, each kind in order.
         place = torch.where(held, view - self.start[slots][:, None], -1)
         place = torch.where((place >= 0) & (place < ring), place, ring)
-        taken = torch.zeros(len(slots), ring + 1, dtype=torch.int32, device=slots.device)
+        taken = torch.zeros(len(slots), ring + 1, dtype=torch.int64, device=slots.device)
         taken = taken.scatter(1, place, 1)[:, :ring]
-        free = taken.argsort(dim=1, stable=True)[:, :n_rows]
+        row = torch.arange(ring, device=slots.device)
+        n_taken = taken.cumsum(1)
+        rank = torch.where(taken == 0, row - n_taken, ring - n_taken[:, -1:] + n_taken - 1)
+        free = torch.empty_like(rank).scatter(1, rank, row.expand_as(rank))[:, :n_rows]
         valid = torch.arange(n_rows, device=slots.device) < n_new[:, None]
         fresh = torch.where(valid, self.start[slots][:, None] + free, SPILL_ROW)
         # Contiguous at any width, so that one compiled graph serves all.

@@ -6,6 +6,7 @@ without cached keys.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,10 @@ UP_TAIL = UP_KERNEL - 1
 LOOKAHEAD_TAIL = 2
 # Distances kept ready: chunks of the largest bucket after the longest prompt. The prompt itself is projected anew.
 TABLE_FIRST, TABLE_END = -64, 1728
+
+
+# `run_layers`, or what computes the same; None for the rows if it has put them where the plan says.
+RunLayers = Callable[[nn.ModuleList, Tensor, Plan, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Tails(NamedTuple):
@@ -185,8 +190,15 @@ class UpsampleConformer(nn.Module):
         self.up_encoders = _stack(config.n_up_layers, config)
 
     def forward(
-        self, x: Tensor, n_seen: Tensor, n_new: Tensor, tails: Tails, plans: tuple[Plan, Plan], caches: tuple
-    ) -> tuple[Tensor, Tails, tuple[Tensor, Tensor]]:
+        self,
+        x: Tensor,
+        n_seen: Tensor,
+        n_new: Tensor,
+        tails: Tails,
+        plans: tuple[Plan, Plan],
+        caches: tuple,
+        run: RunLayers | None = None,
+    ) -> tuple[Tensor, Tails, tuple[Tensor | None, Tensor | None]]:
         """One chunk of codes, or a whole sequence.
 
         Args:
@@ -195,16 +207,18 @@ class UpsampleConformer(nn.Module):
             tails: of the chunk before; zeros at the beginning.
             plans: addresses at code rate (T rows) and at mel rate (2T rows).
             caches: keys and values at code rate [n_layers, 2, n_rows, H, hd] and at mel rate; only read.
+            run: what takes the place of `run_layers`.
         Returns: [B, 2T, D] with 2 n_new valid frames, the next tails, and the new keys and values of both stacks
-            [n_layers, 2, B, T or 2T, H, hd].
+            [n_layers, 2, B, T or 2T, H, hd], or None where `run` has put them into the caches.
         """
+        run = run or run_layers
         x = self.embed(x)
         seen = torch.arange(x.shape[1], device=x.device) < n_seen[:, None]
         x = torch.where(seen[..., None], x, 0.0)
         x, lookahead_tail = self.pre_lookahead_layer(x, tails.lookahead, n_new)
-        x, code_rows = _run(self.encoders, x, plans[0], caches[0])
+        x, code_rows = run(self.encoders, x, plans[0], caches[0])
         x, up_tail = self.up_layer(x, tails.up, n_new)
-        x, mel_rows = _run(self.up_encoders, self.up_embed(x), plans[1], caches[1])
+        x, mel_rows = run(self.up_encoders, self.up_embed(x), plans[1], caches[1])
         return self.after_norm(x), Tails(lookahead_tail, up_tail), (code_rows, mel_rows)
 
     def offline(self, x: Tensor, n: Tensor) -> Tensor:
@@ -252,7 +266,8 @@ def _stack(n: int, config: EncoderConfig) -> nn.ModuleList:
     return nn.ModuleList(ConformerLayer(config.width, config.heads, config.inner) for _ in range(n))
 
 
-def _run(stack: nn.ModuleList, x: Tensor, plan: Plan, caches: Tensor) -> tuple[Tensor, Tensor]:
+def run_layers(stack: nn.ModuleList, x: Tensor, plan: Plan, caches: Tensor) -> tuple[Tensor, Tensor]:
+    """x [B, T, D] through all layers, and their new keys and values [n_layers, 2, B, T, H, hd]."""
     mask, column_at = plan.mask, distance_columns(plan, x.shape[1])
     rows = []
     for layer, cache in zip(stack, caches, strict=True):

@@ -1,4 +1,4 @@
-"""The Euler solve as it runs on a GPU: matrix products and the kernels between them, twelve launches a block.
+"""The Euler solve as it runs on a GPU: matrix products and the kernels between them, nine to eleven launches a block.
 
 Knows weights and order. Computes what `flow_state.solve` computes, to rounding: tests hold the two against each other.
 Made to be captured as one CUDA graph; without one, launching it is what takes the time.
@@ -15,6 +15,11 @@ from models.token2wav.dit import DiTBlock
 from models.token2wav.dit_kernels import StepKernels
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import FlowState
+from models.token2wav.products import Norm, product
+
+FEW_ROWS = 64  # measured on one H200: with a hundred, the library's products and separate norms are faster
+_MOST_WIDTH = 1024  # a row that is normed before a product is one tile of it
+_EPS = 1e-6
 
 
 class _Block(NamedTuple):
@@ -36,7 +41,9 @@ class FusedSolver:
 
     def __init__(self, flow: Flow):
         self.flow = flow
-        self.blocks = [_block(block) for block in flow.decoder.estimator.blocks]
+        estimator = flow.decoder.estimator
+        self.blocks = [_block(block) for block in estimator.blocks]
+        self.entry = estimator.in_proj.weight[:, : flow.config.n_mels].contiguous()
 
     def __call__(
         self,
@@ -53,7 +60,6 @@ class FusedSolver:
     ) -> Tensor:
         """Shapes and effects as `flow_state.solve`."""
         flow, estimator = self.flow, self.flow.decoder.estimator
-        targets = slots if targets is None else targets
         B, T, n_mels = mu.shape
         plan = state.dit.plan(slots, n_frames, T, width, ring)
         column = plan.n_cached[:, None] + torch.arange(T, device=mu.device)
@@ -62,32 +68,58 @@ class FusedSolver:
         condition = estimator.condition(mu, state.speaker[slots], prompt).flatten(0, 1)
         entering = x.to(flow.dtype)
         cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
+        # A slot that is written while it is read needs a place for what comes next.
+        places = torch.arange(B, device=mu.device) if targets is None else targets
+        velocity = self._few if 2 * B * T <= FEW_ROWS and estimator.config.width <= _MOST_WIDTH else self._many
         for k, (step_width, modulation) in enumerate(schedule.steps):
             pool, tails = state.dit_rows[k], state.dit_tails[k]
-            kernels = StepKernels(slots, cached, plan.n_cached, fresh, n_frames, pool, tails)
-            out = self._velocity(kernels, entering, condition, modulation.blocks, modulation.final)
+            new_tails = tails.new_empty((B, *tails.shape[1:])) if targets is None else tails
+            kernels = StepKernels(slots, places, cached, plan.n_cached, fresh, n_frames, pool, tails, new_tails)
+            out = velocity(kernels, entering, condition, modulation.blocks, modulation.final)
             kernels.euler(x, out, step_width, entering, flow.config.cfg_rate)
-            tails.index_copy_(0, targets, kernels.new_tails)
+            if targets is None:
+                tails.index_copy_(0, slots, new_tails)
+        targets = slots if targets is None else targets
         state.dit.commit(plan, targets, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
         return x.view(B, T, n_mels)
 
-    def _velocity(
-        self, kernels: StepKernels, entering: Tensor, condition: Tensor, shifts: Tensor, final: Tensor
-    ) -> Tensor:
-        """[B T, n_mels] entering -> [2 B T, n_mels]; shapes of the rest as `DiT.forward`."""
-        estimator = self.flow.decoder.estimator
-        D, n_mels = kernels.width, entering.shape[1]
+    def _few(self, kernels: StepKernels, entering: Tensor, condition: Tensor, shifts: Tensor, final: Tensor) -> Tensor:
+        """[B T, n_mels] entering -> [2 B T, n_mels] for few rows; shapes of the rest as `DiT.forward`."""
+        M, D = kernels.M, kernels.width
+
+        def empty(width: int) -> Tensor:
+            return entering.new_empty(M, width)
+
+        first = self.blocks[0]
+        qkv, attended, hidden = (empty(len(weight)) for weight in (first.qkv[0], first.proj[0].T, first.fc1[0]))
+        windows, more_windows, added, convolved = empty(3 * D), empty(3 * D), empty(D), empty(D)
+        h = product(entering, self.entry, None, torch.empty_like(condition), base=condition)
+        for block, kept, layer in zip(self.blocks, shifts, range(len(shifts)), strict=True):
+            shift_a, scale_a, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = kept
+            product(h, *block.qkv, qkv, norm=Norm(scale_a, shift_a, _EPS, 1.0))
+            kernels.attend(qkv, block.q_norm, block.k_norm, attended, layer)
+            product(attended, *block.proj, added)
+            kernels.residual_norm(h, added, gate_a, shift_c, scale_c, windows, layer)
+            kernels.norm_mish(product(windows, *block.first, convolved), *block.norm, more_windows, layer)
+            product(more_windows, *block.second, h, base=h, gate=gate_c)
+            product(h, *block.fc1, hidden, norm=Norm(scale_m, shift_m, _EPS, 1.0), activation="gelu")
+            product(hidden, *block.fc2, h, base=h, gate=gate_m)
+        last = self.flow.decoder.estimator.final_layer.linear
+        return product(h, *_pair(last), empty(len(last.weight)), norm=Norm(final[1], final[0], _EPS, 1.0))
+
+    def _many(self, kernels: StepKernels, entering: Tensor, condition: Tensor, shifts: Tensor, final: Tensor) -> Tensor:
+        """As `_few` for any number of rows."""
+        estimator, D = self.flow.decoder.estimator, kernels.width
         inner = kernels.heads * kernels.head_dim
         modulated = entering.new_empty(kernels.M, D)
         windows, more_windows = (entering.new_empty(kernels.M, 3 * D) for _ in range(2))
         attended = entering.new_empty(kernels.M, inner)
-        added = F.linear(entering, estimator.in_proj.weight[:, :n_mels])
+        added = F.linear(entering, self.entry)
         h = kernels.residual_norm(condition, added, None, shifts[0, 0], shifts[0, 1], modulated)
         for i, block in enumerate(self.blocks):
             _, _, gate_a, shift_m, scale_m, gate_m, shift_c, scale_c, gate_c = shifts[i]
             qkv = F.linear(modulated, *block.qkv)
-            kernels.store_rows(qkv, *block.k_norm, i)
-            kernels.attend(qkv, *block.q_norm, attended, i)
+            kernels.attend(qkv, block.q_norm, block.k_norm, attended, i)
             kernels.residual_norm(h, F.linear(attended, *block.proj), gate_a, shift_c, scale_c, windows, i)
             kernels.norm_mish(F.linear(windows, *block.first), *block.norm, more_windows, i)
             kernels.residual_norm(h, F.linear(more_windows, *block.second), gate_c, shift_m, scale_m, modulated)

@@ -10,14 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.kernels.rows import launch_options
+
 NORM_WARPS = 4
 SMALL_GRID = 264  # programs, two for each multiprocessor of an H200
 
 
 @triton.jit
 def _put_windows(
-    value, windows, tails, new_tails, slots, n_frames, row, B, T, depth, layer, D, columns, inside, CONV: tl.constexpr
-):
+    value, windows, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside,
+    CONV: tl.constexpr,
+):  # fmt: skip
     """Put a frame into each of the three windows that see it, those before the chunk likewise, and keep the tail."""
     batch_row, t = row // T, row % T
     half, b = batch_row // B, batch_row % B
@@ -28,7 +31,7 @@ def _put_windows(
     n = tl.load(n_frames + b)
     slot = tl.load(slots + b)
     place = (((layer * 2 + half) * 2 + CONV) * 2) * D + columns
-    new = new_tails + b.to(tl.int64) * depth * 8 * D + place
+    new = new_tails + tl.load(places + b) * depth * 8 * D + place
     tl.store(new, value, mask=inside & (t == n - 2))
     tl.store(new + D, value, mask=inside & (t == n - 1))
     if t == 0:
@@ -50,15 +53,19 @@ def _normalized(x, inside, D, eps):
     return centred * tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
 
 
-@triton.jit
+# Numbers that differ between layers and buckets are kept out of what a kernel is compiled for.
+@triton.jit(do_not_specialize=["B", "T", "layer", "n_added"])
 def _residual_norm_kernel(
-    stream, added, gate, stream_out, shift, scale, out, tails, new_tails, slots, n_frames,
+    stream, added, gate, stream_out, shift, scale, out, tails, new_tails, slots, places, n_frames,
     B, T, depth, layer, D, n_added,
-    GATED: tl.constexpr, WINDOWS: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, WINDOWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     y = tl.load(added + (row % n_added).to(tl.int64) * D + columns, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         y *= tl.load(gate + columns, mask=inside, other=0.0)
@@ -68,18 +75,24 @@ def _residual_norm_kernel(
     x = _normalized(x, inside, D, 1e-6) * factor + tl.load(shift + columns, mask=inside, other=0.0)
     value = x.to(out.dtype.element_ty)
     if WINDOWS:
-        _put_windows(value, out, tails, new_tails, slots, n_frames, row, B, T, depth, layer, D, columns, inside, 0)
+        _put_windows(
+            value, out, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside, 0
+        )
     else:
         tl.store(out + row.to(tl.int64) * D + columns, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "T", "layer"])
 def _norm_mish_kernel(
-    x, weight, bias, out, tails, new_tails, slots, n_frames, B, T, depth, layer, D, BLOCK: tl.constexpr
-):
+    x, weight, bias, out, tails, new_tails, slots, places, n_frames, B, T, depth, layer, D,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     value = tl.load(x + row.to(tl.int64) * D + columns, mask=inside, other=0.0).to(tl.float32)
     value = _normalized(value, inside, D, 1e-5) * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
@@ -87,94 +100,102 @@ def _norm_mish_kernel(
     e = tl.exp(tl.minimum(value, 20.0))
     ratio = e * (e + 2.0)
     value = (value * ratio / (ratio + 2.0)).to(out.dtype.element_ty)
-    _put_windows(value, out, tails, new_tails, slots, n_frames, row, B, T, depth, layer, D, columns, inside, 1)
+    _put_windows(value, out, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside, 1)
 
 
 @triton.jit
-def _store_rows_kernel(
-    qkv, weight, bias, fresh, pool, B, T, layer, n_rows,
-    H: tl.constexpr, HD: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0)
-    batch_row, t = row // T, row % T
-    half, b = batch_row // B, batch_row % B
-    head = tl.arange(0, HEADS)[:, None]
-    d = tl.arange(0, HD)[None, :]
-    inside = head < H
-    place = head * HD + d
-    source = qkv + row.to(tl.int64) * 3 * H * HD + place
-    k = tl.load(source + H * HD, mask=inside, other=0.0).to(tl.float32)
-    k -= (tl.sum(k, 1) / HD)[:, None]
-    k *= tl.rsqrt(tl.sum(k * k, 1) / HD + 1e-5)[:, None]
-    k = k * tl.load(weight + d).to(tl.float32) + tl.load(bias + d).to(tl.float32)
-    v = tl.load(source + 2 * H * HD, mask=inside, other=0.0)
-    pool_row = tl.load(fresh + b * T + t)
-    keys = pool + ((layer * 4 + half).to(tl.int64) * n_rows + pool_row) * H * HD + place
-    tl.store(keys, k.to(pool.dtype.element_ty), mask=inside)
-    tl.store(keys + 2 * n_rows.to(tl.int64) * H * HD, v, mask=inside)
+def _head_norm(x, weight, bias, AXIS: tl.constexpr, HD: tl.constexpr):
+    """Norm over the numbers of one head; weight and bias lie along the same axis."""
+    x -= tl.expand_dims(tl.sum(x, AXIS) / HD, AXIS)
+    return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, AXIS) / HD + 1e-5), AXIS) * weight + bias
 
 
 @triton.jit
-def _attend_block(
-    q, acc, top, total, rows, count, start, keys, values, SCALE: tl.constexpr, STRIDE: tl.constexpr,
-    HD: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys: rows[start : start + BN], `count` of all of them valid."""
-    column = start + tl.arange(0, BN)
-    valid = column < count
-    row = tl.load(rows + column, mask=valid, other=0)
-    d = tl.arange(0, HD)
-    k = tl.load(keys + row[None, :] * STRIDE + d[:, None], mask=valid[None, :], other=0.0)
+def _attend_tile(q, k, v, valid, acc, top, total, SCALE: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of keys [HD, BN] and values [BN, HD]."""
     scores = tl.dot(q, k, input_precision=PRECISION) * SCALE
     scores = tl.where(valid[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp(scores - new_top[:, None])
     shrink = tl.exp(top - new_top)
-    v = tl.load(values + row[:, None] * STRIDE + d[None, :], mask=valid[:, None], other=0.0)
     acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     return acc, new_top, total * shrink + tl.sum(weights, 1)
 
 
 @triton.jit
+def _fetch_rows(rows, count, keys, values, STRIDE: tl.constexpr, BN: tl.constexpr):
+    """Ask for what the first line of a cache holds of each row's key and value."""
+    ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    for start in range(0, count, BN):
+        column = start + tl.arange(0, BN)
+        row = tl.load(rows + column, mask=column < count, other=0)
+        for base in tl.static_range(2):
+            at = ((keys if base == 0 else values) + row * STRIDE).to(tl.int64)
+            tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit(do_not_specialize=["B", "T", "layer", "width"])
 def _attend_kernel(
-    qkv, weight, bias, cached, n_cached, fresh, n_new, pool, out, B, T, width, layer, n_rows,
-    SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    qkv, q_weight, q_bias, k_weight, k_bias, cached, n_cached, fresh, n_new, pool, out, B, T, width, layer, n_rows,
+    SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     batch_row, head = tl.program_id(1) // H, tl.program_id(1) % H
     half, b = batch_row // B, batch_row % B
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.arange(0, HD)
-    at = (batch_row * T + t).to(tl.int64)[:, None]
     within = (t < T)[:, None]
-    q = tl.load(qkv + at * 3 * H * HD + head * HD + d[None, :], mask=within, other=0.0).to(tl.float32)
-    q -= (tl.sum(q, 1) / HD)[:, None]
-    q *= tl.rsqrt(tl.sum(q * q, 1) / HD + 1e-5)[:, None]
-    q = q * tl.load(weight + d).to(tl.float32)[None, :] + tl.load(bias + d).to(tl.float32)[None, :]
-    q = q.to(pool.dtype.element_ty)
-
     keys = pool + (layer * 4 + half).to(tl.int64) * n_rows * H * HD + head * HD
     values = keys + 2 * n_rows.to(tl.int64) * H * HD
+    rows = cached + b * width
+    count = tl.load(n_cached + b)
+    if PDL:
+        if tl.program_id(0) == 0:
+            _fetch_rows(rows, count, keys, values, H * HD, BN)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    own = qkv + batch_row.to(tl.int64) * T * 3 * H * HD + head * HD
+    q = tl.load(own + t[:, None] * 3 * H * HD + d[None, :], mask=within, other=0.0).to(tl.float32)
+    weight, bias = tl.load(q_weight + d).to(tl.float32), tl.load(q_bias + d).to(tl.float32)
+    q = _head_norm(q, weight[None, :], bias[None, :], 1, HD).to(pool.dtype.element_ty)
+
     acc = tl.zeros((BM, HD), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    count = tl.load(n_cached + b)
     for start in range(0, count, BN):
-        acc, top, total = _attend_block(
-            q, acc, top, total, cached + b * width, count, start, keys, values, SCALE, H * HD, HD, BN, PRECISION
-        )
+        column = start + tl.arange(0, BN)
+        valid = column < count
+        row = tl.load(rows + column, mask=valid, other=0)
+        k = tl.load(keys + row[None, :] * H * HD + d[:, None], mask=valid[None, :], other=0.0)
+        v = tl.load(values + row[:, None] * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+        acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
+    # The new keys stand in qkv; whoever has the first queries also puts them where later chunks look.
+    weight, bias = tl.load(k_weight + d).to(tl.float32), tl.load(k_bias + d).to(tl.float32)
     count = tl.load(n_new + b)
-    for start in range(0, count, BN):
-        acc, top, total = _attend_block(
-            q, acc, top, total, fresh + b * T, count, start, keys, values, SCALE, H * HD, HD, BN, PRECISION
-        )
+    for start in range(0, count, BF):
+        column = start + tl.arange(0, BF)
+        valid = column < count
+        source = own + column * 3 * H * HD
+        k = tl.load(source[None, :] + H * HD + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
+        k = _head_norm(k, weight[:, None], bias[:, None], 0, HD).to(pool.dtype.element_ty)
+        v = tl.load(source[:, None] + 2 * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+        v = v.to(pool.dtype.element_ty)
+        if tl.program_id(0) == 0:
+            row = tl.load(fresh + b * T + column, mask=valid, other=0)
+            tl.store(keys + row[None, :] * H * HD + d[:, None], k, mask=valid[None, :])
+            tl.store(values + row[:, None] * H * HD + d[None, :], v, mask=valid[:, None])
+        acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
     # A row of padding sees nothing and stays zero.
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
+    at = (batch_row * T + t).to(tl.int64)[:, None]
     tl.store(out + at * H * HD + head * HD + d[None, :], acc.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit
-def _euler_kernel(x, out, width, entering, n, RATE: tl.constexpr, BLOCK: tl.constexpr):
+def _euler_kernel(x, out, width, entering, n, RATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     conditional = tl.load(out + at, mask=inside).to(tl.float32)
@@ -199,20 +220,30 @@ class StepKernels:
     """What all kernels of one Euler step are told about the batch: sizes, slots, tails and the pool of rows."""
 
     def __init__(
-        self, slots: Tensor, cached: Tensor, n_cached: Tensor, fresh: Tensor, n_new: Tensor, pool: Tensor, tails: Tensor
+        self,
+        slots: Tensor,
+        places: Tensor,
+        cached: Tensor,
+        n_cached: Tensor,
+        fresh: Tensor,
+        n_new: Tensor,
+        pool: Tensor,
+        tails: Tensor,
+        new_tails: Tensor,
     ):
         """
         Args:
             slots, n_cached, n_new: [B] int64. cached: [B, width], fresh: [B, T] int64 rows; all contiguous.
-            pool: [depth, 2 (k, v), 2 halves, n_rows, H, hd]. tails: [n_slots, depth, 2, 2, 2, D]; only read.
+            pool: [depth, 2 (k, v), 2 halves, n_rows, H, hd]. tails: [n_slots, depth, 2, 2, 2, D]; read at `slots`.
+            new_tails: the same with any number of slots, written at `places` [B]; of `tails` itself, other slots.
         """
         self.slots, self.cached, self.n_cached, self.fresh, self.n_new = slots, cached, n_cached, fresh, n_new
-        self.pool, self.tails = pool, tails
+        self.pool, self.tails, self.new_tails, self.places = pool, tails, new_tails, places
         self.B, self.T = fresh.shape
         self.depth, _, _, self.n_rows, self.heads, self.head_dim = pool.shape
         self.width = tails.shape[-1]
         self.M = 2 * self.B * self.T
-        self.new_tails = tails.new_empty((self.B, *tails.shape[1:]))
+        self.launch = launch_options(pool.device)
         allow_tf32 = torch.backends.cuda.matmul.allow_tf32
         self.precision = "tf32" if allow_tf32 or pool.dtype != torch.float32 else "ieee"
 
@@ -238,8 +269,9 @@ class StepKernels:
         D = self.width
         _residual_norm_kernel[(self.M,)](
             stream, added, shift if gate is None else gate, stream_out, shift, scale, out, self.tails, self.new_tails,
-            self.slots, self.n_new, self.B, self.T, self.depth, layer, D, len(added),
-            GATED=gate is not None, WINDOWS=layer >= 0, BLOCK=triton.next_power_of_2(D), num_warps=NORM_WARPS,
+            self.slots, self.places, self.n_new, self.B, self.T, self.depth, layer, D, len(added),
+            GATED=gate is not None, WINDOWS=layer >= 0, BLOCK=triton.next_power_of_2(D), 
+            num_warps=NORM_WARPS, **self.launch,
         )  # fmt: skip
         return stream_out
 
@@ -247,29 +279,29 @@ class StepKernels:
         """Norm, mish, and the windows [M, 3 D] of the second convolution of block `layer`; x: [M, D]."""
         D = self.width
         _norm_mish_kernel[(self.M,)](
-            x, weight, bias, out, self.tails, self.new_tails, self.slots, self.n_new,
-            self.B, self.T, self.depth, layer, D, BLOCK=triton.next_power_of_2(D), num_warps=NORM_WARPS,
+            x, weight, bias, out, self.tails, self.new_tails, self.slots, self.places, self.n_new,
+            self.B, self.T, self.depth, layer, D, BLOCK=triton.next_power_of_2(D), 
+            num_warps=NORM_WARPS, **self.launch,
         )  # fmt: skip
 
-    def store_rows(self, qkv: Tensor, weight: Tensor, bias: Tensor, layer: int) -> None:
-        """Norm the new keys of qkv [M, 3 H hd] and put keys and values into the pool, in place."""
-        _store_rows_kernel[(self.M,)](
-            qkv, weight, bias, self.fresh, self.pool, self.B, self.T, layer, self.n_rows,
-            H=self.heads, HD=self.head_dim, HEADS=triton.next_power_of_2(self.heads), num_warps=NORM_WARPS,
-        )  # fmt: skip
+    def attend(
+        self, qkv: Tensor, q_norm: tuple[Tensor, Tensor], k_norm: tuple[Tensor, Tensor], out: Tensor, layer: int
+    ) -> None:
+        """Norm queries and new keys of qkv [M, 3 H hd] and attend to the valid rows, cached and new.
 
-    def attend(self, qkv: Tensor, weight: Tensor, bias: Tensor, out: Tensor, layer: int) -> None:
-        """Norm the queries of qkv and attend to the valid rows, cached and new; out: [M, H hd]."""
+        New keys and values go into the pool, in place. out: [M, H hd].
+        """
         tile, keys, warps, stages = attend_tiles(self.T, 2 * self.B * self.heads, self.pool.element_size())
         grid = (triton.cdiv(self.T, tile), 2 * self.B * self.heads)
         _attend_kernel[grid](
-            qkv, weight, bias, self.cached, self.n_cached, self.fresh, self.n_new, self.pool, out,
+            qkv, *q_norm, *k_norm, self.cached, self.n_cached, self.fresh, self.n_new, self.pool, out,
             self.B, self.T, self.cached.shape[1], layer, self.n_rows,
-            SCALE=self.head_dim**-0.5, H=self.heads, HD=self.head_dim, BM=tile, BN=keys,
+            SCALE=self.head_dim**-0.5, H=self.heads, HD=self.head_dim, BM=tile, BN=keys, BF=64,
             PRECISION=self.precision, num_warps=warps, num_stages=stages,
+            **self.launch,
         )  # fmt: skip
 
     def euler(self, x: Tensor, out: Tensor, width: Tensor, entering: Tensor, rate: float) -> None:
         """x [B T, n_mels] float32 one step along the guided velocity, in place and rounded into `entering`."""
         n = x.numel()
-        _euler_kernel[(triton.cdiv(n, 1024),)](x, out, width, entering, n, RATE=rate, BLOCK=1024)
+        _euler_kernel[(triton.cdiv(n, 256),)](x, out, width, entering, n, RATE=rate, BLOCK=256, **self.launch)

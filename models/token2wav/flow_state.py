@@ -24,7 +24,7 @@ from torch import Tensor
 
 from models.errors import SettingsError
 from models.token2wav.arena import HISTORY_FRAMES, Plan, Trim, Views
-from models.token2wav.conformer import LOOKAHEAD_TAIL, UP_TAIL, Tails
+from models.token2wav.conformer import LOOKAHEAD_TAIL, UP_TAIL, RunLayers, Tails
 from models.token2wav.dit import CONV_TAIL, N_CONVS
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.settings import FRAMES_PER_CODE
@@ -156,6 +156,7 @@ def encode(
     width: int,
     ring: int | None = None,
     targets: Tensor | None = None,
+    run: RunLayers | None = None,
 ) -> Tensor:
     """Codes to encoder frames, and the encoder's caches one chunk further.
 
@@ -166,6 +167,7 @@ def encode(
             voiced too.
         width: cached mel frames to look at (static, even). ring: see `Views.plan`, in mel frames.
         targets: [B] where to leave what comes next; None = in `slots`. If they are others, `slots` stay as they were.
+        run: see `UpsampleConformer`.
     Returns: [B, 2T, n_mels], of which 2 * n_voiced frames count.
     """
     encoder = flow.encoder
@@ -178,11 +180,12 @@ def encode(
     tails = Tails(state.lookahead_tail[slots], state.up_tail[slots])
     caches = (state.code_rows, state.mel_rows)
     targets = slots if targets is None else targets
-    hidden, tails, rows = encoder(flow.input_embedding(codes), n_codes, n_new, tails, plans, caches)
+    hidden, tails, rows = encoder(flow.input_embedding(codes), n_codes, n_new, tails, plans, caches, run)
     mu = flow.encoder_proj(hidden)
     prompt = state.prompt[slots]
-    _store(state.code_rows, plans[0], rows[0])
-    _store(state.mel_rows, plans[1], rows[1])
+    for pool, plan, new in zip(caches, plans, rows, strict=True):
+        if new is not None:
+            _store(pool, plan, new)
     state.code.commit(plans[0], targets, prompt // 2, HISTORY_FRAMES // 2, state.rules.code)
     state.mel.commit(plans[1], targets, prompt, HISTORY_FRAMES, state.rules.mel)
     state.lookahead_tail.index_copy_(0, targets, tails.lookahead)

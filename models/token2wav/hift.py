@@ -18,12 +18,13 @@ from models.token2wav.spectral import N_BINS, Spectral
 
 LIMIT = 0.99  # of the sound's amplitude
 
+KERNELS = (3, 7, 11)  # of the residual blocks of a stage
+UPS = ((16, 8, 4), (11, 5, 3), (7, 3, 2))  # kernel, stride, padding
+SLOPE, LAST_SLOPE = 0.1, 0.01
+
 _DILATIONS = (1, 3, 5)
-_KERNELS = (3, 7, 11)
-_UPS = ((16, 8, 4), (11, 5, 3), (7, 3, 2))  # kernel, stride, padding
 _DOWNS = ((30, 15, 7), (6, 3, 1), (1, 1, 0))
 _SOURCE_KERNELS = (7, 7, 11)
-_SLOPE, _LAST_SLOPE = 0.1, 0.01
 _LOUDEST = 100.0
 
 # Small, and the sound's precision hangs on them: float32 in every model.
@@ -78,18 +79,18 @@ class Hift(Derived):
         super().__init__()
         self.config = config
         base = config.base_channels
-        widths = [base // 2 ** (n + 1) for n in range(len(_UPS))]
+        widths = [base // 2 ** (n + 1) for n in range(len(UPS))]
         self.f0_predictor = F0Predictor(config.n_mels, config.f0_channels)
         self.m_source = HarmonicSource()
         self.conv_pre = nn.Conv1d(config.n_mels, base, 7, padding=3)
         self.ups = nn.ModuleList(
-            nn.ConvTranspose1d(2 * width, width, *shape) for width, shape in zip(widths, _UPS, strict=True)
+            nn.ConvTranspose1d(2 * width, width, *shape) for width, shape in zip(widths, UPS, strict=True)
         )
         self.source_downs = nn.ModuleList(
             nn.Conv1d(2 * N_BINS, width, *shape) for width, shape in zip(widths, _DOWNS, strict=True)
         )
         self.source_resblocks = nn.ModuleList(map(ResBlock, widths, _SOURCE_KERNELS))
-        self.resblocks = nn.ModuleList(ResBlock(width, kernel) for width in widths for kernel in _KERNELS)
+        self.resblocks = nn.ModuleList(ResBlock(width, kernel) for width in widths for kernel in KERNELS)
         self.conv_post = nn.Conv1d(widths[-1], 2 * N_BINS, 7, padding=3)
         self.spectral = Spectral()
 
@@ -130,17 +131,22 @@ class Hift(Derived):
         for n, (up, down, source_block) in enumerate(
             zip(self.ups, self.source_downs, self.source_resblocks, strict=True)
         ):
-            x = _run(up, F.leaky_relu(x, _SLOPE) * inside)
-            length = length * _UPS[n][1]
+            x = _run(up, F.leaky_relu(x, SLOPE) * inside)
+            length = length * UPS[n][1]
             if n == len(self.ups) - 1:
                 x = F.pad(x, (1, 0), mode="reflect")  # one more than hops, as many as windows
                 length = length + 1
             inside = _inside(x.shape[2], length)
             x = x + source_block(_run(down, source_stft), inside)
-            blocks = self.resblocks[n * len(_KERNELS) : (n + 1) * len(_KERNELS)]
-            x = sum(block(x, inside) for block in blocks) / len(_KERNELS)
-        x = _run(self.conv_post, F.leaky_relu(x, _LAST_SLOPE) * inside)
-        return x[:, :N_BINS].exp().clamp(max=_LOUDEST), x[:, N_BINS:].sin()
+            blocks = self.resblocks[n * len(KERNELS) : (n + 1) * len(KERNELS)]
+            x = sum(block(x, inside) for block in blocks) / len(KERNELS)
+        x = _run(self.conv_post, F.leaky_relu(x, LAST_SLOPE) * inside)
+        return spectrum_of(x)
+
+
+def spectrum_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last convolution says, [B, 18, L], as magnitude and phase."""
+    return x[:, :N_BINS].exp().clamp(max=_LOUDEST), x[:, N_BINS:].sin()
 
 
 def _inside(n_columns: int, length: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Knows every region's inputs. Does not know sessions, nor how a region is compile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,16 @@ from models.errors import SettingsError
 from models.graphs import Bucket, Region, RegionTable, ShapeTable
 from models.token2wav import regions as stages
 from models.token2wav.arena import HISTORY_FRAMES
-from models.token2wav.conformer import ConformerLayer
+from models.token2wav.conformer import ConformerLayer, RunLayers
 from models.token2wav.dit import DiTBlock
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import FlowSizes, FlowState, solve
 from models.token2wav.hift import Hift, Snake
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState
+
+if TYPE_CHECKING:
+    from models.token2wav.hift_fused import FusedHift
 
 COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, at code rate too
 
@@ -85,11 +88,20 @@ class VocoderRegions(RegionTable):
         rules: VocodeRules,
         shapes: VocoderShapes,
         solver: stages.Solver | None = None,
+        hift: "Hift | FusedHift | None" = None,
+        run: RunLayers | None = None,
     ):
-        """solver: what takes the place of the plain solve for speech."""
+        """solver, hift: what takes the place of the plain ones for speech. run: that of the encoder's layers."""
         self.flow_state, self.vocode_state = flow_state, vocode_state
         solver = solver or partial(solve, parts.flow)
-        super().__init__(parts, _table(parts, flow_state, vocode_state, schedules, noise, rules, solver), shapes)
+        hift = hift or parts.hift
+        rows = _table(parts.flow, hift, flow_state, vocode_state, schedules, noise, rules, solver, run)
+        self._runs_kernels = run is not None
+        super().__init__(parts, rows, shapes)
+
+    @property
+    def runs_kernels(self) -> bool:
+        return self._runs_kernels
 
     def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
         """As `RegionTable.compile`; None = all but `voice`, which `Vocoder` always runs eagerly."""
@@ -114,15 +126,16 @@ class VocoderRegions(RegionTable):
 
 
 def _table(
-    parts: Parts,
+    flow: Flow,
+    hift: "Hift | FusedHift",
     state: FlowState,
     vocode_state: VocodeState,
     schedules: dict[int, Schedule],
     noise: Tensor,
     rules: VocodeRules,
     solver: stages.Solver,
+    run: RunLayers | None,
 ) -> Iterator[Region]:
-    flow, hift = parts.flow, parts.hift
     config, device = flow.config, flow.device
     lookahead = config.encoder.lookahead
     steps = tuple({"n_steps": n} for n in schedules)
@@ -150,7 +163,7 @@ def _table(
         width = b["columns"] - FRAMES_PER_CODE * b["codes"]
         return (scratch(n), scratch(n), codes(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
 
-    bound = (flow, solver, state, schedules, noise)
+    bound = (flow, run, solver, state, schedules, noise)
     axes = {"batch": "batch", "codes": "codes", "columns": "columns"}
     yield Region("flow", "flow", stages.flow_chunk, bound, axes, flow_example, steps)
 

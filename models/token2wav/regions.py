@@ -1,15 +1,20 @@
 """The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of `models.regions`."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from models.token2wav.conformer import RunLayers
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import FlowState, encode, voiced
 from models.token2wav.hift import Hift
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState, vocode
+
+if TYPE_CHECKING:
+    from models.token2wav.hift_fused import FusedHift
 
 Solver = Callable[..., Tensor]  # `flow_state.solve` for one flow, or what computes the same
 
@@ -22,6 +27,7 @@ def begin(flow_state: FlowState, vocode_state: VocodeState, slots: Tensor, voice
 
 def flow_chunk(
     flow: Flow,
+    run: RunLayers | None,
     solver: Solver,
     state: FlowState,
     schedules: dict[int, Schedule],
@@ -34,14 +40,14 @@ def flow_chunk(
     width: int,
     n_steps: int,
 ) -> Tensor:
-    """One chunk of codes to mel [B, 2T, n_mels]; shapes as `encode` and `solve`, whose arguments `solver` takes."""
-    mu = encode(flow, state, slots, codes, n_codes, last, width, targets=targets)
+    """One chunk of codes to mel [B, 2T, n_mels]; shapes as `encode`, which takes `run`, and `solve` as `solver`."""
+    mu = encode(flow, state, slots, codes, n_codes, last, width, targets=targets, run=run)
     n_frames = FRAMES_PER_CODE * voiced(n_codes, last, flow.encoder.lookahead)
     return solver(state, schedules[n_steps], noise, slots, mu, n_frames, width, targets=targets)
 
 
 def vocode_chunk(
-    hift: Hift,
+    hift: "Hift | FusedHift",
     state: VocodeState,
     slots: Tensor,
     targets: Tensor,

@@ -10,7 +10,7 @@ samples, however it was cut.
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from models.token2wav.hift import Hift
 from models.token2wav.settings import SAMPLES_PER_FRAME
 from models.token2wav.source import NOISE_SAMPLES, continued_lines, harmonic_rates, held_lines
+
+if TYPE_CHECKING:
+    from models.token2wav.hift_fused import FusedHift
 
 TAIL_FRAMES = 8
 TAIL_SAMPLES = TAIL_FRAMES * SAMPLES_PER_FRAME
@@ -85,7 +88,7 @@ class VocodeState:
 
 
 def vocode(
-    hift: Hift,
+    hift: "Hift | FusedHift",
     state: VocodeState,
     slots: Tensor,
     mel: Tensor,

@@ -6,7 +6,6 @@ over once all of it has succeeded: one that is refused or fails half-way has not
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Literal, NamedTuple, TypeVar
 
@@ -15,15 +14,17 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
+from models.streams import SideStream
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
 from models.token2wav.hift import Hift
-from models.token2wav.kernels import Kernels, fused_solver
+from models.token2wav.kernels import Kernels, fused_hift, fused_layers, fused_solver
+from models.token2wav.launch import Launch, Session
 from models.token2wav.noise import NOISE_FRAMES, noise_table
 from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
-from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SAMPLES_PER_FRAME, SILENCE_CODE
-from models.token2wav.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeRules, VocodeState, vocode
+from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SILENCE_CODE
+from models.token2wav.vocode import REFERENCE_RULES, VocodeRules, VocodeState, vocode
 from models.token2wav.voice import Voice
 from models.token2wav.voice_slots import VoiceSlots
 from models.token2wav.windows import CHUNK_CODES
@@ -39,34 +40,12 @@ class Chunk(NamedTuple):
     last: bool = False
 
 
-@dataclass(frozen=True)
-class _Session:
-    """Where a session stands, and what the host remembers so that choosing a bucket needs no look at the device."""
-
-    slot: int
-    spare: int  # the slot that the next call writes
-    voice: int  # voice slot
-    n_prompt: int  # mel frames
-    n_steps: int
-    n_seen: int = 0  # mel frames that the next chunk sees
-    n_held: int = 0  # mel frames whose sound waits for the next chunk
-
-    def begun(self) -> "_Session":
-        """At the start of a turn."""
-        return replace(self, slot=self.spare, spare=self.slot, n_seen=self.n_prompt, n_held=0)
-
-    def spoken(self, n_frames: int, last: bool, rules: VocodeRules) -> tuple["_Session", int]:
-        """One chunk further, and the samples that leave with it."""
-        n_seen = min(self.n_seen + n_frames, self.n_prompt + HISTORY_FRAMES)
-        n_frames += self.n_held
-        kept = min(n_frames, TAIL_FRAMES)
-        n_held = 0 if last and rules.end == "forget" else kept
-        session = replace(self, slot=self.spare, spare=self.slot, n_seen=n_seen, n_held=n_held)
-        return session, SAMPLES_PER_FRAME * (n_frames if last else n_frames - kept)
-
-
 class Vocoder:
-    """Flow and HiFT over slots. One instance is one worker's vocoder; not thread-safe."""
+    """Flow and HiFT over slots. One instance is one worker's vocoder; not thread-safe.
+
+    On a GPU it has a stream of its own: nothing of what it does waits for the caller's work or holds it up, but that
+    the sounds of `speak` are there when they are read.
+    """
 
     def __init__(
         self,
@@ -129,9 +108,12 @@ class Vocoder:
             self.rules,
             self.shapes,
             fused_solver(flow, kernels),
+            fused_hift(hift, kernels),
+            fused_layers(flow, kernels),
         )
         self.voices = VoiceSlots(self.sizes)
-        self._sessions: dict[int, _Session] = {}
+        self._stream = SideStream(self.device)
+        self._sessions: dict[int, Session] = {}
         self._free = list(range(self.sizes.n_sessions))
 
     @property
@@ -163,8 +145,9 @@ class Vocoder:
         if not self._free:
             raise SlotError("vocoder session", expected="a free slot", got=f"all {self.sizes.n_sessions} leased")
         voice_slot, number = self._voice_slot(voice, n_steps), self._free[0]
-        new = _Session(number + self.sizes.n_sessions, number, voice_slot, voice.n_frames, n_steps).begun()
-        self._begin([new])
+        new = Session(number + self.sizes.n_sessions, number, voice_slot, voice.n_frames, n_steps).begun()
+        with self._stream.work():
+            self._begin([new])
         self.voices.hold(voice_slot)
         self._sessions[number] = new
         self._free.pop(0)
@@ -177,7 +160,8 @@ class Vocoder:
         """
         self._check_sessions(sessions)
         begun = {number: self._sessions[number].begun() for number in sessions}
-        self._begin(list(begun.values()))
+        with self._stream.work():
+            self._begin(list(begun.values()))
         self._sessions |= begun
 
     def close(self, session: int) -> None:
@@ -200,15 +184,11 @@ class Vocoder:
         Raises: SlotError for a session that is not open or named twice; TokenError for codes out of range or too
             few; ShapeError for too many. Whatever the device or `take` raises.
         """
-        self._check(chunks)
-        spoken: dict[int, tuple[_Session, Tensor]] = {}
-        for n_steps in self.schedules:
-            group = [chunk for chunk in chunks if self._sessions[chunk.session].n_steps == n_steps]
-            for rows in self._batches(len(group)):
-                part = group[rows]
-                spoken |= zip((chunk.session for chunk in part), self._speak(part, n_steps), strict=True)
-        taken = take([spoken[chunk.session][1] for chunk in chunks])
-        self._sessions |= {number: session for number, (session, _) in spoken.items()}
+        with self._stream.work():
+            moves, sounds = self._launch(chunks)
+        self._stream.join(*sounds)
+        taken = take(sounds)
+        self._move(moves)
         return taken
 
     def offline(self, codes: Sequence[int], voice: Voice, n_steps: int | None = None) -> Tensor:
@@ -248,7 +228,7 @@ class Vocoder:
             wave, _ = vocode(hift, state, slot, mel.transpose(1, 2), n_frames, whole, self.rules)
         return wave[0, : SAMPLES_PER_CODE * len(codes)]
 
-    def _begin(self, sessions: list[_Session]) -> None:
+    def _begin(self, sessions: list[Session]) -> None:
         """Put the slots of sessions that are to begin a turn where their voices ended."""
         scratch = self.state.scratch
         for rows in self._batches(len(sessions)):
@@ -257,7 +237,7 @@ class Vocoder:
             slots = self._ints([session.slot for session in part], size, scratch)
             self.regions("begin", slots, self._ints([s.voice for s in part], size, scratch))
 
-    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[_Session, Tensor]]:
+    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[Session, Tensor]]:
         """One batch. Returns: per chunk where its session goes, and the sound."""
         sessions = [self._sessions[chunk.session] for chunk in chunks]
         n_voiced = [len(chunk.codes) - self.lookahead * (not chunk.last) for chunk in chunks]
@@ -307,7 +287,8 @@ class Vocoder:
         size = self.shapes.fit("voice", "prompt", voice.n_frames)
         slot, start = self.voices.place(key, voice.n_frames)
         try:
-            self._run_prompt(voice, n_steps, size, slot, start)
+            with self._stream.work():
+                self._run_prompt(voice, n_steps, size, slot, start)
         except BaseException:
             self.voices.drop(slot)  # nobody may find what was not finished
             raise
@@ -369,3 +350,41 @@ class Vocoder:
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
+
+    # --- beside the caller's work --------------------------------------------------------------
+
+    def start(self, chunks: Sequence[Chunk]) -> Launch:
+        """`speak` without waiting for the sounds: `finish` gives them, and moves the sessions.
+
+        A session of a launch must not be in another one until then, unless `begin_turn` or `close` came between: what
+        the launch does to it then counts for nothing. A launch that nobody finishes has not happened.
+        Raises: as `speak`.
+        """
+        with self._stream.work():
+            return Launch(*self._launch(chunks))
+
+    def finish(self, launch: Launch) -> list[np.ndarray]:
+        """The sounds of a launch, in the order of its chunks, on the host. Raises: whatever the device raises; every
+        session is where it was then.
+        """
+        taken = launch.take()
+        self._move(launch.moves)
+        return taken
+
+    def _launch(self, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[Session, Session]], list[Tensor]]:
+        """Run all chunks. Returns: where each session stood and where it goes, and the chunks' sounds."""
+        self._check(chunks)
+        spoken: dict[int, tuple[Session, Tensor]] = {}
+        for n_steps in self.schedules:
+            group = [chunk for chunk in chunks if self._sessions[chunk.session].n_steps == n_steps]
+            for rows in self._batches(len(group)):
+                part = group[rows]
+                spoken |= zip((chunk.session for chunk in part), self._speak(part, n_steps), strict=True)
+        moves = {number: (self._sessions[number], session) for number, (session, _) in spoken.items()}
+        return moves, [spoken[chunk.session][1] for chunk in chunks]
+
+    def _move(self, moves: dict[int, tuple[Session, Session]]) -> None:
+        """Sessions stand where their chunks ended, but for those that have begun a turn or gone away since."""
+        for number, (before, behind) in moves.items():
+            if self._sessions.get(number) is before:
+                self._sessions[number] = behind

@@ -1,6 +1,7 @@
 """The code model the slow way: one turn, keys kept unturned beside their positions, nothing preallocated."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.code_sampling import CodeSamplerState, sample_codes
@@ -53,7 +54,7 @@ class PlainSpeech:
                 seen.append(torch.einsum("hn,nhd->hd", weights.softmax(-1), v[oldest : at + 1]).flatten())
             x = x + attention.o_proj(torch.stack(seen))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.tts.head_code[0](self.tts.model.norm(x)[-1])
+        return F.linear(self.tts.model.norm(x)[-1], self.tts.head_code[0].weight)
 
     def feed_code(self, code: int) -> Tensor:
         return self.feed(self.code_rows([code]))

@@ -19,9 +19,16 @@ class Replayed:
     """One region at one bucket, as `Captured`. n_replays: how often it was called."""
 
     def __init__(
-        self, regions: RegionTable, name: str, bucket: Bucket, variant: dict[str, Any] | None = None, pool: Any = None
+        self,
+        regions: RegionTable,
+        name: str,
+        bucket: Bucket,
+        variant: dict[str, Any] | None = None,
+        pool: Any = None,
+        is_warm: bool = False,
     ):
         self.name, self.bucket, self.pool, self.n_replays = name, bucket, pool, 0
+        self.is_warm, self.was_retried = is_warm, False
         self._region = region = regions.table[name]
         self.inputs, static = region.example(bucket)
         self.static = {**static, **(variant or {})}

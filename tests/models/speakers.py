@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from models.omni import OmniModel
+from models.region_table import Shapes
 from models.runner import Runner
 from models.sampling import TokenSet, TokenSets
 from models.sampling_settings import CodeSampling
@@ -16,9 +17,9 @@ UNIT = CodeSampling(top_p=1.0, top_k=8, history_per_call=True, repetition_penalt
 KINDS = ("full_attention", "sliding_window", "sliding_recompute", "reindex")
 
 
-def make_speaker(model: OmniModel, n_slots: int = 4, tts_len: int = 256) -> Speaker:
+def make_speaker(model: OmniModel, n_slots: int = 4, tts_len: int = 256, shapes: Shapes | None = None) -> Speaker:
     sets = TokenSets.build([TokenSet()], model.config.vocab_size)
-    return Speaker(Runner(model, sets, n_slots=n_slots, llm_len=16, tts_len=tts_len))
+    return Speaker(Runner(model, sets, n_slots=n_slots, llm_len=16, tts_len=tts_len, shapes=shapes))
 
 
 def rows(n: int, seed: int = 0) -> Tensor:

@@ -1,16 +1,21 @@
 """Which call of a region finds a captured graph, and which are counted as having none."""
 
+import gc
+from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from itertools import product
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from models.errors import SettingsError
+from models.captured import Captured
+from models.errors import SettingsError, ShapeError
 from models.graphs import Bucket, Region, RegionTable, ShapeTable
 from models.omni import OmniModel
 from models.region_table import Shapes
@@ -149,6 +154,97 @@ def test_calls_of_captured_regions_without_a_graph_are_counted(made: list[Replay
     assert (n_replays(made), table.n_skipped) == (0, 3)
     table("scaled", ones(2, 8), scale=3, rule=Rule())
     assert (n_replays(made), table.n_skipped) == (1, 3)
+
+
+def test_a_sealed_table_refuses_what_has_no_graph(made: list[Replayed]):
+    """By name, with the sizes that were asked for and those that there are; nothing runs instead."""
+    table = Table()
+    table.capture(["scaled"])
+    table.seal()
+    before = table.total.clone()
+    with pytest.raises(ShapeError) as caught:
+        table("scaled", ones(3, 4), scale=2, rule=Rule())
+    message = str(caught.value)
+    for part in ("region scaled", "batch 1, 2; rows 4, 8", "(3, 4), scale=2, rule=Rule(sign=1)"):
+        assert part in message, f"expected {part!r} in {message!r}"
+    assert (table.n_skipped, n_replays(made)) == (1, 0) and torch.equal(table.total, before)
+    assert torch.equal(table("scaled", ones(2, 8), scale=1, rule=Rule()), ones(2, 8))
+    assert torch.equal(table("doubled", ones(7)), 2 * ones(7)), "expected a region without graphs to run as before"
+    with pytest.raises(SettingsError, match="capture doubled: expected a table that is not sealed"):
+        table.capture(["doubled"])
+
+
+def test_a_table_without_its_graphs_is_not_sealed_any_more(made: list[Replayed]):
+    table = Table()
+    table.capture()
+    table.seal()
+    table.drop_graphs(["scaled"])
+    assert table.is_sealed and torch.equal(table("scaled", ones(3, 4), scale=2, rule=Rule()), 2 * ones(3, 4))
+    table.drop_graphs()
+    assert not table.is_sealed and table.capture(["doubled"]) == N_DOUBLED
+
+
+def test_stages_have_pools_of_their_own(made: list[Replayed]):
+    table = Table()
+    facts = table.capture_region("scaled", stage="text")
+    for name in ("doubled", "negated"):
+        table.capture_region(name, stage="sound", is_warm=True)
+    pools = {graph.name: graph.pool for graph in made}
+    assert pools["doubled"] is pools["negated"] and pools["doubled"] is not pools["scaled"]
+    assert [graph.is_warm for graph in made] == [False] * N_SCALED + [True] * 2 * N_DOUBLED
+    assert (facts.n_graphs, facts.n_retried) == (N_SCALED, 0) and facts.seconds > 0
+    assert table.captured_sizes("scaled") == {"batch": [1, 2], "rows": [4, 8]} and table.captured_sizes("doubled")
+    table.drop_graphs(["scaled"])
+    assert table.captured_sizes("scaled") == {}
+
+
+class Recorder:
+    """As a CUDA graph, for what `Captured` does around it. fails: how many captures do."""
+
+    fails = 0
+    log: ClassVar[list[str]] = []
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        self.log.append("begin")
+        assert not gc.isenabled() and capture_error_mode == "thread_local"
+        if Recorder.fails:
+            Recorder.fails -= 1
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def capture_end(self) -> None:
+        self.log.append("end")
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+
+@pytest.mark.parametrize(
+    ("is_warm", "fails", "expected"),
+    [
+        (False, 0, ["run", "run", "begin", "run", "end"]),
+        (True, 0, ["begin", "run", "end"]),
+        (True, 1, ["begin", "run", "begin", "run", "end"]),
+    ],
+)
+def test_what_is_warm_is_run_once(
+    monkeypatch: pytest.MonkeyPatch, is_warm: bool, fails: int, expected: list[str]
+) -> None:
+    """To be captured, without a run before; if that fails, once more after one."""
+    table, pool = Table(), SimpleNamespace(handle=object(), stream=mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorder)
+    monkeypatch.setattr(torch.cuda, "current_stream", mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(Recorder, "log", log := [])
+    monkeypatch.setattr(Recorder, "fails", fails)
+    plain = table._runners["doubled"]
+    table._runners["doubled"] = lambda *given: log.append("run") or plain(*given)
+    captured = Captured(table, "doubled", {"batch": 2}, None, pool, is_warm)
+    assert log == expected and captured.was_retried == bool(fails)
+    given = torch.full((2,), 5.0)
+    assert captured(given) is captured.outputs and log[-1] == "replay"
+    assert torch.equal(captured.inputs[0], given) and gc.isenabled()
+    with pytest.raises(ShapeError, match="captured doubled: input 0"):
+        captured(ones(3))
 
 
 def test_nothing_is_counted_before_capture():

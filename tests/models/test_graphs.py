@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from models import region_table
 from models.errors import SettingsError, ShapeError
 from models.graphs import Captured, compile_counters
 from models.load import load_model
@@ -42,6 +43,12 @@ FIRST_SAMPLES, SAMPLES = 16480, 16000
 @pytest.fixture
 def model(tiny) -> OmniModel:
     return load_model(tiny)
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the code loop: traced as a whole, many are the same once more for each."""
+    monkeypatch.setattr(region_table, "SPEECH_STEPS", (1, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +130,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         least, most = torch.full((2,), 6), torch.full((2,), 6)
         regions("speech_begin", live, conditions, torch.where(on, n_conditions, 0), least, most, kv_len=256)
         for _ in range(5):
-            regions("speech_step", live, kv_len=256)
+            regions("speech_step", live, kv_len=256, n_steps=1)
         yield "ids", torch.stack(told)[:, on]
         yield "rows heard", torch.where((torch.arange(10) < n_rows[:, None])[..., None], heard, 0)[on]
         yield "codes", state.speech.codes[slots[on], :6]

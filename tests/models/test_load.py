@@ -1,6 +1,7 @@
 """The loader is strict, says everything that is wrong at once, and understands other spellings of our names."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from models import checkpoint
 from models.errors import CheckpointError
 from models.load import expected_tensors, load_model
 from models.omni import OmniModel
@@ -104,6 +106,23 @@ def test_same_dtype_on_cpu_stays_mapped_to_its_file(tiny: Path) -> None:
     ranges = (line.split() for line in maps.read_text().splitlines())
     owners = [r[-1] for r in ranges if int(r[0].split("-")[0], 16) <= address < int(r[0].split("-")[1], 16)]
     assert owners[0].endswith(".safetensors"), f"expected a mapping of the shard, got {owners}"
+
+
+def test_files_are_read_ahead_once(write: Write, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file from its start to its end, a stretch at a time; a system that cannot is no error."""
+    path, asked = write(weights, shards=2), []
+    monkeypatch.setattr(checkpoint, "AHEAD", 1000)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, size, advice: asked.append((start, size)))
+    assert_same(load_model(path), weights)
+    starts = [at for at, (start, _) in enumerate(asked) if start == 0]
+    assert len(starts) == 2, f"expected two files, got {asked}"
+    for first, last in zip(starts, [*starts[1:], len(asked)], strict=True):
+        ends = [start + size for start, size in asked[first:last]]
+        assert [start for start, _ in asked[first + 1 : last]] == ends[:-1], "expected no gap and nothing twice"
+    n_bytes = sum(tensor.nbytes for tensor in weights.values())
+    assert sum(size for _, size in asked) == n_bytes + 2 * 1000
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert_same(load_model(path), weights)
 
 
 def test_no_weights_at_all(tiny: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Three ways of speaking against a plain loop on the host, over slots, turns and chunks."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from models.errors import ContextOverflowError, NumericsError, SettingsError, Sh
 from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model
+from models.region_table import Shapes
 from models.sampling_settings import CodeSampling
 from models.speaker import Speaker
 from models.speech import CODES_PER_CALL
@@ -229,6 +232,29 @@ def test_nan_after_some_codes_keeps_count(tiny) -> None:
     (broken,) = speaker.call([0], [rows(6)], min_codes=[0], max_codes=[10])
     assert broken.bad and broken.codes == call.codes[:5]
     assert speaker.rows(0) == speaker.state.cache.lengths[0] == 6 + 5
+
+
+@pytest.mark.parametrize("begun", [1, 4])
+def test_codes_are_drawn_in_as_few_calls_as_there_are_sizes_for(tiny_model: OmniModel, begun: int) -> None:
+    """The same codes as one by one, whoever is done in the middle; not beyond the rows that a call looks at."""
+    shapes = Shapes(batch=(2,), speech_kv=(24, 64))
+    one, other = (make_speaker(tiny_model, tts_len=64, shapes=shapes) for _ in range(2))
+    for each in (one, other):
+        each.start_turn(0, UNIT, seed=1)
+        each.start_turn(1, UNIT, seed=2)
+        each.begin([0, 1], [rows(begun), rows(3, 1)], min_codes=[40, 40], max_codes=[40, 12])
+    calls = []
+    with mock.patch.object(one.runner, "regions", wraps=one.runner.regions) as regions:
+        one.advance([0, 1], 25)
+        calls = [call.kwargs for call in regions.call_args_list]
+    for _ in range(25):
+        other.advance([0, 1])
+    assert one.look([0, 1]) == other.look([0, 1]), "expected the same codes as one by one"
+    assert_same(one.runner.state, copy_state(other.runner.state))
+    first = 24 - max(begun, 3)  # steps that find room in the smaller bucket
+    assert sum(call["n_steps"] for call in calls if call["kv_len"] == 24) == first, f"got {calls}"
+    n_steps = [call["n_steps"] for call in calls]
+    assert n_steps == ([16, 5, 1, 1, 1, 1] if begun == 1 else [16, 1, 1, 1, 1, 5]), f"got {n_steps}"
 
 
 @pytest.mark.parametrize("slot", [-1, 4, 99])

@@ -97,8 +97,6 @@ def test_the_head_is_folded_in_float32_and_rounded_once(dtype, error):
     expected = lengths * directions / directions.square().sum(1, keepdim=True).sqrt()
     assert head.weight.dtype == dtype
     assert_close(head.weight / expected, torch.ones_like(expected), error, "relative weights")
-    x = noise(2, 3, 16).to(dtype)
-    assert_close(head(x), x.double() @ head.weight.double().T, 16 * error, "logits")
 
 
 def head_weight(tts) -> Tensor:

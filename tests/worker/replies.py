@@ -5,12 +5,13 @@ asks for the real vocoder, so that an answer costs tenths of a second.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,15 +70,39 @@ def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> Parts:
         return building.build(make_config(n_slots, LLM_LEN), shapes=shapes, vocoder_shapes=vocoder_shapes)
 
 
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """Where a session of `ToneVocoder` stands."""
+
+    n_voiced: int = 0
+
+
+@dataclass(eq=False)
+class ToneLaunch:
+    """Sounds by session, where those stood and where they go."""
+
+    sounds: dict[int, np.ndarray]
+    moves: dict[int, tuple[Turn, Turn]]
+    is_here: bool
+    is_over: bool = False
+
+
 class ToneVocoder:
-    """Stands in for `Vocoder`: a code's sound depends on the code, its place in the turn and the session's voice."""
+    """Stands in for `Vocoder`: a code's sound depends on the code, its place in the turn and the session's voice.
+
+    is_held: sounds arrive when their launch's `is_here` is set by hand. broken: sessions whose sound never arrives.
+    launches: all there were.
+    """
 
     lookahead = 3
 
     def __init__(self, n_slots: int):
         self._free = list(range(n_slots))
         self._voices: dict[int, Voice] = {}
-        self._n_voiced: dict[int, int] = {}
+        self._turns: dict[int, Turn] = {}
+        self.is_held = False
+        self.broken: set[int] = set()
+        self.launches: list[ToneLaunch] = []
 
     @property
     def n_free(self) -> int:
@@ -85,24 +110,41 @@ class ToneVocoder:
 
     def open(self, voice: Voice, n_steps: int | None) -> int:
         number = self._free.pop(0)
-        self._voices[number], self._n_voiced[number] = voice, 0
+        self._voices[number], self._turns[number] = voice, Turn()
         return number
 
     def close(self, number: int) -> None:
-        del self._voices[number]
+        del self._voices[number], self._turns[number]
         self._free.append(number)
 
     def begin_turn(self, *numbers: int) -> None:
-        self._n_voiced.update(dict.fromkeys(numbers, 0))
+        self._turns.update({number: Turn() for number in numbers})
 
-    def speak(self, chunks: Sequence[Chunk], take: Callable[[list[Tensor]], Any] = list) -> Any:
-        sounds = []
+    def start(self, chunks: Sequence[Chunk]) -> ToneLaunch:
+        launch = ToneLaunch({}, {}, not self.is_held)
         for number, codes, last in chunks:
-            voiced = codes if last else codes[: -self.lookahead]
-            tones = torch.tensor(voiced) + 7000 * (self._n_voiced[number] + torch.arange(len(voiced)))
-            sounds.append((tones + self._voices[number].codes[0] / 7000).float().repeat_interleave(960))
-            self._n_voiced[number] += len(voiced)
-        return take(sounds)
+            turn, voiced = self._turns[number], codes if last else codes[: -self.lookahead]
+            twice = [one for one in self.launches if not one.is_over and one.moves.get(number, (None,))[0] is turn]
+            assert not twice, f"session {number}: a window was launched before the one in front of it had landed"
+            tones = torch.tensor(voiced) + 7000 * (turn.n_voiced + torch.arange(len(voiced)))
+            sound = (tones + self._voices[number].codes[0] / 7000).float().repeat_interleave(960)
+            launch.sounds[number], launch.moves[number] = sound.numpy(), (turn, Turn(turn.n_voiced + len(voiced)))
+        self.launches.append(launch)
+        return launch
+
+    def finish(self, launch: ToneLaunch) -> list[np.ndarray]:
+        assert launch.is_here and not launch.is_over, "expected a launch that has arrived to be finished, once"
+        launch.is_over = True
+        if self.broken & launch.sounds.keys():
+            raise RuntimeError("broken")
+        for number, (before, behind) in launch.moves.items():
+            if self._turns.get(number) is before:
+                self._turns[number] = behind
+        return list(launch.sounds.values())
+
+    def let_land(self) -> None:
+        """Let the oldest sound arrive that has not."""
+        next(launch for launch in self.launches if not launch.is_here).is_here = True
 
 
 class AnsweringEngine:

@@ -29,9 +29,11 @@ PLAIN = {"audio_sizes", "config", "errors", "image", "messages", "prompts", "sam
 MORE: dict[str, set[str] | None] = {
     "building": None,
     "tuning": {"graphs"},
+    "tuner": {"graphs", "omni"},
+    "toggles": {"kernels_choice"},
     "sessions": {"duplex", "runner"},
     "crew": {"duplex"},
-    "text_stages": {"duplex", "runner"},
+    "text_stages": {"duplex", "runner", "streams"},
     "speech_stages": {"speaker", "token2wav"},
     "unit_loop": {"duplex"},
     "voice": {"code_stream", "duplex", "token2wav"},

@@ -22,6 +22,8 @@ def health(state: str = "IDLE") -> dict:
             "counts": {"graphs": 7},
             "after_warm_up": {"graphs": 0},
             "targets": {"vpm": {"phase": "eager"}, "apm": {"phase": "compiled"}},
+            "regions": {"vision": {"n_graphs": 8}, "reset": {"n_graphs": 0}},
+            "cache": {"hits": 3, "misses": 1},
         },
         "start_seconds": {"LOADING": 1.5},
     }
@@ -81,6 +83,18 @@ def test_a_target_that_fell_back_shows():
     got = samples(Metrics())
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "vpm")))] == 1
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "apm")))] == 0
+
+
+def test_graphs_and_the_cache_show():
+    got = samples(Metrics())
+    for name, labels, expected in (
+        ("region_graphs", (("region", "vision"),), 8),
+        ("region_graphs", (("region", "reset"),), 0),
+        ("compile_cache", (("what", "hits"),), 3),
+        ("compile_cache", (("what", "misses"),), 1),
+    ):
+        value = got[(f"{PREFIX}_{name}", labels)]
+        assert value == expected, f"{name}{labels}: expected {expected}, got {value}"
 
 
 def test_documentation_names_every_metric_and_no_other(root: Path):

@@ -526,8 +526,8 @@ def test_odd_logits_fail_an_answer_only(
         ("begin", 0, "reference"),
         ("begin", 1, "fixed"),
         ("advance", 2, "fixed"),
-        ("speak", 0, "fixed"),
-        ("speak", 1, "reference"),
+        ("start", 0, "fixed"),
+        ("start", 1, "reference"),
     ],
 )
 def test_a_voice_that_fails_leaves_the_text(
@@ -541,8 +541,8 @@ def test_a_voice_that_fails_leaves_the_text(
     whole = expected[compat][-1]
     bad = engine.ask("bad", ASKED, config=SETTINGS[compat])
     engine.ask("good", ASKED, config=SPOKEN)
-    owner = engine.vocoder if stage == "speak" else engine.duplex.speaker
-    number = bad.voice.slot if stage == "speak" else bad.slot
+    owner = engine.vocoder if stage == "start" else engine.duplex.speaker
+    number = bad.voice.slot if stage == "start" else bad.slot
     job = next(job for job in engine.loop.jobs if job.session is bad)
     break_down(monkeypatch, owner, stage, number, after, job)
     late: list[Exception] = []

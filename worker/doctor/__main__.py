@@ -28,6 +28,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "driver": checks_gpu.driver,
     "gpus": checks_gpu.gpus,
     "capability": checks_gpu.capability,
+    "kernels": checks_gpu.kernels,
     "allocator": checks_gpu.allocator,
     "gpu-memory": checks_gpu.gpu_memory,
     "memory": checks.memory,

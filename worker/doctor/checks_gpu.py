@@ -12,7 +12,7 @@ from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # from this torch on, at least this triton
 LEAST_FOR_TRITON = (7, 0)
-LEAST_FOR_BFLOAT16 = (8, 0)
+LEAST_FOR_BFLOAT16 = LEAST_FOR_KERNELS = (8, 0)
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling takes on top
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -119,13 +119,38 @@ def capability(machine: Machine) -> Finding:
     return ok("capability", ", ".join(sorted({".".join(map(str, gpu.capability)) for gpu in used.values()})))
 
 
+def kernels(machine: Machine) -> Finding:
+    """Whether the project's own kernels will run the model's layers, and if not, what keeps them from it."""
+    compiling, used = machine.config.compile, _used(machine)
+    if not used:
+        return ok("kernels", "no GPU is used")
+    if not compiling.enabled:
+        return ok("kernels", "off, as service.compile is")
+    switches = (
+        ("kernels", compiling.kernels, "auto"),
+        ("mode", compiling.mode, "default"),
+        ("attention", compiling.attention, "auto"),
+    )
+    if odd := [f"service.compile.{name} is {value}" for name, value, wanted in switches if value != wanted]:
+        remedy = "take these settings back to their defaults, unless they are there to be compared"
+        return note("kernels", f"not used: {', '.join(odd)}; layers are compiled", remedy)
+    if machine.torch.triton is None:
+        return note("kernels", "not used: there is no triton; see the finding about it", REINSTALL)
+    if old := sorted({gpu.name for gpu in used.values() if gpu.capability < LEAST_FOR_KERNELS}):
+        return note("kernels", f"may not run on {', '.join(old)}: made for 8.0 and up", "service.compile.kernels: off")
+    return ok("kernels", "the project's own run the model's layers")
+
+
 def allocator(machine: Machine) -> Finding:
     set_to = {name: value for name in ALLOCATOR_VARIABLES if (value := machine.environ.get(name))}
     found = " ".join(f"{name}={value}" for name, value in set_to.items())
-    if not any(re.search(r"backend\s*:\s*cudaMallocAsync", value) for value in set_to.values()):
-        return ok("allocator", found or "torch's own, as it is")
     compiling = machine.config.compile
     graphs = compiling.enabled and (compiling.cuda_graphs != "off" or compiling.mode != "default")
+    if machine.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") and graphs and machine.on_gpu:
+        found = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: CUDA graphs have no memory that stays theirs"
+        return problem("allocator", found, "unset PYTORCH_NO_CUDA_MEMORY_CACHING")
+    if not any(re.search(r"backend\s*:\s*cudaMallocAsync", value) for value in set_to.values()):
+        return ok("allocator", found or "torch's own, as it is")
     remedy = f"unset {' '.join(set_to)}; or set service.compile.cuda_graphs to off and its mode to default"
     if graphs and machine.on_gpu:
         found += "\nCUDA graphs cannot use it: `cudaMallocAsync does not support checkPoolLiveAllocations`"

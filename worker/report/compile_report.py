@@ -66,9 +66,11 @@ class Latency(Fact):
 
 
 class Memory(Fact):
-    """Bytes of a stretch of calls. kind: most that was allocated on the device, or growth of the resident process."""
+    """Bytes of a stretch of calls. kind: most that was allocated on the device, growth of the resident process, or what
+    CUDA graphs take.
+    """
 
-    kind: Literal["device peak", "resident growth"]
+    kind: Literal["device peak", "resident growth", "graph pool"]
     eager_bytes: int | None = None
     compiled_bytes: int | None = None
 
@@ -159,7 +161,11 @@ class Row(Fact):
 
 
 class Header(Fact):
-    """Where and how a report was made. what: the worker, model or module. cache: of kernels, in words."""
+    """Where and how a report was made.
+
+    what: the worker, model or module. cache: of kernels, in words. allocator: of the GPU's memory, with its settings.
+    memory: bytes by kind, as the report was made.
+    """
 
     what: str
     date: str
@@ -171,6 +177,8 @@ class Header(Fact):
     cuda: str | None = None
     settings: dict[str, Scalar] = {}
     cache: str | None = None
+    allocator: str | None = None
+    memory: dict[str, int] = {}
 
 
 class Live(Fact):
@@ -270,6 +278,9 @@ def _header_lines(header: Header) -> Iterable[str]:
     if header.settings:
         yield "settings: " + ", ".join(f"{key}={_plain(value)}" for key, value in header.settings.items())
     yield f"kernel cache: {(header.cache or DASH).removeprefix('compile cache: ')}"
+    if header.allocator:
+        sizes = ", ".join(f"{kind} {size / 1e9:.2f} GB" for kind, size in header.memory.items())
+        yield f"GPU memory: {sizes or DASH}; allocator {header.allocator}"
     yield "(ms: p50/p95/p99; late: compiled after warm-up; peak: eager/compiled; repeats: eager/compiled)"
 
 
@@ -316,6 +327,8 @@ def _count(n: int | None) -> str:
 def _megabytes(memory: Memory | None) -> str:
     if memory is None:
         return DASH
+    if memory.kind == "graph pool":
+        return f"{(memory.compiled_bytes or 0) / 1e6:.1f}"
     sizes = (memory.eager_bytes, memory.compiled_bytes)
     text = "/".join(DASH if size is None else f"{size / 1e6:.1f}" for size in sizes)
     return text if memory.kind == "device peak" else f"+{text}"  # a growth, not what there is

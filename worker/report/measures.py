@@ -22,6 +22,7 @@ from worker.report.compile_report import Equivalence, Header, Latency, Memory, R
 
 Call = Callable[[], Any]
 SEED = 20_240_607
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Single precision compiled against eager, as absolute errors; other kinds, and outputs far from one, as a share of the
 # norm.
 MOST_MAE, MOST_MAX = 1e-6, 1e-5
@@ -44,7 +45,24 @@ def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cach
         python=platform.python_version(),
         settings=dict(settings),
         cache=cache or _cache(),
+        allocator=allocator() if is_cuda else None,
+        memory=device_memory(device) if is_cuda else {},
     )
+
+
+def allocator() -> str:
+    """Which one torch takes GPU memory from, and how it was set."""
+    set_to = [f"{name}={value}" for name in ALLOCATOR_VARIABLES if (value := os.environ.get(name))]
+    return " ".join([torch.cuda.get_allocator_backend(), *set_to])
+
+
+def device_memory(device: torch.device) -> dict[str, int]:
+    """Bytes of this process on a GPU: in tensors, held by the allocator, and the most that tensors have had."""
+    return {
+        "allocated": torch.cuda.memory_allocated(device),
+        "reserved": torch.cuda.memory_reserved(device),
+        "peak": torch.cuda.max_memory_allocated(device),
+    }
 
 
 def _version(package: str) -> str | None:

@@ -17,7 +17,6 @@ from models.graphs import Bucket, Region, RegionTable
 from models.state import SlotState
 from models.token2wav.vocoder import Vocoder
 from worker.building import Parts
-from worker.compile_state import TargetPhase
 from worker.compile_targets import AIMS
 from worker.config import EngineConfig
 from worker.report import measures
@@ -228,7 +227,7 @@ def _is_compiled(region: Region, config: EngineConfig, tuned: Tuned | None, devi
         is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu))
         # Left whole, it may have parts that compile.
         is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu)))
-        if is_aimed and (state is None or state.phase is TargetPhase.COMPILED):
+        if is_aimed and (state is None or state.phase.is_as_asked):
             return True
     return False
 

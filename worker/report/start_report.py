@@ -10,10 +10,10 @@ from typing import Self
 import torch
 
 from worker.building import build
-from worker.compile_state import TargetPhase, TargetState
+from worker.compile_state import RegionState, TargetPhase, TargetState
 from worker.compile_targets import AIMS
 from worker.config import EngineConfig
-from worker.report.compile_report import CompileReport, Row
+from worker.report.compile_report import CompileReport, Memory, Row
 from worker.report.compile_watch import CompileWatch, Happened
 from worker.report.region_report import Buckets, header, region_report
 from worker.tuning import Progress, Tuned, tune
@@ -61,7 +61,7 @@ def start_report(
     happened: Mapping[str, Happened] | None = None,
     cache: str | None = None,
 ) -> CompileReport:
-    """A row for each target.
+    """A row for each target and, on a GPU, for the CUDA graphs of each region.
 
     Args:
         happened: what `TargetWatch` saw; None: breaks and recompiles are not known.
@@ -70,11 +70,12 @@ def start_report(
     rows = []
     for name, state in tuned.targets.items():
         seen = None if happened is None else happened.get(name, Happened())
-        was_tried = state.phase in (TargetPhase.COMPILED, TargetPhase.FELL_BACK)
+        was_tried = state.phase.is_as_asked or state.phase is TargetPhase.FELL_BACK
+        parts = AIMS[name].parts(device.type == "cuda", state.phase is TargetPhase.KERNELS)
         rows.append(
             Row(
                 name=name,
-                part=", ".join(AIMS[name].parts(device.type == "cuda")) or None,
+                part=", ".join(parts) or None,
                 graph_breaks=seen and seen.graph_breaks if was_tried else None,
                 recompiles=seen and seen.recompiles if was_tried else None,
                 skips=seen.skips if seen else [],
@@ -86,7 +87,24 @@ def start_report(
                 error=state.error if state.phase is TargetPhase.FELL_BACK else None,
             )
         )
+    if device.type == "cuda":
+        rows += [_region_row(state) for state in tuned.regions.values()]
     return CompileReport(header=header(config, device, cache), rows=rows)
+
+
+def _region_row(state: RegionState) -> Row:
+    """A region's CUDA graphs, or why it has none."""
+    if not state.n_graphs:
+        return Row(name=state.name, part=state.stage or None, cuda_graphs=f"no: {state.reason}")
+    again = f", {state.n_retried} at second try" if state.n_retried else ""
+    return Row(
+        name=state.name,
+        part=state.stage or None,
+        bucket={axis: "/".join(map(str, sizes)) for axis, sizes in state.sizes.items()},
+        cuda_graphs=f"{state.n_graphs} captured{again}",
+        compile_s=state.seconds,
+        memory=Memory(kind="graph pool", compiled_bytes=state.n_bytes),
+    )
 
 
 def _graphs(state: TargetState, config: EngineConfig, device: torch.device) -> str:

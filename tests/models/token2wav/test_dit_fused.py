@@ -85,17 +85,30 @@ def check(got: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @torch.no_grad()
 def test_fused_solve_is_the_plain_one(dtype: torch.dtype, head_dim: int, T: int, rules: FlowRules):
+    check_calls(make_flow(head_dim, dtype), rules, [3, 0, 4, 1, 2, 2 * N_SESSIONS], T, lengths(T))
+
+
+@pytest.mark.parametrize("slots", [[3], [0, 4], [1, 2 * N_SESSIONS, 3]], ids=len)
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@torch.no_grad()
+def test_few_rows_go_through_kernels_alone(dtype: torch.dtype, head_dim: int, slots: list[int]):
+    counts = [[20, 0, 20], [1, 0, 13], [2, 0, 20], [20, 0, 1]]
+    check_calls(make_flow(head_dim, dtype), FlowRules(), slots, 20, [row[: len(slots)] for row in counts])
+
+
+def check_calls(flow: Flow, rules: FlowRules, slots: list[int], T: int, lengths: list[list[int]]) -> None:
+    """Both ways through calls with these frames for each of `slots`, sessions or scratch."""
     from models.token2wav.dit_fused import FusedSolver
 
-    flow = make_flow(head_dim, dtype)
-    fused = FusedSolver(flow)
+    dtype, fused, n = flow.dtype, FusedSolver(flow), len(slots)
     plain_state, fused_state = (make_state(flow, rules) for _ in range(2))
     schedule, noise = flow.schedule(N_STEPS), noise_table(20, 0).cuda()
-    slots = torch.tensor([3, 0, 4, 1, 2, plain_state.scratch], device="cuda")
+    slots = torch.tensor(slots, device="cuda")
     others = torch.where(slots < N_SESSIONS, slots + N_SESSIONS, slots)
     generator = torch.Generator("cuda").manual_seed(7)
-    for number, counts in enumerate(lengths(T)):
-        mu = torch.randn(6, T, 20, device="cuda", generator=generator).to(dtype)
+    for number, counts in enumerate(lengths):
+        mu = torch.randn(n, T, 20, device="cuda", generator=generator).to(dtype)
         n_frames = torch.tensor(counts, device="cuda")
         width = SIZES.max_prompt + HISTORY_FRAMES + 4
         for state in (plain_state, fused_state):
@@ -104,8 +117,8 @@ def test_fused_solve_is_the_plain_one(dtype: torch.dtype, head_dim: int, T: int,
         got = fused(fused_state, schedule, noise, slots, mu, n_frames, width, targets=others)
         slots, others = others, slots
         assert got.dtype == torch.float32
-        for row, n in enumerate(counts):
-            check(got[row, :n], expected[row, :n], dtype, f"mel of row {row} in call {number}")
+        for row, count in enumerate(counts):
+            check(got[row, :count], expected[row, :count], dtype, f"mel of row {row} in call {number}")
         same_state(fused_state, plain_state, dtype, f"after call {number}")
 
 

@@ -220,6 +220,27 @@ def test_allocators_that_graphs_cannot_use(variable: str) -> None:
     check("allocator", machine(environ={variable: "expandable_segments:True"}), OK, "expandable_segments")
 
 
+def test_memory_without_caching_and_graphs() -> None:
+    environ = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    check("allocator", machine(settings(service=compiling()), environ), PROBLEM, "no memory that stays theirs", "unset")
+    check("allocator", machine(settings(service=compiling(cuda_graphs="off")), environ), OK)
+
+
+def test_why_kernels_are_not_used() -> None:
+    check("kernels", machine(settings(service=compiling())), OK, "run the model's layers")
+    for knobs in ({"kernels": "off"}, {"mode": "max-autotune"}, {"attention": "sdpa"}):
+        [(name, value)] = knobs.items()
+        made = machine(settings(service=compiling(**knobs)))
+        check("kernels", made, NOTE, f"service.compile.{name} is {value}", "layers are compiled")
+    made = machine(settings(service=compiling()), torch=replace(ON_GPU, triton=None))
+    check("kernels", made, NOTE, "there is no triton")
+    old = replace(ON_GPU, gpus=(replace(H200, name="NVIDIA T4", capability=(7, 5)),))
+    check(
+        "kernels", machine(settings(service=compiling()), torch=old), NOTE, "NVIDIA T4", "service.compile.kernels: off"
+    )
+    check("kernels", machine(settings(service=compiling()), torch=ON_CPU), OK, "no GPU")
+
+
 def test_variables_that_change_torch() -> None:
     off = {"TORCHDYNAMO_DISABLE": "1", "TORCH_LOGS": "recompiles"}
     check("environment", machine(environ=off), NOTE, "TORCHDYNAMO_DISABLE=1: nothing is compiled", "unset TORCH")

@@ -14,13 +14,13 @@ from tests.models.replayed import replay_on_cpu
 from tests.worker.engines import make_config, make_parts
 from worker.building import Parts
 from worker.compile_config import TARGETS, CompileConfig
-from worker.compile_state import TargetState
+from worker.compile_state import RegionState, TargetState
 from worker.config import EngineConfig
 from worker.report import measures
 from worker.report import region_report as region_module
 from worker.report import start_report as start_module
 from worker.report.compile_report import CompileReport, ReportError, Row
-from worker.report.region_report import MEASURED, region_report
+from worker.report.region_report import MEASURED, header, region_report
 from worker.report.start_report import TargetWatch, start_report, tuned_report
 from worker.tuning import tune
 
@@ -161,6 +161,28 @@ def test_a_start_is_told_without_measuring():
     assert row_of(unwatched, "llm.model").graph_breaks is None
 
 
+def test_graphs_of_regions_are_told_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """What was captured, at which sizes and at what cost, and why the rest was not: no problems, either of them."""
+    parts, config = make(CompileConfig(enabled=True, targets=("vpm",)))
+    tuned = tune(parts, config, backend="eager")
+    tuned.regions = {
+        "vision": RegionState("vision", "see", 8, {"slices": [1, 2], "patches": [64]}, 1.5, 3_000_000, n_retried=1),
+        "reset": RegionState("reset", reason="no unit calls it"),
+    }
+    monkeypatch.setattr(
+        start_module, "header", lambda config, device, cache: header(config, torch.device("cpu"), cache)
+    )
+    report = start_report(config, torch.device("cuda"), tuned)
+    vision, reset = row_of(report, "vision"), row_of(report, "reset")
+    assert (vision.part, vision.bucket) == ("see", {"slices": "1/2", "patches": "64"})
+    assert vision.cuda_graphs == "8 captured, 1 at second try" and vision.memory.compiled_bytes == 3_000_000
+    assert reset.cuda_graphs == "no: no unit calls it" and report.problems() == []
+    table = report.table()
+    assert "slices=1/2 patches=64" in table and "  3.0  " in table, table
+    on_cpu = start_report(config, torch.device("cpu"), tuned)
+    assert [row.name for row in on_cpu.rows] == list(TARGETS), "expected no rows of graphs where there are none"
+
+
 def test_a_target_that_fell_back_is_a_problem():
     def refuses(graph: Any, inputs: Any) -> Callable[..., Any]:
         raise RuntimeError("out of registers")
@@ -198,7 +220,7 @@ def test_what_is_compared_is_not_nothing():
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("cpu", {"flow", "hift", "unit_step"}), ("cuda", {"flow", "hift", "unit_step", "begin"})]
+    ("kind", "expected"), [("cpu", {"flow", "hift", "unit_step"}), ("cuda", {"flow", "hift", "unit_step"})]
 )
 def test_what_of_a_target_compiles_hangs_on_the_device(kind: str, expected: set[str]):
     parts, config = make(CompileConfig(enabled=True, targets=("llm.model", "token2wav.flow", "token2wav.hift")))

@@ -1,0 +1,282 @@
+"""An engine with random weights, started as a worker starts one: slots, compiling, warm-up, each with its seconds.
+
+The same seed on the same device gives every process the same weights. Knows what is built and in which order. Does not
+know what is measured on it afterwards.
+"""
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.compile_options import WAYS
+from benchmarks.timing import Ceilings, Clock
+from models.config import load_config, load_preprocessor_config
+from models.load import build_on_meta, load_model, weight_dtype
+from models.omni import OmniModel
+from models.random_weights import random_model
+from models.region_table import Shapes
+from models.token2wav import hift as hift_room
+from models.token2wav.flow import Flow
+from models.token2wav.hift import Hift
+from models.token2wav.load import FlowAndHift, load_flow_and_hift
+from models.token2wav.random_weights import random_parts
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.settings import FlowConfig
+from models.token2wav.voice import Voice
+from models.tokens import Tokenizer
+from models.weights import assign_weights
+from worker.building import Parts, assemble
+from worker.compile_cache import CompileCache, facts_of
+from worker.compile_state import CompileCounts, TargetPhase, Tuned
+from worker.compile_targets import SERVING
+from worker.config import EngineConfig, SessionConfig, WindowConfig
+from worker.engine import Engine
+from worker.head_start import start_compiler
+from worker.media import MediaError
+from worker.observer import Observer
+from worker.releasing import settle_heap
+from worker.toggles import wants_kernels
+from worker.tuning import count, tune
+from worker.warmup import WarmUpMedia, warm_up
+
+TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
+VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
+PROMPT_CODES = 75  # three seconds of a voice's prompt
+VOICES_S = 12.0  # room for prompts: all sessions have one voice
+WINDOW = WindowConfig()
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to build.
+
+    config: `tiny` or `real`. way: of `compile_options.WAYS`. slots: sessions at most. llm_len: context rows of a slot.
+    steps: Euler steps; None: the way's. dtype: as `EngineConfig`'s. unit_shapes: only the sizes that a unit of one
+    session with one picture meets, where many ways are compared. warms_up: hold the worker's conversation at the start.
+    session: further settings of sessions.
+    """
+
+    config: str = "tiny"
+    device: str = "cpu"
+    way: str = "ours"
+    slots: int = 1
+    llm_len: int = 4608
+    steps: int | None = None
+    dtype: str = "auto"
+    unit_shapes: bool = False
+    warms_up: bool = True
+    session: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_steps(self) -> int:
+        """Euler steps."""
+        return self.steps or WAYS[self.way].steps
+
+    def engine_config(self) -> EngineConfig:
+        window = min(WINDOW.high_tokens, self.llm_len // 2), min(WINDOW.low_tokens, self.llm_len // 3)
+        fits = self.llm_len >= WINDOW.high_tokens + 256
+        session = {
+            "force_listen_count": 0,
+            "seed": 1,
+            "window": WINDOW if fits else WindowConfig(high_tokens=window[0], low_tokens=window[1]),
+            **self.session,
+        }
+        return EngineConfig(
+            device=self.device,
+            dtype=self.dtype,
+            max_sessions=self.slots,
+            llm_len=self.llm_len,
+            voices_s=VOICES_S,
+            euler_steps=self.n_steps,
+            compile=WAYS[self.way].config(),
+            session=SessionConfig(**session),
+        )
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Those of the model and of the vocoder."""
+
+    model: OmniModel
+    flow: FlowAndHift
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Weights":
+        device = torch.device(spec.device)
+        dtype = _dtype(spec)
+        if spec.config == "tiny":
+            flow = load_flow_and_hift(TINY / "assets/token2wav", device=device, dtype=dtype, hift_dtype=dtype)
+            return cls(load_model(TINY, device=device, dtype=dtype), flow)
+        flow = random_parts(device=device, dtype=dtype, hift_dtype=dtype)
+        return cls(random_model(load_config(REAL), device=device, dtype=dtype), flow)
+
+    def wide(self) -> "Weights":
+        """The same numbers in float32, in modules that share nothing with these."""
+        wide, model, device = torch.float32, self.model, self.model.device
+        tensors = {name: _copy(t, weight_dtype(name, wide)) for name, t in model.state_dict().items()}
+        twin = assign_weights(build_on_meta(model.config), tensors, device, wide)
+        flow, hift = self.flow.flow, self.flow.hift
+        with torch.device("meta"):
+            copies = Flow(flow.config), Hift(hift.config)
+        flows = {name: _copy(t, wide) for name, t in flow.state_dict().items()}
+        hifts = {name: _copy(t, hift_room.weight_dtype(name, wide)) for name, t in hift.state_dict().items()}
+        sound = FlowAndHift(
+            assign_weights(copies[0], flows, device, wide), assign_weights(copies[1], hifts, device, wide)
+        )
+        return Weights(twin, sound)
+
+    def parts(self, spec: Spec, config: EngineConfig) -> Parts:
+        """Slots around them."""
+        shapes = vocoder_shapes = None
+        if spec.unit_shapes:
+            # As the worker has them: kernels read what is valid, compiled layers all of a size.
+            lengths = {"kv": (8192,), "speech_kv": (4096,)}
+            if not wants_kernels(config.compile, self.model.device):
+                lengths = {"kv": (2048, 8192), "speech_kv": (512, 4096)}
+            one = (spec.slots,)
+            shapes = Shapes(batch=one, slices=one, patches=(1088,), spoken=(24,), tokens=(24,), **lengths)
+            vocoder_shapes = VocoderShapes(batch=one, columns=(512,))
+        tokenizer, pictures = Tokenizer.load(TINY), load_preprocessor_config(TINY)
+        return assemble(
+            self.model, tokenizer, pictures, self.flow, config, shapes=shapes, vocoder_shapes=vocoder_shapes
+        )
+
+
+@dataclass
+class Running:
+    """An engine that serves. start: seconds of each phase and what compiling came to; its `total_s` leaves the weights
+    out. counts: when it was ready.
+    """
+
+    spec: Spec
+    parts: Parts
+    engine: Engine
+    voice: Voice
+    start: dict[str, Any]
+    counts: CompileCounts
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts.model.device
+
+    def late(self) -> dict[str, int]:
+        """What compiling has added since the engine was ready."""
+        return asdict(count(self.parts).since(self.counts))
+
+    def settle(self) -> None:
+        """Until all that was asked of the engine is done, closing of units included."""
+        self.engine.submit(lambda: None).result()
+
+
+def measure_ceilings(spec: Spec) -> Ceilings:
+    """What the device copies and multiplies in a second, in the type of the spec."""
+    return Clock(torch.device(spec.device)).ceilings(_dtype(spec))
+
+
+def start(
+    spec: Spec, launched: float, cache: Path, *, observer: Observer | None = None, weights: Weights | None = None
+) -> Running:
+    """Build and start an engine.
+
+    Args:
+        launched: `time.time()` when the process began. cache: where torch was told to keep kernels. weights: None:
+            made here.
+    """
+    config = spec.engine_config()
+    seconds = {"process": time.time() - launched}
+    begun = time.perf_counter()
+
+    def lap(phase: str) -> None:
+        nonlocal begun
+        if spec.device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        seconds[phase], begun = now - begun, now
+
+    if config.compile.enabled:
+        start_compiler()  # as a worker does, before it loads weights
+    lap("head_start")
+    weights = weights or Weights.of(spec)
+    lap("weights")
+    parts = weights.parts(spec, config)
+    lap("slots")
+    engine = Engine(parts, config, observer=observer)
+    engine.start()
+    tuned = engine.submit(_tuned, parts, config, cache).result()
+    lap("compile")
+    voice = make_voice(parts.vocoder.parts.flow.config)
+    note = _warm_up(engine, voice) if spec.warms_up else "left out"
+    lap("warm_up")
+    facts = {
+        "seconds": seconds,
+        "total_s": sum(seconds.values()) - seconds["weights"],
+        "max_sessions": parts.n_slots,
+        "n_graphs": tuned.n_graphs,
+        "hits": tuned.hits,
+        "misses": tuned.misses,
+        "regions_s": tuned.seconds,
+        "targets": {
+            name: {"phase": str(state.phase), "seconds": state.seconds, "error": state.error}
+            for name, state in tuned.targets.items()
+        },
+        "fell_back": [name for name, state in tuned.targets.items() if state.phase is TargetPhase.FELL_BACK],
+        "toggles": tuned.toggles,
+        "notes": [*tuned.notes, *([f"warm-up: {note}"] if note else [])],
+        "counts": asdict(count(parts)),
+        "not_captured": _not_captured(parts) if tuned.n_graphs else [],
+        "compile_config": config.compile.model_dump(mode="json"),
+        "n_weights": sum(p.numel() for p in parts.model.parameters()),
+        "slot_bytes": parts.duplex.state.nbytes(),
+        "vocoder_slot_bytes": parts.vocoder.n_bytes,
+        "peak_memory": report.peak_memory(parts.model.device),
+    }
+    return Running(spec, parts, engine, voice, facts, count(parts))
+
+
+def make_voice(config: FlowConfig, seed: int = 0) -> Voice:
+    """Nobody's."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, config.vocab_size, (PROMPT_CODES,), generator=generator)
+    mel = torch.randn(2 * PROMPT_CODES, config.n_mels, generator=generator)
+    return Voice(codes, mel, torch.randn(config.speaker_dim, generator=generator))
+
+
+def _tuned(parts: Parts, config: EngineConfig, folder: Path) -> Tuned:
+    if not config.compile.enabled:
+        return tune(parts, config)
+    begun = time.perf_counter()
+    cache = CompileCache.open(folder, facts_of(parts, config.compile))
+    tuned = tune(parts, config)
+    settle_heap()
+    cache.record(tuned.hits, tuned.misses, time.perf_counter() - begun)
+    return tuned
+
+
+def _warm_up(engine: Engine, voice: Voice) -> str:
+    """The worker's own conversation. Returns: why it was not held, if it was not."""
+    sound = next(iter(sorted(REF_AUDIO.glob("*.wav"))), None)
+    try:
+        warm_up(engine, WarmUpMedia(VIDEO, sound), voice=lambda _: voice)
+    except MediaError as error:
+        return str(error)
+    return ""
+
+
+def _not_captured(parts: Parts) -> list[str]:
+    """Regions that units call and that have no CUDA graph."""
+    tables = (parts.duplex.runner.regions, parts.vocoder.regions)
+    return [name for name in SERVING for table in tables if name in table.table and name not in table.captured]
+
+
+def _dtype(spec: Spec) -> torch.dtype:
+    if spec.dtype == "auto":
+        return torch.bfloat16 if spec.device == "cuda" else torch.float32
+    return getattr(torch, spec.dtype)
+
+
+def _copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.detach().to(dtype, copy=True)

@@ -1,0 +1,267 @@
+"""Triton attention over keys and values where they lie: slots of a cache, or the fresh keys of an encoder.
+
+Knows slots, rows and tiles. Does not know what the rows mean, nor who wrote them. Import only where Triton is.
+
+Query heads that share keys are rows of one tile: row m of a batch row is query m // G of head m % G in the group. A
+context is cut into parts of a fixed number of rows, each a program of its own, and a second kernel joins them. Where
+the cuts lie depends neither on the batch nor on the cache's bucket, so neighbours change no bit of a session.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+JOINED_AT_ONCE = 16  # parts that one tile of the joining kernel holds
+LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, because inf - inf is NaN
+
+
+class Tiles(NamedTuple):
+    """How one launch is laid out."""
+
+    queries: int  # rows of queries in a tile, at least 16
+    keys: int  # rows of keys in a tile, at least 16
+    part: int  # rows of keys for one program, a multiple of `keys`; 0 = all
+    warps: int
+    stages: int
+
+
+def attention_tiles(n_rows: int, n_bytes: int) -> Tiles:
+    """The layout for `n_rows` rows of queries (T times the heads of a group) and keys of `n_bytes` a number.
+
+    It goes by what is the same for every session: a layout chosen by batch or context would change a session's bits
+    with its neighbours. Measured on one H200 at the released sizes.
+    """
+    if n_bytes > 2:
+        return Tiles(16, 32, 128 if n_rows <= 128 else 1024, 8, 2)
+    if n_rows <= 32:
+        return Tiles(16, 64, 256, 4, 3)
+    if n_rows <= 128:
+        return Tiles(64, 64, 256, 4, 3)
+    if n_rows <= 1024:
+        return Tiles(64, 64, 512, 4, 3)
+    return Tiles(64, 64, 0, 4, 3)
+
+
+@triton.jit
+def _attend_block(
+    q, q_tail, acc, acc_tail, top, total, keys, values, start, end, newest,
+    K_ROW: tl.constexpr, V_ROW: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
+    FACTOR: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys from `start` on, none at or beyond `end`. WHOLE: each query sees all of them."""
+    row = start + tl.arange(0, BN)
+    within = (row < end)[:, None]
+    k_rows = keys + row.to(tl.int64)[:, None] * K_ROW
+    v_rows = values + row.to(tl.int64)[:, None] * V_ROW
+    d = tl.arange(0, MAIN)[None, :]
+    inside = within & (d < D) if MAIN > D else within
+    k = tl.load(k_rows + d, mask=inside, other=0.0)
+    v = tl.load(v_rows + d, mask=inside, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if TAIL > 0:
+        d_tail = MAIN + tl.arange(0, TAIL)[None, :]
+        inside_tail = within & (d_tail < D) if MAIN + TAIL > D else within
+        k_tail = tl.load(k_rows + d_tail, mask=inside_tail, other=0.0)
+        v_tail = tl.load(v_rows + d_tail, mask=inside_tail, other=0.0)
+        scores = tl.dot(q_tail, tl.trans(k_tail), scores, input_precision=PRECISION)
+    scores *= FACTOR
+    if not WHOLE:
+        scores = tl.where(row[None, :] <= newest[:, None], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weights, 1)
+    weights = weights.to(v.dtype)
+    acc = tl.dot(weights, v, acc * shrink[:, None], input_precision=PRECISION)
+    if TAIL > 0:
+        acc_tail = tl.dot(weights, v_tail, acc_tail * shrink[:, None], input_precision=PRECISION)
+    return acc, acc_tail, new_top, total
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_tiles", "n_parts", "most", "last_batch"])
+def _attend_kernel(
+    q, k, v, slots, first, last, out, sums, weighed, n_rows, n_tiles, n_parts, most,
+    q_batch, k_slot, v_slot, last_batch,
+    LAST_ROW: tl.constexpr, Q_ROW: tl.constexpr, Q_HEAD: tl.constexpr, K_HEAD: tl.constexpr, K_ROW: tl.constexpr,
+    V_HEAD: tl.constexpr, V_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, FACTOR: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr,
+    SLOTS: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    tile, part = tl.program_id(0) % n_tiles, tl.program_id(0) // n_tiles
+    b, head = tl.program_id(1) // KV, tl.program_id(1) % KV
+    m = tile * BM + tl.arange(0, BM)
+    t, g = m // G, m % G
+    asked = m < n_rows
+    newest = tl.load(last + b * last_batch + t * LAST_ROW, mask=asked, other=-1)
+    newest = tl.minimum(newest, most - 1).to(tl.int32)
+    start = tl.maximum(tl.load(first + b), 0).to(tl.int32) if FIRST else 0
+    end = tl.max(newest, 0) + 1
+    if PART > 0:
+        start = tl.maximum(start, part * PART)
+        end = tl.minimum(end, part * PART + PART)
+        if start >= end:
+            return
+    newest = tl.minimum(newest, end - 1)
+
+    slot = tl.load(slots + b) if SLOTS else b.to(tl.int64)
+    keys = k + slot * k_slot + head * K_HEAD
+    values = v + slot * v_slot + head * V_HEAD
+    q_rows = q + b.to(tl.int64) * q_batch + (t * Q_ROW + (head * G + g) * Q_HEAD)[:, None]
+    d = tl.arange(0, MAIN)[None, :]
+    inside = asked[:, None] & (d < D)
+    queries = tl.load(q_rows + d, mask=inside, other=0.0)
+    acc = tl.zeros((BM, MAIN), tl.float32)
+    top = tl.full((BM,), LOWEST, tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    q_tail, acc_tail = queries, acc
+    if TAIL > 0:
+        d_tail = MAIN + tl.arange(0, TAIL)[None, :]
+        inside_tail = asked[:, None] & (d_tail < D)
+        q_tail = tl.load(q_rows + d_tail, mask=inside_tail, other=0.0)
+        acc_tail = tl.zeros((BM, TAIL), tl.float32)
+
+    masked = start
+    if BM > 16:
+        all_see = tl.min(tl.where(asked, newest + 1, end), 0)
+        masked += tl.maximum(all_see - start, 0) // BN * BN
+        for at in range(start, masked, BN):
+            acc, acc_tail, top, total = _attend_block(
+                queries, q_tail, acc, acc_tail, top, total, keys, values, at, end, newest,
+                K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, True, PRECISION,
+            )  # fmt: skip
+    for at in range(masked, end, BN):
+        acc, acc_tail, top, total = _attend_block(
+            queries, q_tail, acc, acc_tail, top, total, keys, values, at, end, newest,
+            K_ROW, V_ROW, D, MAIN, TAIL, FACTOR, BN, False, PRECISION,
+        )  # fmt: skip
+
+    if PART > 0:
+        place = (tl.program_id(1).to(tl.int64) * n_parts + part) * n_rows + m
+        tl.store(weighed + place * 2, top, mask=asked)
+        tl.store(weighed + place * 2 + 1, total, mask=asked)
+        to = sums + place[:, None] * D
+    else:
+        # A query that sees nothing stays zero.
+        divisor = tl.where(total == 0.0, 1.0, total)[:, None]
+        acc /= divisor
+        acc_tail /= divisor
+        to = out + b.to(tl.int64) * n_rows * KV * D + (t * KV * G * D + (head * G + g) * D)[:, None]
+    tl.store(to + d, acc.to(to.dtype.element_ty), mask=inside)
+    if TAIL > 0:
+        tl.store(to + d_tail, acc_tail.to(to.dtype.element_ty), mask=inside_tail)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_parts", "most", "last_batch"])
+def _join_kernel(
+    sums, weighed, first, last, out, n_rows, n_parts, most, last_batch,
+    LAST_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr,
+    BLOCK: tl.constexpr, BP: tl.constexpr, TILES: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One query of one head: its parts, oldest first."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+    b, t, h = tl.program_id(1), tl.program_id(0) // (KV * G), tl.program_id(0) % (KV * G)
+    newest = tl.minimum(tl.load(last + b * last_batch + t * LAST_ROW), most - 1).to(tl.int32)
+    oldest = tl.maximum(tl.load(first + b), 0).to(tl.int32) if FIRST else 0
+    begin = oldest // PART
+    end = tl.where(newest >= oldest, newest // PART + 1, 0)
+    places = (b * KV + h // G).to(tl.int64) * n_parts * n_rows + t * G + h % G
+    d = tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    top = tl.full((), LOWEST, tl.float32)
+    total = tl.zeros((), tl.float32)
+    # However many there are, so that those of all tiles are fetched at once; what is not there changes no bit.
+    for i in range(0, TILES):
+        part = begin + i * BP + tl.arange(0, BP)
+        there = part < end
+        place = places + part.to(tl.int64) * n_rows
+        part_top = tl.load(weighed + place * 2, mask=there, other=LOWEST)
+        part_total = tl.load(weighed + place * 2 + 1, mask=there, other=0.0)
+        inside = there[:, None] & (d < D)[None, :]
+        part_acc = tl.load(sums + place[:, None] * D + d[None, :], mask=inside, other=0.0)
+        new_top = tl.maximum(top, tl.max(part_top, 0))
+        weights = tl.exp2(part_top - new_top)
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(part_total * weights, 0)
+        acc = acc * shrink + tl.sum(part_acc * weights[:, None], 0)
+        top = new_top
+    acc /= tl.where(total == 0.0, 1.0, total)
+    at = (b.to(tl.int64) * (n_rows // G) + t) * KV * G * D + h * D
+    tl.store(out + at + d, acc.to(out.dtype.element_ty), mask=d < D)
+
+
+@cache
+def _launches_ahead(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it ends, and wait for it on the device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _widths(D: int) -> tuple[int, int]:
+    """Tiles, powers of two and at least 16 wide, that hold D columns: the second is 0 where one will do."""
+    main = max(16, 1 << (D.bit_length() - 1))
+    return main, max(16, triton.next_power_of_2(D - main)) if main < D else 0
+
+
+def slot_attention(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None, first: Tensor | None, last: Tensor, *, most: int
+) -> Tensor:
+    """Scaled dot-product attention to a run of rows, read in place; softmax in float32.
+
+    Args:
+        q: [B, T, H, D]. k, v: [S, KV, L, D] with H a multiple of KV, q's dtype. All with contiguous last dimension and
+            any other strides; of `k` and `v` only rows that some query of a batch row sees are read, and these must be
+            finite.
+        slots: [B] int64 contiguous, index into the first dimension of `k` and `v`; None = row b reads b.
+        first: [B] int64 contiguous, oldest row that is seen; None or negative = from the start.
+        last: [B] for all queries of a batch row, or [B, T], int64: newest row that is seen.
+        most: at least every `last` + 1 and at most L; static. It sizes the launch and changes no bit of the result.
+    Returns: [B, T, H * D] contiguous; zeros where a query sees nothing.
+    """
+    tiles = attention_tiles(q.shape[1] * q.shape[2] // k.shape[1], k.element_size())
+    return attend_tiled(q, k, v, slots, first, last, most, tiles)
+
+
+def attend_tiled(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None, first: Tensor | None, last: Tensor, most: int, tiles: Tiles
+) -> Tensor:
+    """`slot_attention` in a given layout."""
+    (B, T, H, D), KV = q.shape, k.shape[1]
+    assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "q, k, v: expected a contiguous last dimension"
+    assert most <= k.shape[2], f"most: expected at most {k.shape[2]} rows, got {most}"
+    n_rows = T * H // KV
+    n_tiles, n_parts = triton.cdiv(n_rows, tiles.queries), triton.cdiv(most, tiles.part) if tiles.part else 1
+    split = n_parts > 1
+    out = q.new_empty((B, T, H * D))
+    sums, weighed = out, out
+    if split:
+        sums = q.new_empty((B * KV, n_parts, n_rows, D), dtype=torch.float32)
+        weighed = q.new_empty((B * KV, n_parts, n_rows, 2), dtype=torch.float32)
+    ahead, last_row = _launches_ahead(q.device), last.stride(1) if last.dim() > 1 else 0
+    main, tail = _widths(D)
+    wide = torch.backends.cuda.matmul.allow_tf32 or k.dtype != torch.float32
+    _attend_kernel[(n_tiles * n_parts, B * KV)](
+        q, k, v, slots, first, last, out, sums, weighed, n_rows, n_tiles, n_parts, most,
+        q.stride(0), k.stride(0), v.stride(0), last.stride(0),
+        LAST_ROW=last_row, Q_ROW=q.stride(1), Q_HEAD=q.stride(2), K_HEAD=k.stride(1), K_ROW=k.stride(2),
+        V_HEAD=v.stride(1), V_ROW=v.stride(2), KV=KV, G=H // KV, D=D, MAIN=main, TAIL=tail,
+        FACTOR=D**-0.5 * math.log2(math.e), BM=tiles.queries, BN=tiles.keys,
+        PART=tiles.part if split else 0, SLOTS=slots is not None, FIRST=first is not None, AHEAD=ahead,
+        PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=ahead,
+    )  # fmt: skip
+    if split:
+        _join_kernel[(T * H, B)](
+            sums, weighed, first, last, out, n_rows, n_parts, most, last.stride(0),
+            LAST_ROW=last_row, KV=KV, G=H // KV, D=D, PART=tiles.part,
+            BLOCK=triton.next_power_of_2(D), BP=JOINED_AT_ONCE, TILES=triton.cdiv(n_parts, JOINED_AT_ONCE),
+            FIRST=first is not None, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,132 @@
+"""One kernel that draws a speech code for each slot: penalties, top-p, top-k, random number, draw, bookkeeping.
+
+Computes what `models.speech.draw_codes` computes; the exponential may differ in its last bit. Knows pointers and one
+row of logits a program. Does not know the model. Import only where Triton is.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.code_sampling import PENALTY_WINDOW
+from models.rng import N_STREAMS, STREAM_CODE, WEIGHT_ONE
+from models.speech import CODES_PER_CALL, SpeechState
+
+WARPS = 16
+ID_BITS = 16  # of a sort key; no vocabulary of codes is larger
+N_ROUNDS = 10
+
+
+@triton.jit
+def _uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr):
+    """As `models.rng.uniform`, for one number."""
+    low, high, key = (draw * N + STREAM) & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
+    for n in tl.static_range(ROUNDS):
+        product_low = 0xD256D193 * (low & 0xFFFF)
+        product_high = 0xD256D193 * (low >> 16)
+        upper = (product_high + (product_low >> 16)) >> 16
+        lower = (product_low + ((product_high & 0xFFFF) << 16)) & 0xFFFFFFFF
+        round_key = (key + n * 0x9E3779B9) & 0xFFFFFFFF
+        low, high = upper ^ round_key ^ high, lower
+    return ((low << 21) | (high >> 11)).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+
+
+@triton.jit
+def _weights(scores, peak, ONE: tl.constexpr):
+    """As `models.rng.fixed_point_weights`, for one row whose peak is finite."""
+    return (tl.exp(scores - peak) * ONE).to(tl.int64)
+
+
+@triton.jit
+def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
+    """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so one key bounds it."""
+    bits = scores.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    # Best first; of equal ones the lower id.
+    key = (ordered << BITS) | ((1 << BITS) - 1 - column)
+    key = tl.where(inside, key, -(1 << 62))
+    best = tl.sort(key, descending=True)
+    high = (best >> BITS).to(tl.int32)
+    values = tl.where(high < 0, high ^ 0x7FFFFFFF, high).to(tl.float32, bitcast=True)
+    values = tl.where(best == -(1 << 62), float("-inf"), values)
+    weights = _weights(values, tl.max(values, 0), ONE)
+    total = tl.sum(weights, 0)
+    here_down = total - (tl.cumsum(weights, 0) - weights)
+    allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
+    kept = (here_down > tl.where(top_p >= 1.0, -1, allowed_tail)) | (column < min_keep)
+    place = tl.maximum(tl.maximum(top_k, min_keep), 1) - 1
+    last = tl.min(tl.where(column <= place, values, float("inf")), 0)
+    kept &= values >= tl.where(top_k == 0, float("-inf"), last)
+    return key >= tl.min(tl.where(kept & (best != -(1 << 62)), best, (1 << 62)), 0)
+
+
+@triton.jit
+def _draw_kernel(
+    logits, slots, active, history, count, step, min_codes, seed, draws, eos_id, greedy, temperature, penalty, top_p,
+    top_k, min_keep, codes, newest, limit, done, bad, drawn, V,
+    WINDOW: tl.constexpr, MOST: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr,
+    ONE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    is_active = tl.load(active + row) != 0
+    column = tl.arange(0, BLOCK)
+    inside = column < V
+    given = tl.load(logits + row.to(tl.int64) * V + column, mask=inside, other=float("-inf"))
+    n_held, n_step = tl.load(count + slot), tl.load(step + slot)
+    end = tl.load(eos_id + slot)
+    p, k, least = tl.load(top_p + slot), tl.load(top_k + slot), tl.load(min_keep + slot)
+
+    scores = given / tl.load(temperature + slot)
+    factor, rate = tl.full((BLOCK,), 1.0, tl.float32), tl.load(penalty + slot)
+    for i in tl.static_range(WINDOW):
+        recent = tl.load(history + slot * WINDOW + i)
+        factor = tl.where((column == recent) & (i < n_held), factor * rate, factor)
+    scores = tl.where(scores < 0, scores * factor, scores / factor)
+
+    kept = inside
+    if (n_held > 0) & ((p < 1.0) | (k != 0)):
+        kept &= _kept_from(scores, column, inside, p, k, least, ONE, BITS)
+    too_early = n_step < tl.load(min_codes + slot)
+    scores = tl.where(kept & ~((column == end) & too_early), scores, float("-inf"))
+
+    highest, peak = tl.max(given, 0), tl.max(scores, 0)
+    is_number = tl.sum((given != given).to(tl.int32), 0) == 0
+    usable = is_number & (tl.abs(highest) < float("inf")) & (tl.abs(peak) < float("inf"))
+    weights = tl.where(usable, _weights(scores, tl.where(usable, peak, 0.0), ONE), 0)
+    total = tl.sum(weights, 0)
+    number = _uniform(tl.load(seed + slot), tl.load(draws + slot), STREAMS, STREAM, ROUNDS)
+    target = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
+    below = tl.sum(((tl.cumsum(weights, 0) <= target) & inside).to(tl.int64), 0)
+    best = tl.min(tl.where(scores == peak, column, BLOCK), 0).to(tl.int64)
+    counts = is_active & usable
+    code = tl.where(counts, tl.where(tl.load(greedy + slot) != 0, best, below), end)
+    tl.store(drawn + row, code)
+
+    remembered = counts & (code != end)
+    tl.store(history + slot * WINDOW + n_held % WINDOW, code, mask=remembered)
+    tl.store(count + slot, n_held + 1, mask=remembered)
+    tl.store(step + slot, n_step + 1, mask=counts)
+    tl.store(draws + slot, tl.load(draws + slot) + 1, mask=counts)
+    tl.store(codes + slot * MOST + tl.minimum(n_step, MOST - 1), code, mask=counts)
+    tl.store(newest + slot, code, mask=counts)
+    tl.store(bad + slot, 1, mask=is_active & ~usable)
+    over = ~usable | (code == end) | (n_step + 1 >= tl.load(limit + slot))
+    tl.store(done + slot, over.to(tl.int8), mask=is_active)
+
+
+def draw_codes(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
+    """Shapes and effects as `models.speech.draw_codes`."""
+    sampler, (B, V) = state.sampler, logits.shape
+    drawn = torch.empty_like(slots)
+    flags = (tensor.view(torch.int8) for tensor in (active, sampler.greedy, state.done, state.bad))
+    is_active, greedy, done, bad = flags
+    _draw_kernel[(B,)](
+        logits, slots, is_active, sampler.history, sampler.count, sampler.step, sampler.min_codes, sampler.seed,
+        sampler.draws, sampler.eos_id, greedy, sampler.temperature, sampler.repetition_penalty, sampler.top_p,
+        sampler.top_k, sampler.min_keep, state.codes, state.newest, state.limit, done, bad, drawn, V,
+        WINDOW=PENALTY_WINDOW, MOST=CODES_PER_CALL, STREAMS=N_STREAMS, STREAM=STREAM_CODE, ROUNDS=N_ROUNDS,
+        ONE=float(WEIGHT_ONE), BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
+    )  # fmt: skip
+    return drawn

@@ -1,0 +1,250 @@
+"""Triton kernels between a transformer layer's matrix products: adding, norms, gating, rows into a slot cache.
+
+Knows pointers, rows and heads; rounds where the modules of `models.layers` round. Does not know layers or weights
+beyond a norm's. Import only where Triton is.
+
+A product may come as partial sums: [P, ...] float32 with one dimension more than the product has, added up in order
+and rounded to the model's dtype as the product itself would have been.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SILU_BLOCK = 1024  # columns of one program
+FEW_PROGRAMS = 1024  # of kernels as small as these
+
+
+@cache
+def _may_overlap(index: int) -> bool:
+    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]:
+    """Launch arguments of a kernel that takes PDL, for programmatic dependent launch where the device has it.
+
+    n_programs: above FEW_PROGRAMS they would sit where the kernel before still works, and there is none.
+    Such a kernel is started while the one before it still runs. It must let `tl.extra.cuda.gdc_wait` return in every
+    program before it touches anything but weights: what comes after it counts on all before it being over.
+    """
+    if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _may_overlap(device.index):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+@triton.jit
+def _added_up(source, part_stride, inside, dtype: tl.constexpr, PARTS: tl.constexpr):
+    total = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(source + part * part_stride, mask=inside, other=0.0)
+    return total.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _add_norm_kernel(
+    x, added, weight, bias, stream, normed, x_stride, added_stride, part_stride, W, eps,
+    PARTS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < W
+    dtype: tl.constexpr = normed.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        value += _added_up(added + row * added_stride + columns, part_stride, inside, dtype, PARTS)
+        rounded = value.to(dtype)
+        tl.store(stream + row * W + columns, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    if CENTRED:
+        value = tl.where(inside, value - tl.sum(value, 0) / W, 0.0)
+        value = value * tl.rsqrt(tl.sum(value * value, 0) / W + eps) * gain + shift
+    else:
+        value = (value * tl.rsqrt(tl.sum(value * value, 0) / W + eps)).to(dtype).to(tl.float32) * gain
+    tl.store(normed + row * W + columns, value.to(dtype), mask=inside)
+
+
+def _add_norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    W = x.shape[-1]
+    rows = x.reshape(-1, W)
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    stream, parts, n_parts = x, rows, 0
+    if added is not None:
+        n_parts = 1 if added.dim() == x.dim() else len(added)
+        parts = added.reshape(n_parts, -1, W)
+        assert parts.shape[1] == len(rows), f"added: expected [P, *{list(x.shape)}], got {list(added.shape)}"
+        stream = torch.empty_like(normed)
+    if not len(rows):
+        return stream, normed
+    _add_norm_kernel[(len(rows),)](
+        rows, parts, weight, weight if bias is None else bias, stream, normed,
+        rows.stride(0), parts.stride(-2), parts.stride(0), W, eps,
+        PARTS=n_parts, CENTRED=bias is not None, BLOCK=triton.next_power_of_2(W),
+        num_warps=8 if W > 2048 else 4, **launch_options(x.device),
+    )  # fmt: skip
+    return stream, normed
+
+
+def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The stream with a layer's output added, and its norm as `models.layers.RMSNorm` has it.
+
+    Args: x: [..., W]. added: [..., W], or partial sums of it, or None. weight: [W].
+    Returns: x + added (x itself if there is nothing to add) and the norm of that, both [..., W] in x's dtype.
+    """
+    return _add_norm(x, added, weight, None, eps)
+
+
+def add_layer_norm(x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `add_rms_norm`, for `nn.LayerNorm` over the last dimension; bias: [W]."""
+    return _add_norm(x, added, weight, bias, eps)
+
+
+@triton.jit
+def _qkv_rows_kernel(
+    qkv, q_weight, k_weight, cos, sin, row_slots, row_index, k_cache, v_cache, q,
+    qkv_stride, part_stride, slot_stride, head_stride, row_stride, H, KV, eps,
+    HALF: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One head of one row; heads are those of q, then k, then v."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, HALF)
+    inside = d < HALF
+    dtype: tl.constexpr = k_cache.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    source = qkv + row * qkv_stride + head * 2 * HALF + d
+    left = _added_up(source, part_stride, inside, dtype, PARTS)
+    right = _added_up(source + HALF, part_stride, inside, dtype, PARTS)
+    if head < H + KV:
+        if NORM:
+            gain = k_weight
+            if head < H:
+                gain = q_weight
+            scale = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / (2 * HALF) + eps)
+            left = (left * scale).to(dtype).to(tl.float32) * tl.load(gain + d).to(tl.float32)
+            right = (right * scale).to(dtype).to(tl.float32) * tl.load(gain + HALF + d).to(tl.float32)
+            left, right = left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
+        c, s = tl.load(cos + row * HALF + d), tl.load(sin + row * HALF + d)
+        left, right = left * c - right * s, right * c + left * s
+    target = q + (row * H + head) * 2 * HALF
+    if head >= H:
+        target = k_cache + (head - H).to(tl.int64) * head_stride
+        if head >= H + KV:
+            target = v_cache + (head - H - KV).to(tl.int64) * head_stride
+        target += tl.load(row_slots + row) * slot_stride + tl.load(row_index + row) * row_stride
+    tl.store(target + d, left.to(dtype))
+    tl.store(target + HALF + d, right.to(dtype))
+
+
+@triton.jit
+def _kv_rows_kernel(
+    qkv, row_slots, row_index, k_cache, v_cache, qkv_stride, slot_stride, head_stride, row_stride, k_column, width,
+    D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of one row, as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    place = tl.load(row_slots + row) * slot_stride + tl.load(row_index + row) * row_stride
+    place += (column // D).to(tl.int64) * head_stride + column % D
+    source = qkv + row * qkv_stride + k_column + column
+    tl.store(k_cache + place, tl.load(source, mask=inside), mask=inside)
+    tl.store(v_cache + place, tl.load(source + width, mask=inside), mask=inside)
+
+
+def qkv_rows(
+    qkv: Tensor,
+    heads: int,
+    kv_heads: int,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    row_slots: Tensor,
+    row_index: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """From a fused product to queries, keys and values: norms, rotary turn, new rows into a slot cache in place.
+
+    Args:
+        qkv: [B, T, (heads + 2 kv_heads) * D] in the caches' dtype, or partial sums of it; D a power of two.
+        q_weight, k_weight: [D] of the per-head norms with `eps`; both None = no norm.
+        cos, sin: [B, T, D / 2] float32 as `models.rotary.rotary_angles` gives them; both None = no turn, and then
+            there are no norms nor partial sums either.
+        row_slots, row_index: [B, T] int64 as in `CacheView`. Rows of padding share a place; which stays is open.
+        k_cache, v_cache: [S, kv_heads, L, D] of the same strides, rows contiguous.
+    Returns: queries [B, T, heads, D]; without a turn a view of qkv.
+    """
+    D = k_cache.shape[-1]
+    B, T, width = qkv.shape[-3:]
+    parts = qkv.reshape(len(qkv) if qkv.dim() == 4 else 1, B * T, width)
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(-1) == 1, "caches: expected the same strides"
+    assert width == (heads + 2 * kv_heads) * D, f"qkv: expected {heads} + 2 * {kv_heads} heads of {D}, got {width}"
+    if cos is None:
+        assert q_weight is None and k_weight is None and qkv.dim() == 3, "norms and partial sums come with a turn"
+        if B * T:
+            _kv_rows_kernel[(B * T,)](
+                parts, row_slots.contiguous(), row_index.contiguous(), k_cache, v_cache,
+                parts.stride(1), *k_cache.stride()[:3], heads * D, kv_heads * D,
+                D=D, BLOCK=triton.next_power_of_2(kv_heads * D), num_warps=4, **launch_options(qkv.device, B * T),
+            )  # fmt: skip
+        return qkv[..., : heads * D].unflatten(-1, (heads, D))
+    q = torch.empty(B, T, heads, D, dtype=k_cache.dtype, device=qkv.device)
+    if not B * T:
+        return q
+    norm = q_weight is not None
+    _qkv_rows_kernel[(B * T, heads + 2 * kv_heads)](
+        parts, q_weight if norm else k_cache, k_weight if norm else k_cache, cos.contiguous(), sin.contiguous(),
+        row_slots.contiguous(), row_index.contiguous(), k_cache, v_cache, q,
+        parts.stride(1), parts.stride(0), *k_cache.stride()[:3], heads, kv_heads, eps,
+        HALF=D // 2, PARTS=len(parts), NORM=norm,
+        # Products and sums of the turn are rounded one by one, as separate operations round them.
+        num_warps=1, enable_fp_fusion=False, **launch_options(qkv.device, B * T * (heads + 2 * kv_heads)),
+    )  # fmt: skip
+    return q
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, row_stride, inner, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < inner
+    dtype: tl.constexpr = out.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    gate = tl.load(gate_up + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + inner + columns, mask=inside, other=0.0).to(tl.float32)
+    value = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+    tl.store(out + row * inner + columns, value.to(dtype), mask=inside)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, rounded after each. gate_up: [..., 2 I], gate in front. Returns: [..., I]."""
+    inner = gate_up.shape[-1] // 2
+    rows = gate_up.reshape(-1, 2 * inner)
+    out = torch.empty(*gate_up.shape[:-1], inner, dtype=gate_up.dtype, device=gate_up.device)
+    if len(rows):
+        block = min(SILU_BLOCK, triton.next_power_of_2(inner))
+        _silu_mul_kernel[(len(rows), triton.cdiv(inner, block))](
+            rows, out, rows.stride(0), inner, BLOCK=block, num_warps=4, **launch_options(gate_up.device)
+        )
+    return out

@@ -1,0 +1,77 @@
+"""The kernel that draws codes against the operations that it stands for: codes drawn, and all that is remembered."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.kv_cache import KVCache
+from models.sampling_settings import DUPLEX_CODES, TURN_CODES, CodeSampling
+from models.speech import SpeechState, draw_codes
+from tests.models.compare import assert_same
+
+pytest.importorskip("triton")
+
+DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+N_CODES, EOS, STEPS = 62, 61, 10
+SETTINGS = (
+    DUPLEX_CODES,
+    TURN_CODES,
+    CodeSampling(greedy=True),
+    CodeSampling(top_p=0.5, top_k=0, min_keep=1),
+    CodeSampling(top_p=1.0, top_k=4, repetition_penalty=1.6),
+    CodeSampling(top_p=0.2, top_k=2, min_keep=5, history_per_call=True),
+)
+
+
+def new_state(device: str) -> SpeechState:
+    """A slot for each of the settings; the third may draw 6 codes, the others more than there are steps."""
+    cache = KVCache(
+        n_layers=1, n_slots=len(SETTINGS), max_len=8, kv_heads=1, head_dim=4, dtype=torch.float32, device=device
+    )
+    state = SpeechState.allocate(cache)
+    for slot, settings in enumerate(SETTINGS):
+        state.sampler.configure(slot, settings, EOS, seed=2**63 + slot)
+    state.sampler.min_codes[:4] = 7
+    state.limit.fill_(STEPS)
+    state.limit[2] = 6
+    state.done.fill_(False)
+    return state
+
+
+def everything(state: SpeechState) -> dict[str, Tensor]:
+    sampler = state.sampler
+    parts = {name: getattr(state, name) for name in ("codes", "newest", "done", "bad")}
+    return parts | {name: getattr(sampler, name) for name in ("history", "count", "step", "draws")}
+
+
+def logits_of(step: int, device: str) -> Tensor:
+    """Peaked like a model's, with ties, one bad row in step 3 and one of infinity in step 4."""
+    generator = torch.Generator().manual_seed(step)
+    logits = 3 * torch.randn(len(SETTINGS) + 1, N_CODES, generator=generator)
+    logits[:, 20:26] = logits[:, 20:21]
+    logits[1, 7] = float("nan") if step == 3 else logits[1, 7]
+    logits[3, 9] = float("inf") if step == 4 else logits[3, 9]
+    logits[4, EOS] = 30.0 if step == 8 else logits[4, EOS]
+    return logits.to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_kernel_draws_the_same_codes(device: str) -> None:
+    from models.kernels.codes import draw_codes as draw_by_kernel
+
+    slots = torch.tensor([3, 0, 5, 1, 4, 2, len(SETTINGS)], device=device)
+    states = [new_state(device), new_state(device)]
+    for step in range(STEPS):
+        logits = logits_of(step, device)
+        drawn = []
+        for draw, state in zip((draw_codes, draw_by_kernel), states, strict=True):
+            active = ~state.done[slots] & (slots != len(SETTINGS))
+            drawn.append(draw(state, slots, logits, active))
+        assert_same(drawn[1], drawn[0], f"codes of step {step}")
+        expected, got = map(everything, states)
+        for name, tensor in expected.items():
+            assert_same(got[name][:-1], tensor[:-1], f"{name} after step {step}")
+    assert states[1].bad.tolist()[:-1] == [True, True, False, False, False, False]

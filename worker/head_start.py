@@ -1,0 +1,68 @@
+"""What compiling can begin with before it is its turn: the compiler's processes, and kernels of several stages at once.
+
+Nothing here has to succeed: what is not there when it is needed is made then.
+
+Knows torch's pool of compiling processes, Triton's folder, regions and stages. Does not know targets.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+LOG = logging.getLogger(__name__)
+TRITON_VARIABLE = "TRITON_CACHE_DIR"
+LIBRARIES = "*.cubin"  # what Triton keeps of a kernel
+
+
+def start_compiler() -> None:
+    """Start torch's compiling processes, which take seconds to be there; without Triton there are none."""
+    with suppress(Exception):
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
+
+
+def await_compiler() -> None:
+    """Until then it would compile one kernel after the other, in this process."""
+    with suppress(Exception):
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.wait_pool_ready()
+
+
+def keep_kernels(device: torch.device) -> bool:
+    """Let Triton keep kernels where Inductor keeps its own, so that one folder holds all of them.
+
+    Returns: whether there are none yet.
+    """
+    folder = triton_cache_dir(device.index or 0)
+    os.environ.setdefault(TRITON_VARIABLE, folder)
+    return next(Path(folder).rglob(LIBRARIES), None) is None
+
+
+def rehearse(device: torch.device, stages: Mapping[str, Sequence[Callable[[], None]]]) -> None:
+    """Run every stage's calls, each stage on a thread and a stream of its own.
+
+    A kernel is made at its first use, mostly by programs outside this interpreter: one stage waits while others go on.
+    What fails ends its stage; it fails again where it has a name.
+    """
+
+    def run(stage: str) -> None:
+        try:
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+                for call in stages[stage]:
+                    call()
+        except Exception as error:
+            LOG.info("kernels of stage %s ahead of time: %s", stage, error)
+
+    torch.cuda.synchronize(device)
+    with ThreadPoolExecutor(max(len(stages), 1), "kernels") as threads:
+        list(threads.map(run, stages))
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
