@@ -60,6 +60,8 @@ class OmniModel(nn.Module):
         While kernels run, embeddings of text lie in the host's memory: of one and a half GB a step reads a few rows.
         Raises: SettingsError where there is no Triton.
         """
+        if on == self.kernels:
+            return
         if not on:
             for part in self._stacks():
                 part.fused = None
@@ -83,7 +85,7 @@ class OmniModel(nn.Module):
             for part in self._stacks():
                 part.fused = fused[type(part)](part)
             for part, embedding in self._readers().items():
-                part.table = part.table or HostTable(embedding)
+                part.table = HostTable(embedding)
         if self.config.init_tts:
             self.tts.draw = draw_codes
         if self.device.type == "cuda":

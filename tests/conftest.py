@@ -37,8 +37,9 @@ settings.load_profile("ci")
 # Files that take longest, and cannot be shared out, longest first: begun last, they would have one core run while the
 # others are idle. xdist keeps to this order with --no-loadscope-reorder; by itself it begins with those of many tests.
 LONG = (
-    *("test_worker_life.py", "test_compile_equivalence.py", "test_graphs.py", "test_sampling.py"),
-    *("test_worker_session.py", "test_tuning.py", "test_offline.py", "test_vocoder_graphs.py", "test_warmup.py"),
+    *("test_worker_life.py", "test_graphs.py", "test_compile_equivalence.py", "test_vocoder_graphs.py"),
+    *("test_tuning.py", "test_worker_session.py", "test_traces.py", "test_cli.py", "test_offline.py", "test_fused.py"),
+    *("test_page_life.py", "test_compile_cache.py", "test_soak.py", "test_precompile.py", "test_warmup.py"),
 )
 
 

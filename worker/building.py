@@ -3,6 +3,7 @@
 The only file of the room that loads weights. Knows devices, sizes and memory. Does not know sessions in motion.
 """
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, E
 from worker.language import Language, reply_ends
 from worker.toggles import wants_kernels
 
+LOG = logging.getLogger(__name__)
 CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
 MOST_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -98,6 +100,8 @@ def assemble(
     vocoder_shapes: VocoderShapes | None = None,
 ) -> Parts:
     """Slots and regions around weights that are loaded. flow_parts: None for an engine that only writes."""
+    if wants_kernels(config.compile, model.device):
+        _make_room(model)
     n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
@@ -129,6 +133,14 @@ def assemble(
     )
 
 
+def _make_room(model: OmniModel) -> None:
+    """Let the model take to its kernels before slots are allocated: its embeddings leave the device then."""
+    try:
+        model.use_kernels(True)
+    except Exception as error:  # told again, and dealt with, where everything is tuned
+        LOG.warning("kernels: %s", error)
+
+
 def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> Shapes:
     if model.device.type == "cpu":
         # Each size costs seconds of compiling, and a size of one is compiled for apart from all others.
@@ -140,7 +152,8 @@ def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> S
 
 def _vocoder_shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> VocoderShapes:
     if wants_kernels(config.compile, model.device):  # as above; what large batches share of plain layers is not
-        return VocoderShapes(batch=batch, columns=(512, 1664))
+        # A turn's first ten codes, the rest of its second, and whole seconds.
+        return VocoderShapes(batch=batch, codes=(10, 16, 28), columns=(1664,))
     return VocoderShapes(batch=batch)
 
 

@@ -70,7 +70,8 @@ class Tuner:
         self._warmed: dict[Target, list[str]] = {name: [] for name in self._asked}
         for name in self._asked:
             self._warmed[name] = self._to_warm(name)
-        self._total = len([0 for step in self._steps() for _ in step])
+        self._is_rehearsed = False
+        self._total = 0
 
     def run(self) -> None:
         """Fills `tuned`, but for its toggles and counts."""
@@ -81,6 +82,7 @@ class Tuner:
             self._use_kernels()
         if self._is_gpu and torch.cuda.is_available() and not self.kernels_error:
             self._get_ready()
+        self._total = len([0 for step in self._steps() for _ in step])
         for name in self._asked:
             if self.kernels_error:
                 return
@@ -95,10 +97,13 @@ class Tuner:
 
     def _get_ready(self) -> None:
         """Before anything is wrapped: kernels of several stages can be made at once, a compiled graph cannot."""
-        if keep_kernels(self._device) and self._by_kernels:
+        if not keep_kernels(self._device):
+            return
+        if self._by_kernels:
             start = time.perf_counter()
-            self._tell("kernels of all stages", 0, self._total)
+            self._tell("kernels of all stages", 0, 1)
             rehearse(self._device, self._stages())
+            self._is_rehearsed = True
             self._tuned.seconds["kernels"] = time.perf_counter() - start
         await_compiler()
 
@@ -202,6 +207,19 @@ class Tuner:
             return [(bucket, variant) for bucket, variant in calls if bucket["batch"] == table.shapes.batch[0]]
         return calls
 
+    def _to_call(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
+        """What to run of a region before it is captured. Of one that is all kernels, the smallest and largest sizes are
+        enough: what is made on first use has been made in a rehearsal, or is read from disk, in a capture at worst.
+        """
+        calls = self._calls(table, region)
+        owners = [AIMS[name] for name in self._owners(region) if name in self._asked]
+        is_plain = all(self._runs_kernels(aim) and not aim.beside_kernels and region not in aim.whole for aim in owners)
+        if not (self._captures and is_plain) or region in NEVER_CAPTURED:
+            return calls
+        ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
+        edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
+        return [] if self._is_rehearsed else [edge for i, edge in enumerate(edges) if edge not in edges[:i]]
+
     def _rest(self) -> list[tuple[RegionTable, str]]:
         """Regions that no chosen target runs."""
         warm = {name for target in self._asked for name in AIMS[target].all_regions}
@@ -222,7 +240,7 @@ class Tuner:
     def _warm_up(self, what: str, table: RegionTable, regions: list[str]) -> None:
         for region in regions:
             start = time.perf_counter()
-            for bucket, variant in self._calls(table, region):
+            for bucket, variant in self._to_call(table, region):
                 sizes = " ".join(f"{axis} {size}" for axis, size in bucket.items())
                 self._step(f"{what}: {region} {sizes}")
                 table.call_example(region, bucket, variant)
@@ -298,7 +316,7 @@ class Tuner:
     def _steps(self) -> Iterator[list[Any]]:
         for target in self._asked:
             for region in self._warmed[target]:
-                yield self._calls(self._tables[AIMS[target].table], region)
+                yield self._to_call(self._tables[AIMS[target].table], region)
         for table, region in self._rest():
             calls = table.calls(region)
             yield calls if region in SERVING else calls[-1:]

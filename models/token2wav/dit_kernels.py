@@ -17,6 +17,12 @@ SMALL_GRID = 264  # programs, two for each multiprocessor of an H200
 
 
 @triton.jit
+def _all_if(condition, columns, D):
+    """Mask of a row's columns: all of them or none."""
+    return columns < tl.where(condition, D, 0)
+
+
+@triton.jit
 def _put_windows(
     value, windows, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside,
     CONV: tl.constexpr,
@@ -26,24 +32,24 @@ def _put_windows(
     half, b = batch_row // B, batch_row % B
     first = windows + (row - t).to(tl.int64) * 3 * D + columns
     tl.store(first + t * 3 * D + 2 * D, value, mask=inside)
-    tl.store(first + (t + 1) * 3 * D + D, value, mask=inside & (t + 1 < T))
-    tl.store(first + (t + 2) * 3 * D, value, mask=inside & (t + 2 < T))
+    tl.store(first + (t + 1) * 3 * D + D, value, mask=_all_if(t + 1 < T, columns, D))
+    tl.store(first + (t + 2) * 3 * D, value, mask=_all_if(t + 2 < T, columns, D))
     n = tl.load(n_frames + b)
     slot = tl.load(slots + b)
     place = (((layer * 2 + half) * 2 + CONV) * 2) * D + columns
     new = new_tails + tl.load(places + b) * depth * 8 * D + place
-    tl.store(new, value, mask=inside & (t == n - 2))
-    tl.store(new + D, value, mask=inside & (t == n - 1))
+    tl.store(new, value, mask=_all_if(t == n - 2, columns, D))
+    tl.store(new + D, value, mask=_all_if(t == n - 1, columns, D))
     if t == 0:
         old = tails + slot * depth * 8 * D + place
         before_last = tl.load(old, mask=inside)
         last = tl.load(old + D, mask=inside)
         tl.store(first, before_last, mask=inside)
         tl.store(first + D, last, mask=inside)
-        tl.store(first + 3 * D, last, mask=inside & (T > 1))
+        tl.store(first + 3 * D, last, mask=_all_if(T > 1, columns, D))
         # A chunk of less than two frames leaves some of the old tail.
-        tl.store(new, tl.where(n == 0, before_last, last), mask=inside & (n < 2))
-        tl.store(new + D, last, mask=inside & (n == 0))
+        tl.store(new, tl.where(n == 0, before_last, last), mask=_all_if(n < 2, columns, D))
+        tl.store(new + D, last, mask=_all_if(n == 0, columns, D))
 
 
 @triton.jit

@@ -27,5 +27,5 @@ def slot_cache(model: OmniModel, part: str, *, n_slots: int, max_len: int | None
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=torch.float32,
-        device="cpu",
+        device=model.device,
     )

@@ -1,14 +1,20 @@
 """The vocoder of the recordings: each code becomes samples of one height, so that sound can be compared by counting."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from models.token2wav.settings import SAMPLES_PER_CODE
 from models.token2wav.vocoder import Chunk
 from tests.traces.folder import FULL_SCALE
+
+
+class FakeLaunch(NamedTuple):
+    """Sounds of chunks, there as soon as they are asked for."""
+
+    sounds: list[np.ndarray]
+    is_here: bool = True
 
 
 class FakeVocoder:
@@ -30,11 +36,16 @@ class FakeVocoder:
     def begin_turn(self, slot: int) -> None:
         assert slot in self._open, f"begin_turn: expected one of {self._open}, got {slot}"
 
-    def speak(self, chunks: Sequence[Chunk], take: Callable[[list[Tensor]], Any] = list) -> Any:
+    def start(self, chunks: Sequence[Chunk]) -> FakeLaunch:
         slots = [chunk.session for chunk in chunks]
-        assert len(set(slots)) == len(slots) and set(slots) <= self._open, f"speak: expected open slots, got {slots}"
-        return take([self._sound(chunk.codes if chunk.last else chunk.codes[: -self.lookahead]) for chunk in chunks])
+        assert len(set(slots)) == len(slots) and set(slots) <= self._open, f"start: expected open slots, got {slots}"
+        return FakeLaunch(
+            [self._sound(chunk.codes if chunk.last else chunk.codes[: -self.lookahead]) for chunk in chunks]
+        )
 
-    def _sound(self, codes: Sequence[int]) -> Tensor:
-        heights = torch.tensor([code * 37 % 2000 - 1000 for code in codes], dtype=torch.float32) / FULL_SCALE
-        return heights.repeat_interleave(SAMPLES_PER_CODE)
+    def finish(self, launch: FakeLaunch) -> list[np.ndarray]:
+        return launch.sounds
+
+    def _sound(self, codes: Sequence[int]) -> np.ndarray:
+        heights = np.array([code * 37 % 2000 - 1000 for code in codes], dtype=np.float32) / np.float32(FULL_SCALE)
+        return heights.repeat(SAMPLES_PER_CODE)

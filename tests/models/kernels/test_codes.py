@@ -15,7 +15,7 @@ DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
-N_CODES, EOS, STEPS = 62, 61, 10
+N_CODES, EOS, STEPS = 62, 61, 7
 SETTINGS = (
     DUPLEX_CODES,
     TURN_CODES,
@@ -27,16 +27,18 @@ SETTINGS = (
 
 
 def new_state(device: str) -> SpeechState:
-    """A slot for each of the settings; the third may draw 6 codes, the others more than there are steps."""
+    """A slot for each of the settings; the third may draw 4 codes, the others more; the fourth's history gets full."""
     cache = KVCache(
         n_layers=1, n_slots=len(SETTINGS), max_len=8, kv_heads=1, head_dim=4, dtype=torch.float32, device=device
     )
     state = SpeechState.allocate(cache)
     for slot, settings in enumerate(SETTINGS):
         state.sampler.configure(slot, settings, EOS, seed=2**63 + slot)
-    state.sampler.min_codes[:4] = 7
+    state.sampler.history[3] = torch.arange(16, device=device) * 3
+    state.sampler.count[3] = 13
+    state.sampler.min_codes[:4] = 5
     state.limit.fill_(STEPS)
-    state.limit[2] = 6
+    state.limit[2] = 4
     state.done.fill_(False)
     return state
 
@@ -48,13 +50,15 @@ def everything(state: SpeechState) -> dict[str, Tensor]:
 
 
 def logits_of(step: int, device: str) -> Tensor:
-    """Peaked like a model's, with ties, one bad row in step 3 and one of infinity in step 4."""
+    """Peaked like a model's, with ties, bad rows in steps 2 and 3, ends too early in step 1 and in time in 5 and 6."""
     generator = torch.Generator().manual_seed(step)
     logits = 3 * torch.randn(len(SETTINGS) + 1, N_CODES, generator=generator)
     logits[:, 20:26] = logits[:, 20:21]
-    logits[1, 7] = float("nan") if step == 3 else logits[1, 7]
-    logits[3, 9] = float("inf") if step == 4 else logits[3, 9]
-    logits[4, EOS] = 30.0 if step == 8 else logits[4, EOS]
+    logits[1, 7] = float("nan") if step == 2 else logits[1, 7]
+    logits[3, 9] = float("inf") if step == 3 else logits[3, 9]
+    logits[4, EOS] = 30.0 if step == 5 else logits[4, EOS]
+    logits[5, EOS] = 30.0 if step == 1 else logits[5, EOS]
+    logits[0, EOS] = 30.0 if step == 6 else logits[0, EOS]
     return logits.to(device)
 
 
@@ -75,3 +79,5 @@ def test_the_kernel_draws_the_same_codes(device: str) -> None:
         for name, tensor in expected.items():
             assert_same(got[name][:-1], tensor[:-1], f"{name} after step {step}")
     assert states[1].bad.tolist()[:-1] == [True, True, False, False, False, False]
+    assert states[1].sampler.step.tolist()[:-1] == [2, 3, 4, 7, 6, STEPS]
+    assert (states[1].newest[:-1] == EOS).tolist() == [False, False, False, True, True, False]

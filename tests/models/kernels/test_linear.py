@@ -165,6 +165,6 @@ def test_kernels_that_start_early_make_the_same_bits_on_the_gpu(monkeypatch):
         replayed = layers()
     graph.replay()
     for module in (linear, rows):
-        monkeypatch.setattr(module, "launch_options", lambda device: {"PDL": False})
+        monkeypatch.setattr(module, "launch_options", lambda device, n_programs=0: {"PDL": False})
     assert_same(early, layers(), "early starts")
     assert_same(replayed, early, "a graph of early starts")
