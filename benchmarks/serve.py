@@ -136,6 +136,7 @@ def _decision(sessions: int, decision: str, outcome: Outcome) -> dict[str, Any] 
         "n": len(units),
         "reply_ms": _percentiles([unit["reply"] for unit in units]),
         "waiting_ms": _percentiles(waits),
+        # The vocoder works beside the model: what of the model it overlaps counts as the vocoder's alone.
         "model_ms": _percentiles(
             [unit["wall"] - wait - sound for unit, wait, sound in zip(units, inner_wait, vocoder, strict=True)]
         ),

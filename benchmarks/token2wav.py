@@ -36,13 +36,14 @@ from models.weights import assign_weights
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
-# How a chunk runs: the solve's kernels, whether the rest is compiled, whether both regions are captured.
+# How a chunk runs: the kernels, whether it is compiled, whether both regions are captured. Beside kernels a worker
+# compiles nothing.
 WAYS = {
     "eager": ("plain", False, False),
     "compiled": ("plain", True, False),
-    "fused": ("fused", True, False),
+    "fused": ("fused", False, False),
     "compiled_graph": ("plain", True, True),
-    "graph": ("fused", True, True),
+    "graph": ("fused", False, True),
 }
 MODES = tuple(WAYS)
 PROMPT_CODES = 150  # a voice of six seconds

@@ -1,4 +1,6 @@
-"""The decoder stack as it runs on a GPU: matrix products and the kernels between them, ten launches a layer.
+"""The decoder stack as it runs on a GPU: matrix products and the kernels between them.
+
+Up to 64 rows a layer is eight launches, nine where its attention is cut into parts; beyond, one more.
 
 Knows weights and order. Computes what `Backbone` computes, to rounding: tests hold the two against each other. Made to
 be captured as one CUDA graph; without one, launching it is what takes the time. Import only where Triton is.

@@ -56,9 +56,9 @@ class OmniModel(nn.Module):
     def use_kernels(self, on: bool) -> None:
         """Run the layers by the project's own GPU kernels, or as they are written; at any time between two calls.
 
-        The first time, weights of parallel products are laid side by side; every layer keeps its own as views of them.
+        Weights of parallel products are laid side by side; every layer keeps its own as views of them.
         While kernels run, embeddings of text lie in the host's memory: of one and a half GB a step reads a few rows.
-        Raises: SettingsError where there is no Triton.
+        Raises: SettingsError where there is no Triton. Whatever the device raises: nothing has changed then.
         """
         if on == self.kernels:
             return
@@ -80,12 +80,21 @@ class OmniModel(nn.Module):
         from models.host_table import HostTable
         from models.kernels.codes import draw_codes
 
-        fused = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
-        with torch.no_grad():
-            for part in self._stacks():
-                part.fused = fused[type(part)](part)
-            for part, embedding in self._readers().items():
-                part.table = HostTable(embedding)
+        kinds = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
+        tables: dict[Backbone | TTS, HostTable] = {}
+        try:
+            with torch.no_grad():
+                fused = {part: kinds[type(part)](part) for part in self._stacks()}
+                for part, embedding in self._readers().items():
+                    tables[part] = HostTable(embedding)
+        except BaseException:  # all or nothing
+            for table in tables.values():
+                table.give_back()
+            raise
+        for part, layers in fused.items():
+            part.fused = layers
+        for part, table in tables.items():
+            part.table = table
         if self.config.init_tts:
             self.tts.draw = draw_codes
         if self.device.type == "cuda":

@@ -218,7 +218,7 @@ class Result(FromServer):
     cost_tts_prep_ms: Ms | None = Field(None, description="turning text into a condition for speech, ms")
     cost_tts_ms: Ms | None = Field(None, description="choosing speech codes, ms")
     cost_token2wav_ms: Ms | None = Field(None, description="turning codes into sound, ms")
-    cost_all_ms: Ms = Field(description="everything after the unit was fed, ms")
+    cost_all_ms: Ms = Field(description="all after the unit was fed, ms; stages that overlap count in full")
     n_tokens: int = Field(0, description="text tokens of this unit")
     n_tts_tokens: int = Field(0, description="speech codes of this unit")
     server_send_ts: float = Field(description="when it was sent, Unix seconds")

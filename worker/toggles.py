@@ -44,8 +44,10 @@ def apply_toggles(config: CompileConfig, device: torch.device) -> dict[str, str 
 
 
 def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
-    """Whether the project's own kernels are to run the layers of a model on `device`."""
-    as_they_come = config.mode == "default" and config.attention == "auto"
+    """Whether the project's own kernels are to run the layers of a model on `device`; hundreds of launches that nobody
+    captures would be slower than layers that are compiled.
+    """
+    as_they_come = config.mode == "default" and config.attention == "auto" and config.cuda_graphs != "off"
     return config.enabled and config.kernels == "auto" and as_they_come and suits(device)
 
 

@@ -47,6 +47,7 @@ def result_message(
         cost_tts_prep_ms=times.condition,
         cost_tts_ms=times.speech,
         cost_token2wav_ms=times.sound,
+        # Stages that ran beside each other count in full: this may be more than has passed since the unit was fed.
         cost_all_ms=times.decode + times.condition + times.speech + times.sound,
         n_tokens=event.n_tokens,
         n_tts_tokens=event.n_codes,

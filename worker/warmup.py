@@ -253,9 +253,9 @@ class _Run:
         with named("burst"):
             while len(self._talkers) < parts.n_slots:
                 self._open(eager, prompt)
-        regions = parts.duplex.runner.regions
-        sizes = [*(size for size in regions.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
-        if regions.is_sealed:  # every size has run, and nothing but what has will
+        runner = parts.duplex.runner
+        sizes = [*(size for size in runner.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
+        if runner.regions.is_sealed:  # every size has run, and nothing but what has will
             sizes = sizes[-1:]
         for number, size in enumerate(sizes):
             unit = units[number % len(units)]

@@ -4,17 +4,19 @@ Knows slots, rows and tiles. Does not know what the rows mean, nor who wrote the
 
 Query heads that share keys are rows of one tile: row m of a batch row is query m // G of head m % G in the group. A
 context is cut into parts of a fixed number of rows, each a program of its own, and a second kernel joins them. Where
-the cuts lie depends neither on the batch nor on the cache's bucket, so neighbours change no bit of a session.
+the cuts lie depends on how many queries a row has, never on the batch, the context or the cache's bucket: as long as
+neighbours do not change how far a row is padded, they change no bit of it.
 """
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from models.kernels.launch import launch_options
 
 JOINED_AT_ONCE = 16  # parts that one tile of the joining kernel holds
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, because inf - inf is NaN
@@ -33,8 +35,8 @@ class Tiles(NamedTuple):
 def attention_tiles(n_rows: int, n_bytes: int) -> Tiles:
     """The layout for `n_rows` rows of queries (T times the heads of a group) and keys of `n_bytes` a number.
 
-    It goes by what is the same for every session: a layout chosen by batch or context would change a session's bits
-    with its neighbours. Measured on one H200 at the released sizes.
+    It goes by the number of queries alone: a layout chosen by batch or context would change a session's bits with its
+    neighbours. Measured on one H200 at the released sizes.
     """
     if n_bytes > 2:
         return Tiles(16, 32, 128 if n_rows <= 128 else 1024, 8, 2)
@@ -91,9 +93,9 @@ def _attend_kernel(
     V_HEAD: tl.constexpr, V_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, FACTOR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr,
-    SLOTS: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    SLOTS: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     tile, part = tl.program_id(0) % n_tiles, tl.program_id(0) // n_tiles
@@ -164,10 +166,10 @@ def _attend_kernel(
 def _join_kernel(
     sums, weighed, first, last, out, n_rows, n_parts, most, last_batch,
     LAST_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr,
-    BLOCK: tl.constexpr, BP: tl.constexpr, TILES: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr, BP: tl.constexpr, TILES: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: its parts, oldest first."""
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     b, t, h = tl.program_id(1), tl.program_id(0) // (KV * G), tl.program_id(0) % (KV * G)
     newest = tl.minimum(tl.load(last + b * last_batch + t * LAST_ROW), most - 1).to(tl.int32)
@@ -197,12 +199,6 @@ def _join_kernel(
     acc /= tl.where(total == 0.0, 1.0, total)
     at = (b.to(tl.int64) * (n_rows // G) + t) * KV * G * D + h * D
     tl.store(out + at + d, acc.to(out.dtype.element_ty), mask=d < D)
-
-
-@cache
-def _launches_ahead(device: torch.device) -> bool:
-    """Whether a kernel may be launched while the one before it ends, and wait for it on the device."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _widths(D: int) -> tuple[int, int]:
@@ -245,7 +241,7 @@ def attend_tiled(
     if split:
         sums = q.new_empty((B * KV, n_parts, n_rows, D), dtype=torch.float32)
         weighed = q.new_empty((B * KV, n_parts, n_rows, 2), dtype=torch.float32)
-    ahead, last_row = _launches_ahead(q.device), last.stride(1) if last.dim() > 1 else 0
+    launch, last_row = launch_options(q.device), last.stride(1) if last.dim() > 1 else 0
     main, tail = _widths(D)
     wide = torch.backends.cuda.matmul.allow_tf32 or k.dtype != torch.float32
     _attend_kernel[(n_tiles * n_parts, B * KV)](
@@ -254,14 +250,14 @@ def attend_tiled(
         LAST_ROW=last_row, Q_ROW=q.stride(1), Q_HEAD=q.stride(2), K_HEAD=k.stride(1), K_ROW=k.stride(2),
         V_HEAD=v.stride(1), V_ROW=v.stride(2), KV=KV, G=H // KV, D=D, MAIN=main, TAIL=tail,
         FACTOR=D**-0.5 * math.log2(math.e), BM=tiles.queries, BN=tiles.keys,
-        PART=tiles.part if split else 0, SLOTS=slots is not None, FIRST=first is not None, AHEAD=ahead,
-        PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=ahead,
+        PART=tiles.part if split else 0, SLOTS=slots is not None, FIRST=first is not None,
+        PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     if split:
         _join_kernel[(T * H, B)](
             sums, weighed, first, last, out, n_rows, n_parts, most, last.stride(0),
             LAST_ROW=last_row, KV=KV, G=H // KV, D=D, PART=tiles.part,
             BLOCK=triton.next_power_of_2(D), BP=JOINED_AT_ONCE, TILES=triton.cdiv(n_parts, JOINED_AT_ONCE),
-            FIRST=first is not None, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+            FIRST=first is not None, num_warps=4, **launch,
         )  # fmt: skip
     return out

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.rows import launch_options
+from models.kernels.launch import launch_options
 
 MAX_ROWS = 64
 SUM_BLOCK = 1024  # elements of one program of the sum
@@ -48,9 +48,9 @@ DEFAULT = Plan(64, 128)
 
 @triton.jit(do_not_specialize=["M"])
 def _product_kernel(
-    x, weight, added, out, M, N, K, x_stride, added_stride,
+    x, weight, out, M, N, K, x_stride,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
-    GATED: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Weight rows times all of x. N, in the gated one, is half of the weight's rows."""
     first = tl.program_id(1) * TILES * BK
@@ -78,31 +78,21 @@ def _product_kernel(
     if GATED:
         gate = acc.to(dtype).to(tl.float32)
         acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
-    if ADDED:
-        more = tl.load(added + m[None, :] * added_stride + n[:, None], mask=inside, other=0.0)
-        acc = acc.to(dtype).to(tl.float32) + more.to(tl.float32)
     place = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _sum_kernel(
-    parts, added, out, n, N, added_stride,
-    PARTS: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    dtype: tl.constexpr = out.dtype.element_ty
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     total = tl.load(parts + at, mask=inside)
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + part * n + at, mask=inside)
-    if ADDED:
-        more = tl.load(added + at // N * added_stride + at % N, mask=inside)
-        total = total.to(dtype).to(tl.float32) + more.to(tl.float32)
-    tl.store(out + at, total.to(dtype), mask=inside)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 def plan_of(weight: Tensor) -> Plan:
@@ -116,7 +106,7 @@ def plan_of(weight: Tensor) -> Plan:
     return plan._replace(columns=narrow)
 
 
-def _product(x: Tensor, weight: Tensor, out: Tensor, plan: Plan, added: Tensor | None = None, gated: bool = False):
+def _product(x: Tensor, weight: Tensor, out: Tensor, plan: Plan, gated: bool = False) -> None:
     M, K = x.shape
     N = out.shape[-1]
     assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
@@ -124,11 +114,9 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, plan: Plan, added: Tensor |
     assert x.stride(1) == 1 and weight.is_contiguous(), "expected contiguous rows"
     exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     _product_kernel[(triton.cdiv(N, plan.rows), plan.splits)](
-        x, weight, x if added is None else added, out,
-        M, N, K, x.stride(0), 0 if added is None else added.stride(0),
+        x, weight, out, M, N, K, x.stride(0),
         BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
-        TILES=K // plan.splits // plan.columns, GATED=gated,
-        ADDED=added is not None, PRECISION="ieee" if exact else "tf32",
+        TILES=K // plan.splits // plan.columns, GATED=gated, PRECISION="ieee" if exact else "tf32",
         # Programs of a large weight would take the place of those that still read the one before.
         num_warps=plan.warps, num_stages=plan.stages, **launch_options(x.device, weight.numel() // SMALL_WEIGHT),
     )  # fmt: skip
@@ -148,26 +136,24 @@ def few_rows_parts(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def few_rows_linear(x: Tensor, weight: Tensor, *, added: Tensor | None = None) -> Tensor:
-    """x weight^T, rounded, then `added` on top, rounded again; same bits for a row whatever rows come with it.
+def few_rows_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x weight^T; same bits for a row whatever rows come with it.
 
-    Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous. added: [M, N] or None.
+    Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
     Returns: [M, N] in x's dtype.
     """
     M, N = len(x), len(weight)
     plan = plan_of(weight)
-    assert added is None or (added.shape == (M, N) and added.stride(1) == 1), "added: expected contiguous [M, N]"
     if plan.splits > 1:
         parts, out = few_rows_parts(x, weight), torch.empty(M, N, dtype=x.dtype, device=x.device)
         if M:
             _sum_kernel[(triton.cdiv(M * N, SUM_BLOCK),)](
-                parts, parts if added is None else added, out, M * N, N, 0 if added is None else added.stride(0),
-                PARTS=plan.splits, ADDED=added is not None, BLOCK=SUM_BLOCK, num_warps=4, **launch_options(x.device),
+                parts, out, M * N, PARTS=plan.splits, BLOCK=SUM_BLOCK, num_warps=4, **launch_options(x.device),
             )  # fmt: skip
         return out
     out = torch.empty(M, N, dtype=x.dtype, device=x.device)
     if M:
-        _product(x, weight, out, plan, added)
+        _product(x, weight, out, plan)
     return out
 
 

@@ -7,32 +7,14 @@ A product may come as partial sums: [P, ...] float32 with one dimension more tha
 and rounded to the model's dtype as the product itself would have been.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.kernels.launch import launch_options
+
 SILU_BLOCK = 1024  # columns of one program
-FEW_PROGRAMS = 1024  # of kernels as small as these
-
-
-@cache
-def _may_overlap(index: int) -> bool:
-    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(index) >= (9, 0)
-
-
-def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]:
-    """Launch arguments of a kernel that takes PDL, for programmatic dependent launch where the device has it.
-
-    n_programs: above FEW_PROGRAMS they would sit where the kernel before still works, and there is none.
-    Such a kernel is started while the one before it still runs. It must let `tl.extra.cuda.gdc_wait` return in every
-    program before it touches anything but weights: what comes after it counts on all before it being over.
-    """
-    if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _may_overlap(device.index):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
 
 
 @triton.jit

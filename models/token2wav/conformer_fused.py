@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from models.kernels.rows import launch_options
+from models.kernels.launch import launch_options
 from models.token2wav.arena import Plan
 from models.token2wav.conformer import TABLE_END, TABLE_FIRST, ConformerLayer, UpsampleConformer, run_layers
 from models.token2wav.products import MOST_ROWS, Norm, product

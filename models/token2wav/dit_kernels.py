@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.rows import launch_options
+from models.kernels.launch import launch_options
 
 NORM_WARPS = 4
 SMALL_GRID = 264  # programs, two for each multiprocessor of an H200

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.rows import launch_options
+from models.kernels.launch import launch_options
 
 SMALL_GRID = 264  # programs, two for each multiprocessor of an H200
 BLOCK_ROWS = 16  # of a program that goes by element

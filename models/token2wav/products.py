@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.rows import launch_options
+from models.kernels.launch import launch_options
 
 MOST_ROWS = 128  # beyond, separate products and norms are faster in any case
 

@@ -1,6 +1,7 @@
 """The vocoder's benchmark: what it reports of a run, and its floor against counting by hand."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,6 +45,33 @@ def test_nothing_new_is_begun_beyond_the_budget(tmp_path):
     bench.main(["--device", "cpu", "--steps", "1", "--budget-s", "0", "--json", str(file)])
     result = json.loads(file.read_text())
     assert result["rows"] == [] and result["left_out"] == ["float32 batch 1"]
+
+
+def test_beside_kernels_nothing_is_compiled(monkeypatch):
+    done: dict[str, list[str]] = {}
+    run = bench.Bench(bench.parse(["--device", "cpu", "--steps", "1"]), [])
+    run.options.modes = bench.MODES
+
+    def vocoder(parts, batch, kernels):
+        calls = done.setdefault(run.options.modes[len(done)], [kernels])
+        regions = SimpleNamespace(
+            uncompile=lambda: None,
+            compile=lambda names, **options: calls.extend(f"compile {name}" for name in names),
+            capture=lambda: calls.append("capture"),
+        )
+        return SimpleNamespace(regions=regions)
+
+    monkeypatch.setattr(run, "_vocoder", vocoder)
+    monkeypatch.setattr(run, "_row", lambda *row: None)
+    run._batch("float32", None, 1, None)
+    compiled = [f"compile {name}" for name in ("flow", "hift", "begin")]
+    assert done == {
+        "eager": ["plain"],
+        "compiled": ["plain", *compiled],
+        "fused": ["fused"],
+        "compiled_graph": ["plain", *compiled, "capture"],
+        "graph": ["fused", "capture"],
+    }
 
 
 @pytest.mark.parametrize(

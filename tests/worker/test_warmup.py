@@ -164,6 +164,15 @@ def test_burst_is_in_batches_of_every_size() -> None:
     assert lines.index(line) == behind + 1 and "(5/6)" in lines[behind + 2], "expected it behind the units"
 
 
+def test_burst_is_one_where_every_size_has_been_captured() -> None:
+    with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
+        engine.parts.duplex.runner.regions.seal()
+        report, lines = warm(engine, 2)
+        assert_clean(engine)
+    (line,) = [line for line in lines if "burst" in line]
+    assert report.n_burst_units == 3 and "burst: 3 sessions at once" in line, line
+
+
 def test_a_file_longer_than_the_context() -> None:
     """Where nothing leaves the context: it is begun anew, for a worker that could serve short sessions must start."""
     session = TALKING.model_copy(update={"window": WindowConfig(mode="off"), "generate_audio": False})

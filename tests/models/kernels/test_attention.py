@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from tests.models.compare import assert_close, assert_same
-from tests.models.kernels.interpreter import let_loops_end
 
 pytest.importorskip("triton")
 
 from models.kernels.attention import Tiles, attend_tiled, attention_tiles, slot_attention
-
-let_loops_end()
 
 ON_GPU = torch.cuda.is_available()
 cpu_only = pytest.mark.skipif(ON_GPU, reason="kernels are built for the GPU")

@@ -56,17 +56,9 @@ def test_product_is_exact(n_rows, plan, dtype, cut):
     assert_same(few_rows_linear(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.parametrize("plan", CUTS)
-def test_product_is_rounded_before_something_is_added(plan, cut):
-    x, weight = whole(5, K, limit=9).half() / 7, whole(70, K, seed=1).half()
-    added = noise(5, 70, seed=2).half()
-    cut(weight, plan)
-    assert_same(few_rows_linear(x, weight, added=added), few_rows_linear(x, weight) + added)
-
-
 def test_product_takes_strided_rows():
-    x, added, weight = whole(4, 80)[:, 16:], whole(4, 100, seed=1)[:, :40], whole(40, 64, seed=2)
-    assert_same(few_rows_linear(x, weight, added=added), F.linear(x, weight) + added)
+    x, weight = whole(4, 80)[:, 16:], whole(40, 64, seed=2)
+    assert_same(few_rows_linear(x, weight), F.linear(x, weight))
 
 
 @pytest.mark.parametrize("plan", CUTS)

@@ -12,9 +12,6 @@ from tests.models.compare import assert_close, assert_same
 pytest.importorskip("triton")
 
 from models.token2wav.conformer_fused import FusedLayers
-from tests.models.kernels.interpreter import let_loops_end
-
-let_loops_end()
 
 DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),

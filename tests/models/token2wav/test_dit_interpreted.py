@@ -21,9 +21,6 @@ if torch.cuda.is_available():
 
 from models.token2wav import dit_fused
 from models.token2wav.dit_fused import FusedSolver
-from tests.models.kernels.interpreter import let_loops_end
-
-let_loops_end()
 
 N_STEPS, N_MELS, T = 2, 6, 4
 N_SESSIONS = 2

@@ -14,9 +14,6 @@ pytest.importorskip("triton")
 from models.token2wav import hift_kernels
 from models.token2wav.hift_fused import FusedHift
 from models.token2wav.hift_kernels import Tiles, enter, leave
-from tests.models.kernels.interpreter import let_loops_end
-
-let_loops_end()
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
 DEVICES = (pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu))

@@ -9,9 +9,6 @@ from tests.models.compare import assert_close
 pytest.importorskip("triton")
 
 from models.token2wav.products import Norm, Tiles, product, product_tiles
-from tests.models.kernels.interpreter import let_loops_end
-
-let_loops_end()
 
 DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),

@@ -1,0 +1,85 @@
+"""Microseconds of short calls, captured as one CUDA graph over more data than the L2 cache holds.
+
+Knows graphs, events and random memory. Does not know what is being timed. On a CPU every call is made once and no time
+is told: what runs there is Triton's interpreter.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.timing import L2_MULTIPLE
+
+SAMPLES = 5
+SAMPLE_MS = 6.0  # of replays in one sample
+MOST_COPIES = 256
+
+Figures = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """One row of the table. run: makes the figures of its part's columns."""
+
+    name: str
+    sizes: dict[str, int]
+    run: Callable[[], Figures]
+
+
+class Meter:
+    """Where and in which type kernels run, and how long a call of them takes."""
+
+    def __init__(self, device: torch.device, *, is_tiny: bool = False):
+        """is_tiny: of sizes for Triton's interpreter, and in float32, since its products in bfloat16 are wrong."""
+        self.device, self.is_tiny = device, is_tiny
+        self.is_cuda = device.type == "cuda"
+        self.dtype = torch.float32 if is_tiny else torch.bfloat16
+        self._rotated = L2_MULTIPLE * torch.cuda.get_device_properties(device).L2_cache_size if self.is_cuda else 0
+
+    def copies(self, n_bytes: int) -> int:
+        """How many operands of `n_bytes` to take in turns, so that each has left the L2 cache when it comes again."""
+        return max(1, min(MOST_COPIES, -(-self._rotated // n_bytes)))
+
+    def noise(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+        """Normal numbers, in the model's type unless another is named."""
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        for part in tensor.view(-1).split(2**30):  # fewer than 2**31 at once
+            part.normal_(0.0, scale)
+        return tensor
+
+    def us(self, call: Callable[[int], Any], n: int) -> float | None:
+        """Microseconds of one of call(0), ..., call(n - 1), captured together: the median of several samples."""
+        call(0)
+        if not self.is_cuda:
+            return None
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(n):
+                call(i)
+        graph.replay()
+        times = max(1, min(50, int(SAMPLE_MS / max(_replays_ms(graph, 1), 1e-3))))
+        return 1e3 * float(np.median([_replays_ms(graph, times) for _ in range(SAMPLES)])) / times / n
+
+
+def _replays_ms(graph: torch.cuda.CUDAGraph, times: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def rate(n_bytes: int, us: float | None) -> float | None:
+    """Gigabytes a second."""
+    return None if us is None else n_bytes / us / 1e3
+
+
+def error_of(got: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    got, expected = got.double(), expected.double()
+    return float((got - expected).norm() / expected.norm())

@@ -1,0 +1,29 @@
+"""How a kernel is launched: after the one before it, or while that still runs, to wait for it on the device.
+
+Knows devices. Does not know what kernels compute. Import only where Triton is.
+"""
+
+from functools import cache
+
+import torch
+import triton
+
+FEW_PROGRAMS = 1024  # of kernels that are over in a few microseconds
+
+
+def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]:
+    """Launch arguments of a kernel that takes PDL, for programmatic dependent launch where the device has it.
+
+    Such a kernel is started while the one before it still runs. It must let `tl.extra.cuda.gdc_wait` return in every
+    program before it touches anything but weights: what comes after it counts on all before it being over.
+
+    n_programs: above FEW_PROGRAMS they would sit where the kernel before still works, and there is none.
+    """
+    if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _may_overlap(device.index):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+@cache
+def _may_overlap(index: int) -> bool:
+    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(index) >= (9, 0)
