@@ -90,6 +90,7 @@ class CodeStream:
         rows, before = self._chunk
         if not ended:
             # The last code was never fed, yet counts as spoken: the next chunk leaves a gap of one position.
+            self.speaker.join()
             self.speaker.state.cache.positions[self.slot] += 1
         self._chunks.append(self.speaker.rows(self.slot) - before)
         self._last = (rows, codes)
@@ -126,6 +127,7 @@ class CodeStream:
             speaker.empty_cache(slot)
         elif self.attention_type == "sliding_window":
             # Rows out of sight make room; what is left keeps its positions.
+            speaker.join()
             cache.windows[slot] = self.window
             speaker.drop_rows(slot, 0, drop, turn=False)
             cache.positions[slot] += drop

@@ -144,6 +144,7 @@ class Duplex:
 
     def hold_codes(self, slot: int, at: Counters) -> Counters:
         """Counters to go back to across codes that are remembered beyond their call, more than the ring holds."""
+        self.speaker.join()
         return replace(at, recent_codes=self.state.speech.sampler.history[slot].clone())
 
     def _hearing(self) -> list[Tensor]:

@@ -54,7 +54,7 @@ class OmniModel(nn.Module):
         return self.llm.model.fused is not None
 
     def use_kernels(self, on: bool) -> None:
-        """Run the layers by the project's own GPU kernels, or as they are written; at any time between two calls.
+        """Run the layers by the project's own GPU kernels, or as they are written. Graphs captured before are void.
 
         Weights of parallel products are laid side by side; every layer keeps its own as views of them.
         While kernels run, embeddings of text lie in the host's memory: of one and a half GB a step reads a few rows.

@@ -3,11 +3,14 @@
 Knows order and memory. Does not know what runs. On a CPU everything is done where it is asked for and nothing waits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+ALIGNED = 2  # int64 numbers in 16 bytes
 
 
 class SideStream:
@@ -81,20 +84,18 @@ def send(device: torch.device, *tensors: Tensor) -> list[Tensor]:
     """Small host tensors of int64 or bool to the device, all of them in one copy that the host does not wait for."""
     if device.type != "cuda":
         return list(tensors)
-    ints = [tensor for tensor in tensors if tensor.dtype != torch.bool]
-    flags = [tensor for tensor in tensors if tensor.dtype == torch.bool]
-    sent = send_one(device, torch.cat([tensor.reshape(-1).long() for tensor in (*ints, *flags)]))
-    n_ints = sum(tensor.numel() for tensor in ints)
-    got_ints = _cut(sent[:n_ints], ints)
-    got_flags = _cut(sent[n_ints:].bool(), flags) if flags else iter(())
-    return [next(got_flags if tensor.dtype == torch.bool else got_ints) for tensor in tensors]
+    sent = send_one(device, torch.cat([_padded(tensor) for tensor in tensors]))
+    parts = sent.split([-(-tensor.numel() // ALIGNED) * ALIGNED for tensor in tensors])
+    cut = (part[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
+    return [part.bool() if tensor.dtype == torch.bool else part for part, tensor in zip(cut, tensors, strict=True)]
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """As int64, with zeros behind it: kernels are made once for what begins at 16 bytes, and once more for the rest."""
+    flat = tensor.reshape(-1).long()
+    return F.pad(flat, (0, -len(flat) % ALIGNED))
 
 
 def send_one(device: torch.device, tensor: Tensor) -> Tensor:
     """A host tensor to the device. From pinned memory the host need not wait for what the device is still at."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def _cut(flat: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
-    parts = flat.split([tensor.numel() for tensor in like])
-    return (part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True))

@@ -44,6 +44,8 @@ def release_memory(device: torch.device | None) -> dict[str, int]:
         if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # one for each stream that ever multiplied
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+        if hasattr(torch._C, "_host_emptyCache"):  # pinned memory: embeddings were there
+            torch._C._host_emptyCache()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library keeps what it keeps
             ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -41,7 +41,7 @@ def _weights(scores, peak, ONE: tl.constexpr):
 @triton.jit
 def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
     """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so one key bounds it."""
-    bits = scores.to(tl.int32, bitcast=True)
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)  # the two zeros are one score
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     # Best first; of equal ones the lower id.
     key = (ordered << BITS) | ((1 << BITS) - 1 - column)

@@ -154,6 +154,8 @@ def _attend_kernel(
     keys = pool + (layer * 4 + half).to(tl.int64) * n_rows * H * HD + head * HD
     values = keys + 2 * n_rows.to(tl.int64) * H * HD
     rows = cached + b * width
+    # Written before the solve began. Kernels of it let the next one start only after their own wait, so that what is
+    # older than the kernel before is there.
     count = tl.load(n_cached + b)
     if PDL:
         if tl.program_id(0) == 0:
