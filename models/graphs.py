@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 from models.captured import Bucket, Captured, StagePool
 from models.errors import SettingsError, ShapeError
+from models.kernels_choice import Made
 
 
 @dataclass(frozen=True)
@@ -253,11 +254,6 @@ class RegionTable:
         self.clear_scratch()
 
     @property
-    def runs_kernels(self) -> bool:
-        """Whether the regions run by the project's own GPU kernels, which leaves little to compile."""
-        return False
-
-    @property
     def n_captured(self) -> int:
         """Graphs of all regions together."""
         return len(self._captured)
@@ -344,9 +340,9 @@ def _shape_key(name: str, tensors: Sequence[Tensor], static: dict[str, Any]) -> 
 
 
 def compile_counters() -> dict[str, int]:
-    """Graph breaks and graphs compiled so far in this process; compare before and after."""
+    """Graph breaks, and graphs and kernels made so far in this process; compare before and after."""
     return {
         "graph_breaks": sum(counters["graph_break"].values()),
-        "graphs": counters["stats"]["unique_graphs"],
+        "graphs": counters["stats"]["unique_graphs"] + Made.n,
         "frames": counters["frames"]["total"],
     }

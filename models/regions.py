@@ -156,7 +156,7 @@ def choose(
     Returns: [3, B] as `unit_step`.
     """
     chosen = sampling.sample_text(logits, slots, wants, state, sets)
-    bad = chosen.bad | (fed & ~logits.amax(1).isfinite())
+    bad = chosen.bad | (fed & ~sampling.highest(logits).isfinite())
     return torch.stack((chosen.ids, bad.long(), chosen.remembered.long()))
 
 

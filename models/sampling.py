@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import TokenError
-from models.rng import STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, running_sum, uniform
+from models.rng import SCAN_BLOCK, STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, running_sum, uniform
 from models.sampling_settings import TextSampling, check_number, signed_seed
 
 NEVER = float("-inf")
@@ -207,15 +208,17 @@ def sample_text(
     greedy, seed, draws = state.greedy[slots], state.seed[slots], state.draws[slots]
 
     scores = penalise(logits, slots, state, sets)
-    usable = logits.amax(1).isfinite() & scores.amax(1).isfinite()
+    usable = highest(logits).isfinite() & highest(scores).isfinite()
 
     stopped_by_draw = uniform(seed, draws, STREAM_STOP_PROBE) < stop_probability(logits, stop_id)
-    stop = torch.where(greedy, logits.argmax(1) == stop_id, stopped_by_draw) & state.stop_probe[slots] & (stop_id >= 0)
+    stop = (
+        torch.where(greedy, _first_best(logits) == stop_id, stopped_by_draw) & state.stop_probe[slots] & (stop_id >= 0)
+    )
     listen = (listen_rank(scores, listen_id) < state.listen_top_k[slots]) & (listen_id >= 0)
 
     best_ids, weights = _keep(scores, slots, state, candidates)
     index = draw_index(weights, uniform(seed, draws, STREAM_TEXT))
-    ids = torch.where(greedy, scores.argmax(1), best_ids.gather(1, index[:, None])[:, 0])
+    ids = torch.where(greedy, _first_best(scores), best_ids.gather(1, index[:, None])[:, 0])
     ids = torch.where(stop, stop_id, torch.where(listen, listen_id, ids))
 
     counts = active & usable
@@ -256,7 +259,25 @@ def penalise(logits: Tensor, slots: Tensor, state: SamplerState, sets: TokenSets
 
 def listen_rank(scores: Tensor, listen_id: Tensor) -> Tensor:
     """How many ids score strictly above `listen_id` [B]; [B] int64."""
-    return (scores > _at(scores, listen_id)[:, None]).sum(1)
+    return (_blocks(scores) > _at(scores, listen_id)[:, None, None]).sum(2).sum(1)
+
+
+def highest(scores: Tensor) -> Tensor:
+    """The best score of each row [B, V]; [B]."""
+    return _blocks(scores).amax(2).amax(1)
+
+
+def _first_best(scores: Tensor) -> Tensor:
+    """The id of each row's best score, of equal ones the lowest; [B] int64."""
+    values, ids = _blocks(scores).max(2)
+    block = values.argmax(1)
+    return block * SCAN_BLOCK + ids.gather(1, block[:, None])[:, 0]
+
+
+def _blocks(scores: Tensor) -> Tensor:
+    """[B, V] as [B, n, SCAN_BLOCK]: on a GPU the whole vocabulary of a single row would be one program's work."""
+    B, V = scores.shape
+    return F.pad(scores, (0, -V % SCAN_BLOCK), value=NEVER).view(B, -1, SCAN_BLOCK)
 
 
 def keep_top(

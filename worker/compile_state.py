@@ -58,8 +58,8 @@ class RegionState:
 class CompileCounts:
     """What compiling has done in this process so far; none of it may grow while a worker serves.
 
-    graph_breaks: places that torch.compile could not follow. graphs: graphs compiled, so that growth means recompiles.
-    graph_skips: calls of captured regions at shapes without a CUDA graph, refused or not. cudagraph_skips: times that
+    graph_breaks: places that torch.compile could not follow. graphs: compiled ones, and kernels of our own that were
+    made, so that growth means recompiles. graph_skips: calls of captured regions at shapes without a CUDA graph, refused or not. cudagraph_skips: times that
     Inductor refused to capture by itself.
     """
 
@@ -82,9 +82,11 @@ class CompileCounts:
 
 @dataclass
 class Tuned:
-    """What was done. targets, regions: by name. seconds: by region, warming up and capturing. n_graphs: CUDA graphs
-    captured. counts: when it was over. toggles: the switches of speed that are in force. notes: what was asked for and
-    makes no sense here, or did not work.
+    """What was done.
+
+    targets, regions: by name. seconds: by region, warming up and capturing. n_graphs: CUDA graphs captured. counts:
+    when it was over. toggles: the switches of speed that are in force. notes: what was asked for and makes no sense
+    here, or did not work. lost_kernels: tables, `omni` or `vocoder`, whose kernels failed; notes say how.
     """
 
     targets: dict[str, TargetState] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class Tuned:
     counts: CompileCounts = field(default_factory=CompileCounts)
     toggles: dict[str, str | bool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    lost_kernels: list[str] = field(default_factory=list)
 
     @property
     def hits(self) -> int:

@@ -1,12 +1,16 @@
 """How a kernel is launched: after the one before it, or while that still runs, to wait for it on the device.
 
-Knows devices. Does not know what kernels compute. Import only where Triton is.
+From its import on, kernels that are made are counted: after warm-up there must be none. Knows devices. Does not know
+what kernels compute. Import only where Triton is.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
+
+from models.kernels_choice import Made
 
 FEW_PROGRAMS = 1024  # of kernels that are over in a few microseconds
 
@@ -22,6 +26,13 @@ def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]
     if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _may_overlap(device.index):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
+
+
+def _count(*_: Any, **__: Any) -> None:
+    Made.one_more()
+
+
+triton.knobs.runtime.jit_post_compile_hook = _count
 
 
 @cache
