@@ -200,9 +200,10 @@ def identity(
 
 
 def regions(running: Running, weights: Weights, n_units: int) -> dict[str, Any]:
-    """Every region that units call, as it serves, against eager float32; one session alone, then several at once."""
-    wide = replace(running.spec, way="eager", dtype="float32")
+    """Every region that units call, as it serves, against plain eager float32; one session, then several at once."""
+    wide = replace(running.spec, way="eager", dtype="float32", plain=True)
     twin = weights.wide().parts(wide, wide.engine_config())
+    assert not (twin.model.kernels or twin.vocoder.regions.kernels), "expected a reference without kernels"
     scenes, found = Scenes(1), {}
     for n_sessions in sorted({1, min(4, running.parts.n_slots)}):
         with doubled(running.parts, twin) as errors:

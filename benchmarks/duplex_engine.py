@@ -5,6 +5,7 @@ know what is measured on it afterwards.
 """
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.compile_options import WAYS
+from benchmarks.region_errors import exact
 from benchmarks.timing import Ceilings, Clock
 from models.config import load_config, load_preprocessor_config
 from models.load import build_on_meta, load_model, weight_dtype
@@ -25,11 +27,11 @@ from models.token2wav.hift import Hift
 from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.random_weights import random_parts
 from models.token2wav.region_table import VocoderShapes
-from models.token2wav.settings import FlowConfig
+from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
 from models.token2wav.voice import Voice
 from models.tokens import Tokenizer
 from models.weights import assign_weights
-from worker.building import Parts, assemble
+from worker.building import FRAMES_PER_SECOND, Parts, assemble
 from worker.compile_cache import CompileCache, facts_of
 from worker.compile_state import CompileCounts, TargetPhase, Tuned
 from worker.compile_targets import SERVING
@@ -46,7 +48,6 @@ from worker.warmup import WarmUpMedia, warm_up
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
 VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
 PROMPT_CODES = 75  # three seconds of a voice's prompt
-VOICES_S = 12.0  # room for prompts: all sessions have one voice
 WINDOW = WindowConfig()
 
 
@@ -55,9 +56,10 @@ class Spec:
     """What to build.
 
     config: `tiny` or `real`. way: of `compile_options.WAYS`. slots: sessions at most. llm_len: context rows of a slot.
-    steps: Euler steps; None: the way's. dtype: as `EngineConfig`'s. unit_shapes: only the sizes that a unit of one
-    session with one picture meets, where many ways are compared. warms_up: hold the worker's conversation at the start.
-    session: further settings of sessions.
+    voices_s: room for prompts of voices; all sessions have one. steps: Euler steps; None: the way's. dtype: as
+    `EngineConfig`'s. plain: no kernels of ours in the vocoder either, float32 products in float32 from the beginning.
+    unit_shapes: only the sizes that a unit of one session with one picture meets, where many ways are compared.
+    warms_up: hold the worker's conversation at the start. session: further settings of sessions.
     """
 
     config: str = "tiny"
@@ -65,8 +67,10 @@ class Spec:
     way: str = "ours"
     slots: int = 1
     llm_len: int = 4608
+    voices_s: float = 12.0
     steps: int | None = None
     dtype: str = "auto"
+    plain: bool = False
     unit_shapes: bool = False
     warms_up: bool = True
     session: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +94,7 @@ class Spec:
             dtype=self.dtype,
             max_sessions=self.slots,
             llm_len=self.llm_len,
-            voices_s=VOICES_S,
+            voices_s=self.voices_s,
             euler_steps=self.n_steps,
             compile=WAYS[self.way].config(),
             session=SessionConfig(**session),
@@ -141,9 +145,17 @@ class Weights:
             shapes = Shapes(batch=one, slices=one, patches=(1088,), spoken=(24,), tokens=(24,), **lengths)
             vocoder_shapes = VocoderShapes(batch=one, columns=(512,))
         tokenizer, pictures = Tokenizer.load(TINY), load_preprocessor_config(TINY)
-        return assemble(
-            self.model, tokenizer, pictures, self.flow, config, shapes=shapes, vocoder_shapes=vocoder_shapes
-        )
+        with exact() if spec.plain else nullcontext():
+            return assemble(
+                self.model,
+                tokenizer,
+                pictures,
+                self.flow,
+                config,
+                shapes=shapes,
+                vocoder_shapes=vocoder_shapes,
+                vocoder_kernels="plain" if spec.plain else None,
+            )
 
 
 @dataclass
@@ -232,9 +244,19 @@ def start(
         "n_weights": sum(p.numel() for p in parts.model.parameters()),
         "slot_bytes": parts.duplex.state.nbytes(),
         "vocoder_slot_bytes": parts.vocoder.n_bytes,
+        "bytes_of_1000_rows": 1000 * _row_bytes(parts),
+        "bytes_of_a_voice_second": FRAMES_PER_SECOND * _voice_frame_bytes(parts),
         "peak_memory": report.peak_memory(parts.model.device),
     }
     return Running(spec, parts, engine, voice, facts, count(parts))
+
+
+def device_used(device: torch.device) -> int | None:
+    """Bytes in use on the whole device, the driver's own included; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def make_voice(config: FlowConfig, seed: int = 0) -> Voice:
@@ -270,6 +292,20 @@ def _not_captured(parts: Parts) -> list[str]:
     """Regions that units call and that have no CUDA graph."""
     tables = (parts.duplex.runner.regions, parts.vocoder.regions)
     return [name for name in SERVING for table in tables if name in table.table and name not in table.captured]
+
+
+def _row_bytes(parts: Parts) -> int:
+    """Of one more context row in every slot, the scratch slot included."""
+    cache = parts.duplex.state.llm
+    return sum(tensor.nbytes // tensor.shape[2] for tensor in (*cache.k, *cache.v))
+
+
+def _voice_frame_bytes(parts: Parts) -> int:
+    """Of one more mel frame for voices, which all of them share."""
+    state = parts.vocoder.state
+    of_dit = sum(rows.nbytes for rows in state.dit_rows) // state.dit.n_rows
+    of_code = state.code_rows.nbytes // state.code.n_rows // FRAMES_PER_CODE
+    return of_dit + state.mel_rows.nbytes // state.mel.n_rows + of_code
 
 
 def _dtype(spec: Spec) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.duplex_engine import Running
+from benchmarks.duplex_engine import Running, device_used
 from benchmarks.duplex_floor import unit_floor
 from benchmarks.duplex_talk import LISTEN, SPEAK, STAGES, Scenes, Sent, Talker, converse, percentiles
 from benchmarks.timing import Ceilings
@@ -33,7 +33,7 @@ def latency(
     for mode in (LISTEN, SPEAK):
         result["rows"].append(_row(running, mode, n_units, context, scenes))
         result["memory"]["serving"] = report.peak_memory(running.device)
-        result["memory"]["device_used_bytes"] = _device_used(running.device)
+        result["memory"]["device_used_bytes"] = device_used(running.device)
         save(result)
     return result
 
@@ -76,11 +76,3 @@ def _row(running: Running, mode: str, n_units: int, context: int, scenes: Scenes
         "samples_mean": sum(n_sound) / len(n_sound),
         "late": {name: late[name] - before[name] for name in late},
     }
-
-
-def _device_used(device: torch.device) -> int | None:
-    """Bytes in use on the whole device, the driver's own included."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free

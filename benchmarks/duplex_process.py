@@ -35,6 +35,7 @@ class Processes:
         """
         self._n += 1
         out, launched = self._folder / f"{self._n}.out.json", time.time()
+        out.unlink(missing_ok=True)  # of an earlier command in this folder
         file = self._folder / f"{self._n}.job.json"
         file.write_text(
             json.dumps({**job, "out": str(out), "cache": str(cache), "launched": launched, "limit_s": limit_s})

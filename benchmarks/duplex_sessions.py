@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.duplex_engine import Running
+from benchmarks.duplex_engine import Running, device_used
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Sent, Talker, percentiles
 from benchmarks.gpu_busy import Busy
 
@@ -34,7 +34,8 @@ SECONDS_A_SESSION = 0.25  # to open and close one with a long prompt
 @dataclass(frozen=True)
 class Plan:
     """counts: sessions of each row. seconds, warm_s: measured, and before that. contexts: rows of the shortest and of
-    the longest prompt. n_frames: pictures in a unit. claim_units: the least that the claimed number is measured with.
+    the longest prompt. n_frames: pictures in a unit. claim_units: the least that the claimed number is measured with,
+    for claim_s seconds at most.
     """
 
     counts: Sequence[int]
@@ -42,17 +43,21 @@ class Plan:
     warm_s: float
     contexts: tuple[int, int]
     n_frames: int
-    claim_units: int = 1000
+    claim_units: int = 3000
+    claim_s: float = 60.0
 
 
 def many_sessions(
     running: Running, plan: Plan, *, left_s: Callable[[], float], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Each number of sessions once; the largest that is served again, for as long as CLAIM_UNITS take.
+    """Each number of sessions once; the largest that is served again, for as long as `claim_units` take. If it is not
+    served then, the next smaller one that is, until one stands.
 
-    Returns: {rows, left_out, failed}, given to `save` after each row. left_s: seconds that may still be used.
+    Returns: {rows, left_out, failed, claim}, given to `save` after each row. claim: {sessions, units, is_long}, the
+    number served, its units, and whether they are as many as asked or took as long as they may. left_s: seconds that
+    may still be used.
     """
-    result: dict[str, Any] = {"rows": [], "left_out": [], "failed": []}
+    result: dict[str, Any] = {"rows": [], "left_out": [], "failed": [], "claim": None}
 
     def run(n: int, seconds: float) -> dict[str, Any] | None:
         if left_s() < seconds + plan.warm_s + SECONDS_A_SESSION * n:
@@ -70,13 +75,26 @@ def many_sessions(
             result["rows"].append(row)
             save(result)
     rows = result["rows"]
-    place = next((at for at, row in enumerate(rows) if row["sessions"] == sessions_ok(rows)), None)
-    if place is not None and rows[place]["n"] < plan.claim_units:
+    while (place := _claimed(rows)) is not None and not _is_long(rows[place], plan):
         n = rows[place]["sessions"]
-        if (row := run(n, plan.claim_units / n)) is not None:
-            row["first_run"], rows[place] = rows[place], row
+        if (row := run(n, min(plan.claim_units / n, plan.claim_s))) is None:
+            break
+        row["first_run"], rows[place] = rows[place], row
+        save(result)
+    if place is not None:
+        row = rows[place]
+        result["claim"] = {"sessions": row["sessions"], "units": row["n"], "is_long": _is_long(row, plan)}
     save(result)
     return result
+
+
+def _claimed(rows: Sequence[dict[str, Any]]) -> int | None:
+    """Place of the row whose number of sessions counts as served."""
+    return next((at for at, row in enumerate(rows) if row["sessions"] == sessions_ok(rows)), None)
+
+
+def _is_long(row: dict[str, Any], plan: Plan) -> bool:
+    return "first_run" in row or row["n"] >= plan.claim_units
 
 
 def sessions_ok(rows: Sequence[dict[str, Any]]) -> int:
@@ -123,6 +141,7 @@ def _measured(running: Running, plan: Plan, talkers: Sequence[Talker]) -> dict[s
         **_outcome(sender.measured(), sender),
         "busy": busy.report(),
         "peak_memory": report.peak_memory(running.device),
+        "device_used_bytes": device_used(running.device),
         "late": {name: late[name] - before[name] for name in late},
         "is_overloaded": sender.is_overloaded,
     }

@@ -54,24 +54,30 @@ def summary(result: Found) -> Found:
     latency, sessions = processes.get("latency", {}), processes.get("sessions", {})
     rows = {row["mode"]: row for row in latency.get("latency", {}).get("rows", [])}
     served = sessions.get("sessions", {}).get("rows", [])
-    late = [row["late"] for row in (*rows.values(), *served)]
+    first = [row["first_run"] for row in served if "first_run" in row]
+    late = [row["late"] for row in (*rows.values(), *served, *first)]
     slots = "sessions" if "cold sessions" in processes or "sessions" in processes else "latency"
     figures = {
         "listen_p95_ms": _p95(rows.get("LISTEN"), "total_ms"),
         "speak_p95_ms": _p95(rows.get("SPEAK"), "total_ms"),
         "first_sound_p95_ms": _p95(rows.get("SPEAK"), "first_sound_ms"),
         "sessions_ok": sessions_ok(served) if served else None,
-        "cold_start_s": _start_s(processes.get(f"cold {slots}")),
-        "cached_start_s": _start_s(processes.get(slots)) if f"cold {slots}" in processes else None,
+        "cold_start_s": start_s(processes.get(f"cold {slots}")),
+        "cached_start_s": start_s(processes.get(slots)) if f"cold {slots}" in processes else None,
         "recompiles": sum(one["graphs"] for one in late) if late else None,
         "graph_breaks": sum(one["graph_breaks"] for one in late) if late else None,
         "cudagraph_skips": sum(one["graph_skips"] + one["cudagraph_skips"] for one in late) if late else None,
-        "peak_gb": _peak_gb(latency),
+        "peak_gb": peak_gb(latency),
         "date": result["environment"]["date"],
         "torch": result["environment"]["torch"],
-        "command": " ".join(result["command"]),
+        "command": " && ".join(" ".join(one) for one in commands(result)),
     }
     return {name: _rounded(figures[name]) for name in SUMMARY}
+
+
+def commands(result: Found) -> list[list[str]]:
+    """Those that the result was measured with."""
+    return [result["command"], *(one["command"] for one in result.get("resumed", []))]
 
 
 def toggle_table(processes: dict[str, Found]) -> list[str]:
@@ -81,22 +87,30 @@ def toggle_table(processes: dict[str, Found]) -> list[str]:
         return []
     told = [
         f"{'way':16}{'LISTEN p50/p95/p99':>24}{'SPEAK p50/p95/p99':>26}{'first sound p95':>17}{'GB':>7}"
-        f"{'cold s':>8}{'cached s':>10}{'breaks':>8}{'recompiles':>12}{'skips':>7}"
+        f"{'cold s':>8}{'cached s':>10}{'breaks':>10}{'graphs':>10}{'skips':>12}   at start / later"
     ]
     for name in names:
         found, cached = processes[f"toggle {name}"], processes.get(f"cached {name}", {})
         rows = {row["mode"]: row for row in found.get("latency", {}).get("rows", [])}
         times = [_three(rows.get(mode), "total_ms") for mode in ("LISTEN", "SPEAK")]
-        late = [row["late"] for row in rows.values()]
-        breaks, recompiles = (sum(one[kind] for one in late) if late else "-" for kind in ("graph_breaks", "graphs"))
-        skips = sum(one["graph_skips"] + one["cudagraph_skips"] for one in late) if late else "-"
+        counts = [
+            _twice(found, *kinds) for kinds in (("graph_breaks",), ("graphs",), ("graph_skips", "cudagraph_skips"))
+        ]
         first = _p95(rows.get("SPEAK"), "first_sound_ms")
         told.append(
-            f"{name:16}{times[0]:>24}{times[1]:>26}{_number(first):>17}{_number(_peak_gb(found)):>7}"
-            f"{_number(_start_s(found)):>8}{_number(_start_s(cached)):>10}{breaks:>8}{recompiles:>12}{skips:>7}"
+            f"{name:16}{times[0]:>24}{times[1]:>26}{_number(first):>17}{_number(peak_gb(found)):>7}"
+            f"{_number(start_s(found)):>8}{_number(start_s(cached)):>10}{counts[0]:>10}{counts[1]:>10}{counts[2]:>12}"
             f"{_remark(found)}"
         )
     return told
+
+
+def _twice(found: Found, *kinds: str) -> str:
+    """Counts of compiling until the engine was ready, and of all units after that."""
+    ready = found.get("start", {}).get("counts")
+    late = [row["late"] for row in found.get("latency", {}).get("rows", [])]
+    start = sum(ready[kind] for kind in kinds) if ready else "-"
+    return f"{start} / {sum(one[kind] for one in late for kind in kinds) if late else '-'}"
 
 
 def _remark(found: Found) -> str:
@@ -150,8 +164,8 @@ def _latency(found: Found) -> list[str]:
 def _sessions(found: Found) -> list[str]:
     told = [
         f"{'sessions':>8}{'units':>7}{'all p50/p95/p99':>22}{'LISTEN p50/p95':>17}{'SPEAK p50/p95':>17}"
-        f"{'first sound':>15}{'missed':>8}{'rate':>9}{'GPU %':>7}{'core %':>8}{'engine %':>10}{'GB':>7}{'samples':>9}"
-        f"{'sent late p99':>15}{'rows':>12}"
+        f"{'first sound':>15}{'missed':>8}{'rate':>9}{'GPU %':>7}{'core %':>8}{'engine %':>10}{'alloc GB':>10}"
+        f"{'reserved':>10}{'device':>8}{'samples':>9}{'sent late p99':>15}{'rows':>12}"
     ]
     for row in found["rows"]:
         busy = row["busy"]
@@ -159,7 +173,9 @@ def _sessions(found: Found) -> list[str]:
             f"{row['sessions']:8}{row['n']:7}{_three(row, 'total_ms'):>22}{_two(row, 'listen_ms'):>17}"
             f"{_two(row, 'speak_ms'):>17}{_two(row, 'first_sound_ms'):>15}{row['n_missed']:8}{row['miss_rate']:9.4f}"
             f"{_number(busy['gpu_percent'], 0):>7}{busy['process_core_percent']:8.0f}"
-            f"{_number(busy['engine_thread_percent'], 0):>10}{_gb(row['peak_memory']):>7}"
+            f"{_number(busy['engine_thread_percent'], 0):>10}"
+            f"{_gb(row['peak_memory'].get('allocated_bytes')):>10}{_gb(row['peak_memory'].get('reserved_bytes')):>10}"
+            f"{_gb(row['device_used_bytes']):>8}"
             f"{_number(row['samples_per_spoken_unit'], 0):>9}{_number((row['send_late_ms'] or {}).get('p99')):>15}"
             f"{'{}-{}'.format(*row['llm_rows']) if row['llm_rows'] else '-':>12}"
             f"{'  given up, cannot keep up' if row['is_overloaded'] else ''}"
@@ -170,6 +186,9 @@ def _sessions(found: Found) -> list[str]:
     if found["rows"]:
         told.append(_late(found["rows"]))
         told.append(f"GPU %: {found['rows'][0]['busy']['gpu_source']}; sessions served: {sessions_ok(found['rows'])}")
+    if claim := found["claim"]:
+        short = "" if claim["is_long"] else ", fewer than asked for"
+        told.append(f"claimed: {claim['sessions']} sessions, by {claim['units']} units{short}")
     return told
 
 
@@ -193,14 +212,16 @@ def _against(found: Found) -> str:
 
 def _regions(n: str, tables: Found) -> list[str]:
     told = [
-        f"{'region':16}{'calls':>6}{'|d|/|ref|':>12}{'of slots':>12}{'mean |d|':>12}{'max |d|':>12}  integers"
+        f"{'region':16}{'calls':>6}{'|d|/|ref|':>12}{'of slots':>12}{'alike':>6}{'|d|/|ref|':>12}{'mean |d|':>12}"
+        f"{'max |d|':>12}  integers"
         f"   ({n} at once, against eager float32)"
     ]
     regions = {name: one for table in tables.values() for name, one in table.items()}
     for name, one in regions.items():
         integers = f"{one['integers']} of {one['n_integers']} differ" if one["n_integers"] else "-"
         told.append(
-            f"{name:16}{one['n']:6}{one['relative']:12.2e}{one['state_relative']:12.2e}{one['mean']:12.2e}"
+            f"{name:16}{one['n']:6}{one['relative']:12.2e}{one['state_relative']:12.2e}{one['n_alike']:6}"
+            f"{one['alike_relative']:12.2e}{one['mean']:12.2e}"
             f"{one['largest']:12.2e}  {integers}{'  ' + one['error'] if one['error'] else ''}"
         )
     if regions:
@@ -213,14 +234,14 @@ def _p95(row: Found | None, what: str) -> float | None:
     return row[what]["p95"] if row and row.get(what) else None
 
 
-def _start_s(found: Found | None) -> float | None:
+def start_s(found: Found | None) -> float | None:
     return found["start"]["total_s"] if found and "start" in found else None
 
 
-def _peak_gb(found: Found) -> float | None:
-    """Of the whole process from its beginning: what was allocated at most. What is reserved stands beside it."""
+def peak_gb(found: Found, kind: str = "allocated_bytes") -> float | None:
+    """Of `latency`'s process: at most, over loading, warm-up and the run. kind: also reserved_bytes."""
     memory = found.get("latency", {}).get("memory", {})
-    held = [one["allocated_bytes"] for one in memory.values() if isinstance(one, dict) and "allocated_bytes" in one]
+    held = [one[kind] for one in memory.values() if isinstance(one, dict) and kind in one]
     return max(held) / GB if held else None
 
 
@@ -230,8 +251,8 @@ def _memory(peak: Found) -> str:
     return f"{peak['allocated_bytes'] / GB:.2f} GB allocated, {peak['reserved_bytes'] / GB:.2f} reserved"
 
 
-def _gb(peak: Found) -> str:
-    return f"{peak.get('reserved_bytes', peak['host_bytes']) / GB:.1f}"
+def _gb(n_bytes: int | None) -> str:
+    return "-" if n_bytes is None else f"{n_bytes / GB:.1f}"
 
 
 def _three(row: Found | None, what: str) -> str:

@@ -22,15 +22,21 @@ from worker.building import Parts
 class Errors:
     """Of one region over its calls; reference is the twin. relative: norm of the difference over the reference's norm,
     the largest of all calls. mean, largest: absolute difference. integers: values that are not equal, of n_integers.
+    alike_...: over the n_alike calls whose integers are equal, returned and kept in slots: after another choice the
+    rest of a call works on other tokens. alike_relative: the larger of what is returned and what is kept.
     """
 
     n: int = 0
+    n_alike: int = 0
     relative: float = 0.0
     state_relative: float = 0.0
     mean: float = 0.0
     largest: float = 0.0
     integers: int = 0
     n_integers: int = 0
+    alike_relative: float = 0.0
+    alike_mean: float = 0.0
+    alike_largest: float = 0.0
     error: str = ""
 
 
@@ -53,7 +59,7 @@ class _Doubled:
         errors = self.errors.setdefault(name, Errors())
         errors.n += 1
         try:
-            with _exact():
+            with exact():
                 expected = self._twin.uncaptured(name, *inputs, **static)
             self._compare(errors, out, expected, before)
         except Exception as error:  # one region that cannot be doubled must not cost the others
@@ -67,16 +73,18 @@ class _Doubled:
         return tensor.to(device, torch.float32 if narrow else tensor.dtype, copy=True)
 
     def _compare(self, errors: Errors, out: Any, expected: Any, before: list[Tensor]) -> None:
-        returned = _Difference()
+        returned, n_other = _Difference(), 0
         for own, other in zip(_flat(out), _flat(expected), strict=True):
             if own.is_floating_point():
                 returned.add(own.to(other.dtype), other)
             else:
-                errors.integers += int((own != other).sum())
+                n_other += int((own != other).sum())
                 errors.n_integers += own.numel()
+        errors.integers += n_other
         kept = _Difference()
         for own, other, old in zip(self._own, self._others, before, strict=True):
             if not own.is_floating_point():
+                n_other += int((own != other).sum())
                 continue
             changed = other != old
             if bool(changed.any()):
@@ -85,6 +93,12 @@ class _Doubled:
         errors.state_relative = _larger(errors.state_relative, kept.relative)
         for one in (returned, kept):
             errors.mean, errors.largest = _larger(errors.mean, one.mean), _larger(errors.largest, one.largest)
+        if n_other == 0:
+            errors.n_alike += 1
+            for one in (returned, kept):
+                errors.alike_relative = _larger(errors.alike_relative, one.relative)
+                errors.alike_mean = _larger(errors.alike_mean, one.mean)
+                errors.alike_largest = _larger(errors.alike_largest, one.largest)
 
 
 class _Difference:
@@ -164,7 +178,7 @@ def _larger(a: float, b: float) -> float:
 
 
 @contextmanager
-def _exact() -> Iterator[None]:
+def exact() -> Iterator[None]:
     """float32 products in float32; what is compiled for another setting does not notice, it runs outside."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

@@ -37,7 +37,7 @@ from models.weights import assign_weights
 TINY = Path(__file__).parent.parent / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
 # How a chunk runs: the kernels, whether it is compiled, whether both regions are captured. Beside kernels a worker
-# compiles nothing.
+# compiles nothing of the vocoder.
 WAYS = {
     "eager": ("plain", False, False),
     "compiled": ("plain", True, False),

@@ -1,4 +1,4 @@
-"""Whether the project's own GPU kernels can take the place of the layers as they are written, and how many were made."""
+"""Whether the project's own GPU kernels can run in place of layers as they are written, and how many were made."""
 
 from importlib.util import find_spec
 

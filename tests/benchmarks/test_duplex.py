@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import duplex
+from benchmarks import duplex, duplex_sessions
 from benchmarks.compile_options import WAYS
 from benchmarks.duplex_correctness import Choice, Choices, Told, against, conversation, difference
 from benchmarks.duplex_engine import Running, Spec, Weights, start
@@ -20,8 +20,9 @@ from benchmarks.duplex_process import Processes
 from benchmarks.duplex_sessions import Plan, many_sessions, sessions_ok
 from benchmarks.duplex_tables import SUMMARY, lines, summary, toggle_table
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Script, Sent, Talker, converse
+from benchmarks.duplex_verdicts import verdict_lines, verdicts
 from benchmarks.gpu_busy import Busy
-from benchmarks.region_errors import doubled
+from benchmarks.region_errors import _Doubled, doubled
 from worker.compile_config import CompileConfig
 
 SPEC = Spec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
@@ -81,6 +82,7 @@ def test_sessions_that_are_served_and_such_that_are_not(running: Running) -> Non
     assert row["llm_rows"][0] > 20 and row["llm_rows"][1] > 100
     assert row["send_late_ms"]["max"] >= 0 and row["busy"]["process_core_percent"] > 0
     assert many_sessions(running, plan, left_s=lambda: 1.0, save=lambda found: None)["left_out"]
+    assert found["claim"] == {"sessions": 2, "units": 3, "is_long": True} and row["device_used_bytes"] is None
     assert any("sessions served" in line for line in lines("sessions", {"sessions": found}))
 
 
@@ -101,6 +103,23 @@ def test_sessions_are_served_only_if_all_smaller_numbers_are() -> None:
     assert sessions_ok(rows) == 1
     rows[2]["miss_rate"] = 0.0009
     assert sessions_ok(rows) == 16
+
+
+def test_what_is_claimed_has_been_measured_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, float]] = []
+
+    def row(running: Any, plan: Plan, n: int) -> dict[str, Any]:
+        ran.append((n, plan.seconds))
+        missed = n == 8 and plan.seconds > 10
+        return {"sessions": n, "n": int(n * plan.seconds), "miss_rate": 0.01 if missed else 0.0}
+
+    monkeypatch.setattr(duplex_sessions, "_row", row)
+    plan = Plan((1, 4, 8), 10.0, 1.0, (20, 100), 0, claim_units=400, claim_s=60.0)
+    found = many_sessions(None, plan, left_s=lambda: 1e6, save=lambda found: None)
+    assert ran[3:] == [(8, 50.0), (4, 60.0)], "the next smaller number is measured again, for no longer than allowed"
+    assert found["claim"] == {"sessions": 4, "units": 240, "is_long": True} and sessions_ok(found["rows"]) == 4
+    short = many_sessions(None, plan, left_s=lambda: 30.0, save=lambda found: None)
+    assert short["claim"] == {"sessions": 8, "units": 80, "is_long": False}
 
 
 def test_the_same_conversation_twice_and_with_neighbours(running: Running, choices: Both) -> None:
@@ -137,6 +156,7 @@ def test_a_twin_with_one_other_weight_is_found_out(running: Running, weights: We
     same = errors["omni"] | errors["vocoder"]
     assert {"audio_unit", "unit_prefill", "unit_step", "flow", "hift"} <= same.keys()
     assert not any(one.error or one.relative or one.state_relative or one.integers for one in same.values())
+    assert all(one.n_alike == one.n and one.alike_relative == one.alike_largest == 0 for one in same.values())
     with torch.no_grad():
         wide.model.llm.lm_head.weight.mul_(1.01)
     with doubled(running.parts, twin) as errors:
@@ -145,6 +165,26 @@ def test_a_twin_with_one_other_weight_is_found_out(running: Running, weights: We
     assert math.isclose(errors["omni"]["unit_step"].relative, 0.01 / 1.01, rel_tol=0.05)
     assert errors["omni"]["audio_unit"].relative == 0 and running.parts.duplex.runner.regions is not None
     assert weights.model.llm.lm_head.weight.data_ptr() != wide.model.llm.lm_head.weight.data_ptr()
+
+
+def test_calls_that_choose_otherwise_are_told_apart() -> None:
+    def table(ids: Any) -> Any:
+        def call(name: str, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return ids(value), value + (0.5 if ids is int_of else 0)
+
+        call.uncaptured = call
+        return call
+
+    def int_of(value: torch.Tensor) -> torch.Tensor:
+        return value.long()
+
+    served, twin = table(int_of), table(lambda value: value.long().clamp(max=5))
+    region = _Doubled(served, twin, ([torch.zeros(2)], [torch.zeros(2)]))
+    region("step", torch.tensor([7.0]))
+    region("step", torch.tensor([2.0]))
+    errors = region.errors["step"]
+    assert (errors.n, errors.n_alike, errors.integers) == (2, 1, 1)
+    assert math.isclose(errors.alike_relative, 0.25) and errors.alike_largest == 0.5, "of the call with the same ids"
 
 
 def test_a_run_writes_what_it_has_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +212,70 @@ def test_a_run_writes_what_it_has_measured(tmp_path: Path, capsys: pytest.Captur
     found = result["processes"]["latency"]
     assert found["is_complete"] and found["process"]["status"] == 0 and found["latency"]["rows"][1]["floor_ms"] > 0
     assert found["start"]["total_s"] > found["start"]["seconds"]["process"] and result["environment"]["torch"]
+    assert found["start"]["bytes_of_1000_rows"] > 0 and found["start"]["bytes_of_a_voice_second"] > 0
+    assert result["verdicts"][0]["figure"] == told["listen_p95_ms"]
     assert "listen_p95_ms" in capsys.readouterr().out
+
+
+def test_a_plan_is_finished_by_a_second_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(processes: Any, job: Any, cache: Path, limit_s: float, tell: Any) -> dict[str, Any]:
+        ran.append(job["part"])
+        is_cut = job["part"] == "correctness" and limit_s < 100
+        found = {"process": {"seconds": 1.0, "status": 0, "killed": "killed" if is_cut else ""}, "told": {}}
+        tell(found)
+        return found
+
+    monkeypatch.setattr(Processes, "run", run)
+    file = tmp_path / "out.json"
+    shared = ["--device", "cpu", "--json", str(file), "--folder", str(tmp_path / "folder")]
+    duplex.main([*shared, "--parts", "latency,correctness", "--budget-s", "50"])
+    assert ran == ["latency", "reference", "correctness", "regions"]
+    resumed = [*shared, "--resume", str(file)]
+    result = duplex.main([*resumed, "--parts", "latency,correctness"])
+    assert ran[4:] == ["correctness"], "what was cut short is run again, and nothing else"
+    assert len(result["resumed"]) == 1 and " && " in summary(result)["command"] and result["left_out"] == []
+    with pytest.raises(SystemExit):
+        duplex.main([*resumed, "--units", "3"])
+    duplex.main([*resumed, "--parts", "latency,start"])
+    behind = "a part that starts from the cache has to come behind the cold start"
+    assert ran[5:] == ["start", "latency", "start", "start"], behind
+    result = duplex.main([*resumed, "--parts", "sessions"])
+    assert ran[9:] == ["sessions"] and result["settings"]["parts"] == ["latency", "sessions", "correctness", "start"]
+
+
+def test_figures_are_judged() -> None:
+    def row(p95: float) -> dict[str, Any]:
+        none = dict.fromkeys(("graphs", "graph_breaks", "graph_skips", "cudagraph_skips"), 0)
+        return {"total_ms": {"p95": p95}, "first_sound_ms": {"p95": p95}, "late": none}
+
+    def region(relative: float, n_alike: int = 2) -> dict[str, Any]:
+        error = {"alike_relative": relative, "alike_mean": relative, "alike_largest": relative, "error": ""}
+        return {"n": 2, "n_alike": n_alike, **error}
+
+    rows = [{"mode": LISTEN, **row(20.0)}, {"mode": SPEAK, **row(100.0)}]
+    first = {"ids": None, "codes": None, "sound": 3}
+    processes = {
+        "latency": {"latency": {"rows": rows, "memory": {}}},
+        "correctness": {
+            "identity": {"two_runs": {"first": first}, "with_neighbours": {"first": first}},
+            "regions": {"1": {"omni": {"a": region(0.01), "b": region(math.nan), "c": region(1.0, n_alike=0)}}},
+        },
+        "float32": {"regions": {"1": {"omni": {"a": region(2e-6)}}}},
+    }
+    result = {"processes": processes, "command": ["x"], "environment": {"date": "d", "torch": "t"}}
+    judged = {one["what"]: (one["passes"], one["reaches_aim"]) for one in verdicts(result)}
+    assert judged["LISTEN unit, p95"] == (True, False) and judged["first sound, p95"] == (False, False)
+    assert judged["live sessions, below 0.1 % misses"] == (None, None)
+    assert judged["two runs: of ids, codes, sound differ"] == (False, None)
+    assert judged["with neighbours: of ids differ"] == (True, None), "sound beside neighbours is told, not judged"
+    assert judged["region a: |d|/|ref|"] == (True, None) and judged["region b: |d|/|ref|"] == (False, None)
+    assert judged["region c: |d|/|ref|"] == (None, None), "after another choice nothing is left to compare"
+    assert judged["float32, against eager: mean |d|"] == (False, None)
+    assert judged["float32, against eager: largest |d|"] == (True, None)
+    told = verdict_lines({**result, "settings": {}})
+    assert any("first sound" in line and "FAIL" in line for line in told)
 
 
 def test_a_process_is_killed_at_its_limit(tmp_path: Path) -> None:
@@ -202,6 +305,11 @@ def test_every_way_is_one_that_the_worker_knows() -> None:
         assert not unknown, f"{name}: expected settings of CompileConfig, got {unknown}"
     killed = {"toggle ours": {"process": {"killed": "killed at its limit of 1 s"}}}
     assert "killed" in toggle_table(killed)[1]
+    counts = {"graph_breaks": 1, "graphs": 30, "graph_skips": 2, "cudagraph_skips": 5}
+    started = {"start": {"counts": counts, "total_s": 1.0, "fell_back": []}, "is_complete": True}
+    started["latency"] = {"rows": [{"mode": LISTEN, "late": dict.fromkeys(counts, 1)}], "memory": {}}
+    line = toggle_table({"toggle ours": started})[1]
+    assert "1 / 1" in line and "30 / 1" in line and "7 / 2" in line
 
 
 def test_busy_counts_what_this_process_burns() -> None:
