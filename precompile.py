@@ -3,8 +3,8 @@
     CUDA_VISIBLE_DEVICES=0 PYTHONPATH=. .venv/base/bin/python precompile.py
 
 What is compiled stays in the cache's folder, from which workers start quickly. Settings first, and the places that
-compilers and drivers look at in the environment; only then everything heavy is imported. Exit status: 0; 1 if a stage
-failed; 2 if what was given cannot be; 130 if interrupted.
+compilers and drivers look at in the environment; only then everything heavy is imported. Exit status: 0; 1 if a stage,
+a target or kernels of our own failed; 2 if what was given cannot be; 130 if interrupted.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from models.errors import ModelError, SettingsError
 from worker import log
+from worker.compile_state import TargetPhase, TargetState
 from worker.config import EngineConfig
 from worker.report.compile_report import CompileReport, write_report
 from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
@@ -114,7 +115,6 @@ def _check_folder(path: Path) -> None:
 
 
 def _run(config: Config, path: Path | None, *, measures: bool) -> int:
-    from worker.compile_state import TargetPhase
     from worker.starting import start_engine
     from worker.status import Status
     from worker.toggles import settle_threads
@@ -134,6 +134,8 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
         report = _measured(started, engine) if measures else started.report
         print("\n".join(summary(started)))
         print(report.table())
+        for line in complaints(started):
+            print(line, file=sys.stderr)
         if path is not None:
             write_report(report, path)
             print(f"report: {path}")
@@ -142,7 +144,7 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
         return FAILED
     finally:
         started.engine.close()
-    return FAILED if any(one.phase is TargetPhase.FELL_BACK for one in started.targets.values()) else 0
+    return FAILED if started.tuned.lost_kernels or fallen(started) else 0
 
 
 def _measured(started: "Started", config: EngineConfig) -> CompileReport:
@@ -153,6 +155,17 @@ def _measured(started: "Started", config: EngineConfig) -> CompileReport:
     parts = started.engine.parts
     measuring = started.engine.submit(region_report, parts, config, started.tuned)
     return started.report.followed_by(measuring.result())
+
+
+def fallen(started: "Started") -> list[TargetState]:
+    """Targets that run otherwise than they were asked to."""
+    return [one for one in started.targets.values() if one.phase is TargetPhase.FELL_BACK]
+
+
+def complaints(started: "Started") -> list[str]:
+    """Lines for whoever reads only errors: what did not work, kernels of our own among it."""
+    notes = [f"note: {note}" for note in started.tuned.notes]
+    return [*notes, *(f"error: {one.name} fell back: {one.error}" for one in fallen(started))]
 
 
 def summary(started: "Started") -> list[str]:

@@ -70,10 +70,6 @@ class Regions(RegionTable):
         super().__init__(model, _table(model, state, log_mel, sets, shapes, pieces), shapes, pieces)
         self.model, self.state = model, state
 
-    @property
-    def runs_kernels(self) -> bool:
-        return self.model.kernels
-
     def clear_scratch(self) -> None:
         self.state.reset(torch.tensor([self.state.scratch], device=self.state.llm.lengths.device))
 

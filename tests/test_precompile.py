@@ -6,13 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from models.errors import SettingsError
 from precompile import FAILED, USAGE, gpu, main, parser, settings
 from worker.compile_config import TARGETS
+from worker.compile_state import TargetPhase, TargetState, Tuned
 from worker.report.compile_report import CompileReport
+from worker.service_config import INDUCTOR_VARIABLE
 from worker.settings import KnobError
 
 QUICK = ["--no-compile", "--device", "cpu", "--max-sessions", "1", "--max-warmup-chunks", "1"]
@@ -104,3 +107,29 @@ def test_settings_come_before_torch(root: Path) -> None:
     code = "import sys, precompile; precompile.parser(); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"expected torch unloaded, got {done.stderr or 'it loaded'}"
+
+
+@pytest.mark.parametrize(
+    ("phase", "lost", "status"),
+    [
+        (TargetPhase.KERNELS, [], 0),
+        (TargetPhase.FELL_BACK, [], FAILED),
+        (TargetPhase.COMPILED, ["vocoder"], FAILED),
+    ],
+)
+def test_what_fell_back_is_told_and_no_success(
+    capsys: pytest.CaptureFixture[str], monkeypatch, phase: TargetPhase, lost: list[str], status: int
+) -> None:
+    error = "no code" if phase is TargetPhase.FELL_BACK else None
+    tuned = Tuned({"apm": TargetState("apm", phase, error=error)}, notes=["something to know"], lost_kernels=lost)
+    report = SimpleNamespace(table=lambda: "a table")
+    engine = SimpleNamespace(close=lambda: None)
+    started = SimpleNamespace(targets=tuned.targets, tuned=tuned, report=report, engine=engine, seconds={}, cache=None)
+    monkeypatch.setattr("worker.starting.start_engine", lambda *_, **__: started)
+    monkeypatch.setattr("worker.toggles.settle_threads", lambda: None)
+    monkeypatch.setattr("precompile.log.set_up", lambda level: None)
+    monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
+    assert main(["--no-compile", "--device", "cpu"]) == status
+    told = capsys.readouterr().err.splitlines()
+    assert "note: something to know" in told
+    assert ("error: apm fell back: no code" in told) == (error is not None)

@@ -19,13 +19,14 @@ from models.sampling import TokenSet, TokenSets
 from models.speaker import Speaker
 from models.state import SlotState
 from models.token2wav.flow_state import FlowSizes
+from models.token2wav.kernels import Kernels
 from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Vocoder
 from models.tokens import Tokenizer, forbidden_speech_ids
 from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
 from worker.language import Language, reply_ends
-from worker.toggles import wants_kernels
+from worker.toggles import apply_toggles, wants_kernels
 
 LOG = logging.getLogger(__name__)
 CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
@@ -98,9 +99,19 @@ def assemble(
     *,
     shapes: Shapes | None = None,
     vocoder_shapes: VocoderShapes | None = None,
+    vocoder_kernels: Kernels | None = None,
 ) -> Parts:
-    """Slots and regions around weights that are loaded. flow_parts: None for an engine that only writes."""
-    if wants_kernels(config.compile, model.device):
+    """Slots and regions around weights that are loaded.
+
+    Args:
+        flow_parts: None for an engine that only writes.
+        vocoder_kernels: as `Vocoder` has them; None = "auto" where `config.compile` wants kernels, else "plain".
+    Raises: SettingsError for memory that holds no session, and for kernels that cannot be had.
+    """
+    by_kernels = wants_kernels(config.compile, model.device)
+    if config.compile.enabled:  # what the vocoder is made of depends on them
+        apply_toggles(config.compile, model.device)
+    if by_kernels:
         _make_room(model)
     n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
@@ -121,6 +132,7 @@ def assemble(
             sizes=_flow_sizes(n_slots, config),
             shapes=vocoder_shapes or _vocoder_shapes(model, batch, config),
             steps=(config.euler_steps,),
+            kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
             seed=config.seed,
         )
     return Parts(
@@ -213,9 +225,9 @@ def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineC
     n_bytes = state.nbytes() // 2
     del state
     if flow_parts is not None:
+        flow, hift, steps = flow_parts.flow, flow_parts.hift, (config.euler_steps,)
         few, more = (
-            Vocoder(flow_parts.flow, flow_parts.hift, sizes=_flow_sizes(n, config), steps=(config.euler_steps,)).n_bytes
-            for n in (1, 2)
+            Vocoder(flow, hift, sizes=_flow_sizes(n, config), steps=steps, kernels="plain").n_bytes for n in (1, 2)
         )
         n_bytes += more - few
     torch.cuda.empty_cache()

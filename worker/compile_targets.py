@@ -12,6 +12,8 @@ from typing import Literal
 
 from worker.compile_config import Target
 
+Table = Literal["omni", "vocoder"]
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -24,7 +26,7 @@ class Aim:
     kernels run the rest.
     """
 
-    table: Literal["omni", "vocoder"]
+    table: Table
     stage: Literal["see", "hear", "text", "speech", "sound"]
     stacks: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
@@ -35,7 +37,7 @@ class Aim:
     beside_kernels: tuple[str, ...] = ()
 
     def parts(self, is_gpu: bool, by_kernels: bool = False) -> tuple[str, ...]:
-        """Stacks and pieces that compile. by_kernels: its table runs by the project's own kernels."""
+        """Stacks and pieces that compile. by_kernels: the project's own kernels run its layers."""
         if by_kernels:
             return self.beside_kernels
         return (*self.stacks, *(self.pieces if is_gpu else self.on_cpu))

@@ -6,7 +6,7 @@ Knows targets, buckets and what failing costs. Does not know when a whole run ha
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +20,7 @@ from models.omni import OmniModel
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_errors import first_line, is_misfit, reason_of
 from worker.compile_state import RegionState, TargetPhase, TargetState, Tuned
-from worker.compile_targets import AIMS, NEVER_CAPTURED, SERVING, Aim
+from worker.compile_targets import AIMS, NEVER_CAPTURED, SERVING, Aim, Table
 from worker.head_start import await_compiler, keep_kernels, rehearse
 
 LOG = logging.getLogger(__name__)
@@ -28,13 +28,14 @@ LOG = logging.getLogger(__name__)
 UNCAPTURED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs", "default": "default"}
 
 Progress = Callable[[str, int, int], None]
+Calls = Callable[[RegionTable, str], list[tuple[Bucket, dict[str, Any]]]]
 
 
 class Tuner:
     """One run over all targets: `run`, once.
 
-    was_misled: a graph came from the cache and could not run. kernels_error: the project's own kernels failed, and how.
-    Either means that all of it has to be done again, otherwise.
+    was_misled: a graph came from the cache and could not run. kernels_error: the table whose kernels, the project's
+    own, failed, and how; the run ends there. Either means that all of it has to be done again, otherwise.
     """
 
     def __init__(
@@ -45,17 +46,20 @@ class Tuner:
         tuned: Tuned,
         progress: Progress | None,
         backend: Any,
-        by_kernels: bool,
+        by_kernels: Collection[Target],
     ):
         """
         Args:
             tables: the model's and, if there is one, the vocoder's: `omni`, `vocoder`. tuned: filled. backend: of
-                torch.compile. by_kernels: let the project's own kernels run the model's layers.
+                torch.compile. by_kernels: whose layers the project's own kernels run, asked for or not; the model is
+                changed over to its, the vocoder has them.
         """
-        self._config, self._tuned, self._model, self._by_kernels = config, tuned, model, by_kernels
+        self._config, self._tuned, self._model, self._by_kernels = config, tuned, model, frozenset(by_kernels)
         self._tell = progress or (lambda what, done, total: None)
         self._tables, self._device = tables, model.device
         self._is_gpu = self._device.type == "cuda"
+        # What is done follows from the device's name alone, so that it can be gone through where there is no GPU.
+        self._has_driver = self._is_gpu and torch.cuda.is_available()
         is_default = config.mode == "default"
         self._captures = self._is_gpu and (config.cuda_graphs == "on" or (config.cuda_graphs == "auto" and is_default))
         mode = UNCAPTURED[config.mode] if self._captures else config.mode
@@ -63,7 +67,7 @@ class Tuner:
         for table in self._tables.values():
             table.marks_steps = not is_default and not self._captures
         self.was_misled = False
-        self.kernels_error: str | None = None
+        self.kernels_error: tuple[Table, str] | None = None
         self._facts: dict[str, CaptureFacts] = {}  # by region
         self._done = 0
         self._asked = [name for name in TARGETS if name in config.targets]
@@ -78,9 +82,9 @@ class Tuner:
         if self._config.cuda_graphs == "on" and not self._is_gpu:
             self._tuned.notes.append(f"compile.cuda_graphs: expected a GPU, got {self._device}; nothing is captured")
             LOG.warning("%s", self._tuned.notes[-1])
-        if self._by_kernels:
+        if any(AIMS[name].table == "omni" for name in self._by_kernels):
             self._use_kernels()
-        if self._is_gpu and torch.cuda.is_available() and not self.kernels_error:
+        if self._has_driver and not self.kernels_error:
             self._get_ready()
         self._total = len([0 for step in self._steps() for _ in step])
         for name in self._asked:
@@ -130,7 +134,7 @@ class Tuner:
         with self._timed(state):
             try:
                 try:
-                    self._wrap(aim, table, regions, self._options)
+                    self._wrap(name, table, regions, self._options)
                     self._warm_up(name, table, self._warmed[name])
                 except Exception as error:
                     if self._options["mode"] == "default" or isinstance(error, torch.cuda.OutOfMemoryError):
@@ -138,9 +142,9 @@ class Tuner:
                     self._tuned.notes.append(f"{name}: mode {self._options['mode']} failed, default taken instead")
                     LOG.warning("%s: %s", self._tuned.notes[-1], reason_of(error))
                     table.clear_scratch()
-                    self._wrap(aim, table, regions, {**self._options, "mode": "default"})
+                    self._wrap(name, table, regions, {**self._options, "mode": "default"})
                     self._warm_up(name, table, self._warmed[name])
-                state.phase = TargetPhase.KERNELS if self._runs_kernels(aim) else TargetPhase.COMPILED
+                state.phase = TargetPhase.KERNELS if name in self._by_kernels else TargetPhase.COMPILED
             except Exception as error:
                 self.was_misled |= cache_counts()[0] > hits and is_misfit(error)
                 self._fall_back(name, error)
@@ -153,10 +157,11 @@ class Tuner:
         try:
             self._model.use_kernels(True)
         except Exception as error:
-            self.kernels_error = reason_of(error)
+            self.kernels_error = "omni", reason_of(error)
 
-    def _wrap(self, aim: Aim, table: RegionTable, regions: list[str], options: dict[str, Any]) -> None:
-        table.compile_parts(aim.parts(self._is_gpu, self._runs_kernels(aim)), **options)
+    def _wrap(self, name: Target, table: RegionTable, regions: list[str], options: dict[str, Any]) -> None:
+        aim = AIMS[name]
+        table.compile_parts(self._parts(name), **options)
         if whole := [region for region in aim.whole_regions(self._is_gpu) if region in regions]:
             table.compile(whole, **{**options, "dynamic": as_it_varies(options["dynamic"])})
 
@@ -164,29 +169,27 @@ class Tuner:
         """The target is eager from now on, graphs of its regions included."""
         aim, state = AIMS[name], self._tuned.targets[name]
         table, regions = self._tables[aim.table], self._regions(aim)
-        parts = aim.parts(self._is_gpu, self._runs_kernels(aim))
-        table.uncompile([region for region in aim.whole if region in regions], parts)
+        table.uncompile([region for region in aim.whole if region in regions], self._parts(name))
         table.drop_graphs(regions)
         state.phase, state.n_captured, state.error = TargetPhase.FELL_BACK, 0, reason_of(error)
         LOG.warning("compile target %s stays eager: %s", name, state.error, exc_info=error)
-        if self._is_gpu:
+        if self._has_driver:
             with suppress(Exception):
                 torch.cuda.empty_cache()
         try:
             table.clear_scratch()
-            self._warm_up(f"{name}, eager", table, regions)
+            self._warm_up(f"{name}, eager", table, regions, self._calls)
         except Exception as second:  # serving may still do: its sizes are smaller most of the time
             state.error += f"; eager warm-up: {first_line(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
-            if self._runs_kernels(aim):  # not what is compiled of it, but what is not
-                self.kernels_error = f"{name}: {reason_of(second)}"
+            if name in self._by_kernels:  # not what is compiled of it, but what is not
+                self.kernels_error = aim.table, f"{name}: {reason_of(second)}"
 
     # --- regions -------------------------------------------------------------------------------
 
-    def _runs_kernels(self, aim: Aim) -> bool:
-        """The omni model changes over to kernels; the vocoder has them from the beginning, or has not."""
-        table = self._tables.get(aim.table)
-        return self._by_kernels and table is not None and (aim.table == "omni" or table.runs_kernels)
+    def _parts(self, target: Target) -> tuple[str, ...]:
+        """Stacks and pieces of it that compile."""
+        return AIMS[target].parts(self._is_gpu, target in self._by_kernels)
 
     def _regions(self, aim: Aim) -> list[str]:
         table = self._tables.get(aim.table)
@@ -195,7 +198,7 @@ class Tuner:
     def _to_warm(self, target: Target) -> list[str]:
         """Regions to run once this target is wrapped: all of its own, unless nothing of it compiles and others ran."""
         aim = AIMS[target]
-        if aim.parts(self._is_gpu, self._runs_kernels(aim)) or aim.whole_regions(self._is_gpu):
+        if self._parts(target) or aim.whole_regions(self._is_gpu):
             return self._regions(aim)
         before = {name for names in self._warmed.values() for name in names}
         return [name for name in self._regions(aim) if name not in before]
@@ -203,7 +206,8 @@ class Tuner:
     def _calls(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """What of a region serving can meet."""
         calls = table.calls(region)
-        if self._by_kernels and region in NEVER_CAPTURED:  # kernels are those of the regions beside it
+        by_kernels = self._by_kernels.intersection(self._owners(region))
+        if region in NEVER_CAPTURED and by_kernels:  # kernels are those of the regions beside it
             return [(bucket, variant) for bucket, variant in calls if bucket["batch"] == table.shapes.batch[0]]
         return calls
 
@@ -212,9 +216,11 @@ class Tuner:
         enough: what is made on first use has been made in a rehearsal, or is read from disk, in a capture at worst.
         """
         calls = self._calls(table, region)
-        owners = [AIMS[name] for name in self._owners(region) if name in self._asked]
-        is_plain = all(self._runs_kernels(aim) and not aim.beside_kernels and region not in aim.whole for aim in owners)
-        if not (self._captures and is_plain) or region in NEVER_CAPTURED:
+        owners = [name for name in self._owners(region) if name in self._asked]
+        is_plain = self._by_kernels.issuperset(owners) and not any(
+            AIMS[name].beside_kernels or region in AIMS[name].whole for name in owners
+        )
+        if not (self._captures and is_plain and calls) or region in NEVER_CAPTURED:
             return calls
         ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
         edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
@@ -237,10 +243,11 @@ class Tuner:
     def _owners(self, region: str) -> list[Target]:
         return [target for target, aim in AIMS.items() if region in aim.all_regions]
 
-    def _warm_up(self, what: str, table: RegionTable, regions: list[str]) -> None:
+    def _warm_up(self, what: str, table: RegionTable, regions: list[str], calls: Calls | None = None) -> None:
+        """calls: which of a region; None = those that have to come before it is captured."""
         for region in regions:
             start = time.perf_counter()
-            for bucket, variant in self._to_call(table, region):
+            for bucket, variant in (calls or self._to_call)(table, region):
                 sizes = " ".join(f"{axis} {size}" for axis, size in bucket.items())
                 self._step(f"{what}: {region} {sizes}")
                 table.call_example(region, bucket, variant)
@@ -259,6 +266,9 @@ class Tuner:
                         table.call_example(region, bucket, variant)
                 except Exception as error:
                     LOG.warning("warm-up of %s: %s", region, first_line(error))
+                    if owners := self._by_kernels.intersection(self._owners(region)):
+                        self.kernels_error = AIMS[next(iter(owners))].table, f"{region}: {reason_of(error)}"
+                        return
                     break
             if region in SERVING:
                 self._spent(region, start)
@@ -267,7 +277,7 @@ class Tuner:
 
     def _capture_all(self) -> None:
         gc.collect()
-        if torch.cuda.is_available():
+        if self._has_driver:
             torch.cuda.empty_cache()  # graphs have memory of their own
         for table, region in self._captured_regions():
             if self.kernels_error:
@@ -328,7 +338,7 @@ class Tuner:
         self._done += 1
 
     def _spent(self, region: str, start: float) -> None:
-        if self._is_gpu and torch.cuda.is_available():
+        if self._has_driver:
             torch.cuda.synchronize(self._device)
         self._tuned.seconds[region] = self._tuned.seconds.get(region, 0.0) + time.perf_counter() - start
 

@@ -2,7 +2,8 @@
 
 Each target is wrapped, warmed up at every size that serving can meet, and captured; one that fails anywhere runs as it
 is from then on, and says why. Targets come one after the other, so that a failure has one name (`tuner`). If the
-project's own kernels are wanted and fail, or the cache hands out graphs that do not run, all of it is done again.
+project's own kernels fail, in the model or in the vocoder, or the cache hands out graphs that do not run, all of it is
+done again, without those.
 
 `tune` must run on the thread that will serve. The graphs that `reduce-overhead` captures belong to a thread, and so
 does part of what a compiled graph is bound to (number of threads, default types): on another thread all of it would be
@@ -22,13 +23,15 @@ from torch._inductor.codecache import FxGraphCache
 
 from models.graphs import RegionTable, compile_counters
 from worker.building import Parts
-from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import CompileCounts, TargetPhase, TargetState, Tuned
+from worker.compile_targets import AIMS, Table
 from worker.config import EngineConfig
 from worker.toggles import apply_toggles, wants_kernels
 from worker.tuner import Progress, Tuner
 
 LOG = logging.getLogger(__name__)
+WORDS: dict[Table, str] = {"omni": "the model", "vocoder": "the vocoder"}
 
 
 def tune(
@@ -60,11 +63,14 @@ def tune(
 def _run(parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress | None, backend: Any) -> None:
     by_kernels, was_emptied = wants_kernels(config, parts.model.device), False
     while True:
-        tuner = Tuner(parts.model, _tables(parts), config, tuned, progress, backend, by_kernels)
+        failed = None
+        tuner = Tuner(parts.model, _tables(parts), config, tuned, progress, backend, _targets_of(parts, by_kernels))
         tuner.run()
         if tuner.kernels_error:
-            by_kernels = False
-            tuned.notes.append(f"kernels: {tuner.kernels_error}; they are off, and layers are compiled")
+            failed, error = tuner.kernels_error
+            by_kernels &= failed != "omni"
+            tuned.lost_kernels.append(failed)
+            tuned.notes.append(f"kernels: {error}; those of {WORDS[failed]} are off, and its layers are compiled")
         elif tuner.was_misled and not was_emptied:
             was_emptied = True
             tuned.notes.append("compile cache: it held graphs that do not run; it was emptied, all compiled again")
@@ -72,12 +78,22 @@ def _run(parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress |
             break
         LOG.warning("%s", tuned.notes[-1])
         untune(parts)
+        if failed == "vocoder":
+            parts.vocoder.use_plain()
         torch._dynamo.reset()
         if was_emptied:
             _empty_cache()
         set_states(tuned.targets, config)
         tuned.seconds.clear()
     tuned.toggles["kernels"] = by_kernels
+    if parts.vocoder is not None:
+        tuned.toggles["vocoder_kernels"] = bool(parts.vocoder.regions.kernels)
+
+
+def _targets_of(parts: Parts, by_kernels: bool) -> list[Target]:
+    """Targets whose layers kernels run: the model's all or none, by_kernels; the vocoder's as it was built."""
+    ours = parts.vocoder.regions.kernels if parts.vocoder is not None else frozenset()
+    return [name for name, aim in AIMS.items() if (by_kernels if aim.table == "omni" else ours.issuperset(aim.regions))]
 
 
 def set_states(targets: dict[str, TargetState], config: CompileConfig) -> None:
@@ -89,7 +105,7 @@ def set_states(targets: dict[str, TargetState], config: CompileConfig) -> None:
 
 
 def untune(parts: Parts) -> None:
-    """Back to eager, kernels off, CUDA graphs gone: what holds on to an engine that is to be let go."""
+    """Back to eager, the model's kernels off, CUDA graphs gone: what holds on to an engine that is to be let go."""
     for table in _tables(parts).values():
         table.uncompile()
         table.drop_graphs()

@@ -1,11 +1,11 @@
-"""Which way the encoder's layers, the Euler solve and HiFT run: the modules as they are, or the project's kernels."""
+"""Which way the flow and HiFT run: the modules as they are, or the project's kernels. The flow is one or the other."""
 
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from models.errors import SettingsError
+from models.kernels_choice import suits
 from models.token2wav.flow import Flow
 from models.token2wav.hift import Hift
 
@@ -15,51 +15,53 @@ if TYPE_CHECKING:
     from models.token2wav.hift_fused import FusedHift
 
 Kernels = Literal["auto", "plain", "fused"]
-HEAD_DIMS = (16, 32, 64, 128)  # what the attention kernel's tiles are made for
+HEAD_DIMS = (16, 32, 64, 128)  # what the attention kernels' tiles are made for
 
 
-def fused_solver(flow: Flow, kernels: Kernels) -> "FusedSolver | None":
-    """The solve made of kernels, or None for the plain one. Raises: SettingsError if kernels cannot be had."""
-    head_dim = flow.config.estimator.head_dim
-    suits = flow.device.type == "cuda" and head_dim in HEAD_DIMS and find_spec("triton") is not None
-    if kernels == "fused" and not suits:
-        got = f"{flow.device.type}, heads of {head_dim}"
-        raise SettingsError("fused kernels", expected=f"a CUDA device with Triton and heads of {HEAD_DIMS}", got=got)
-    # Without tensor cores the products inside the attention kernel are slower than separate ones.
-    exact = flow.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    if kernels == "plain" or not suits or (kernels == "auto" and exact):
-        return None
-    # Only here: Triton comes with the GPU builds of torch alone.
-    from models.token2wav.dit_fused import FusedSolver
+class FusedFlow(NamedTuple):
+    """What takes the place of the encoder's layers and of `flow_state.solve`."""
 
-    with torch.no_grad():
-        return FusedSolver(flow)
+    layers: "FusedLayers"
+    solver: "FusedSolver"
 
 
-def fused_layers(flow: Flow, kernels: Kernels) -> "FusedLayers | None":
-    """The encoder's layers made of kernels, or None for the plain ones; of any other width of heads, plain."""
-    suits = flow.device.type == "cuda" and flow.encoder.head_dim in HEAD_DIMS and find_spec("triton") is not None
-    exact = flow.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    if kernels == "plain" or not suits or (kernels == "auto" and exact):
+def fused_flow(flow: Flow, kernels: Kernels) -> FusedFlow | None:
+    """The flow made of kernels, or None for the plain one. Raises: SettingsError if kernels cannot be had."""
+    head_dims = flow.encoder.head_dim, flow.config.estimator.head_dim
+    if not _chosen(kernels, flow.device, flow.dtype, torch.backends.cuda.matmul.allow_tf32, head_dims):
         return None
     # Only here: Triton comes with the GPU builds of torch alone.
     from models.token2wav.conformer_fused import FusedLayers
+    from models.token2wav.dit_fused import FusedSolver
 
     with torch.no_grad():
-        return FusedLayers(flow.encoder)
+        return FusedFlow(FusedLayers(flow.encoder), FusedSolver(flow))
 
 
-def fused_hift(hift: Hift, kernels: Kernels) -> "Hift | FusedHift":
-    """HiFT made of kernels, or as it is. Raises: SettingsError if kernels cannot be had."""
+def fused_hift(hift: Hift, kernels: Kernels) -> "FusedHift | None":
+    """HiFT made of kernels, or None for the plain one. Raises: SettingsError if kernels cannot be had."""
     weight = hift.conv_pre.weight
-    suits = weight.device.type == "cuda" and find_spec("triton") is not None
-    if kernels == "fused" and not suits:
-        raise SettingsError("fused kernels", expected="a CUDA device with Triton", got=weight.device.type)
-    exact = weight.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
-    if kernels == "plain" or not suits or (kernels == "auto" and exact):
-        return hift
+    if not _chosen(kernels, weight.device, weight.dtype, torch.backends.cudnn.allow_tf32):
+        return None
     # Only here: Triton comes with the GPU builds of torch alone.
     from models.token2wav.hift_fused import FusedHift
 
     with torch.no_grad():
         return FusedHift(hift)
+
+
+def _chosen(
+    kernels: Kernels, device: torch.device, dtype: torch.dtype, has_tf32: bool, head_dims: tuple[int, ...] = ()
+) -> bool:
+    """Whether kernels are to run. has_tf32: float32 products may be rounded. head_dims: of attention that they hold.
+
+    Raises: SettingsError for "fused" where they cannot.
+    """
+    can_run = suits(device) and set(head_dims) <= set(HEAD_DIMS)
+    if kernels == "fused" and not can_run:
+        heads = f" and heads of {HEAD_DIMS}" if head_dims else ""
+        got = f"{device.type}, heads of {head_dims}" if head_dims else device.type
+        raise SettingsError("fused kernels", expected=f"a CUDA device with Triton{heads}", got=got)
+    # Without tensor cores the products inside kernels are slower than separate ones.
+    is_exact = dtype == torch.float32 and not has_tf32
+    return kernels == "fused" or (kernels == "auto" and can_run and not is_exact)

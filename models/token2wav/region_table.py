@@ -25,6 +25,7 @@ from models.token2wav.vocode import VocodeRules, VocodeState
 
 if TYPE_CHECKING:
     from models.token2wav.hift_fused import FusedHift
+    from models.token2wav.kernels import FusedFlow
 
 COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, at code rate too
 
@@ -87,21 +88,16 @@ class VocoderRegions(RegionTable):
         noise: Tensor,
         rules: VocodeRules,
         shapes: VocoderShapes,
-        solver: stages.Solver | None = None,
-        hift: "Hift | FusedHift | None" = None,
-        run: RunLayers | None = None,
+        flow: "FusedFlow | None" = None,
+        hift: "FusedHift | None" = None,
     ):
-        """solver, hift: what takes the place of the plain ones for speech. run: that of the encoder's layers."""
+        """flow, hift: what takes the place of the plain ones for speech; `kernels` names the regions that have it."""
         self.flow_state, self.vocode_state = flow_state, vocode_state
-        solver = solver or partial(solve, parts.flow)
-        hift = hift or parts.hift
+        self.kernels = frozenset(name for name, fused in (("flow", flow), ("hift", hift)) if fused is not None)
+        solver = partial(solve, parts.flow) if flow is None else flow.solver
+        run, hift = flow and flow.layers, hift or parts.hift
         rows = _table(parts.flow, hift, flow_state, vocode_state, schedules, noise, rules, solver, run)
-        self._runs_kernels = run is not None
         super().__init__(parts, rows, shapes)
-
-    @property
-    def runs_kernels(self) -> bool:
-        return self._runs_kernels
 
     def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
         """As `RegionTable.compile`; None = all but `voice`, which `Vocoder` always runs eagerly."""

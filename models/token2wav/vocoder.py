@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
-from models.streams import SideStream
+from models.streams import SideStream, send_one
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
 from models.token2wav.hift import Hift
-from models.token2wav.kernels import Kernels, fused_hift, fused_layers, fused_solver
+from models.token2wav.kernels import Kernels, fused_flow, fused_hift
 from models.token2wav.launch import Launch, Session
 from models.token2wav.noise import NOISE_FRAMES, noise_table
 from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
@@ -63,8 +63,8 @@ class Vocoder:
         Args:
             steps: the numbers of Euler steps that sessions may ask for.
             compat: "reference" forgets, fades and restarts phases as the public implementation does.
-            kernels: "fused" solves with the project's own GPU kernels, "plain" with the modules as they are; "auto"
-                takes the first where there is a GPU, the flow's sizes suit them and its products run on tensor cores.
+            kernels: "fused" speaks by the project's own GPU kernels, "plain" by the modules as they are; "auto" takes
+                the first where there is a GPU, sizes suit them and products run on tensor cores, as is set by now.
             seed: of the noise that speech starts from.
         Raises: SettingsError.
         """
@@ -99,18 +99,7 @@ class Vocoder:
         with torch.no_grad():
             self.schedules: dict[int, Schedule] = {n: flow.schedule(n) for n in dict.fromkeys(steps)}
         self.noise = noise_table(flow.config.n_mels, seed).to(self.device)
-        self.regions = VocoderRegions(
-            self.parts,
-            self.state,
-            self.vocode_state,
-            self.schedules,
-            self.noise,
-            self.rules,
-            self.shapes,
-            fused_solver(flow, kernels),
-            fused_hift(hift, kernels),
-            fused_layers(flow, kernels),
-        )
+        self.regions = self._regions(kernels)
         self.voices = VoiceSlots(self.sizes)
         self._stream = SideStream(self.device)
         self._sessions: dict[int, Session] = {}
@@ -124,6 +113,14 @@ class Vocoder:
     def n_bytes(self) -> int:
         """Of the state of all slots."""
         return self.state.n_bytes + self.vocode_state.n_bytes
+
+    def use_plain(self) -> None:
+        """Speak by the modules as they are from now on, between two calls; voices and sessions stay what they are.
+
+        `regions` is another table then, of which nothing is compiled or captured.
+        """
+        self.regions.uncompile()
+        self.regions = self._regions("plain")
 
     def prepare(self, voice: Voice, n_steps: int | None = None) -> None:
         """Run a voice's prompt through the flow now, so that opening a session with it later is quick.
@@ -228,6 +225,11 @@ class Vocoder:
             wave, _ = vocode(hift, state, slot, mel.transpose(1, 2), n_frames, whole, self.rules)
         return wave[0, : SAMPLES_PER_CODE * len(codes)]
 
+    def _regions(self, kernels: Kernels) -> VocoderRegions:
+        state, settled = (self.state, self.vocode_state), (self.schedules, self.noise, self.rules, self.shapes)
+        fused = fused_flow(self.parts.flow, kernels), fused_hift(self.parts.hift, kernels)
+        return VocoderRegions(self.parts, *state, *settled, *fused)
+
     def _begin(self, sessions: list[Session]) -> None:
         """Put the slots of sessions that are to begin a turn where their voices ended."""
         scratch = self.state.scratch
@@ -257,7 +259,7 @@ class Vocoder:
             "flow",
             slots,
             targets,
-            self._send(codes),
+            send_one(self.device, codes),
             n_codes,
             last,
             width=columns - FRAMES_PER_CODE * count,
@@ -306,10 +308,10 @@ class Vocoder:
             self.regions(
                 "voice",
                 *numbers,
-                self._send(codes),
+                send_one(self.device, codes),
                 self._ints([len(seen)], 1, 0),
-                self._send(mel),
-                self._send(voice.speaker[None]),
+                send_one(self.device, mel),
+                send_one(self.device, voice.speaker[None]),
                 n_steps=n_steps,
             )
 
@@ -343,13 +345,7 @@ class Vocoder:
                 raise TokenError(what, expected=f"whole numbers from 0 to {vocab_size - 1}", got=code)
 
     def _ints(self, values: Sequence[int], size: int, fill: int) -> Tensor:
-        return self._send(torch.tensor([*values, *[fill] * (size - len(values))]))
-
-    def _send(self, tensor: Tensor) -> Tensor:
-        """To the device. From pinned memory the host need not wait for what the device is still at."""
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        return send_one(self.device, torch.tensor([*values, *[fill] * (size - len(values))]))
 
     # --- beside the caller's work --------------------------------------------------------------
 

@@ -4,20 +4,19 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from models.errors import ShapeError
-from models.graphs import RegionTable, compile_counters
+from models.graphs import compile_counters
 from models.speaker import Speaker
 from models.vpm import VisionLayer
 from tests.models.replayed import Replayed, replay_on_cpu
 from tests.worker.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
-from worker import building, toggles, tuner, tuning
+from tests.worker.stubs import StubModel, failing
+from worker import tuner, tuning
 from worker.compile_config import TARGETS, CompileConfig
 from worker.compile_state import CompileCounts, TargetPhase, TargetState
 from worker.compile_targets import AIMS, SERVING
@@ -37,21 +36,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
 def fresh_dynamo() -> Iterator[None]:
     yield
     torch._dynamo.reset()
-
-
-class StubModel:
-    """As if on a GPU. refused: why kernels cannot be used, None if they can."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, refused: str | None = None):
-        self.kernels, self.refused, self.switched = False, refused, []
-
-    def use_kernels(self, on: bool) -> None:
-        self.switched.append(on)
-        if on and self.refused:
-            raise RuntimeError(self.refused)
-        self.kernels = on
 
 
 def tuned_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> Tuned:
@@ -152,117 +136,6 @@ def test_graphs_on_a_cpu_are_told_of() -> None:
     assert tuned.n_graphs == 0 and "expected a GPU, got cpu" in tuned.notes[0]
 
 
-# --- the project's own kernels --------------------------------------------------------------------
-
-OMNI = {"vpm", "resampler", "apm", "llm.model", "tts.model"}
-
-
-def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> Tuned:
-    """Tune a stub on a GPU where kernels suit; layers behind it are as ever."""
-    parts, compile = replace(engine.parts, model=model), options.pop("compile", CompileConfig(enabled=True))
-    config = engine.config.model_copy(update={"compile": compile})
-    with mock.patch.object(toggles, "suits", lambda device: True):
-        return tune(parts, config, **{"backend": "eager", **options})
-
-
-@pytest.fixture
-def plain_toggles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "apply_toggles", lambda *_: {})
-
-
-@pytest.mark.usefixtures("plain_toggles")
-def test_kernels_leave_only_pieces_to_compile(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their layers are captured as they are, at every size, in a pool for each stage; then the tables are sealed."""
-    engine, model = SmallEngine(), StubModel()
-    seen: list[tuple[int, int]] = []
-    wrapped: list[str] = []
-    monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
-    monkeypatch.setattr(RegionTable, "compile", lambda self, names, **_: wrapped.extend(names))
-    tuned = by_kernels(engine, model, progress=lambda what, done, total: seen.append((done, total)))
-    assert model.switched == [True] and tuned.toggles["kernels"] is True and not tuned.notes
-    phases = {name: state.phase for name, state in tuned.targets.items()}
-    assert phases == {name: TargetPhase.KERNELS if name in OMNI else TargetPhase.COMPILED for name in TARGETS}
-    assert sorted(wrapped) == ["choose", "flow", "hift", "mel_unit"]
-    assert seen == [(done, len(seen)) for done in range(len(seen))], "expected progress to count to its end"
-    pools: dict[str, set[int]] = {}
-    for graph in made:
-        assert graph.is_warm, f"expected {graph.name} to have run before it is captured"
-        pools.setdefault(tuned.regions[graph.name].stage, set()).add(id(graph.pool))
-    assert set(pools) == {"see", "hear", "text", "speech", "sound"}
-    assert all(len(ids) == 1 for ids in pools.values()) and len(set().union(*pools.values())) == len(pools), pools
-    for name, region in tuned.regions.items():
-        assert (region.n_graphs > 0) == (name in SERVING) == (region.reason is None), region
-    assert tuned.regions["unit_step"].sizes["batch"] == [3] and tuned.regions["reset"].reason == "no unit calls it"
-    for table in (engine.duplex.runner.regions, engine.vocoder.regions):
-        assert table.is_sealed
-    with pytest.raises(ShapeError, match="region unit_step: sizes: expected what was captured: batch 3; kv 384"):
-        engine.duplex.runner.regions("unit_step", torch.tensor([0]), torch.tensor([1]), kv_len=384)
-    assert count(engine.parts).graph_skips == 1
-
-
-@pytest.mark.usefixtures("plain_toggles")
-@pytest.mark.parametrize("where", ["asked for", "warm-up"])
-def test_kernels_that_fail_are_off_for_all_and_layers_compile(
-    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
-) -> None:
-    engine, model = SmallEngine(), StubModel("no such instruction" if where == "asked for" else None)
-    table = engine.duplex.runner.regions
-    if where == "warm-up":
-        call_example = table.call_example
-
-        def fails_with_kernels(name: str, *given: Any) -> None:
-            if name == "audio_unit" and model.kernels:
-                raise RuntimeError("no such instruction")
-            call_example(name, *given)
-
-        monkeypatch.setattr(table, "call_example", fails_with_kernels)
-    with caplog.at_level(logging.WARNING, "worker.tuning"):
-        tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", "apm")))
-    assert {tuned.targets[name].phase for name in ("vpm", "apm")} == {TargetPhase.COMPILED}, tuned.targets
-    assert not model.kernels and tuned.toggles["kernels"] is False
-    [note] = tuned.notes
-    assert "no such instruction" in note and "kernels" in note and note in caplog.text
-    assert tuned.targets["vpm"].n_graphs > 0 and table.captured >= {"vision", "audio_unit"} and table.is_sealed
-
-
-@pytest.mark.usefixtures("plain_toggles")
-def test_a_piece_that_fails_leaves_kernels_alone(made: list[Replayed]) -> None:
-    model = StubModel()
-    compile = CompileConfig(enabled=True, targets=("vpm", "llm.model"))
-    tuned = by_kernels(SmallEngine(), model, compile=compile, backend=failing(at=0))
-    assert model.kernels and tuned.targets["vpm"].phase is TargetPhase.KERNELS
-    state = tuned.targets["llm.model"]
-    assert state.phase is TargetPhase.FELL_BACK and "no code for graph" in state.error
-    assert tuned.regions["unit_step"].reason == "llm.model fell back"
-
-
-@pytest.mark.parametrize(
-    ("knobs", "wanted"),
-    [
-        ({}, True),
-        ({"kernels": "off"}, False),
-        ({"mode": "max-autotune"}, False),
-        ({"attention": "sdpa"}, False),
-        ({"enabled": False}, False),
-    ],
-)
-def test_who_wants_kernels(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
-    config = CompileConfig(**{"enabled": True, **knobs})
-    assert not toggles.wants_kernels(config, torch.device("cpu"))
-    monkeypatch.setattr(toggles, "suits", lambda device: device.type == "cuda")
-    assert toggles.wants_kernels(config, torch.device("cuda")) == wanted
-
-
-def test_with_kernels_in_prospect_there_is_one_size_of_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SimpleNamespace(device=torch.device("cuda"), config=SmallEngine().parts.model.config)
-    monkeypatch.setattr(toggles, "suits", lambda device: True)
-    batch, config = (1, 2, 4), make_config(llm_len=300, compile=CompileConfig(enabled=True))
-    shapes = building._shapes(model, batch, config)
-    assert (shapes.batch, shapes.kv, len(shapes.speech_kv), shapes.rows) == (batch, (300,), 1, (16, 96, 512))
-    off = config.model_copy(update={"compile": CompileConfig(enabled=True, kernels="off")})
-    assert len(building._shapes(model, batch, off).kv) > 1
-
-
 # --- targets --------------------------------------------------------------------------------------
 
 
@@ -330,19 +203,6 @@ def test_pieces_leave_open_only_what_varies(monkeypatch: pytest.MonkeyPatch) -> 
     given.clear()
     table.compile_parts(["choose", "llm.model"], dynamic=False)
     assert given == {"choose": False, "forward": False}
-
-
-def failing(at: int) -> Any:
-    """A backend that fails from the graph numbered `at` on; and how many it was given."""
-    given: list[int] = []
-
-    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        given.append(len(given))
-        if len(given) > at:
-            raise RuntimeError(f"no code for graph {len(given)}\nand more of it")
-        return module.forward
-
-    return backend
 
 
 def test_a_target_that_fails_stays_eager_alone(caplog: pytest.LogCaptureFixture) -> None:

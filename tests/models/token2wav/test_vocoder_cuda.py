@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.token2wav.load import load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.vocoders import (
-    FOLDER,
     copies,
     cut,
     make_codes,
@@ -22,6 +20,7 @@ from tests.models.token2wav.vocoders import (
     say,
     slot_of,
     tensors,
+    wide_parts,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -52,7 +51,8 @@ def no_waiting() -> Iterator[None]:
 
 
 def on_gpu(kernels: str, captured: bool = False) -> Vocoder:
-    vocoder = make_vocoder(load_flow_and_hift(FOLDER, device="cuda"), shapes=SHAPES, kernels=kernels)
+    vocoder = make_vocoder(wide_parts("cuda"), shapes=SHAPES, kernels=kernels)
+    assert vocoder.regions.kernels == ({"flow", "hift"} if kernels == "fused" else set())
     if captured:
         # begin: 2 batches; flow: 2 batches, 3 counts of codes, 2 of columns, 2 of steps; hift: 2 x 3.
         assert vocoder.regions.capture() == 2 + 24 + 6 == vocoder.regions.n_captured
@@ -77,7 +77,7 @@ def turns(vocoder: Vocoder, rounds: int = 2) -> list[Tensor]:
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("captured", [False, True])
 def test_the_same_sound_as_on_the_cpu(kernels: str, captured: bool):
-    expected = turns(make_vocoder(shapes=SHAPES))
+    expected = turns(make_vocoder(wide_parts(), shapes=SHAPES))
     for i, (wave, want) in enumerate(zip(turns(on_gpu(kernels, captured)), expected, strict=True)):
         assert wave.shape == want.shape
         off = (wave - want).square().mean() / want.square().mean()
@@ -200,8 +200,7 @@ def test_capture_leaves_slots_alone():
 
 def test_bfloat16_streams_alike():
     """Narrow weights, the same voice: sound of the same level, finite, and the same each time."""
-    parts = load_flow_and_hift(FOLDER, device="cuda", dtype=torch.bfloat16, hift_dtype=torch.bfloat16)
-    vocoder, exact = make_vocoder(parts, shapes=SHAPES), on_gpu("plain")
+    vocoder, exact = make_vocoder(wide_parts("cuda", torch.bfloat16), shapes=SHAPES), on_gpu("plain")
     first, second = turns(vocoder, 1), turns(vocoder, 1)
     for i, (wave, again, want) in enumerate(zip(first, second, turns(exact, 1), strict=True)):
         assert_same(wave, again, f"wave {i}")

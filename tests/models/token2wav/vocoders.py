@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.token2wav.flow import Flow
 from models.token2wav.flow_state import FlowSizes
 from models.token2wav.load import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice import Voice
+from models.weights import assign_weights, tensor_shapes
 
 FOLDER = Path(__file__).parents[3] / "assets" / "tiny" / "assets" / "token2wav"
 LOOKAHEAD = 3
@@ -25,6 +27,18 @@ STEPS = (2, 1)
 def shared_parts() -> FlowAndHift:
     """Nobody changes their weights, nor compiles them."""
     return load_flow_and_hift(FOLDER)
+
+
+def wide_parts(device: str = "cpu", dtype: torch.dtype = torch.float32) -> FlowAndHift:
+    """The same weights as half as many heads of the encoder, twice as wide: as narrow as kernels take them."""
+    parts = load_flow_and_hift(FOLDER, device=device, dtype=dtype, hift_dtype=dtype)
+    encoder = parts.flow.config.encoder
+    encoder = encoder.model_copy(update={"heads": encoder.heads // 2})
+    with torch.device("meta"):
+        flow = Flow(parts.flow.config.model_copy(update={"encoder": encoder}))
+    shapes = tensor_shapes(flow)
+    tensors = {name: tensor.reshape(shapes[name]) for name, tensor in parts.flow.state_dict().items()}
+    return FlowAndHift(assign_weights(flow, tensors, device, dtype), parts.hift)
 
 
 def make_vocoder(parts: FlowAndHift | None = None, **options: Any) -> Vocoder:
