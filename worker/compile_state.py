@@ -59,8 +59,8 @@ class CompileCounts:
     """What compiling has done in this process so far; none of it may grow while a worker serves.
 
     graph_breaks: places that torch.compile could not follow. graphs: compiled ones, and kernels of our own that were
-    made, so that growth means recompiles. graph_skips: calls of captured regions at shapes without a CUDA graph, refused
-    or not. cudagraph_skips: times that Inductor refused to capture by itself.
+    made, so that growth means recompiles. graph_skips: calls of captured regions at shapes without a CUDA graph,
+    refused or not. cudagraph_skips: times that Inductor refused to capture by itself.
     """
 
     graph_breaks: int = 0
