@@ -35,15 +35,7 @@ class FusedVision:
         self.heads, self.eps = layers[0].self_attn.heads, layers[0].layer_norm1.eps
         self.post, self.post_eps = _pair(vpm.post_layernorm), vpm.post_layernorm.eps
         self.layers = [
-            _Layer(
-                norm=_pair(layer.layer_norm1),
-                qkv=_joined(layer.self_attn),
-                out=_pair(layer.self_attn.out_proj),
-                mlp_norm=_pair(layer.layer_norm2),
-                fc1=_pair(layer.mlp.fc1),
-                fc2=_pair(layer.mlp.fc2),
-            )
-            for layer in layers
+            _layer(one.layer_norm1, one.self_attn, one.layer_norm2, one.mlp.fc1, one.mlp.fc2) for one in layers
         ]
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -67,15 +59,7 @@ class FusedAudio:
         self.heads, self.eps = layers[0].self_attn.heads, layers[0].self_attn_layer_norm.eps
         self.post, self.post_eps = _pair(apm.layer_norm), apm.layer_norm.eps
         self.layers = [
-            _Layer(
-                norm=_pair(layer.self_attn_layer_norm),
-                qkv=_joined(layer.self_attn),
-                out=_pair(layer.self_attn.out_proj),
-                mlp_norm=_pair(layer.final_layer_norm),
-                fc1=_pair(layer.fc1),
-                fc2=_pair(layer.fc2),
-            )
-            for layer in layers
+            _layer(one.self_attn_layer_norm, one.self_attn, one.final_layer_norm, one.fc1, one.fc2) for one in layers
         ]
 
     def __call__(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
@@ -100,8 +84,9 @@ def _gelu_tanh(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch._addmm_activation(bias, x.flatten(0, 1), weight.T, use_gelu=True).view(*x.shape[:2], -1)
 
 
-def _joined(attention: nn.Module) -> Pair:
-    return join((attention.q_proj, attention.k_proj, attention.v_proj))
+def _layer(norm: nn.LayerNorm, attention: nn.Module, mlp_norm: nn.LayerNorm, fc1: nn.Linear, fc2: nn.Linear) -> _Layer:
+    qkv = join((attention.q_proj, attention.k_proj, attention.v_proj))
+    return _Layer(_pair(norm), qkv, _pair(attention.out_proj), _pair(mlp_norm), _pair(fc1), _pair(fc2))
 
 
 def _pair(layer: nn.Linear | nn.LayerNorm) -> Pair:
