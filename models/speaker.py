@@ -98,6 +98,11 @@ class Speaker:
         self._running: dict[int, _Running] = {}
         self._beside = SideStream(runner.model.device, urgent=True)
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether codes are drawn beside what the caller does, and not before it goes on."""
+        return self._beside.is_beside
+
     def join(self) -> None:
         """What the caller's stream is given next starts when all codes asked for so far are drawn."""
         self._beside.join()

@@ -26,6 +26,11 @@ class SideStream:
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if is_gpu else None
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether there is a stream: without one, work is done when `work` ends."""
+        return self._stream is not None
+
     @contextmanager
     def work(self) -> Iterator[None]:
         """What is enqueued inside goes to this stream."""

@@ -38,7 +38,7 @@ class SpeechCall:
         what: the job's own mark.
     Set by the loop:
         rows: [n, D] conditioning rows. at: the slot's counters when it began. n_drawn: codes drawn at most.
-        n_taken: codes the job has been given.
+        n_taken: codes the job has been given. seen_at: when somebody has last looked at them.
     """
 
     ids: list[int]
@@ -53,6 +53,7 @@ class SpeechCall:
     at: Any = None
     n_drawn: int = 0
     n_taken: int = 0
+    seen_at: float = 0.0
 
     @property
     def is_begun(self) -> bool:

@@ -19,6 +19,7 @@ from worker.crew import Crew, nothing
 from worker.job import Job, SpeechCall
 
 SLICE_CODES = 5  # codes drawn between two decode steps of others
+MOST_LOOKS = 2  # of one call, on their way: beside other work, codes are drawn on before anybody has seen the last ones
 MOST_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
 POLL_S = 1e-4
 
@@ -53,6 +54,7 @@ class SpeechStages:
         self._duplex, self._speaker = crew.duplex, crew.duplex.speaker
         self._slices: list[_Slice] = []
         self._flights: list[_Flight] = []
+        self._most_looks = MOST_LOOKS if self._speaker is not None and self._speaker.is_beside else 1
 
     # --- codes ---------------------------------------------------------------------------------
 
@@ -67,11 +69,27 @@ class SpeechStages:
             self._crew.guarded(job, self._make_room, fail=self._crew.fall_silent)
         fresh = [job for job in fresh if job.calls]
         self._crew.isolated(fresh, self._begin_calls, self._crew.undo_call, fail=self._crew.fall_silent)
-        jobs = [job for job in jobs if job.calls]
-        if jobs:
-            draw = partial(self._draw, n_steps=self._n_steps(jobs), start=start)
+        is_alone = all(job.is_prefilled and job.step is None for job in self._crew.jobs)
+        while jobs := [job for job in jobs if self._may_draw(job)]:
+            # To the next look if nothing else waits for its turn, and on from there.
+            n_steps = min(_to_look(job.calls[0]) for job in jobs) if is_alone else SLICE_CODES
+            draw = partial(self._draw, n_steps=n_steps, start=start)
             drawn = self._crew.isolated(jobs, draw, self._crew.undo_call, fail=self._crew.fall_silent)
             self._crew.count([job for job, is_due in drawn if not is_due], "speech", start)
+            if not is_alone:
+                break
+            start = self._crew.clock()
+
+    def _may_draw(self, job: Job) -> bool:
+        """Whether more codes of its running call may be asked for, before those on their way have been seen."""
+        call = job.calls[0] if job.calls else None
+        if call is None or not (call.n_drawn < call.most or self._is_undone(job)):
+            return False
+        return sum(call is other for one in self._slices for _, other in one.calls) < self._most_looks
+
+    def _is_undone(self, job: Job) -> bool:
+        """Whether the codes of its running call have been taken back, and have to be drawn again."""
+        return job.calls[0].is_begun and not self._speaker.is_in_call(job.slot)
 
     def _make_rows(self, jobs: list[Job]) -> None:
         def condition(some: list[Job]) -> list[Any]:
@@ -104,15 +122,9 @@ class SpeechStages:
             call.n_drawn = 1
         return [None] * len(jobs)
 
-    def _n_steps(self, jobs: list[Job]) -> int:
-        """Codes to draw before anything else gets its turn."""
-        if any(job.step is not None for job in self._crew.jobs):
-            return SLICE_CODES
-        return max(1, min(job.calls[0].next_look - job.calls[0].n_drawn for job in jobs))
-
     def _draw(self, jobs: list[Job], n_steps: int, start: float) -> list[bool]:
         """Set out to draw codes. Returns: whose have to be looked at."""
-        self._draw_again([job for job in jobs if not self._speaker.is_in_call(job.slot)])
+        self._draw_again([job for job in jobs if self._is_undone(job)])
         self._speaker.advance([job.slot for job in jobs], n_steps)
         for job in jobs:
             job.calls[0].n_drawn += n_steps
@@ -131,16 +143,19 @@ class SpeechStages:
             job.calls[0].n_drawn = n_drawn
 
     def look(self) -> None:
-        """Take up the codes that somebody has to look at; sound that arrives meanwhile does not wait for them."""
-        slices, self._slices = self._slices, []
-        for one in slices:
-            while self._flights and self._speaking(one) and not one.look.is_here:
-                self.voice(self._crew.jobs)
-                time.sleep(POLL_S)
+        """Take up the codes that have arrived; nothing waits for the others."""
+        while self._slices:
+            one = self._slices[0]
             jobs = self._speaking(one)
+            if jobs and not one.look.is_here:
+                return
+            self._slices.pop(0)
             see = partial(self._see, one)
             seen = self._crew.isolated(jobs, see, self._crew.undo_call, fail=self._crew.fall_silent)
-            self._crew.count(jobs, "speech", one.start)
+            for job, call in one.calls:
+                # What was asked for before the last look was on its way behind it.
+                self._crew.count([job] if job in jobs else [], "speech", max(one.start, call.seen_at))
+                call.seen_at = self._crew.clock()
             for job, look in seen:
                 self._crew.guarded(job, self._drew, look, fail=self._crew.fall_silent)
 
@@ -189,8 +204,10 @@ class SpeechStages:
             self._land()
 
     def rest(self) -> None:
-        """There is nothing to do but to wait for sound: not for long, since something else may come."""
-        if self._flights and not self._flights[0].launch.is_here:
+        """There is nothing to do but to wait for codes or sound: not for long, since something else may come."""
+        coming = [one.look for one in self._slices[:1]] + [one.launch for one in self._flights[:1]]
+        is_idle = not any(self._may_draw(job) for job in self._crew.jobs)
+        if is_idle and coming and not any(one.is_here for one in coming):
             time.sleep(POLL_S)
 
     def _is_ready(self, job: Job) -> bool:
@@ -243,6 +260,11 @@ class SpeechStages:
             job.say(pcm=pcm)
         if window.last:
             self._crew.voices.begin_turn(job.session)
+
+
+def _to_look(call: SpeechCall) -> int:
+    """Codes to draw until somebody has to look at them."""
+    return max(1, call.next_look - call.n_drawn)
 
 
 def _first_without_rows(job: Job) -> SpeechCall | None:

@@ -7,9 +7,9 @@
     result    out to the session, then the unit is closed and its window moves
 
 `run` does each stage once, so a newcomer joins between two decode steps, and one session speaks while another one
-still writes. A slice of codes is set out on first and looked at behind the decode step, and windows of codes whenever
-their sound has arrived: on a GPU they run beside the rest. Knows the order of stages, and how a unit is closed. Does
-not know decisions and turns (jobs), sockets, threads or time limits.
+still writes. Codes are asked for first and looked at when they have arrived, and so are windows of codes and their
+sound: on a GPU they run beside the rest. Knows the order of stages, and how a unit is closed. Does not know decisions
+and turns (jobs), sockets, threads or time limits.
 """
 
 import time
@@ -67,7 +67,8 @@ class UnitLoop:
     def run(self) -> bool:
         """Each stage once. Returns: whether anything is left to do.
 
-        Where that is only sound on its way, it is not waited for: another call may be the one that hands it out.
+        Where that is only codes or sound on their way, they are not waited for: another call may be the one that takes
+        them up.
         """
         self._speech.speak([job for job in self.jobs if job.calls])
         self._text.prefill([job for job in self.jobs if not job.is_prefilled])
@@ -75,7 +76,7 @@ class UnitLoop:
         self._speech.look()
         self._speech.voice([job for job in self.jobs if job.windows])
         self._finish([job for job in self.jobs if job.is_prefilled and not (job.step or job.calls or job.windows)])
-        if all(job.is_prefilled and not (job.step or job.calls) for job in self.jobs):
+        if all(job.is_prefilled and job.step is None for job in self.jobs):
             self._speech.rest()
         return bool(self.jobs)
 

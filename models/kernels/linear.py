@@ -40,7 +40,7 @@ PLANS: dict[tuple[int, int], Plan] = {
     (2304, 768): Plan(16, 256, stages=3),
     (768, 768): Plan(16, 256, stages=3),
     (6144, 768): Plan(32, 128),
-    (768, 3072): Plan(16, 256),
+    (768, 3072): Plan(16, 256, splits=4, stages=3),
     (6562, 768): Plan(32, 128),
 }
 DEFAULT = Plan(64, 128)

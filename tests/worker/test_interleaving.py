@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.speaker import PendingLook, Speaker
 from tests.worker.engines import ALOUD, N_SLOTS, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from tests.worker.scripts import Prompter, conversation, play_alone, play_together
 from worker.results import Event, Failure, Partial, UnitResult
@@ -22,11 +23,13 @@ N_UNITS = 4
 
 
 class Stage:
-    """Two engines: one for each conversation by itself, one for many at once."""
+    """Two engines: one for each conversation by itself, one for many at once, which asks for codes ahead."""
 
     def __init__(self) -> None:
         self.observers = Prompter(), Prompter()
-        self.alone, self.together = (SmallEngine(make_config(), observer) for observer in self.observers)
+        self.alone = SmallEngine(make_config(), self.observers[0])
+        with mock.patch.object(Speaker, "is_beside", True):
+            self.together = SmallEngine(make_config(), self.observers[1])
         self._expected: dict[int, tuple[list[Event], list[str]]] = {}
 
     def expected(self, seed: int) -> tuple[list[Event], list[str]]:
@@ -39,14 +42,18 @@ class Stage:
         return self._expected[seed]
 
     def heard(self, seeds: list[int], luck: random.Random, patience: float) -> dict[int, tuple[list[Event], list[str]]]:
-        """What they hear when they are played together. patience: how often the loop goes on instead of a script."""
+        """What they hear when they are played together. patience: how often the loop goes on instead of a script.
+
+        Codes arrive sooner or later.
+        """
         observer, engine = self.observers[1], self.together
         for memory in (observer.breaks, observer.n_certain, observer.logits, engine.events):
             memory.clear()
         scripts = [
             lambda seed=seed: conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0) for seed in seeds
         ]
-        play_together(engine, scripts, lambda n: 0 if luck.random() < patience else luck.randrange(n))
+        with mock.patch.object(PendingLook, "is_here", property(lambda look: luck.random() < 0.5)):
+            play_together(engine, scripts, lambda n: 0 if luck.random() < patience else luck.randrange(n))
         names = {seed: f"session {seed}" for seed in seeds}
         return {seed: (engine.take(name), observer.logits[name]) for seed, name in names.items()}
 

@@ -143,8 +143,8 @@ def test_sound_does_not_wait_for_codes(
 
     monkeypatch.setattr(engine.duplex.speaker, "start_look", SlowLook)
     engine.ask("b", ASKED, config=SPOKEN)
-    run_until(engine, lambda: bool(n_sounds))
-    assert n_sounds == [0, 1], f"sounds that had left whenever codes were asked for: expected 0 and 1, got {n_sounds}"
+    run_until(engine, lambda: len(n_sounds) > 1)
+    assert n_sounds[:2] == [0, 1], f"sounds that had left whenever codes were asked for: expected 0, 1, got {n_sounds}"
     monkeypatch.undo()
     land_all(engine)
     for name in ("a", "b"):

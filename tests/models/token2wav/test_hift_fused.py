@@ -44,8 +44,9 @@ def test_sound_is_the_plain_one(few_programs: None):
 
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_blocks_of_one_stage(device: str):
+def test_blocks_of_one_stage(device: str, monkeypatch: pytest.MonkeyPatch):
     """Rows of different length, with NaN beyond their ends, and more channels than a tile has."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     from models.token2wav.hift_fused import _blocks, _run
 
     hift: Hift = make_hift()

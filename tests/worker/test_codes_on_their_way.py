@@ -1,0 +1,173 @@
+"""Codes that are drawn beside everything else: asked for ahead, seen when they arrive, and nobody waits for them."""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+from unittest import mock
+
+import pytest
+
+from models.speaker import Look, PendingLook, Speaker
+from tests.worker.engines import QUIET, assert_told, short_speech
+from tests.worker.replies import SPOKEN, AnsweringEngine, make_parts, short_chunks
+from worker.building import Parts
+from worker.results import Event, Prefilled, UnitResult
+from worker.speech_stages import MOST_LOOKS
+
+ASKED = "Hello there, how are you?"
+MOST_TURNS = 300  # of the loop, until something must have happened
+
+
+class HeldLook:
+    """Codes that arrive when they are let: `is_here` is set by hand."""
+
+    all: ClassVar[list["HeldLook"]] = []
+
+    def __init__(self, look: PendingLook):
+        self._look, self.is_here, self.is_taken = look, False, False
+        HeldLook.all.append(self)
+
+    def take(self) -> list[Look]:
+        assert self.is_here and not self.is_taken, "expected codes that have arrived to be seen, once"
+        self.is_taken = True
+        return self._look.take()
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return make_parts()
+
+
+@pytest.fixture(scope="module")
+def expected(parts: Parts) -> list[Event]:
+    """A spoken answer of an engine that sees codes before it asks for more."""
+    engine = AnsweringEngine(parts)
+    with short_chunks(), short_speech():
+        engine.ask("a", ASKED, config=SPOKEN)
+        engine.settle()
+    return heard(engine, "a")
+
+
+@pytest.fixture
+def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
+    """One that draws beside, whose codes are held back."""
+    HeldLook.all = []
+    monkeypatch.setattr(Speaker, "is_beside", True)
+    engine = AnsweringEngine(parts)
+    start = engine.duplex.speaker.start_look
+    monkeypatch.setattr(engine.duplex.speaker, "start_look", lambda slots: HeldLook(start(slots)))
+    with short_chunks(), short_speech():
+        yield engine
+    engine.sessions.close_all()
+    assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
+
+
+def heard(engine: AnsweringEngine, name: str) -> list[Event]:
+    return [event for event in engine.take(name) if not isinstance(event, Prefilled)]
+
+
+def on_the_way() -> list[HeldLook]:
+    return [look for look in HeldLook.all if not look.is_here]
+
+
+def run_until(engine: AnsweringEngine, done: Callable[[], bool]) -> None:
+    for _ in range(MOST_TURNS):
+        if done():
+            return
+        engine.step()
+    raise AssertionError(f"expected an end within {MOST_TURNS} turns of the loop")
+
+
+def until_codes_are_awaited(engine: AnsweringEngine) -> None:
+    run_until(engine, lambda: len(on_the_way()) == MOST_LOOKS)
+
+
+def let_all_arrive(engine: AnsweringEngine) -> None:
+    while not engine.loop.is_idle:
+        run_until(engine, lambda: bool(on_the_way()) or engine.loop.is_idle)
+        for look in on_the_way()[:1]:
+            look.is_here = True
+        engine.step()
+
+
+def test_more_is_asked_for_before_the_first_is_seen(engine: AnsweringEngine, expected: list[Event]) -> None:
+    engine.ask("a", ASKED, config=SPOKEN)
+    until_codes_are_awaited(engine)
+    (job,) = engine.loop.jobs
+    n_drawn = job.calls[0].n_drawn
+    for _ in range(3):
+        engine.step()
+    assert len(on_the_way()) == MOST_LOOKS and job.calls[0].n_drawn == n_drawn, "expected no more than that"
+    assert not job.windows and job.n_codes == 0, "expected nothing to be voiced that nobody has seen"
+    let_all_arrive(engine)
+    assert_told("answer", heard(engine, "a"), expected)
+
+
+def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[Event]) -> None:
+    engine.ask("a", ASKED, config=SPOKEN)
+    until_codes_are_awaited(engine)
+    session = engine.open("listens", QUIET)
+    for number in range(2):
+        engine.send(session, number, force_listen=True)
+        run_until(engine, lambda: not session.is_busy and not session.waiting)
+        assert isinstance(engine.take("listens")[-1], UnitResult), "expected a unit to end meanwhile"
+    assert len(on_the_way()) == MOST_LOOKS, "expected the codes not to have been waited for"
+    let_all_arrive(engine)
+    assert_told("answer", heard(engine, "a"), expected)
+
+
+@pytest.mark.parametrize("arrived", [0, 1, MOST_LOOKS])
+def test_codes_that_are_undone_are_drawn_again(
+    engine: AnsweringEngine, expected: list[Event], arrived: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a step of the same answer fails and all of its slot goes back."""
+    engine.ask("a", ASKED, config=SPOKEN)
+    until_codes_are_awaited(engine)
+    (job,) = engine.loop.jobs
+    engine.duplex.rewind_speech(job.slot, job.calls[0].at)
+    for look in HeldLook.all[:arrived]:
+        look.is_here = True
+    let_all_arrive(engine)
+    assert_told("answer", heard(engine, "a"), expected)
+
+
+def test_a_session_closed_meanwhile(engine: AnsweringEngine, expected: list[Event]) -> None:
+    session = engine.ask("a", ASKED, config=SPOKEN)
+    until_codes_are_awaited(engine)
+    engine.sessions.close(session)
+    assert engine.n_free == (3, 3), f"expected its slots to be free at once, got {engine.n_free}"
+    engine.take("a")
+    engine.ask("next", ASKED, config=SPOKEN)
+    let_all_arrive(engine)
+    assert not engine.take("a"), "expected nothing more"
+    assert_told("next", heard(engine, "next"), expected)
+
+
+def test_the_loop_rests_and_does_not_hurry(engine: AnsweringEngine) -> None:
+    """While codes are on their way and nothing else is to be done, and not while something is."""
+    engine.ask("a", ASKED, config=SPOKEN)
+    until_codes_are_awaited(engine)
+    with mock.patch("worker.speech_stages.time.sleep") as sleep:
+        engine.step()
+        assert sleep.call_count == 1, f"expected one short rest, got {sleep.call_count}"
+        for look in on_the_way():
+            look.is_here = True
+        engine.step()
+        assert sleep.call_count == 1, "expected none where codes have arrived"
+    let_all_arrive(engine)
+
+
+def test_times_of_what_was_asked_ahead_do_not_overlap(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speech takes as long as codes were on their way, however many looks were."""
+    now, seconds = [0.0], 0.0
+    monkeypatch.setattr(engine.loop._crew, "clock", lambda: now[0])
+    engine.ask("a", ASKED, config=SPOKEN)
+    while not engine.loop.is_idle:
+        jobs = engine.loop.jobs[:]
+        for _ in range(3):
+            engine.step()
+        for look in on_the_way()[:1]:
+            look.is_here = True
+            now[0] += 1
+            seconds += 1
+    assert seconds > 1
+    assert jobs[0].times.speech == 1000 * seconds, f"speech: expected {1000 * seconds} ms, got {jobs[0].times.speech}"
