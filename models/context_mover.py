@@ -23,8 +23,8 @@ MOST_AHEAD = 8192  # positions ahead of places: with a context of as many rows, 
 
 @dataclass(frozen=True)
 class _Held:
-    """keys: what `KVCache.save` gave after the prompt, from position 0. n: its rows that are held. ahead: positions
-    that the slot's rows are ahead of their places.
+    """keys: of every layer after the prompt, from position 0. n: its rows that are held. ahead: positions that the
+    slot's rows are ahead of their places.
     """
 
     keys: list[Tensor]
@@ -40,8 +40,11 @@ class ContextMover:
         self._held: dict[int, _Held] = {}
 
     def hold(self, slot: int, saved: list[Tensor], n: int) -> None:
-        """Keep the keys of the slot's first n rows as they were fed (`Duplex.save`); nothing has been dropped yet."""
-        self._held[slot] = _Held(saved, n)
+        """Keep the keys of the slot's first n rows as they were fed; nothing has been dropped yet.
+
+        saved: what `Duplex.save_keys` gave of at least these, or `Duplex.save`, of which no values are kept.
+        """
+        self._held[slot] = _Held(saved[: len(self._cache.k)], n)
 
     def let_go(self, slot: int) -> None:
         """The slot is emptied."""

@@ -183,6 +183,10 @@ class Duplex:
         """A copy of the slot's context, for other slots to start from."""
         return self.state.llm.save(slot, self.runner.llm_rows(slot))
 
+    def save_keys(self, slot: int, n: int) -> list[Tensor]:
+        """A copy of the keys of the slot's first n rows, for `context.hold`."""
+        return self.state.llm.save_keys(slot, n)
+
     def load(self, slot: int, saved: list[Tensor]) -> None:
         """Start an empty slot from a copy."""
         self.state.llm.load(slot, saved)

@@ -11,6 +11,7 @@ The scratch slot takes the writes of padding, so that padding never touches a se
 with one of them no call ever looks at all rows there are, and all numbers of rows are one case to a compiler.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -174,17 +175,24 @@ class KVCache:
             cache.index_copy_(0, slots, torch.where(turned, rotate(old, cos, sin), old))
         self.positions.index_add_(0, slots, by)
 
-    def put_keys(self, slot: int, saved: list[Tensor], n: int, by: int, frequencies: Tensor) -> None:
-        """Write the first n keys that `save` gave to a slot's front again, `by` positions from where they were."""
+    def put_keys(self, slot: int, keys: list[Tensor], n: int, by: int, frequencies: Tensor) -> None:
+        """Write the first n rows that `save_keys` gave to a slot's front again, `by` positions from where they were."""
         phase = rotary_phases(torch.tensor(by, device=frequencies.device), frequencies)
         cos, sin = phase.cos(), phase.sin()
-        for cache, rows in zip(self.k, saved, strict=False):  # values come behind the keys
+        for cache, rows in zip(self.k, keys, strict=True):
             cache[slot, :, :n] = rotate(rows[:, :n], cos, sin)
 
     def save(self, slot: int, n: int) -> list[Tensor]:
         """Copies of a slot's first n rows: keys of every layer, then values, [kv_heads, n, head_dim] each."""
+        return self._copied((*self.k, *self.v), slot, n)
+
+    def save_keys(self, slot: int, n: int) -> list[Tensor]:
+        """The first half of what `save` gives."""
+        return self._copied(self.k, slot, n)
+
+    def _copied(self, caches: Iterable[Tensor], slot: int, n: int) -> list[Tensor]:
         assert 0 <= n <= self.max_len, f"rows to save: expected at most {self.max_len}, got {n}"
-        return [cache[slot, :, :n].clone() for cache in (*self.k, *self.v)]
+        return [cache[slot, :, :n].clone() for cache in caches]
 
     def load(self, slot: int, saved: list[Tensor]) -> None:
         """Copy rows that `save` gave to a slot's front, which then has just these, at positions from 0 on.

@@ -75,7 +75,7 @@ class Answers:
             n_rows = self._sessions.feed_prompt(session, system.encode(self._duplex.runner))
             session.rounds.add_system(n_rows)
             if not session.reference:
-                self._duplex.context.hold(session.slot, self._duplex.save(session.slot), n_rows)
+                self._duplex.context.hold(session.slot, self._duplex.save_keys(session.slot, n_rows), n_rows)
         except BaseException:
             self._sessions.close(session)
             raise

@@ -127,14 +127,11 @@ class Sessions:
         n_rows = self._feed_prompt(session, prefix, prompt.ref_audio, suffix)
         session.window.protect(n_rows - len(suffix), suffix)
         if not session.reference and config.window.mode != "off":
-            saved = self._saved(session.slot, _digest(prefix, prompt.ref_audio, suffix))
-            n_fed_again = len(suffix) if config.window.mode == "context" else 0
-            self._duplex.context.hold(session.slot, saved, n_rows - n_fed_again)
+            n_held = n_rows - (len(suffix) if config.window.mode == "context" else 0)
+            saved = self._snapshots.get(_digest(prefix, prompt.ref_audio, suffix))  # shared if there is one
+            keys = self._duplex.save_keys(session.slot, n_held) if saved is None else saved
+            self._duplex.context.hold(session.slot, keys, n_held)
         return n_rows
-
-    def _saved(self, slot: int, key: str) -> list[Any]:
-        """The slot's prompt as it was fed, shared with the snapshot if there is one."""
-        return self._snapshots[key] if key in self._snapshots else self._duplex.save(slot)
 
     @property
     def n_snapshots(self) -> int:

@@ -42,7 +42,7 @@ def talk(duplex: Duplex, slot: int, *, held: bool) -> None:
     """A prompt and three units."""
     feed(duplex, slot, words(duplex.runner.model, PROMPT, 0))
     if held:
-        duplex.context.hold(slot, duplex.save(slot), PROMPT)
+        duplex.context.hold(slot, duplex.save_keys(slot, PROMPT), PROMPT)
     for unit in range(N_UNITS):
         feed(duplex, slot, words(duplex.runner.model, UNIT, 1 + unit))
 
@@ -96,7 +96,7 @@ def test_no_error_adds_up_in_bfloat16(model):
         cache.set_length(torch.tensor([0]), torch.tensor([total]))
         duplex.runner.set_llm_rows(0, total)
         if held:
-            duplex.context.hold(0, [*duplex.save(0)], PROMPT)
+            duplex.context.hold(0, duplex.save(0), PROMPT)
         for _ in range(8):
             duplex.context.drop([0], [PROMPT], [UNIT])
         last = rows[0][:, PROMPT + 8 * UNIT :].double()

@@ -56,6 +56,8 @@ def test_saved_rows_begin_another_slot(n):
     expected = slot_rows(session.cache, 2)
     saved = session.cache.save(0, n)
     assert [tuple(rows.shape) for rows in saved] == [(HEADS, n, DIM)] * 4
+    for keys, rows in zip(session.cache.save_keys(0, n), saved[:2], strict=True):
+        assert_same(keys, rows)
     for target, rows in zip(expected, saved, strict=False):
         target[:, :n] = rows
     expected[4].fill_(n), expected[5].fill_(n)
