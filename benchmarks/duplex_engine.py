@@ -21,6 +21,7 @@ from models.load import build_on_meta, load_model, weight_dtype
 from models.omni import OmniModel
 from models.random_weights import random_model
 from models.region_table import Shapes
+from models.state import held_bytes
 from models.token2wav import hift as hift_room
 from models.token2wav.flow import Flow
 from models.token2wav.hift import Hift
@@ -295,9 +296,9 @@ def _not_captured(parts: Parts) -> list[str]:
 
 
 def _row_bytes(parts: Parts) -> int:
-    """Of one more context row in every slot, the scratch slot included."""
+    """Of one more context row in every slot, scratch slots included."""
     cache = parts.duplex.state.llm
-    return sum(tensor.nbytes // tensor.shape[2] for tensor in (*cache.k, *cache.v))
+    return held_bytes((*cache.k, *cache.v)) // cache.k[0].shape[2]
 
 
 def _voice_frame_bytes(parts: Parts) -> int:

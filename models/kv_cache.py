@@ -2,17 +2,22 @@
 
 Knows positions and lengths. Does not know what the rows mean, nor which session leases a slot.
 
-Schema, one entry per layer, allocated once and never moved (S slots plus one scratch slot):
+Schema, one entry per layer, allocated once and not moved while there are sessions (S slots plus one scratch slot):
     k, v       [S + 1, kv_heads, max_len + spare, head_dim]  model dtype; rows 0..length-1 of a slot are valid
     lengths    [S + 1] int64  valid rows; advanced by whoever feeds rows
     positions  [S + 1] int64  rotary position of the next row; equals lengths unless a slot skips positions
     windows    [S + 1] int64  rows held before a call that its queries still see; max_len = all
 The scratch slot takes the writes of padding, so that padding never touches a session's rows. Spare rows take nothing:
 with one of them no call ever looks at all rows there are, and all numbers of rows are one case to a compiler.
+
+One scratch slot for all layers where there is one session (`one_scratch`): a second slot in every layer would double
+what the session takes, and nothing that counts is read from it. The keys of all layers lie one behind the other, their
+scratch slot behind the last, and so do the values. k and v of a layer then have one stride, each layer has another:
+layers that compile would compile once for each, so this is for layers that kernels run.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,18 +61,27 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
         spare: int = 0,
+        one_scratch: bool = False,
     ):
+        """one_scratch: let layers share their scratch slot if there is just one other; see the module's schema."""
         self.n_slots, self.max_len, self.scratch = n_slots, max_len, n_slots
         self._n_rows = max_len + spare
+        allocate = _one_scratch if one_scratch and n_slots == 1 else _own_scratch
         shape = (n_slots + 1, kv_heads, self._n_rows, head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
+        self.k, self.v = (allocate(n_layers, shape, dtype=dtype, device=device) for _ in range(2))
         self.lengths = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.lengths)
         self.windows = torch.full_like(self.lengths, max_len)
 
     def tensors(self) -> list[Tensor]:
         return [*self.k, *self.v, self.lengths, self.positions, self.windows]
+
+    def split_scratch(self) -> None:
+        """Give every layer a scratch slot of its own, where they share one; what slots hold stays. Tensors are new."""
+        if not all(tensor.is_contiguous() for tensor in self.k):
+            # Clones even of a layer that has the strides already: it would keep the memory of all.
+            self.k = [tensor.clone(memory_format=torch.contiguous_format) for tensor in self.k]
+            self.v = [tensor.clone(memory_format=torch.contiguous_format) for tensor in self.v]
 
     def view(
         self, slots: Tensor, n_new: Tensor, n_rows: int, kv_len: int, causal: bool = True, masked: bool = True
@@ -205,3 +219,13 @@ class KVCache:
             assert front.shape == rows.shape, f"saved rows: expected {tuple(front.shape)}, got {tuple(rows.shape)}"
             front.copy_(rows)
         self.lengths[slot] = self.positions[slot] = n
+
+
+def _own_scratch(n_layers: int, shape: tuple[int, ...], **options: Any) -> list[Tensor]:
+    return [torch.zeros(shape, **options) for _ in range(n_layers)]
+
+
+def _one_scratch(n_layers: int, shape: tuple[int, ...], **options: Any) -> list[Tensor]:
+    """Two slots for each layer: its own, and the last one of all."""
+    slots = torch.zeros(n_layers + 1, *shape[1:], **options)
+    return [slots[layer :: n_layers - layer] for layer in range(n_layers)]

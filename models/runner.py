@@ -64,8 +64,12 @@ class Runner:
         llm_len: int = 4096,
         tts_len: int | None = None,
         shapes: Shapes | None = None,
+        one_scratch: bool = False,
     ):
-        """llm_len, tts_len: context rows per slot. Raises: ContextOverflowError beyond the model's positions."""
+        """llm_len, tts_len: context rows per slot. one_scratch: as `SlotState.allocate` has it.
+
+        Raises: ContextOverflowError beyond the model's positions.
+        """
         shapes = shapes or Shapes()
         tts_len = tts_len or model.config.tts_config.max_position_embeddings
         if llm_len > model.config.max_position_embeddings:
@@ -75,7 +79,9 @@ class Runner:
         # A view may be longer than what a slot holds, never longer than what a slot has.
         shapes = shapes.capped(kv=llm_len, speech_kv=tts_len)
         self.model, self.shapes, self.llm_len = model, shapes, llm_len
-        self.state = SlotState.allocate(model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len)
+        self.state = SlotState.allocate(
+            model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len, one_scratch=one_scratch
+        )
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
         self.regions = Regions(model, self.state, self.log_mel, sets, shapes)
         self.pool = SlotPool(self.state)

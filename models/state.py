@@ -3,7 +3,7 @@
 Knows sizes and how to empty a slot. Does not compute: the regions read and write these tensors in place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 
@@ -37,10 +37,13 @@ class SlotState:
     hidden: Tensor
 
     @classmethod
-    def allocate(cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None) -> "SlotState":
+    def allocate(
+        cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None, one_scratch: bool = False
+    ) -> "SlotState":
         """Allocate every slot on the model's device.
 
         llm_len: context rows per slot. tts_len: rows of speech per turn; default as the checkpoint says.
+        one_scratch: kernels will run the layers, which may share a scratch slot; see `kv_cache`.
         """
         config, device, dtype = model.config, model.device, model.dtype
         audio, tts = config.audio_config, config.tts_config
@@ -55,6 +58,7 @@ class SlotState:
                 dtype=dtype,
                 device=device,
                 spare=1,
+                one_scratch=one_scratch,
             )
 
         heads = audio.encoder_attention_heads
@@ -95,9 +99,21 @@ class SlotState:
                 part.reset(slots)
         self.hidden.index_fill_(0, slots, 0)
 
+    def split_scratch(self) -> None:
+        """Layers are to be compiled: each gets a scratch slot of its own. For graphs captured before it is too late."""
+        for cache in (self.llm, self.apm, self.speech and self.speech.cache):
+            if cache is not None:
+                cache.split_scratch()
+
     def nbytes(self) -> int:
         """Bytes of all slots together."""
-        return sum(tensor.nbytes for tensor in self.tensors())
+        return held_bytes(self.tensors())
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory that tensors lie in, which some of them may share."""
+    memory = [tensor.untyped_storage() for tensor in tensors]
+    return sum({one.data_ptr(): one.nbytes() for one in memory}.values())
 
 
 def _tensors(part: object) -> Iterator[Tensor]:

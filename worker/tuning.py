@@ -78,6 +78,8 @@ def _run(parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress |
             break
         LOG.warning("%s", tuned.notes[-1])
         untune(parts)
+        if failed == "omni":
+            parts.duplex.state.split_scratch()
         if failed == "vocoder":
             parts.vocoder.use_plain()
         torch._dynamo.reset()

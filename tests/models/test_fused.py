@@ -85,6 +85,25 @@ def test_a_decoder_feeds_and_steps_alike(model: OmniModel, part: str) -> None:
         assert_close(got, expected, TOLERANCE, f"{part}, kernels against layers")
 
 
+def test_layers_that_share_a_scratch_slot_compute_the_same_bits(model: OmniModel) -> None:
+    backbone, device = model.tts.model, model.device
+    rows = torch.randn(1, 8, backbone.embed_tokens.embedding_dim, generator=torch.Generator().manual_seed(6))
+    rows, slot = rows.to(device) * 0.1, torch.tensor([0], device=device)
+
+    def run(one_scratch: bool) -> list[Tensor]:
+        cache = slot_cache(model, "tts", n_slots=1, max_len=16, one_scratch=one_scratch)
+        assert cache.k[0].is_contiguous() is not one_scratch
+        out = []
+        for start, n_rows, n_new in ((0, 7, 5), (5, 2, 2)):  # padding first
+            out.append(backbone(rows[:, start : start + n_rows], cache, slot, torch.tensor([n_new], device=device), 16))
+        return [out[0][:, :5], out[1], *live(cache, {0: 16})]
+
+    model.use_kernels(True)
+    with torch.no_grad():
+        for got, expected in zip(run(True), run(False), strict=True):
+            assert_same(got, expected, "one scratch slot against one for each layer")
+
+
 def test_the_ear_hears_alike(model: OmniModel) -> None:
     generator = torch.Generator().manual_seed(4)
     mel = torch.randn(2, 2, 80, UNIT_COLUMNS, generator=generator).to(model.device) * 0.5

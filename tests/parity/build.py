@@ -6,7 +6,9 @@ from models.kv_cache import KVCache
 from models.omni import OmniModel
 
 
-def slot_cache(model: OmniModel, part: str, *, n_slots: int, max_len: int | None = None) -> KVCache:
+def slot_cache(
+    model: OmniModel, part: str, *, n_slots: int, max_len: int | None = None, one_scratch: bool = False
+) -> KVCache:
     """An empty cache for `apm`, `llm` or `tts` with as many rows as the part can use at most, or `max_len`."""
     config = model.config
     audio, tts = config.audio_config, config.tts_config
@@ -28,4 +30,5 @@ def slot_cache(model: OmniModel, part: str, *, n_slots: int, max_len: int | None
         head_dim=head_dim,
         dtype=torch.float32,
         device=model.device,
+        one_scratch=one_scratch,
     )
