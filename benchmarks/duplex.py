@@ -30,8 +30,21 @@ from benchmarks.duplex_verdicts import verdict_lines, verdicts
 
 PARTS = ("latency", "sessions", "correctness", "start", "toggles")
 CORRECT_SLOTS, CORRECT_ROWS = 8, 2560
+COMPARED_SLOTS = 4  # of the tiny models whose regions are compared
+STEPS = ("against_eager", "identity")  # of correctness, that a process which is cut short need not do again
 # What may differ between the commands of one result: how far each goes, and where it writes.
-FREE = {"parts", "toggles", "toggle_limit_s", "budget_s", "json", "summary", "cache_dir", "folder", "resume"}
+FREE = {
+    "parts",
+    "toggles",
+    "toggle_limit_s",
+    "region_limit_s",
+    "budget_s",
+    "json",
+    "summary",
+    "cache_dir",
+    "folder",
+    "resume",
+}
 LEAST_S = 15.0  # with less left no process is begun: it would not get through its imports
 
 
@@ -64,6 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--claim-seconds", type=float, default=60.0, help="sessions: longest that takes")
     parser.add_argument("--correct-units", type=int, default=50, help="correctness: units of a conversation")
     parser.add_argument("--region-units", type=int, default=2, help="correctness: units whose regions are compared")
+    parser.add_argument("--region-limit-s", type=float, default=90.0, help="correctness: no call compared after that")
     parser.add_argument(
         "--toggles", type=_names(TOGGLES), default=TOGGLES, help=f"some of {','.join(TOGGLES)}; default: all"
     )
@@ -200,20 +214,30 @@ class Run:
     def _correctness(self) -> None:
         options = self._options
         cache = options.cache_dir.resolve() if options.cache_dir else self._folder / "sessions"
-        slots = CORRECT_SLOTS if options.device == "cuda" else 4
+        is_gpu = options.device == "cuda"
+        slots = CORRECT_SLOTS if is_gpu else COMPARED_SLOTS
         rows = min(CORRECT_ROWS, options.llm_len)
-        asked = {"n_units": options.correct_units, "region_units": options.region_units, "reference": None}
+        asked: Found = {
+            "n_units": options.correct_units,
+            "region_units": options.region_units,
+            "region_limit_s": options.region_limit_s,
+            "reference": None,
+        }
         eager = self._spec("eager", slots, llm_len=rows, warms_up=False)
         found = self._process("reference", {"part": "reference", "spec": eager, "options": asked}, cache)
         if "told" in found:
             asked["reference"] = str(self._folder / "reference.json")
             report.write_json(self._folder / "reference.json", {"told": found["told"]})
         spec = self._spec(options.way, slots, llm_len=rows, warms_up=False)
-        self._process("correctness", {"part": "correctness", "spec": spec, "options": asked}, cache)
-        wide = {"config": "tiny", "dtype": "float32", "llm_len": rows, "warms_up": False}
+        done = {key: self._found("correctness")[key] for key in STEPS if key in self._found("correctness")}
+        job = {"part": "correctness", "spec": spec, "options": {**asked, "done": done}}
+        self._process("correctness", job, cache)
+        # The sizes that compared units have, and no more: compiling them is most of what this takes.
+        wide = {"config": "tiny", "dtype": "float32", "llm_len": rows, "warms_up": False, "unit_shapes": is_gpu}
+        slots = min(slots, COMPARED_SLOTS)
         spec = self._spec("eager" if options.way == "eager" else "float32", slots, plain=True, **wide)
         self._process("float32", {"part": "regions", "spec": spec, "options": asked}, self._folder / "float32")
-        if options.device == "cuda" and options.way != "eager":
+        if is_gpu and options.way != "eager":
             spec = self._spec("float32-kernels", slots, **wide)
             job = {"part": "regions", "spec": spec, "options": asked}
             self._process("float32 kernels", job, self._folder / "float32-kernels")
@@ -258,13 +282,14 @@ class Run:
         if is_cold:
             shutil.rmtree(cache, ignore_errors=True)
         print(f"{time.monotonic() - self._began:7.1f} s  {name}", file=sys.stderr, flush=True)
+        job = {"options": {}, **job}
 
         def tell(found: Found) -> None:
-            self.result["processes"][name] = {"part": job["part"], **found}
+            self.result["processes"][name] = {"part": job["part"], **job["options"].get("done", {}), **found}
             self.result["environment"].update(found.pop("environment", {}))
             self._save()
 
-        found = self._processes.run({"options": {}, **job}, cache, min(left, limit_s, 1e6), tell)
+        found = self._processes.run(job, cache, min(left, limit_s, 1e6), tell)
         # It was the command that ended, not the process at a limit of its own: the next command runs it again.
         found["process"]["is_cut"] = bool(found["process"]["killed"]) and left < limit_s
         tell(found)

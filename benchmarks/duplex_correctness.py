@@ -6,10 +6,12 @@ compared and the first that differs is known. Knows sessions and choices. Does n
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from benchmarks import report
 from benchmarks.duplex_engine import Running, Weights
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Talker, converse
 from benchmarks.region_errors import doubled
@@ -111,11 +113,19 @@ def conversation(
     neighbours: int = 0,
     feeds: Sequence[Choice] = (),
     n_frames: int = 1,
+    speaks: bool = True,
 ) -> Told:
-    """What the watched session comes to. feeds: of an earlier one, whose tokens are fed."""
+    """What the watched session comes to.
+
+    Args:
+        feeds: of an earlier one, whose tokens are fed. speaks: draw codes and make sound; no word hangs on either.
+    """
+    report.say(f"{n_units} units{f' beside {neighbours} neighbours' if neighbours else ''}")
     choices.told, choices.own = Told(), {}
     choices.feeds = {(one.unit, one.step): one.token for one in feeds}
-    config = running.engine.config.session.model_copy(update={"decode_mode": "greedy", "seed": 1})
+    config = running.engine.config.session.model_copy(
+        update={"decode_mode": "greedy", "seed": 1, "generate_audio": speaks}
+    )
     talkers = [Talker(running, WATCHED, context=CONTEXT, config=config, keeps_sound=True)]
     for number in range(1, neighbours + 1):
         other = config.model_copy(update={"seed": 1 + number})
@@ -186,12 +196,20 @@ def against(reference: Told, told: Told, own: dict[tuple[int, int], dict[int, fl
 
 
 def identity(
-    running: Running, choices: Choices, n_units: int, save: Callable[[dict[str, Any]], None]
+    running: Running,
+    choices: Choices,
+    n_units: int,
+    save: Callable[[dict[str, Any]], None],
+    done: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The same conversation twice, and once more with neighbours."""
+    """The same conversation twice, and once more with neighbours. done: what is known of it."""
+    result = dict(done or {})
+    if "with_neighbours" in result:
+        return result
     alone = conversation(running, choices, n_units)
-    result = {"two_runs": difference(alone, conversation(running, choices, n_units))}
-    save(result)
+    if "two_runs" not in result:
+        result["two_runs"] = difference(alone, conversation(running, choices, n_units))
+        save(result)
     n = min(NEIGHBOURS, running.parts.n_slots - 1)
     beside = conversation(running, choices, n_units, neighbours=n)
     result["with_neighbours"] = {"neighbours": n, **difference(alone, beside)}
@@ -199,25 +217,58 @@ def identity(
     return result
 
 
-def regions(running: Running, weights: Weights, n_units: int) -> dict[str, Any]:
-    """Every region that units call, as it serves, against plain eager float32; one session, then several at once."""
+def regions(
+    running: Running,
+    weights: Weights,
+    n_units: int,
+    save: Callable[[dict[str, Any]], None] = lambda found: None,
+    limit_s: float = float("inf"),
+) -> dict[str, Any]:
+    """Every region that units call, as it serves, against plain eager float32; one session, then several at once.
+
+    Args:
+        save: given all of it after each unit. limit_s: calls that come later are not compared.
+    Returns: {regions: errors by number of sessions, table and region, regions_left_out: what was not compared, if
+        anything}.
+    """
+    begun, found, left_out = time.monotonic(), {}, []
+    report.say("the twin in float32")
     wide = replace(running.spec, way="eager", dtype="float32", plain=True)
     twin = weights.wide().parts(wide, wide.engine_config())
     assert not (twin.model.kernels or twin.vocoder.regions.kernels), "expected a reference without kernels"
-    scenes, found = Scenes(1), {}
-    for n_sessions in sorted({1, min(4, running.parts.n_slots)}):
-        with doubled(running.parts, twin) as errors:
-            talkers = []
-            for number in range(n_sessions):
-                mode = LISTEN if number % 2 else SPEAK
-                talkers.append(Talker(running, f"{mode} {number}", context=CONTEXT, seed=number))
-            converse(running, talkers, scenes, n_units)
+    counts = sorted({1, min(4, running.parts.n_slots)})
+    for n_sessions in counts:
+        with doubled(running.parts, twin, limit_s - (time.monotonic() - begun)) as tables:
+            for n_done in _units(running, n_sessions, n_units):
+                found[str(n_sessions)] = {
+                    table: {name: asdict(one) for name, one in named.items()}
+                    for table, named in tables.errors().items()
+                }
+                whole = n_done == n_units and not tables.n_left_out
+                told = f"{n_sessions} at once: {n_done} of {n_units} units, {tables.n_left_out} calls not compared"
+                rest = [f"{n} at once" for n in counts if n > n_sessions]
+                unfinished = [*left_out, *([] if whole else [told]), *rest]
+                save({"regions": found, "regions_left_out": ", ".join(unfinished)})
+        left_out += [] if whole else [told]
+    report.say("regions are compared")
+    return {"regions": found, "regions_left_out": ", ".join(left_out)}
+
+
+def _units(running: Running, n_sessions: int, n_units: int) -> Iterator[int]:
+    """Units of so many sessions, every second of which listens. Gives: how many are over, 0 behind the prompts."""
+    scenes, talkers = Scenes(1), []
+    report.say(f"{n_sessions} at once: prompts")
+    for number in range(n_sessions):
+        mode = LISTEN if number % 2 else SPEAK
+        talkers.append(Talker(running, f"{mode} {number}", context=CONTEXT, seed=number))
+    yield 0
+    for unit in range(n_units):
+        report.say(f"{n_sessions} at once: unit {unit + 1} of {n_units}")
+        converse(running, talkers, scenes, 1, first=unit)
+        if unit == n_units - 1:
             for talker in talkers:
                 talker.close()
-        found[str(n_sessions)] = {
-            table: {name: asdict(one) for name, one in regions.items()} for table, regions in errors.items()
-        }
-    return found
+        yield unit + 1
 
 
 def _first(one: Sequence[Any], other: Sequence[Any]) -> int | None:

@@ -59,7 +59,8 @@ class Spec:
     config: `tiny` or `real`. way: of `compile_options.WAYS`. slots: sessions at most. llm_len: context rows of a slot.
     voices_s: room for prompts of voices; all sessions have one. steps: Euler steps; None: the way's. dtype: as
     `EngineConfig`'s. plain: no kernels of ours in the vocoder either, float32 products in float32 from the beginning.
-    unit_shapes: only the sizes that a unit of one session with one picture meets, where many ways are compared.
+    unit_shapes: only the sizes that units with one picture meet, of one session or of all slots at once, where many
+    ways are compared.
     warms_up: hold the worker's conversation at the start. session: further settings of sessions.
     """
 
@@ -122,7 +123,8 @@ class Weights:
     def wide(self) -> "Weights":
         """The same numbers in float32, in modules that share nothing with these."""
         wide, model, device = torch.float32, self.model, self.model.device
-        tensors = {name: _copy(t, weight_dtype(name, wide)) for name, t in model.state_dict().items()}
+        # Kernels keep some of them on the host.
+        tensors = {name: _copy(t.to(device), weight_dtype(name, wide)) for name, t in model.state_dict().items()}
         twin = assign_weights(build_on_meta(model.config), tensors, device, wide)
         flow, hift = self.flow.flow, self.flow.hift
         with torch.device("meta"):
@@ -142,9 +144,9 @@ class Weights:
             lengths = {"kv": (8192,), "speech_kv": (4096,)}
             if not wants_kernels(config.compile, self.model.device):
                 lengths = {"kv": (2048, 8192), "speech_kv": (512, 4096)}
-            one = (spec.slots,)
-            shapes = Shapes(batch=one, slices=one, patches=(1088,), spoken=(24,), tokens=(24,), **lengths)
-            vocoder_shapes = VocoderShapes(batch=one, columns=(512,))
+            batch = tuple(sorted({1, spec.slots}))
+            shapes = Shapes(batch=batch, slices=batch, patches=(1088,), spoken=(24,), tokens=(24,), **lengths)
+            vocoder_shapes = VocoderShapes(batch=batch, columns=(512,))
         tokenizer, pictures = Tokenizer.load(TINY), load_preprocessor_config(TINY)
         with exact() if spec.plain else nullcontext():
             return assemble(

@@ -42,6 +42,8 @@ def lines(name: str, found: Found) -> list[str]:
         )
     for n, tables in found.get("regions", {}).items():
         told += _regions(n, tables)
+    if found.get("regions_left_out"):
+        told.append(f"regions not finished: {found['regions_left_out']}")
     process = found.get("process", {})
     if process.get("killed") or process.get("status"):
         told.append(f"{process.get('killed') or 'ended'}, exit status {process['status']}")

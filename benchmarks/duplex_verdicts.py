@@ -140,6 +140,10 @@ def _regions(processes: Found) -> list[Found]:
         judged.append(_upper(f"region {name}: |d|/|ref|", "", figure, RELATIVE, note=note))
         if errors:
             judged[-1]["passes"] = False
+    for name in ("correctness", "float32", "float32 kernels"):
+        if left_out := processes.get(name, {}).get("regions_left_out"):
+            judged.append(_upper(f"{name}: regions", "", None, 0, note=f"not finished: {left_out}"))
+            judged[-1]["passes"] = False
     return judged
 
 

@@ -2,20 +2,26 @@
 
 While a conversation runs, each call of a region is made twice: as served, and by a twin engine that was given the
 served one's slots just before. So errors do not add up from call to call, and whatever a unit calls is compared,
-without knowing it by name.
+without knowing it by name. Of caches only rows that are held, and as many more as a call can add, are given and
+compared; all of it stays on the device, and the host waits twice a call.
 """
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import report
 from models.graphs import RegionTable
+from models.kv_cache import KVCache
 from worker.building import Parts
+
+MOST_ADDED = 520  # cache rows that one call of a unit or a prompt adds
 
 
 @dataclass
@@ -23,7 +29,8 @@ class Errors:
     """Of one region over its calls; reference is the twin. relative: norm of the difference over the reference's norm,
     the largest of all calls. mean, largest: absolute difference. integers: values that are not equal, of n_integers.
     alike_...: over the n_alike calls whose integers are equal, returned and kept in slots: after another choice the
-    rest of a call works on other tokens. alike_relative: the larger of what is returned and what is kept.
+    rest of a call works on other tokens. alike_relative: the larger of what is returned and what is kept. seconds: of
+    all calls, both engines and the comparison.
     """
 
     n: int = 0
@@ -37,132 +44,205 @@ class Errors:
     alike_relative: float = 0.0
     alike_mean: float = 0.0
     alike_largest: float = 0.0
+    seconds: float = 0.0
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What sessions own in one engine. whole: tensors as they are. caches: those whose rows are looked at as far as
+    they are held. n: slots of them that count.
+    """
+
+    whole: list[Tensor]
+    caches: list[KVCache] = field(default_factory=list)
+    n: int = 0
+
+    def held(self) -> list[int]:
+        """Most rows that a slot of each cache holds; the host waits for it."""
+        if not self.caches:
+            return []
+        return torch.stack([cache.lengths[: self.n].max() for cache in self.caches]).tolist()
+
+    def views(self, n_rows: Sequence[int]) -> list[Tensor]:
+        """All of it, caches up to so many rows each."""
+        rows = [
+            tensor[: self.n, :, :most]
+            for cache, most in zip(self.caches, n_rows, strict=True)
+            for tensor in (*cache.k, *cache.v)
+        ]
+        return [*self.whole, *rows]
 
 
 class _Doubled:
     """Stands in a runner's or vocoder's place of regions."""
 
-    def __init__(self, served: RegionTable, twin: RegionTable, states: tuple[list[Tensor], list[Tensor]]):
-        self._served, self._twin, (self._own, self._others) = served, twin, states
+    def __init__(self, served: RegionTable, twin: RegionTable, own: Slots, others: Slots, until: float = math.inf):
+        self._served, self._twin, self._own, self._others = served, twin, own, others
+        self._until = until
         self.errors: dict[str, Errors] = {}
+        self.n_left_out = 0  # calls behind the time limit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._served, name)
 
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
-        before = [tensor.to(other.dtype, copy=True) for tensor, other in zip(self._own, self._others, strict=True)]
-        for other, tensor in zip(self._others, before, strict=True):
-            other.copy_(tensor)
-        inputs = [self._given(tensor) for tensor in tensors]
-        out = self._served(name, *tensors, **static)
+        begun = time.monotonic()
+        if begun > self._until:
+            self.n_left_out += 1
+            return self._served(name, *tensors, **static)
         errors = self.errors.setdefault(name, Errors())
         errors.n += 1
+        report.say(f"  call {errors.n} of {name}")  # before it is made: the last line names what hangs
+        try:
+            n_rows = [held + MOST_ADDED for held in self._own.held()]
+            own, others = self._own.views(n_rows), self._others.views(n_rows)
+            before = [tensor.clone() for tensor in own]
+            for other, tensor in zip(others, before, strict=True):
+                other.copy_(tensor)
+            inputs, versions = [self._given(tensor) for tensor in tensors], [tensor._version for tensor in others]
+        except Exception as error:  # memory, for one; what cannot be doubled must not cost what is served
+            errors.error = f"{type(error).__name__}: {error}"[:300]
+            return self._served(name, *tensors, **static)
+        out = self._served(name, *tensors, **static)
         try:
             with exact():
                 expected = self._twin.uncaptured(name, *inputs, **static)
-            self._compare(errors, out, expected, before)
-        except Exception as error:  # one region that cannot be doubled must not cost the others
+            # The twin is plain PyTorch, which counts writes: most tensors a call leaves alone.
+            written = [tensor._version != version for tensor, version in zip(others, versions, strict=True)]
+            _compare(errors, (_flat(out), _flat(expected)), (own, others, before), written)
+            held = self._own.held()
+            assert all(a <= b for a, b in zip(held, n_rows, strict=True)), f"expected at most {n_rows} rows, got {held}"
+        except Exception as error:  # nor one region the others
             errors.error = f"{type(error).__name__}: {error}"[:300]
+        errors.seconds += time.monotonic() - begun
         return out
 
     def _given(self, tensor: Tensor) -> Tensor:
-        """A copy on the twin's device and in its type: the served call may overwrite what it was given."""
-        device = self._others[0].device
+        """A copy in the twin's type: the served call may overwrite what it was given."""
         narrow = tensor.dtype in (torch.bfloat16, torch.float16)
-        return tensor.to(device, torch.float32 if narrow else tensor.dtype, copy=True)
+        return tensor.to(torch.float32 if narrow else tensor.dtype, copy=True)
 
-    def _compare(self, errors: Errors, out: Any, expected: Any, before: list[Tensor]) -> None:
-        returned, n_other = _Difference(), 0
-        for own, other in zip(_flat(out), _flat(expected), strict=True):
-            if own.is_floating_point():
-                returned.add(own.to(other.dtype), other)
-            else:
-                n_other += int((own != other).sum())
-                errors.n_integers += own.numel()
-        errors.integers += n_other
-        kept = _Difference()
-        for own, other, old in zip(self._own, self._others, before, strict=True):
-            if not own.is_floating_point():
-                n_other += int((own != other).sum())
-                continue
-            changed = other != old
-            if bool(changed.any()):
-                kept.add(own.to(other.dtype)[changed], other[changed])
-        errors.relative = _larger(errors.relative, returned.relative)
-        errors.state_relative = _larger(errors.state_relative, kept.relative)
-        for one in (returned, kept):
-            errors.mean, errors.largest = _larger(errors.mean, one.mean), _larger(errors.largest, one.largest)
-        if n_other == 0:
-            errors.n_alike += 1
-            for one in (returned, kept):
-                errors.alike_relative = _larger(errors.alike_relative, one.relative)
-                errors.alike_mean = _larger(errors.alike_mean, one.mean)
-                errors.alike_largest = _larger(errors.alike_largest, one.largest)
+
+def _compare(
+    errors: Errors,
+    returned: tuple[list[Tensor], list[Tensor]],
+    kept: tuple[list[Tensor], list[Tensor], list[Tensor]],
+    written: list[bool],
+) -> None:
+    """returned: by the served call and by the twin's. kept: the slots of both, and as they were before. written: which
+    of them the twin has written to.
+    """
+    differing, sums = [], [[], []]
+    for own, other in zip(*returned, strict=True):
+        if own.is_floating_point():
+            sums[0].append(_sums(own, other, None))
+        else:
+            differing.append((own != other).sum())
+            errors.n_integers += own.numel()
+    for own, other, old, is_written in zip(*kept, written, strict=True):
+        if own.is_floating_point() and is_written:
+            sums[1].append(_sums(own, other, other != old))
+        elif not own.is_floating_point():
+            differing.append((own != other).sum())
+    n_other = int(torch.stack(differing).sum()) if differing else 0
+    differences = [_Difference(torch.stack(one).cpu()) if one else _Difference(torch.zeros(1, 5)) for one in sums]
+    errors.integers += n_other
+    errors.relative = _larger(errors.relative, differences[0].relative)
+    errors.state_relative = _larger(errors.state_relative, differences[1].relative)
+    for one in differences:
+        errors.mean, errors.largest = _larger(errors.mean, one.mean), _larger(errors.largest, one.largest)
+    if n_other == 0:
+        errors.n_alike += 1
+        for one in differences:
+            errors.alike_relative = _larger(errors.alike_relative, one.relative)
+            errors.alike_mean = _larger(errors.alike_mean, one.mean)
+            errors.alike_largest = _larger(errors.alike_largest, one.largest)
+
+
+def _sums(own: Tensor, reference: Tensor, counts: Tensor | None) -> Tensor:
+    """Of one tensor, where it counts: squares of the difference, squares of the reference, absolute differences, how
+    many there are, the largest of them. Returns: [5] float64, not waited for.
+    """
+    if not own.numel():
+        return torch.zeros(5, dtype=torch.float64, device=own.device)
+    own = own.to(reference.dtype)
+    # Logits hold minus infinity where a token is forbidden; what is not finite must be so on both sides.
+    known = torch.isfinite(reference)
+    strange = torch.isfinite(own) != known
+    if counts is not None:
+        known, strange = known & counts, strange & counts
+    difference = torch.where(known, own - reference, 0).double()
+    squares = torch.where(known, reference, 0).double().square().sum()
+    size = difference.abs()
+    largest = torch.maximum(size.max(), torch.where(strange.any(), math.inf, 0.0).double())
+    return torch.stack((difference.square().sum(), squares, size.sum(), known.sum().double(), largest))
 
 
 class _Difference:
-    """Of several tensors together."""
+    """Of several tensors together, from the sums [n, 5] of each."""
 
-    def __init__(self) -> None:
-        self._square = self._norm = self._sum = self.largest = 0.0
-        self._n = 0
-
-    def add(self, own: Tensor, reference: Tensor) -> None:
-        # Logits hold minus infinity where a token is forbidden; what is not finite must be so on both sides.
-        known = torch.isfinite(reference)
-        if bool((torch.isfinite(own) != known).any()):
-            self.largest = math.inf
-        own, reference = own[known].double(), reference[known].double()
-        if own.numel():
-            difference = own - reference
-            self._square += float(difference.square().sum())
-            self._norm += float(reference.square().sum())
-            self._sum += float(difference.abs().sum())
-            self._n += own.numel()
-            self.largest = _larger(self.largest, float(difference.abs().max()))
-
-    @property
-    def relative(self) -> float:
-        return math.sqrt(self._square / self._norm) if self._norm else math.sqrt(self._square)
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._n if self._n else 0.0
+    def __init__(self, sums: Tensor):
+        square, norm, total, n, _ = sums.sum(0).tolist()
+        self.relative = math.sqrt(square / norm) if norm else math.sqrt(square)
+        self.mean = total / n if n else 0.0
+        self.largest = float(sums[:, 4].max())
 
 
 @contextmanager
-def doubled(served: Parts, twin: Parts) -> Iterator[dict[str, dict[str, Errors]]]:
-    """Inside, every call of a region is compared. Gives: errors by table and region, complete behind the block.
+def doubled(served: Parts, twin: Parts, limit_s: float = math.inf) -> Iterator["Tables"]:
+    """Inside, every call of a region is compared, until `limit_s` have passed: from then on calls are only served.
 
+    Gives: what is found, complete behind the block.
     Raises: AssertionError if the engines' slots differ in shape.
     """
-    runner, vocoder = served.duplex.runner, served.vocoder
-    tables = {"omni": _Doubled(runner.regions, twin.duplex.runner.regions, _states(_omni(served), _omni(twin)))}
+    runner, vocoder, until = served.duplex.runner, served.vocoder, time.monotonic() + limit_s
+    tables = {"omni": _Doubled(runner.regions, twin.duplex.runner.regions, *_pair(_omni(served), _omni(twin)), until)}
     runner.regions = tables["omni"]
     if vocoder is not None:
-        states = _states(_vocoder(served), _vocoder(twin))
-        tables["vocoder"] = _Doubled(vocoder.regions, twin.vocoder.regions, states)
+        pair = _pair(_vocoder(served), _vocoder(twin))
+        tables["vocoder"] = _Doubled(vocoder.regions, twin.vocoder.regions, *pair, until)
         vocoder.regions = tables["vocoder"]
     try:
-        yield {name: table.errors for name, table in tables.items()}
+        yield Tables(tables)
     finally:
         runner.regions = tables["omni"]._served
         if vocoder is not None:
             vocoder.regions = tables["vocoder"]._served
 
 
-def _omni(parts: Parts) -> list[Tensor]:
+class Tables:
+    """What calls of all tables have come to so far."""
+
+    def __init__(self, tables: dict[str, _Doubled]):
+        self._tables = tables
+
+    def errors(self) -> dict[str, dict[str, Errors]]:
+        """By table and region."""
+        return {name: dict(table.errors) for name, table in self._tables.items()}
+
+    @property
+    def n_left_out(self) -> int:
+        """Calls that came too late to be compared."""
+        return sum(table.n_left_out for table in self._tables.values())
+
+
+def _omni(parts: Parts) -> Slots:
     """Without the scratch slot, where rows of padding overwrite each other in any order."""
-    return [tensor[: parts.n_slots] for tensor in parts.duplex.state.tensors()]
+    state, n = parts.duplex.state, parts.n_slots
+    caches = [part for part in (state.llm, state.apm, state.speech and state.speech.cache) if part is not None]
+    rows = {id(tensor) for cache in caches for tensor in (*cache.k, *cache.v)}
+    return Slots([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n)
 
 
-def _vocoder(parts: Parts) -> list[Tensor]:
-    return [*parts.vocoder.state.tensors(), *parts.vocoder.vocode_state.tensors()]
+def _vocoder(parts: Parts) -> Slots:
+    return Slots([*parts.vocoder.state.tensors(), *parts.vocoder.vocode_state.tensors()])
 
 
-def _states(own: list[Tensor], others: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    assert [t.shape for t in own] == [t.shape for t in others], "expected slots of the same shapes in both engines"
+def _pair(own: Slots, others: Slots) -> tuple[Slots, Slots]:
+    every = [1 << 62] * len(own.caches)
+    shapes = [[tensor.shape for tensor in slots.views(every)] for slots in (own, others)]
+    assert shapes[0] == shapes[1], "expected slots of the same shapes in both engines"
     return own, others
 
 

@@ -8,6 +8,8 @@ import os
 import platform
 import resource
 import subprocess
+import sys
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+BEGAN = time.monotonic()  # of the process, about
 Row = dict[str, Any]
 COMPILED = ("compiled", "by_layer")
 HEADER = (
@@ -96,6 +99,11 @@ def _pair(mode: dict[str, Any] | None) -> str:
     if mode is None:
         return "-"
     return "failed" if "error" in mode else f"{mode['p50_ms']:.3f}/{mode['p95_ms']:.3f}"
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"{time.monotonic() - BEGAN:9.2f} s  {text}", file=sys.stderr, flush=True)
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from benchmarks.duplex_tables import SUMMARY, lines, summary, toggle_table
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Script, Sent, Talker, converse
 from benchmarks.duplex_verdicts import verdict_lines, verdicts
 from benchmarks.gpu_busy import Busy
-from benchmarks.region_errors import _Doubled, doubled
+from benchmarks.region_errors import Slots, _Doubled, doubled
 from worker.compile_config import CompileConfig
 
 SPEC = Spec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
@@ -150,18 +150,19 @@ def test_the_first_other_choice_is_told_with_its_gap(running: Running, choices: 
 def test_a_twin_with_one_other_weight_is_found_out(running: Running, weights: Weights) -> None:
     wide = weights.wide()
     twin = wide.parts(SPEC, SPEC.engine_config())
-    with doubled(running.parts, twin) as errors:
+    with doubled(running.parts, twin) as tables:
         talker = Talker(running, "SPEAK same", context=10)
         converse(running, [talker], Scenes(0), 1)
-    same = errors["omni"] | errors["vocoder"]
+    same = tables.errors()["omni"] | tables.errors()["vocoder"]
     assert {"audio_unit", "unit_prefill", "unit_step", "flow", "hift"} <= same.keys()
     assert not any(one.error or one.relative or one.state_relative or one.integers for one in same.values())
     assert all(one.n_alike == one.n and one.alike_relative == one.alike_largest == 0 for one in same.values())
     with torch.no_grad():
         wide.model.llm.lm_head.weight.mul_(1.01)
-    with doubled(running.parts, twin) as errors:
+    with doubled(running.parts, twin) as tables:
         converse(running, [talker], Scenes(0), 1)
     talker.close()
+    errors = tables.errors()
     assert math.isclose(errors["omni"]["unit_step"].relative, 0.01 / 1.01, rel_tol=0.05)
     assert errors["omni"]["audio_unit"].relative == 0 and running.parts.duplex.runner.regions is not None
     assert weights.model.llm.lm_head.weight.data_ptr() != wide.model.llm.lm_head.weight.data_ptr()
@@ -179,7 +180,7 @@ def test_calls_that_choose_otherwise_are_told_apart() -> None:
         return value.long()
 
     served, twin = table(int_of), table(lambda value: value.long().clamp(max=5))
-    region = _Doubled(served, twin, ([torch.zeros(2)], [torch.zeros(2)]))
+    region = _Doubled(served, twin, Slots([torch.zeros(2)]), Slots([torch.zeros(2)]))
     region("step", torch.tensor([7.0]))
     region("step", torch.tensor([2.0]))
     errors = region.errors["step"]
