@@ -7,6 +7,7 @@ from typing import Any
 from worker.compile_config import TARGETS, CompileConfig
 
 REFERENCE_TARGETS = ("vpm", "llm.model", "resampler", "tts.model")
+MODEL_TARGETS = (*REFERENCE_TARGETS, "apm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,7 @@ class Way:
         return CompileConfig(**{"enabled": True, **known})
 
 
+# In the order of a run, the most telling first.
 WAYS = {
     "ours": Way("as a worker runs by default once compiling is on"),
     "eager": Way("nothing compiled, nothing captured", {"enabled": False, "kernels": "off"}),
@@ -48,20 +50,23 @@ WAYS = {
         "the public implementation's four targets, mode default, dynamic, no CUDA graphs",
         {"targets": REFERENCE_TARGETS, "mode": "default", "dynamic": True, "cuda_graphs": "off", "kernels": "off"},
     ),
-    "reduce-overhead": Way(
-        "torch.compile's mode and its CUDA graphs, without our kernels", {"mode": "reduce-overhead"}
-    ),
-    "max-autotune": Way("torch.compile's mode and its CUDA graphs, without our kernels", {"mode": "max-autotune"}),
     "inductor": Way(
         "Inductor's layers in our CUDA graphs, without our kernels", {"cuda_graphs": "on", "kernels": "off"}
     ),
+    "reduce-overhead": Way(
+        "torch.compile's mode and its CUDA graphs, without our kernels", {"mode": "reduce-overhead"}
+    ),
     "no-tf32": Way("float32 products in float32", {"tf32": False}),
+    "euler-5": Way("five Euler steps instead of ten", steps=5),
+    "sdpa": Way("attention: all of PyTorch's kernels, without ours", {"attention": "sdpa"}),
     "cudnn-benchmark": Way("cuDNN tries its convolutions", {"cudnn_benchmark": True}),
     "flash": Way("attention: flash where it applies, else plain products; without our kernels", {"attention": "flash"}),
-    "sdpa": Way("attention: all of PyTorch's kernels, without ours", {"attention": "sdpa"}),
     "eager-attention": Way("attention: plain products, without our kernels", {"attention": "eager"}),
+    "max-autotune": Way("torch.compile's mode and its CUDA graphs, without our kernels", {"mode": "max-autotune"}),
     "float32": Way("exact float32 products, without our kernels", {"tf32": False, "kernels": "off"}),
-    "float32-kernels": Way("exact float32 products, with our kernels", {"tf32": False}),
-    "euler-5": Way("five Euler steps instead of ten", steps=5),
+    # What is compiled of the vocoder is what `float32` has of it.
+    "float32-kernels": Way(
+        "exact float32 products, with our kernels; the vocoder eager", {"tf32": False, "targets": MODEL_TARGETS}
+    ),
 }
 TOGGLES = tuple(name for name in WAYS if not name.startswith("float32"))  # those are for correctness

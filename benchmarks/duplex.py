@@ -243,16 +243,22 @@ class Run:
             self._process("float32 kernels", job, self._folder / "float32-kernels")
 
     def _toggles(self) -> None:
+        """All ways, then starts from the caches of those that got through."""
         options = self._options
-        for name in options.toggles:
-            spec = self._spec(name, 1, unit_shapes=not options.all_shapes)
+        specs = {name: self._spec(name, 1, unit_shapes=not options.all_shapes) for name in options.toggles}
+        for name, spec in specs.items():
             asked = {"n_units": options.toggle_units, "context": options.context, "n_frames": options.frames}
-            cache = self._folder / f"toggle-{name}"
             job = {"part": "latency", "spec": spec, "options": asked}
-            found = self._process(f"toggle {name}", job, cache, options.toggle_limit_s, is_cold=True)
-            is_compiled = WAYS[name].compile.get("enabled", True)
-            if found.get("is_complete") and is_compiled and not options.no_cached and cache.exists():
-                self._process(f"cached {name}", {"part": "start", "spec": spec}, cache, options.toggle_limit_s)
+            self._process(f"toggle {name}", job, self._cache_of(name), options.toggle_limit_s, is_cold=True)
+        for name, spec in specs.items():
+            is_compiled = WAYS[name].compile.get("enabled", True) and not options.no_cached
+            is_whole = self._found(f"toggle {name}").get("is_complete") and self._cache_of(name).exists()
+            if is_compiled and is_whole:
+                job = {"part": "start", "spec": spec}
+                self._process(f"cached {name}", job, self._cache_of(name), options.toggle_limit_s)
+
+    def _cache_of(self, way: str) -> Path:
+        return self._folder / f"toggle-{way}"
 
     def _spec(self, way: str, slots: int, **more: Any) -> Found:
         options = self._options
