@@ -40,19 +40,15 @@ DECODE, SPEECH = _llm("decode", 1), Use("speech", 1, H=12, KV=12, D=64, L=4096)
 AUDIO = Use("audio", 50, H=16, KV=16, D=64, L=1501, is_causal=False)
 VISION = Use("vision", 1088, H=16, KV=16, D=72, L=1088, is_causal=False, is_fresh=True)
 # Use, batch, rows of context, rows that the launch is sized for.
+DECODES = tuple((DECODE, batch, context, context) for batch in (1, 8, 32, 64) for context in (512, 2048, 8192))
 USES = (
-    *((DECODE, batch, context, context) for batch in (1, 8, 32, 64) for context in (512, 2048, 8192)),
+    *DECODES,
     *((_llm("prefill", T), batch, 2048, 2048) for T, batch in ((16, 1), (96, 1), (96, 8), (512, 1))),
     *((SPEECH, batch, 300, 512) for batch in (1, 8, 32)),
     *((AUDIO, batch, 1450, 1501) for batch in (1, 8)),
     *((VISION, batch, 1088, 1088) for batch in (1, 4)),
 )
-FLEX_USES = (
-    (DECODE, 1, 2048, 2048),
-    (DECODE, 32, 2048, 2048),
-    (_llm("prefill", 96), 1, 2048, 2048),
-    (VISION, 1, 1088, 1088),
-)
+FLEX_USES = (*DECODES, (_llm("prefill", 96), 1, 2048, 2048), (VISION, 1, 1088, 1088))
 TINY_USES = ((Use("decode", 1, H=4, KV=2, D=16, L=64), 2, 40, 48), (Use("audio", 3, 2, 2, 16, 40, False), 1, 30, 40))
 
 
@@ -95,7 +91,8 @@ class Setting:
         """The first batch rows in float32; slots: where their keys lie, None = row b reads b."""
         k, v = self.kv[0]
         if slots is None:
-            k, v = k[:CHECKED], v[:CHECKED]
+            n = len(self.mask[:CHECKED])  # there are more slots than rows
+            k, v = k[:n], v[:n]
         else:
             k, v = (rows.index_select(0, slots[:CHECKED]) for rows in (k, v))
         k, v = (rows.narrow(2, 0, self.most).float() for rows in (k, v))
@@ -110,6 +107,7 @@ class Setting:
         def sees(b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
             return column <= each[b, row]
 
+        torch.compiler.reset()  # each use compiles anew, and beyond a limit of them would silently run uncompiled
         batch = len(each)
         blocks = create_block_mask(sees, batch, None, use.T, self.most, device=self.meter.device)
         run = torch.compile(flex_attention, dynamic=False)

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import duplex, duplex_sessions
 from benchmarks.compile_options import WAYS
-from benchmarks.duplex_correctness import Choice, Choices, Told, against, conversation, difference
+from benchmarks.duplex_correctness import Choice, Choices, Told, against, conversation, difference, identity, regions
 from benchmarks.duplex_engine import Running, Spec, Weights, start
 from benchmarks.duplex_latency import latency
 from benchmarks.duplex_process import Processes
@@ -127,6 +127,8 @@ def test_the_same_conversation_twice_and_with_neighbours(running: Running, choic
     again = difference(alone, conversation(running, choices, 2, n_frames=0))
     beside = difference(alone, conversation(running, choices, 2, neighbours=1, n_frames=0))
     assert again["same"] and again["n_units"] == 2 and again["n_codes"] == 50
+    known = {"two_runs": again, "with_neighbours": beside}
+    assert identity(running, choices, 2, lambda found: None, known) == known, "nothing is run again"
     assert beside["first"]["ids"] is None and beside["first"]["codes"] is None
     assert {one.unit for one in alone.choices} == {0, 1} and len(alone.choices) > 12
     assert len(set(alone.sounds)) == 2
@@ -159,13 +161,29 @@ def test_a_twin_with_one_other_weight_is_found_out(running: Running, weights: We
     assert all(one.n_alike == one.n and one.alike_relative == one.alike_largest == 0 for one in same.values())
     with torch.no_grad():
         wide.model.llm.lm_head.weight.mul_(1.01)
+        wide.model.tts.model.layers[0].self_attn.v_proj.weight.mul_(1.01)
     with doubled(running.parts, twin) as tables:
         converse(running, [talker], Scenes(0), 1)
     talker.close()
     errors = tables.errors()
     assert math.isclose(errors["omni"]["unit_step"].relative, 0.01 / 1.01, rel_tol=0.05)
-    assert errors["omni"]["audio_unit"].relative == 0 and running.parts.duplex.runner.regions is not None
+    assert errors["omni"]["speech_step"].state_relative > 1e-4, "rows of a cache that the call has written"
+    assert errors["omni"]["audio_unit"].relative == errors["omni"]["audio_unit"].state_relative == 0
+    assert running.parts.duplex.runner.regions is not None
     assert weights.model.llm.lm_head.weight.data_ptr() != wide.model.llm.lm_head.weight.data_ptr()
+
+
+def test_regions_that_come_too_late_are_served_and_told(running: Running, weights: Weights) -> None:
+    saved: list[dict[str, Any]] = []
+    found = regions(running, weights, 1, saved.append, limit_s=0.0)
+    assert found["regions"] == {n: {"omni": {}, "vocoder": {}} for n in ("1", "4")}
+    assert "1 at once: 1 of 1 units" in found["regions_left_out"] and "4 at once" in found["regions_left_out"]
+    assert "4 at once" in saved[0]["regions_left_out"], (
+        "a process that is killed in the first unit says what is missing"
+    )
+    assert "not finished: 1 at once" in lines("correctness", found)[-1]
+    result = {"processes": {"correctness": found}, "command": ["x"], "environment": {"date": "d", "torch": "t"}}
+    assert [one["passes"] for one in verdicts(result) if one["what"] == "correctness: regions"] == [False]
 
 
 def test_calls_that_choose_otherwise_are_told_apart() -> None:
@@ -220,14 +238,18 @@ def test_a_run_writes_what_it_has_measured(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_plan_is_finished_by_a_second_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
+    options: list[dict[str, Any]] = []
 
     def run(processes: Any, job: Any, cache: Path, limit_s: float, tell: Any) -> dict[str, Any]:
         ran.append(job["part"])
+        options.append(job["options"])
         is_cut = job["part"] == "correctness" and limit_s < 100
         found = {"process": {"seconds": 1.0, "status": 0, "killed": "killed" if is_cut else ""}, "told": {}}
-        tell(found)
+        found |= {"against_eager": told} if is_cut else {}
+        tell(dict(found))
         return found
 
+    told = {"n_differ": 0, "n_choices": 1, "n_units": 1, "first": None, "median_gap_of_best_two": None}
     monkeypatch.setattr(Processes, "run", run)
     file = tmp_path / "out.json"
     shared = ["--device", "cpu", "--json", str(file), "--folder", str(tmp_path / "folder")]
@@ -236,6 +258,8 @@ def test_a_plan_is_finished_by_a_second_command(tmp_path: Path, monkeypatch: pyt
     resumed = [*shared, "--resume", str(file)]
     result = duplex.main([*resumed, "--parts", "latency,correctness"])
     assert ran[4:] == ["correctness"], "what was cut short is run again, and nothing else"
+    assert options[4]["done"] == {"against_eager": told}, "but for the steps that it had finished"
+    assert result["processes"]["correctness"]["against_eager"] == told
     assert len(result["resumed"]) == 1 and " && " in summary(result)["command"] and result["left_out"] == []
     with pytest.raises(SystemExit):
         duplex.main([*resumed, "--units", "3"])
@@ -306,6 +330,10 @@ def test_every_way_is_one_that_the_worker_knows() -> None:
         assert not unknown, f"{name}: expected settings of CompileConfig, got {unknown}"
     killed = {"toggle ours": {"process": {"killed": "killed at its limit of 1 s"}}}
     assert "killed" in toggle_table(killed)[1]
+    ready = {"counts": dict.fromkeys(("graph_breaks", "graphs", "graph_skips", "cudagraph_skips"), 3), "total_s": 87.5}
+    killed["toggle ours"]["start"] = {**ready, "fell_back": [], "peak_memory": {"allocated_bytes": 21e9}}
+    line = toggle_table(killed)[1]
+    assert "killed" in line and "21.0" in line and "87.5" in line and "6 / -" in line, "what was known before"
     counts = {"graph_breaks": 1, "graphs": 30, "graph_skips": 2, "cudagraph_skips": 5}
     started = {"start": {"counts": counts, "total_s": 1.0, "fell_back": []}, "is_complete": True}
     started["latency"] = {"rows": [{"mode": LISTEN, "late": dict.fromkeys(counts, 1)}], "memory": {}}
