@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.errors import TokenError
-from models.rng import SCAN_BLOCK, STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, running_sum, uniform
+from models.rng import STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixed_point_weights, running_sum, uniform
 from models.sampling_settings import TextSampling, check_number, signed_seed
 
 NEVER = float("-inf")
+# Not the running sums' block: maxima over as many columns would go into one kernel with those, and of a batch of open
+# size Inductor cannot generate it (torch 2.11, CUDA).
+MAX_BLOCK = 2048
 
 
 class Sampled(NamedTuple):
@@ -271,13 +274,13 @@ def _first_best(scores: Tensor) -> Tensor:
     """The id of each row's best score, of equal ones the lowest; [B] int64."""
     values, ids = _blocks(scores).max(2)
     block = values.argmax(1)
-    return block * SCAN_BLOCK + ids.gather(1, block[:, None])[:, 0]
+    return block * MAX_BLOCK + ids.gather(1, block[:, None])[:, 0]
 
 
 def _blocks(scores: Tensor) -> Tensor:
-    """[B, V] as [B, n, SCAN_BLOCK]: on a GPU the whole vocabulary of a single row would be one program's work."""
+    """[B, V] as [B, n, MAX_BLOCK]: on a GPU the whole vocabulary of a single row would be one program's work."""
     B, V = scores.shape
-    return F.pad(scores, (0, -V % SCAN_BLOCK), value=NEVER).view(B, -1, SCAN_BLOCK)
+    return F.pad(scores, (0, -V % MAX_BLOCK), value=NEVER).view(B, -1, MAX_BLOCK)
 
 
 def keep_top(
