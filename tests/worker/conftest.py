@@ -1,9 +1,11 @@
-"""What files of this folder share stays as it was loaded."""
+"""What files of this folder share: weights that stay as they were loaded, graphs without a GPU, a compiler anew."""
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from tests.models.replayed import Replayed, replay_on_cpu
 from tests.worker.engines import forgetful, loaded
 
 
@@ -18,3 +20,16 @@ def shared_weights_stay_plain() -> Iterator[None]:
     for module in (part for whole in shared for part in whole.modules()):
         for name in [name for name, value in vars(module).items() if callable(value) and hasattr(type(module), name)]:
             delattr(module, name)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """Graphs that are captured, all of them doubles."""
+    return replay_on_cpu(monkeypatch)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that is compiled here is found by the next test."""
+    yield
+    torch._dynamo.reset()
