@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from models.errors import ModelError, SettingsError
 from worker import log
-from worker.compile_state import TargetPhase, TargetState
+from worker.compile_state import TargetState
 from worker.config import EngineConfig
 from worker.report.compile_report import CompileReport, write_report
 from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
@@ -159,7 +159,7 @@ def _measured(started: "Started", config: EngineConfig) -> CompileReport:
 
 def fallen(started: "Started") -> list[TargetState]:
     """Targets that run otherwise than they were asked to."""
-    return [one for one in started.targets.values() if one.phase is TargetPhase.FELL_BACK]
+    return [one for one in started.targets.values() if one.has_failed]
 
 
 def complaints(started: "Started") -> list[str]:

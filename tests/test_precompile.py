@@ -110,17 +110,22 @@ def test_settings_come_before_torch(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "lost", "status"),
+    ("phase", "error", "lost", "status"),
     [
-        (TargetPhase.KERNELS, [], 0),
-        (TargetPhase.FELL_BACK, [], FAILED),
-        (TargetPhase.COMPILED, ["vocoder"], FAILED),
+        (TargetPhase.KERNELS, None, [], 0),
+        (TargetPhase.KERNELS, "no code", [], FAILED),
+        (TargetPhase.FELL_BACK, "no code", [], FAILED),
+        (TargetPhase.COMPILED, None, ["vocoder"], FAILED),
     ],
 )
 def test_what_fell_back_is_told_and_no_success(
-    capsys: pytest.CaptureFixture[str], monkeypatch, phase: TargetPhase, lost: list[str], status: int
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
+    phase: TargetPhase,
+    error: str | None,
+    lost: list[str],
+    status: int,
 ) -> None:
-    error = "no code" if phase is TargetPhase.FELL_BACK else None
     tuned = Tuned({"apm": TargetState("apm", phase, error=error)}, notes=["something to know"], lost_kernels=lost)
     report = SimpleNamespace(table=lambda: "a table")
     engine = SimpleNamespace(close=lambda: None)

@@ -10,7 +10,7 @@ class TargetPhase(StrEnum):
     WAITING = "waiting"
     COMPILING = "compiling"
     COMPILED = "compiled"
-    KERNELS = "kernels"  # its layers run by the project's own kernels; the rest of it is compiled
+    KERNELS = "kernels"  # its layers run by the project's own kernels; the rest is compiled, or eager if that failed
     FELL_BACK = "eager"  # it failed, and runs as it is
 
     @property
@@ -22,7 +22,7 @@ class TargetPhase(StrEnum):
 @dataclass
 class TargetState:
     """One target. seconds: spent on it. n_graphs: graphs compiled. n_captured: CUDA graphs. hits, misses: of the
-    kernel cache. error: why it fell back, or is off although it was asked for.
+    kernel cache. error: why it fell back, what stays eager beside kernels, or why it is off although it was asked for.
     """
 
     name: str
@@ -33,6 +33,11 @@ class TargetState:
     hits: int = 0
     misses: int = 0
     error: str | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it, or a piece of it, runs otherwise than it was asked to."""
+        return self.phase is TargetPhase.FELL_BACK or (self.phase.is_as_asked and self.error is not None)
 
 
 @dataclass

@@ -148,8 +148,8 @@ def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetW
         tuned = tune(parts, config, targets=watch.targets, progress=progress)
     settle_heap()
     seconds = time.perf_counter() - start
-    fell_back = any(state.phase is TargetPhase.FELL_BACK for state in tuned.targets.values())
-    return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=not fell_back)
+    is_whole = not tuned.lost_kernels and not any(state.has_failed for state in tuned.targets.values())
+    return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=is_whole)
 
 
 def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> Result:

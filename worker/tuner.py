@@ -69,6 +69,7 @@ class Tuner:
         self.was_misled = False
         self.kernels_error: tuple[Table, str] | None = None
         self._facts: dict[str, CaptureFacts] = {}  # by region
+        self._uncaptured: dict[str, str] = {}  # why it could not be captured, by region of no chosen target
         self._done = 0
         self._asked = [name for name in TARGETS if name in config.targets]
         self._warmed: dict[Target, list[str]] = {name: [] for name in self._asked}
@@ -165,20 +166,27 @@ class Tuner:
         if whole := [region for region in aim.whole_regions(self._is_gpu) if region in regions]:
             table.compile(whole, **{**options, "dynamic": as_it_varies(options["dynamic"])})
 
-    def _fall_back(self, name: Target, error: Exception) -> None:
-        """The target is eager from now on, graphs of its regions included."""
-        aim, state = AIMS[name], self._tuned.targets[name]
+    def _fall_back(self, name: Target, error: Exception, *, at_capture: bool = False) -> None:
+        """What is compiled of the target is eager from now on. Kernels run on beside it, and are captured; where there
+        are none, or capturing is what failed, graphs of its regions are gone too.
+        """
+        aim, state, parts = AIMS[name], self._tuned.targets[name], self._parts(name)
         table, regions = self._tables[aim.table], self._regions(aim)
-        table.uncompile([region for region in aim.whole if region in regions], self._parts(name))
+        whole = [region for region in aim.whole if region in regions]
+        table.uncompile(whole, parts)
         table.drop_graphs(regions)
-        state.phase, state.n_captured, state.error = TargetPhase.FELL_BACK, 0, reason_of(error)
-        LOG.warning("compile target %s stays eager: %s", name, state.error, exc_info=error)
+        pieces = [] if at_capture or name not in self._by_kernels else [*parts, *whole]
+        state.phase, state.n_captured = TargetPhase.KERNELS if pieces else TargetPhase.FELL_BACK, 0
+        state.error = f"{', '.join(pieces)} stays eager: {reason_of(error)}" if pieces else reason_of(error)
+        LOG.warning("compile target %s%s %s", name, ":" if pieces else " stays eager:", state.error, exc_info=error)
         if self._has_driver:
             with suppress(Exception):
                 torch.cuda.empty_cache()
         try:
             table.clear_scratch()
             self._warm_up(f"{name}, eager", table, regions, self._calls)
+            if pieces:
+                self._tuned.notes.append(f"{name}: {state.error}")
         except Exception as second:  # serving may still do: its sizes are smaller most of the time
             state.error += f"; eager warm-up: {first_line(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
@@ -288,37 +296,49 @@ class Tuner:
                 table.seal()
 
     def _capture(self, table: RegionTable, region: str) -> None:
-        owners = self._owners(region)
+        owners = [name for name in self._owners(region) if name in self._asked]
         states = [self._tuned.targets[name] for name in owners]
         self._step(f"capture: {region}")
         if any(state.phase is TargetPhase.FELL_BACK for state in states):
             return
         start = time.perf_counter()
         try:
-            self._facts[region] = table.capture_region(region, stage=AIMS[owners[0]].stage, is_warm=True)
-            states[0].n_captured += self._facts[region].n_graphs
+            self._facts[region] = table.capture_region(region, stage=self._stage(region), is_warm=True)
+            for state in states[:1]:
+                state.n_captured += self._facts[region].n_graphs
             self._spent(region, start)
         except Exception as error:
             table.drop_graphs([region])
             for name in owners:
-                self._fall_back(name, error)
-        states[0].seconds += time.perf_counter() - start
+                self._fall_back(name, error, at_capture=True)
+            if not owners:  # nobody's target: the region alone goes without
+                self._uncaptured[region] = f"capturing it failed: {reason_of(error)}"
+                self._tuned.notes.append(f"{region}: {self._uncaptured[region]}")
+                LOG.warning("%s", self._tuned.notes[-1], exc_info=error)
+                table.clear_scratch()
+        for state in states[:1]:
+            state.seconds += time.perf_counter() - start
+
+    def _stage(self, region: str) -> str:
+        return next((AIMS[name].stage for name in self._owners(region)), "")
 
     def _region_state(self, table: RegionTable, name: str) -> RegionState:
-        owners = self._owners(name)
-        stage = AIMS[owners[0]].stage if owners else ""
+        stage = self._stage(name)
         if name in table.captured:
             return RegionState(name, stage, sizes=table.captured_sizes(name), **asdict(self._facts[name]))
-        return RegionState(name, stage, reason=self._why_not_captured(name, owners))
+        return RegionState(name, stage, reason=self._why_not_captured(name))
 
-    def _why_not_captured(self, region: str, owners: list[Target]) -> str:
-        fallen = [state for state in map(self._tuned.targets.get, owners) if state.phase is TargetPhase.FELL_BACK]
+    def _why_not_captured(self, region: str) -> str:
+        states = [self._tuned.targets[name] for name in self._owners(region)]
+        fallen = [state for state in states if state.phase is TargetPhase.FELL_BACK]
         if not self._is_gpu:
             return "there is no GPU"
         if not self._captures:
             return "cuda_graphs is off" if self._config.cuda_graphs == "off" else f"left to mode {self._config.mode}"
         if fallen:
             return f"{fallen[0].name} fell back"
+        if region in self._uncaptured:
+            return self._uncaptured[region]
         return "no target of it is chosen" if region in SERVING else "no unit calls it"
 
     # --- counting ------------------------------------------------------------------------------

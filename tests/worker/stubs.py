@@ -1,8 +1,11 @@
-"""Doubles for what `tune` works on: a model as if on a GPU, compilers that fail."""
+"""Doubles for what `tune` works on: a model as if on a GPU, compilers and captures that fail."""
 
 from typing import Any
 
+import pytest
 import torch
+
+from tests.models.replayed import Replayed, replay_on_cpu
 
 
 class StubModel:
@@ -31,3 +34,16 @@ def failing(at: int) -> Any:
         return module.forward
 
     return backend
+
+
+def capture_without(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
+    """Let doubles be captured, but none of this region: memory is short there."""
+
+    class Failing(Replayed):
+        def __init__(self, regions: Any, name: str, *given: Any, **more: Any):
+            if name == region:
+                raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2 GiB for {name}")
+            super().__init__(regions, name, *given, **more)
+
+    replay_on_cpu(monkeypatch)
+    monkeypatch.setattr("models.graphs.Captured", Failing)

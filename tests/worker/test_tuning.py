@@ -13,11 +13,11 @@ import torch
 from models.graphs import compile_counters
 from models.speaker import Speaker
 from models.vpm import VisionLayer
-from tests.models.replayed import Replayed, replay_on_cpu
+from tests.models.replayed import Replayed
 from tests.worker.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
-from tests.worker.stubs import StubModel, failing
+from tests.worker.stubs import StubModel, capture_without, failing
 from worker import tuner, tuning
-from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import CompileCounts, TargetPhase, TargetState
 from worker.compile_targets import AIMS, SERVING
 from worker.tuning import LateWatch, Tuned, count, tune, untune
@@ -26,16 +26,7 @@ N_UNITS = 5
 UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
 ONE, FEW = ("vpm",), ("vpm", "llm.model")
 
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
-    return replay_on_cpu(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def tuned_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> Tuned:
@@ -234,14 +225,7 @@ def test_a_part_that_cannot_be_traced_falls_back() -> None:
 
 
 def test_a_capture_that_fails_takes_its_targets_graphs_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing(Replayed):
-        def __init__(self, regions: Any, name: str, *given: Any, **more: Any):
-            if name == "audio_unit":
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-            super().__init__(regions, name, *given, **more)
-
-    replay_on_cpu(monkeypatch)
-    monkeypatch.setattr("models.graphs.Captured", Failing)
+    capture_without(monkeypatch, "audio_unit")
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
     tuned = tuned_with(engine, config, gpu=True)
@@ -254,6 +238,38 @@ def test_a_capture_that_fails_takes_its_targets_graphs_along(monkeypatch: pytest
     before = count(engine.parts)
     table.warm_up(["vision", *AIMS["apm"].all_regions])
     assert count(engine.parts).since(before).is_clean
+
+
+@pytest.mark.parametrize("targets", [(), ("resampler",)])
+def test_a_capture_that_fails_touches_no_target_that_nobody_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, targets: tuple[Target, ...]
+) -> None:
+    """Of the region's two, one is asked for, or none; the region runs as it is, and says why."""
+    capture_without(monkeypatch, "vision")
+    engine = SmallEngine()
+    config = CompileConfig(enabled=True, targets=targets, cuda_graphs="on")
+    with caplog.at_level(logging.WARNING, "worker.tuner"):
+        tuned = tuned_with(engine, config, gpu=True)
+    for name, state in tuned.targets.items():
+        expected = TargetPhase.FELL_BACK if name in targets else TargetPhase.OFF
+        assert (state.phase, bool(state.error), state.seconds > 0, state.n_captured) == (
+            (expected, name in targets, name in targets, 0)
+        ), state
+    reason = tuned.regions["vision"].reason
+    assert ("resampler fell back" if targets else "capturing it failed: OutOfMemoryError") in reason, reason
+    assert ("memory" in tuned.notes[0]) if not targets else not tuned.notes, tuned.notes
+    assert "CUDA out of memory" in caplog.text
+    table = engine.duplex.runner.regions
+    assert table.captured == {name for name in SERVING if name in table.table} - {"vision"}
+    table.warm_up(["vision"])
+    assert table.n_skipped == 0
+
+
+def test_graphs_are_counted_to_who_was_asked_for(made: list[Replayed]) -> None:
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=("resampler",)), gpu=True)
+    vpm, resampler = (tuned.targets[name] for name in ("vpm", "resampler"))
+    assert (vpm.phase, vpm.n_captured, vpm.seconds) == (TargetPhase.OFF, 0, 0.0), vpm
+    assert resampler.n_captured == tuned.n_graphs == len(made) > 0, resampler
 
 
 def test_what_the_checkpoint_lacks_is_off() -> None:

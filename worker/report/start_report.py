@@ -84,7 +84,7 @@ def start_report(
                 compile_s=state.seconds if was_tried else None,
                 hits=state.hits if was_tried else None,
                 misses=state.misses if was_tried else None,
-                error=state.error if state.phase is TargetPhase.FELL_BACK else None,
+                error=state.error if state.has_failed else None,
             )
         )
     if device.type == "cuda":

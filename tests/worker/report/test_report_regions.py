@@ -14,7 +14,7 @@ from tests.models.replayed import replay_on_cpu
 from tests.worker.engines import make_config, make_parts
 from worker.building import Parts
 from worker.compile_config import TARGETS, CompileConfig
-from worker.compile_state import RegionState, TargetState
+from worker.compile_state import RegionState, TargetPhase, TargetState
 from worker.config import EngineConfig
 from worker.report import measures
 from worker.report import region_report as region_module
@@ -22,7 +22,7 @@ from worker.report import start_report as start_module
 from worker.report.compile_report import CompileReport, ReportError, Row
 from worker.report.region_report import MEASURED, header, region_report
 from worker.report.start_report import TargetWatch, start_report, tuned_report
-from worker.tuning import tune
+from worker.tuning import Tuned, tune
 
 NAMES = ("unit_step", "audio_unit", "begin")
 SETTINGS = CompileConfig(enabled=True, targets=("llm.model", "apm"), dynamic=False)
@@ -194,6 +194,19 @@ def test_a_target_that_fell_back_is_a_problem():
     assert problem.startswith("apm: failed: ") and "out of registers" in problem
     measured = region_report(parts, config, tuned, names=["audio_unit"], runs=1)
     assert measured.rows[0].compiled is None and measured.problems() == []
+
+
+def test_a_piece_that_stays_eager_beside_kernels_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        start_module, "header", lambda config, device, cache: header(config, torch.device("cpu"), cache)
+    )
+    error = "choose stays eager: RuntimeError: no code"
+    state = TargetState("llm.model", TargetPhase.KERNELS, n_captured=8, error=error)
+    missing = TargetState("token2wav.flow", TargetPhase.OFF, error="the checkpoint does not have it")
+    tuned = Tuned({state.name: state, missing.name: missing})
+    report = start_report(make_config(), torch.device("cuda"), tuned)
+    assert report.problems() == [f"llm.model: failed: {error}"]
+    assert row_of(report, "llm.model").cuda_graphs == "8 captured"
 
 
 def test_from_a_checkpoint_to_targets_and_regions(monkeypatch: pytest.MonkeyPatch):
