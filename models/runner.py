@@ -70,25 +70,30 @@ class Runner:
 
         Raises: ContextOverflowError beyond the model's positions.
         """
-        shapes = shapes or Shapes()
         tts_len = tts_len or model.config.tts_config.max_position_embeddings
         if llm_len > model.config.max_position_embeddings:
             raise ContextOverflowError(
                 "llm_len", expected=f"at most {model.config.max_position_embeddings}", got=llm_len
             )
-        # A view may be longer than what a slot holds, never longer than what a slot has.
-        shapes = shapes.capped(kv=llm_len, speech_kv=tts_len)
-        self.model, self.shapes, self.llm_len = model, shapes, llm_len
+        self.model, self.llm_len, self._tts_len, self._sets = model, llm_len, tts_len, sets
         self.state = SlotState.allocate(
             model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len, one_scratch=one_scratch
         )
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
-        self.regions = Regions(model, self.state, self.log_mel, sets, shapes)
+        self.use_shapes(shapes or Shapes())
         self.pool = SlotPool(self.state)
-        self._sets = sets
         # Host mirrors of the caches' lengths, so that choosing a bucket needs no sync.
         self._llm_rows = [0] * n_slots
         self.speech_rows = [0] * n_slots
+
+    def use_shapes(self, shapes: Shapes) -> None:
+        """Sizes of calls from now on, between two calls; slots stay what they are.
+
+        `regions` is another table then, of which nothing is compiled or captured.
+        """
+        # A view may be longer than what a slot holds, never longer than what a slot has.
+        self.shapes = shapes.capped(kv=self.llm_len, speech_kv=self._tts_len)
+        self.regions = Regions(self.model, self.state, self.log_mel, self._sets, self.shapes)
 
     @contextmanager
     def lease(self) -> Iterator[int]:

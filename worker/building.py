@@ -41,7 +41,11 @@ FRAMES_PER_SECOND = 50  # of a voice's prompt
 
 @dataclass(frozen=True)
 class Parts:
-    """What was built. vocoder: None for a checkpoint that does not speak or a folder without one."""
+    """What was built.
+
+    vocoder: None for a checkpoint that does not speak or a folder without one. compiled_shapes,
+    compiled_vocoder_shapes: what suits layers that are compiled, if the sizes there are were chosen for kernels.
+    """
 
     model: OmniModel
     duplex: Duplex
@@ -49,6 +53,8 @@ class Parts:
     language: Language
     pictures: PreprocessorConfig
     n_slots: int
+    compiled_shapes: Shapes | None = None
+    compiled_vocoder_shapes: VocoderShapes | None = None
 
 
 def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> TokenSets:
@@ -116,13 +122,15 @@ def assemble(
     n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
+    compiled = _shapes(model, batch, config) if by_kernels and shapes is None else None
+    compiled_vocoder = VocoderShapes(batch=batch) if by_kernels and vocoder_shapes is None else None
     runner = Runner(
         model,
         token_sets(tokenizer, model.config.vocab_size, model.device),
         n_slots=n_slots,
         llm_len=_llm_len(model, config),
         tts_len=_tts_len(model),
-        shapes=shapes or _shapes(model, batch, config),
+        shapes=shapes or _shapes(model, batch, config, by_kernels=by_kernels),
         one_scratch=by_kernels,
     )
     vocoder = None
@@ -131,11 +139,13 @@ def assemble(
             flow_parts.flow,
             flow_parts.hift,
             sizes=_flow_sizes(n_slots, config),
-            shapes=vocoder_shapes or _vocoder_shapes(model, batch, config),
+            shapes=vocoder_shapes or _vocoder_shapes(batch, by_kernels=by_kernels),
             steps=(config.euler_steps,),
             kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
             seed=config.seed,
         )
+        if compiled_vocoder is not None and not vocoder.regions.kernels:  # none suit it
+            vocoder.use_plain(compiled_vocoder)
     return Parts(
         model=model,
         duplex=Duplex(runner, Speaker(runner) if model.config.init_tts else None),
@@ -143,6 +153,8 @@ def assemble(
         language=Language(tokenizer, image_rows=model.config.query_num),
         pictures=pictures,
         n_slots=n_slots,
+        compiled_shapes=compiled,
+        compiled_vocoder_shapes=compiled_vocoder,
     )
 
 
@@ -154,17 +166,17 @@ def _make_room(model: OmniModel) -> None:
         LOG.warning("kernels: %s", error)
 
 
-def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> Shapes:
+def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, by_kernels: bool = False) -> Shapes:
     if model.device.type == "cpu":
         # Each size costs seconds of compiling, and a size of one is compiled for apart from all others.
         return Shapes(batch=batch, slices=(2, 4))
-    if wants_kernels(config.compile, model.device):  # these read what is valid, whatever the size
+    if by_kernels:  # these read what is valid, whatever the size
         return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
     return Shapes(batch=batch)
 
 
-def _vocoder_shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig) -> VocoderShapes:
-    if wants_kernels(config.compile, model.device):  # as above; what large batches share of plain layers is not
+def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShapes:
+    if by_kernels:  # as above; what large batches share of plain layers is not
         # A turn's first ten codes, the rest of its second, and whole seconds.
         return VocoderShapes(batch=batch, codes=(10, 16, 28), columns=(1664,))
     return VocoderShapes(batch=batch)

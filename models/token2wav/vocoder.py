@@ -114,12 +114,15 @@ class Vocoder:
         """Of the state of all slots."""
         return self.state.n_bytes + self.vocode_state.n_bytes
 
-    def use_plain(self) -> None:
+    def use_plain(self, shapes: VocoderShapes | None = None) -> None:
         """Speak by the modules as they are from now on, between two calls; voices and sessions stay what they are.
 
         `regions` is another table then, of which nothing is compiled or captured.
+        Args: shapes: its sizes; None: as they were.
         """
         self.regions.uncompile()
+        if shapes is not None:
+            self.shapes = shapes.fitted(self.sizes)
         self.regions = self._regions("plain")
 
     def prepare(self, voice: Voice, n_steps: int | None = None) -> None:

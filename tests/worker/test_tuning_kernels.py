@@ -1,7 +1,7 @@
 """Where the project's own kernels run, little is compiled; those that fail are off for their table alone."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,28 +19,19 @@ from models.token2wav.flow_state import solve
 from models.token2wav.hift import Hift
 from models.token2wav.kernels import FusedFlow, Kernels
 from models.token2wav.vocoder import Vocoder
-from tests.models.replayed import Replayed, replay_on_cpu
-from tests.worker.engines import SmallEngine, loaded, make_config
-from tests.worker.stubs import StubModel, failing
+from tests.models.replayed import Replayed
+from tests.worker.engines import ALOUD, LLM_LEN, SmallEngine, loaded, make_config, make_prompt, short_speech
+from tests.worker.stubs import StubModel, capture_without, failing
 from worker import building, toggles, tuner, tuning
-from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import TargetPhase
-from worker.compile_targets import SERVING
+from worker.compile_targets import AIMS, SERVING
+from worker.results import Failure
 from worker.tuning import Tuned, count, tune
 
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
-    return replay_on_cpu(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
 OMNI = {"vpm", "resampler", "apm", "llm.model", "tts.model"}
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> Tuned:
@@ -112,14 +103,42 @@ def test_kernels_that_fail_are_off_for_all_and_layers_compile(
 
 
 @pytest.mark.usefixtures("plain_toggles")
-def test_a_piece_that_fails_leaves_kernels_alone(made: list[Replayed]) -> None:
-    model = StubModel()
-    compile = CompileConfig(enabled=True, targets=("vpm", "llm.model"))
-    tuned = by_kernels(SmallEngine(), model, compile=compile, backend=failing(at=0))
-    assert model.kernels and tuned.targets["vpm"].phase is TargetPhase.KERNELS
+@pytest.mark.parametrize(
+    ("target", "piece", "region"), [("llm.model", "choose", "unit_step"), ("apm", "mel_unit", "mel_unit")]
+)
+def test_a_piece_that_fails_stays_eager_alone_and_kernels_are_captured(
+    made: list[Replayed], caplog: pytest.LogCaptureFixture, target: Target, piece: str, region: str
+) -> None:
+    engine, model = SmallEngine(), StubModel()
+    compile = CompileConfig(enabled=True, targets=("vpm", target))
+    with caplog.at_level(logging.WARNING, "worker.tuner"):
+        tuned = by_kernels(engine, model, compile=compile, backend=failing(at=0))
+    state = tuned.targets[target]
+    assert model.kernels and state.phase is tuned.targets["vpm"].phase is TargetPhase.KERNELS
+    told = f"{piece} stays eager: RuntimeError: no code for graph 1"
+    assert state.error == told and tuned.notes == [f"{target}: {told}"] and tuned.notes[0] in caplog.text
+    assert state.has_failed and not tuned.targets["vpm"].has_failed
+    table = engine.duplex.runner.regions
+    assert tuned.regions[region].n_graphs and tuned.regions[region].reason is None and table.is_sealed
+    assert table.captured == {"vision", *AIMS[target].all_regions} - {"llm_prefill"}
+    assert all(graph.is_warm for graph in made) and state.n_captured == len(made) - 1
+    before = count(engine.parts)
+    table.warm_up([region, "llm_prefill"])
+    assert count(engine.parts).since(before).is_clean, "expected an eager piece, and nothing skipped"
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_a_piece_that_fails_and_whose_region_cannot_be_captured_leaves_its_target_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture_without(monkeypatch, "unit_step")
+    model, compile = StubModel(), CompileConfig(enabled=True, targets=("vpm", "llm.model"))
+    engine = SmallEngine()
+    tuned = by_kernels(engine, model, compile=compile, backend=failing(at=0))
     state = tuned.targets["llm.model"]
-    assert state.phase is TargetPhase.FELL_BACK and "no code for graph" in state.error
+    assert model.kernels and state.phase is TargetPhase.FELL_BACK and "unit_step" in state.error
     assert tuned.regions["unit_step"].reason == "llm.model fell back"
+    assert engine.duplex.runner.regions.captured == {"vision"}
 
 
 @pytest.mark.parametrize(
@@ -139,14 +158,46 @@ def test_who_wants_kernels(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any
     assert toggles.wants_kernels(config, torch.device("cuda")) == wanted
 
 
-def test_with_kernels_in_prospect_there_is_one_size_of_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_kernels_in_prospect_there_is_one_size_of_context() -> None:
     model = SimpleNamespace(device=torch.device("cuda"), config=SmallEngine().parts.model.config)
-    monkeypatch.setattr(toggles, "suits", lambda device: True)
-    batch, config = (1, 2, 4), make_config(llm_len=300, compile=CompileConfig(enabled=True))
-    shapes = building._shapes(model, batch, config)
+    batch, config = (1, 2, 4), make_config(llm_len=300)
+    shapes = building._shapes(model, batch, config, by_kernels=True)
     assert (shapes.batch, shapes.kv, len(shapes.speech_kv), shapes.rows) == (batch, (300,), 1, (16, 96, 512))
-    off = config.model_copy(update={"compile": CompileConfig(enabled=True, kernels="off")})
-    assert len(building._shapes(model, batch, off).kv) > 1
+    assert len(building._shapes(model, batch, config).kv) > 1
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_sizes_that_were_chosen_for_kernels_go_when_they_do(made: list[Replayed]) -> None:
+    """A conversation looks at no more rows then than it has to, by graphs."""
+    engine, model = SmallEngine(), StubModel("no such instruction")
+    runner = engine.duplex.runner
+    few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
+    engine.parts = replace(engine.parts, compiled_shapes=few)
+    tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
+    table = runner.regions
+    assert tuned.lost_kernels == ["omni"] and runner.shapes == table.shapes == few and table.is_sealed
+    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_graphs > 0
+    assert tuned.regions["unit_step"].sizes["kv"] == [64, 128, LLM_LEN]
+    with short_speech():
+        session = engine.open("s", ALOUD, make_prompt(speaker=0))
+        outcome = [engine.say(session, n) for n in range(2)]
+    assert not [one for one in outcome if isinstance(one, Failure)], outcome
+    used = {graph.bucket["kv"] for graph in made if graph.name == "unit_prefill" and graph.n_replays}
+    assert used and max(used) < LLM_LEN and table.n_skipped == 0, used
+
+
+def test_an_engine_knows_the_sizes_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocoder that no kernels suit is built with those of compiled layers."""
+    monkeypatch.setattr(building, "_make_room", lambda model: None)
+    monkeypatch.setattr(building, "apply_toggles", lambda *_: {})
+    config = make_config(compile=CompileConfig(enabled=True))
+    for wanted in (True, False):
+        monkeypatch.setattr(building, "wants_kernels", lambda *_, wanted=wanted: wanted)
+        parts = building.assemble(*loaded(), config)
+        assert (parts.compiled_shapes is not None) == (parts.compiled_vocoder_shapes is not None) == wanted
+        assert parts.vocoder.shapes.codes[:2] == (10, 25) and len(parts.vocoder.shapes.columns) > 1
+    monkeypatch.setattr(building, "wants_kernels", lambda *_: True)
+    assert SmallEngine().parts.compiled_shapes is None, "expected sizes that were given to stay"
 
 
 # --- the vocoder's --------------------------------------------------------------------------------
@@ -217,6 +268,16 @@ def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
     assert engine.vocoder.state is state and not engine.vocoder.regions.kernels
     assert engine.vocoder.regions.is_sealed == (where != "not a target")
     engine.vocoder.regions.warm_up(["flow", "hift"])
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_sizes_of_a_vocoder_go_with_its_kernels(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speaking_by(monkeypatch, SOUND, lambda: True)
+    more = replace(engine.vocoder.shapes, codes=(5, *engine.vocoder.shapes.codes))
+    engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
+    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
+    assert tuned.lost_kernels == ["vocoder"] and engine.vocoder.shapes == engine.vocoder.regions.shapes == more
+    assert tuned.regions["hift"].sizes["codes"] == list(more.codes)
 
 
 @pytest.mark.usefixtures("plain_toggles")
