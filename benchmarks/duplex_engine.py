@@ -275,9 +275,9 @@ def _tuned(parts: Parts, config: EngineConfig, folder: Path) -> Tuned:
         return tune(parts, config)
     begun = time.perf_counter()
     cache = CompileCache.open(folder, facts_of(parts, config.compile))
-    tuned = tune(parts, config)
+    tuned = tune(parts, config, is_warm=cache.has_everything)
     settle_heap()
-    cache.record(tuned.hits, tuned.misses, time.perf_counter() - begun)
+    cache.record(tuned.hits, tuned.misses, time.perf_counter() - begun, is_whole=tuned.is_whole)
     return tuned
 
 

@@ -32,6 +32,7 @@ from worker.version import VERSION
 LOG = logging.getLogger(__name__)
 
 OURS = "manifests"
+SOURCES = Path(__file__).resolve().parents[1] / "models"  # of everything that is compiled, kernels of our own among it
 ARTIFACT_MAGIC = b"duologue compile artifact 1\n"
 DIGEST_BYTES = 16
 MAX_SHOWN = 5  # problems of one kind that are told one by one
@@ -106,13 +107,17 @@ def digest(data: bytes) -> str:
 
 
 class CompileCache:
-    """One worker's view of the folder. `open` before compiling, `record` behind it; neither ever raises."""
+    """One worker's view of the folder. `open` before compiling, `record` behind it; neither ever raises.
+
+    has_everything: these very sources had a start of this key in which nothing failed, and all that it left is there.
+    """
 
     def __init__(self, folder: Path, facts: dict[str, str]):
         self._folder, self._facts = folder, facts
         self._ours = folder / OURS
         self.key = digest(json.dumps(facts, sort_keys=True).encode())
         self.report = CacheReport(str(folder), self.key, CacheState.NEW)
+        self.has_everything = False
 
     @classmethod
     def open(cls, folder: Path, facts: dict[str, str], *, artifact: Path | None = None) -> Self:
@@ -134,7 +139,7 @@ class CompileCache:
 
     def record(self, hits: int, misses: int, seconds: float, *, is_whole: bool = True) -> CacheReport:
         """Say what compiling took with this cache, and write down what the folder holds now. is_whole: nothing failed,
-        so that the seconds say what all of it takes.
+        so that the seconds say what all of it takes, and the next start need not look for what is left to be made.
         """
         report = self.report
         report.hits, report.misses, report.this_s = hits, misses, seconds
@@ -148,6 +153,7 @@ class CompileCache:
                 "facts": self._facts,
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "cold_seconds": report.cold_s,
+                "sources": _sources() if is_whole else None,
                 "files": {name: _entry(self._folder / name) for name in self._kernels()},
             }
             write_atomically(self._manifest_path, json.dumps(manifest, indent=1).encode())
@@ -220,6 +226,7 @@ class CompileCache:
         if missing:
             self._problem(f"{len(missing)} files are gone: {_some(missing)}")
         self.report.state = CacheState.REPAIRED if damaged or missing else CacheState.WARM
+        self.has_everything = self.report.state is CacheState.WARM and manifest.get("sources") == _sources()
         return not damaged and not missing
 
     def _read(self) -> dict[str, Any] | None:
@@ -289,6 +296,12 @@ class CompileCache:
             self._problem(f"artifact {path.name} is for another {', '.join(other)}; not used")
         elif torch.compiler.load_cache_artifacts(data) is None:
             self._problem(f"artifact {path.name}: torch does not take it")
+
+
+def _sources() -> str:
+    """Digest of all that is compiled: a release keeps its version while it is worked on."""
+    files = sorted(SOURCES.rglob("*.py"))
+    return digest(b"".join(str(file.relative_to(SOURCES)).encode() + file.read_bytes() for file in files))
 
 
 def _entry(path: Path) -> list[Any]:

@@ -104,6 +104,11 @@ class Tuned:
     lost_kernels: list[str] = field(default_factory=list)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether everything runs as it was asked to."""
+        return not self.lost_kernels and not any(state.has_failed for state in self.targets.values())
+
+    @property
     def hits(self) -> int:
         """Of the cache of compiled graphs, by all targets."""
         return sum(state.hits for state in self.targets.values())

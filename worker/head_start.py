@@ -39,7 +39,7 @@ def await_compiler() -> None:
 def keep_kernels(device: torch.device) -> bool:
     """Let Triton keep kernels where Inductor keeps its own, so that one folder holds all of them.
 
-    Returns: whether there are none yet.
+    Returns: whether there are none yet; that there are some does not say that there are all.
     """
     folder = triton_cache_dir(device.index or 0)
     os.environ.setdefault(TRITON_VARIABLE, folder)

@@ -145,11 +145,10 @@ def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetW
             settled = compiling
 
     with watch:
-        tuned = tune(parts, config, targets=watch.targets, progress=progress)
+        tuned = tune(parts, config, targets=watch.targets, progress=progress, is_warm=cache.has_everything)
     settle_heap()
     seconds = time.perf_counter() - start
-    is_whole = not tuned.lost_kernels and not any(state.has_failed for state in tuned.targets.values())
-    return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=is_whole)
+    return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=tuned.is_whole)
 
 
 def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> Result:

@@ -47,12 +47,13 @@ class Tuner:
         progress: Progress | None,
         backend: Any,
         by_kernels: Collection[Target],
+        is_warm: bool = False,
     ):
         """
         Args:
             tables: the model's and, if there is one, the vocoder's: `omni`, `vocoder`. tuned: filled. backend: of
                 torch.compile. by_kernels: whose layers the project's own kernels run, asked for or not; the model is
-                changed over to its, the vocoder has them.
+                changed over to its, the vocoder has them. is_warm: an earlier start has made all kernels.
         """
         self._config, self._tuned, self._model, self._by_kernels = config, tuned, model, frozenset(by_kernels)
         self._tell = progress or (lambda what, done, total: None)
@@ -75,7 +76,7 @@ class Tuner:
         self._warmed: dict[Target, list[str]] = {name: [] for name in self._asked}
         for name in self._asked:
             self._warmed[name] = self._to_warm(name)
-        self._is_rehearsed = False
+        self._is_warm, self._is_rehearsed = is_warm, False
         self._total = 0
 
     def run(self) -> None:
@@ -102,7 +103,8 @@ class Tuner:
 
     def _get_ready(self) -> None:
         """Before anything is wrapped: kernels of several stages can be made at once, a compiled graph cannot."""
-        if not keep_kernels(self._device):
+        is_empty = keep_kernels(self._device)
+        if self._is_warm and not is_empty:
             return
         if self._by_kernels:
             start = time.perf_counter()

@@ -41,12 +41,14 @@ def tune(
     targets: dict[str, TargetState] | None = None,
     progress: Progress | None = None,
     backend: Any = "inductor",
+    is_warm: bool = False,
 ) -> Tuned:
     """Do what `config.compile` says; on the thread that will serve, before any session is open.
 
     Args:
         targets: filled with the state of every target, and kept up to date while it works.
         progress: told (what, done, total) before each bucket. backend: of torch.compile.
+        is_warm: as `CompileCache.has_everything`: no kernels have to be made ahead of their turn.
     Returns: what was done; a target that failed is in it, with the reason, and nothing is raised for it.
     """
     tuned = Tuned({} if targets is None else targets)
@@ -55,16 +57,19 @@ def tune(
         tuned.toggles = apply_toggles(config.compile, parts.model.device)
         # Two sizes that happen to be equal in the first example are still two sizes.
         with symbol_config.patch(use_duck_shape=False):
-            _run(parts, config.compile, tuned, progress, backend)
+            _run(parts, config.compile, tuned, progress, backend, is_warm)
     tuned.counts = count(parts)
     return tuned
 
 
-def _run(parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress | None, backend: Any) -> None:
+def _run(
+    parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress | None, backend: Any, is_warm: bool
+) -> None:
     by_kernels, was_emptied = wants_kernels(config, parts.model.device), False
     while True:
         failed = None
-        tuner = Tuner(parts.model, _tables(parts), config, tuned, progress, backend, _targets_of(parts, by_kernels))
+        ours = _targets_of(parts, by_kernels)
+        tuner = Tuner(parts.model, _tables(parts), config, tuned, progress, backend, ours, is_warm)
         tuner.run()
         if tuner.kernels_error:
             failed, error = tuner.kernels_error
@@ -89,6 +94,7 @@ def _run(parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress |
             _empty_cache()
         set_states(tuned.targets, config)
         tuned.seconds.clear()
+        is_warm = True  # what kernels there are to be made were made just now
     tuned.toggles["kernels"] = by_kernels
     if parts.vocoder is not None:
         tuned.toggles["vocoder_kernels"] = bool(parts.vocoder.regions.kernels)

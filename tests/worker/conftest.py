@@ -13,6 +13,10 @@ from tests.worker.engines import forgetful, loaded
 def shared_weights_stay_plain() -> Iterator[None]:
     """A compiled layer hides its class's method; the next file's engines are to be eager."""
     yield
+    _forget_compiled_layers()
+
+
+def _forget_compiled_layers() -> None:
     if not loaded.cache_info().currsize:
         return
     model, _, _, vocoder = loaded()
@@ -32,4 +36,5 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
 def fresh_dynamo() -> Iterator[None]:
     """Nothing that is compiled here is found by the next test."""
     yield
+    _forget_compiled_layers()
     torch._dynamo.reset()

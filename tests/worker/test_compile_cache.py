@@ -70,6 +70,35 @@ def test_new_then_warm(tmp_path: Path) -> None:
     assert reopened(tmp_path / "cache").cold_s == 81.0, "expected the cold start to stay known"
 
 
+def has_everything(folder: Path, **facts: str) -> bool:
+    return CompileCache.open(folder, FACTS | facts).has_everything
+
+
+def test_everything_is_there_once_a_start_was_over_and_nothing_of_it_failed(tmp_path: Path) -> None:
+    cache = CompileCache.open(tmp_path, FACTS)
+    fill(tmp_path)
+    assert not cache.has_everything and not has_everything(tmp_path), "expected half a start not to count"
+    fill(tmp_path)
+    cache.record(0, 5, 81.0, is_whole=False)
+    assert reopened(tmp_path).state is CacheState.WARM and not has_everything(tmp_path)
+    recorded(tmp_path)
+    assert has_everything(tmp_path) and not has_everything(tmp_path, torch="2.11.0")
+    (tmp_path / "bb/two.so").write_bytes(b"damaged")
+    assert not has_everything(tmp_path)
+
+
+def test_other_sources_have_not_made_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, cache = tmp_path / "sources", tmp_path / "cache"
+    (sources / "kernels").mkdir(parents=True)
+    monkeypatch.setattr(compile_cache, "SOURCES", sources)
+    source = sources / "kernels" / "product.py"
+    for text, expected in (("x = 1", True), ("x = 2", False)):
+        source.write_text(text)
+        if expected:
+            recorded(cache)
+        assert has_everything(cache) is expected and reopened(cache).state is CacheState.WARM
+
+
 @pytest.mark.parametrize(
     ("other", "expected"),
     [

@@ -77,6 +77,7 @@ def test_stages_in_order(tmp_path: Path) -> None:
 
 def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, State, list[str]]] = []
+    warm: list[bool] = []
     status, targets = Diary(), {}
 
     def tune(parts: Any, config: EngineConfig, **given: Any) -> starting.Tuned:
@@ -84,6 +85,7 @@ def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch:
         given["progress"]("a bucket", 1, 2)
         waiting = [name for name, one in targets.items() if one.phase is TargetPhase.WAITING]
         seen.append((threading.current_thread().name, status.state, waiting))
+        warm.append(given["is_warm"])
         targets["apm"].hits, targets["llm.model"].misses = 3, 1
         return starting.Tuned({name: targets[name] for name in waiting})
 
@@ -98,6 +100,9 @@ def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch:
     assert any((tmp_path / "manifests").glob("*.json")), "expected the cache to be written down"
     assert list(started.seconds) == ["load", "compile", "warm_up"]
     assert [row.name for row in started.report.rows] == ["llm.model", "apm"], started.report
+    status, targets = Diary(), {}
+    start(tmp_path, COMPILED, status, targets=targets).engine.close()
+    assert warm == [False, True], "expected the second start to find everything"
 
 
 def fail(*_: Any, **__: Any) -> Any:

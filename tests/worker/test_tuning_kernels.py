@@ -245,6 +245,21 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize(("is_warm", "is_empty", "expected"), [(False, False, 1), (True, False, 0), (True, True, 1)])
+def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
+) -> None:
+    """Some that lie there say nothing: whoever made them may have been killed, or of another size."""
+    calls: list[list[str]] = []
+    rehearsed(monkeypatch)
+    monkeypatch.setattr(tuner, "keep_kernels", lambda device: is_empty)
+    monkeypatch.setattr(tuner, "rehearse", lambda device, stages: calls.append(list(stages)))
+    compile = CompileConfig(enabled=True, targets=("vpm",))
+    tuned = by_kernels(SmallEngine(), StubModel(), compile=compile, is_warm=is_warm)
+    assert calls == [["see"]] * expected and ("kernels" in tuned.seconds) == bool(expected)
+
+
+@pytest.mark.usefixtures("plain_toggles")
 @pytest.mark.parametrize("where", ["warm-up", "capture", "not a target"])
 def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
