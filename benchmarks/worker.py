@@ -79,6 +79,7 @@ def _started(kind: str, worker: WorkerProcess) -> dict[str, Any]:
         "kind": kind,
         "total_s": worker.start_s,
         "stages_s": health["start_seconds"],
+        "weights": health["model"]["weights"],
         "states": list(worker.states),
         "compile": health["compile"],
         "memory": health["memory"],
@@ -86,9 +87,15 @@ def _started(kind: str, worker: WorkerProcess) -> dict[str, Any]:
     }
     stages = ", ".join(f"{state.lower()} {seconds:.1f}" for state, seconds in row["stages_s"].items())
     print(f"{kind:7} start {row['total_s']:6.1f} s ({stages}), resident {health['memory']['resident'] / 1e6:.0f} MB")
+    print(_weights(row["weights"]))
     for state, ms in row["health_ms"].items():
         print(_look(state, ms))
     return row
+
+
+def _weights(load: dict[str, float]) -> str:
+    """Files that the system has in memory are quicker than the disk that they lie on."""
+    return f"        weights {load['bytes'] / 1e9:.2f} GB in {load['seconds']:.2f} s, {load['gb_per_s']:.2f} GB/s"
 
 
 def _look(state: str, ms: dict[str, float]) -> str:

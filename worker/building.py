@@ -4,10 +4,12 @@ The only file of the room that loads weights. Knows devices, sizes and memory. D
 """
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import torch
 
+from models.checkpoint import list_tensors
 from models.config import PreprocessorConfig, load_preprocessor_config
 from models.duplex import Duplex
 from models.errors import CheckpointError, ConfigError, SettingsError
@@ -26,6 +28,7 @@ from models.token2wav.vocoder import Vocoder
 from models.tokens import Tokenizer, forbidden_speech_ids
 from worker.config import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
 from worker.language import Language, reply_ends
+from worker.loading import Loading
 from worker.toggles import apply_toggles, wants_kernels
 
 LOG = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class Parts:
 
     vocoder: None for a checkpoint that does not speak or a folder without one. compiled_shapes,
     compiled_vocoder_shapes: what suits layers that are compiled, if the sizes there are were chosen for kernels.
+    loading: of the model's weights, if they came from files.
     """
 
     model: OmniModel
@@ -55,6 +59,7 @@ class Parts:
     n_slots: int
     compiled_shapes: Shapes | None = None
     compiled_vocoder_shapes: VocoderShapes | None = None
+    loading: Loading | None = None
 
 
 def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> TokenSets:
@@ -82,7 +87,13 @@ def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes:
     """
     device = pick_device(config.device)
     dtype = _dtype(config.dtype, device)
+    start = time.perf_counter()
     model = load_model(config.model_path, device=device, dtype=dtype, pt_path=config.pt_path)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - start
+    loading = Loading(sum(tensor.n_bytes for tensor in list_tensors(config.model_path)[0]), seconds)
+    LOG.info("%s", loading)
     tokenizer = Tokenizer.load(config.model_path)
     if tokenizer.highest_id >= model.config.vocab_size:
         expected = f"below {model.config.vocab_size} (vocab_size)"
@@ -93,7 +104,8 @@ def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes:
     elif config.token2wav_path is not None:
         raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got="no such folder")
     pictures = load_preprocessor_config(config.model_path)
-    return assemble(model, tokenizer, pictures, flow_parts, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
+    parts = assemble(model, tokenizer, pictures, flow_parts, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
+    return replace(parts, loading=loading)
 
 
 def assemble(

@@ -12,10 +12,11 @@ import torch
 
 from worker.compile_state import Tuned
 from worker.conversation import Conversation
+from worker.loading import Loading
 from worker.protocol import PROTOCOL_VERSION
 from worker.releasing import memory_bytes
 from worker.report.measures import allocator, device_memory
-from worker.service import Service
+from worker.service import Loaded, Service
 from worker.status import WIRE_NAMES, State
 from worker.tuning import count
 from worker.version import VERSION
@@ -57,6 +58,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
             "path": str(settings.engine.model_path),
             "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
             "speaks": None if engine is None else engine.parts.vocoder is not None,
+            "weights": None if engine is None else _weights(engine.parts.loading),
         },
         "device": _device(engine, settings.engine.device),
         "kv": {
@@ -75,10 +77,10 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
             "targets": {name: asdict(target) for name, target in list(service.targets.items())},
             "regions": {} if tuned is None else {name: asdict(region) for name, region in tuned.regions.items()},
             "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
-            "after_warm_up": {} if loaded is None else asdict(loaded.late.check()),
+            "after_warm_up": {} if loaded is None else _late(loaded),
             "cache": None if loaded is None or loaded.started.cache is None else asdict(loaded.started.cache),
         },
-        "versions": versions(),
+        "versions": {**versions(), "driver": None if loaded is None else loaded.started.report.header.driver},
     }
 
 
@@ -108,6 +110,16 @@ def _device(engine: Any, asked: str) -> dict[str, Any]:
     device = engine.parts.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"type": str(device), "name": name, "asked": asked}
+
+
+def _weights(loading: Loading | None) -> dict[str, float] | None:
+    if loading is None:
+        return None
+    return {"bytes": loading.n_bytes, "seconds": loading.seconds, "gb_per_s": loading.gb_per_s}
+
+
+def _late(loaded: Loaded) -> dict[str, int]:
+    return {**asdict(loaded.late.check()), "recompiles": loaded.watch.counts().recompiles}
 
 
 def _memory(engine: Any, tuned: Tuned | None) -> dict[str, int]:

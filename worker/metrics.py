@@ -52,6 +52,7 @@ class Metrics:
         self._graphs = gauge("region_graphs", "CUDA graphs of a region; 0: it has none", "region")
         self._cache = gauge("compile_cache", "graphs found in the cache of kernels at the last start, and not", "what")
         self._seconds = gauge("start_seconds", "length of each stage of the last start", "stage")
+        self._weights = gauge("weights_load", "how weights came from their files to the device", "what")
 
     def unit(self, event: UnitResult, message: Result) -> None:
         """A unit has been answered."""
@@ -84,7 +85,7 @@ class Metrics:
     def text(self, health: dict) -> bytes:
         """All of it, with what stands now. health: as `worker.health.health` gives it."""
         made = (self._compiled, self._late, self._targets, self._graphs, self._cache)
-        for standing in (self._memory, *made, self._seconds):
+        for standing in (self._memory, *made, self._seconds, self._weights):
             standing.clear()  # what an engine said that is gone
         for state in State:
             self._state.labels(state.value).set(health["state"] == state.value)
@@ -107,4 +108,6 @@ class Metrics:
             self._cache.labels(what).set(health["compile"]["cache"][what])
         for stage, seconds in health["start_seconds"].items():
             self._seconds.labels(stage).set(seconds)
+        for what, value in (health["model"]["weights"] or {}).items():
+            self._weights.labels(what).set(value)
         return generate_latest(self.registry)

@@ -117,7 +117,8 @@ def start_engine(
         LOG.warning("voices are not kept: %s", voices.problem)
     if report.compiled_graphs and config.compile.enabled:
         LOG.warning("%d graphs compiled in the warm-up that compiling before had missed", report.compiled_graphs)
-    compiled = start_report(config, parts.model.device, tuned, watch.happened, None if cache is None else str(cache))
+    told = None if cache is None else f"{cache}; {cache.folder}"
+    compiled = start_report(config, parts.model.device, tuned, watch.happened, told, parts.loading)
     _keep(compiled, cache_dir / REPORT_FILE)
     return Started(engine, voices, report, tuned, cache, compiled, seconds)
 

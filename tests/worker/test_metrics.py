@@ -18,9 +18,10 @@ def health(state: str = "IDLE") -> dict:
         "slots": {"total": 2, "free": 1, "paused": 0},
         "kv": {"used": 90, "total": 16384},
         "memory": {"resident": 5},
+        "model": {"weights": {"bytes": 6e9, "seconds": 2.0, "gb_per_s": 3.0}},
         "compile": {
             "counts": {"graphs": 7},
-            "after_warm_up": {"graphs": 0},
+            "after_warm_up": {"graphs": 0, "recompiles": 2},
             "targets": {"vpm": {"phase": "eager"}, "apm": {"phase": "compiled"}},
             "regions": {"vision": {"n_graphs": 8}, "reset": {"n_graphs": 0}},
             "cache": {"hits": 3, "misses": 1},
@@ -85,13 +86,17 @@ def test_a_target_that_fell_back_shows():
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "apm")))] == 0
 
 
-def test_graphs_and_the_cache_show():
+def test_graphs_the_cache_and_the_weights_show():
     got = samples(Metrics())
     for name, labels, expected in (
         ("region_graphs", (("region", "vision"),), 8),
         ("region_graphs", (("region", "reset"),), 0),
         ("compile_cache", (("what", "hits"),), 3),
         ("compile_cache", (("what", "misses"),), 1),
+        ("compiled_after_warm_up", (("what", "recompiles"),), 2),
+        ("weights_load", (("what", "bytes"),), 6e9),
+        ("weights_load", (("what", "seconds"),), 2.0),
+        ("weights_load", (("what", "gb_per_s"),), 3.0),
     ):
         value = got[(f"{PREFIX}_{name}", labels)]
         assert value == expected, f"{name}{labels}: expected {expected}, got {value}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from models.checkpoint import list_tensors
 from models.errors import AudioError
 from tests.worker.engines import TINY
 from worker import starting
@@ -71,6 +72,10 @@ def test_stages_in_order(tmp_path: Path) -> None:
     assert {one.phase for one in targets.values()} == {TargetPhase.OFF}, targets
     assert (State.WARMING_UP, "units", 1, 1) in status.words
     assert any("weights of tiny" in what for state, what, *_ in status.words if state is State.LOADING), status.words
+    loading = started.engine.parts.loading
+    stored, _ = list_tensors(TINY)
+    assert loading.n_bytes == sum(tensor.n_bytes for tensor in stored) and 0 < loading.seconds < started.seconds["load"]
+    assert started.report.header.loading == loading and str(loading) in started.report.table()
     kept = list((tmp_path / "voices").iterdir())
     assert started.voices is not None and kept, "expected the voice to be kept in the cache's folder"
 
@@ -97,6 +102,7 @@ def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch:
     assert (State.COMPILING, "a bucket", 1, 2) in status.words
     assert (started.cache.hits, started.cache.misses, started.cache.folder) == (3, 1, str(tmp_path))
     assert started.cache.this_s <= started.seconds["compile"] and "3 hits, 1 misses" in started.report.header.cache
+    assert str(tmp_path) in started.report.header.cache
     assert any((tmp_path / "manifests").glob("*.json")), "expected the cache to be written down"
     assert list(started.seconds) == ["load", "compile", "warm_up"]
     assert [row.name for row in started.report.rows] == ["llm.model", "apm"], started.report

@@ -68,15 +68,16 @@ def driver(machine: Machine) -> Finding:
             return problem("driver", f"none, and model.device is {device}", remedy)
         return ok("driver", "none: workers run on the CPU")
     goes_to = f"CUDA {'.'.join(map(str, facts.driver))}"
+    up_to = f"{machine.driver_version or 'version unknown'}, up to {goes_to}"
     if facts.cuda is None:
-        found = f"up to {goes_to}, and torch is built for CPUs only"
+        found = f"{up_to}, and torch is built for CPUs only"
         remedy = "install a torch for CUDA: remove .venv/base, run start_all.sh without an index of CPU builds"
         return problem("driver", found, remedy) if device.startswith("cuda") else note("driver", found, remedy)
     # Within one major version newer toolkits run on older drivers.
     if facts.driver[0] < numbers(facts.cuda)[0]:
         remedy = f"update NVIDIA's driver, or install a torch that is built for {goes_to} or older"
-        return problem("driver", f"up to {goes_to}, and torch is built for CUDA {facts.cuda}", remedy)
-    return ok("driver", f"up to {goes_to}, torch is built for CUDA {facts.cuda}")
+        return problem("driver", f"{up_to}, and torch is built for CUDA {facts.cuda}", remedy)
+    return ok("driver", f"{up_to}, torch is built for CUDA {facts.cuda}")
 
 
 def gpus(machine: Machine) -> Finding:

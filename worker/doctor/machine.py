@@ -32,6 +32,7 @@ TORCH_S = 180  # a cold disk and a sleeping GPU included
 PROGRAM_S = 30
 MOST_FILES = 100_000  # of a cache folder that are counted
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Machine:
@@ -86,6 +87,15 @@ class Machine:
             return None
         said = _output([program, "-L"])
         return None if said is None else sum(line.startswith("GPU ") for line in said.splitlines())
+
+    @cached_property
+    def driver_version(self) -> str | None:
+        """The GPU driver's own number, such as 570.124.06; None if the system does not tell."""
+        try:
+            found = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", DRIVER.read_text().partition("\n")[0])
+        except OSError:
+            return None
+        return found and found[0]
 
     @cached_property
     def cpp_compiler(self) -> Program:

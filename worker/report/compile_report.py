@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.errors import ModelError
 from models.token2wav.atomic_file import write_atomically
+from worker.loading import Loading
 
 Scalar = str | int | float | bool | None
 MAX_REASON = 240  # characters of a reason in the table's notes; JSON has all of it
@@ -164,7 +165,7 @@ class Header(Fact):
     """Where and how a report was made.
 
     what: the worker, model or module. cache: of kernels, in words. allocator: of the GPU's memory, with its settings.
-    memory: bytes by kind, as the report was made.
+    memory: bytes by kind, as the report was made. loading: of weights that came from files.
     """
 
     what: str
@@ -179,6 +180,7 @@ class Header(Fact):
     cache: str | None = None
     allocator: str | None = None
     memory: dict[str, int] = {}
+    loading: Loading | None = None
 
 
 class Live(Fact):
@@ -278,6 +280,8 @@ def _header_lines(header: Header) -> Iterable[str]:
     if header.settings:
         yield "settings: " + ", ".join(f"{key}={_plain(value)}" for key, value in header.settings.items())
     yield f"kernel cache: {(header.cache or DASH).removeprefix('compile cache: ')}"
+    if header.loading:
+        yield str(header.loading)
     if header.allocator:
         sizes = ", ".join(f"{kind} {size / 1e9:.2f} GB" for kind, size in header.memory.items())
         yield f"GPU memory: {sizes or DASH}; allocator {header.allocator}"

@@ -46,7 +46,7 @@ def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cach
         settings=dict(settings),
         cache=cache or _cache(),
         allocator=allocator() if is_cuda else None,
-        memory=device_memory(device) if is_cuda else {},
+        memory=device_memory(device) | {"free": torch.cuda.mem_get_info(device)[0]} if is_cuda else {},
     )
 
 

@@ -13,6 +13,7 @@ from worker.building import build
 from worker.compile_state import RegionState, TargetPhase, TargetState
 from worker.compile_targets import AIMS
 from worker.config import EngineConfig
+from worker.loading import Loading
 from worker.report.compile_report import CompileReport, Memory, Row
 from worker.report.compile_watch import CompileWatch, Happened
 from worker.report.region_report import Buckets, header, region_report
@@ -60,12 +61,13 @@ def start_report(
     tuned: Tuned,
     happened: Mapping[str, Happened] | None = None,
     cache: str | None = None,
+    loading: Loading | None = None,
 ) -> CompileReport:
     """A row for each target and, on a GPU, for the CUDA graphs of each region.
 
     Args:
         happened: what `TargetWatch` saw; None: breaks and recompiles are not known.
-        cache: state of the kernel cache in words; None: looked for.
+        cache: state of the kernel cache in words; None: looked for. loading: of the weights, if they came from files.
     """
     rows = []
     for name, state in tuned.targets.items():
@@ -89,7 +91,8 @@ def start_report(
         )
     if device.type == "cuda":
         rows += [_region_row(state) for state in tuned.regions.values()]
-    return CompileReport(header=header(config, device, cache), rows=rows)
+    told = header(config, device, cache).model_copy(update={"loading": loading})
+    return CompileReport(header=told, rows=rows)
 
 
 def _region_row(state: RegionState) -> Row:
@@ -130,6 +133,6 @@ def tuned_report(
     targets: dict[str, TargetState] = {}
     with TargetWatch(targets) as watch:
         tuned = tune(parts, config, targets=targets, progress=watch.progress)
-    start = start_report(config, parts.model.device, tuned, watch.happened)
+    start = start_report(config, parts.model.device, tuned, watch.happened, loading=parts.loading)
     measured = region_report(parts, config, tuned, names=names, buckets=buckets, runs=runs)
     return start.followed_by(measured)

@@ -135,7 +135,7 @@ def test_what_compiling_needs() -> None:
         ("triton", replace(ON_GPU, triton="3.6.0"), PROBLEM, ["goes with 3.7.0", '-> pip install "triton==3.7.0"']),
         ("triton", replace(ON_GPU, triton="3.7.1"), OK, ["3.7.1"]),
         ("driver", replace(ON_GPU, driver=(12, 8)), PROBLEM, ["up to CUDA 12.8", "built for CUDA 13.0", "update"]),
-        ("driver", replace(ON_GPU, cuda="12.9", driver=(12, 4)), OK, ["up to CUDA 12.4"]),
+        ("driver", replace(ON_GPU, cuda="12.9", driver=(12, 4)), OK, ["580.65.06, up to CUDA 12.4"]),
         ("driver", replace(ON_CPU, driver=(13, 0)), NOTE, ["built for CPUs only"]),
         ("driver", ON_CPU, OK, ["workers run on the CPU"]),
         (

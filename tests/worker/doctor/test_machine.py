@@ -40,6 +40,27 @@ def test_what_is_found_out_here(root: Path, tiny: Path) -> None:
     assert (here.model.n_files, here.model.n_bytes, here.model.problems) == (len(names), total, ())
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC 12.2.0",
+            "535.104.05",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build", "570.124.06"),
+        ("something else", None),
+        (None, None),
+    ],
+)
+def test_the_driver_says_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: str | None
+) -> None:
+    monkeypatch.setattr(machine_module, "DRIVER", tmp_path / "version")
+    if text is not None:
+        (tmp_path / "version").write_text(text)
+    assert real().driver_version == expected
+
+
 def test_what_the_model_holds(tiny: Path, tiny_model: Any) -> None:
     expected = sum(tensor.numel() for tensor in tiny_model.state_dict().values())
     assert real().model.n_values == expected, f"expected {expected} numbers, got {real().model.n_values}"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from worker.loading import Loading
 from worker.report.compile_report import (
     CompileReport,
     Determinism,
@@ -53,6 +54,19 @@ def test_json_gives_the_same_report_again(tmp_path: Path):
     write_report(report, path)
     assert CompileReport.from_json(path.read_bytes()) == report
     assert '"max_abs": "Infinity"' in path.read_text(), "expected JSON that any reader takes"
+
+
+def test_weights_and_memory_stand_above_the_table():
+    told = {
+        "loading": Loading(6_000_000_000, 2.5),
+        "allocator": "native",
+        "memory": {"allocated": 5, "free": 2_500_000_000},
+    }
+    report = CompileReport(header=HEADER.model_copy(update=told), rows=[])
+    assert line_of(report, "weights:") == "weights: 6 GB in 2.50 s, 2.4 GB/s"
+    assert "free 2.50 GB" in line_of(report, "GPU memory:")
+    assert CompileReport.from_json(report.to_json()) == report
+    assert "weights" not in CompileReport(header=HEADER, rows=[]).table()
 
 
 def test_keys_of_a_newer_worker_are_passed_over():

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -103,6 +104,18 @@ def test_the_callers_draws_go_on_as_they_were():
     measures.repeats(lambda: torch.rand(4), 2)
     measures.seeded(lambda: torch.rand(4))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_gpu_is_told_with_its_driver_and_memory(monkeypatch: pytest.MonkeyPatch):
+    told = {"memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": 3, "mem_get_info": (4, 9)}
+    for name, value in {**told, "get_device_name": "card", "get_allocator_backend": "native"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(measures.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="580.65.06\n580.65.06\n"))
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    header = measures.header("it", torch.device("cuda"), {})
+    assert (header.device, header.driver) == ("cuda (card)", "580.65.06")
+    assert header.memory == {"allocated": 1, "reserved": 2, "peak": 3, "free": 4}
+    assert header.allocator == "native PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def test_memory_on_a_cpu_is_growth():
