@@ -137,6 +137,14 @@ def test_every_chosen_target_compiles_and_is_seen_doing_so(cold):
     assert len({what for state, what in cold.progress if state == "COMPILING"}) > 3
 
 
+def test_health_tells_of_weights_and_of_what_a_recompile_would_be(cold):
+    weights, late = cold.health["model"]["weights"], cold.health["compile"]["after_warm_up"]
+    assert weights["bytes"] > 1e6 and weights["gb_per_s"] == weights["bytes"] / 1e9 / weights["seconds"], weights
+    assert late.keys() >= {"graph_breaks", "graphs", "recompiles", "graph_skips", "cudagraph_skips"}, late
+    assert cold.health["versions"].keys() >= {"torch", "triton", "cuda", "driver"}, cold.health["versions"]
+    assert any("weights: " in line and "GB/s" in line for line in cold.worker.lines), cold.worker.log
+
+
 def test_memory_is_that_of_a_small_process(cold):
     resident = cold.after["memory"]["resident"]
     assert resident < 1.5e9, f"expected less than 1.5 GB, got {resident / 1e9:.2f}"
