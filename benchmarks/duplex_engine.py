@@ -34,7 +34,7 @@ from models.tokens import Tokenizer
 from models.weights import assign_weights
 from worker.building import FRAMES_PER_SECOND, Parts, assemble
 from worker.compile_cache import CompileCache, facts_of
-from worker.compile_state import CompileCounts, TargetPhase, Tuned
+from worker.compile_state import CompileCounts, Tuned
 from worker.compile_targets import SERVING
 from worker.config import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
@@ -238,7 +238,7 @@ def start(
             name: {"phase": str(state.phase), "seconds": state.seconds, "error": state.error}
             for name, state in tuned.targets.items()
         },
-        "fell_back": [name for name, state in tuned.targets.items() if state.phase is TargetPhase.FELL_BACK],
+        "fell_back": [name for name, state in tuned.targets.items() if state.has_failed],
         "toggles": tuned.toggles,
         "notes": [*tuned.notes, *([f"warm-up: {note}"] if note else [])],
         "counts": asdict(count(parts)),
