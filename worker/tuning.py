@@ -83,12 +83,12 @@ def _run(
             break
         LOG.warning("%s", tuned.notes[-1])
         untune(parts)
-        if failed == "omni":
-            parts.duplex.state.split_scratch()
         if failed == "vocoder":
             parts.vocoder.use_plain(parts.compiled_vocoder_shapes)
-        elif failed == "omni" and parts.compiled_shapes is not None:
-            parts.duplex.runner.use_shapes(parts.compiled_shapes)
+        elif failed == "omni":
+            parts.duplex.state.split_scratch()
+            if parts.compiled_shapes is not None:
+                parts.duplex.runner.use_shapes(parts.compiled_shapes)
         torch._dynamo.reset()
         if was_emptied:
             _empty_cache()
