@@ -37,10 +37,18 @@ settings.load_profile("ci")
 # Files that take longest, and cannot be shared out, longest first: begun last, they would have one core run while the
 # others are idle. xdist keeps to this order with --no-loadscope-reorder; by itself it begins with those of many tests.
 LONG = (
-    *("test_worker_life.py", "test_graphs.py", "test_compile_equivalence.py", "test_vocoder_graphs.py"),
-    *("test_tuning.py", "test_worker_session.py", "test_traces.py", "test_cli.py", "test_offline.py", "test_fused.py"),
-    *("test_page_life.py", "test_compile_cache.py", "test_soak.py", "test_precompile.py", "test_warmup.py"),
+    *("test_worker_life.py", "test_compile_equivalence.py", "test_page_life.py", "test_worker_session.py"),
+    *("test_graphs.py", "test_tuning.py", "test_vocoder_graphs.py", "test_soak.py", "test_faults.py", "test_traces.py"),
+    *("test_worker_bad_input.py", "test_cli.py", "test_offline.py", "test_code_stream.py", "test_fixes_windows.py"),
+    *("test_fused.py", "test_compile_cache.py", "test_precompile.py", "test_warmup.py", "test_tuning_kernels.py"),
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Asked for tests that run alone, files without any are not imported: all of them take a while."""
+    if config.option.markexpr != "alone" or not collection_path.name.startswith("test_"):
+        return None
+    return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
