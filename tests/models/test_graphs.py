@@ -33,10 +33,10 @@ SERVING = (
     *("mel_unit", "audio_unit", "audio_overlap", "vision", "llm_evict", "unit_prefill", "unit_step"),
     *("spoken_rows", "speech_begin", "speech_step"),
 )
-WHOLE = ("mel_unit", "spoken_rows")
+WHOLE = ("mel_unit",)
 # Greedy: a draw that lands on the border of two tokens would tell rounding apart, not right from wrong.
 TEXT, CODES = replace(CHAT_TEXT, greedy=True), replace(DUPLEX_CODES, greedy=True)
-UNITS = 40
+UNITS = 26
 FIRST_SAMPLES, SAMPLES = 16480, 16000
 
 
@@ -72,8 +72,8 @@ def outputs(value: object) -> list[torch.Tensor]:
 def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
     """Two sessions, `UNITS` long, every region in every unit; yields the ids and rows each unit came to.
 
-    Every 19 units the audio encoder starts over from what it remembers. Session 1 joins at unit 7, leaves at
-    unit 30 and a new one takes its slot: first, steady and starting-over units share batches.
+    Every 12 units the audio encoder starts over from what it remembers. Session 1 joins at unit 3, leaves at
+    unit 18 and a new one takes its slot: first, steady and starting-over units share batches.
     """
     regions, state, config = runner.regions, runner.state, runner.model.config
     generator = torch.Generator().manual_seed(11)
@@ -87,13 +87,13 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         state.speech.sampler.configure(slot, CODES, config.tts_config.eos_code, seed=slot)
     patch = config.vision_config.patch_size
     for unit in range(UNITS):
-        if unit == 30:
+        if unit == 18:
             regions("reset", torch.tensor([1, pad]))
             state.text.configure(1, TEXT, seed=5)
             state.speech.sampler.configure(1, CODES, config.tts_config.eos_code, seed=5)
-        on = torch.tensor([True, unit >= 7])
+        on = torch.tensor([True, unit >= 3])
         live = torch.where(on, slots, pad)
-        first = torch.tensor([unit == 0, unit in (7, 30)])
+        first = torch.tensor([unit == 0, unit in (3, 18)])
         n_new = torch.where(on, torch.where(first, FIRST_SAMPLES, SAMPLES), 0)
         mel, begin, end = regions("mel_unit", live, 0.1 * noise(2, 16640), n_new, on, ~on, redundancy=2, clip="auto")
         heard, n_rows = regions("audio_unit", live, mel, begin, end)
@@ -113,7 +113,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         full = state.llm.lengths[live] + 90 > 512
         drop = torch.where(full, state.llm.lengths[live] - 200, 0)
         regions("llm_evict", live, torch.full((2,), 20), drop, turn=True)
-        regions("audio_overlap", live, on & (unit % 19 == 18))
+        regions("audio_overlap", live, on & (unit % 12 == 11))
         fed = torch.where(on, 77, 0)
         packed, _ = regions("unit_prefill", live, ids, rows, is_row, fed, on, kv_len=512)
         told = [packed[0].clone()]
@@ -141,8 +141,8 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.mark.timeout(900)
 def test_many_units_compile_nothing_after_warm_up_and_equal_eager(model):
     runner = make_runner(model)
-    # Traced and split as for kernels, without making any: the next test has a look at those.
-    runner.regions.compile(SERVING, backend="aot_eager")
+    # Traced, and run operation by operation: the next test has a look at what is made of graphs.
+    runner.regions.compile(SERVING, backend="eager")
     before = compile_counters()
     runner.regions.warm_up(SERVING)
     warm = compile_counters()
@@ -156,8 +156,8 @@ def test_many_units_compile_nothing_after_warm_up_and_equal_eager(model):
         assert_close(name, got, expected, 1e-4)
     after = compile_counters()
     assert after == warm, f"compiled after warm-up: expected {warm}, got {after}"
-    # Started over with ten units behind units 18 and 37.
-    assert int(runner.state.apm.lengths[0]) == (10 + UNITS - 38) * 50
+    # Started over with ten units behind units 11 and 23.
+    assert int(runner.state.apm.lengths[0]) == (10 + UNITS - 24) * 50
 
 
 def assert_close(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
@@ -202,17 +202,17 @@ def is_slots(tensor: torch.Tensor, scratch: int) -> bool:
 
 
 def test_every_bucket_gets_one_graph_and_no_more(model):
-    """Two sizes per axis, traced without code generation: the count is what matters here."""
+    """Two sizes per axis and region, traced without code generation: the count is what matters here."""
     shapes = Shapes(
         batch=(1, 2),
         patches=(16, 64),
         slices=(1,),
-        samples=(1600, 16640),
+        samples=(16640,),
         rows=(16,),
         kv=(128, 256),
         spoken=(4, 8),
         tokens=(8,),
-        speech_kv=(64, 128),
+        speech_kv=(64,),
     )
     runner = make_runner(model, shapes)
     names = ["vision", "mel_unit", "audio_unit", "llm_evict", "unit_step", "spoken_rows", "speech_step"]
