@@ -6,12 +6,14 @@ import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from models import region_table, speaker
 from models.graphs import Bucket, RegionTable
 from models.region_table import Shapes
 from models.token2wav.region_table import VocoderShapes
@@ -30,7 +32,7 @@ from worker.tuning import LateWatch, Tuned, tune
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-N_SLOTS, N_UNITS = 3, 60  # two sessions of so many units
+N_SLOTS, N_UNITS = 3, 36  # two sessions of so many units: the sound encoder starts over within
 SPEAKING, PERIOD, N_TEXT = 4, 10, 3  # units that speak, of so many, and their words
 MAX_ERROR, MEAN_ERROR = 1e-5, 1e-6
 CONFIG = EngineConfig(
@@ -55,6 +57,8 @@ SHAPES = Shapes(
     tokens=(24, 40),
     speech_kv=(256, 512),
 )
+# Of the code loop: compiled are its layers, many times over is the same as five times.
+FEW_STEPS = (1, 5)
 VOCODER_SHAPES = VocoderShapes(batch=(2, 3), codes=(10, 28), columns=(256, 320), prompt=(60,))
 # Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
@@ -117,7 +121,16 @@ def talk(engine: Engine, n_units: int) -> list[UnitResult]:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
+def few_steps() -> Iterator[None]:
+    with (
+        mock.patch.multiple(region_table, SPEECH_STEPS=FEW_STEPS),
+        mock.patch.multiple(speaker, SPEECH_STEPS=FEW_STEPS),
+    ):
+        yield
+
+
+@pytest.fixture(scope="module")
+def bench(few_steps: None) -> Iterator[Bench]:
     torch._dynamo.reset()
     engine = Engine(build(CONFIG, shapes=SHAPES, vocoder_shapes=VOCODER_SHAPES), CONFIG, observer=Script())
     with engine:
@@ -187,12 +200,12 @@ def test_every_target_compiles(bench: Bench) -> None:
     assert bench.tuned.counts.graph_breaks == 0
 
 
-def test_a_hundred_and_twenty_units_compile_nothing(bench: Bench) -> None:
+def test_many_units_compile_nothing(bench: Bench) -> None:
     results = talk(bench.engine, N_UNITS)
     assert len(results) == 2 * N_UNITS
     n_listen, n_voiced = sum(result.is_listen for result in results), sum(result.n_codes > 0 for result in results)
     assert 10 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
-    assert n_voiced > 20, f"expected units with sound, got {n_voiced}"
+    assert n_voiced > 10, f"expected units with sound, got {n_voiced}"
     assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
 
 
