@@ -26,6 +26,7 @@ from tests.worker.sayings import ALOUD, QUIET, chunk, sound_of
 from worker.protocol import Error, Result
 
 pytestmark = pytest.mark.alone
+FLAGS = ("--max-sessions", "1", "--max-warmup-chunks", "5")  # the last two of which speak
 TIMEOUT_S = 1.5  # service.worker_timeout_s
 LOST_S = 1.0  # from a worker's death to its clients' goodbye
 BACK_S = 5.0  # until everything is as it was
@@ -87,8 +88,8 @@ class Town:
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     folders = [tmp_path_factory.mktemp(f"worker_{index}") for index in range(2)]
     with (
-        running(folders[0], "--max-sessions", "1", until=None) as one,
-        running(folders[1], "--max-sessions", "1", until=None) as other,
+        running(folders[0], *FLAGS, until=None) as one,
+        running(folders[1], *FLAGS, until=None) as other,
     ):
         for worker in (one, other):
             worker.wait_state("IDLE")

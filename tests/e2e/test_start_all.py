@@ -99,6 +99,7 @@ def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "worker_base_port": worker_port,
             "compile": {"targets": ["resampler"]},
             "cache_dir": str(folder / "kernels"),
+            "max_warmup_chunks": 5,
             "drain_timeout_s": 5,
         },
         "duplex": {"max_sessions": N_SLOTS},
