@@ -21,7 +21,7 @@ def test_twenty_seconds_of_conversation(browser: Browser, tmp_path: Path) -> Non
     worker_folder = tmp_path / "worker"
     worker_folder.mkdir()
     with (
-        running(worker_folder, "--max-warmup-chunks", "5", until=None) as worker,
+        running(worker_folder, until=None) as worker,
         gateway(tmp_path, [worker.wait_listening().port]) as server,
     ):
         context = browser.new_context(viewport={"width": 1000, "height": 640})
