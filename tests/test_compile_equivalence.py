@@ -204,8 +204,8 @@ def test_many_units_compile_nothing(bench: Bench) -> None:
     results = talk(bench.engine, N_UNITS)
     assert len(results) == 2 * N_UNITS
     n_listen, n_voiced = sum(result.is_listen for result in results), sum(result.n_codes > 0 for result in results)
-    assert 10 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
-    assert n_voiced > 10, f"expected units with sound, got {n_voiced}"
+    assert 5 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
+    assert n_voiced > 20, f"expected units with sound, got {n_voiced}"
     assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
 
 
