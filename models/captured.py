@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.errors import ShapeError
+from models.input_block import Input, StaticInputs
 
 Bucket = dict[str, int]
 
@@ -50,8 +50,8 @@ class Captured:
             is_warm: it has run at these sizes before.
         """
         self.name, self.bucket, self.was_retried = name, bucket, False
-        self.inputs, static = regions.table[name].example(bucket)
-        self.static = {**static, **(variant or {})}
+        example, static = regions.table[name].example(bucket)
+        self._inputs, self.static = StaticInputs(name, example), {**static, **(variant or {})}
         self.pool = pool = pool or StagePool()
         run = partial(regions, name, *self.inputs, **self.static)
         pool.stream.wait_stream(torch.cuda.current_stream())
@@ -68,17 +68,17 @@ class Captured:
                 self.graph, self.outputs = _recorded(run, pool)
         torch.cuda.current_stream().wait_stream(pool.stream)
 
-    def __call__(self, *tensors: Tensor) -> Any:
-        """Copy inputs in, from the host or the device, and replay.
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What the graph reads."""
+        return self._inputs.tensors
 
-        Nothing waits for copies from pinned memory: what is there must stay as it is until they are over.
-        Returns: the static outputs, overwritten by the next call.
+    def __call__(self, *given: Input) -> Any:
+        """Copy inputs in, arrays from the host and tensors from the device, and replay; the host waits for nothing.
+
+        Returns: the static outputs, overwritten by the next call. Raises: ShapeError for other shapes or types.
         """
-        for index, (given, static) in enumerate(zip(tensors, self.inputs, strict=True)):
-            if given.shape != static.shape or given.dtype != static.dtype:
-                expected, got = (f"{tuple(t.shape)} {t.dtype}" for t in (static, given))
-                raise ShapeError(f"captured {self.name}: input {index}", expected=expected, got=got)
-        torch._foreach_copy_(self.inputs, tensors, non_blocking=True)  # at a third of what one by one takes the host
+        self._inputs.put(given)
         self.graph.replay()
         return self.outputs
 

@@ -17,7 +17,10 @@ from torch._dynamo.utils import counters
 
 from models.captured import Bucket, Captured, StagePool
 from models.errors import SettingsError, ShapeError
+from models.input_block import Input, sent
 from models.kernels_choice import Made
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,16 @@ class RegionTable:
     stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}
 
     def __init__(
-        self, root: nn.Module, table: Iterable[Region], shapes: ShapeTable, pieces: dict[str, Piece] | None = None
+        self,
+        root: nn.Module,
+        table: Iterable[Region],
+        shapes: ShapeTable,
+        pieces: dict[str, Piece] | None = None,
+        *,
+        device: torch.device = CPU,
     ):
-        """pieces: further parts to compile by, beside the layers of `stacks`."""
-        self.root, self.shapes, self._pieces = root, shapes, pieces or {}
+        """pieces: further parts to compile by, beside the layers of `stacks`. device: where the regions run."""
+        self.root, self.shapes, self._pieces, self._device = root, shapes, pieces or {}, device
         self.table = {region.name: region for region in table}
         self._runners = {name: region.run for name, region in self.table.items()}
         self._captured: dict[Hashable, Captured] = {}
@@ -118,29 +127,31 @@ class RegionTable:
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
         self.marks_steps = False  # graphs that torch.compile captures itself: each region's call is one step of them
 
-    def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+    def __call__(self, name: str, *given: Input, **static: Any) -> Any:
         """Run a region: its captured graph if there is one for these shapes and static settings, otherwise as compiled,
         or as it is. What a graph returns may be overwritten by the next call of any captured region of its stage.
 
+        given: arrays from the host, sent for the caller, and tensors on the device.
         Raises: ShapeError in a sealed table if the region has graphs, but none for these.
         """
         if name in self._captured_names:
-            if (graph := self._captured.get(_shape_key(name, tensors, static))) is not None:
-                return graph(*tensors)
+            if (graph := self._captured.get(_shape_key(name, given, static))) is not None:
+                return graph(*given)
             self.n_skipped += 1
             if self.is_sealed:
                 expected = f"what was captured: {_words(self.captured_sizes(name))}"
-                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
                 settings = "".join(f", {key}={value}" for key, value in static.items())
                 raise ShapeError(f"region {name}: sizes", expected=expected, got=f"{shapes}{settings}")
-        return self.uncaptured(name, *tensors, **static)
+        return self.uncaptured(name, *given, **static)
 
-    def has_graph(self, name: str, *tensors: Tensor, **static: Any) -> bool:
+    def has_graph(self, name: str, *given: Input, **static: Any) -> bool:
         """Whether calling the region with these would replay a captured graph."""
-        return name in self._captured_names and _shape_key(name, tensors, static) in self._captured
+        return name in self._captured_names and _shape_key(name, given, static) in self._captured
 
-    def uncaptured(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+    def uncaptured(self, name: str, *given: Input, **static: Any) -> Any:
         """The same call without captured graphs: as compiled, or as it is."""
+        tensors = sent(self._device, given)
         # Strides are part of a compiled graph's key: a transposed input would compile once more.
         assert all(tensor.is_contiguous() for tensor in tensors), f"{name}: inputs must be contiguous"
         if self.marks_steps:
@@ -335,8 +346,8 @@ def _words(sizes: dict[str, list[int]]) -> str:
     return "; ".join(f"{axis} {', '.join(map(str, some))}" for axis, some in sizes.items())
 
 
-def _shape_key(name: str, tensors: Sequence[Tensor], static: dict[str, Any]) -> Hashable:
-    return name, tuple(tensor.shape for tensor in tensors), frozenset(static.items())
+def _shape_key(name: str, given: Sequence[Input], static: dict[str, Any]) -> Hashable:
+    return name, tuple([one.shape for one in given]), frozenset(static.items())
 
 
 def compile_counters() -> dict[str, int]:

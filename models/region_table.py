@@ -67,7 +67,8 @@ class Regions(RegionTable):
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
         # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
         pieces = {"choose": Piece(stages.choose), "draw": Piece(speech.draw_codes)}
-        super().__init__(model, _table(model, state, log_mel, sets, shapes, pieces), shapes, pieces)
+        table = _table(model, state, log_mel, sets, shapes, pieces)
+        super().__init__(model, table, shapes, pieces, device=model.device)
         self.model, self.state = model, state
 
     def clear_scratch(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +17,13 @@ from models.apm import UNIT_ROWS
 from models.audio import LogMel, conv_length, frame_count, split_clip, token_count
 from models.errors import AudioError, ContextOverflowError, SettingsError, ShapeError, SlotError
 from models.image import ImagePatches, pad_batch
+from models.input_block import Input, column
 from models.omni import OmniModel
 from models.region_table import Regions, Shapes
 from models.sampling import Sampled, TokenSets
 from models.sampling_settings import TextSampling
 from models.state import SlotPool, SlotState
-from models.streams import send, send_one
+from models.streams import send_one
 
 Column = tuple[Sequence[int] | Sequence[bool], int | bool]  # values, and what pads them
 
@@ -125,39 +127,40 @@ class Runner:
         """Tell the runner what the slot holds after something else has changed it."""
         self._llm_rows[slot] = n_rows
 
+    def add_llm_rows(self, slots: Sequence[int], n_rows: int) -> None:
+        """Each of these slots has been fed so many rows."""
+        for slot in slots:
+            self._llm_rows[slot] += n_rows
+
     def forget_rows(self, slot: int) -> None:
         """The slot has been emptied."""
         self._llm_rows[slot] = self.speech_rows[slot] = 0
 
     def tensor(self, values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
         """A short host list as a device tensor of `size`, padded with `fill`."""
-        return send_one(self.model.device, _padded(values, size, fill))
-
-    def table(self, rows: Sequence[Sequence[int]], size: int, fill: int) -> Tensor:
-        """Short host lists of one length as a device tensor of `size` rows, padded with rows of `fill`."""
-        return send_one(self.model.device, torch.tensor([*rows, *[[fill] * len(rows[0])] * (size - len(rows))]))
+        return send_one(self.model.device, torch.from_numpy(column(values, size, fill)))
 
     def check_slots(self, slots: Sequence[int], *others: Sequence[object]) -> None:
         """Raises: SlotError unless `slots` are one or more different slots of this runner, and each of `others` has an
         entry for each.
         """
         n_slots = self.state.n_slots
-        if not slots or len(set(slots)) != len(slots) or not all(0 <= slot < n_slots for slot in slots):
+        if not slots or len(set(slots)) != len(slots) or min(slots) < 0 or max(slots) >= n_slots:
             raise SlotError("slots of one call", expected=f"different numbers from 0 to {n_slots - 1}", got=list(slots))
         for other in others:
             if len(other) != len(slots):
                 raise SlotError("slots of one call", expected=f"{len(slots)} entries", got=len(other))
 
     def batch(self, region: str, slots: Sequence[int], *others: Column) -> tuple[Any, ...]:
-        """What a call takes one number per slot of, sent in one copy.
+        """What a call takes one number per slot of, as arrays for the region.
 
         others: lists with an entry for each slot, and what pads them.
-        Returns: the batch bucket, the padded slot tensor, and a tensor for each of `others`.
+        Returns: the batch bucket, the padded slots, and an array for each of `others`.
         Raises: ShapeError for more slots than any bucket holds.
         """
         size = self.shapes.fit(region, "batch", len(slots))
         columns = ((slots, self.state.scratch), *others)
-        return size, *send(self.model.device, *(_padded(values, size, fill) for values, fill in columns))
+        return size, *[column(values, size, fill) for values, fill in columns]
 
     def check_room(self, slot: int, n_rows: int) -> None:
         """Raises: ContextOverflowError if `n_rows` more do not fit the slot's context."""
@@ -178,8 +181,7 @@ class Runner:
             group = group[: self.shapes.most_seen(length)]
             size = self.shapes.fit("vision", "slices", len(group))
             batch = pad_batch(group, length, size)
-            arrays = (batch.pixels, batch.position_ids, batch.coords, batch.mask)
-            out = self.regions("vision", *(send_one(self.model.device, torch.from_numpy(array)) for array in arrays))
+            out = self.regions("vision", batch.pixels, batch.position_ids, batch.coords, batch.mask)
             rows += out[: len(group)].clone().unbind()
         return rows
 
@@ -217,8 +219,8 @@ class Runner:
             out = self.regions(
                 "clips",
                 self._clip_mel([piece for _, piece in group], size, bucket),
-                self.tensor(seen, size, 0),
-                self.tensor(n_keys, size, 0),
+                column(seen, size, 0),
+                column(n_keys, size, 0),
                 chunk=chunk,
             )
             for (owner, _), n_frames, encoded in zip(group, frames, out, strict=False):
@@ -269,23 +271,19 @@ class Runner:
 
     def prefill_inputs(
         self, region: str, slots: Sequence[int], pieces: Sequence[Rows], *others: Column
-    ) -> tuple[tuple[Tensor, ...], int]:
+    ) -> tuple[tuple[Input, ...], int]:
         """Padded inputs of a prefill region (slots, ids, media, is_row, n_new, and `others` as in `batch`), and the kv
-        bucket.
+        bucket. The media are left open where `is_row` is false.
         """
-        model, size = self.model, self.shapes.fit(region, "batch", len(slots))
-        n_rows = self.shapes.fit(region, "rows", max(map(len, pieces)))
-        ids = torch.zeros(size, n_rows, dtype=torch.int64)
-        is_row = torch.zeros(size, n_rows, dtype=torch.bool)
-        media = torch.zeros(size, n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        model, n_rows = self.model, self.shapes.fit(region, "rows", max(map(len, pieces)))
+        size, slot_ids, n_new, *more = self.batch(region, slots, ([len(piece) for piece in pieces], 0), *others)
+        ids, is_row = np.zeros((size, n_rows), np.int64), np.zeros((size, n_rows), np.bool_)
+        media = torch.empty(size, n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
         for row, piece in enumerate(pieces):
-            ids[row, : len(piece)] = piece.ids
+            ids[row, : len(piece)] = piece.ids.cpu()
             if piece.media is not None:
                 media[row, : len(piece)] = piece.media
-                is_row[row, : len(piece)] = piece.is_row
-        columns = ((slots, self.state.scratch), ([len(piece) for piece in pieces], 0), *others)
-        padded = (_padded(values, size, fill) for values, fill in columns)
-        ids, is_row, slot_ids, n_new, *more = send(model.device, ids, is_row, *padded)
+                is_row[row, : len(piece)] = piece.is_row.cpu()
         return (slot_ids, ids, media, is_row, n_new, *more), self.kv_len(region, slots, n_rows)
 
     def kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
@@ -300,8 +298,7 @@ class Runner:
             self.check_room(slot, 1)
         _, *inputs = self.batch("llm_decode", slots, (ids, 0), ([True] * len(slots), False))
         hidden, logits = self.regions("llm_decode", *inputs, kv_len=self.kv_len("llm_decode", slots, 1))
-        for slot in slots:
-            self._llm_rows[slot] += 1
+        self.add_llm_rows(slots, 1)
         return hidden[: len(slots)], logits[: len(slots)]
 
     def sample(self, slots: Sequence[int], logits: Tensor) -> Sampled:
@@ -324,7 +321,3 @@ class Runner:
         self.regions("llm_evict", *inputs, turn=turn)
         for slot, count in zip(slots, drop, strict=True):
             self._llm_rows[slot] -= count
-
-
-def _padded(values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
-    return torch.tensor([*values, *[fill] * (size - len(values))])

@@ -11,6 +11,7 @@ The three ways differ only in settings:
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,7 +183,9 @@ class Speaker:
         n_text = [len(own) for own in ids]
         size, slot_ids, *others = runner.batch("spoken_rows", slots, (n_text, 0), (text_eos, False))
         width = runner.shapes.fit("spoken_rows", "spoken", max(1, *n_text))
-        padded = runner.table([[*own, *[0] * (width - len(own))] for own in ids], size, 0)
+        padded = np.zeros((size, width), np.int64)
+        for row, own in enumerate(ids):
+            padded[row, : len(own)] = own
         self.join()  # its graph may share memory with those of the code loop
         rows = runner.regions("spoken_rows", slot_ids, padded, *others)
         # Copies: other slots may ask next, one by one, and a captured graph answers all of them in the same place.
@@ -233,7 +236,7 @@ class Speaker:
         n_padded = self._token_bucket(max(n_rows)) + 2
         kv_len = self._kv_len("speech_begin", [self.rows(slot) + n_padded for slot in slots])
         size, slot_ids, *counts = runner.batch("speech_begin", slots, (n_rows, 0), (min_codes, 0), (max_codes, 0))
-        padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=slot_ids.device)
+        padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=runner.model.device)
         for row, own in enumerate(rows):
             padded[row, : len(own)] = own
         runner.regions("speech_begin", slot_ids, padded, *counts, kv_len=kv_len)

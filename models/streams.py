@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-ALIGNED = 2  # int64 numbers in 16 bytes
 
 
 class SideStream:
@@ -83,22 +80,6 @@ class Arrival:
         if self._event is not None:
             self._event.synchronize()
         return self._tensor
-
-
-def send(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Small host tensors of int64 or bool to the device, all of them in one copy that the host does not wait for."""
-    if device.type != "cuda":
-        return list(tensors)
-    sent = send_one(device, torch.cat([_padded(tensor) for tensor in tensors]))
-    parts = sent.split([-(-tensor.numel() // ALIGNED) * ALIGNED for tensor in tensors])
-    cut = (part[: tensor.numel()].view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
-    return [part.bool() if tensor.dtype == torch.bool else part for part, tensor in zip(cut, tensors, strict=True)]
-
-
-def _padded(tensor: Tensor) -> Tensor:
-    """As int64, with zeros behind it: kernels are made once for what begins at 16 bytes, and once more for the rest."""
-    flat = tensor.reshape(-1).long()
-    return F.pad(flat, (0, -len(flat) % ALIGNED))
 
 
 def send_one(device: torch.device, tensor: Tensor) -> Tensor:

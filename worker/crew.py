@@ -7,7 +7,6 @@ who is told. Does not know the stages.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from models.duplex import Duplex
@@ -77,7 +76,7 @@ class Crew:
     def _stand(self, job: Job) -> Any:
         stand = self.duplex.counters(job.slot)
         if job.calls and job.calls[0].is_begun:
-            stand = replace(stand, recent_codes=job.calls[0].at.recent_codes)
+            stand = stand._replace(recent_codes=job.calls[0].at.recent_codes)
         return stand
 
     def undo_call(self, job: Job) -> None:

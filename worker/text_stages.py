@@ -159,11 +159,13 @@ class TextStages:
 
 
 def known_rows(duplex: Duplex, ids: list[int], media: list[tuple[int, Any]]) -> Rows:
-    """Rows to feed. ids: 0 where media stand. media: (first row, rows [n, D]) of each stretch of those."""
+    """Rows to feed, whose media are left open where tokens stand. ids: 0 where media stand. media: (first row, rows
+    [n, D]) of each stretch of those.
+    """
     model, table = duplex.runner.model, torch.tensor(ids)
     if not media:
         return Rows(table)
-    rows = torch.zeros(len(ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
+    rows = torch.empty(len(ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
     is_row = torch.zeros(len(ids), dtype=torch.bool)
     for start, own in media:
         rows[start : start + len(own)] = own

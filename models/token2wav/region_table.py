@@ -97,7 +97,7 @@ class VocoderRegions(RegionTable):
         solver = partial(solve, parts.flow) if flow is None else flow.solver
         run, hift = flow and flow.layers, hift or parts.hift
         rows = _table(parts.flow, hift, flow_state, vocode_state, schedules, noise, rules, solver, run)
-        super().__init__(parts, rows, shapes)
+        super().__init__(parts, rows, shapes, device=parts.flow.device)
 
     def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
         """As `RegionTable.compile`; None = all but `voice`, which `Vocoder` always runs eagerly."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
-from models.streams import SideStream, send_one
+from models.input_block import column
+from models.streams import SideStream
 from models.token2wav.arena import HISTORY_FRAMES
 from models.token2wav.flow import Flow, Schedule
 from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
@@ -239,8 +240,8 @@ class Vocoder:
         for rows in self._batches(len(sessions)):
             part = sessions[rows]
             size = self.shapes.fit("begin", "batch", len(part))
-            slots = self._ints([session.slot for session in part], size, scratch)
-            self.regions("begin", slots, self._ints([s.voice for s in part], size, scratch))
+            slots = column([session.slot for session in part], size, scratch)
+            self.regions("begin", slots, column([s.voice for s in part], size, scratch))
 
     def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[Session, Tensor]]:
         """One batch. Returns: per chunk where its session goes, and the sound."""
@@ -251,24 +252,24 @@ class Vocoder:
         seen = max(session.n_seen for session in sessions)
         columns = self.shapes.fit("flow", "columns", seen + FRAMES_PER_CODE * count)
         scratch = self.state.scratch
-        slots = self._ints([session.slot for session in sessions], size, scratch)
-        targets = self._ints([session.spare for session in sessions], size, scratch)
-        codes = torch.zeros(size, count + self.lookahead, dtype=torch.int64)
+        slots = column([session.slot for session in sessions], size, scratch)
+        targets = column([session.spare for session in sessions], size, scratch)
+        codes = np.zeros((size, count + self.lookahead), np.int64)
         for row, chunk in enumerate(chunks):
-            codes[row, : len(chunk.codes)] = torch.tensor(chunk.codes)
-        last = self._ints([bool(chunk.last) for chunk in chunks], size, False)
-        n_codes = self._ints([len(chunk.codes) for chunk in chunks], size, 0)
+            codes[row, : len(chunk.codes)] = chunk.codes
+        last = column([bool(chunk.last) for chunk in chunks], size, False)
+        n_codes = column([len(chunk.codes) for chunk in chunks], size, 0)
         mel = self.regions(
             "flow",
             slots,
             targets,
-            send_one(self.device, codes),
+            codes,
             n_codes,
             last,
             width=columns - FRAMES_PER_CODE * count,
             n_steps=n_steps,
         )
-        n_new = self._ints([FRAMES_PER_CODE * n for n in n_voiced], size, 0)
+        n_new = column([FRAMES_PER_CODE * n for n in n_voiced], size, 0)
         wave, _ = self.regions("hift", slots, targets, mel, n_new, last, rules=self.rules)
         spoken = [
             session.spoken(FRAMES_PER_CODE * n, chunk.last, self.rules)
@@ -300,21 +301,21 @@ class Vocoder:
         return slot
 
     def _run_prompt(self, voice: Voice, n_steps: int, size: int, slot: int, start: int) -> None:
-        codes = torch.zeros(1, size // FRAMES_PER_CODE + self.lookahead, dtype=torch.int64)
+        codes = np.zeros((1, size // FRAMES_PER_CODE + self.lookahead), np.int64)
         seen = torch.cat((voice.codes, torch.full((self.lookahead,), SILENCE_CODE)))
         codes[0, : len(seen)] = seen
-        mel = torch.zeros(1, size, voice.mel.shape[1])
+        mel = np.zeros((1, size, voice.mel.shape[1]), np.float32)
         mel[0, : voice.n_frames] = voice.mel
-        numbers = [self._ints([value], 1, 0) for value in (slot, start)]
+        numbers = [column([value], 1, 0) for value in (slot, start)]
         # Once for each voice, at any length: not worth a graph of its own.
         with torch.compiler.set_stance("force_eager"):
             self.regions(
                 "voice",
                 *numbers,
-                send_one(self.device, codes),
-                self._ints([len(seen)], 1, 0),
-                send_one(self.device, mel),
-                send_one(self.device, voice.speaker[None]),
+                codes,
+                column([len(seen)], 1, 0),
+                mel,
+                voice.speaker[None].numpy(),
                 n_steps=n_steps,
             )
 
@@ -346,9 +347,6 @@ class Vocoder:
             # A float would be cut to a whole number further on without a word.
             if not isinstance(code, Integral) or isinstance(code, bool) or not 0 <= code < vocab_size:
                 raise TokenError(what, expected=f"whole numbers from 0 to {vocab_size - 1}", got=code)
-
-    def _ints(self, values: Sequence[int], size: int, fill: int) -> Tensor:
-        return send_one(self.device, torch.tensor([*values, *[fill] * (size - len(values))]))
 
     # --- beside the caller's work --------------------------------------------------------------
 

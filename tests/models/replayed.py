@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models import graphs
 from models.graphs import Bucket, RegionTable
+from models.input_block import Input
 
 
 class Replayed:
@@ -34,8 +35,8 @@ class Replayed:
         self.static = {**static, **(variant or {})}
         self.outputs = regions(name, *self.inputs, **self.static)
 
-    def __call__(self, *tensors: Tensor) -> Any:
-        for given, own in zip(tensors, self.inputs, strict=True):
+    def __call__(self, *inputs: Input) -> Any:
+        for given, own in zip(map(torch.as_tensor, inputs), self.inputs, strict=True):
             assert given.shape == own.shape and given.dtype == own.dtype, (
                 f"{self.name}: expected {own.shape} {own.dtype}, got {given.shape} {given.dtype}"
             )

@@ -232,7 +232,7 @@ class Account:
 
     def _counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """The host's counts and the device's, which have to be the same."""
-        host = vars(self.duplex.counters(self.session.slot))
+        host = self.duplex.counters(self.session.slot)._asdict()
         device = self._device_counts()
         return {name: host[name] for name in device}, device
 
