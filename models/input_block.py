@@ -29,7 +29,7 @@ class Block:
     def __init__(self, like: Sequence[Tensor], device: torch.device, *, n_ahead: int = CALLS_AHEAD):
         """like: one or more, of types that numpy has; shapes and types count. n_ahead: calls to take memory for."""
         self._layout = layout(like)
-        self._bytes = torch.zeros(self._layout.itemsize, dtype=torch.uint8, device=device)
+        self._bytes = torch.empty(self._layout.itemsize, dtype=torch.uint8, device=device)
         self.tensors = [
             # Not by `view`: a compiler wants to see what a view was cut from, and knows no other types of the same.
             torch.empty(0, dtype=own.dtype, device=device).set_(
@@ -90,17 +90,21 @@ class StaticInputs:
         arrays: list[np.ndarray | None] = []
         own: list[Tensor] = []
         others: list[Tensor] = []
+        writes = False
         kinds = zip(self._shapes, self._types, self._is_small, self.tensors, given, strict=True)
         for shape, types, is_small, tensor, one in kinds:
             is_array = isinstance(one, np.ndarray)
             if one.shape != shape or one.dtype != types[is_array]:
                 raise self._mismatch(given)
+            if is_small and is_array:
+                arrays.append(one)
+                writes = True
+                continue
             if is_small:
-                arrays.append(one if is_array else None)
-            if not (is_small and is_array):
-                own.append(tensor)
-                others.append(_pinned(one, tensor.device) if is_array else one)
-        if self._block is not None and any(array is not None for array in arrays):
+                arrays.append(None)
+            own.append(tensor)
+            others.append(_pinned(one, tensor.device) if is_array else one)
+        if writes:  # before the others: what it leaves open is theirs
             self._block.write(arrays)
         if own:
             torch._foreach_copy_(own, others, non_blocking=True)  # at a third of what one by one takes the host

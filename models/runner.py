@@ -280,10 +280,10 @@ class Runner:
         ids, is_row = np.zeros((size, n_rows), np.int64), np.zeros((size, n_rows), np.bool_)
         media = torch.empty(size, n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
         for row, piece in enumerate(pieces):
-            ids[row, : len(piece)] = piece.ids.cpu()
+            ids[row, : len(piece)] = piece.ids.cpu().numpy()
             if piece.media is not None:
                 media[row, : len(piece)] = piece.media
-                is_row[row, : len(piece)] = piece.is_row.cpu()
+                is_row[row, : len(piece)] = piece.is_row.cpu().numpy()
         return (slot_ids, ids, media, is_row, n_new, *more), self.kv_len(region, slots, n_rows)
 
     def kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:

@@ -6,6 +6,7 @@ Knows how jobs share batches there. Does not know speech, nor what a token means
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from models.duplex import Chosen, Duplex
@@ -162,7 +163,7 @@ def known_rows(duplex: Duplex, ids: list[int], media: list[tuple[int, Any]]) -> 
     """Rows to feed, whose media are left open where tokens stand. ids: 0 where media stand. media: (first row, rows
     [n, D]) of each stretch of those.
     """
-    model, table = duplex.runner.model, torch.tensor(ids)
+    model, table = duplex.runner.model, torch.from_numpy(np.array(ids, np.int64))
     if not media:
         return Rows(table)
     rows = torch.empty(len(ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
