@@ -87,7 +87,7 @@ class ContextMover:
         # Rows behind the place that is fed exist, but a query sees only what lies before it.
         cache.set_length(one, torch.full_like(one, prefix))
         runner.set_llm_rows(slot, prefix)
-        self._feed(slot, Rows(torch.tensor(ids)))
+        self._feed(slot, Rows.mixed(ids, []))
         cache.set_length(one, torch.full_like(one, total + by))
         runner.set_llm_rows(slot, total + by)
 

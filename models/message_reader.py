@@ -63,17 +63,8 @@ class Content:
 
     def encode(self, runner: Runner, *, batch_padding: bool = False) -> Rows:
         """Rows ready to be fed; takes no slot."""
-        model = runner.model
-        ids = torch.tensor(self.ids, device=model.device)
-        if not self.slices and not self.sounds:
-            return Rows(ids)
         pictures = zip((start for start, _ in self.image_bounds), runner.encode_images(self.slices), strict=True)
-        media = torch.zeros(len(self), model.config.hidden_size, dtype=model.dtype, device=model.device)
-        is_row = torch.zeros(len(self), dtype=torch.bool, device=model.device)
-        for start, rows in (*pictures, *self.sound_rows(runner, batch_padding=batch_padding)):
-            media[start : start + len(rows)] = rows
-            is_row[start : start + len(rows)] = True
-        return Rows(ids, media, is_row)
+        return Rows.mixed(self.ids, [*pictures, *self.sound_rows(runner, batch_padding=batch_padding)])
 
 
 class MessageReader:

@@ -32,20 +32,36 @@ Column = tuple[Sequence[int] | Sequence[bool], int | bool]  # values, and what p
 class Rows:
     """A stretch of context to feed: token ids, with media rows standing in where `is_row` is true.
 
-    ids: [n] int64, is_row: [n] bool or None: best on the host, where those of several slots are put together and sent
-    at once. media: [n, D] on the model's device, or None.
+    ids: [n] int64, is_row: [n] bool or None: on the host, where those of several slots are put together and sent at
+    once. media: the media rows alone [sum of is_row, D] in order, on the model's device, or None.
     """
 
     ids: Tensor
     media: Tensor | None = None
     is_row: Tensor | None = None
 
+    @classmethod
+    def mixed(cls, ids: Sequence[int], media: Sequence[tuple[int, Tensor]]) -> "Rows":
+        """ids: any number where media stand. media: first row and rows [n, D] of each stretch of those, not empty."""
+        is_row = np.zeros(len(ids), np.bool_)
+        for start, rows in media:
+            is_row[start : start + len(rows)] = True
+        table = torch.from_numpy(np.array(ids, np.int64))
+        if not media:
+            return cls(table)
+        in_order = [rows for _, rows in sorted(media, key=lambda stretch: stretch[0])]
+        return cls(table, torch.cat(in_order), torch.from_numpy(is_row))
+
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     def cut(self, start: int, end: int) -> "Rows":
-        media, is_row = (None if t is None else t[start:end] for t in (self.media, self.is_row))
-        return Rows(self.ids[start:end], media, is_row)
+        if start <= 0 and end >= len(self):
+            return self
+        if self.media is None:
+            return Rows(self.ids[start:end])
+        first, last = (int(self.is_row[:at].sum()) for at in (start, end))
+        return Rows(self.ids[start:end], self.media[first:last], self.is_row[start:end])
 
 
 def check_stretch(what: str, held: int, first: int, count: int) -> None:
@@ -278,12 +294,17 @@ class Runner:
         model, n_rows = self.model, self.shapes.fit(region, "rows", max(map(len, pieces)))
         size, slot_ids, n_new, *more = self.batch(region, slots, ([len(piece) for piece in pieces], 0), *others)
         ids, is_row = np.zeros((size, n_rows), np.int64), np.zeros((size, n_rows), np.bool_)
-        media = torch.empty(size, n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
         for row, piece in enumerate(pieces):
-            ids[row, : len(piece)] = piece.ids.cpu().numpy()
+            ids[row, : len(piece)] = piece.ids.numpy()
             if piece.media is not None:
-                media[row, : len(piece)] = piece.media
-                is_row[row, : len(piece)] = piece.is_row.cpu().numpy()
+                is_row[row, : len(piece)] = piece.is_row.numpy()
+        media = torch.empty(size * n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        if own := [piece.media for piece in pieces if piece.media is not None]:
+            places = send_one(model.device, torch.from_numpy(np.flatnonzero(is_row)))
+            media.index_copy_(
+                0, places, torch.cat(own).to(model.dtype)
+            )  # of all slots at once: one by one they outweigh the rest
+        media = media.view(size, n_rows, -1)
         return (slot_ids, ids, media, is_row, n_new, *more), self.kv_len(region, slots, n_rows)
 
     def kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:

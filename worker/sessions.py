@@ -180,14 +180,10 @@ class Sessions:
         if not prefix and not suffix and ref_audio is None:
             return None
         if ref_audio is None:
-            return Rows(torch.tensor([*prefix, *suffix]))
+            return Rows.mixed([*prefix, *suffix], [])
         (heard,) = runner.encode_clips([torch.from_numpy(ref_audio)], chunk_length=REF_AUDIO_CHUNK_S)
         ids = [*prefix, *[0] * len(heard), *suffix]
-        media = torch.zeros(len(ids), heard.shape[1], dtype=heard.dtype, device=heard.device)
-        is_row = torch.zeros(len(ids), dtype=torch.bool)
-        media[len(prefix) : len(prefix) + len(heard)] = heard
-        is_row[len(prefix) : len(prefix) + len(heard)] = True
-        return Rows(torch.tensor(ids), media, is_row)
+        return Rows.mixed(ids, [(len(prefix), heard)])
 
     # --- while it lives ------------------------------------------------------------------------
 

@@ -6,10 +6,9 @@ Knows how jobs share batches there. Does not know speech, nor what a token means
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import torch
 
-from models.duplex import Chosen, Duplex
+from models.duplex import Chosen
 from models.errors import ContextOverflowError, NumericsError
 from models.runner import Rows
 from models.streams import SideStream
@@ -65,7 +64,7 @@ class TextStages:
             layout = job.layout
             seen, images = images[: len(layout.images)], images[len(layout.images) :]
             own = [*zip(layout.images, seen, strict=True), *zip(layout.sounds, heard[job.slot], strict=True)]
-            stretches.append(known_rows(self._duplex, layout.ids, [*own, *other]))
+            stretches.append(Rows.mixed(layout.ids, [*own, *other]))
             self._crew.observer.saw(job.session.id, seen)
             self._crew.observer.fed(job.session.id, "prefill", self._duplex.runner.llm_rows(job.slot), stretches[-1])
         return stretches
@@ -157,18 +156,3 @@ class TextStages:
             what = f"logits of session {job.session.id}"
             self._crew.fail(job, NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left"))
         return one.bad
-
-
-def known_rows(duplex: Duplex, ids: list[int], media: list[tuple[int, Any]]) -> Rows:
-    """Rows to feed, whose media are left open where tokens stand. ids: 0 where media stand. media: (first row, rows
-    [n, D]) of each stretch of those.
-    """
-    model, table = duplex.runner.model, torch.from_numpy(np.array(ids, np.int64))
-    if not media:
-        return Rows(table)
-    rows = torch.empty(len(ids), model.config.hidden_size, dtype=model.dtype, device=model.device)
-    is_row = torch.zeros(len(ids), dtype=torch.bool)
-    for start, own in media:
-        rows[start : start + len(own)] = own
-        is_row[start : start + len(own)] = True
-    return Rows(table, rows, is_row)

@@ -19,13 +19,14 @@ from dataclasses import replace
 from typing import Any
 
 from models.duplex import Duplex
+from models.runner import Rows
 from worker.crew import Crew
 from worker.job import Job
 from worker.observer import Observer
 from worker.results import Failure
 from worker.session import Session
 from worker.speech_stages import SpeechStages
-from worker.text_stages import TextStages, known_rows
+from worker.text_stages import TextStages
 from worker.voice import VoiceDesk
 from worker.window import Drop
 
@@ -148,9 +149,7 @@ class UnitLoop:
         for job in jobs:
             past = self._duplex.runner.llm_rows(job.slot)
             self.observer.fed(job.session.id, "finalize", past, job.session.pending)
-        self._duplex.feed(
-            slots, [known_rows(self._duplex, job.session.pending, []) for job in jobs], [False] * len(jobs)
-        )
+        self._duplex.feed(slots, [Rows.mixed(job.session.pending, []) for job in jobs], [False] * len(jobs))
         for job in jobs:
             job.session.pending = []
         return [None] * len(jobs)

@@ -367,7 +367,7 @@ def test_the_host_asks_for_what_was_captured(runner: Runner, made: list[Replayed
         if is_captured:
             runner.regions.capture(["llm_prefill", "llm_decode", "sample_text", "llm_evict"])
         with runner.lease() as one, runner.lease() as two:
-            rows = Rows(ids, torch.ones(10, width), torch.arange(10) < 3)
+            rows = Rows.mixed(ids.tolist(), [(0, torch.ones(3, width))])
             _, logits = runner.feed([one, two], [rows, rows.cut(0, 7)])
             chosen = runner.sample([one, two], logits).ids.tolist()
             runner.evict([two], [1], [3])

@@ -185,7 +185,9 @@ def media_at(chat: Chat, messages: object, options: PromptOptions | None = None,
         where[start:end] = True
     assert torch.equal(rows.is_row, where)
     assert rows.ids.tolist() == list(prompt.ids)
-    return [rows.media[start:end] for start, end in bounds]
+    table = torch.zeros(len(rows), rows.media.shape[1])
+    table[where] = rows.media
+    return [table[start:end] for start, end in bounds]
 
 
 def assert_rows(got: torch.Tensor, expected: torch.Tensor) -> None:

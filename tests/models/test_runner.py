@@ -34,10 +34,10 @@ def text(n: int, seed: int) -> Rows:
 
 
 def mixed(n: int, seed: int) -> Rows:
-    """Tokens with media rows in between; the ids under media and the media under tokens are nobody's."""
+    """Tokens with media rows in between; the ids under media are nobody's."""
     generator = torch.Generator().manual_seed(seed)
     is_row = torch.rand(n, generator=generator) < 0.5
-    return Rows(text(n, seed).ids, torch.randn(n, 128, generator=generator), is_row)
+    return Rows(text(n, seed).ids, torch.randn(n, 128, generator=generator)[is_row], is_row)
 
 
 def assert_close(what: str, got: Tensor, expected: Tensor) -> None:
@@ -82,8 +82,9 @@ def test_a_stretch_may_be_cut_anywhere(runner: Runner) -> None:
 
 def test_media_stand_in_where_asked(runner: Runner) -> None:
     stretch = mixed(9, 8)
-    embedded = torch.where(stretch.is_row[:, None], stretch.media, runner.model.llm.model.embed_tokens(stretch.ids))
-    other = Rows(torch.where(stretch.is_row, 3, stretch.ids), embedded, stretch.is_row)
+    embedded = runner.model.llm.model.embed_tokens(stretch.ids)
+    embedded[stretch.is_row] = stretch.media
+    other = Rows(torch.where(stretch.is_row, 3, stretch.ids), stretch.media, stretch.is_row)
     first, _ = runner.feed([0, 1], [stretch, other])
     everywhere, _ = runner.feed([2], [Rows(stretch.ids, embedded, torch.ones(9, dtype=torch.bool))])
     assert_close("ids under media", first[1], first[0])

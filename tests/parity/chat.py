@@ -39,7 +39,7 @@ def run(golden: GoldenDir, model: OmniModel, report: Report, stem: str) -> None:
     rows = chat.encode(prompt, compat="reference")
     embeds = model.llm.model.embed_tokens(rows.ids)
     if rows.media is not None:
-        embeds = torch.where(rows.is_row[:, None], rows.media, embeds)
+        embeds[rows.is_row] = rows.media
     report.close_if(stem, "inputs_embeds", embeds[None], tensors.get("inputs_embeds"))
     if not n_steps:
         return

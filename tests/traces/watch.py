@@ -6,7 +6,6 @@ Knows the loop's hooks and the regions' arguments. Does not know what was expect
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from models.duplex import Duplex
@@ -87,11 +86,11 @@ class Watcher(Observer):
         model = self._duplex.runner.model
         if not isinstance(rows, Rows):
             listed = [rows] if isinstance(rows, int) else list(rows)
-            rows = Rows(torch.tensor(listed, device=model.device))
-        embeds = model.llm.model.embed_tokens(rows.ids)
+            rows = Rows.mixed(listed, [])
+        embeds = model.llm.model.embed_tokens(rows.ids.to(model.device))
         shown: list[int | None] = rows.ids.tolist()
         if rows.media is not None:
-            embeds = torch.where(rows.is_row[:, None], rows.media, embeds)
+            embeds[rows.is_row] = rows.media
             shown = [None if is_row else one for one, is_row in zip(shown, rows.is_row.tolist(), strict=True)]
         self.logs[session].feeds.setdefault(what, []).append(Feed(past, shown, embeds))
 

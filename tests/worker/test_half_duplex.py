@@ -278,13 +278,9 @@ def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> Non
             ids += [engine.language.special.audio_start, *[0] * n, engine.language.special.audio_end]
             media.append((len(ids) - 1 - n, rows[:n]))
             rows = rows[n:]
-    table = torch.zeros(len(ids), runner.model.config.hidden_size)
-    is_row = torch.zeros(len(ids), dtype=torch.bool)
-    for start, rows in media:
-        table[start : start + len(rows)], is_row[start : start + len(rows)] = rows, True
     assert talk.n_rows == len(ids), f"rows: expected {len(ids)}, got {talk.n_rows}"
     with runner.lease() as slot:
-        runner.feed([slot], [Rows(torch.tensor(ids), table, is_row)])
+        runner.feed([slot], [Rows.mixed(ids, media)])
         expected = rows_of(runner, slot)
     for number, (got, one) in enumerate(zip(rows_of(runner, talk.slot), expected, strict=True)):
         assert_close(got, one, 1e-4, f"tensor {number}")

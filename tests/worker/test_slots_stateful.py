@@ -248,7 +248,7 @@ class Conversations(RuleBasedStateMachine):
             for one in self.open
         ]
         counters = [self.small.duplex.counters(slot) for slot in range(N_SLOTS)]
-        return [states, [tuple(v for k, v in vars(at).items() if k not in ("tail", "heard")) for at in counters]]
+        return [states, [tuple(v for k, v in at._asdict().items() if k not in ("tail", "heard")) for at in counters]]
 
 
 class TestConversations(Conversations.TestCase):
