@@ -255,7 +255,7 @@ class Duplex:
                 n_frames=n_frames,
                 n_units=at.n_units + 1,
                 audio_rows=held + UNIT_ROWS,
-                tail=torch.cat((at.tail, sound))[-N_FFT:],
+                tail=torch.cat((at.tail, sound[-N_FFT:]))[-N_FFT:],
             )
         return list(encoded[: len(slots)].clone().unbind())
 

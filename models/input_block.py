@@ -153,5 +153,5 @@ def _pinned(array: np.ndarray, device: torch.device) -> Tensor:
 
 _TYPES = {
     torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind)
-    for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float32)
+    for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float16, np.float32, np.float64)
 }

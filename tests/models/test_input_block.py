@@ -41,7 +41,7 @@ def assert_same(got: Tensor, expected: np.ndarray) -> None:
 def test_what_is_written_is_read(some: list[np.ndarray]) -> None:
     """Whatever the shapes and types, call after call, beyond what memory is taken for at once."""
     block = Block(like(some), CPU)
-    for number in range(CALLS_AHEAD + 2):
+    for number in range(2 * CALLS_AHEAD + 2):
         now = [np.roll(array, number) for array in some]
         block.write(now)
         for tensor, array in zip(block.tensors, now, strict=True):

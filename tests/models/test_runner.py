@@ -80,6 +80,18 @@ def test_a_stretch_may_be_cut_anywhere(runner: Runner) -> None:
     assert_close("logits", parts[-1][1], logits)
 
 
+def test_media_of_a_stretch_may_come_in_any_order() -> None:
+    """Pictures are known before sounds, wherever they stand; what is cut takes its own along."""
+    first, second, third = (torch.full((n, 4), float(n)) for n in (2, 1, 3))
+    rows = Rows.mixed([5, 0, 0, 6, 0, 0, 0, 0], [(4, second), (1, first), (5, third)])
+    assert rows.is_row.tolist() == [False, True, True, False, True, True, True, True]
+    assert rows.media[:, 0].tolist() == [2, 2, 1, 3, 3, 3]
+    part = rows.cut(2, 6)
+    assert (part.ids.tolist(), part.is_row.tolist()) == ([0, 6, 0, 0], [True, False, True, True])
+    assert part.media[:, 0].tolist() == [2, 1, 3] and rows.cut(0, 8) is rows
+    assert Rows.mixed([5, 6], []).media is None
+
+
 def test_media_stand_in_where_asked(runner: Runner) -> None:
     stretch = mixed(9, 8)
     embedded = runner.model.llm.model.embed_tokens(stretch.ids)
