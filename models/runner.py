@@ -58,9 +58,9 @@ class Rows:
     def cut(self, start: int, end: int) -> "Rows":
         if start <= 0 and end >= len(self):
             return self
-        if self.media is None:
+        first, last = (0 if self.is_row is None else int(self.is_row[:at].sum()) for at in (start, end))
+        if first == last:
             return Rows(self.ids[start:end])
-        first, last = (int(self.is_row[:at].sum()) for at in (start, end))
         return Rows(self.ids[start:end], self.media[first:last], self.is_row[start:end])
 
 
@@ -300,10 +300,9 @@ class Runner:
                 is_row[row, : len(piece)] = piece.is_row.numpy()
         media = torch.empty(size * n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if own := [piece.media for piece in pieces if piece.media is not None]:
+            # Of all slots at once: one by one they would be most of what the host does here.
             places = send_one(model.device, torch.from_numpy(np.flatnonzero(is_row)))
-            media.index_copy_(
-                0, places, torch.cat(own).to(model.dtype)
-            )  # of all slots at once: one by one they outweigh the rest
+            media.index_copy_(0, places, (torch.cat(own) if len(own) > 1 else own[0]).to(model.dtype))
         media = media.view(size, n_rows, -1)
         return (slot_ids, ids, media, is_row, n_new, *more), self.kv_len(region, slots, n_rows)
 

@@ -89,7 +89,7 @@ def test_media_of_a_stretch_may_come_in_any_order() -> None:
     part = rows.cut(2, 6)
     assert (part.ids.tolist(), part.is_row.tolist()) == ([0, 6, 0, 0], [True, False, True, True])
     assert part.media[:, 0].tolist() == [2, 1, 3] and rows.cut(0, 8) is rows
-    assert Rows.mixed([5, 6], []).media is None
+    assert Rows.mixed([5, 6], []).media is rows.cut(3, 4).media is None
 
 
 def test_media_stand_in_where_asked(runner: Runner) -> None:
