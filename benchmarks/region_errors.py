@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks import report
 from models.graphs import RegionTable
+from models.input_block import Input
 from models.kv_cache import KVCache
 from worker.building import Parts
 
@@ -86,11 +88,11 @@ class _Doubled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._served, name)
 
-    def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
+    def __call__(self, name: str, *given: Input, **static: Any) -> Any:
         begun = time.monotonic()
         if begun > self._until:
             self.n_left_out += 1
-            return self._served(name, *tensors, **static)
+            return self._served(name, *given, **static)
         errors = self.errors.setdefault(name, Errors())
         errors.n += 1
         report.say(f"  call {errors.n} of {name}")  # before it is made: the last line names what hangs
@@ -100,11 +102,11 @@ class _Doubled:
             before = [tensor.clone() for tensor in own]
             for other, tensor in zip(others, before, strict=True):
                 other.copy_(tensor)
-            inputs, versions = [self._given(tensor) for tensor in tensors], [tensor._version for tensor in others]
+            inputs, versions = [self._given(one) for one in given], [tensor._version for tensor in others]
         except Exception as error:  # memory, for one; what cannot be doubled must not cost what is served
             errors.error = f"{type(error).__name__}: {error}"[:300]
-            return self._served(name, *tensors, **static)
-        out = self._served(name, *tensors, **static)
+            return self._served(name, *given, **static)
+        out = self._served(name, *given, **static)
         try:
             with exact():
                 expected = self._twin.uncaptured(name, *inputs, **static)
@@ -118,10 +120,12 @@ class _Doubled:
         errors.seconds += time.monotonic() - begun
         return out
 
-    def _given(self, tensor: Tensor) -> Tensor:
+    def _given(self, one: Input) -> Input:
         """A copy in the twin's type: the served call may overwrite what it was given."""
-        narrow = tensor.dtype in (torch.bfloat16, torch.float16)
-        return tensor.to(torch.float32 if narrow else tensor.dtype, copy=True)
+        if isinstance(one, np.ndarray):
+            return one.copy()
+        narrow = one.dtype in (torch.bfloat16, torch.float16)
+        return one.to(torch.float32 if narrow else one.dtype, copy=True)
 
 
 def _compare(
