@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -238,10 +237,10 @@ class Duplex:
         if any(again):
             runner.regions("audio_overlap", slot_ids, starts_over)
         n_padded = runner.shapes.fit("mel_unit", "samples", max(map(len, sounds)))
-        padded = np.zeros((size, n_padded), np.float32)
+        padded = torch.zeros(size, n_padded)
         for row, sound in enumerate(sounds):
             padded[row, : len(sound)] = sound
-        mel, lo, hi = runner.regions("mel_unit", slot_ids, padded, *heard, redundancy=REDUNDANCY, clip="auto")
+        mel, lo, hi = runner.regions("mel_unit", slot_ids, padded.numpy(), *heard, redundancy=REDUNDANCY, clip="auto")
         encoded, _ = runner.regions("audio_unit", slot_ids, mel, lo, hi)
         for slot, sound, (first, end, n_frames), overlaps in zip(slots, sounds, plans, again, strict=True):
             at = self._at[slot]

@@ -304,7 +304,7 @@ class Vocoder:
         codes = np.zeros((1, size // FRAMES_PER_CODE + self.lookahead), np.int64)
         seen = torch.cat((voice.codes, torch.full((self.lookahead,), SILENCE_CODE)))
         codes[0, : len(seen)] = seen
-        mel = np.zeros((1, size, voice.mel.shape[1]), np.float32)
+        mel = torch.zeros(1, size, voice.mel.shape[1])
         mel[0, : voice.n_frames] = voice.mel
         numbers = [column([value], 1, 0) for value in (slot, start)]
         # Once for each voice, at any length: not worth a graph of its own.
@@ -314,7 +314,7 @@ class Vocoder:
                 *numbers,
                 codes,
                 column([len(seen)], 1, 0),
-                mel,
+                mel.numpy(),
                 voice.speaker[None].numpy(),
                 n_steps=n_steps,
             )
