@@ -21,6 +21,7 @@ from benchmarks import report
 from models.graphs import RegionTable
 from models.input_block import Input
 from models.kv_cache import KVCache
+from models.token2wav.arena import FIRST_ROW
 from worker.building import Parts
 
 MOST_ADDED = 520  # cache rows that one call of a unit or a prompt adds
@@ -53,12 +54,13 @@ class Errors:
 @dataclass(frozen=True)
 class Slots:
     """What sessions own in one engine. whole: tensors as they are. caches: those whose rows are looked at as far as
-    they are held. n: slots of them that count.
+    they are held. n: slots of them that count. scratch: the slot that rows of padding name.
     """
 
     whole: list[Tensor]
     caches: list[KVCache] = field(default_factory=list)
     n: int = 0
+    scratch: int = -1
 
     def held(self) -> list[int]:
         """Most rows that a slot of each cache holds; the host waits for it."""
@@ -112,7 +114,9 @@ class _Doubled:
                 expected = self._twin.uncaptured(name, *inputs, **static)
             # The twin is plain PyTorch, which counts writes: most tensors a call leaves alone.
             written = [tensor._version != version for tensor, version in zip(others, versions, strict=True)]
-            _compare(errors, (_flat(out), _flat(expected)), (own, others, before), written)
+            live = _live(inputs[0], self._own.scratch)
+            returned = ([_rows(one, live) for one in _flat(value)] for value in (out, expected))
+            _compare(errors, tuple(returned), (own, others, before), written)
             held = self._own.held()
             assert all(a <= b for a, b in zip(held, n_rows, strict=True)), f"expected at most {n_rows} rows, got {held}"
         except Exception as error:  # nor one region the others
@@ -236,11 +240,19 @@ def _omni(parts: Parts) -> Slots:
     state, n = parts.duplex.state, parts.n_slots
     caches = [part for part in (state.llm, state.apm, state.speech and state.speech.cache) if part is not None]
     rows = {id(tensor) for cache in caches for tensor in (*cache.k, *cache.v)}
-    return Slots([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n)
+    return Slots([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n, state.scratch)
 
 
 def _vocoder(parts: Parts) -> Slots:
-    return Slots([*parts.vocoder.state.tensors(), *parts.vocoder.vocode_state.tensors()])
+    """Without the scratch slot and its rows, and without the row that takes the writes of padding, in any order."""
+    state, sound = parts.vocoder.state, parts.vocoder.vocode_state
+    n, views = state.scratch, (state.code, state.mel, state.dit)
+    of_slots = [*state.copied(), *(tensor for one in views for tensor in one.tensors())]
+    slots = [part for tensor in of_slots for part in (tensor[:n], tensor[n + 1 :])]
+    for view, tensors in zip(views, ([state.code_rows], [state.mel_rows], state.dit_rows), strict=True):
+        own = slice(FIRST_ROW, view.first_voice_row - view.ring), slice(view.first_voice_row, None)
+        slots += [tensor[..., rows, :, :] for tensor in tensors for rows in own]
+    return Slots([*slots, *(tensor[:n] for tensor in sound.tensors())], scratch=n)
 
 
 def _pair(own: Slots, others: Slots) -> tuple[Slots, Slots]:
@@ -248,6 +260,24 @@ def _pair(own: Slots, others: Slots) -> tuple[Slots, Slots]:
     shapes = [[tensor.shape for tensor in slots.views(every)] for slots in (own, others)]
     assert shapes[0] == shapes[1], "expected slots of the same shapes in both engines"
     return own, others
+
+
+def _live(slots: Input, scratch: int) -> list[int] | None:
+    """Rows of a call that are somebody's; None: all. slots: a region's first input, whatever that is.
+
+    What is returned for padding, nobody reads, and kernels make nothing of it.
+    """
+    if not isinstance(slots, np.ndarray) or slots.dtype != np.int64 or slots.ndim != 1 or scratch not in slots:
+        return None
+    return np.flatnonzero(slots != scratch).tolist()
+
+
+def _rows(returned: Tensor, live: list[int] | None) -> Tensor:
+    """Of numbers slots are the first axis, of choices and counts the last."""
+    if live is None:
+        return returned
+    axis = 0 if returned.is_floating_point() else returned.ndim - 1
+    return returned.index_select(axis, torch.tensor(live, device=returned.device))
 
 
 def _flat(value: Any) -> list[Tensor]:

@@ -22,7 +22,8 @@ from benchmarks.duplex_tables import SUMMARY, lines, summary, toggle_table
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Script, Sent, Talker, converse
 from benchmarks.duplex_verdicts import verdict_lines, verdicts
 from benchmarks.gpu_busy import Busy
-from benchmarks.region_errors import Slots, _Doubled, doubled
+from benchmarks.region_errors import Slots, _Doubled, _vocoder, doubled
+from models.token2wav.arena import SPILL_ROW
 from worker.compile_config import CompileConfig
 
 SPEC = Spec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
@@ -204,6 +205,40 @@ def test_calls_that_choose_otherwise_are_told_apart() -> None:
     errors = region.errors["step"]
     assert (errors.n, errors.n_alike, errors.integers) == (2, 1, 1)
     assert math.isclose(errors.alike_relative, 0.25) and errors.alike_largest == 0.5, "of the call with the same ids"
+
+
+def test_what_padding_comes_to_does_not_count(running: Running) -> None:
+    """Rows of the scratch slot in what is returned, the slot itself, and the row that padding writes to."""
+
+    def table(add: float) -> Any:
+        def call(name: str, slots: Any, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            strange = add * (torch.as_tensor(slots) == 4)
+            return value + strange, torch.stack((value.long(), value.long())) + strange.long()
+
+        call.uncaptured = call
+        return call
+
+    region = _Doubled(table(9.0), table(0.0), Slots([], scratch=4), Slots([], scratch=4))
+    region("step", np.array([0, 4, 2]), torch.tensor([1.0, 2.0, 3.0]))
+    errors = region.errors["step"]
+    assert (errors.relative, errors.integers, errors.n_integers) == (0, 0, 4) and not errors.error, errors
+    region = _Doubled(table(9.0), table(0.0), Slots([], scratch=5), Slots([], scratch=5))
+    region("step", np.array([0, 4, 2]), torch.tensor([1.0, 2.0, 3.0]))
+    assert region.errors["step"].relative > 1 and region.errors["step"].integers == 2
+
+    state = running.parts.vocoder.state
+    nobodys = (
+        *(rows[..., SPILL_ROW, :, :] for rows in (state.code_rows, *state.dit_rows)),
+        state.up_tail[state.scratch],
+    )
+    before = [tensor.clone() for tensor in nobodys]
+    for tensor in nobodys:
+        tensor.fill_(float("nan"))
+    looked_at = _vocoder(running.parts).whole
+    assert sum(tensor.numel() for tensor in looked_at) > 0.5 * sum(tensor.numel() for tensor in state.tensors())
+    assert not any(tensor.isnan().any() for tensor in looked_at), "expected what padding writes to be left out"
+    for tensor, held in zip(nobodys, before, strict=True):
+        tensor.copy_(held)
 
 
 def test_a_run_writes_what_it_has_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
