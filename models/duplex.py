@@ -30,7 +30,9 @@ Item = TypeVar("Item")
 
 
 class Chosen(NamedTuple):
-    """token: chosen next, None if none was wanted. bad: the logits were NaN or infinite. batch, row: where they are."""
+    """token: chosen next, None if none was wanted. bad: the logits were NaN or infinite. batch: [B, V] logits of the
+    call; row: the slot's among them.
+    """
 
     token: int | None
     bad: bool
@@ -44,8 +46,8 @@ class Chosen(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Where a slot stands. tail: [400] newest samples that were heard, on the CPU. heard, recent_codes: what
-    `hold_hearing` and `hold_codes` kept.
+    """Where a slot stands. llm_rows, speech_rows: first, since `Duplex.counters` fills these two in. tail: [400] newest
+    samples that were heard, on the CPU. heard, recent_codes: what `hold_hearing` and `hold_codes` kept.
     """
 
     llm_rows: int

@@ -18,6 +18,10 @@ ALIGNED = 16  # bytes: kernels are made once for what begins there, and once mor
 SMALL = (torch.int64, torch.bool)  # numbers per slot or token: what hosts make; the rest comes from other regions
 # Pinned memory is asked for once for so many calls, or as many as find room in so many bytes.
 CALLS_AHEAD, BYTES_AHEAD = 16, 65_536
+_TYPES = {
+    torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind)
+    for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float16, np.float32, np.float64)
+}
 
 
 class Block:
@@ -149,9 +153,3 @@ def layout(like: Sequence[Tensor]) -> np.dtype:
 def _pinned(array: np.ndarray, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-_TYPES = {
-    torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind)
-    for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float16, np.float32, np.float64)
-}

@@ -42,7 +42,11 @@ class Rows:
 
     @classmethod
     def mixed(cls, ids: Sequence[int], media: Sequence[tuple[int, Tensor]]) -> "Rows":
-        """ids: any number where media stand. media: first row and rows [n, D] of each stretch of those, not empty."""
+        """Ids with media in their places.
+
+        ids: any number where media stand. media: first row and rows [n, D] of each stretch of those, none of them
+        empty, in any order.
+        """
         is_row = np.zeros(len(ids), np.bool_)
         for start, rows in media:
             is_row[start : start + len(rows)] = True
@@ -56,6 +60,7 @@ class Rows:
         return self.ids.shape[0]
 
     def cut(self, start: int, end: int) -> "Rows":
+        """Those from `start` to `end`, which may lie beyond the last one; their own media go along."""
         if start <= 0 and end >= len(self):
             return self
         first, last = (0 if self.is_row is None else int(self.is_row[:at].sum()) for at in (start, end))

@@ -15,7 +15,7 @@ class TargetPhase(StrEnum):
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether all of it is done."""
+        """Whether its layers run as they were asked to; a piece beside them may have failed (`TargetState.error`)."""
         return self in (TargetPhase.COMPILED, TargetPhase.KERNELS)
 
 
@@ -105,7 +105,7 @@ class Tuned:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything runs as it was asked to."""
+        """Whether no target that was asked for has failed, not even a piece of it, and no kernels have."""
         return not self.lost_kernels and not any(state.has_failed for state in self.targets.values())
 
     @property

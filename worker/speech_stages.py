@@ -43,8 +43,8 @@ class _Flight:
 
 
 class SpeechStages:
-    """speak: set out on a slice of codes for each job with a call. look: what has come of it. voice: set out on windows
-    that are complete, and hand out the sound of those that are through.
+    """speak: set out on codes for each job with a call. look: take up those that have arrived. voice: set out on
+    windows that are complete, and hand out the sound of those that are through.
 
     vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only.
     """
@@ -71,7 +71,7 @@ class SpeechStages:
         self._crew.isolated(fresh, self._begin_calls, self._crew.undo_call, fail=self._crew.fall_silent)
         is_alone = all(job.is_prefilled and job.step is None for job in self._crew.jobs)
         while jobs := [job for job in jobs if self._may_draw(job)]:
-            # To the next look if nothing else waits for its turn, and on from there.
+            # To the next look if nothing else waits for its turn, and on from there before it is seen.
             n_steps = min(_to_look(job.calls[0]) for job in jobs) if is_alone else SLICE_CODES
             draw = partial(self._draw, n_steps=n_steps, start=start)
             drawn = self._crew.isolated(jobs, draw, self._crew.undo_call, fail=self._crew.fall_silent)
@@ -123,7 +123,7 @@ class SpeechStages:
         return [None] * len(jobs)
 
     def _draw(self, jobs: list[Job], n_steps: int, start: float) -> list[bool]:
-        """Set out to draw codes. Returns: whose have to be looked at."""
+        """Set out to draw codes. Returns: of each job whether its codes have to be looked at."""
         self._draw_again([job for job in jobs if self._is_undone(job)])
         self._speaker.advance([job.slot for job in jobs], n_steps)
         for job in jobs:

@@ -3,7 +3,7 @@
 Each target is wrapped, warmed up at every size that serving can meet, and captured; one that fails anywhere runs as it
 is from then on, and says why. Targets come one after the other, so that a failure has one name (`tuner`). If the
 project's own kernels fail, in the model or in the vocoder, or the cache hands out graphs that do not run, all of it is
-done again, without those; what was as large as kernels like it is as large as compiled layers like it then.
+done again, without those, at sizes that suit compiled layers.
 
 `tune` must run on the thread that will serve. The graphs that `reduce-overhead` captures belong to a thread, and so
 does part of what a compiled graph is bound to (number of threads, default types): on another thread all of it would be

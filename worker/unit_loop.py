@@ -1,15 +1,15 @@
 """The loop on the engine thread: takes every job there is and runs each stage once for all that want it.
 
-    speech    conditioning rows, then a few codes at a time                          per slice
+    speech    conditioning rows, then codes: a few at a time where others wait       per slice
     prefill   pictures, sound, one forward of all known rows, the first token       per newcomer
     decode    feed a token, choose the next                                          per token
     sound     codes to samples                                                       per window of codes
     result    out to the session, then the unit is closed and its window moves
 
 `run` does each stage once, so a newcomer joins between two decode steps, and one session speaks while another one
-still writes. Codes are asked for first and looked at when they have arrived, and so are windows of codes and their
-sound: on a GPU they run beside the rest. Knows the order of stages, and how a unit is closed. Does not know decisions
-and turns (jobs), sockets, threads or time limits.
+still writes. Codes and sound are asked for, and taken up when they have arrived: on a GPU both are made beside the
+rest. Knows the order of stages, and how a unit is closed. Does not know decisions and turns (jobs), sockets, threads or
+time limits.
 """
 
 import time

@@ -116,9 +116,7 @@ def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[E
 
 
 @pytest.mark.parametrize("arrived", [0, 1, MOST_LOOKS])
-def test_codes_that_are_undone_are_drawn_again(
-    engine: AnsweringEngine, expected: list[Event], arrived: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_that_are_undone_are_drawn_again(engine: AnsweringEngine, expected: list[Event], arrived: int) -> None:
     """As when a step of the same answer fails and all of its slot goes back."""
     engine.ask("a", ASKED, config=SPOKEN)
     until_codes_are_awaited(engine)
