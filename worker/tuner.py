@@ -104,7 +104,7 @@ class Tuner:
     def _get_ready(self) -> None:
         """Before anything is wrapped: kernels of several stages can be made at once, a compiled graph cannot."""
         is_empty = keep_kernels(self._device)
-        if self._is_warm and not is_empty:
+        if self._is_warm and not is_empty:  # Triton's folder may lie elsewhere than what the cache has looked at
             return
         if self._by_kernels:
             start = time.perf_counter()
