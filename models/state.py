@@ -100,7 +100,7 @@ class SlotState:
         self.hidden.index_fill_(0, slots, 0)
 
     def split_scratch(self) -> None:
-        """Layers are to be compiled: each gets a scratch slot of its own. For graphs captured before it is too late."""
+        """Layers are to be compiled: each gets a scratch slot of its own. Graphs captured before must not run again."""
         for cache in (self.llm, self.apm, self.speech and self.speech.cache):
             if cache is not None:
                 cache.split_scratch()
