@@ -23,6 +23,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.compile_options import TOGGLES, WAYS
+from benchmarks.duplex_correctness import COMPARED_SLOTS
 from benchmarks.duplex_engine import Spec
 from benchmarks.duplex_process import Found, Processes
 from benchmarks.duplex_tables import lines, summary, toggle_table
@@ -30,7 +31,6 @@ from benchmarks.duplex_verdicts import verdict_lines, verdicts
 
 PARTS = ("latency", "sessions", "correctness", "start", "toggles")
 CORRECT_SLOTS, CORRECT_ROWS = 8, 2560
-COMPARED_SLOTS = 4  # of the tiny models whose regions are compared
 STEPS = ("against_eager", "identity")  # of correctness, that a process which is cut short need not do again
 # What may differ between the commands of one result: how far each goes, and where it writes.
 FREE = {

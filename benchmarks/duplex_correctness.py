@@ -22,6 +22,7 @@ SPEAKING, PERIOD, WORDS = 3, 5, 8  # units that speak, of so many, and their wor
 KEPT = 20  # logits of a choice that are kept for comparison
 CONTEXT = 300
 NEIGHBOURS = 7
+COMPARED_SLOTS = 4  # sessions at most whose regions are compared at once
 
 
 @dataclass
@@ -236,7 +237,7 @@ def regions(
     wide = replace(running.spec, way="eager", dtype="float32", plain=True)
     twin = weights.wide().parts(wide, wide.engine_config())
     assert not (twin.model.kernels or twin.vocoder.regions.kernels), "expected a reference without kernels"
-    counts = sorted({1, min(4, running.parts.n_slots)})
+    counts = sorted({1, min(COMPARED_SLOTS, running.parts.n_slots)})
     for n_sessions in counts:
         with doubled(running.parts, twin, limit_s - (time.monotonic() - begun)) as tables:
             for n_done in _units(running, n_sessions, n_units):

@@ -179,7 +179,8 @@ class Tuner:
         table.drop_graphs(regions)
         pieces = [] if at_capture or name not in self._by_kernels else [*parts, *whole]
         state.phase, state.n_captured = TargetPhase.KERNELS if pieces else TargetPhase.FELL_BACK, 0
-        state.error = f"{', '.join(pieces)} stays eager: {reason_of(error)}" if pieces else reason_of(error)
+        reason = f"{', '.join(pieces)} stays eager: {reason_of(error)}" if pieces else reason_of(error)
+        state.error = f"{state.error}; {reason}" if state.error else reason
         LOG.warning("compile target %s%s %s", name, ":" if pieces else " stays eager:", state.error, exc_info=error)
         if self._has_driver:
             with suppress(Exception):
