@@ -1,15 +1,17 @@
 """Codes that are drawn beside everything else: asked for ahead, seen when they arrive, and nobody waits for them."""
 
-from collections.abc import Callable, Iterator
-from typing import ClassVar
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
 
 from models.speaker import Look, PendingLook, Speaker
-from tests.worker.engines import QUIET, assert_told, short_speech
+from tests.worker.engines import ALOUD, QUIET, assert_told, short_speech
 from tests.worker.replies import SPOKEN, AnsweringEngine, make_parts, short_chunks
 from worker.building import Parts
+from worker.observer import Observer
 from worker.results import Event, Prefilled, UnitResult
 from worker.speech_stages import MOST_LOOKS
 
@@ -126,6 +128,55 @@ def test_codes_that_are_undone_are_drawn_again(engine: AnsweringEngine, expected
         look.is_here = True
     let_all_arrive(engine)
     assert_told("answer", heard(engine, "a"), expected)
+
+
+class Turns(Observer):
+    """Units that speak, the second of them to the end of a turn, the third of a new one."""
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        ids, n = job.language.talk_ids, len(job.talk.all_ids)
+        if n == 0:
+            return ids.speak
+        if n <= 2:
+            return ord("a") + n
+        return ids.turn_eos if n == 3 and job.session.n_decided == 1 else ids.chunk_eos
+
+
+def talk(engine: AnsweringEngine, names: Sequence[str], late: random.Random | None = None) -> dict[str, list[Event]]:
+    """Units of duplex sessions, side by side. late: when codes arrive; None: at once."""
+    sessions = [engine.open(name, ALOUD, speaker=0) for name in names]
+    for unit in range(3):
+        for session in sessions:
+            engine.send(session, unit)
+            for _ in range(late.randrange(8) if late else 0):
+                engine.step()
+        for _ in range(MOST_TURNS):
+            if not engine.step():
+                break
+            for look in on_the_way()[: late.randrange(2)] if late else ():
+                look.is_here = True
+        assert engine.loop.is_idle, f"unit {unit}: expected an end within {MOST_TURNS} turns of the loop"
+    for session in sessions:
+        engine.sessions.close(session)
+    return {name: engine.take(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def said(parts: Parts) -> list[Event]:
+    """What one session comes to by itself, of an engine that sees codes before it asks for more."""
+    with short_speech():
+        (events,) = talk(AnsweringEngine(parts, Turns()), ["alone"]).values()
+    assert sum(getattr(event, "pcm", None) is not None for event in events) > 3
+    return events
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_units_are_cut_alike_however_late_codes_arrive(said: list[Event], engine: AnsweringEngine, seed: int) -> None:
+    """Where a turn ends, drains and begins too: who speaks meanwhile is nobody else's business."""
+    engine.use(engine.vocoder, Turns())
+    for name, events in talk(engine, ["a", "b", "c"], random.Random(seed)).items():
+        assert_told(name, events, said)
+    assert len(HeldLook.all) > 3, "expected codes that were held back"
 
 
 def test_a_session_closed_meanwhile(engine: AnsweringEngine, expected: list[Event]) -> None:
