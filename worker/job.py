@@ -60,6 +60,11 @@ class SpeechCall:
         return self.at is not None
 
     @property
+    def may_end(self) -> bool:
+        """Whether it may be over before all its codes are drawn."""
+        return self.least < self.most
+
+    @property
     def next_look(self) -> int:
         """Codes drawn when somebody has to look at them again."""
         if self.n_drawn < self.early:

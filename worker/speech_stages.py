@@ -19,7 +19,9 @@ from worker.crew import Crew, nothing
 from worker.job import Job, SpeechCall
 
 SLICE_CODES = 5  # codes drawn between two decode steps of others
-MOST_LOOKS = 2  # of one call, on their way: beside other work, codes are drawn on before anybody has seen the last ones
+MOST_LOOKS = (
+    2  # of one call, on their way: codes that are needed in any case need not wait for the last ones to be seen
+)
 MOST_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
 POLL_S = 1e-4
 
@@ -85,7 +87,8 @@ class SpeechStages:
         call = job.calls[0] if job.calls else None
         if call is None or not (call.n_drawn < call.most or self._is_undone(job)):
             return False
-        return sum(call is other for one in self._slices for _, other in one.calls) < self._most_looks
+        n_looks = sum(call is other for one in self._slices for _, other in one.calls)
+        return n_looks < (1 if call.may_end else self._most_looks)
 
     def _is_undone(self, job: Job) -> bool:
         """Whether the codes of its running call have been taken back, and have to be drawn again."""

@@ -11,6 +11,7 @@ from models.speaker import Look, PendingLook, Speaker
 from tests.worker.engines import ALOUD, QUIET, assert_told, short_speech
 from tests.worker.replies import SPOKEN, AnsweringEngine, make_parts, short_chunks
 from worker.building import Parts
+from worker.job import SpeechCall
 from worker.observer import Observer
 from worker.results import Event, Prefilled, UnitResult
 from worker.speech_stages import MOST_LOOKS
@@ -51,9 +52,10 @@ def expected(parts: Parts) -> list[Event]:
 
 @pytest.fixture
 def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
-    """One that draws beside, whose codes are held back."""
+    """One that draws beside, whose codes are held back; ahead in every call, also where one ends sooner."""
     HeldLook.all = []
     monkeypatch.setattr(Speaker, "is_beside", True)
+    monkeypatch.setattr(SpeechCall, "may_end", False)
     engine = AnsweringEngine(parts)
     start = engine.duplex.speaker.start_look
     monkeypatch.setattr(engine.duplex.speaker, "start_look", lambda slots: HeldLook(start(slots)))
@@ -102,6 +104,24 @@ def test_more_is_asked_for_before_the_first_is_seen(engine: AnsweringEngine, exp
     assert not job.windows and job.n_codes == 0, "expected nothing to be voiced that nobody has seen"
     let_all_arrive(engine)
     assert_told("answer", heard(engine, "a"), expected)
+
+
+def test_nothing_is_asked_ahead_of_a_call_that_may_end(
+    engine: AnsweringEngine, expected: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its codes might be drawn for nobody, with those of the next call behind them."""
+    monkeypatch.setattr(SpeechCall, "may_end", True)
+    engine.ask("a", ASKED, config=SPOKEN)
+    run_until(engine, lambda: bool(on_the_way()))
+    for _ in range(3):
+        engine.step()
+    assert len(on_the_way()) == 1, f"looks on their way: expected one, got {len(on_the_way())}"
+    let_all_arrive(engine)
+    assert_told("answer", heard(engine, "a"), expected)
+
+
+def test_only_a_call_with_as_many_codes_as_it_needs_cannot_end_sooner() -> None:
+    assert SpeechCall([], least=25, most=26).may_end and not SpeechCall([], least=26, most=26).may_end
 
 
 def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[Event]) -> None:
