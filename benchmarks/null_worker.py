@@ -238,7 +238,7 @@ class NullWorker:
                 {"session_id": talk.name, "units": talk.units, "paused": talk.paused, "kv_rows": talk.units}
                 for talk in self._talks
             ],
-            "model": {"path": "null", "dtype": None, "speaks": self.speaks},
+            "model": {"path": "null", "dtype": None, "speaks": self.speaks, "weights": None},
             "device": {"type": "cpu", "name": platform.processor() or platform.machine(), "asked": "cpu"},
             "kv": {"used": sum(rows), "total": 0},
             "memory": {"resident": psutil.Process().memory_info().rss},
@@ -263,6 +263,7 @@ class NullWorker:
                 "torch": None,
                 "triton": None,
                 "cuda": None,
+                "driver": None,
             },
         }
 

@@ -35,7 +35,7 @@ MORE: dict[str, set[str] | None] = {
     "crew": {"duplex"},
     "text_stages": {"duplex", "runner", "streams"},
     "speech_stages": {"speaker", "token2wav"},
-    "unit_loop": {"duplex"},
+    "unit_loop": {"duplex", "runner"},
     "voice": {"code_stream", "duplex", "token2wav"},
     "answers": {"duplex"},
     "engine": {"message_reader"},

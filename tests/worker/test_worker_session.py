@@ -21,7 +21,6 @@ from tests.worker.sayings import (
     picture_of,
     samples,
     sound_of,
-    told,
 )
 from worker.protocol import Interrupted, Partial, Paused, Prepared, Result, Resumed, Stopped, Timeout
 from worker.results import SOUND_RATE
@@ -30,6 +29,7 @@ from worker.voices import ReferenceSound
 from worker.wire import pack_frame
 
 N_SLOTS = 3
+SOUND_APART = 1e-4  # of two sessions that speak at the same time; measured 1e-5, beside a loudness of 0.8
 SMALL = {"duplex": {"euler_steps": 1, "max_backlog_mb": 1}}
 
 
@@ -189,8 +189,8 @@ def test_sessions_do_not_touch_each_other(worker: WorkerProcess, alone: Callable
         three.send(chunk(3))
         three.lose(reset=True)
         got += two.units(range(4, 6), picture=True)
-        assert_told(got, aloud, "unit by unit")
-        assert_told([one.expect(Result) for _ in range(8)], turns, "in a burst")
+        assert_told(got, aloud, "unit by unit", apart=SOUND_APART)
+        assert_told([one.expect(Result) for _ in range(8)], turns, "in a burst", apart=SOUND_APART)
 
 
 def test_who_finds_no_slot_waits(worker: WorkerProcess) -> None:
@@ -534,7 +534,8 @@ def test_named_voices(worker: WorkerProcess) -> None:
     assert_told(run(ref_audio_path="some/where/high.wav", ref_audio_base64=base64_of(sound_of(0))), sent, "by its name")
     spoken = run(tts_ref_audio_base64=high)
     assert spoken[0].kv_cache_length == run()[0].kv_cache_length, "expected the default voice to be heard"
-    assert told(spoken[0])["sound"] != told(run()[0])["sound"], "expected another voice to speak"
+    default = samples(run()[0])
+    assert not np.array_equal(samples(spoken[0]), default) and default.any(), "expected another voice to speak"
 
 
 # --- HTTP -----------------------------------------------------------------------------------------
