@@ -19,9 +19,7 @@ from worker.crew import Crew, nothing
 from worker.job import Job, SpeechCall
 
 SLICE_CODES = 5  # codes drawn between two decode steps of others
-MOST_LOOKS = (
-    2  # of one call, on their way: codes that are needed in any case need not wait for the last ones to be seen
-)
+MOST_LOOKS = 2  # of one call, on their way: codes needed in any case are asked for before the last ones are seen
 MOST_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
 POLL_S = 1e-4
 

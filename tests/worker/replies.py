@@ -5,7 +5,7 @@ asks for the real vocoder, so that an answer costs tenths of a second.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from worker.config import SessionConfig
 from worker.language import Language
 from worker.observer import Observer
 from worker.reply_config import ReplyConfig
-from worker.results import Event, Failure, ReplyResult
+from worker.results import Event, Failure, Prefilled, ReplyResult
 from worker.session import Session
 from worker.sessions import Prompt, Sessions
 from worker.unit_loop import UnitLoop
@@ -43,6 +43,7 @@ from worker.voice import VoiceDesk
 
 LLM_LEN, SPEECH_LEN = 512, 768
 CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
+MOST_TURNS = 300  # of the loop, until something must have happened
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
 
@@ -194,6 +195,18 @@ class AnsweringEngine:
     def settle(self) -> None:
         while self.step():
             pass
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """As `settle`, but only until something has happened, which it must."""
+        for _ in range(MOST_TURNS):
+            if done():
+                return
+            self.step()
+        raise AssertionError(f"expected an end within {MOST_TURNS} turns of the loop")
+
+    def heard(self, name: str) -> list[Event]:
+        """What a session was told since, prompts aside."""
+        return [event for event in self.take(name) if not isinstance(event, Prefilled)]
 
     def outcome(self, name: str) -> ReplyResult | Failure:
         """Run all there is. Returns: a session's last event."""

@@ -1,7 +1,7 @@
 """Codes that are drawn beside everything else: asked for ahead, seen when they arrive, and nobody waits for them."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -9,15 +9,14 @@ import pytest
 
 from models.speaker import Look, PendingLook, Speaker
 from tests.worker.engines import ALOUD, QUIET, assert_told, short_speech
-from tests.worker.replies import SPOKEN, AnsweringEngine, make_parts, short_chunks
+from tests.worker.replies import MOST_TURNS, SPOKEN, AnsweringEngine, make_parts, short_chunks
 from worker.building import Parts
 from worker.job import SpeechCall
 from worker.observer import Observer
-from worker.results import Event, Prefilled, UnitResult
+from worker.results import Event, UnitResult
 from worker.speech_stages import MOST_LOOKS
 
 ASKED = "Hello there, how are you?"
-MOST_TURNS = 300  # of the loop, until something must have happened
 
 
 class HeldLook:
@@ -47,7 +46,7 @@ def expected(parts: Parts) -> list[Event]:
     with short_chunks(), short_speech():
         engine.ask("a", ASKED, config=SPOKEN)
         engine.settle()
-    return heard(engine, "a")
+    return engine.heard("a")
 
 
 @pytest.fixture
@@ -65,29 +64,17 @@ def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringE
     assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
 
 
-def heard(engine: AnsweringEngine, name: str) -> list[Event]:
-    return [event for event in engine.take(name) if not isinstance(event, Prefilled)]
-
-
 def on_the_way() -> list[HeldLook]:
     return [look for look in HeldLook.all if not look.is_here]
 
 
-def run_until(engine: AnsweringEngine, done: Callable[[], bool]) -> None:
-    for _ in range(MOST_TURNS):
-        if done():
-            return
-        engine.step()
-    raise AssertionError(f"expected an end within {MOST_TURNS} turns of the loop")
-
-
 def until_codes_are_awaited(engine: AnsweringEngine) -> None:
-    run_until(engine, lambda: len(on_the_way()) == MOST_LOOKS)
+    engine.run_until(lambda: len(on_the_way()) == MOST_LOOKS)
 
 
 def let_all_arrive(engine: AnsweringEngine) -> None:
     while not engine.loop.is_idle:
-        run_until(engine, lambda: bool(on_the_way()) or engine.loop.is_idle)
+        engine.run_until(lambda: bool(on_the_way()) or engine.loop.is_idle)
         for look in on_the_way()[:1]:
             look.is_here = True
         engine.step()
@@ -103,7 +90,7 @@ def test_more_is_asked_for_before_the_first_is_seen(engine: AnsweringEngine, exp
     assert len(on_the_way()) == MOST_LOOKS and job.calls[0].n_drawn == n_drawn, "expected no more than that"
     assert not job.windows and job.n_codes == 0, "expected nothing to be voiced that nobody has seen"
     let_all_arrive(engine)
-    assert_told("answer", heard(engine, "a"), expected)
+    assert_told("answer", engine.heard("a"), expected)
 
 
 def test_nothing_is_asked_ahead_of_a_call_that_may_end(
@@ -112,12 +99,12 @@ def test_nothing_is_asked_ahead_of_a_call_that_may_end(
     """Its codes might be drawn for nobody, with those of the next call behind them."""
     monkeypatch.setattr(SpeechCall, "may_end", True)
     engine.ask("a", ASKED, config=SPOKEN)
-    run_until(engine, lambda: bool(on_the_way()))
+    engine.run_until(lambda: bool(on_the_way()))
     for _ in range(3):
         engine.step()
     assert len(on_the_way()) == 1, f"looks on their way: expected one, got {len(on_the_way())}"
     let_all_arrive(engine)
-    assert_told("answer", heard(engine, "a"), expected)
+    assert_told("answer", engine.heard("a"), expected)
 
 
 def test_only_a_call_with_as_many_codes_as_it_needs_cannot_end_sooner() -> None:
@@ -130,11 +117,11 @@ def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[E
     session = engine.open("listens", QUIET)
     for number in range(2):
         engine.send(session, number, force_listen=True)
-        run_until(engine, lambda: not session.is_busy and not session.waiting)
+        engine.run_until(lambda: not session.is_busy and not session.waiting)
         assert isinstance(engine.take("listens")[-1], UnitResult), "expected a unit to end meanwhile"
     assert len(on_the_way()) == MOST_LOOKS, "expected the codes not to have been waited for"
     let_all_arrive(engine)
-    assert_told("answer", heard(engine, "a"), expected)
+    assert_told("answer", engine.heard("a"), expected)
 
 
 @pytest.mark.parametrize("arrived", [0, 1, MOST_LOOKS])
@@ -147,7 +134,7 @@ def test_codes_that_are_undone_are_drawn_again(engine: AnsweringEngine, expected
     for look in HeldLook.all[:arrived]:
         look.is_here = True
     let_all_arrive(engine)
-    assert_told("answer", heard(engine, "a"), expected)
+    assert_told("answer", engine.heard("a"), expected)
 
 
 class Turns(Observer):
@@ -208,7 +195,7 @@ def test_a_session_closed_meanwhile(engine: AnsweringEngine, expected: list[Even
     engine.ask("next", ASKED, config=SPOKEN)
     let_all_arrive(engine)
     assert not engine.take("a"), "expected nothing more"
-    assert_told("next", heard(engine, "next"), expected)
+    assert_told("next", engine.heard("next"), expected)
 
 
 def test_the_loop_rests_and_does_not_hurry(engine: AnsweringEngine) -> None:

@@ -1,6 +1,6 @@
 """Sound that is made beside everything else: who waits for it, who does not, and what becomes of it if nobody does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,10 +11,9 @@ from tests.worker.engines import QUIET, assert_told, short_speech, told, voice
 from tests.worker.replies import SPOKEN, AnsweringEngine, ToneVocoder, make_parts, short_chunks
 from worker.building import Parts
 from worker.reply_config import HalfDuplexConfig, PromptOptions
-from worker.results import Event, Partial, Prefilled, ReplyResult, UnitResult
+from worker.results import Event, Partial, ReplyResult, UnitResult
 
 ASKED = "Hello there, how are you?"
-MOST_TURNS = 300  # of the loop, until something must have happened
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def expected(parts: Parts) -> list[Event]:
     with short_chunks(), short_speech():
         engine.ask("a", ASKED, config=SPOKEN)
         engine.settle()
-    events = heard(engine, "a")
+    events = engine.heard("a")
     assert sum(is_sound(event) for event in events) > 1, f"expected several windows, got {events}"
     return events
 
@@ -45,10 +44,6 @@ def engine(parts: Parts) -> Iterator[AnsweringEngine]:
     assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
 
 
-def heard(engine: AnsweringEngine, name: str) -> list[Event]:
-    return [event for event in engine.take(name) if not isinstance(event, Prefilled)]
-
-
 def is_sound(event: Event) -> bool:
     return isinstance(event, Partial) and event.pcm is not None
 
@@ -57,22 +52,14 @@ def on_the_way(vocoder: ToneVocoder) -> int:
     return sum(not launch.is_over for launch in vocoder.launches)
 
 
-def run_until(engine: AnsweringEngine, done: Callable[[], bool]) -> None:
-    for _ in range(MOST_TURNS):
-        if done():
-            return
-        engine.step()
-    raise AssertionError(f"expected an end within {MOST_TURNS} turns of the loop")
-
-
 def until_only_sound_is_left(engine: AnsweringEngine) -> None:
-    run_until(engine, lambda: all(job.windows and not job.step and not job.calls for job in engine.loop.jobs))
+    engine.run_until(lambda: all(job.windows and not job.step and not job.calls for job in engine.loop.jobs))
 
 
 def land_all(engine: AnsweringEngine) -> None:
     """Let everything arrive, one launch after the other."""
     while engine.loop.jobs:
-        run_until(engine, lambda: on_the_way(engine.vocoder) > 0 or engine.loop.is_idle)
+        engine.run_until(lambda: on_the_way(engine.vocoder) > 0 or engine.loop.is_idle)
         if on_the_way(engine.vocoder):
             engine.vocoder.let_land()
         engine.step()
@@ -93,12 +80,12 @@ def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[E
     session = engine.open("listens", QUIET)
     for number in range(2):
         engine.send(session, number, force_listen=True)
-        run_until(engine, lambda: not session.is_busy and not session.waiting)
+        engine.run_until(lambda: not session.is_busy and not session.waiting)
         assert isinstance(engine.take("listens")[-1], UnitResult), "expected a unit to end meanwhile"
-    told_so_far = heard(engine, "a")
+    told_so_far = engine.heard("a")
     assert not any(is_sound(event) or isinstance(event, ReplyResult) for event in told_so_far), "expected no sound yet"
     land_all(engine)
-    assert_as_expected(told_so_far + heard(engine, "a"), expected)
+    assert_as_expected(told_so_far + engine.heard("a"), expected)
 
 
 def test_sound_leaves_when_it_arrives(engine: AnsweringEngine, expected: list[Event]) -> None:
@@ -106,14 +93,14 @@ def test_sound_leaves_when_it_arrives(engine: AnsweringEngine, expected: list[Ev
     engine.ask("a", ASKED, config=SPOKEN)
     counts = []
     while not engine.loop.is_idle:
-        run_until(engine, lambda: on_the_way(engine.vocoder) > 0 or engine.loop.is_idle)
+        engine.run_until(lambda: on_the_way(engine.vocoder) > 0 or engine.loop.is_idle)
         counts.append(sum(is_sound(event) for event in engine.events["a"]))
         if on_the_way(engine.vocoder):
             assert not any(isinstance(event, ReplyResult) for event in engine.events["a"])
             engine.vocoder.let_land()
             engine.step()
     assert counts[0] == 0 and all(b - a == 1 for a, b in pairwise(counts)), f"got {counts}"
-    assert_as_expected(heard(engine, "a"), expected)
+    assert_as_expected(engine.heard("a"), expected)
 
 
 def test_sound_does_not_wait_for_codes(
@@ -143,12 +130,12 @@ def test_sound_does_not_wait_for_codes(
 
     monkeypatch.setattr(engine.duplex.speaker, "start_look", SlowLook)
     engine.ask("b", ASKED, config=SPOKEN)
-    run_until(engine, lambda: len(n_sounds) > 1)
+    engine.run_until(lambda: len(n_sounds) > 1)
     assert n_sounds[:2] == [0, 1], f"sounds that had left whenever codes were asked for: expected 0, 1, got {n_sounds}"
     monkeypatch.undo()
     land_all(engine)
     for name in ("a", "b"):
-        assert_as_expected(heard(engine, name), expected)
+        assert_as_expected(engine.heard(name), expected)
 
 
 def test_windows_of_several_wait_together(engine: AnsweringEngine, expected: list[Event]) -> None:
@@ -164,7 +151,7 @@ def test_windows_of_several_wait_together(engine: AnsweringEngine, expected: lis
     assert sizes == [1, 1, 2], f"sessions in each launch: expected the others together, got {sizes}"
     land_all(engine)
     for name in ("a", "b", "c"):
-        events = heard(engine, name)
+        events = engine.heard(name)
         assert [len(e.pcm) for e in events if is_sound(e)] == [len(e.pcm) for e in expected if is_sound(e)]
 
 
@@ -178,7 +165,7 @@ def test_a_session_closed_meanwhile(engine: AnsweringEngine, expected: list[Even
     until_only_sound_is_left(engine)
     land_all(engine)
     assert len(engine.events["a"]) == before, f"expected nothing more, got {engine.events['a'][before:]}"
-    assert_as_expected(heard(engine, "next"), expected)
+    assert_as_expected(engine.heard("next"), expected)
 
 
 def test_speech_broken_off_meanwhile(engine: AnsweringEngine, expected: list[Event]) -> None:
@@ -189,15 +176,15 @@ def test_speech_broken_off_meanwhile(engine: AnsweringEngine, expected: list[Eve
     sounds = [event.pcm for event in engine.events["a"] if is_sound(event)]
     assert len(sounds) == 1, f"expected one sound before the break, got {len(sounds)}"
     engine.sessions.break_speech(session)
-    run_until(engine, lambda: engine.loop.is_idle)
-    result = heard(engine, "a")[-1]
+    engine.run_until(lambda: engine.loop.is_idle)
+    result = engine.heard("a")[-1]
     assert np.array_equal(result.pcm, sounds[0]), "expected the sound that had left, and no more"
     engine.vocoder.is_held = False
     for launch in engine.vocoder.launches:
         launch.is_here = True
     engine.ask("a", ASKED, config=SPOKEN)
     engine.settle()
-    assert_told("the next one", heard(engine, "a"), expected)
+    assert_told("the next one", engine.heard("a"), expected)
 
 
 def test_a_round_taken_back_meanwhile(engine: AnsweringEngine) -> None:
@@ -237,10 +224,10 @@ def test_sound_that_never_arrives(engine: AnsweringEngine, expected: list[Event]
     for launch in engine.vocoder.launches:
         launch.is_here = True
     engine.settle()
-    result = heard(engine, "bad")[-1]
+    result = engine.heard("bad")[-1]
     assert (str(result.voice_error) == "broken") is together, f"got {result.voice_error}"
     assert result.pcm is None and result.text == expected[-1].text
-    good = heard(engine, "good")
+    good = engine.heard("good")
     assert_as_expected(good, expected)
 
 
