@@ -40,6 +40,7 @@ PARTS = {
     "products": Part("kernels_products", "cases", PRODUCTS),
     "rows": Part("kernels_rows", "row_cases", {"ours_us": ".2f", "plain_us": ".2f", "error": ".1e"}),
     "codes": Part("kernels_rows", "code_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_codes": ""}),
+    "tokens": Part("kernels_rows", "token_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_tokens": ""}),
     "attention": Part("kernels_attention", "cases", ATTENTION),
 }
 

@@ -167,9 +167,7 @@ def _regions(meter: Meter) -> Regions:
         tokens=(24,),
         speech_kv=(SPEECH_KV["kv"],),
     )
-    regions = _table(model, shapes, llm_len=2 * KV["kv"], tts_len=2 * SPEECH_KV["kv"])
-    regions.compile_parts(["choose"], dynamic=None)
-    return regions
+    return _table(model, shapes, llm_len=2 * KV["kv"], tts_len=2 * SPEECH_KV["kv"])
 
 
 def _tiny_regions() -> Regions:

@@ -1,4 +1,4 @@
-"""Kernels between a layer's products against the plain modules, and the kernel that draws codes against its operations.
+"""Kernels between a layer's products against the plain modules, and those that draw against their operations.
 
 Knows their inputs. What they read has just been written by the kernel before, so it is left in the caches.
 """
@@ -11,18 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.kernels_timing import Case, Figures, Meter, error_of
-from models import speech
+from models import regions, speech
 from models.kernels import codes as code_kernel
+from models.kernels import tokens as token_kernels
 from models.kernels.rows import add_layer_norm, add_rms_norm, qkv_rows, silu_mul
 from models.kv_cache import KVCache
 from models.layers import RMSNorm
 from models.rotary import rotary_angles, rotary_frequencies, rotate
-from models.sampling_settings import DUPLEX_CODES
+from models.sampling import SamplerState, TokenSet, TokenSets
+from models.sampling_settings import CHAT_TEXT, DUPLEX_CODES, DUPLEX_TEXT, TextSampling
 from models.speech import CODES_PER_CALL, SpeechState
 
 EPS, THETA = 1e-6, 1e6
 CALLS = 24  # in one graph
-N_CODES = 6562
+N_CODES, N_TOKENS = 6562, 151748
 
 Pair = tuple[Callable[[], Tensor], Callable[[], Tensor]]  # a kernel and what it stands for
 
@@ -51,6 +53,13 @@ def row_cases(meter: Meter) -> Iterator[Case]:
 def code_cases(meter: Meter) -> Iterator[Case]:
     for batch in (2,) if meter.is_tiny else (1, 8, 32):
         yield Case("draw_codes", {"batch": batch}, partial(_draws, meter, batch))
+
+
+def token_cases(meter: Meter) -> Iterator[Case]:
+    settings = {"duplex": DUPLEX_TEXT, "greedy": TextSampling(greedy=True), "chat": CHAT_TEXT, "all": TextSampling()}
+    for batch in (2,) if meter.is_tiny else (1, 8, 32, 64):
+        for name, one in list(settings.items())[: 1 if meter.is_tiny else None]:
+            yield Case("choose_tokens", {"batch": batch, "settings": name}, partial(_chooses, meter, batch, one))
 
 
 def _compared(meter: Meter, make: Callable[..., Pair], *sizes: int) -> Figures:
@@ -131,6 +140,25 @@ def _draws(meter: Meter, batch: int) -> Figures:
     is_same = all(torch.equal(calls[0](), calls[1]()) for _ in range(3))
     ours, plain = (meter.us(lambda i, call=call: call(), CALLS) for call in calls)
     return {"ours_us": ours, "plain_us": plain, "same_codes": is_same}
+
+
+def _chooses(meter: Meter, batch: int, settings: TextSampling) -> Figures:
+    n_tokens = 600 if meter.is_tiny else N_TOKENS
+    sets = TokenSets.build([TokenSet(forbidden=(7,), length_ids=(8,), listen_id=9, stop_id=10)], n_tokens, meter.device)
+    states = [SamplerState.allocate(batch, device=meter.device) for _ in range(2)]
+    for state in states:
+        for slot in range(batch):
+            state.configure(slot, settings, seed=slot)
+    slots = torch.arange(batch, device=meter.device)
+    yes = torch.ones(batch, dtype=torch.bool, device=meter.device)
+    logits = meter.noise(batch, n_tokens, dtype=torch.float32, scale=3.0)
+    calls = [
+        partial(choose, state, sets, slots, logits, yes, yes)
+        for choose, state in zip((token_kernels.choose_tokens, regions.choose), states, strict=True)
+    ]
+    is_same = all(torch.equal(calls[0](), calls[1]()) for _ in range(3))
+    ours, plain = (meter.us(lambda i, call=call: call(), CALLS) for call in calls)
+    return {"ours_us": ours, "plain_us": plain, "same_tokens": is_same}
 
 
 def _speaking(meter: Meter, batch: int, n_codes: int) -> SpeechState:

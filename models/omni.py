@@ -1,5 +1,6 @@
 """The whole model: the only file that knows all parts. Weights only; what a session owns is in `state`."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
@@ -39,6 +40,7 @@ class OmniModel(nn.Module):
             self.audio_projection_layer = Projector(config.audio_config.encoder_ffn_dim // 4, config.hidden_size)
         if config.init_tts:
             self.tts = TTS(config.tts_config)
+        self.choose: Callable[..., Tensor] | None = None  # what takes the place of `regions.choose`
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +71,7 @@ class OmniModel(nn.Module):
                 if part.table is not None:
                     part.table.give_back()
                 part.table = None
+            self.choose = None
             if self.config.init_tts:
                 self.tts.draw = None
             return
@@ -79,6 +82,7 @@ class OmniModel(nn.Module):
         from models.fused_encoders import FusedAudio, FusedVision
         from models.host_table import HostTable
         from models.kernels.codes import draw_codes
+        from models.kernels.tokens import choose_tokens
 
         kinds = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
         tables: dict[Backbone | TTS, HostTable] = {}
@@ -95,6 +99,7 @@ class OmniModel(nn.Module):
             part.fused = layers
         for part, table in tables.items():
             part.table = table
+        self.choose = choose_tokens
         if self.config.init_tts:
             self.tts.draw = draw_codes
         if self.device.type == "cuda":

@@ -114,7 +114,7 @@ def unit_prefill(
 ) -> tuple[Tensor, Tensor]:
     """Feed as `llm_prefill`, then choose a token where `wants` [B] says so; returns as `unit_step`."""
     _, logits = llm_prefill(model, state, slots, ids, rows, is_row, n_new, kv_len)
-    return choose(state.text, sets, slots, logits, n_new > 0, wants), logits
+    return (model.choose or choose)(state.text, sets, slots, logits, n_new > 0, wants), logits
 
 
 def unit_step(
@@ -140,7 +140,7 @@ def unit_step(
     hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len)
     kept = active & (places >= 0)
     state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
-    return choose(state.text, sets, slots, logits, active, wants), logits
+    return (model.choose or choose)(state.text, sets, slots, logits, active, wants), logits
 
 
 def choose(

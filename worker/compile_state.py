@@ -10,12 +10,12 @@ class TargetPhase(StrEnum):
     WAITING = "waiting"
     COMPILING = "compiling"
     COMPILED = "compiled"
-    KERNELS = "kernels"  # its layers run by the project's own kernels; the rest is compiled, or eager if that failed
+    KERNELS = "kernels"  # it runs by the project's own kernels
     FELL_BACK = "eager"  # it failed, and runs as it is
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether its layers run as they were asked to; a piece beside them may have failed (`TargetState.error`)."""
+        """Whether it runs as it was asked to."""
         return self in (TargetPhase.COMPILED, TargetPhase.KERNELS)
 
 
@@ -36,8 +36,8 @@ class TargetState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it, or a piece of it, runs otherwise than it was asked to."""
-        return self.phase is TargetPhase.FELL_BACK or (self.phase.is_as_asked and self.error is not None)
+        """Whether it runs otherwise than it was asked to."""
+        return self.phase is TargetPhase.FELL_BACK
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Tuned:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no target that was asked for has failed, not even a piece of it, and no kernels have."""
+        """Whether no target that was asked for has failed, and no kernels have."""
         return not self.lost_kernels and not any(state.has_failed for state in self.targets.values())
 
     @property

@@ -4,7 +4,8 @@ Knows names only. Torch-free.
 
 On a GPU launches are what costs, so the log-mel and the samplers compile too. On a CPU those would take minutes of
 C++ for a millisecond a call: there only layers compile. Of HiFT it is the activation, everywhere: captured, all of it
-is one launch anyway. Where the project's own kernels run, there is little to compile: choosing a token, the log-mel.
+is one launch anyway. Where the project's own kernels run a target, nothing of it compiles: what has no kernel, such as
+the log-mel, is a few dozen operations, which captured cost less than the start that compiling them would hold up.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ class Aim:
     table: whose regions. stage: of a unit; its regions never run at the same time. stacks: layers, one of which is
     compiled and shared by all of its kind. regions: those that run them. pieces, whole: further parts of regions, and
     regions, that compile in one piece on a GPU. on_cpu: smaller parts that take their place on a CPU. eager: regions of
-    the target that never compile, but are captured. beside_kernels: pieces that compile although the project's own
-    kernels run the rest.
+    the target that never compile, but are captured.
     """
 
     table: Table
@@ -34,16 +34,13 @@ class Aim:
     whole: tuple[str, ...] = ()
     on_cpu: tuple[str, ...] = ()
     eager: tuple[str, ...] = ()
-    beside_kernels: tuple[str, ...] = ()
 
     def parts(self, is_gpu: bool, by_kernels: bool = False) -> tuple[str, ...]:
         """Stacks and pieces that compile. by_kernels: the project's own kernels run its layers."""
-        if by_kernels:
-            return self.beside_kernels
-        return (*self.stacks, *(self.pieces if is_gpu else self.on_cpu))
+        return () if by_kernels else (*self.stacks, *(self.pieces if is_gpu else self.on_cpu))
 
-    def whole_regions(self, is_gpu: bool) -> tuple[str, ...]:
-        return self.whole if is_gpu else ()
+    def whole_regions(self, is_gpu: bool, by_kernels: bool = False) -> tuple[str, ...]:
+        return self.whole if is_gpu and not by_kernels else ()
 
     @property
     def all_regions(self) -> tuple[str, ...]:
@@ -60,7 +57,6 @@ AIMS: dict[Target, Aim] = {
         ("llm.model",),
         ("unit_step", "unit_prefill", "llm_prefill"),
         pieces=("choose",),
-        beside_kernels=("choose",),
         # Rare, large and memory-bound: compiling would cost more than it gives.
         eager=("llm_evict",),
     ),

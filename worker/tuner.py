@@ -112,7 +112,8 @@ class Tuner:
             rehearse(self._device, self._stages())
             self._is_rehearsed = True
             self._tuned.seconds["kernels"] = time.perf_counter() - start
-        await_compiler()
+        if any(self._parts(name) or self._whole(name) for name in self._asked):
+            await_compiler()
 
     def _stages(self) -> dict[str, list[Callable[[], None]]]:
         """Every call of the warm-up, by stage."""
@@ -150,7 +151,10 @@ class Tuner:
                 state.phase = TargetPhase.KERNELS if name in self._by_kernels else TargetPhase.COMPILED
             except Exception as error:
                 self.was_misled |= cache_counts()[0] > hits and is_misfit(error)
-                self._fall_back(name, error)
+                if name in self._by_kernels:
+                    self.kernels_error = aim.table, f"{name}: {reason_of(error)}"
+                else:
+                    self._fall_back(name, error)
         LOG.info(
             "compile target %s: %s in %.1f s, %d graphs, %d cache hits, %d misses",
             *(name, state.phase, state.seconds, state.n_graphs, state.hits, state.misses),
@@ -163,37 +167,29 @@ class Tuner:
             self.kernels_error = "omni", reason_of(error)
 
     def _wrap(self, name: Target, table: RegionTable, regions: list[str], options: dict[str, Any]) -> None:
-        aim = AIMS[name]
         table.compile_parts(self._parts(name), **options)
-        if whole := [region for region in aim.whole_regions(self._is_gpu) if region in regions]:
+        if whole := [region for region in self._whole(name) if region in regions]:
             table.compile(whole, **{**options, "dynamic": as_it_varies(options["dynamic"])})
 
-    def _fall_back(self, name: Target, error: Exception, *, at_capture: bool = False) -> None:
-        """What is compiled of the target is eager from now on. Kernels run on beside it, and are captured; where there
-        are none, or capturing is what failed, graphs of its regions are gone too.
-        """
-        aim, state, parts = AIMS[name], self._tuned.targets[name], self._parts(name)
+    def _fall_back(self, name: Target, error: Exception) -> None:
+        """The target is eager from now on, its kernels included, and graphs of its regions are gone."""
+        aim, state = AIMS[name], self._tuned.targets[name]
         table, regions = self._tables[aim.table], self._regions(aim)
-        whole = [region for region in aim.whole if region in regions]
-        table.uncompile(whole, parts)
+        table.uncompile([region for region in aim.whole if region in regions], self._parts(name))
         table.drop_graphs(regions)
-        pieces = [] if at_capture or name not in self._by_kernels else [*parts, *whole]
-        state.phase, state.n_captured = TargetPhase.KERNELS if pieces else TargetPhase.FELL_BACK, 0
-        reason = f"{', '.join(pieces)} stays eager: {reason_of(error)}" if pieces else reason_of(error)
-        state.error = f"{state.error}; {reason}" if state.error else reason
-        LOG.warning("compile target %s%s %s", name, ":" if pieces else " stays eager:", state.error, exc_info=error)
+        state.phase, state.n_captured = TargetPhase.FELL_BACK, 0
+        state.error = f"{state.error}; {reason_of(error)}" if state.error else reason_of(error)
+        LOG.warning("compile target %s stays eager: %s", name, state.error, exc_info=error)
         if self._has_driver:
             with suppress(Exception):
                 torch.cuda.empty_cache()
         try:
             table.clear_scratch()
             self._warm_up(f"{name}, eager", table, regions, self._calls)
-            if pieces:
-                self._tuned.notes.append(f"{name}: {state.error}")
         except Exception as second:  # serving may still do: its sizes are smaller most of the time
             state.error += f"; eager warm-up: {first_line(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
-            if name in self._by_kernels:  # not what is compiled of it, but what is not
+            if name in self._by_kernels:
                 self.kernels_error = aim.table, f"{name}: {reason_of(second)}"
 
     # --- regions -------------------------------------------------------------------------------
@@ -202,6 +198,10 @@ class Tuner:
         """Stacks and pieces of it that compile."""
         return AIMS[target].parts(self._is_gpu, target in self._by_kernels)
 
+    def _whole(self, target: Target) -> tuple[str, ...]:
+        """Regions of it that compile in one piece."""
+        return AIMS[target].whole_regions(self._is_gpu, target in self._by_kernels)
+
     def _regions(self, aim: Aim) -> list[str]:
         table = self._tables.get(aim.table)
         return [] if table is None else [name for name in aim.all_regions if name in table.table]
@@ -209,7 +209,7 @@ class Tuner:
     def _to_warm(self, target: Target) -> list[str]:
         """Regions to run once this target is wrapped: all of its own, unless nothing of it compiles and others ran."""
         aim = AIMS[target]
-        if self._parts(target) or aim.whole_regions(self._is_gpu):
+        if self._parts(target) or self._whole(target):
             return self._regions(aim)
         before = {name for names in self._warmed.values() for name in names}
         return [name for name in self._regions(aim) if name not in before]
@@ -228,10 +228,7 @@ class Tuner:
         """
         calls = self._calls(table, region)
         owners = [name for name in self._owners(region) if name in self._asked]
-        is_plain = self._by_kernels.issuperset(owners) and not any(
-            AIMS[name].beside_kernels or region in AIMS[name].whole for name in owners
-        )
-        if not (self._captures and is_plain and calls) or region in NEVER_CAPTURED:
+        if not (self._captures and self._by_kernels.issuperset(owners) and calls) or region in NEVER_CAPTURED:
             return calls
         ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
         edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
@@ -313,7 +310,7 @@ class Tuner:
         except Exception as error:
             table.drop_graphs([region])
             for name in owners:
-                self._fall_back(name, error, at_capture=True)
+                self._fall_back(name, error)
             if not owners:  # nobody's target: the region alone goes without
                 self._uncaptured[region] = f"capturing it failed: {reason_of(error)}"
                 self._tuned.notes.append(f"{region}: {self._uncaptured[region]}")

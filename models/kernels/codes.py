@@ -10,47 +10,21 @@ import triton.language as tl
 from torch import Tensor
 
 from models.code_sampling import PENALTY_WINDOW
+from models.kernels.draws import N_ROUNDS, fixed_point, score_of, sort_key, uniform
 from models.rng import N_STREAMS, STREAM_CODE, WEIGHT_ONE
 from models.speech import CODES_PER_CALL, SpeechState
 
 WARPS = 16
 ID_BITS = 16  # of a sort key; no vocabulary of codes is larger
-N_ROUNDS = 10
-
-
-@triton.jit
-def _uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr):
-    """As `models.rng.uniform`, for one number."""
-    low, high, key = (draw * N + STREAM) & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
-    for n in tl.static_range(ROUNDS):
-        product_low = 0xD256D193 * (low & 0xFFFF)
-        product_high = 0xD256D193 * (low >> 16)
-        upper = (product_high + (product_low >> 16)) >> 16
-        lower = (product_low + ((product_high & 0xFFFF) << 16)) & 0xFFFFFFFF
-        round_key = (key + n * 0x9E3779B9) & 0xFFFFFFFF
-        low, high = upper ^ round_key ^ high, lower
-    return ((low << 21) | (high >> 11)).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-
-
-@triton.jit
-def _weights(scores, peak, ONE: tl.constexpr):
-    """As `models.rng.fixed_point_weights`, for one row whose peak is finite."""
-    return (tl.exp(scores - peak) * ONE).to(tl.int64)
 
 
 @triton.jit
 def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
     """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so one key bounds it."""
-    bits = (scores + 0.0).to(tl.int32, bitcast=True)  # the two zeros are one score
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    # Best first; of equal ones the lower id.
-    key = (ordered << BITS) | ((1 << BITS) - 1 - column)
-    key = tl.where(inside, key, -(1 << 62))
+    key = tl.where(inside, sort_key(scores, column, BITS), -(1 << 62))
     best = tl.sort(key, descending=True)
-    high = (best >> BITS).to(tl.int32)
-    values = tl.where(high < 0, high ^ 0x7FFFFFFF, high).to(tl.float32, bitcast=True)
-    values = tl.where(best == -(1 << 62), float("-inf"), values)
-    weights = _weights(values, tl.max(values, 0), ONE)
+    values = tl.where(best == -(1 << 62), float("-inf"), score_of((best >> BITS).to(tl.int32)))
+    weights = fixed_point(values, tl.max(values, 0), ONE)
     total = tl.sum(weights, 0)
     here_down = total - (tl.cumsum(weights, 0) - weights)
     allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
@@ -94,9 +68,9 @@ def _draw_kernel(
     highest, peak = tl.max(given, 0), tl.max(scores, 0)
     is_number = tl.sum((given != given).to(tl.int32), 0) == 0
     usable = is_number & (tl.abs(highest) < float("inf")) & (tl.abs(peak) < float("inf"))
-    weights = tl.where(usable, _weights(scores, tl.where(usable, peak, 0.0), ONE), 0)
+    weights = tl.where(usable, fixed_point(scores, tl.where(usable, peak, 0.0), ONE), 0)
     total = tl.sum(weights, 0)
-    number = _uniform(tl.load(seed + slot), tl.load(draws + slot), STREAMS, STREAM, ROUNDS)
+    number = uniform(tl.load(seed + slot), tl.load(draws + slot), STREAMS, STREAM, ROUNDS)
     target = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
     below = tl.sum(((tl.cumsum(weights, 0) <= target) & inside).to(tl.int64), 0)
     best = tl.min(tl.where(scores == peak, column, BLOCK), 0).to(tl.int64)

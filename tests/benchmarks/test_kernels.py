@@ -28,12 +28,13 @@ def test_every_part_runs(tmp_path, capsys):
         "products": {"product", "all of tiny"},
         "rows": {"add_rms_norm", "add_layer_norm", "qkv_rows", "silu_mul"},
         "codes": {"draw_codes"},
+        "tokens": {"choose_tokens"},
         "attention": {"decode", "audio"},
     }
     for row in result["rows"]:
         assert row.get("error") is None, row
         assert row["figures"].get("error", 0.0) < 1e-6, row
-        assert row["figures"].get("same_codes", True), row
+        assert row["figures"].get("same_codes", True) and row["figures"].get("same_tokens", True), row
         # The interpreter's time would say nothing.
         assert all(value is None for key, value in row["figures"].items() if key.endswith(("_us", "_ms", "per_s"))), row
     printed = capsys.readouterr().out

@@ -17,6 +17,7 @@ from models.graphs import Bucket, Region, RegionTable
 from models.state import SlotState
 from models.token2wav.vocoder import Vocoder
 from worker.building import Parts
+from worker.compile_state import TargetPhase
 from worker.compile_targets import AIMS
 from worker.config import EngineConfig
 from worker.report import measures
@@ -223,8 +224,8 @@ def _is_compiled(region: Region, config: EngineConfig, tuned: Tuned | None, devi
         return False
     for target in config.compile.targets:
         aim, state = AIMS[target], tuned and tuned.targets.get(target)
-        is_gpu = device.type == "cuda"
-        is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu))
+        is_gpu, by_kernels = device.type == "cuda", state is not None and state.phase is TargetPhase.KERNELS
+        is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu, by_kernels))
         # Left whole, it may have parts that compile.
         is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu)))
         if is_aimed and (state is None or state.phase.is_as_asked):

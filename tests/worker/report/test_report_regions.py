@@ -196,17 +196,17 @@ def test_a_target_that_fell_back_is_a_problem():
     assert measured.rows[0].compiled is None and measured.problems() == []
 
 
-def test_a_piece_that_stays_eager_beside_kernels_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_there_is_no_problem(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         start_module, "header", lambda config, device, cache: header(config, torch.device("cpu"), cache)
     )
-    error = "choose stays eager: RuntimeError: no code"
-    state = TargetState("llm.model", TargetPhase.KERNELS, n_captured=8, error=error)
+    state = TargetState("llm.model", TargetPhase.KERNELS, n_captured=8)
     missing = TargetState("token2wav.flow", TargetPhase.OFF, error="the checkpoint does not have it")
     tuned = Tuned({state.name: state, missing.name: missing})
     report = start_report(make_config(), torch.device("cuda"), tuned)
-    assert report.problems() == [f"llm.model: failed: {error}"]
-    assert row_of(report, "llm.model").cuda_graphs == "8 captured"
+    assert report.problems() == []
+    row = row_of(report, "llm.model")
+    assert (row.part, row.cuda_graphs) == (None, "8 captured")
 
 
 def test_from_a_checkpoint_to_targets_and_regions(monkeypatch: pytest.MonkeyPatch):

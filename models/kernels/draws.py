@@ -1,0 +1,54 @@
+"""What kernels that draw have in common: a random number, weights, and one whole number that orders scores.
+
+Computes what `models.rng` computes. Knows single numbers and rows of scores. Import only where Triton is.
+"""
+
+import triton
+import triton.language as tl
+
+N_ROUNDS = 10  # of `models.rng.philox2x32`
+
+
+@triton.jit
+def uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr):
+    """As `models.rng.uniform`, for one number."""
+    low, high, key = (draw * N + STREAM) & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
+    for n in tl.static_range(ROUNDS):
+        product_low = 0xD256D193 * (low & 0xFFFF)
+        product_high = 0xD256D193 * (low >> 16)
+        upper = (product_high + (product_low >> 16)) >> 16
+        lower = (product_low + ((product_high & 0xFFFF) << 16)) & 0xFFFFFFFF
+        round_key = (key + n * 0x9E3779B9) & 0xFFFFFFFF
+        low, high = upper ^ round_key ^ high, lower
+    return ((low << 21) | (high >> 11)).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+
+
+@triton.jit
+def fixed_point(scores, peak, ONE: tl.constexpr):
+    """As `models.rng.fixed_point_weights`, for one row whose peak is finite."""
+    return (tl.exp(scores - peak) * ONE).to(tl.int64)
+
+
+@triton.jit
+def ordered(scores):
+    """int32 in the order of float32 scores; the two zeros are one."""
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def score_of(order):
+    """The score of an `ordered`."""
+    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sort_key(scores, column, BITS: tl.constexpr):
+    """int64: the largest is the best score, of equal ones that of the lowest column. BITS: hold every column."""
+    return (ordered(scores).to(tl.int64) << BITS) | ((1 << BITS) - 1 - column)
+
+
+@triton.jit
+def column_of(key, BITS: tl.constexpr):
+    """The column of a `sort_key`, int64."""
+    return (1 << BITS) - 1 - (key & ((1 << BITS) - 1))

@@ -1,0 +1,120 @@
+"""The kernels that choose text tokens against the operations they stand for: tokens, flags, all that is remembered."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.regions import choose
+from models.sampling import SamplerState, TokenSet, TokenSets
+from models.sampling_settings import CHAT_TEXT, DUPLEX_TEXT, HALF_DUPLEX_TEXT, TextSampling
+from tests.models.compare import assert_same
+
+pytest.importorskip("triton")
+
+DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+VOCAB, HISTORY, STEPS = 4500, 1100, 4  # three blocks of columns, the last in part; two programs of remembered ids
+LISTEN, STOP, PAD = 30, 31, 2
+DUPLEX = TokenSet(
+    forbidden=(STOP, 32), length_ids=(40, 41), unremembered=(60,), listen_id=LISTEN, stop_id=STOP, pad_id=PAD
+)
+TURNS = TokenSet(forbidden=(50,), length_ids=(51,), pad_id=1)
+SETTINGS = {
+    "duplex": DUPLEX_TEXT,
+    "duplex, greedy": replace(DUPLEX_TEXT, greedy=True),
+    "half duplex": replace(HALF_DUPLEX_TEXT, set_index=1),
+    "chat": replace(CHAT_TEXT, set_index=1, repetition_window=HISTORY),
+    "greedy": TextSampling(greedy=True, repetition_penalty=1.3, set_index=1),
+    "everything kept": TextSampling(set_index=1),  # more than are ranked
+    "top-p of everything": TextSampling(top_p=0.6, temperature=2.5, set_index=1),
+    "top-k of thousands": TextSampling(top_k=3000, top_p=0.95, temperature=4.0, set_index=1),
+    "k of a few pieces": TextSampling(top_k=18, top_p=0.0, temperature=0.3),
+    "the best alone": TextSampling(top_k=1, top_p=0.9),
+    "cold": TextSampling(temperature=0.01, set_index=1),
+    "listens by rank": TextSampling(listen_top_k=4, listen_scale=1.4, sign_blind=True, repetition_penalty=1.2),
+    "odds of listening": TextSampling(listen_scale=0.5, listen_scale_on_probability=True, top_k=5, length_penalty=1.5),
+    "stops, greedy": TextSampling(greedy=True, stop_probe=True),
+}
+
+
+def new_state(device: str) -> SamplerState:
+    """A slot for each of the settings, each with some ids behind it; that of chat has gone round its ring."""
+    state = SamplerState.allocate(len(SETTINGS), HISTORY, device)
+    generator = torch.Generator().manual_seed(1)
+    for slot, settings in enumerate(SETTINGS.values()):
+        state.configure(slot, settings, seed=2**63 + slot)
+        state.history[slot] = torch.randint(0, VOCAB, (HISTORY,), generator=generator).to(device)
+        state.count[slot] = 3 * HISTORY + 17 if slot == 3 else 7 * slot
+        state.chunk_start[slot] = max(7 * slot - 4, 0)
+    return state
+
+
+def logits_of(step: int, device: str) -> Tensor:
+    """Peaked like a model's, with ties; listen is ahead in step 1, the stop token in step 3; bad rows in 2 and 3."""
+    generator = torch.Generator().manual_seed(step)
+    logits = 3 * torch.randn(len(SETTINGS) + 1, VOCAB, generator=generator)
+    logits[:, 100:140] = logits[:, 100:101]
+    logits[:, 2047:2050] = logits.amax(1, keepdim=True) - 0.25 * (step % 2)  # equal ones in two blocks
+    logits[:, 4000:4100] = float("-inf")
+    logits[:, 70], logits[:, 71] = 0.0, -0.0
+    if step == 1:
+        logits[:, LISTEN] = 13.0
+    if step == 3:
+        logits[:, STOP] = 40.0
+    if step == 2:
+        logits[1, 4321], logits[6, 5] = float("nan"), float("inf")
+    if step == 3:
+        logits[9] = float("-inf")
+    return logits.to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_kernels_choose_the_same_tokens(device: str) -> None:
+    from models.kernels.tokens import choose_tokens
+
+    sets = TokenSets.build([DUPLEX, TURNS], VOCAB, device)
+    order = torch.randperm(len(SETTINGS), generator=torch.Generator().manual_seed(0)).tolist()
+    slots = torch.tensor([*order, len(SETTINGS)], device=device)
+    fed = slots != len(SETTINGS)
+    states = [new_state(device), new_state(device)]
+    chosen = []
+    for step in range(STEPS):
+        logits = logits_of(step, device)[slots]
+        wants = fed & ((slots + step) % 5 != 0)
+        expected, got = (
+            way(state, sets, slots, logits, fed, wants)
+            for way, state in zip((choose, choose_tokens), states, strict=True)
+        )
+        for row, what in enumerate(("ids", "bad", "remembered")):
+            assert_same(got[row], expected[row], f"{what} of step {step}, slots {slots.tolist()}")
+        for field in fields(SamplerState):
+            assert_same(
+                getattr(states[1], field.name)[:-1], getattr(states[0], field.name)[:-1], f"{field.name} after {step}"
+            )
+        chosen.append(expected)
+    ids, bad, _ = torch.stack(chosen, 1)
+    assert LISTEN in ids[1] and STOP in ids[3], "nobody listened or stopped: nothing of it was compared"
+    assert int(bad[2].sum()) == 2 and int(bad[3].sum()) == 1
+    assert len(ids.unique()) > 15
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranks_and_halving_draw_the_same(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for 16 ids only, most settings draw by halving, and what they draw does not hang on that."""
+    from models.kernels import tokens
+
+    monkeypatch.setattr(tokens, "RANKED", 16)
+    sets = TokenSets.build([DUPLEX, TURNS], VOCAB, device)
+    slots = torch.arange(len(SETTINGS), device=device)
+    yes = torch.ones(len(SETTINGS), dtype=torch.bool, device=device)
+    states = [new_state(device), new_state(device)]
+    for step in (0, 5):
+        logits = logits_of(step, device)[:-1]
+        logits = (logits * 4).round() / 4  # ties at every place where something ends
+        expected = choose(states[0], sets, slots, logits, yes, yes)
+        got = tokens.choose_tokens(states[1], sets, slots, logits, yes, yes)
+        assert_same(got, expected, f"step {step}")
