@@ -5,8 +5,8 @@ one portable artifact of its own, named by a key of everything that compiled cod
 folder without locks, since nobody writes another's files and all are put in place at once. Nothing in the folder is
 trusted before its digest is checked, and a bad cache never stops a worker: what is bad is removed and compiled again.
 
-Knows files, digests and torch's portable artifacts. Does not know what is compiled, nor the environment: whoever
-starts the process points torch at the folder before it is imported.
+Knows files and digests. Does not know what is compiled, what an artifact holds (`kernel_archive`), nor the environment:
+whoever starts the process points torch at the folder before it is imported.
 """
 
 import hashlib
@@ -24,16 +24,18 @@ from typing import Any, Self
 
 import torch
 
+from models.kernels_choice import Made
 from models.token2wav.atomic_file import PENDING, write_atomically
 from worker.building import Parts
 from worker.compile_config import CompileConfig
+from worker.kernel_archive import pack, unpack
 from worker.version import VERSION
 
 LOG = logging.getLogger(__name__)
 
 OURS = "manifests"
 SOURCES = Path(__file__).resolve().parents[1] / "models"  # of everything that is compiled, kernels of our own among it
-ARTIFACT_MAGIC = b"duologue compile artifact 1\n"
+ARTIFACT_MAGIC = b"duologue compile artifact 2\n"
 DIGEST_BYTES = 16
 MAX_SHOWN = 5  # problems of one kind that are told one by one
 REPORTS = "reports"
@@ -267,11 +269,11 @@ class CompileCache:
     # --- the portable artifact -----------------------------------------------------------------
 
     def _save(self) -> None:
-        """Everything this process has compiled or read, as one file that another folder can be filled from."""
-        saved = torch.compiler.save_cache_artifacts()
-        if saved is None:
+        """As one file that another folder can be filled from."""
+        ours = [name for name in self._kernels() if Path(name).parent.name in Made.folders]
+        data = pack(self._folder, ours)
+        if data is None:
             return
-        data, _ = saved
         head = json.dumps({"facts": self._facts, "digest": digest(data)}).encode()
         write_atomically(self._artifact_path, ARTIFACT_MAGIC + head + b"\n" + data)
 
@@ -294,7 +296,7 @@ class CompileCache:
         elif told.get("facts") != self._facts:
             other = sorted(name for name in self._facts if told.get("facts", {}).get(name) != self._facts[name])
             self._problem(f"artifact {path.name} is for another {', '.join(other)}; not used")
-        elif torch.compiler.load_cache_artifacts(data) is None:
+        elif not unpack(data, self._folder):
             self._problem(f"artifact {path.name}: torch does not take it")
 
 

@@ -91,7 +91,8 @@ class Tuned:
 
     targets, regions: by name. seconds: by region, warming up and capturing. n_graphs: CUDA graphs captured. counts:
     when it was over. toggles: the switches of speed that are in force. notes: what was asked for and makes no sense
-    here, or did not work. lost_kernels: tables, `omni` or `vocoder`, whose kernels failed; notes say how.
+    here, or did not work. lost_kernels: tables, `omni` or `vocoder`, whose kernels failed; notes say how. kernels_kept,
+    kernels_made: of our own, read from the folder of kernels, and not.
     """
 
     targets: dict[str, TargetState] = field(default_factory=dict)
@@ -102,6 +103,8 @@ class Tuned:
     toggles: dict[str, str | bool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lost_kernels: list[str] = field(default_factory=list)
+    kernels_kept: int = 0
+    kernels_made: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -110,9 +113,10 @@ class Tuned:
 
     @property
     def hits(self) -> int:
-        """Of the cache of compiled graphs, by all targets."""
-        return sum(state.hits for state in self.targets.values())
+        """Of the cache: compiled graphs, by all targets, and kernels of our own that were there."""
+        return sum(state.hits for state in self.targets.values()) + self.kernels_kept
 
     @property
     def misses(self) -> int:
-        return sum(state.misses for state in self.targets.values())
+        """What had to be made, as `hits`."""
+        return sum(state.misses for state in self.targets.values()) + self.kernels_made

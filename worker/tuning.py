@@ -22,6 +22,7 @@ from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._inductor.codecache import FxGraphCache
 
 from models.graphs import RegionTable, compile_counters
+from models.kernels_choice import Made
 from worker.building import Parts
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import CompileCounts, TargetPhase, TargetState, Tuned
@@ -53,11 +54,14 @@ def tune(
     """
     tuned = Tuned({} if targets is None else targets)
     set_states(tuned.targets, config.compile)
+    made, kept = Made.n, Made.n_kept
     if config.compile.enabled:
         tuned.toggles = apply_toggles(config.compile, parts.model.device)
         # Two sizes that happen to be equal in the first example are still two sizes.
         with symbol_config.patch(use_duck_shape=False):
             _run(parts, config.compile, tuned, progress, backend, is_warm)
+    tuned.kernels_kept = Made.n_kept - kept
+    tuned.kernels_made = Made.n - made - tuned.kernels_kept
     tuned.counts = count(parts)
     return tuned
 

@@ -4,7 +4,9 @@ From its import on, kernels that are made are counted: after warm-up there must 
 what kernels compute. Import only where Triton is.
 """
 
+import threading
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +30,25 @@ def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]
     return {"PDL": False}
 
 
+class _Newest(threading.local):
+    """What this thread made last, told while it is made, counted behind: whether Triton had it, and in what folder."""
+
+    was_kept, folder = False, ""
+
+
+_newest = _Newest()
+
+
+def _note(*, metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
+    _newest.was_kept = cache_hit
+    _newest.folder = next((Path(path).parent.name for path in metadata_group.values()), "")
+
+
 def _count(*_: Any, **__: Any) -> None:
-    Made.one_more()
+    Made.one_more(_newest.was_kept, _newest.folder)
 
 
+triton.knobs.compilation.listener = _note
 triton.knobs.runtime.jit_post_compile_hook = _count
 
 

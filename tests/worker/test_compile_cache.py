@@ -176,7 +176,7 @@ def test_a_damaged_artifact_is_not_handed_to_torch(tmp_path: Path, monkeypatch: 
     assert CompileCache.open(elsewhere, FACTS, artifact=artifact).report.problems == [] and loaded == [b"everything"]
     other = CompileCache.open(elsewhere, FACTS | {"torch": "2.11.0"}, artifact=artifact).report
     assert "for another torch" in other.problems[0] and len(loaded) == 1
-    for bad in (good[:-1], good.replace(b"everything", b"everythinG"), b"", b"garbage\n"):
+    for bad in (good[:-1], good[:-30] + bytes([good[-30] ^ 1]) + good[-29:], b"", b"garbage\n"):
         artifact.write_bytes(bad)
         assert "is damaged" in CompileCache.open(elsewhere, FACTS, artifact=artifact).report.problems[0]
     assert len(loaded) == 1, "expected nothing damaged to be loaded"
