@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from models.code_sampling import PENALTY_WINDOW
-from models.kernels.draws import N_ROUNDS, fixed_point, score_of, sort_key, uniform
+from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
 from models.rng import N_STREAMS, STREAM_CODE, WEIGHT_ONE
 from models.speech import CODES_PER_CALL, SpeechState
 
@@ -20,19 +20,38 @@ ID_BITS = 16  # of a sort key; no vocabulary of codes is larger
 
 @triton.jit
 def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
-    """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so one key bounds it."""
-    key = tl.where(inside, sort_key(scores, column, BITS), -(1 << 62))
-    best = tl.sort(key, descending=True)
-    values = tl.where(best == -(1 << 62), float("-inf"), score_of((best >> BITS).to(tl.int32)))
-    weights = fixed_point(values, tl.max(values, 0), ONE)
+    """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so bounds of it are found by
+    halving: sorting would take no less time, and the compiler a quarter of a minute.
+    """
+    key = tl.where(inside, sort_key(scores, column, BITS), NO_KEY)
+    weights = tl.where(inside, fixed_point(scores, tl.max(scores, 0), ONE), 0)
     total = tl.sum(weights, 0)
-    here_down = total - (tl.cumsum(weights, 0) - weights)
     allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
-    kept = (here_down > tl.where(top_p >= 1.0, -1, allowed_tail)) | (column < min_keep)
-    place = tl.maximum(tl.maximum(top_k, min_keep), 1) - 1
-    last = tl.min(tl.where(column <= place, values, float("inf")), 0)
-    kept &= values >= tl.where(top_k == 0, float("-inf"), last)
-    return key >= tl.min(tl.where(kept & (best != -(1 << 62)), best, (1 << 62)), 0)
+    most_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
+    low, high = tl.full((), -(1 << (31 + BITS)), tl.int64), tl.max(key, 0)
+    while low < high:  # the lowest key with so little above it, or so few
+        middle = low + (high - low) // 2
+        is_better = key > middle
+        stays = (tl.sum(tl.where(is_better, weights, 0), 0) <= most_above) | (
+            tl.sum(is_better.to(tl.int64), 0) < min_keep
+        )
+        if stays:
+            high = middle
+        else:
+            low = middle + 1
+    kept = key >= high
+    if top_k != 0:
+        k = tl.minimum(tl.maximum(top_k, min_keep), tl.sum(inside.to(tl.int64), 0))
+        score = tl.where(inside, ordered(scores), LOWEST)
+        low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
+        while low < high:  # the highest score that k codes reach
+            middle = low + (high - low + 1) // 2
+            if tl.sum((score >= middle).to(tl.int64), 0) >= k:
+                low = middle
+            else:
+                high = middle - 1
+        kept &= score >= low
+    return kept & inside
 
 
 @triton.jit

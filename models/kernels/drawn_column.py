@@ -9,10 +9,7 @@ Knows one program's row. Does not know tokens. Import only where Triton is.
 import triton
 import triton.language as tl
 
-from models.kernels.draws import column_of, fixed_point, ordered, score_of, sort_key
-
-LOWEST = tl.constexpr(-2139095041)  # the `ordered` of -inf
-NO_KEY = tl.constexpr(-(1 << 62))
+from models.kernels.draws import LOWEST, NO_KEY, column_of, fixed_point, ordered, score_of, sort_key
 
 
 @triton.jit

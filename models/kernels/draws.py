@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 
 N_ROUNDS = 10  # of `models.rng.philox2x32`
+LOWEST = tl.constexpr(-2139095041)  # the `ordered` of -inf
+NO_KEY = tl.constexpr(-(1 << 62))  # below every `sort_key`
 
 
 @triton.jit
