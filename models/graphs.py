@@ -306,12 +306,13 @@ class RegionTable:
             raise SettingsError(f"capture {name}", expected="a table that is not sealed", got="a sealed one")
         self.drop_graphs([name])  # a graph is captured from the region, not from an older graph
         pool = self._pools.get(stage)
-        if pool is None or all(graph.pool is not pool for graph in self._captured.values()):
+        if pool is None or pool.is_broken or all(graph.pool is not pool for graph in self._captured.values()):
             pool = self._pools[stage] = StagePool()  # with its last graph a pool's memory is gone
         start, reserved, made = time.perf_counter(), torch.cuda.memory_reserved(), []
         buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
         for bucket, variant in product(buckets, region.variants):
             graph = Captured(self, name, bucket, variant, pool, is_warm)
+            pool = self._pools[stage] = graph.pool  # another, if a capture broke the first
             self._captured[_shape_key(name, graph.inputs, graph.static)] = graph
             made.append(graph)
             self.clear_scratch()

@@ -1,20 +1,15 @@
 """Which call of a region finds a captured graph, and which are counted as having none."""
 
-import gc
-from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from itertools import product
-from types import SimpleNamespace
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from models.captured import Captured
 from models.errors import SettingsError, ShapeError
 from models.graphs import Bucket, Region, RegionTable, ShapeTable
 from models.omni import OmniModel
@@ -196,55 +191,6 @@ def test_stages_have_pools_of_their_own(made: list[Replayed]):
     assert table.captured_sizes("scaled") == {"batch": [1, 2], "rows": [4, 8]} and table.captured_sizes("doubled")
     table.drop_graphs(["scaled"])
     assert table.captured_sizes("scaled") == {}
-
-
-class Recorder:
-    """As a CUDA graph, for what `Captured` does around it. fails: how many captures do."""
-
-    fails = 0
-    log: ClassVar[list[str]] = []
-
-    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        self.log.append("begin")
-        assert not gc.isenabled() and capture_error_mode == "thread_local"
-        if Recorder.fails:
-            Recorder.fails -= 1
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    def capture_end(self) -> None:
-        self.log.append("end")
-
-    def replay(self) -> None:
-        self.log.append("replay")
-
-
-@pytest.mark.parametrize(
-    ("is_warm", "fails", "expected"),
-    [
-        (False, 0, ["run", "run", "begin", "run", "end"]),
-        (True, 0, ["begin", "run", "end"]),
-        (True, 1, ["begin", "run", "begin", "run", "end"]),
-    ],
-)
-def test_what_is_warm_is_run_once(
-    monkeypatch: pytest.MonkeyPatch, is_warm: bool, fails: int, expected: list[str]
-) -> None:
-    """To be captured, without a run before; if that fails, once more after one."""
-    table, pool = Table(), SimpleNamespace(handle=object(), stream=mock.MagicMock())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorder)
-    monkeypatch.setattr(torch.cuda, "current_stream", mock.MagicMock())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(Recorder, "log", log := [])
-    monkeypatch.setattr(Recorder, "fails", fails)
-    plain = table._runners["doubled"]
-    table._runners["doubled"] = lambda *given: log.append("run") or plain(*given)
-    captured = Captured(table, "doubled", {"batch": 2}, None, pool, is_warm)
-    assert log == expected and captured.was_retried == bool(fails)
-    given = torch.full((2,), 5.0)
-    assert captured(given) is captured.outputs and log[-1] == "replay"
-    assert torch.equal(captured.inputs[0], given) and gc.isenabled()
-    with pytest.raises(ShapeError, match="captured doubled: input 0"):
-        captured(ones(3))
 
 
 def test_nothing_is_counted_before_capture():
