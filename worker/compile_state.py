@@ -15,14 +15,15 @@ class TargetPhase(StrEnum):
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether it runs as it was asked to."""
+        """Whether it runs as it was asked to; a region of it may go without CUDA graphs (`TargetState.error`)."""
         return self in (TargetPhase.COMPILED, TargetPhase.KERNELS)
 
 
 @dataclass
 class TargetState:
     """One target. seconds: spent on it. n_graphs: graphs compiled. n_captured: CUDA graphs. hits, misses: of the
-    kernel cache. error: why it fell back, what stays eager beside kernels, or why it is off although it was asked for.
+    kernel cache. error: why it fell back, what goes without CUDA graphs, or why it is off although it was asked
+    for.
     """
 
     name: str
@@ -36,8 +37,8 @@ class TargetState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it runs otherwise than it was asked to."""
-        return self.phase is TargetPhase.FELL_BACK
+        """Whether it, or a region of it, runs otherwise than it was asked to."""
+        return self.phase is TargetPhase.FELL_BACK or (self.phase.is_as_asked and self.error is not None)
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Tuned:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no target that was asked for has failed, and no kernels have."""
+        """Whether no target that was asked for has failed, not even a region of it, and no kernels have."""
         return not self.lost_kernels and not any(state.has_failed for state in self.targets.values())
 
     @property

@@ -62,6 +62,9 @@ class Tuner:
         # What is done follows from the device's name alone, so that it can be gone through where there is no GPU.
         self._has_driver = self._is_gpu and torch.cuda.is_available()
         is_default = config.mode == "default"
+        # What cuDNN has tried it knows by thread and by size, and in the middle of a capture it can try nothing; what
+        # comes before captures is a rehearsal, on other threads, or at a few sizes alone.
+        self._knows_sizes = not (self._has_driver and config.cudnn_benchmark)
         self._captures = self._is_gpu and (config.cuda_graphs == "on" or (config.cuda_graphs == "auto" and is_default))
         mode = UNCAPTURED[config.mode] if self._captures else config.mode
         self._options = {"mode": mode, "dynamic": config.dynamic, "backend": backend}
@@ -70,14 +73,13 @@ class Tuner:
         self.was_misled = False
         self.kernels_error: tuple[Table, str] | None = None
         self._facts: dict[str, CaptureFacts] = {}  # by region
-        self._uncaptured: dict[str, str] = {}  # why it could not be captured, by region of no chosen target
-        self._done = 0
+        self._uncaptured: dict[str, str] = {}  # why it could not be captured, by region that goes without alone
+        self._done = self._total = 0
         self._asked = [name for name in TARGETS if name in config.targets]
         self._warmed: dict[Target, list[str]] = {name: [] for name in self._asked}
         for name in self._asked:
             self._warmed[name] = self._to_warm(name)
         self._is_warm, self._is_rehearsed = is_warm, False
-        self._total = 0
 
     def run(self) -> None:
         """Fills `tuned`, but for its toggles and counts."""
@@ -172,7 +174,7 @@ class Tuner:
             table.compile(whole, **{**options, "dynamic": as_it_varies(options["dynamic"])})
 
     def _fall_back(self, name: Target, error: Exception) -> None:
-        """The target is eager from now on, its kernels included, and graphs of its regions are gone."""
+        """From now on nothing of the target is compiled or captured; kernels that run it go on."""
         aim, state = AIMS[name], self._tuned.targets[name]
         table, regions = self._tables[aim.table], self._regions(aim)
         table.uncompile([region for region in aim.whole if region in regions], self._parts(name))
@@ -303,21 +305,34 @@ class Tuner:
             return
         start = time.perf_counter()
         try:
-            self._facts[region] = table.capture_region(region, stage=self._stage(region), is_warm=True)
+            self._facts[region] = table.capture_region(region, stage=self._stage(region), is_warm=self._knows_sizes)
+            self._spent(region, start)
             for state in states[:1]:
                 state.n_captured += self._facts[region].n_graphs
-            self._spent(region, start)
         except Exception as error:
             table.drop_graphs([region])
-            for name in owners:
-                self._fall_back(name, error)
-            if not owners:  # nobody's target: the region alone goes without
-                self._uncaptured[region] = f"capturing it failed: {reason_of(error)}"
-                self._tuned.notes.append(f"{region}: {self._uncaptured[region]}")
-                LOG.warning("%s", self._tuned.notes[-1], exc_info=error)
-                table.clear_scratch()
+            self._go_without(table, region, owners, error)
         for state in states[:1]:
             state.seconds += time.perf_counter() - start
+
+    def _go_without(self, table: RegionTable, region: str, owners: list[Target], error: Exception) -> None:
+        """The region alone; out of memory, or if it does not run like that either, its targets with all of theirs."""
+        try:
+            if owners and isinstance(error, torch.cuda.OutOfMemoryError):
+                raise error
+            table.clear_scratch()
+            if owners:  # it may have run at its smallest and largest sizes alone
+                self._warm_up(f"{region}, without graphs", table, [region], self._calls)
+        except Exception as worse:
+            for name in owners:
+                self._fall_back(name, worse)
+            if owners:
+                return
+        self._uncaptured[region] = f"capturing it failed: {reason_of(error)}"
+        self._tuned.notes.append(reason := f"{region}: {self._uncaptured[region]}")
+        for state in (self._tuned.targets[name] for name in owners):
+            state.error = f"{state.error}; {reason}" if state.error else reason
+        LOG.warning("%s", reason, exc_info=error)
 
     def _stage(self, region: str) -> str:
         return next((AIMS[name].stage for name in self._owners(region)), "")

@@ -36,13 +36,14 @@ def failing(at: int) -> Any:
     return backend
 
 
-def capture_without(monkeypatch: pytest.MonkeyPatch, region: str) -> None:
-    """Let doubles be captured, but none of this region: memory is short there."""
+def capture_without(monkeypatch: pytest.MonkeyPatch, region: str, error: Exception | None = None) -> None:
+    """Let doubles be captured, but none of this region. error: that it meets; None = memory is short there."""
+    error = error or torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2 GiB for {region}")
 
     class Failing(Replayed):
         def __init__(self, regions: Any, name: str, *given: Any, **more: Any):
             if name == region:
-                raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2 GiB for {name}")
+                raise error
             super().__init__(regions, name, *given, **more)
 
     replay_on_cpu(monkeypatch)

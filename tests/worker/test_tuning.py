@@ -16,7 +16,7 @@ from models.vpm import VisionLayer
 from tests.models.replayed import Replayed
 from tests.worker.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from tests.worker.stubs import StubModel, capture_without, failing
-from worker import tuner, tuning
+from worker import toggles, tuner, tuning
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_state import CompileCounts, TargetPhase, TargetState
 from worker.compile_targets import AIMS, SERVING
@@ -224,7 +224,7 @@ def test_a_part_that_cannot_be_traced_falls_back() -> None:
     assert state.phase is TargetPhase.FELL_BACK and state.error, state
 
 
-def test_a_capture_that_fails_takes_its_targets_graphs_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_memory_is_short_for_takes_its_targets_graphs_along(monkeypatch: pytest.MonkeyPatch) -> None:
     capture_without(monkeypatch, "audio_unit")
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
@@ -238,6 +238,50 @@ def test_a_capture_that_fails_takes_its_targets_graphs_along(monkeypatch: pytest
     before = count(engine.parts)
     table.warm_up(["vision", *AIMS["apm"].all_regions])
     assert count(engine.parts).since(before).is_clean
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_region_that_cannot_be_captured_goes_without_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: bool
+) -> None:
+    """Everything else of its target is captured, and what runs in place of its graphs has run at every size."""
+    capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nand more"))
+    monkeypatch.setattr(toggles, "suits", lambda device: kernels)
+    engine, called = SmallEngine(), []
+    table, targets = engine.duplex.runner.regions, ("vpm", "llm.model")
+    call_example = table.call_example
+    monkeypatch.setattr(table, "call_example", lambda name, *given: called.append(name) or call_example(name, *given))
+    with caplog.at_level(logging.WARNING, "worker.tuner"):
+        tuned = tuned_with(engine, CompileConfig(enabled=True, targets=targets), gpu=True)
+    state, phase = tuned.targets["llm.model"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
+    why = "capturing it failed: RuntimeError: operation would make a stream wait"
+    assert (state.phase, state.error, state.has_failed) == (phase, f"unit_step: {why}", True) and not tuned.is_whole
+    assert tuned.regions["unit_step"].reason == why and tuned.notes == [state.error] and state.error in caplog.text
+    assert table.captured == {"vision", "unit_prefill", "llm_evict"} and state.n_captured == tuned.n_graphs - 1 > 0
+    assert tuned.targets["vpm"].error is None and table.is_sealed
+    assert called[-len(table.calls("unit_step")) :] == ["unit_step"] * len(table.calls("unit_step"))
+    before = count(engine.parts)
+    table.warm_up(["vision", "unit_step", "unit_prefill"])
+    assert count(engine.parts).since(before).is_clean
+
+
+def test_a_region_that_runs_neither_captured_nor_without_takes_its_target_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture_without(monkeypatch, "mel_unit", RuntimeError("no graph of it"))
+    engine = SmallEngine()
+    table, plain = engine.duplex.runner.regions, engine.duplex.runner.regions.call_example
+
+    def call_example(name: str, *given: Any) -> None:
+        if name == "mel_unit" and "vision" in table.captured:
+            raise RuntimeError("nor any other way")
+        plain(name, *given)
+
+    monkeypatch.setattr(table, "call_example", call_example)
+    config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
+    tuned = tuned_with(engine, config, gpu=True)
+    assert tuned.targets["apm"].phase is TargetPhase.FELL_BACK and "nor any other way" in tuned.targets["apm"].error
+    assert tuned.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
 
 
 @pytest.mark.parametrize("targets", [(), ("resampler",)])

@@ -235,6 +235,18 @@ def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
 
 
 @pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize("tries", [True, False])
+def test_where_cudnn_tries_convolutions_regions_run_before_they_are_captured(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, tries: bool
+) -> None:
+    """On the thread that captures, at each size; elsewhere a rehearsal is enough."""
+    rehearsed(monkeypatch)
+    monkeypatch.setattr(tuner, "rehearse", lambda *_: None)
+    by_kernels(SmallEngine(), StubModel(), compile=CompileConfig(enabled=True, targets=("vpm",), cudnn_benchmark=tries))
+    assert made and {graph.is_warm for graph in made} == {not tries}
+
+
+@pytest.mark.usefixtures("plain_toggles")
 @pytest.mark.parametrize("where", ["warm-up", "capture", "not a target"])
 def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
