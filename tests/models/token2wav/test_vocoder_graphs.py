@@ -15,10 +15,10 @@ from tests.models.compare import assert_close, assert_same
 from tests.models.replayed import replay_on_cpu
 from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
 
-SHAPES = VocoderShapes(batch=(2,), columns=(256,), prompt=(60, 120))
+SHAPES = VocoderShapes(batch=(2,), codes=(10, 28), columns=(256,), prompt=(60, 120))
 VOICES = [make_voice(0, 30), make_voice(1, 55)]  # seeing them takes 210 and 260 frames: both sizes of columns
-TURNS, N_UNITS = (7, 3), 30  # units of a turn, by session; first, later, short and last ones meet as they can
-N_GRAPHS = 1 + 3 * 2 + 3  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
+TURNS, N_UNITS = (7, 3), 17  # units of a turn, by session; first, later, short and last ones meet as they can
+N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_many_units_compile_nothing_after_warm_up():
     """Traced and run operation by operation: the same bits as without, no break, nothing traced after warm-up."""
     plain, traced = (own_vocoder() for _ in range(2))
     expected = list(many(plain, N_UNITS))
-    assert sum(map(len, expected)) >= 45 * 24_000
+    assert sum(map(len, expected)) >= 25 * 24_000
     before = compile_counters()
     traced.regions.compile(backend="eager")
     traced.regions.warm_up()
