@@ -31,7 +31,7 @@ from models.token2wav.region_table import VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
 from models.token2wav.voice import Voice
 from models.tokens import Tokenizer
-from models.weights import assign_weights
+from models.weights import assign_weights, on_meta
 from worker.building import FRAMES_PER_SECOND, Parts, assemble
 from worker.compile_cache import CompileCache, facts_of
 from worker.compile_state import CompileCounts, Tuned
@@ -127,7 +127,7 @@ class Weights:
         tensors = {name: _copy(t.to(device), weight_dtype(name, wide)) for name, t in model.state_dict().items()}
         twin = assign_weights(build_on_meta(model.config), tensors, device, wide)
         flow, hift = self.flow.flow, self.flow.hift
-        with torch.device("meta"):
+        with on_meta():
             copies = Flow(flow.config), Hift(hift.config)
         flows = {name: _copy(t, wide) for name, t in flow.state_dict().items()}
         hifts = {name: _copy(t, hift_room.weight_dtype(name, wide)) for name, t in hift.state_dict().items()}
@@ -212,8 +212,7 @@ def start(
         now = time.perf_counter()
         seconds[phase], begun = now - begun, now
 
-    if config.compile.enabled:
-        start_compiler()  # as a worker does, before it loads weights
+    start_compiler(config.compile, torch.device(spec.device))  # as a worker does, before it loads weights
     lap("head_start")
     weights = weights or Weights.of(spec)
     lap("weights")

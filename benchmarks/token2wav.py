@@ -32,7 +32,7 @@ from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice import Voice
 from models.token2wav.windows import CHUNK_CODES
-from models.weights import assign_weights
+from models.weights import assign_weights, on_meta
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -275,7 +275,7 @@ class Bench:
             return self.plain
         flow, hift = self.plain.flow, self.plain.hift
         dtype = torch.bfloat16
-        with torch.device("meta"):
+        with on_meta():
             copies = Flow(flow.config), Hift(hift.config)
         return FlowAndHift(
             assign_weights(copies[0], {n: t.to(dtype) for n, t in flow.state_dict().items()}, self.device, dtype),

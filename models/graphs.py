@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from models.captured import Bucket, Captured, StagePool
+from models.compiler import counters
 from models.errors import SettingsError, ShapeError
 from models.input_block import Input, sent
 from models.kernels_choice import Made
@@ -188,6 +188,8 @@ class RegionTable:
         which traces and compiles in half the time.
         Raises: SettingsError for a name that is neither.
         """
+        if not parts:  # nothing that the compiler would have to be there for
+            return
         options = self._compile_options(options)
         dynamic = options.pop("dynamic")
         for part in parts:
@@ -353,8 +355,9 @@ def _shape_key(name: str, given: Sequence[Input], static: dict[str, Any]) -> Has
 
 def compile_counters() -> dict[str, int]:
     """Graph breaks, and graphs and kernels made so far in this process; compare before and after."""
+    now = counters()
     return {
-        "graph_breaks": sum(counters["graph_break"].values()),
-        "graphs": counters["stats"]["unique_graphs"] + Made.n,
-        "frames": counters["frames"]["total"],
+        "graph_breaks": sum(now["graph_break"].values()),
+        "graphs": now["stats"]["unique_graphs"] + Made.n,
+        "frames": now["frames"]["total"],
     }

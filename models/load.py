@@ -16,7 +16,7 @@ from models.checkpoint import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, 
 from models.config import OmniConfig, load_config
 from models.errors import SettingsError
 from models.omni import OmniModel
-from models.weights import Mismatch, assign_weights, tensor_shapes
+from models.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 
 # Other spellings of our names, applied in this order to every stored name.
 RENAMES: tuple[tuple[str, str], ...] = (
@@ -71,7 +71,7 @@ def load_model(
 
 def build_on_meta(config: OmniConfig) -> OmniModel:
     """The module tree without data: names and shapes cost no memory."""
-    with torch.device("meta"):
+    with on_meta():
         return OmniModel(config)
 
 

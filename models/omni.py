@@ -21,7 +21,7 @@ from models.vpm import Vpm
 class OmniModel(nn.Module):
     """Parts under the checkpoint's names; parts the config switches off are absent.
 
-    Build under `torch.device("meta")`, assign weights, then call `derive` on every `Derived` module;
+    Build under `weights.on_meta`, assign weights, then call `derive` on every `Derived` module;
     `load.load_model` does all three.
     """
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.apm import UNIT_ROWS
 from models.audio import LogMel, conv_length, frame_count, split_clip, token_count
+from models.compiler import as_written
 from models.errors import AudioError, ContextOverflowError, SettingsError, ShapeError, SlotError
 from models.image import ImagePatches, pad_batch
 from models.input_block import Input, column
@@ -218,7 +219,7 @@ class Runner:
                 implementation does when it encodes clips together. Off, a clip does not depend on others.
         """
         # Once a session: compiled layers would compile again for each length, in the middle of serving.
-        with torch.compiler.set_stance("force_eager"):
+        with as_written():
             return self._encode_clips(waves, chunk_length, batch_padding)
 
     def _encode_clips(self, waves: Sequence[Tensor], chunk_length: float, batch_padding: bool) -> list[Tensor]:

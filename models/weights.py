@@ -3,12 +3,14 @@
 Knows neither files nor which tree it serves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from models.errors import CheckpointError
 from models.layers import Derived
@@ -35,6 +37,26 @@ class Mismatch:
             text += f"\n{section} ({len(lines)}):" + "".join(f"\n  {line}" for line in lines)
         if text:
             raise CheckpointError(self.what, expected=self.expected, got=f"these differences:{text}")
+
+
+class _Undrawn(TorchFunctionMode):
+    """What would fill a tensor of a new module returns it as it is."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Modules that are built inside have names and shapes, and no data.
+
+    First values are left out: on the meta device a normal distribution alone would load torch's compiler, for seconds.
+    """
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 def tensor_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

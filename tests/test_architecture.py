@@ -58,7 +58,7 @@ def test_parts_do_not_import_each_other(root: Path) -> None:
 
 def test_the_vocoder_knows_no_other_part(root: Path) -> None:
     """Of the rest of the room it may use what is common: errors, sound, file formats, regions, tensors into modules."""
-    common = {"audio", "checkpoint", "errors", "graphs", "input_block", "kernels", "kernels_choice"}
+    common = {"audio", "checkpoint", "compiler", "errors", "graphs", "input_block", "kernels", "kernels_choice"}
     common |= {"layers", "rotary", "streams", "weights"}
     for file in sorted((root / "models" / "token2wav").glob("*.py")):
         outside = {name.split(".")[1] for name in imported(file) if name.startswith("models.")} - {"token2wav"}

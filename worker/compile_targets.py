@@ -8,6 +8,7 @@ is one launch anyway. Where the project's own kernels run a target, nothing of i
 the log-mel, is a few dozen operations, which captured cost less than the start that compiling them would hold up.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,3 +94,11 @@ EAGER = tuple(name for aim in AIMS.values() for name in aim.eager if aim.table =
 FLOW = AIMS["token2wav.flow"].regions
 SOUND = (*AIMS["token2wav.flow"].eager, *AIMS["token2wav.hift"].regions)
 SERVING = (*STACKED, *WHOLE, *EAGER, *FLOW, *SOUND)
+
+
+def compiles(targets: Collection[Target], *, is_gpu: bool, by_kernels: Collection[Target]) -> bool:
+    """Whether anything of these targets compiles. by_kernels: those whose layers the project's own kernels run."""
+    return any(
+        AIMS[name].parts(is_gpu, name in by_kernels) or AIMS[name].whole_regions(is_gpu, name in by_kernels)
+        for name in targets
+    )

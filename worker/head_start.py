@@ -2,7 +2,7 @@
 
 Nothing here has to succeed: what is not there when it is needed is made then.
 
-Knows torch's pool of compiling processes, Triton's folder, regions and stages. Does not know targets.
+Knows torch's pool of compiling processes, Triton's folder, regions and stages. Does not know what a target holds.
 """
 
 import logging
@@ -13,15 +13,24 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+from worker.compile_config import CompileConfig
+from worker.compile_targets import compiles
+from worker.service_config import INDUCTOR_VARIABLE
+from worker.toggles import wants_kernels
 
 LOG = logging.getLogger(__name__)
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
 LIBRARIES = "*.cubin"  # what Triton keeps of a kernel
 
 
-def start_compiler() -> None:
-    """Start torch's compiling processes, which take seconds to be there; without Triton there are none."""
+def start_compiler(config: CompileConfig, device: torch.device) -> None:
+    """Load torch's compiler and start its processes, which takes seconds, if anything is to be compiled on `device`;
+    without Triton it has no processes.
+    """
+    by_kernels = config.targets if wants_kernels(config, device) else ()
+    if not (config.enabled and compiles(config.targets, is_gpu=device.type == "cuda", by_kernels=by_kernels)):
+        return
     with suppress(Exception):
         from torch._inductor.async_compile import maybe_warm_pool
 
@@ -41,9 +50,18 @@ def keep_kernels(device: torch.device) -> bool:
 
     Returns: whether there are none yet; that there are some does not say that there are all.
     """
-    folder = triton_cache_dir(device.index or 0)
-    os.environ.setdefault(TRITON_VARIABLE, folder)
+    if TRITON_VARIABLE not in os.environ:
+        os.environ[TRITON_VARIABLE] = str(_inductor_folder() / "triton" / str(device.index or 0))
+    folder = os.environ[TRITON_VARIABLE]
     return next(Path(folder).rglob(LIBRARIES), None) is None
+
+
+def _inductor_folder() -> Path:
+    if folder := os.environ.get(INDUCTOR_VARIABLE):  # no need to load the compiler to be told
+        return Path(folder).absolute()
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir())
 
 
 def rehearse(device: torch.device, stages: Mapping[str, Sequence[Callable[[], None]]]) -> None:

@@ -87,4 +87,8 @@ def _saved_by_torch() -> bytes | None:
 def _load_into_torch(data: bytes) -> bool:
     import torch
 
+    # Loading the compiler makes the kinds of artifacts known that torch may find.
+    from torch._functorch._aot_autograd import autograd_cache  # noqa: F401
+    from torch._inductor import codecache  # noqa: F401
+
     return torch.compiler.load_cache_artifacts(data) is not None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from models.compiler import forget
+
 PAGE = resource.getpagesize()
 
 
@@ -35,7 +37,7 @@ def release_memory(device: torch.device | None) -> dict[str, int]:
     device: where the engine was, None if nobody knows. Returns: `before` and `after` in bytes, as `memory_bytes`.
     """
     before = memory_bytes(device)
-    torch._dynamo.reset()  # its caches hold the modules, and Inductor's own graphs their pools
+    forget()  # its caches hold the modules, and Inductor's own graphs their pools
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_initialized():  # an engine that failed to load has left something too

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from worker.building import Parts, build
+from worker.building import Parts, build, pick_device
 from worker.compile_cache import REPORTS, CacheReport, CompileCache, facts_of
 from worker.compile_state import TargetPhase, TargetState
 from worker.config import EngineConfig
@@ -84,8 +84,7 @@ def start_engine(
     set_states(targets, config.compile)
     status.progress(f"weights of {config.model_path.name}")
     with_seconds = partial(_timed, seconds)
-    if config.compile.enabled:
-        start_compiler()
+    start_compiler(config.compile, pick_device(config.device))
     parts = with_seconds("load", lambda: build(config))
     engine = Engine(parts, config)
     engine.start()

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
+from models.compiler import as_written, counters
 from models.graphs import Bucket, CaptureFacts, RegionTable, as_it_varies
 from models.omni import OmniModel
 from worker.compile_config import TARGETS, CompileConfig, Target
@@ -272,7 +272,7 @@ class Tuner:
                 self._step(f"warm up: {region}")
                 try:
                     # What runs with a length of its own each time never runs compiled.
-                    with torch.compiler.set_stance("force_eager"):
+                    with as_written():
                         table.call_example(region, bucket, variant)
                 except Exception as error:
                     LOG.warning("warm-up of %s: %s", region, first_line(error))
@@ -380,17 +380,17 @@ class Tuner:
     @contextmanager
     def _timed(self, state: TargetState) -> Iterator[None]:
         start, before = time.perf_counter(), cache_counts()
-        graphs = counters["stats"]["unique_graphs"]
+        graphs = counters()["stats"]["unique_graphs"]
         try:
             yield
         finally:
             hits, misses = cache_counts()
             state.seconds += time.perf_counter() - start
-            state.n_graphs += counters["stats"]["unique_graphs"] - graphs
+            state.n_graphs += counters()["stats"]["unique_graphs"] - graphs
             state.hits, state.misses = state.hits + hits - before[0], state.misses + misses - before[1]
 
 
 def cache_counts() -> tuple[int, int]:
     """Hits and misses of the cache of compiled graphs; what may not be cached is a miss."""
-    inductor = counters["inductor"]
+    inductor = counters()["inductor"]
     return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]

@@ -15,12 +15,9 @@ Knows when all of it is done again, and what compiles later. Does not know sessi
 import logging
 from typing import Any
 
-import torch
 import torch.fx.experimental._config as symbol_config
-from torch._dynamo.utils import counters
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
-from torch._inductor.codecache import FxGraphCache
 
+from models.compiler import counters, forget
 from models.graphs import RegionTable, compile_counters
 from models.kernels_choice import Made
 from worker.building import Parts
@@ -93,7 +90,7 @@ def _run(
             parts.duplex.state.split_scratch()
             if parts.compiled_shapes is not None:
                 parts.duplex.runner.use_shapes(parts.compiled_shapes)
-        torch._dynamo.reset()
+        forget()
         if was_emptied:
             _empty_cache()
         set_states(tuned.targets, config)
@@ -135,7 +132,7 @@ def count(parts: Parts) -> CompileCounts:
         graph_breaks=now["graph_breaks"],
         graphs=now["graphs"],
         graph_skips=sum(table.n_skipped for table in _tables(parts).values()),
-        cudagraph_skips=counters["inductor"]["cudagraph_skips"],
+        cudagraph_skips=counters()["inductor"]["cudagraph_skips"],
     )
 
 
@@ -164,5 +161,9 @@ def _tables(parts: Parts) -> dict[str, RegionTable]:
 
 def _empty_cache() -> None:
     """Forget compiled graphs on disk; kernels stay, they are found by their text."""
+    # The compiler is loaded where it has something to do, and not before.
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor.codecache import FxGraphCache
+
     FxGraphCache.clear()
     AOTAutogradCache.clear()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from models.errors import CheckpointError
 from models.token2wav.settings import CampPlusConfig
+from models.weights import on_meta
 
 DENSE_BLOCKS = ((12, 1), (24, 2), (16, 2))  # layers and dilation
 SEGMENT = 100  # frames that share a gate
@@ -223,7 +224,7 @@ def _statistics(x: Tensor, frames: Frames) -> Tensor:
 
 def conv_order() -> list[str]:
     """Names of all convolutions in the order in which they run, at any size; each has a weight `NAME.weight`."""
-    with torch.device("meta"):
+    with on_meta():
         model = CampPlus(CampPlusConfig())
     return [name for name, module in model.named_modules() if isinstance(module, (nn.Conv1d, nn.Conv2d))]
 

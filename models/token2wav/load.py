@@ -25,7 +25,7 @@ from models.token2wav.onnx_names import first_norm_eps, speaker_tensors, tokeniz
 from models.token2wav.s3_tokenizer import S3Tokenizer
 from models.token2wav.settings import FlowConfig, HiftConfig
 from models.token2wav.weight_norm import fold_weight_norm
-from models.weights import Mismatch, Tree, assign_weights, tensor_shapes
+from models.weights import Mismatch, Tree, assign_weights, on_meta, tensor_shapes
 
 FLOW_YAML, FLOW, HIFT = "flow.yaml", "flow.pt", "hift.pt"
 HIFT_ORIGINAL = "hift_original.pt"  # only in the newer layout
@@ -168,7 +168,7 @@ class _Loader:
 
     def check(self, file: str, tensors: dict[str, Tensor], build: Callable[[], Tree], dtype_of: DtypeOf) -> Tree:
         """The module, still without data; what does not fit it is noted."""
-        with torch.device("meta"):
+        with on_meta():
             module = build()
         expected = tensor_shapes(module)
         got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -16,7 +16,7 @@ from models.token2wav.hift import Hift
 from models.token2wav.load import DtypeOf, FlowAndHift, VoiceParts
 from models.token2wav.s3_tokenizer import S3Tokenizer
 from models.token2wav.settings import CampPlusConfig, FlowConfig, HiftConfig, S3TokenizerConfig
-from models.weights import Tree, assign_weights, tensor_shapes
+from models.weights import Tree, assign_weights, on_meta, tensor_shapes
 
 MEAN_F0 = 190.0  # Hz
 F0_SPREAD = 30.0
@@ -33,7 +33,7 @@ def random_parts(
 ) -> FlowAndHift:
     """Flow and HiFT of these sizes (the released ones if left out); the same seed, device and types repeat them."""
     flow, hift_config = flow or FlowConfig(), hift_config or HiftConfig()
-    with torch.device("meta"):
+    with on_meta():
         parts = Flow(flow), Hift(hift_config)
     generator = torch.Generator(device).manual_seed(seed)
     return FlowAndHift(
@@ -51,7 +51,7 @@ def random_voice_parts(
 ) -> VoiceParts:
     """What prepares voices, in float32, of these sizes (the released ones if left out)."""
     speaker_encoder, speech_tokenizer = speaker_encoder or CampPlusConfig(), speech_tokenizer or S3TokenizerConfig()
-    with torch.device("meta"):
+    with on_meta():
         parts = CampPlus(speaker_encoder), S3Tokenizer(speech_tokenizer)
     generator = torch.Generator(device).manual_seed(seed)
     return VoiceParts(*(_filled(part, generator, device, lambda _: torch.float32) for part in parts))

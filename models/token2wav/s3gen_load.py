@@ -17,7 +17,7 @@ from models.token2wav.load import hift_config_of
 from models.token2wav.s3gen import S3Gen
 from models.token2wav.settings import EncoderConfig, S3FlowConfig, S3GenConfig
 from models.token2wav.weight_norm import fold_weight_norm
-from models.weights import Mismatch, assign_weights, tensor_shapes
+from models.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 
 FLOW, VOCODER, SPEAKER_ENCODER, TOKENIZER = "flow.", "mel2wav.", "speaker_encoder.", "tokenizer."
 _ESTIMATOR = "decoder.estimator."
@@ -45,7 +45,7 @@ def load_s3gen(path: str | Path, *, device: torch.device | str = "cpu", dtype: t
     mismatch.raise_if_any()
 
     tensors = _fold(stored)
-    with torch.device("meta"):
+    with on_meta():
         model = S3Gen(_config_of(tensors, path))
     _compare(tensors, tensor_shapes(model), mismatch)
     mismatch.raise_if_any()

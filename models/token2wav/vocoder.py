@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.compiler import as_written
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
 from models.input_block import column
 from models.streams import SideStream
@@ -211,7 +212,7 @@ class Vocoder:
                 "codes in one pass", expected=f"at most {most} with this voice; stream more", got=len(codes)
             )
         # Each utterance has a length of its own: compiled for that, a region would never be used again.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), as_written():
             ids = torch.tensor([[*voice.codes.tolist(), *codes]], device=self.device)
             prompt = torch.zeros(1, FRAMES_PER_CODE * n_all, flow.config.n_mels, device=self.device)
             prompt[:, : voice.n_frames] = voice.mel.to(self.device)
@@ -308,7 +309,7 @@ class Vocoder:
         mel[0, : voice.n_frames] = voice.mel
         numbers = [column([value], 1, 0) for value in (slot, start)]
         # Once for each voice, at any length: not worth a graph of its own.
-        with torch.compiler.set_stance("force_eager"):
+        with as_written():
             self.regions(
                 "voice",
                 *numbers,

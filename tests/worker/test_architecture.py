@@ -28,8 +28,8 @@ PLAIN = {"audio_sizes", "config", "errors", "image", "messages", "prompts", "sam
 # Who may know more; None: everything.
 MORE: dict[str, set[str] | None] = {
     "building": None,
-    "tuning": {"graphs"},
-    "tuner": {"graphs", "omni"},
+    "tuning": {"compiler", "graphs"},
+    "tuner": {"compiler", "graphs", "omni"},
     "toggles": {"kernels_choice"},
     "sessions": {"duplex", "runner"},
     "crew": {"duplex"},
@@ -45,6 +45,8 @@ MORE: dict[str, set[str] | None] = {
     "warmup": {"graphs"},
     "compile_cache": {"token2wav"},
     "compile_report": {"token2wav"},
+    "compile_watch": {"compiler"},
+    "releasing": {"compiler"},
     "region_report": {"graphs", "state", "token2wav"},
 }
 ABOVE = {"server", "tests", "benchmarks", "assets"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from worker import head_start
+from worker.compile_config import CompileConfig
 from worker.head_start import keep_kernels, rehearse, start_compiler
 
 GPU = torch.device("cuda", 1)
@@ -50,5 +51,22 @@ def test_kernels_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytes
 
 def test_a_compiler_that_cannot_be_started_is_no_error() -> None:
     with mock.patch("torch._inductor.async_compile.maybe_warm_pool", side_effect=OSError("no processes")) as started:
-        start_compiler()
+        start_compiler(CompileConfig(enabled=True), torch.device("cpu"))
     assert started.called
+
+
+@pytest.mark.parametrize(
+    ("config", "kernels", "expected"),
+    [
+        (CompileConfig(enabled=False), False, False),
+        (CompileConfig(enabled=True, targets=("resampler",)), True, False),
+        (CompileConfig(enabled=True, targets=("resampler",)), False, True),
+    ],
+)
+def test_the_compiler_is_loaded_where_something_compiles(
+    config: CompileConfig, kernels: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: kernels)
+    with mock.patch("torch._inductor.async_compile.maybe_warm_pool") as started:
+        start_compiler(config, GPU)
+    assert started.called == expected

@@ -13,9 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from torch._dynamo.callback import CallbackArgs, callback_handler
-from torch._dynamo.utils import get_compilation_metrics
-
+from models.compiler import is_loaded
 from worker.report.compile_report import GraphBreak, Live, Recompile
 
 # torch's loggers by what they tell; named here so that nothing of the compiler need be imported to listen.
@@ -77,6 +75,7 @@ class CompileWatch:
         self._last: deque[str] = deque(maxlen=MAX_LAST)
         self._undo = ExitStack()
         self._is_on = False
+        self._is_called = False  # at the end of each compilation
 
     def __enter__(self) -> Self:
         self.start()
@@ -87,20 +86,20 @@ class CompileWatch:
 
     def start(self) -> None:
         """From now on."""
-        self._newest = next(reversed(get_compilation_metrics()), None)
+        self._newest = next(reversed(_records()), None)
         for name in BREAKS:
             self._listen(name, logging.DEBUG, _Listener(self._broke))
         for name in SKIPS:
             self._listen(name, logging.WARNING, _Listener(self._skipped))
-        callback_handler.register_end_callback(self._ended)
-        self._undo.callback(self._unregister)
+        self._register()
         self._is_on = True
 
     def stop(self) -> None:
         """Until now; logging and callbacks are as they were."""
-        self._undo.close()
         self.poll()
-        self._is_on = False
+        with self._lock:
+            self._is_on = self._is_called = False
+            self._undo.close()
 
     def take(self) -> Happened:
         """What happened since this was called last."""
@@ -120,7 +119,8 @@ class CompileWatch:
         with self._lock:
             if not self._is_on:
                 return
-            records = get_compilation_metrics()
+            self._register()
+            records = _records()
             known = next((at for at, one in enumerate(records) if one is self._newest), -1)
             fresh = records[known + 1 :]
             if fresh:
@@ -139,11 +139,23 @@ class CompileWatch:
         logger.addHandler(listener)
         self._undo.callback(logger.removeHandler, listener)
 
+    def _register(self) -> None:
+        """There may be no compiler yet; what it does before anybody polls again is counted then, and told late."""
+        if self._is_called or not is_loaded():
+            return
+        from torch._dynamo.callback import callback_handler  # importing it any earlier would load the compiler
+
+        callback_handler.register_end_callback(self._ended)
+        self._undo.callback(self._unregister)
+        self._is_called = True
+
     def _unregister(self) -> None:
+        from torch._dynamo.callback import callback_handler
+
         if self._ended in callback_handler.end_callbacks:  # torch._dynamo.reset() drops all callbacks
             callback_handler.remove_end_callback(self._ended)
 
-    def _ended(self, _: CallbackArgs) -> None:
+    def _ended(self, _: Any) -> None:
         self.poll()
         if self._log is not None:
             timer = threading.Timer(SETTLE_S, self.poll)
@@ -184,6 +196,15 @@ class CompileWatch:
         if self._log is not None:
             for line in told:
                 self._log.warning("compile: %s", line)
+
+
+def _records() -> list[Any]:
+    """What torch has kept of compilations, oldest first."""
+    if not is_loaded():
+        return []
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return get_compilation_metrics()
 
 
 class _Listener(logging.Handler):
