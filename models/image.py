@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, WebPImagePlugin  # noqa: F401  (or a first WEBP would load every format that PIL knows)
 
 from models.errors import ImageError, ShapeError
 from models.positions import TABLE_SIDE, position_ids

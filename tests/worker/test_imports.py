@@ -1,0 +1,73 @@
+"""What a worker loads: torch's compiler where something compiles, and nothing any more once it serves."""
+
+import io
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.worker.processes import Talker, WorkerProcess, running
+from tests.worker.sayings import ALOUD, base64_of, chunk
+from worker.protocol import Error, Result
+from worker.service_config import ROOT
+from worker.voices import ReferenceSound
+
+TOLD = "import time:"  # Python's own line for each module, in the order in which they were loaded
+SETTLE_S = 0.3  # until a line is read that was written
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    flags = ("--max-sessions", "2", "--max-warmup-chunks", "1", "--no-compile")
+    told = {"PYTHONPROFILEIMPORTTIME": "1"}
+    with running(
+        tmp_path_factory.mktemp("worker"), *flags, config={"duplex": {"euler_steps": 1}}, environ=told
+    ) as process:
+        yield process
+
+
+def loaded(worker: WorkerProcess) -> list[str]:
+    time.sleep(SETTLE_S)
+    return [line.rpartition("|")[2].strip() for line in worker.lines if line.startswith(TOLD)]
+
+
+def webp() -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(data, "WEBP")
+    return data.getvalue()
+
+
+def test_no_compiler_where_nothing_compiles(worker: WorkerProcess) -> None:
+    names = loaded(worker)
+    assert {"torch", "worker.engine"} <= set(names), f"expected the worker's own modules told, got {names[:20]}"
+    parts = [name for name in names if name.startswith(("torch._dynamo", "torch._inductor", "sympy"))]
+    assert not parts, f"expected no part of the compiler, got {parts[-1]} and {len(parts) - 1} before it"
+
+
+def test_nothing_is_loaded_while_it_serves(worker: WorkerProcess) -> None:
+    before = loaded(worker)
+
+    def more() -> list[str]:
+        return loaded(worker)[len(before) :]
+
+    def ask(message: Any, kind: type) -> None:
+        talker.send(message)
+        talker.expect(kind)
+
+    with Talker(worker) as talker:
+        talker.prepare(ALOUD)
+        talker.units(range(2))
+        assert more() == [], "by a unit"
+        ask(chunk(2, frame_base64_list=[base64_of(webp())]), Result)
+        assert more() == [], "by a picture"
+        for nonsense in ("{", {"type": "unheard of"}, bytes(40), chunk(3, frame_base64_list=[base64_of(bytes(40))])):
+            ask(nonsense, Error)
+        assert more() == [], "by nonsense"
+        high = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard()
+        talker.prepare(ALOUD, ref_audio_base64=base64_of(high))
+        talker.stop()
+    for path in ("/health", "/readyz", "/metrics", "/compile_report", "/nowhere"):
+        worker.ask(path)
+    assert more() == [], "by another voice, or over HTTP"
