@@ -251,6 +251,7 @@ ALPHABET = _byte_alphabet()
 
 def _token_bytes(token: str) -> bytes:
     """A token that strays from the alphabet stands for its own text, as in the library."""
-    if all(character in ALPHABET for character in token):
-        return bytes(ALPHABET[character] for character in token)
-    return token.encode()
+    try:
+        return bytes(map(ALPHABET.__getitem__, token))
+    except KeyError:
+        return token.encode()
