@@ -5,6 +5,7 @@ status: 0 after a drain; 1 if the worker could not start; 2 if what it was told 
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -71,9 +72,12 @@ def main(argv: list[str] | None = None) -> int:
     if args.gpu_id is not None and config.model.device in ("auto", "cuda"):
         os.environ.setdefault(GPU_VARIABLE, str(args.gpu_id))  # who has chosen the visible ones has chosen this one
     with listening:
-        # Imported before anybody is answered: loading libraries holds everything else up.
+        # Imported before anybody is answered: loading libraries holds everything else up. What they leave stays, and
+        # looking through it for garbage, over and over, would take a tenth of the time.
+        gc.disable()
         from worker.serving import serve, worker_settings
 
+        gc.enable()
         gpu_id = args.worker_index if args.gpu_id is None else args.gpu_id
         return serve(worker_settings(config, gpu_id=gpu_id), listening)
 
