@@ -44,10 +44,11 @@ from worker.observer import Observer
 from worker.releasing import settle_heap
 from worker.toggles import wants_kernels
 from worker.tuning import count, tune
-from worker.warmup import WarmUpMedia, warm_up
+from worker.warmup import Unit, WarmUpMedia, extract, warm_up
 
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
 VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
+WARM_UP_UNITS = 10  # as a worker has it
 PROMPT_CODES = 75  # three seconds of a voice's prompt
 WINDOW = WindowConfig()
 
@@ -220,10 +221,13 @@ def start(
     lap("slots")
     engine = Engine(parts, config, observer=observer)
     engine.start()
-    tuned = engine.submit(_tuned, parts, config, cache).result()
+    tuning = engine.submit(_tuned, parts, config, cache)
+    units, note = _warm_up_units(spec)
+    tuned = tuning.result()
     lap("compile")
     voice = make_voice(parts.vocoder.parts.flow.config)
-    note = _warm_up(engine, voice) if spec.warms_up else "left out"
+    if units:
+        _warm_up(engine, voice, units)
     lap("warm_up")
     facts = {
         "seconds": seconds,
@@ -280,14 +284,20 @@ def _tuned(parts: Parts, config: EngineConfig, folder: Path) -> Tuned:
     return tuned
 
 
-def _warm_up(engine: Engine, voice: Voice) -> str:
-    """The worker's own conversation. Returns: why it was not held, if it was not."""
-    sound = next(iter(sorted(REF_AUDIO.glob("*.wav"))), None)
+def _warm_up_units(spec: Spec) -> tuple[list[Unit], str]:
+    """What the worker's own conversation hears. Returns: why it is not held too, if it is not."""
+    if not spec.warms_up:
+        return [], "left out"
     try:
-        warm_up(engine, WarmUpMedia(VIDEO, sound), voice=lambda _: voice)
+        return extract(VIDEO, WARM_UP_UNITS), ""
     except MediaError as error:
-        return str(error)
-    return ""
+        return [], str(error)
+
+
+def _warm_up(engine: Engine, voice: Voice, units: list[Unit]) -> None:
+    """The worker's own conversation."""
+    sound = next(iter(sorted(REF_AUDIO.glob("*.wav"))), None)
+    warm_up(engine, WarmUpMedia(VIDEO, sound), voice=lambda _: voice, units=units)
 
 
 def _not_captured(parts: Parts) -> list[str]:

@@ -6,6 +6,7 @@ Knows the stages, their order and what becomes of a start that fails. Does not k
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from worker.voices import ReferenceSound, Voices
 from worker.warmup import WarmUpMedia, extract, warm_up
 from worker.warmup_report import WarmUpReport
 
-Result = TypeVar("Result")
+Result, Other = TypeVar("Result"), TypeVar("Other")
 
 LOG = logging.getLogger(__name__)
 REPORT_FILE = Path(REPORTS, "start.json")  # in the cache's folder too: the newest start's
@@ -89,11 +90,13 @@ def start_engine(
     engine = Engine(parts, config)
     engine.start()
     try:
-        tuned, cache, watch = Tuned(targets), None, TargetWatch(targets, status.progress)
+        tuned, cache, watch, units = Tuned(targets), None, TargetWatch(targets, status.progress), None
         if config.compile.enabled:
             status.move(State.COMPILING)
             compiling = partial(_compile, parts, config, cache_dir, watch)
-            tuned, cache = with_seconds("compile", lambda: engine.submit(compiling).result())
+            (tuned, cache), units = with_seconds(
+                "compile", lambda: _beside(engine.submit(compiling), lambda: extract(video, max_units))
+            )
         status.move(State.WARMING_UP)
         voices = None
         if parts.vocoder is not None:
@@ -106,6 +109,7 @@ def start_engine(
                 voice=voices and voices.of,
                 progress=status.progress,
                 max_units=max_units,
+                units=units,
             ),
         )
     except Exception:
@@ -149,6 +153,12 @@ def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetW
     settle_heap()
     seconds = time.perf_counter() - start
     return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=tuned.is_whole)
+
+
+def _beside(work: "Future[Result]", task: Callable[[], Other]) -> tuple[Result, Other]:
+    """Do a task while another thread is at work. Returns: what came of both."""
+    done = task()
+    return work.result(), done
 
 
 def _timed(seconds: dict[str, float], stage: str, run: Callable[[], Result]) -> Result:

@@ -64,7 +64,7 @@ class WarmUpMedia:
 
 
 @dataclass(frozen=True, eq=False)
-class _Unit:
+class Unit:
     """One second. sound: [16000] float32 at 16 kHz. picture: JPEG."""
 
     sound: np.ndarray
@@ -79,6 +79,7 @@ def warm_up(
     log: Log = LOG.info,
     progress: Tell | None = None,
     max_units: int = 10,
+    units: list[Unit] | None = None,
 ) -> WarmUpReport:
     """Hold the conversation. The engine runs, and has no sessions.
 
@@ -87,14 +88,14 @@ def warm_up(
             engine without a vocoder. The voice stays prepared in the vocoder until others need its room: it is the one
             that most sessions are going to speak with.
         progress: told a few words, how much is done and of how much.
-        max_units: hear no more of the file.
+        max_units: hear no more of the file. units: of the file, as `extract` gave them; None: they are read here.
     Raises: MediaError for a file that is missing or lacks sound or pictures, with the remedy; AudioError for the
         reference sound; WarmUpError naming the unit or step that failed, and why. The engine is as it was then.
     """
     begun, n_graphs = time.perf_counter(), compile_counters()["graphs"]
     run = _Run(engine, log, progress or (lambda what, done, total: None))
     run.step(1, f"extract sound and pictures of {media.video}")
-    units = extract(media.video, max_units)
+    units = units or extract(media.video, max_units)
     if engine.n_free() != engine.parts.n_slots:
         n_open = engine.parts.n_slots - engine.n_free()
         raise WarmUpError("warm-up: engine", expected="one without sessions", got=f"{n_open} open")
@@ -116,7 +117,7 @@ def warm_up(
     return report
 
 
-def extract(video: Path, max_units: int) -> list[_Unit]:
+def extract(video: Path, max_units: int) -> list[Unit]:
     """The file's whole seconds that have sound and a picture, from the first one on. Raises: MediaError."""
     units = []
     try:
@@ -125,7 +126,7 @@ def extract(video: Path, max_units: int) -> list[_Unit]:
                 break
             jpeg = io.BytesIO()
             unit.frames[0].save(jpeg, "JPEG", quality=JPEG_QUALITY)
-            units.append(_Unit(unit.sound, jpeg.getvalue()))
+            units.append(Unit(unit.sound, jpeg.getvalue()))
     except MediaError as error:
         if error.what != str(video):
             raise
@@ -159,7 +160,7 @@ class _Talker:
     def prepare(self) -> None:
         self.handle.prepare(self._prompt).result()
 
-    def send(self, unit: _Unit) -> float:
+    def send(self, unit: Unit) -> float:
         """Returns: ms on this thread until the unit was handed over."""
         if self.handle.n_rows > self._most_rows:
             self.prepare()  # nothing leaves its context, and there are more seconds in the file than room in that
@@ -196,7 +197,7 @@ class _Run:
         self._tell(what, 0, 0)
 
     def converse(
-        self, units: list[_Unit], ref_audio: Path | None, make_voice: Callable[[ReferenceSound], Any] | None
+        self, units: list[Unit], ref_audio: Path | None, make_voice: Callable[[ReferenceSound], Any] | None
     ) -> WarmUpReport:
         """Steps 2 to 5."""
         report = WarmUpReport()
@@ -224,7 +225,7 @@ class _Run:
         talker.prepare()
         return talker
 
-    def _hear(self, talker: _Talker, units: list[_Unit], report: WarmUpReport) -> None:
+    def _hear(self, talker: _Talker, units: list[Unit], report: WarmUpReport) -> None:
         """One unit after the other, up to the end of a turn."""
         begun, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):
@@ -246,7 +247,7 @@ class _Run:
         report.tts_triggered |= result.n_codes > 0
         self._has_sound |= result.times.sound > 0
 
-    def _burst(self, units: list[_Unit], config: SessionConfig, prompt: Prompt, report: WarmUpReport) -> None:
+    def _burst(self, units: list[Unit], config: SessionConfig, prompt: Prompt, report: WarmUpReport) -> None:
         """As many sessions as there are slots, the first of them there already: a unit in every size of batch."""
         parts, begun, n_spoken = self._engine.parts, time.perf_counter(), 0
         eager = config.model_copy(update={"force_listen_count": 0})  # to speak
