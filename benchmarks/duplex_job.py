@@ -1,7 +1,7 @@
-"""One part of the unit benchmark in a process of its own: `python -m benchmarks.duplex_job JOB.json`.
+"""One part of the unit benchmark in a process of its own, which `duplex_child` begins with a job.
 
 The job says what to build and what to measure, and where to write; the file is written anew as results come, so that a
-process that is killed leaves what it has measured. Started by `benchmarks.duplex`.
+process that is killed leaves what it has measured.
 """
 
 import json
@@ -125,7 +125,3 @@ def main() -> None:
     Job(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()
     sys.stderr.flush()
     os._exit(0)  # what is loaded takes seconds to take apart, and nothing is left to do
-
-
-if __name__ == "__main__":
-    main()

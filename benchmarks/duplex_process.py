@@ -47,7 +47,7 @@ class Processes:
             "TRITON_CACHE_DIR": str(cache / "triton" / "0"),  # where a worker has them
             "PYTHONUNBUFFERED": "1",
         }
-        command = [sys.executable, "-m", "benchmarks.duplex_job", str(file)]
+        command = [sys.executable, "-m", "benchmarks.duplex_child", str(file)]
         # Tables go to our standard output, all a process says to standard error; its group ends with it.
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=STDERR, start_new_session=True)
         seen, why = 0, ""
