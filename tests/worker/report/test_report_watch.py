@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,3 +147,19 @@ def test_nothing_runs_while_nothing_compiles(monkeypatch: pytest.MonkeyPatch):
         for _ in range(10):
             run(*first)
         assert not polled, "expected nothing to be read"
+
+
+def test_a_compiler_that_is_loaded_later_is_watched_too(monkeypatch: pytest.MonkeyPatch):
+    module, [first, second] = compilable.build_plain()
+    run, registered = compiled(module, dynamic=False), list(callback_handler.end_callbacks)
+    monkeypatch.setattr(compile_watch, "is_loaded", lambda: False)
+    monkeypatch.setattr(torch._dynamo.utils, "_compilation_metrics", deque())
+    watch = CompileWatch()
+    watch.start()
+    assert watch.counts().compiles == 0 and callback_handler.end_callbacks == registered
+    monkeypatch.setattr(compile_watch, "is_loaded", lambda: True)
+    run(*first)
+    assert watch.counts().compiles == 1 and len(callback_handler.end_callbacks) == len(registered) + 1
+    run(*second)
+    watch.stop()
+    assert watch.counts().recompiles == 1 and callback_handler.end_callbacks == registered
