@@ -38,7 +38,7 @@ from worker.compile_state import CompileCounts, Tuned
 from worker.compile_targets import SERVING
 from worker.config import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
-from worker.head_start import start_compiler
+from worker.head_start import start_compiler, start_triton
 from worker.media import MediaError
 from worker.observer import Observer
 from worker.releasing import settle_heap
@@ -213,7 +213,8 @@ def start(
         now = time.perf_counter()
         seconds[phase], begun = now - begun, now
 
-    start_compiler(config.compile, torch.device(spec.device))  # as a worker does, before it loads weights
+    start_triton(config.compile, torch.device(spec.device))  # both as a worker does, before it loads weights
+    start_compiler(config.compile, torch.device(spec.device))
     lap("head_start")
     weights = weights or Weights.of(spec)
     lap("weights")

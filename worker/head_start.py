@@ -1,4 +1,5 @@
-"""What compiling can begin with before it is its turn: the compiler's processes, and kernels of several stages at once.
+"""What compiling can begin with before it is its turn: libraries and the compiler's processes, and kernels of several
+stages at once.
 
 Nothing here has to succeed: what is not there when it is needed is made then.
 
@@ -10,7 +11,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -22,6 +25,17 @@ from worker.toggles import wants_kernels
 LOG = logging.getLogger(__name__)
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
 LIBRARIES = "*.cubin"  # what Triton keeps of a kernel
+
+
+def start_triton(config: CompileConfig, device: torch.device) -> None:
+    """Load Triton on a thread of its own if the project's kernels are to run on `device`; whoever needs it waits."""
+
+    def load() -> None:
+        with suppress(Exception):
+            import_module("triton")
+
+    if wants_kernels(config, device):
+        Thread(target=load, name="triton", daemon=True).start()
 
 
 def start_compiler(config: CompileConfig, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from worker.compile_cache import REPORTS, CacheReport, CompileCache, facts_of
 from worker.compile_state import TargetPhase, TargetState
 from worker.config import EngineConfig
 from worker.engine import Engine
-from worker.head_start import start_compiler
+from worker.head_start import start_compiler, start_triton
 from worker.releasing import settle_heap
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
@@ -85,7 +85,9 @@ def start_engine(
     set_states(targets, config.compile)
     status.progress(f"weights of {config.model_path.name}")
     with_seconds = partial(_timed, seconds)
-    start_compiler(config.compile, pick_device(config.device))
+    device = pick_device(config.device)
+    start_triton(config.compile, device)
+    start_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))
     engine = Engine(parts, config)
     engine.start()

@@ -11,7 +11,7 @@ import torch
 
 from worker import head_start
 from worker.compile_config import CompileConfig
-from worker.head_start import keep_kernels, rehearse, start_compiler
+from worker.head_start import keep_kernels, rehearse, start_compiler, start_triton
 
 GPU = torch.device("cuda", 1)
 
@@ -47,6 +47,22 @@ def test_kernels_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytes
         assert not keep_kernels(GPU)
     monkeypatch.setenv(head_start.TRITON_VARIABLE, str(tmp_path / "elsewhere"))
     assert keep_kernels(GPU) and os.environ[head_start.TRITON_VARIABLE] == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_triton_is_loaded_beside_where_kernels_run(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, done = [], threading.Event()
+
+    def load(name: str) -> None:
+        loaded.append((name, threading.current_thread() is threading.main_thread()))
+        done.set()
+        raise ImportError(name)
+
+    monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: wanted)
+    monkeypatch.setattr(head_start, "import_module", load)
+    start_triton(CompileConfig(enabled=True), GPU)
+    assert not wanted or done.wait(10)
+    assert loaded == [("triton", False)] * wanted
 
 
 def test_a_compiler_that_cannot_be_started_is_no_error() -> None:
