@@ -4,7 +4,7 @@ From its import on, kernels that are made are counted: after warm-up there must 
 what kernels compute. Import only where Triton is.
 """
 
-import threading
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,16 @@ def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]
     return {"PDL": False}
 
 
-class _Newest(threading.local):
-    """What this thread made last, told while it is made, counted behind: whether Triton had it, and in what folder."""
-
-    was_kept, folder = False, ""
-
-
-_newest = _Newest()
+# Of what a thread made last: whether Triton had it, and in what folder. Told while it is made, counted behind.
+_newest: ContextVar[tuple[bool, str]] = ContextVar("newest", default=(False, ""))
 
 
 def _note(*, metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
-    _newest.was_kept = cache_hit
-    _newest.folder = next((Path(path).parent.name for path in metadata_group.values()), "")
+    _newest.set((cache_hit, next((Path(path).parent.name for path in metadata_group.values()), "")))
 
 
 def _count(*_: Any, **__: Any) -> None:
-    Made.one_more(_newest.was_kept, _newest.folder)
+    Made.one_more(*_newest.get())
 
 
 triton.knobs.compilation.listener = _note

@@ -28,7 +28,7 @@ PLAIN = {"audio_sizes", "config", "errors", "image", "messages", "prompts", "sam
 # Who may know more; None: everything.
 MORE: dict[str, set[str] | None] = {
     "building": None,
-    "tuning": {"compiler", "graphs"},
+    "tuning": {"compiler", "graphs", "kernels_choice"},
     "tuner": {"compiler", "graphs", "omni"},
     "toggles": {"kernels_choice"},
     "sessions": {"duplex", "runner"},
@@ -43,7 +43,8 @@ MORE: dict[str, set[str] | None] = {
     "voices": {"token2wav"},
     "voice_shelf": {"token2wav"},
     "warmup": {"graphs"},
-    "compile_cache": {"token2wav"},
+    "compile_cache": {"kernels_choice", "token2wav"},
+    "kernel_archive": {"token2wav"},
     "compile_report": {"token2wav"},
     "compile_watch": {"compiler"},
     "releasing": {"compiler"},
