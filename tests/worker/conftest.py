@@ -1,4 +1,6 @@
-"""What files of this folder share: weights that stay as they were loaded, graphs without a GPU, a compiler anew."""
+"""What files of this folder share: weights that stay as they were loaded, short units, graphs without a GPU, a compiler
+anew.
+"""
 
 from collections.abc import Iterator
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.replayed import Replayed, replay_on_cpu
-from tests.worker.engines import forgetful, loaded
+from tests.worker.engines import forgetful, loaded, short_speech
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,6 +26,13 @@ def _forget_compiled_layers() -> None:
     for module in (part for whole in shared for part in whole.modules()):
         for name in [name for name, value in vars(module).items() if callable(value) and hasattr(type(module), name)]:
             delattr(module, name)
+
+
+@pytest.fixture(scope="module")
+def short_units() -> Iterator[None]:
+    """Units of speech in a whole file are short."""
+    with short_speech():
+        yield
 
 
 @pytest.fixture

@@ -1,99 +1,33 @@
 """The engine's thread: what is asked happens in order, every question is answered, and bad input never gets there."""
 
 import io
-import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from models.errors import AudioError, ImageError, ModelError, SettingsError, SlotError
-from tests.models.slot_copies import assert_fresh
+from tests.worker.callers import PATIENCE_S, TIGHT, Talker, Turnstile, make_engine
 from tests.worker.engines import (
-    ALOUD,
     N_SLOTS,
     QUIET,
     Director,
     SmallEngine,
     assert_told,
     make_config,
-    make_parts,
     make_picture,
     make_prompt,
     make_sound,
-    short_speech,
 )
-from tests.worker.faults import broken, of_slot
-from worker.config import WindowConfig
-from worker.engine import Engine, EngineError, Handle
+from worker.engine import Engine, Handle
 from worker.results import Event, Failure, Partial, UnitResult
 from worker.session import OrderError
 from worker.sessions import Sessions
 
-PATIENCE_S = 60.0  # nothing here takes a second, but the machine may have other things to do
-TIGHT = ALOUD.model_copy(update={"window": WindowConfig(mode="basic", high_tokens=40, low_tokens=20)})
-
-
-class Turnstile(Director):
-    """Holds the engine's thread up in the middle of a session's unit."""
-
-    def __init__(self) -> None:
-        super().__init__(listen=0.0)
-        self.name = ""
-        self.reached, self.free = threading.Event(), threading.Event()
-
-    def prefilled(self, session: str, logits: Any) -> None:
-        super().prefilled(session, logits)
-        if session == self.name:
-            self.reached.set()
-            assert self.free.wait(PATIENCE_S), "expected to be let through"
-
-    @contextmanager
-    def holding(self, name: str, begin: Callable[[], object]) -> Iterator[None]:
-        """While inside, the thread stands in the unit that `begin` sends."""
-        self.name = name
-        self.reached.clear()
-        self.free.clear()
-        begin()
-        try:
-            assert self.reached.wait(PATIENCE_S), "expected the unit to begin"
-            yield
-        finally:
-            self.name = ""
-            self.free.set()
-
-
-class Talker:
-    """A session of a running engine, and its events."""
-
-    def __init__(self, engine: Engine, name: str, config: Any = QUIET, **prompt: Any):
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.handle: Handle = engine.open(name, config, self.events.put).result(PATIENCE_S)
-        self.handle.prepare(make_prompt(**prompt)).result(PATIENCE_S)
-
-    def send(self, seed: int, **knobs: Any) -> Future[None]:
-        return self.handle.send(make_sound(seed), **knobs)
-
-    def hear(self, n: int = 1) -> list[Event]:
-        """All events up to the n-th outcome."""
-        events: list[Event] = []
-        while sum(isinstance(event, UnitResult | Failure) for event in events) < n:
-            events.append(self.events.get(timeout=PATIENCE_S))
-        return events
-
-    def leave(self) -> None:
-        self.handle.close().result(PATIENCE_S)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_speech() -> Iterator[None]:
-    with short_speech():
-        yield
+pytestmark = pytest.mark.usefixtures("short_units")
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +39,6 @@ def turnstile() -> Turnstile:
 def engine(turnstile: Turnstile) -> Iterator[Engine]:
     with make_engine(turnstile) as engine:
         yield engine
-
-
-def make_engine(observer: Director | None = None) -> Engine:
-    config = make_config(session=QUIET)
-    return Engine(make_parts(config), config, observer=observer)
 
 
 @pytest.fixture(autouse=True)
@@ -270,6 +199,19 @@ def test_a_question_taken_back(engine: Engine, turnstile: Turnstile) -> None:
     assert talker.events.empty(), "expected no outcome of the unit that was taken back"
 
 
+def test_by_hand_and_by_thread_alike(engine: Engine) -> None:
+    """The tests of this folder that drive the loop themselves see what the thread does."""
+    small = SmallEngine(make_config(), Director(listen=0.0))
+    session = small.open("talker", TIGHT, make_prompt(speaker=0))
+    talker = Talker(engine, "talker", TIGHT, speaker=0)
+    for seed in range(3):
+        small.send(session, seed)
+        small.settle()
+        talker.send(seed)
+        assert_told("talker", talker.hear(), small.take("talker"))
+    talker.leave()
+
+
 # --- bad input -----------------------------------------------------------------------------------
 
 
@@ -322,93 +264,4 @@ def test_bad_prompts_never_get_there(engine: Engine, ref_audio: np.ndarray) -> N
         talker.handle.prepare(make_prompt().__class__("a", "b", ref_audio))
     talker.send(0)
     assert isinstance(talker.hear()[-1], UnitResult), "expected the session to be as prepared as before"
-    talker.leave()
-
-
-# --- the end -------------------------------------------------------------------------------------
-
-
-def test_not_running() -> None:
-    engine = make_engine()
-    assert isinstance(engine.open("early", None, lambda event: None).exception(0), EngineError)
-    engine.close()
-
-
-def test_the_end_in_the_middle_of_everything() -> None:
-    """Sessions are ended, the thread goes, what nobody saw is refused, and every slot is empty."""
-    turnstile = Turnstile()
-    engine = make_engine(turnstile)
-    engine.start()
-    talkers = [Talker(engine, f"talker {number}", TIGHT, speaker=0) for number in range(2)]
-    with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
-        ending = threading.Thread(target=engine.close)
-        ending.start()
-        while engine._inbox.empty():  # the end is ordered
-            pass
-        assert talkers[0].send(9).cancel()
-        late = [talker.send(9) for talker in talkers] + [engine.open("late", QUIET, lambda event: None)]
-    ending.join(PATIENCE_S)
-    assert not ending.is_alive(), "expected the engine to end"
-    kinds = [type(one.exception(PATIENCE_S)) for one in late]
-    assert kinds == [EngineError] * 3, f"expected what came after the end to be refused, got {kinds}"
-    assert isinstance(talkers[0].handle.pause().exception(0), EngineError)
-    assert engine.n_free() == N_SLOTS, f"expected all slots free, got {engine.n_free()}"
-    assert_fresh(engine.parts.duplex.state, range(N_SLOTS))
-    engine.close()
-
-
-def test_an_order_that_comes_as_the_thread_goes() -> None:
-    """The thread still lives, but looks into its inbox no more: whoever asks then is told so too."""
-    engine = make_engine()
-    engine.start()
-    refuse, asked = engine._refuse_rest, []
-
-    def refuse_and_ask() -> None:
-        refuse()
-        if threading.current_thread() is engine._thread and not asked:
-            asked.append(None)
-            asked[0] = engine.open("late", QUIET, lambda event: None)
-
-    with mock.patch.object(engine, "_refuse_rest", refuse_and_ask):
-        engine.close()
-    assert isinstance(asked[0].exception(5), EngineError), "expected an answer"
-
-
-def test_a_breakdown_fails_everything() -> None:
-    """What cannot be undone ends the engine: everybody is told, nobody waits for ever."""
-    turnstile = Turnstile()
-    engine = make_engine(turnstile)
-    engine.start()
-    talkers = [Talker(engine, f"talker {number}", TIGHT, speaker=0) for number in range(2)]
-    duplex = engine.parts.duplex
-    table = duplex.runner.regions
-    with (
-        broken(table, "unit_step", of_slot(0), "after"),
-        mock.patch.object(duplex, "rewind", side_effect=RuntimeError("no way back")),
-    ):
-        with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
-            asked = [talkers[0].send(1), talkers[1].handle.pause()]
-        engine._thread.join(PATIENCE_S)
-    assert not engine._thread.is_alive(), "expected the thread to be gone"
-    for one in asked:
-        assert isinstance(one.exception(5), EngineError | type(None)), one.exception(5)
-    for talker in talkers:
-        (failure,) = [event for event in talker.hear() if isinstance(event, Failure)]
-        assert isinstance(failure.error, EngineError) and "no way back" in str(failure.error), failure
-    late = engine.open("late", QUIET, lambda event: None).exception(0)
-    assert isinstance(late, EngineError) and "no way back" in str(late), late
-    assert engine.n_free() == N_SLOTS, f"expected all slots free, got {engine.n_free()}"
-    engine.close()
-
-
-def test_by_hand_and_by_thread_alike(engine: Engine) -> None:
-    """The tests of this folder that drive the loop themselves see what the thread does."""
-    small = SmallEngine(make_config(), Director(listen=0.0))
-    session = small.open("talker", TIGHT, make_prompt(speaker=0))
-    talker = Talker(engine, "talker", TIGHT, speaker=0)
-    for seed in range(3):
-        small.send(session, seed)
-        small.settle()
-        talker.send(seed)
-        assert_told("talker", talker.hear(), small.take("talker"))
     talker.leave()
