@@ -35,7 +35,7 @@ from worker.config import SessionConfig
 from worker.language import Language
 from worker.observer import Observer
 from worker.reply_config import ReplyConfig
-from worker.results import Event, Failure, Prefilled, ReplyResult
+from worker.results import Event, Failure, Partial, Prefilled, ReplyResult
 from worker.session import Session
 from worker.sessions import Prompt, Sessions
 from worker.unit_loop import UnitLoop
@@ -46,6 +46,7 @@ CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
 MOST_TURNS = 300  # of the loop, until something must have happened
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
+ASKED = "Hello there, how are you?"
 
 
 def short_chunks(max_codes: int = CHUNK_CODES, **stream: Any) -> Any:
@@ -233,6 +234,29 @@ class Script(Observer):
     def token(self, session: str, job: Any, token: int) -> int:
         own = self.ids.get(session)
         return own.pop(0) if own else token
+
+
+def script(engine: AnsweringEngine, **ids: Sequence[int]) -> None:
+    """Tokens to come, by session."""
+    engine.observer.ids = {name: list(own) for name, own in ids.items()}
+
+
+def words(engine: AnsweringEngine, n: int) -> list[int]:
+    """Ids that are text and can be voiced."""
+    (word,) = engine.language.tokenizer.encode("x")
+    return [word] * n
+
+
+def partials(events: Sequence[Event]) -> list[Partial]:
+    """Pieces of answers."""
+    return [event for event in events if isinstance(event, Partial)]
+
+
+def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN) -> list[Event]:
+    """What an answer is told if nobody else is there."""
+    engine.ask("alone", ASKED, config=config)
+    engine.settle()
+    return engine.heard("alone")
 
 
 @dataclass

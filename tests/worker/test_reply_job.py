@@ -1,7 +1,7 @@
 """Turn-based answers: what they say, in what pieces, how they end, beside whom, and what goes wrong."""
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,30 @@ from models.speaker import Speaker
 from models.token2wav.vocoder import Chunk
 from tests.models.conversations import picture, sound
 from tests.models.speakers import KINDS, new_code
-from tests.worker.engines import ALOUD, Director, assert_told, make_config, short_speech, voice
+from tests.worker.company import ANSWERS, Mixed, all_at_once, one_by_one
+from tests.worker.engines import assert_told, make_config, short_speech, voice
 from tests.worker.replies import (
+    ASKED,
     LLM_LEN,
     SPOKEN,
     WRITTEN,
     AnsweringEngine,
+    alone,
     make_parts,
+    partials,
     plain_answer,
+    script,
     short_chunks,
+    words,
 )
 from worker.building import Parts
 from worker.config import REPLY_SET, REPLY_TEXT_SET
 from worker.engine import Engine
 from worker.reply_config import ReplyConfig
-from worker.results import Event, Failure, Partial, Prefilled, ReplyResult
+from worker.results import Event, Failure, Prefilled, ReplyResult
 from worker.session import OrderError
 
 GREEDY = {"decode_mode": "greedy", "tts_temperature": 1e-5}
-ASKED = "Hello there, how are you?"
 SILENCE = 3  # codes in front of every turn
 MANY = 30  # codes of a text chunk, more than fit a window
 LONGER = SPOKEN.model_copy(update={"max_new_tokens": 35, "seed": 3})
@@ -52,31 +57,6 @@ def engine(parts: Parts) -> Iterator[AnsweringEngine]:
         yield engine
     engine.sessions.close_all()
     assert engine.n_free == free, f"slots: expected {free} free afterwards, got {engine.n_free}"
-
-
-def script(engine: AnsweringEngine, **ids: Sequence[int]) -> None:
-    engine.observer.ids = {name: list(own) for name, own in ids.items()}
-
-
-def words(engine: AnsweringEngine, n: int) -> list[int]:
-    """Ids that are text and can be voiced."""
-    (word,) = engine.language.tokenizer.encode("x")
-    return [word] * n
-
-
-def partials(events: Sequence[Event]) -> list[Partial]:
-    return [event for event in events if isinstance(event, Partial)]
-
-
-def without_prefilled(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if not isinstance(event, Prefilled)]
-
-
-def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN) -> list[Event]:
-    """What an answer is told if nobody else is there."""
-    engine.ask("alone", ASKED, config=config)
-    engine.settle()
-    return without_prefilled(engine.take("alone"))
 
 
 @pytest.fixture(scope="module")
@@ -210,41 +190,6 @@ def test_written_answers_equal_chat(
     assert got.n_prompt == len(chat.read(messages, config.prompt_options()).ids)
 
 
-def test_a_long_prompt_is_fed_in_pieces_between_others_tokens() -> None:
-    engine = AnsweringEngine(make_parts(2, rows=(16,)))
-    greedy = WRITTEN.model_copy(update={"decode_mode": "greedy"})
-    question = (picture(60, 60), "What is it? " * 8)
-    engine.ask("short", "Hi", config=greedy)
-    run_until(engine, lambda: bool(partials(engine.events["short"])))
-    engine.ask("long", *question, config=greedy)
-    n_pieces = -(-len(engine.content(*question)) // 16)
-    assert n_pieces > 5
-    for number in range(n_pieces):
-        assert engine.events["long"] == [], f"piece {number}: expected no event yet"
-        n_before = len(partials(engine.events["short"]))
-        engine.step()
-        assert len(partials(engine.events["short"])) == n_before + 1, f"piece {number}: expected a token beside it"
-    assert isinstance(engine.events["long"][0], Prefilled)
-    got, whole = engine.outcome("long"), AnsweringEngine(make_parts(2, rows=(512,)))
-    whole.ask("long", *question, config=greedy)
-    assert got.tokens == whole.outcome("long").tokens
-
-
-def test_few_rows_are_not_padded_to_many(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = AnsweringEngine(make_parts(2, rows=(16, 64)))
-    fed: list[list[int]] = []
-    feed = engine.duplex.feed
-    monkeypatch.setattr(
-        engine.duplex, "feed", lambda slots, rows, wants: fed.append([len(r) for r in rows]) or feed(slots, rows, wants)
-    )
-    engine.ask("long", "word " * 40)
-    session = engine.open("unit")
-    fed.clear()
-    engine.send(session, 1)
-    engine.step()
-    assert fed == [[11], [64]], f"expected the unit's rows by themselves, got {fed}"
-
-
 def test_seeds_decide(engine: AnsweringEngine) -> None:
     said = []
     for seed in (1, 1, 2):
@@ -302,19 +247,11 @@ def test_all_that_is_said_is_voiced(engine: AnsweringEngine, n: int, monkeypatch
     assert (result.stopped, result.text) == ("stop", "x" * n)
 
 
-def run_until(engine: AnsweringEngine, is_there: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if is_there():
-            return
-        engine.step()
-    raise AssertionError("expected it within 200 turns, got nothing")
-
-
 def test_a_break_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> None:
     config = SPOKEN.model_copy(update={"max_new_tokens": 60})
     script(engine, a=words(engine, 60))
     session = engine.ask("a", ASKED, config=config)
-    run_until(engine, lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
+    engine.run_until(lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
     n_before = len(engine.events["a"])
     n_tokens = sum(bool(piece.text) for piece in partials(engine.events["a"]))
     engine.sessions.break_speech(session)
@@ -334,8 +271,8 @@ def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> Non
     with short_chunks(MANY):
         whole = alone(engine, config)[-1]
         session = engine.ask("a", ASKED, config=config)
-        run_until(engine, lambda: engine.loop.jobs[0].is_text_done)
-        run_until(engine, lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
+        engine.run_until(lambda: engine.loop.jobs[0].is_text_done)
+        engine.run_until(lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
         assert not engine.loop.is_idle, "expected speech behind the text"
         engine.sessions.break_speech(session)
         assert not engine.step(), "expected the answer to be over at once"
@@ -364,7 +301,7 @@ def test_a_session_that_is_over_takes_nothing(engine: AnsweringEngine) -> None:
 
 def test_closing_drops_an_answer(engine: AnsweringEngine) -> None:
     session = engine.ask("a", ASKED, config=SPOKEN)
-    run_until(engine, lambda: bool(partials(engine.events["a"])))
+    engine.run_until(lambda: bool(partials(engine.events["a"])))
     n = len(engine.events["a"])
     engine.sessions.close(session)
     engine.settle()
@@ -372,60 +309,6 @@ def test_closing_drops_an_answer(engine: AnsweringEngine) -> None:
 
 
 # --- beside whom ---------------------------------------------------------------------------------
-
-
-class Mixed(Director):
-    """Directs duplex sessions only."""
-
-    def token(self, session: str, job: Any, token: int) -> int:
-        return super().token(session, job, token) if session.startswith("duplex") else token
-
-
-ANSWERS = {
-    "spoken": (SPOKEN.model_copy(update={"max_new_tokens": 24, "seed": 7}), (ASKED,)),
-    "warm": (SPOKEN.model_copy(update={"max_new_tokens": 13, "seed": 8, "temperature": 1.2}), ("Tell me.",)),
-    "written": (WRITTEN, (sound(16_000), "What do you hear?")),
-    "seen": (WRITTEN.model_copy(update={"max_new_tokens": 9}), (picture(60, 60), "What do you see?")),
-    "reference": (SPOKEN.model_copy(update={"compat": "reference", "seed": 9}), (ASKED,)),
-}
-
-
-def talk(engine: AnsweringEngine, n_units: int) -> Iterator[None]:
-    """A duplex session, unit by unit; goes on when it is asked to."""
-    session = engine.open("duplex", ALOUD, 0)
-    for number in range(n_units):
-        engine.send(session, number)
-        yield
-        while session.is_busy or session.waiting:
-            yield
-    engine.sessions.close(session)
-
-
-def one_by_one(engine: AnsweringEngine, names: Sequence[str], n_units: int = 3) -> dict[str, list[Event]]:
-    for name in names:
-        engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
-        engine.settle()
-    for _ in talk(engine, n_units):
-        engine.settle()
-    return {name: without_prefilled(engine.take(name)) for name in (*names, "duplex")}
-
-
-def all_at_once(
-    engine: AnsweringEngine, names: Sequence[str], luck: np.random.Generator, n_units: int = 3
-) -> dict[str, list[Event]]:
-    """Answers begin and units come whenever chance has it."""
-    waiting, units = list(luck.permutation(list(names))), talk(engine, n_units)
-    is_talking = True
-    while waiting or is_talking or not engine.loop.is_idle:
-        what = luck.integers(4)
-        if what == 0 and waiting and engine.n_free[0] > 1:
-            name = str(waiting.pop())
-            engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
-        elif what == 1 and is_talking:
-            is_talking = next(units, "over") is None
-        else:
-            engine.step()
-    return {name: without_prefilled(engine.take(name)) for name in (*names, "duplex")}
 
 
 @pytest.fixture(scope="module")
@@ -481,7 +364,7 @@ def test_an_answer_that_fails_harms_nobody(
     engine.settle()
     failure = engine.take("bad")[-1]
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
+    assert_told("neighbour", engine.heard("good"), expected["spoken"])
     assert len(engine.sessions) == 0
 
 
@@ -497,7 +380,7 @@ def test_a_step_that_fails_does_not_show_in_what_others_speak_meanwhile(
         break_down(monkeypatch, engine.duplex, "step", bad.slot, 22)
         engine.settle()
     assert isinstance(engine.take("bad")[-1], Failure)
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected)
+    assert_told("neighbour", engine.heard("good"), expected)
 
 
 def test_odd_logits_fail_an_answer_only(
@@ -515,7 +398,7 @@ def test_odd_logits_fail_an_answer_only(
     monkeypatch.setattr(engine.duplex, "step", odd)
     engine.settle()
     assert isinstance(engine.take("bad")[-1].error, NumericsError)
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
+    assert_told("neighbour", engine.heard("good"), expected["spoken"])
 
 
 @pytest.mark.parametrize(
@@ -557,7 +440,7 @@ def test_a_voice_that_fails_leaves_the_text(
     assert "".join(piece.text for piece in partials(events)) == whole.text
     n_samples = 0 if result.pcm is None else len(result.pcm)
     assert n_samples < len(whole.pcm) and sum(len(p.pcm) for p in partials(events) if p.pcm is not None) == n_samples
-    assert_told("neighbour", without_prefilled(engine.take("good")), expected["spoken"])
+    assert_told("neighbour", engine.heard("good"), expected["spoken"])
     monkeypatch.undo()
     assert_told("the next one in that slot", alone(engine), expected["spoken"])
 
