@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, computed_field
 
 from worker.message import Message, PictureField, Reader, Record, SoundField, known, write_message
-from worker.wire import ErrorCode, Form, WireError, clean, picture_bytes, shown
+from worker.system_content import texts_and_sound
+from worker.wire import ErrorCode, Form, WireError, clean, picture_bytes
 
 PROTOCOL_VERSION = 1
 SYSTEM_PROMPT = "You are a helpful assistant."
@@ -78,7 +79,7 @@ class Prepare(FromClient):
         given = {key: value for key, value in given.items() if value != "" or not key.endswith("ref_audio_base64")}
         if given.get("system_content") is None:
             return given
-        texts, sound = _content(given["system_content"])
+        texts, sound = texts_and_sound(given["system_content"])
         if texts and given.get("system_prompt") is None and given.get("prefix_system_prompt") is None:
             given["system_prompt"] = "\n".join(texts)
         if sound and given.get("ref_audio_base64") is None:
@@ -383,30 +384,3 @@ def write(message: Message, spec: Spec = PLAIN_SPEC) -> str | bytes:
     fields of a client's message, which a server's cannot hold.
     """
     return write_message(message, spec.sound_in if isinstance(message, FromClient) else spec.sound_out)
-
-
-def _content(items: object) -> tuple[list[str], str | None]:
-    """The texts of a `system_content` list, and its first sound."""
-    if isinstance(items, str):
-        return [items], None
-    if not isinstance(items, list):
-        raise _bad_content("", "a list of texts and sounds", items)
-    texts, sound = [], None
-    for i, item in enumerate(items):
-        kind = item.get("type") if isinstance(item, dict) else None
-        if kind not in ("text", "audio"):
-            raise _bad_content(f"[{i}]", 'an object whose type is "text" or "audio"', item)
-        key = "text" if kind == "text" else "data"
-        value = item.get(key)
-        if value is not None and not isinstance(value, str):
-            raise _bad_content(f"[{i}].{key}", "text", value)
-        if value and kind == "text":
-            texts.append(value)
-        elif value:
-            sound = sound or value
-    return texts, sound
-
-
-def _bad_content(where: str, expected: str, got: object) -> WireError:
-    what = f"prepare.system_content{where}"
-    return WireError(ErrorCode.BAD_MESSAGE, what, expected=expected, got=shown(got))

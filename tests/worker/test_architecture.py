@@ -19,7 +19,7 @@ TORCH_FREE = (
         "service_config",
         "version",
     ),
-    *("message", "metrics", "protocol", "protocol_doc", "status", "unit_message", "wire"),
+    *("message", "metrics", "protocol", "protocol_doc", "status", "system_content", "unit_message", "wire"),
     *("doctor.__main__", "doctor.checks", "doctor.checks_gpu", "doctor.machine"),
     *("report.__main__", "report.compile_report", "warmup_report"),
 )
