@@ -9,6 +9,7 @@ Knows Triton's folder and torch's artifact. Does not know for whom an archive is
 import json
 import sys
 import zipfile
+import zlib
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -29,11 +30,11 @@ def pack(folder: Path, names: list[str]) -> bytes | None:
     if torchs is None and not kernels:
         return None
     file = BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         if torchs is not None:
-            archive.writestr(TORCH, torchs)
+            _write(archive, TORCH, torchs)
         for name in kernels:
-            archive.writestr(name, (folder / name).read_bytes())
+            _write(archive, name, (folder / name).read_bytes())
     return file.getvalue()
 
 
@@ -49,7 +50,7 @@ def unpack(data: bytes, folder: Path) -> bool:
         if strange := [name for name in contents if not _is_kernels(name)]:
             raise ValueError(f"files below {TRITON}/ only, got {strange[0]}")
         lists = {name: _list_in((folder / name).parent, contents[name]) for name in contents if _is_list(name)}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, LookupError, TypeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"expected an archive of kernels: {error}") from error
     # Lists last: a kernel whose list is there counts as there.
     for name, content in {**{name: contents[name] for name in contents if name not in lists}, **lists}.items():
@@ -58,6 +59,11 @@ def unpack(data: bytes, folder: Path) -> bool:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
     return torchs is None or _load_into_torch(torchs)
+
+
+def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Without the time, so that the same files are the same bytes whenever they are packed."""
+    archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=1)
 
 
 def _list_in(folder: Path, content: bytes) -> bytes:

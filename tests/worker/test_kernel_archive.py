@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import zipfile
 from contextlib import suppress
 from io import BytesIO
@@ -35,9 +36,10 @@ def fill(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_lists_name_the_files_of_the_folder_they_are_in(tmp_path: Path) -> None:
+def test_lists_name_the_files_of_the_folder_they_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = fill(tmp_path / "old")
     data = pack(tmp_path / "old", names)
+    monkeypatch.setattr(time, "time", lambda: 1_000_000_000.0)
     assert data is not None and pack(tmp_path / "old", names) == data, "expected the same bytes twice"
     assert unpack(data, tmp_path / "new")
     kernel = tmp_path / "new/triton/0/KEY"
@@ -70,12 +72,17 @@ def test_torchs_own_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert pack(tmp_path, ["ab/graph.py"]) is None
 
 
-def archive(**contents: str) -> bytes:
+def archive(compression: int = zipfile.ZIP_STORED, **contents: str) -> bytes:
     file = BytesIO()
-    with zipfile.ZipFile(file, "w") as made:
+    with zipfile.ZipFile(file, "w", compression) as made:
         for name, content in contents.items():
             made.writestr(name, content)
     return file.getvalue()
+
+
+def damaged(data: bytes) -> bytes:
+    """Where what is compressed begins, behind a name of eight letters."""
+    return data[:38] + b"\xff" * 8 + data[46:]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,7 @@ def archive(**contents: str) -> bytes:
     [
         b"",
         b"garbage",
+        damaged(archive(zipfile.ZIP_DEFLATED, **{"triton/a": "x" * 99})),
         archive(**{"triton/0/KEY/a.cubin": "x", "../outside": "x"}),
         archive(**{"triton/../../outside": "x"}),
         archive(**{"/outside": "x"}),
