@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from models.load import load_model
 from models.omni import OmniModel
-from tests.models.kernels.interpreter import let_loops_end
+from tests.models.kernels.interpreter import let_loops_end, patch_once
 
 # Inductor tries out each vector unit of the processor with the C++ compiler, ten times in each new cache folder. What
 # the processor says of itself is enough here; processes that tests start inherit this.
@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if find_spec("triton") is not None:
         let_loops_end()
+        patch_once()
 # The tiny model gains nothing from more, and two threads on a busy machine wait for each other.
 torch.set_num_threads(1)
 
