@@ -41,9 +41,12 @@ def _nth_equal(scores, order, n, V, PASSED: tl.constexpr):
 @triton.jit
 def _drawn_by_halving(scores, number, peak, top_k, top_p, V, ONE: tl.constexpr, PASSED: tl.constexpr):
     """The column drawn, of any number of columns. Three questions of one form: the k-th best score, the last that top-p
-    keeps, the one drawn; each is the highest score from which on more than an amount is held.
+    keeps, the one drawn; each is the highest score from which on more than an amount is held. Of a peak that is not
+    finite, the first column that has it.
     """
-    low, total = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int64)
+    is_finite = tl.abs(peak) < float("inf")
+    low = tl.where(is_finite, tl.full((), LOWEST, tl.int64), ordered(peak).to(tl.int64))
+    total = tl.full((), 0, tl.int64)
     above, weight, amount = tl.full((), 0, tl.int64), tl.full((), 1, tl.int64), tl.full((), 0, tl.int64)
     for question in range(3):
         weighs = question > 0
@@ -74,7 +77,8 @@ def _drawn_by_halving(scores, number, peak, top_k, top_p, V, ONE: tl.constexpr, 
                     total = above + ((amount - above) // weight + 1) * weight
                 else:
                     low = it
-    return _nth_equal(scores, low.to(tl.int32), (amount - above) // weight, V, PASSED)
+    nth = tl.where(is_finite, (amount - above) // weight, 0)
+    return _nth_equal(scores, low.to(tl.int32), nth, V, PASSED)
 
 
 @triton.jit
@@ -131,7 +135,7 @@ def drawn_column(
             else:
                 top = middle - 1
     least = tl.maximum(score_of(low.to(tl.int32)), peak - WEIGHTLESS)
-    reaches = high >= least
+    reaches = (high >= least) & (lane < n_pieces)
     n_reaching = tl.sum(reaches.to(tl.int32), 0)
     tl.store(pieces + tl.cumsum(reaches.to(tl.int32), 0) - 1, lane, mask=reaches)
     tl.debug_barrier()
@@ -148,7 +152,8 @@ def drawn_column(
         tl.store(found + place, sort_key(score, column, BITS), mask=takes & (place < RANKED))
         n_found += tl.sum(takes.to(tl.int32), 0)
     tl.debug_barrier()
-    if n_found <= RANKED:
+    # Beside a score that the temperature has made infinite, nothing can be weighed.
+    if (n_found <= RANKED) & (tl.abs(peak) < float("inf")):
         column = _drawn_by_rank(found, n_found, number, peak, top_k, top_p, ONE, BITS, RANKED, AGAINST)
     else:
         column = _drawn_by_halving(scores, number, peak, top_k, top_p, V, ONE, PASSED)

@@ -172,6 +172,7 @@ def _choose_kernel(
                 ).to(tl.int64)  # fmt: skip
             remembered = ~stops & ~listens & (tl.load(unremembered + of * V + token) == 0)
             n = tl.load(count + slot)
+            tl.debug_barrier()  # every warp has read what is written now
             tl.store(history + slot * H + n % H, token, mask=remembered)
             tl.store(count + slot, n + 1, mask=remembered)
             tl.store(draws + slot, n_draws + 1)

@@ -1,5 +1,6 @@
 """The kernels that choose text tokens against the operations they stand for: tokens, flags, all that is remembered."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -118,3 +119,37 @@ def test_ranks_and_halving_draw_the_same(device: str, monkeypatch: pytest.Monkey
         expected = choose(states[0], sets, slots, logits, yes, yes)
         got = tokens.choose_tokens(states[1], sets, slots, logits, yes, yes)
         assert_same(got, expected, f"step {step}")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_scores_that_the_temperature_makes_infinite(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be weighed beside them; ids stay in the vocabulary, and kernels in the room they are given."""
+    from models.kernels.tokens import choose_tokens
+
+    settings = [TextSampling(temperature=1e-6), TextSampling(temperature=1e-6, top_k=5, top_p=0.5)] * 3
+    slots = torch.arange(len(settings), device=device)
+    states = [SamplerState.allocate(len(settings), HISTORY, device) for _ in range(2)]
+    for slot, one in enumerate(settings):
+        for state in states:
+            state.configure(slot, one, seed=slot)
+    sets = TokenSets.build([TokenSet(forbidden=(50,))], VOCAB, device)
+    logits = logits_of(0, device)[: len(settings)]
+    logits[:2, [3000, 50, 900]] = 1e34
+    logits[2:4, 4321] = 1e34
+    logits[4:6] = -1e34
+    yes = torch.ones(len(settings), dtype=torch.bool, device=device)
+    expected = choose(states[0], sets, slots, logits, yes, yes)
+
+    made, empty, n_beyond = [], torch.empty, 1000
+
+    def with_room_behind(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        made.append(torch.full((math.prod(shape) + n_beyond,), 77, dtype=dtype, device=device))
+        return made[-1][:-n_beyond].view(shape)
+
+    monkeypatch.setattr(torch, "empty", with_room_behind)
+    got = choose_tokens(states[1], sets, slots, logits, yes, yes)
+    monkeypatch.setattr(torch, "empty", empty)
+    assert_same(got, expected, "ids, bad, remembered")
+    assert expected[0].tolist() == [900, 900, 4321, 4321, 0, 0]
+    assert all(bool((room[-n_beyond:] == 77).all()) for room in made), "written beyond the end of what was made"
+    assert len(made) == 8
