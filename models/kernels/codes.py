@@ -1,7 +1,7 @@
 """One kernel that draws a speech code for each slot: penalties, top-p, top-k, random number, draw, bookkeeping.
 
-Computes what `models.speech.draw_codes` computes; the exponential may differ in its last bit. Knows pointers and one
-row of logits a program. Does not know the model. Import only where Triton is.
+Computes what `models.speech.draw_codes` computes; exponentials, and powers of the penalty, may differ in their last
+bits. Knows pointers and one row of logits a program. Does not know the model. Import only where Triton is.
 """
 
 import torch
@@ -71,12 +71,12 @@ def _draw_kernel(
     end = tl.load(eos_id + slot)
     p, k, least = tl.load(top_p + slot), tl.load(top_k + slot), tl.load(min_keep + slot)
 
-    scores = given / tl.load(temperature + slot)
+    scores = tl.div_rn(given, tl.load(temperature + slot))
     factor, rate = tl.full((BLOCK,), 1.0, tl.float32), tl.load(penalty + slot)
     for i in tl.static_range(WINDOW):
         recent = tl.load(history + slot * WINDOW + i)
         factor = tl.where((column == recent) & (i < n_held), factor * rate, factor)
-    scores = tl.where(scores < 0, scores * factor, scores / factor)
+    scores = tl.where(scores < 0, scores * factor, tl.div_rn(scores, factor))
 
     kept = inside
     if (n_held > 0) & ((p < 1.0) | (k != 0)):
