@@ -81,3 +81,22 @@ def test_the_kernel_draws_the_same_codes(device: str) -> None:
     assert states[1].bad.tolist()[:-1] == [True, True, False, False, False, False]
     assert states[1].sampler.step.tolist()[:-1] == [2, 3, 4, 7, 6, STEPS]
     assert (states[1].newest[:-1] == EOS).tolist() == [False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_where_shares_end(device: str) -> None:
+    """Of four codes alike the worst two hold what top-p drops, to the last of their weight."""
+    from models.kernels.codes import draw_codes as draw_by_kernel
+
+    slots = torch.arange(len(SETTINGS), device=device)
+    logits = torch.full((len(SETTINGS), N_CODES), float("-inf"), device=device)
+    logits[:, 20:24] = 1.0
+    drawn = []
+    for draw in (draw_codes, draw_by_kernel):
+        state = new_state(device)
+        for slot in range(len(SETTINGS)):
+            state.sampler.configure(slot, CodeSampling(top_p=0.5, top_k=0, min_keep=1), EOS, seed=slot)
+        state.sampler.count.fill_(1)
+        drawn.append(draw(state, slots, logits, slots >= 0))
+    assert_same(drawn[1], drawn[0], "codes")
+    assert set(drawn[0].tolist()) == {20, 21}

@@ -153,3 +153,37 @@ def test_scores_that_the_temperature_makes_infinite(device: str, monkeypatch: py
     assert expected[0].tolist() == [900, 900, 4321, 4321, 0, 0]
     assert all(bool((room[-n_beyond:] == 77).all()) for room in made), "written beyond the end of what was made"
     assert len(made) == 8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ranked", [256, 2])
+def test_where_windows_and_shares_end(device: str, ranked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best id has just left the window or has not; listen ranks just high enough or does not, beside its equals;
+    the last that top-p keeps has all of p above it.
+    """
+    from models.kernels import tokens
+
+    monkeypatch.setattr(tokens, "RANKED", ranked)
+    window = TextSampling(greedy=True, repetition_penalty=2.0, repetition_window=5)
+    chunk = replace(window, repetition_window=3, chunked_window=True)
+    rank = TextSampling(greedy=True, repetition_window=0, set_index=1)
+    ranks = [replace(rank, listen_top_k=2), replace(rank, listen_top_k=1)]
+    settings = [window, window, chunk, chunk, *ranks, *[TextSampling(top_p=0.5, repetition_window=0)] * 16]
+    sets = TokenSets.build([TokenSet(), TokenSet(listen_id=9)], 300, device)
+    states = [SamplerState.allocate(len(settings), 16, device) for _ in range(2)]
+    for state in states:
+        for slot, one in enumerate(settings):
+            state.configure(slot, one, seed=slot)
+        state.count.fill_(20)
+        state.chunk_start.fill_(18)
+        for slot, number in enumerate((15, 14, 15, 14)):
+            state.history[slot, number % 16] = 7
+    slots = torch.arange(len(settings), device=device)
+    logits = torch.full((len(settings), 300), float("-inf"), device=device)
+    logits[:6, 7:10] = torch.tensor([3.0, 2.0, 2.0], device=device)
+    logits[6:, 280:284] = 1.0
+    yes = torch.ones(len(settings), dtype=torch.bool, device=device)
+    expected = choose(states[0], sets, slots, logits, yes, yes)
+    assert_same(tokens.choose_tokens(states[1], sets, slots, logits, yes, yes), expected, "ids, bad, remembered")
+    assert expected[0, :6].tolist() == [8, 7, 8, 7, 9, 7]
+    assert set(expected[0, 6:].tolist()) == {280, 281, 282}
