@@ -24,7 +24,9 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
     halving: sorting would take no less time, and the compiler a quarter of a minute.
     """
     key = tl.where(inside, sort_key(scores, column, BITS), NO_KEY)
-    weights = tl.where(inside, fixed_point(scores, tl.max(scores, 0), ONE), 0)
+    peak = tl.max(scores, 0)
+    weights = tl.where(inside, fixed_point(scores, peak, ONE), 0)
+    weights = tl.where(tl.abs(peak) < float("inf"), weights, 0)
     total = tl.sum(weights, 0)
     allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
     most_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
