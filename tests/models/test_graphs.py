@@ -215,7 +215,7 @@ def test_every_bucket_gets_one_graph_and_no_more(model):
         speech_kv=(64,),
     )
     runner = make_runner(model, shapes)
-    names = ["vision", "mel_unit", "audio_unit", "llm_evict", "llm_decode", "spoken_rows", "speech_step"]
+    names = ["vision", "audio_unit", "llm_decode", "spoken_rows"]
     runner.regions.compile(names, backend="eager")
     before = compile_counters()
     runner.regions.warm_up(names)

@@ -28,7 +28,7 @@ from tests.worker.faults import counted
 from worker.config import WindowConfig
 from worker.session import Session
 
-N_SESSIONS, N_UNITS, WARM, STEP = 4, 88, 40, 8
+N_SESSIONS, N_UNITS, WARM, STEP = 4, 72, 32, 8
 SPEAKS, ENDS = 3, 4  # of `STEP` units: one that begins a turn, one that ends it
 # Pages come and go a little with the allocator. Keeping all sound that goes by would be 10 MB between the two ends.
 MOST_BYTES = 4 * 2**20
