@@ -22,8 +22,7 @@ class TargetPhase(StrEnum):
 @dataclass
 class TargetState:
     """One target. seconds: spent on it. n_graphs: graphs compiled. n_captured: CUDA graphs. hits, misses: of the
-    kernel cache. error: why it fell back, what goes without CUDA graphs, or why it is off although it was asked
-    for.
+    kernel cache. error: why it fell back, what goes without CUDA graphs, or why it is off although it was asked for.
     """
 
     name: str

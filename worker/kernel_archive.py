@@ -13,6 +13,8 @@ import zlib
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
+import torch
+
 from models.token2wav.atomic_file import write_atomically
 
 TRITON = "triton"  # folder of the cache in which its kernels lie, by device
@@ -84,15 +86,11 @@ def _is_kernels(name: str) -> bool:
 def _saved_by_torch() -> bytes | None:
     if "torch._inductor" not in sys.modules:  # nothing was compiled, and asking would import the compiler
         return None
-    import torch
-
     saved = torch.compiler.save_cache_artifacts()
     return None if saved is None else saved[0]
 
 
 def _load_into_torch(data: bytes) -> bool:
-    import torch
-
     # Loading the compiler makes the kinds of artifacts known that torch may find.
     from torch._functorch._aot_autograd import autograd_cache  # noqa: F401
     from torch._inductor import codecache  # noqa: F401

@@ -20,7 +20,7 @@ from models.omni import OmniModel
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_errors import first_line, is_misfit, reason_of
 from worker.compile_state import RegionState, TargetPhase, TargetState, Tuned
-from worker.compile_targets import AIMS, NEVER_CAPTURED, SERVING, Aim, Table
+from worker.compile_targets import AIMS, NEVER_CAPTURED, SERVING, Aim, Table, compiles
 from worker.head_start import await_compiler, keep_kernels, rehearse
 
 LOG = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Tuner:
             rehearse(self._device, self._stages())
             self._is_rehearsed = True
             self._tuned.seconds["kernels"] = time.perf_counter() - start
-        if any(self._parts(name) or self._whole(name) for name in self._asked):
+        if compiles(self._asked, is_gpu=self._is_gpu, by_kernels=self._by_kernels):
             await_compiler()
 
     def _stages(self) -> dict[str, list[Callable[[], None]]]:

@@ -227,7 +227,7 @@ def _is_compiled(region: Region, config: EngineConfig, tuned: Tuned | None, devi
         is_gpu, by_kernels = device.type == "cuda", state is not None and state.phase is TargetPhase.KERNELS
         is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu, by_kernels))
         # Left whole, it may have parts that compile.
-        is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu)))
+        is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu, by_kernels)))
         if is_aimed and (state is None or state.phase.is_as_asked):
             return True
     return False

@@ -241,3 +241,14 @@ def test_what_of_a_target_compiles_hangs_on_the_device(kind: str, expected: set[
     regions = parts.duplex.runner.regions.table | parts.vocoder.regions.table
     got = {name for name in names if region_module._is_compiled(regions[name], config, None, torch.device(kind))}
     assert got == expected, f"expected {expected}, got {got}"
+
+
+def test_beside_kernels_the_log_mel_does_not_compile():
+    parts, config = make(CompileConfig(enabled=True, targets=("apm",)))
+    tuned = Tuned({"apm": TargetState("apm", TargetPhase.KERNELS)})
+    regions = parts.duplex.runner.regions.table
+    for phase, expected in ((TargetPhase.KERNELS, {"audio_unit"}), (TargetPhase.COMPILED, {"audio_unit", "mel_unit"})):
+        tuned.targets["apm"].phase = phase
+        names, device = ("audio_unit", "mel_unit"), torch.device("cuda")
+        got = {name for name in names if region_module._is_compiled(regions[name], config, tuned, device)}
+        assert got == expected, f"{phase}: expected {expected}, got {got}"
