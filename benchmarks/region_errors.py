@@ -8,9 +8,9 @@ compared; all of it stays on the device, and the host waits twice a call.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
+from benchmarks.region_slots import Slots, paired_slots
 from models.graphs import RegionTable
 from models.input_block import Input
-from models.kv_cache import KVCache
-from models.token2wav.arena import FIRST_ROW
 from worker.building import Parts
 
 MOST_ADDED = 520  # cache rows that one call of a unit or a prompt adds
@@ -49,33 +48,6 @@ class Errors:
     alike_largest: float = 0.0
     seconds: float = 0.0
     error: str = ""
-
-
-@dataclass(frozen=True)
-class Slots:
-    """What sessions own in one engine. whole: tensors as they are. caches: those whose rows are looked at as far as
-    they are held. n: slots of them that count. scratch: the slot that rows of padding name.
-    """
-
-    whole: list[Tensor]
-    caches: list[KVCache] = field(default_factory=list)
-    n: int = 0
-    scratch: int = -1
-
-    def held(self) -> list[int]:
-        """Most rows that a slot of each cache holds; the host waits for it."""
-        if not self.caches:
-            return []
-        return torch.stack([cache.lengths[: self.n].max() for cache in self.caches]).tolist()
-
-    def views(self, n_rows: Sequence[int]) -> list[Tensor]:
-        """All of it, caches up to so many rows each."""
-        rows = [
-            tensor[: self.n, :, :most]
-            for cache, most in zip(self.caches, n_rows, strict=True)
-            for tensor in (*cache.k, *cache.v)
-        ]
-        return [*self.whole, *rows]
 
 
 class _Doubled:
@@ -205,11 +177,11 @@ def doubled(served: Parts, twin: Parts, limit_s: float = math.inf) -> Iterator["
     Raises: AssertionError if the engines' slots differ in shape.
     """
     runner, vocoder, until = served.duplex.runner, served.vocoder, time.monotonic() + limit_s
-    tables = {"omni": _Doubled(runner.regions, twin.duplex.runner.regions, *_pair(_omni(served), _omni(twin)), until)}
+    pairs = paired_slots(served, twin)
+    tables = {"omni": _Doubled(runner.regions, twin.duplex.runner.regions, *pairs["omni"], until)}
     runner.regions = tables["omni"]
     if vocoder is not None:
-        pair = _pair(_vocoder(served), _vocoder(twin))
-        tables["vocoder"] = _Doubled(vocoder.regions, twin.vocoder.regions, *pair, until)
+        tables["vocoder"] = _Doubled(vocoder.regions, twin.vocoder.regions, *pairs["vocoder"], until)
         vocoder.regions = tables["vocoder"]
     try:
         yield Tables(tables)
@@ -233,33 +205,6 @@ class Tables:
     def n_left_out(self) -> int:
         """Calls that came too late to be compared."""
         return sum(table.n_left_out for table in self._tables.values())
-
-
-def _omni(parts: Parts) -> Slots:
-    """Without the scratch slot, where rows of padding overwrite each other in any order."""
-    state, n = parts.duplex.state, parts.n_slots
-    caches = [part for part in (state.llm, state.apm, state.speech and state.speech.cache) if part is not None]
-    rows = {id(tensor) for cache in caches for tensor in (*cache.k, *cache.v)}
-    return Slots([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n, state.scratch)
-
-
-def _vocoder(parts: Parts) -> Slots:
-    """Without the scratch slot and its rows, and without the row that takes the writes of padding, in any order."""
-    state, sound = parts.vocoder.state, parts.vocoder.vocode_state
-    n, views = state.scratch, (state.code, state.mel, state.dit)
-    of_slots = [*state.copied(), *(tensor for one in views for tensor in one.tensors())]
-    slots = [part for tensor in of_slots for part in (tensor[:n], tensor[n + 1 :])]
-    for view, tensors in zip(views, ([state.code_rows], [state.mel_rows], state.dit_rows), strict=True):
-        own = slice(FIRST_ROW, view.first_voice_row - view.ring), slice(view.first_voice_row, None)
-        slots += [tensor[..., rows, :, :] for tensor in tensors for rows in own]
-    return Slots([*slots, *(tensor[:n] for tensor in sound.tensors())], scratch=n)
-
-
-def _pair(own: Slots, others: Slots) -> tuple[Slots, Slots]:
-    every = [1 << 62] * len(own.caches)
-    shapes = [[tensor.shape for tensor in slots.views(every)] for slots in (own, others)]
-    assert shapes[0] == shapes[1], "expected slots of the same shapes in both engines"
-    return own, others
 
 
 def _live(slots: Input, scratch: int) -> list[int] | None:

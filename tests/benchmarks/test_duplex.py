@@ -22,7 +22,8 @@ from benchmarks.duplex_tables import SUMMARY, lines, summary, toggle_table
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Script, Sent, Talker, converse
 from benchmarks.duplex_verdicts import verdict_lines, verdicts
 from benchmarks.gpu_busy import Busy
-from benchmarks.region_errors import Slots, _Doubled, _vocoder, doubled
+from benchmarks.region_errors import _Doubled, doubled
+from benchmarks.region_slots import Slots, vocoder_slots
 from models.token2wav.arena import SPILL_ROW
 from worker.compile_config import CompileConfig
 
@@ -234,7 +235,7 @@ def test_what_padding_comes_to_does_not_count(running: Running) -> None:
     before = [tensor.clone() for tensor in nobodys]
     for tensor in nobodys:
         tensor.fill_(float("nan"))
-    looked_at = _vocoder(running.parts).whole
+    looked_at = vocoder_slots(running.parts).whole
     assert sum(tensor.numel() for tensor in looked_at) > 0.5 * sum(tensor.numel() for tensor in state.tensors())
     assert not any(tensor.isnan().any() for tensor in looked_at), "expected what padding writes to be left out"
     for tensor, held in zip(nobodys, before, strict=True):
