@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+
 from benchmarks import report
 from benchmarks.duplex_engine import Running, Weights
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Talker, converse
-from benchmarks.region_errors import doubled
+from benchmarks.region_errors import doubled, in_short
+from benchmarks.region_slots import paired_slots
+from worker.building import Parts
 from worker.observer import Observer
 
 WATCHED = "watched"
@@ -23,6 +27,7 @@ KEPT = 20  # logits of a choice that are kept for comparison
 CONTEXT = 300
 NEIGHBOURS = 7
 COMPARED_SLOTS = 4  # sessions at most whose regions are compared at once
+COMPARING_BYTES = 10 * 10**9  # what comparing takes of a GPU besides: copies of slots, differences in float64
 
 
 @dataclass
@@ -230,16 +235,17 @@ def regions(
     Args:
         save: given all of it after each unit. limit_s: calls that come later are not compared.
     Returns: {regions: errors by number of sessions, table and region, regions_left_out: what was not compared, if
-        anything}.
+        anything, narrow: of the narrow twin, None where float32 is served: {dtype, error: why there is none}}.
     """
     begun, found, left_out = time.monotonic(), {}, []
     report.say("the twin in float32")
     wide = replace(running.spec, way="eager", dtype="float32", plain=True)
     twin = weights.wide().parts(wide, wide.engine_config())
     assert not (twin.model.kernels or twin.vocoder.regions.kernels), "expected a reference without kernels"
+    narrow, of_narrow = _narrow(running, weights, twin)
     counts = sorted({1, min(COMPARED_SLOTS, running.parts.n_slots)})
     for n_sessions in counts:
-        with doubled(running.parts, twin, limit_s - (time.monotonic() - begun)) as tables:
+        with doubled(running.parts, twin, limit_s - (time.monotonic() - begun), narrow) as tables:
             for n_done in _units(running, n_sessions, n_units):
                 found[str(n_sessions)] = {
                     table: {name: asdict(one) for name, one in named.items()}
@@ -249,10 +255,43 @@ def regions(
                 told = f"{n_sessions} at once: {n_done} of {n_units} units, {tables.n_left_out} calls not compared"
                 rest = [f"{n} at once" for n in counts if n > n_sessions]
                 unfinished = [*left_out, *([] if whole else [told]), *rest]
-                save({"regions": found, "regions_left_out": ", ".join(unfinished)})
+                save({"regions": found, "regions_left_out": ", ".join(unfinished), "narrow": of_narrow})
         left_out += [] if whole else [told]
     report.say("regions are compared")
-    return {"regions": found, "regions_left_out": ", ".join(left_out)}
+    return {"regions": found, "regions_left_out": ", ".join(left_out), "narrow": of_narrow}
+
+
+def _narrow(running: Running, weights: Weights, twin: Parts) -> tuple[Parts | None, dict[str, str] | None]:
+    """Plain eager in the type that is served. Returns: it, and what `regions` says of it."""
+    dtype = weights.model.dtype
+    if dtype == torch.float32:
+        return None, None
+    told = {"dtype": str(dtype).removeprefix("torch."), "error": ""}
+    report.say(f"the twin in {told['dtype']}")
+    try:
+        _check_room(twin)
+        spec = replace(running.spec, way="eager", plain=True)
+        narrow = weights.copied(dtype).parts(spec, spec.engine_config())
+        assert not (narrow.model.kernels or narrow.vocoder.regions.kernels), "expected a twin without kernels"
+        paired_slots(running.parts, narrow)
+    except Exception as error:  # only its own figures are lost
+        told["error"] = in_short(error)
+        return None, told
+    return narrow, told
+
+
+def _check_room(twin: Parts) -> None:
+    """Raises: MemoryError if an engine half as large as this one would leave too little for comparing."""
+    device = twin.model.device
+    if device.type != "cuda":
+        return
+    modules = (twin.model, twin.vocoder.parts.flow, twin.vocoder.parts.hift)
+    n_bytes = sum(tensor.nbytes for module in modules for tensor in module.state_dict().values())
+    expected = (n_bytes + twin.duplex.state.nbytes() + twin.vocoder.n_bytes) // 2 + COMPARING_BYTES
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < expected:
+        raise MemoryError(f"expected {expected / 1e9:.1f} GB of free memory, got {free / 1e9:.1f}")
 
 
 def _units(running: Running, n_sessions: int, n_units: int) -> Iterator[int]:

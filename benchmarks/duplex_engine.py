@@ -121,21 +121,25 @@ class Weights:
         flow = random_parts(device=device, dtype=dtype, hift_dtype=dtype)
         return cls(random_model(load_config(REAL), device=device, dtype=dtype), flow)
 
-    def wide(self) -> "Weights":
-        """The same numbers in float32, in modules that share nothing with these."""
-        wide, model, device = torch.float32, self.model, self.model.device
+    def copied(self, dtype: torch.dtype) -> "Weights":
+        """The same numbers in this type, as a checkpoint is loaded in it, in modules that share nothing with these."""
+        model, device = self.model, self.model.device
         # Kernels keep some of them on the host.
-        tensors = {name: _copy(t.to(device), weight_dtype(name, wide)) for name, t in model.state_dict().items()}
-        twin = assign_weights(build_on_meta(model.config), tensors, device, wide)
+        tensors = {name: _copy(t.to(device), weight_dtype(name, dtype)) for name, t in model.state_dict().items()}
+        twin = assign_weights(build_on_meta(model.config), tensors, device, dtype)
         flow, hift = self.flow.flow, self.flow.hift
         with on_meta():
             copies = Flow(flow.config), Hift(hift.config)
-        flows = {name: _copy(t, wide) for name, t in flow.state_dict().items()}
-        hifts = {name: _copy(t, hift_room.weight_dtype(name, wide)) for name, t in hift.state_dict().items()}
+        flows = {name: _copy(t, dtype) for name, t in flow.state_dict().items()}
+        hifts = {name: _copy(t, hift_room.weight_dtype(name, dtype)) for name, t in hift.state_dict().items()}
         sound = FlowAndHift(
-            assign_weights(copies[0], flows, device, wide), assign_weights(copies[1], hifts, device, wide)
+            assign_weights(copies[0], flows, device, dtype), assign_weights(copies[1], hifts, device, dtype)
         )
         return Weights(twin, sound)
+
+    def wide(self) -> "Weights":
+        """`copied` in float32."""
+        return self.copied(torch.float32)
 
     def parts(self, spec: Spec, config: EngineConfig) -> Parts:
         """Slots around them."""

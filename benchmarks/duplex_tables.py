@@ -40,8 +40,11 @@ def lines(name: str, found: Found) -> list[str]:
         told.append(
             f"{what.replace('_', ' ')}: {verdict} ({one['n_units']} units, {one['n_ids']} ids, {one['n_codes']} codes)"
         )
+    narrow = found.get("narrow")
     for n, tables in found.get("regions", {}).items():
-        told += _regions(n, tables)
+        told += _regions(n, tables, narrow)
+    if narrow and narrow["error"]:
+        told.append(no_narrow(narrow))
     if found.get("regions_left_out"):
         told.append(f"regions not finished: {found['regions_left_out']}")
     process = found.get("process", {})
@@ -214,24 +217,41 @@ def _against(found: Found) -> str:
     return f"greedy: {told}; median gap of the best two {_number(found['median_gap_of_best_two'], 4)}"
 
 
-def _regions(n: str, tables: Found) -> list[str]:
+def no_narrow(narrow: Found) -> str:
+    """Why there are no figures of a twin in the served type."""
+    return f"no eager {narrow['dtype']} beside: {narrow['error']}"
+
+
+def _regions(n: str, tables: Found, narrow: Found | None) -> list[str]:
+    of_narrow = f"; narrow: eager {narrow['dtype']}, over the calls alike in both" if narrow else ""
     told = [
-        f"{'region':16}{'calls':>6}{'|d|/|ref|':>12}{'of slots':>12}{'alike':>6}{'|d|/|ref|':>12}{'mean |d|':>12}"
+        f"{'region':16}{'calls':>6}{'|d|/|ref|':>12}{'of slots':>12}{'alike':>6}{'|d|/|ref|':>12}"
+        f"{'both':>6}{'|d|/|ref|':>12}{'narrow':>12}{'mean |d|':>12}"
         f"{'max |d|':>12}  integers"
-        f"   ({n} at once, against eager float32)"
+        f"   ({n} at once, against eager float32{of_narrow})"
     ]
     regions = {name: one for table in tables.values() for name, one in table.items()}
     for name, one in regions.items():
         integers = f"{one['integers']} of {one['n_integers']} differ" if one["n_integers"] else "-"
         told.append(
             f"{name:16}{one['n']:6}{one['relative']:12.2e}{one['state_relative']:12.2e}{one['n_alike']:6}"
-            f"{one['alike_relative']:12.2e}{one['mean']:12.2e}"
+            f"{one['alike_relative']:12.2e}{_both(one)}{one['mean']:12.2e}"
             f"{one['largest']:12.2e}  {integers}{'  ' + one['error'] if one['error'] else ''}"
+            f"{'  narrow: ' + one['narrow_error'] if one.get('narrow_error') else ''}"
         )
     if regions:
         worst = {kind: max(regions, key=lambda name: regions[name][kind]) for kind in ("relative", "mean", "largest")}
         told.append("largest: " + ", ".join(f"{kind} {regions[at][kind]:.2e} ({at})" for kind, at in worst.items()))
     return told
+
+
+def _both(one: Found) -> str:
+    """What the narrow twin and the served engine come to, over the same calls."""
+    if not one.get("n_narrow"):
+        return f"{'-':>6}{'-':>12}{'-':>12}"
+    if not one["n_both"]:
+        return f"{0:6}{'-':>12}{'-':>12}"
+    return f"{one['n_both']:6}{one['both_relative']:12.2e}{one['narrow_relative']:12.2e}"
 
 
 def _p95(row: Found | None, what: str) -> float | None:

@@ -1,13 +1,13 @@
 """What the unit benchmark has found against what it is to reach: a figure, two bounds, passed or failed.
 
 Knows targets and the form of results. Does not measure. Choices against eager are told and not judged: two that are
-nearly equally likely may change places with one rounding.
+nearly equally likely may change places with one rounding. So is what the served type comes to without our kernels.
 """
 
 import math
 from typing import Any
 
-from benchmarks.duplex_tables import GB, peak_gb, start_s, summary
+from benchmarks.duplex_tables import GB, no_narrow, peak_gb, start_s, summary
 
 Found = dict[str, Any]
 MEAN, LARGEST = 1e-6, 1e-5  # of float32 compiled against eager, absolute
@@ -57,7 +57,10 @@ def verdict_lines(result: Found) -> list[str]:
     for name in ("latency", "sessions"):
         if "bytes_of_1000_rows" in (start := result["processes"].get(name, {}).get("start", {})):
             told.append(_sizes(name, result["settings"], start))
-    if (eager := result["processes"].get("correctness", {}).get("against_eager")) is not None:
+    correctness = result["processes"].get("correctness", {})
+    if (narrow := correctness.get("narrow")) and narrow["error"]:
+        told.append(no_narrow(narrow))
+    if (eager := correctness.get("against_eager")) is not None:
         first = eager["first"]
         where = f", first unit {first['unit']}, step {first['step']}" if first else ""
         told.append(f"not judged: {eager['n_differ']} of {eager['n_choices']} choices are not eager's{where}")
@@ -128,6 +131,7 @@ def _exactness(processes: Found) -> list[Found]:
 
 def _regions(processes: Found) -> list[Found]:
     """Of the model as it serves: for each region the largest over its calls, each from the same state as its twin's."""
+    narrow = processes.get("correctness", {}).get("narrow")
     by_name: dict[str, list[Found]] = {}
     for name, one in _each(processes.get("correctness", {})):
         by_name.setdefault(name, []).append(one)
@@ -136,6 +140,8 @@ def _regions(processes: Found) -> list[Found]:
         errors = [one["error"] for one in ones if one["error"]]
         n, alike = sum(one["n"] for one in ones), sum(one["n_alike"] for one in ones)
         note = errors[0] if errors else f"{n - alike} of {n} calls chose otherwise, not judged" if alike < n else ""
+        if narrow and not narrow["error"]:
+            note = "; ".join(part for part in (note, _beside(ones, narrow["dtype"])) if part)
         figure = _most(one["alike_relative"] for one in ones if one["n_alike"]) if alike else None
         judged.append(_upper(f"region {name}: |d|/|ref|", "", figure, RELATIVE, note=note))
         if errors:
@@ -145,6 +151,17 @@ def _regions(processes: Found) -> list[Found]:
             judged.append(_upper(f"{name}: regions", "", None, 0, note=f"not finished: {left_out}"))
             judged[-1]["passes"] = False
     return judged
+
+
+def _beside(ones: list[Found], dtype: str) -> str:
+    """What a plain eager engine of the served type comes to, and ours, over the same calls."""
+    both = [one for one in ones if one["n_both"]]
+    if not both:
+        why = "no call alike in both" if any(one["n_narrow"] for one in ones) else "not measured"
+        return f"eager {dtype}: {why}"
+    ours, plain = (_most(one[key] for one in both) for key in ("both_relative", "narrow_relative"))
+    n, alike = sum(one["n_both"] for one in both), sum(one["n_alike"] for one in ones)
+    return f"eager {dtype} {plain:.2e}, ours {ours:.2e}, over {n} of {alike} calls"
 
 
 def _each(found: Found) -> list[tuple[str, Found]]:

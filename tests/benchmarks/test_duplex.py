@@ -179,6 +179,7 @@ def test_regions_that_come_too_late_are_served_and_told(running: Running, weight
     saved: list[dict[str, Any]] = []
     found = regions(running, weights, 1, saved.append, limit_s=0.0)
     assert found["regions"] == {n: {"omni": {}, "vocoder": {}} for n in ("1", "4")}
+    assert found["narrow"] is None, "where float32 is served, no narrower type has anything to tell"
     assert "1 at once: 1 of 1 units" in found["regions_left_out"] and "4 at once" in found["regions_left_out"]
     assert "4 at once" in saved[0]["regions_left_out"], (
         "a process that is killed in the first unit says what is missing"
