@@ -1,10 +1,11 @@
 """What the benchmarks of the engine say of compiling: on their command lines, and by name for the unit benchmark."""
 
 import argparse
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.compile_config import TARGETS, CompileConfig
+from worker.compile_config import TARGETS, CompileConfig, Target
 
 REFERENCE_TARGETS = ("vpm", "llm.model", "resampler", "tts.model")
 MODEL_TARGETS = (*REFERENCE_TARGETS, "apm")
@@ -36,10 +37,11 @@ class Way:
     compile: dict[str, Any] = field(default_factory=dict)
     steps: int = 10
 
-    def config(self) -> CompileConfig:
-        """A setting that this version of the worker does not have is left out."""
+    def config(self, targets: Collection[Target] | None = None) -> CompileConfig:
+        """A setting that this version of the worker does not have is left out. targets: others than the way's."""
         known = {name: value for name, value in self.compile.items() if name in CompileConfig.model_fields}
-        return CompileConfig(**{"enabled": True, **known})
+        given = {} if targets is None else {"targets": tuple(targets)}
+        return CompileConfig(**{"enabled": True, **known, **given})
 
 
 # In the order of a run, the most telling first.

@@ -28,6 +28,7 @@ from benchmarks.duplex_engine import Spec
 from benchmarks.duplex_process import Found, Processes
 from benchmarks.duplex_tables import lines, summary, toggle_table
 from benchmarks.duplex_verdicts import verdict_lines, verdicts
+from worker.compile_config import TARGETS
 
 PARTS = ("latency", "sessions", "correctness", "start", "toggles")
 CORRECT_SLOTS, CORRECT_ROWS = 8, 2560
@@ -62,7 +63,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--summary", type=Path, help="write the few figures of this run here; null: not measured")
     parser.add_argument("--folder", type=Path, help="kernels and results on their way, kept; default: a temporary one")
     parser.add_argument("--resume", type=Path, help="go on with this result of an earlier command, same settings")
-    parser.add_argument("--cache-dir", type=Path, help="kernels of latency and sessions, kept; default: fresh ones")
+    parser.add_argument("--cache-dir", type=Path, help="kernels, as they are there and kept; default: fresh ones")
     parser.add_argument("--no-warm-up", action="store_true", help="starts without the conversation that ends them")
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
     parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voices' prompts there is room for")
@@ -84,6 +85,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--toggle-units", type=int, default=20, help="toggles: units timed in each mode")
     parser.add_argument("--toggle-limit-s", type=float, default=150.0, help="toggles: longest that one process takes")
     parser.add_argument("--all-shapes", action="store_true", help="toggles: all sizes of a worker, not those of a unit")
+    parser.add_argument("--targets", type=_names(TARGETS), help="toggles: compile only these; default: each way's")
     parser.add_argument("--no-cached", action="store_true", help="toggles: no second start from the cache")
     options = parser.parse_args(arguments)
     options.way = options.way or ("ours" if options.device == "cuda" else "eager")
@@ -245,20 +247,22 @@ class Run:
     def _toggles(self) -> None:
         """All ways, then starts from the caches of those that got through."""
         options = self._options
-        specs = {name: self._spec(name, 1, unit_shapes=not options.all_shapes) for name in options.toggles}
+        sizes = {"unit_shapes": not options.all_shapes, "targets": options.targets}
+        specs = {name: self._spec(name, 1, **sizes) for name in options.toggles}
+        is_kept = options.cache_dir is not None
         for name, spec in specs.items():
             asked = {"n_units": options.toggle_units, "context": options.context, "n_frames": options.frames}
-            job = {"part": "latency", "spec": spec, "options": asked}
-            self._process(f"toggle {name}", job, self._cache_of(name), options.toggle_limit_s, is_cold=True)
+            job = {"part": "latency", "spec": spec, "options": asked, "is_kept": is_kept}
+            self._process(f"toggle {name}", job, self._cache_of(name), options.toggle_limit_s, is_cold=not is_kept)
         for name, spec in specs.items():
-            is_compiled = WAYS[name].compile.get("enabled", True) and not options.no_cached
+            is_compiled = WAYS[name].compile.get("enabled", True) and not (options.no_cached or is_kept)
             is_whole = self._found(f"toggle {name}").get("is_complete") and self._cache_of(name).exists()
             if is_compiled and is_whole:
                 job = {"part": "start", "spec": spec}
                 self._process(f"cached {name}", job, self._cache_of(name), options.toggle_limit_s)
 
     def _cache_of(self, way: str) -> Path:
-        return self._folder / f"toggle-{way}"
+        return (self._options.cache_dir or self._folder).resolve() / f"toggle-{way}"
 
     def _spec(self, way: str, slots: int, **more: Any) -> Found:
         options = self._options
@@ -291,7 +295,8 @@ class Run:
         job = {"options": {}, **job}
 
         def tell(found: Found) -> None:
-            self.result["processes"][name] = {"part": job["part"], **job["options"].get("done", {}), **found}
+            kept = {"is_kept": True} if job.get("is_kept") else {}
+            self.result["processes"][name] = {"part": job["part"], **kept, **job["options"].get("done", {}), **found}
             self.result["environment"].update(found.pop("environment", {}))
             self._save()
 

@@ -34,6 +34,7 @@ from models.tokens import Tokenizer
 from models.weights import assign_weights, on_meta
 from worker.building import FRAMES_PER_SECOND, Parts, assemble
 from worker.compile_cache import CompileCache, facts_of
+from worker.compile_config import Target
 from worker.compile_state import CompileCounts, Tuned
 from worker.compile_targets import SERVING
 from worker.config import EngineConfig, SessionConfig, WindowConfig
@@ -61,7 +62,7 @@ class Spec:
     voices_s: room for prompts of voices; all sessions have one. steps: Euler steps; None: the way's. dtype: as
     `EngineConfig`'s. plain: no kernels of ours in the vocoder either, float32 products in float32 from the beginning.
     unit_shapes: only the sizes that units with one picture meet, of one session or of all slots at once, where many
-    ways are compared.
+    ways are compared. targets: of compiling; None: the way's.
     warms_up: hold the worker's conversation at the start. session: further settings of sessions.
     """
 
@@ -75,6 +76,7 @@ class Spec:
     dtype: str = "auto"
     plain: bool = False
     unit_shapes: bool = False
+    targets: tuple[Target, ...] | None = None
     warms_up: bool = True
     session: dict[str, Any] = field(default_factory=dict)
 
@@ -99,7 +101,7 @@ class Spec:
             llm_len=self.llm_len,
             voices_s=self.voices_s,
             euler_steps=self.n_steps,
-            compile=WAYS[self.way].config(),
+            compile=WAYS[self.way].config(self.targets),
             session=SessionConfig(**session),
         )
 

@@ -102,11 +102,12 @@ def toggle_table(processes: dict[str, Found]) -> list[str]:
             _twice(found, *kinds) for kinds in (("graph_breaks",), ("graphs",), ("graph_skips", "cudagraph_skips"))
         ]
         first, peak = _p95(rows.get("SPEAK"), "first_sound_ms"), peak_gb(found)
+        starts = (cached, found) if found.get("is_kept") else (found, cached)  # from kernels that were there, or not
         if peak is None and "allocated_bytes" in (ready := found.get("start", {}).get("peak_memory", {})):
             peak = ready["allocated_bytes"] / GB  # of a way that was killed before its first row
         told.append(
             f"{name:16}{times[0]:>24}{times[1]:>26}{_number(first):>17}{_number(peak):>7}"
-            f"{_number(start_s(found)):>8}{_number(start_s(cached)):>10}{counts[0]:>10}{counts[1]:>10}{counts[2]:>12}"
+            f"{_number(start_s(starts[0])):>8}{_number(start_s(starts[1])):>10}{counts[0]:>10}{counts[1]:>10}{counts[2]:>12}"
             f"{_remark(found)}"
         )
     return told

@@ -376,6 +376,30 @@ def test_every_way_is_one_that_the_worker_knows() -> None:
     started["latency"] = {"rows": [{"mode": LISTEN, "late": dict.fromkeys(counts, 1)}], "memory": {}}
     line = toggle_table({"toggle ours": started})[1]
     assert "1 / 1" in line and "30 / 1" in line and "7 / 2" in line
+    places = [toggle_table({"toggle ours": started | kept})[1].index(" 1.0 ") for kept in ({}, {"is_kept": True})]
+    assert places[0] < places[1], "a start from kernels that were there is none from an empty folder"
+
+
+def test_toggles_may_go_on_with_kernels_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[dict[str, Any]] = []
+
+    def run(self: Processes, job: dict[str, Any], cache: Path, limit_s: float, tell: Any) -> dict[str, Any]:
+        jobs.append(job)
+        assert (cache / "kernel").exists() == (cache.parent == tmp_path)
+        return {"process": {"seconds": 1.0, "status": 0, "killed": ""}, "is_complete": True}
+
+    monkeypatch.setattr(Processes, "run", run)
+    (tmp_path / "toggle-inductor").mkdir()
+    (tmp_path / "toggle-inductor/kernel").touch()
+    asked = ["--device", "cpu", "--parts", "toggles", "--toggles", "inductor", "--targets", "apm,vpm"]
+    found = duplex.main([*asked, "--cache-dir", str(tmp_path)])
+    assert [name for name, one in found["processes"].items() if one.get("is_kept")] == ["toggle inductor"]
+    assert Spec(**jobs[0]["spec"]).engine_config().compile.targets == ("apm", "vpm")
+    assert len(jobs) == 1 and (tmp_path / "toggle-inductor/kernel").exists()
+    (tmp_path / "folder/toggle-inductor").mkdir(parents=True)
+    (tmp_path / "folder/toggle-inductor/kernel").touch()
+    found = duplex.main([*asked[:-2], "--folder", str(tmp_path / "folder"), "--no-cached"])
+    assert not found["processes"]["toggle inductor"].get("is_kept") and jobs[1]["spec"]["targets"] is None
 
 
 def test_busy_counts_what_this_process_burns() -> None:
