@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
 
 JOINED_AT_ONCE = 16  # parts that one tile of the joining kernel holds
@@ -79,9 +80,9 @@ def _attend_block(
     shrink = tl.exp2(top - new_top)
     total = total * shrink + tl.sum(weights, 1)
     weights = weights.to(v.dtype)
-    acc = tl.dot(weights, v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = add_dot(weights, v, acc * shrink[:, None], PRECISION)
     if TAIL > 0:
-        acc_tail = tl.dot(weights, v_tail, acc_tail * shrink[:, None], input_precision=PRECISION)
+        acc_tail = add_dot(weights, v_tail, acc_tail * shrink[:, None], PRECISION)
     return acc, acc_tail, new_top, total
 
 

@@ -6,6 +6,7 @@ The bits of a row depend on nothing but that row and the weights: rows are the n
 split and in which order it is summed follows from the weight's shape alone.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
 
 MAX_ROWS = 64
@@ -70,9 +72,9 @@ def _product_kernel(
         values = tl.load(x + m[:, None] * x_stride + (column + k)[None, :], mask=(m < M)[:, None], other=0.0)
         values = tl.trans(values)
         tile_of = weight + rows[:, None] * K + (column + k)[None, :]
-        acc = tl.dot(tl.load(tile_of), values, acc, input_precision=PRECISION)
+        acc = add_dot(tl.load(tile_of), values, acc, PRECISION)
         if GATED:
-            up = tl.dot(tl.load(tile_of + N.to(tl.int64) * K), values, up, input_precision=PRECISION)
+            up = add_dot(tl.load(tile_of + N.to(tl.int64) * K), values, up, PRECISION)
     dtype: tl.constexpr = x.dtype.element_ty
     inside = (n < N)[:, None] & (m < M)[None, :]
     if GATED:
@@ -96,10 +98,16 @@ def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
 
 
 def plan_of(weight: Tensor) -> Plan:
-    """The entry of PLANS, or DEFAULT with tiles that divide the columns; tiles of numbers wider than two are halved."""
+    """The entry of PLANS, or DEFAULT with tiles that divide the columns.
+
+    Tiles of numbers wider than two bytes are halved, and narrower still where columns are few: rounding errors are
+    smallest where a tile's columns are about as many as its tiles (`add_dot`).
+    """
     N, K = weight.shape
     plan = PLANS.get((N, K), DEFAULT)
-    narrow = plan.columns * 2 // max(weight.element_size(), 2)
+    narrow = plan.columns
+    if weight.element_size() > 2:
+        narrow = min(narrow // 2, max(16, triton.next_power_of_2(math.isqrt(K // plan.splits))))
     while K // plan.splits % narrow:
         narrow //= 2
     assert narrow >= 16, f"weight: expected columns a multiple of {16 * plan.splits}, got {K}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.models.compare import assert_close, assert_same
+from tests.models.kernels.interpreter import chained_dot
 
 pytest.importorskip("triton")
 
@@ -140,6 +141,26 @@ def test_any_layout_computes_the_same(name: str, tiles: Tiles) -> None:
     use = use._replace(L=100, contexts=((99, 0), (40, 33), (64, -5))) if not use.fresh else use
     call = make(use)
     assert_close(attend_tiled(*call, use.L, tiles), plain(call), 2e-6)
+
+
+def check_rounding(device: str) -> None:
+    """Values that are almost alike, whose sum only grows: one chain over all keys is off by 4e-7."""
+    use = Use(1, 4, 2, 32, 1024, ((1023, 0), (1000, 0)))
+    call = make(use, device=device)
+    call.v.mul_(0.1).add_(1)
+    off = relative(attend_tiled(*call, use.L, Tiles(16, 32, 0, 8, 2)), plain(call))
+    assert off < 2e-7, f"expected an error below 2e-7, got {off:.2g}"
+
+
+@cpu_only
+def test_float32_sums_are_rounded_in_short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.runtime.interpreter.InterpreterBuilder.create_dot", chained_dot)
+    check_rounding("cpu")
+
+
+@pytest.mark.gpu
+def test_float32_sums_are_rounded_in_short_chains_on_the_gpu() -> None:
+    check_rounding("cuda")
 
 
 @cpu_only
