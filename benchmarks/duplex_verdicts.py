@@ -198,7 +198,7 @@ def _sizes(name: str, settings: Found, start: Found) -> str:
 def _shown(figure: float | None, unit: str = "") -> str:
     if figure is None:
         return "-"
-    number = f"{figure:.1e}" if isinstance(figure, float) and 0 < abs(figure) < 0.1 else f"{figure:g}"
+    number = f"{figure:.2e}" if isinstance(figure, float) and 0 < abs(figure) < 0.1 else f"{figure:g}"
     return f"{number} {unit}".rstrip()
 
 

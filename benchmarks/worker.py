@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         cache = options.cache or Path(folder) / "cache"
         for kind in options.starts.split(","):
             log = (options.logs or Path(folder)) / f"{kind}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
             with WorkerProcess(_worker_arguments(options), cache, log) as worker:
                 result["starts"].append(_started(kind, worker))
                 if kind == options.starts.split(",")[-1]:

@@ -81,6 +81,10 @@ AIMS: dict[Target, Aim] = {
     # Whole, its eight lengths of columns take the compiler minutes, and with one graph for all it fails.
     "token2wav.hift": Aim("vocoder", "sound", ("hift",), ("hift",)),
 }
+# With running sums. Kernels of such, tried by `max-autotune` in several layouts, have ended a process by an illegal
+# memory access (torch 2.11, CUDA), and there is no product in them to choose a kernel for.
+SAMPLERS = ("choose", "draw")
+UNTRIED = {"max-autotune": "reduce-overhead", "max-autotune-no-cudagraphs": "default"}  # their modes
 # Run once a prompt, with one slot: captured they would save nothing.
 NEVER_CAPTURED = ("llm_prefill",)
 

@@ -20,7 +20,7 @@ from models.omni import OmniModel
 from worker.compile_config import TARGETS, CompileConfig, Target
 from worker.compile_errors import first_line, is_misfit, reason_of
 from worker.compile_state import RegionState, TargetPhase, TargetState, Tuned
-from worker.compile_targets import AIMS, NEVER_CAPTURED, SERVING, Aim, Table, compiles
+from worker.compile_targets import AIMS, NEVER_CAPTURED, SAMPLERS, SERVING, UNTRIED, Aim, Table, compiles
 from worker.head_start import await_compiler, keep_kernels, rehearse
 
 LOG = logging.getLogger(__name__)
@@ -169,7 +169,10 @@ class Tuner:
             self.kernels_error = "omni", reason_of(error)
 
     def _wrap(self, name: Target, table: RegionTable, regions: list[str], options: dict[str, Any]) -> None:
-        table.compile_parts(self._parts(name), **options)
+        parts, mode = self._parts(name), options["mode"]
+        table.compile_parts([part for part in parts if part not in SAMPLERS], **options)
+        if samplers := [part for part in parts if part in SAMPLERS]:
+            table.compile_parts(samplers, **{**options, "mode": UNTRIED.get(mode, mode)})
         if whole := [region for region in self._whole(name) if region in regions]:
             table.compile(whole, **{**options, "dynamic": as_it_varies(options["dynamic"])})
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from models.graphs import compile_counters
+from models.graphs import RegionTable, compile_counters
 from models.speaker import Speaker
 from models.vpm import VisionLayer
 from tests.models.replayed import Replayed
@@ -120,6 +120,28 @@ def test_who_captures(made: list[Replayed], mode: str, cuda_graphs: str, capture
     assert [one["mode"] for one in given] == ["default" if captured else mode]
     assert table.marks_steps == (mode != "default" and not captured)
     assert tuned.targets["vpm"].n_captured == ("vision" in captured)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs", "layers", "sampler"),
+    [
+        ("max-autotune", "auto", "max-autotune", "reduce-overhead"),
+        ("max-autotune", "on", "max-autotune-no-cudagraphs", "default"),
+        ("reduce-overhead", "auto", "reduce-overhead", "reduce-overhead"),
+    ],
+)
+def test_nothing_is_tried_of_samplers(
+    made: list[Replayed], mode: str, cuda_graphs: str, layers: str, sampler: str
+) -> None:
+    engine, given = SmallEngine(), []
+    with mock.patch.object(
+        RegionTable, "compile_parts", lambda self, parts, **options: given.append((*parts, options["mode"]))
+    ):
+        config = CompileConfig(enabled=True, targets=("llm.model", "tts.model"), mode=mode, cuda_graphs=cuda_graphs)
+        tuned_with(engine, config, gpu=True)
+    assert given == [
+        ("llm.model", layers), ("choose", sampler), ("tts.model", layers), ("draw", sampler),
+    ]  # fmt: skip
 
 
 def test_graphs_on_a_cpu_are_told_of() -> None:
