@@ -1,5 +1,6 @@
 """Settings every test runs under: threads, hypothesis profile, what to skip without a GPU."""
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,9 @@ from models.load import load_model
 from models.omni import OmniModel
 from tests.models.kernels.interpreter import let_loops_end, patch_once
 
+# Nothing that is imported to collect tests is garbage: looking for some there, over and over, takes nearly half the
+# time.
+gc.disable()
 # Inductor tries out each vector unit of the processor with the C++ compiler, ten times in each new cache folder. What
 # the processor says of itself is enough here; processes that tests start inherit this.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -61,6 +65,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: collections in tests, and such that tests ask for, do not go through it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
