@@ -4,6 +4,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/setup_env.sh
 
+# Tests start a hundred processes: each finds the modules compiled that the one before it has imported.
+unset PYTHONDONTWRITEBYTECODE
 setup_env dev
 ensure_compiler
 ensure_chromium

@@ -34,7 +34,9 @@ import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print(*project["dependencies"], *project["optional-dependencies"].get(sys.argv[1], []), sep="\n")
 PY
-    "$PYTHON" -m pip install -qq --disable-pip-version-check -r .venv/base/requirements.txt
+    "$PYTHON" -m pip install -qq --disable-pip-version-check --no-compile -r .venv/base/requirements.txt
+    # pip would do it with one core; files written for other Pythons fail, and nobody imports them.
+    "$PYTHON" -m compileall -qq -j 0 .venv/base/lib || true
     touch "$stamp"
 }
 
