@@ -74,6 +74,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Or what extensions hold is told as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository's root folder."""
