@@ -55,8 +55,9 @@ class Launched:
     """A launcher. lines: what it printed so far, both streams."""
 
     def __init__(self, command: Sequence[str], *, ignored: Sequence[int] = (), environ: dict[str, str] | None = None):
-        """ignored: signals that it inherits as ignored."""
-        before = [(number, signal.signal(number, signal.SIG_IGN)) for number in ignored]
+        """ignored: signals that it inherits as ignored. SIGHUP is not among them because it is here, under nohup."""
+        handlers = {signal.SIGHUP: signal.SIG_DFL, **dict.fromkeys(ignored, signal.SIG_IGN)}
+        before = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
