@@ -7,7 +7,6 @@ Does not measure, nor load anything.
 
 import argparse
 import json
-import platform
 import shutil
 import signal
 import sys
@@ -143,7 +142,6 @@ class Run:
         now = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "torch": torch.__version__,
-            "host": platform.node(),
         }
         if options.earlier is not None:
             self.result: Found = {"resumed": [], **options.earlier, "left_out": []}

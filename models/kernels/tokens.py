@@ -1,7 +1,7 @@
 """Kernels that choose a text token for each slot: masks, penalties, stop probe, listen rule, top-k, top-p, draw.
 
 Compute what `models.regions.choose` computes; exponentials and logarithms may differ in their last bits. One launch
-marks the ids that a slot remembers, one scores the vocabulary in blocks, one chooses.
+clears and one marks what a slot remembers, one scores the vocabulary in blocks, one chooses.
 
 Know pointers and rows of logits. Do not know the model. Import only where Triton is.
 """
