@@ -43,13 +43,14 @@ from worker.head_start import start_compiler, start_triton
 from worker.media import MediaError
 from worker.observer import Observer
 from worker.releasing import settle_heap
+from worker.service_config import ServiceSection
 from worker.toggles import wants_kernels
 from worker.tuning import count, tune
 from worker.warmup import Unit, WarmUpMedia, extract, warm_up
 
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
 VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
-WARM_UP_UNITS = 10  # as a worker has it
+WARM_UP_UNITS = ServiceSection.model_fields["max_warmup_chunks"].default  # as a worker has it
 PROMPT_CODES = 75  # three seconds of a voice's prompt
 WINDOW = WindowConfig()
 

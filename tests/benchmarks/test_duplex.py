@@ -20,7 +20,7 @@ from benchmarks.duplex_process import Processes
 from benchmarks.duplex_sessions import Plan, many_sessions, sessions_ok
 from benchmarks.duplex_tables import SUMMARY, lines, summary, toggle_table
 from benchmarks.duplex_talk import LISTEN, SPEAK, Scenes, Script, Sent, Talker, converse
-from benchmarks.duplex_verdicts import verdict_lines, verdicts
+from benchmarks.duplex_verdicts import verdicts
 from benchmarks.gpu_busy import Busy
 from benchmarks.region_errors import _Doubled, doubled
 from benchmarks.region_slots import Slots, vocoder_slots
@@ -189,26 +189,6 @@ def test_regions_that_come_too_late_are_served_and_told(running: Running, weight
     assert [one["passes"] for one in verdicts(result) if one["what"] == "correctness: regions"] == [False]
 
 
-def test_calls_that_choose_otherwise_are_told_apart() -> None:
-    def table(ids: Any) -> Any:
-        def call(name: str, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return ids(value), value + (0.5 if ids is int_of else 0)
-
-        call.uncaptured = call
-        return call
-
-    def int_of(value: torch.Tensor) -> torch.Tensor:
-        return value.long()
-
-    served, twin = table(int_of), table(lambda value: value.long().clamp(max=5))
-    region = _Doubled(served, twin, Slots([torch.zeros(2)]), Slots([torch.zeros(2)]))
-    region("step", torch.tensor([7.0]))
-    region("step", torch.tensor([2.0]))
-    errors = region.errors["step"]
-    assert (errors.n, errors.n_alike, errors.integers) == (2, 1, 1)
-    assert math.isclose(errors.alike_relative, 0.25) and errors.alike_largest == 0.5, "of the call with the same ids"
-
-
 def test_what_padding_comes_to_does_not_count(running: Running) -> None:
     """Rows of the scratch slot in what is returned, the slot itself, and the row that padding writes to."""
 
@@ -305,39 +285,6 @@ def test_a_plan_is_finished_by_a_second_command(tmp_path: Path, monkeypatch: pyt
     assert ran[5:] == ["start", "latency", "start", "start"], behind
     result = duplex.main([*resumed, "--parts", "sessions"])
     assert ran[9:] == ["sessions"] and result["settings"]["parts"] == ["latency", "sessions", "correctness", "start"]
-
-
-def test_figures_are_judged() -> None:
-    def row(p95: float) -> dict[str, Any]:
-        none = dict.fromkeys(("graphs", "graph_breaks", "graph_skips", "cudagraph_skips"), 0)
-        return {"total_ms": {"p95": p95}, "first_sound_ms": {"p95": p95}, "late": none}
-
-    def region(relative: float, n_alike: int = 2) -> dict[str, Any]:
-        error = {"alike_relative": relative, "alike_mean": relative, "alike_largest": relative, "error": ""}
-        return {"n": 2, "n_alike": n_alike, **error}
-
-    rows = [{"mode": LISTEN, **row(20.0)}, {"mode": SPEAK, **row(100.0)}]
-    first = {"ids": None, "codes": None, "sound": 3}
-    processes = {
-        "latency": {"latency": {"rows": rows, "memory": {}}},
-        "correctness": {
-            "identity": {"two_runs": {"first": first}, "with_neighbours": {"first": first}},
-            "regions": {"1": {"omni": {"a": region(0.01), "b": region(math.nan), "c": region(1.0, n_alike=0)}}},
-        },
-        "float32": {"regions": {"1": {"omni": {"a": region(2e-6)}}}},
-    }
-    result = {"processes": processes, "command": ["x"], "environment": {"date": "d", "torch": "t"}}
-    judged = {one["what"]: (one["passes"], one["reaches_aim"]) for one in verdicts(result)}
-    assert judged["LISTEN unit, p95"] == (True, False) and judged["first sound, p95"] == (False, False)
-    assert judged["live sessions, below 0.1 % misses"] == (None, None)
-    assert judged["two runs: of ids, codes, sound differ"] == (False, None)
-    assert judged["with neighbours: of ids differ"] == (True, None), "sound beside neighbours is told, not judged"
-    assert judged["region a: |d|/|ref|"] == (True, None) and judged["region b: |d|/|ref|"] == (False, None)
-    assert judged["region c: |d|/|ref|"] == (None, None), "after another choice nothing is left to compare"
-    assert judged["float32, against eager: mean |d|"] == (False, None)
-    assert judged["float32, against eager: largest |d|"] == (True, None)
-    told = verdict_lines({**result, "settings": {}})
-    assert any("first sound" in line and "FAIL" in line for line in told)
 
 
 def test_a_process_is_killed_at_its_limit(tmp_path: Path) -> None:

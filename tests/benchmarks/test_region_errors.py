@@ -1,4 +1,4 @@
-"""What a plain eager engine of the served type comes to, beside the served one: over the same calls, at no cost."""
+"""Errors of regions: over which calls, and what a plain engine of the served type comes to beside, at no cost."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -111,6 +111,26 @@ def test_the_plain_engine_is_asked_in_the_first_half_of_the_time(running: Runnin
         for table in (running.parts.duplex.runner.regions, running.parts.vocoder.regions):
             assert math.isclose(table._until - table._narrow.until, 30.0, abs_tol=1.0)
             assert table._narrow.regions.root is not table._served.root
+
+
+def test_calls_that_choose_otherwise_are_told_apart() -> None:
+    def table(ids: Any) -> Any:
+        def call(name: str, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return ids(value), value + (0.5 if ids is int_of else 0)
+
+        call.uncaptured = call
+        return call
+
+    def int_of(value: torch.Tensor) -> torch.Tensor:
+        return value.long()
+
+    served, twin = table(int_of), table(lambda value: value.long().clamp(max=5))
+    region = _Doubled(served, twin, Slots([torch.zeros(2)]), Slots([torch.zeros(2)]))
+    region("step", torch.tensor([7.0]))
+    region("step", torch.tensor([2.0]))
+    errors = region.errors["step"]
+    assert (errors.n, errors.n_alike, errors.integers) == (2, 1, 1)
+    assert math.isclose(errors.alike_relative, 0.25) and errors.alike_largest == 0.5, "of the call with the same ids"
 
 
 def test_only_calls_alike_in_both_are_set_beside_each_other() -> None:

@@ -5,7 +5,8 @@ asks for the real vocoder, so that an answer costs tenths of a second.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from models.token2wav.vocoder import Chunk
 from models.token2wav.voice import Voice
 from models.token2wav.windows import CodeWindows
 from tests.models.plain_speech import PlainSpeaker, PlainStream
-from tests.worker.engines import QUIET, make_config, make_unit, voice
+from tests.worker.engines import QUIET, make_config, make_unit, short_speech, voice
 from worker import building
 from worker import voice as voice_module
 from worker.answers import Answers
@@ -46,6 +47,9 @@ CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
 MOST_TURNS = 300  # of the loop, until something must have happened
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
+LONGER = SPOKEN.model_copy(update={"max_new_tokens": 35, "seed": 3})
+SETTINGS = {"spoken": SPOKEN, "fixed": LONGER, "reference": LONGER.model_copy(update={"compat": "reference"})}
+MANY = 30  # codes of a text chunk, more than fit a window
 ASKED = "Hello there, how are you?"
 
 
@@ -250,6 +254,24 @@ def words(engine: AnsweringEngine, n: int) -> list[int]:
 def partials(events: Sequence[Event]) -> list[Partial]:
     """Pieces of answers."""
     return [event for event in events if isinstance(event, Partial)]
+
+
+@contextmanager
+def answering(parts: Parts) -> Iterator[AnsweringEngine]:
+    """Short chunks and short speech; every slot is free again behind it."""
+    engine = AnsweringEngine(parts)
+    free = engine.n_free
+    with short_chunks(), short_speech():
+        yield engine
+    engine.sessions.close_all()
+    assert engine.n_free == free, f"slots: expected {free} free afterwards, got {engine.n_free}"
+
+
+def heard_alone(parts: Parts) -> dict[str, list[Event]]:
+    """What answers of SETTINGS are told, by name."""
+    engine = AnsweringEngine(parts)
+    with short_chunks():
+        return {name: alone(engine, config) for name, config in SETTINGS.items()}
 
 
 def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN) -> list[Event]:
