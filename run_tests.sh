@@ -13,18 +13,17 @@ step "ruff check"
 "$PYTHON" -m ruff check .
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
-# Tests marked `alone` keep real time: two files of them at most are all that runs then. With arguments either half may
-# hold none.
+# Tests marked `alone` keep real time and have the machine to themselves; with arguments either half may hold none.
 NO_TESTS=5
 run_pytest() {
     local status=0
     step "pytest -m '$1'"
-    "$PYTHON" -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "$@" || status=$?
+    "$PYTHON" -m pytest -q -m "$@" || status=$?
     [[ $status -eq $NO_TESTS ]] && ((++empty)) && return
     ((status == 0)) || failed=$status
 }
 empty=0 failed=0
-run_pytest "not alone" "$@"
-run_pytest alone --maxprocesses 2 "$@"
+run_pytest "not alone" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
+run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"
 exit "$failed"

@@ -46,7 +46,7 @@ LONG = (
     *("test_graphs.py", "test_tuning.py", "test_vocoder_graphs.py", "test_soak.py", "test_faults.py", "test_traces.py"),
     *("test_worker_bad_input.py", "test_cli.py", "test_offline.py", "test_code_stream.py", "test_fixes_windows.py"),
     *("test_fused.py", "test_compile_cache.py", "test_precompile.py", "test_warmup.py", "test_tuning_kernels.py"),
-    *("test_start_all.py", "test_worker_options.py"),
+    "test_worker_options.py",
 )
 
 

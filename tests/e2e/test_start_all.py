@@ -14,7 +14,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def free_ports() -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
-    """Compiled ahead by `precompile.py`, which yields to tests that keep real time meanwhile, then started."""
+    """Compiled ahead by `precompile.py`, then started."""
     folder = tmp_path_factory.mktemp("start_all")
     gateway_port, worker_port = free_ports()
     config = {
@@ -109,7 +108,6 @@ def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     compiled = subprocess.run(
         [sys.executable, "precompile.py", "--config", str(folder / "config.json"), "--device", "cpu"],
         cwd=root,
-        preexec_fn=partial(os.nice, 5),
         capture_output=True,
         text=True,
         timeout=START_S,
