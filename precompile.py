@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from models.errors import ModelError, SettingsError
 from worker import log
-from worker.compile_state import TargetState
-from worker.config import EngineConfig
+from worker.compile.state import TargetState
+from worker.config.service import INDUCTOR_VARIABLE, Config, load_config
+from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, write_report
-from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
 
 if TYPE_CHECKING:
-    from worker.starting import Started
+    from worker.start.starting import Started
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -115,9 +115,9 @@ def _check_folder(path: Path) -> None:
 
 
 def _run(config: Config, path: Path | None, *, measures: bool) -> int:
-    from worker.starting import start_engine
+    from worker.assembly.backend_flags import settle_threads
+    from worker.start.starting import start_engine
     from worker.status import Status
-    from worker.toggles import settle_threads
 
     settle_threads()
     engine = config.engine()

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from assets.byte_bpe import Vocabulary, byte_spelling, train, write_files, write_json
 from assets.draw import draw
-from models.checkpoint import INDEX
-from models.config import parse_config
+from models.checkpoint.config import parse_config
+from models.checkpoint.files import INDEX
 from models.load import expected_tensors
 
 HERE = Path(__file__).parent

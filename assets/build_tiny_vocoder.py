@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 from assets.draw import draw
 from assets.onnx_writer import write_onnx
-from models.token2wav.campplus import Affine, CampPlus
-from models.token2wav.flow import Flow
-from models.token2wav.flow_yaml import TAGS
-from models.token2wav.hift import Hift
-from models.token2wav.load import FLOW, FLOW_YAML, HIFT, SPEAKER_ENCODER, SPEECH_TOKENIZER
-from models.token2wav.onnx_container import OnnxNode
-from models.token2wav.onnx_names import PROJECTION, PROJECTION_BIAS
-from models.token2wav.random_weights import mean_and_std
-from models.token2wav.s3_tokenizer import S3Tokenizer
+from models.layers.weights import tensor_shapes
+from models.token2wav.flow.flow import Flow
+from models.token2wav.hift.hift import Hift
+from models.token2wav.load.flow_yaml import TAGS
+from models.token2wav.load.onnx_container import OnnxNode
+from models.token2wav.load.onnx_names import PROJECTION, PROJECTION_BIAS
+from models.token2wav.load.parts import FLOW, FLOW_YAML, HIFT, SPEAKER_ENCODER, SPEECH_TOKENIZER
+from models.token2wav.load.random_weights import mean_and_std
+from models.token2wav.prompt.campplus import Affine, CampPlus
+from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 from models.token2wav.settings import (
     CampPlusConfig,
     DiTConfig,
@@ -33,7 +34,6 @@ from models.token2wav.settings import (
     HiftConfig,
     S3TokenizerConfig,
 )
-from models.weights import tensor_shapes
 
 HERE = Path(__file__).parent
 SPEAKER_DIM = 24

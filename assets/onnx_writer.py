@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.token2wav.onnx_container import OnnxNode
+from models.token2wav.load.onnx_container import OnnxNode
 
 DATA_TYPES = {"float32": 1, "int64": 7, "float16": 10, "float64": 11}
 

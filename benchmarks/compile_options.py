@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.compile_config import TARGETS, CompileConfig, Target
+from worker.config.compile import TARGETS, CompileConfig, Target
 
 REFERENCE_TARGETS = ("vpm", "llm.model", "resampler", "tts.model")
 MODEL_TARGETS = (*REFERENCE_TARGETS, "apm")

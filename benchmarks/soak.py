@@ -18,15 +18,15 @@ import torch
 from benchmarks import report
 from benchmarks.compile_options import add_arguments, compile_config
 from models.errors import ModelError
-from models.graphs import compile_counters
-from models.token2wav.voice import Voice
-from worker.building import build
-from worker.config import EngineConfig, SessionConfig, WindowConfig
+from models.graphs.region_graphs import compile_counters
+from models.token2wav.voice.voice import Voice
+from worker.assembly.parts import build
+from worker.compile.tuning import tune
+from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine, Handle
-from worker.observer import Observer
-from worker.results import Failure, UnitResult
-from worker.sessions import Prompt
-from worker.tuning import tune
+from worker.loop.observer import Observer
+from worker.loop.results import Failure, UnitResult
+from worker.loop.sessions import Prompt
 
 MINUTE = 60  # units
 SPEAKING = (3, 4, 5, 6, 7)  # of every twenty units, those that speak; a turn ends with the last

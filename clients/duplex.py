@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from clients.address import Address
 from clients.errors import ConnectionLost, Refused, ServerError
-from worker.protocol import (
+from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
     AudioChunk,

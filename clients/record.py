@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.protocol import Error, Result
+from worker.protocol.messages import Error, Result
 
 DEADLINE_MS = 1000.0  # a unit is a second: later results leave a listener waiting
 SOUND_RATE = 24_000

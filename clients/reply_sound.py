@@ -10,7 +10,7 @@ import numpy as np
 import soundfile
 
 from models.errors import SettingsError
-from worker.wire import Sound
+from worker.protocol.wire import Sound
 
 SOUND_RATE = 24_000
 SILENCE_BLOCK = 60 * SOUND_RATE

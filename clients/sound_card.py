@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from clients.units import Unit
-from models.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 from models.errors import SettingsError
+from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 
 SOUND_RATE = 24_000
 BLOCK = SAMPLE_RATE // 10

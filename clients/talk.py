@@ -23,8 +23,8 @@ from clients.sound_card import SoundCard
 from clients.talk_options import check, parser, session_config, spec
 from clients.units import SILENCE, FileUnits, Source, Unit, read_voice
 from models.errors import ModelError
-from worker.protocol import Error, Partial, Prepared, Result, Timeout, WireError
-from worker.wire import Sound
+from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout, WireError
+from worker.protocol.wire import Sound
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

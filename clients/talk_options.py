@@ -8,7 +8,7 @@ from typing import Any
 
 from clients.reply_sound import check_target
 from models.errors import SettingsError
-from worker.protocol import SYSTEM_PROMPT, Spec
+from worker.protocol.messages import SYSTEM_PROMPT, Spec
 
 MOST_TAIL, MOST_DELAY_MS = 600, 10_000
 PLAYER_DELAY_MS = 200

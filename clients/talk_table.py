@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clients.record import UnitRecord
-from worker.protocol import Queued, QueueUpdate
+from worker.protocol.messages import Queued, QueueUpdate
 
 # Times in ms. reply, first: from sending a unit to its result and its first sound; server: what it took there.
 COLUMNS = ("unit", "decision", "reply", "first", "server", "headroom", "backlog")

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from models.audio_sizes import UNIT_SAMPLES
 from models.errors import SettingsError
+from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.media import MediaUnits, read_units
 
 JPEG_QUALITY = 70

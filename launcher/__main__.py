@@ -14,9 +14,9 @@ from launcher.devices import find_devices, oddity, run_program
 from launcher.lock import Taken, held, remove_stale
 from launcher.options import parser, settings
 from launcher.plan import Plan, make_plan
-from launcher.policy import Policy
 from launcher.preflight import folder_problems, look
 from launcher.progress import Board
+from launcher.restart_policy import Policy
 from launcher.supervise import Supervisor
 from models.errors import ModelError
 from worker import log

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from worker.service_config import Config, load_config
+from worker.config.service import Config, load_config
 
 # Flag -> the setting that it overrides.
 FLAGS = {

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from launcher.child import Program
 from launcher.devices import Device
+from launcher.managed_process import Program
 from models.errors import SettingsError
+from worker.config.service import ROOT, Config
 from worker.log import LEVEL_VARIABLE
-from worker.service_config import ROOT, Config
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 THREADS_VARIABLE = "OMP_NUM_THREADS"

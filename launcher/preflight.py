@@ -17,11 +17,11 @@ import psutil
 
 from launcher.devices import Device
 from launcher.plan import LOOPBACK, Plan
+from worker.config.service import ROOT, Config, ModelSection
 from worker.doctor import checks
 from worker.doctor.facts import NotKnown
 from worker.doctor.findings import Finding, Level, size
 from worker.doctor.machine import Machine
-from worker.service_config import ROOT, Config, ModelSection
 
 CHECKS = (checks.model, checks.tokenizer, checks.vocoder, checks.ffmpeg, checks.warmup, checks.voice)
 OF_A_CHECKPOINT = (checks.tokenizer, checks.vocoder)

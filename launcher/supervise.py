@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from launcher.addresses import own_addresses
-from launcher.child import Child, Program, ending
+from launcher.managed_process import Child, Program, ending
 from launcher.plan import Plan
-from launcher.policy import Policy, Record, Silence, Verdict
 from launcher.progress import Board, Line, n_slots, ready_text, starting_line, totals_text
+from launcher.restart_policy import Policy, Record, Silence, Verdict
 
 READY = ("IDLE", "BUSY")
 TOGETHER_S = 0.5

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.audio import SAMPLE_RATE
-from models.chat import MAX_NEW_TOKENS, Chat, greedy
 from models.errors import AudioError, ModelError
-from models.image import open_image
-from models.prompts import PromptOptions
-from models.sampling_settings import CHAT_TEXT
+from models.inputs.audio import SAMPLE_RATE
+from models.inputs.image import open_image
+from models.inputs.prompts import PromptOptions
+from models.sampling.settings import CHAT_TEXT
+from models.stages.chat import MAX_NEW_TOKENS, Chat, greedy
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny"
 

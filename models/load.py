@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from models.checkpoint import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
-from models.config import OmniConfig, load_config
+from models.checkpoint.config import OmniConfig, load_config
+from models.checkpoint.files import FLOAT_BYTES, StoredTensor, list_tensors, read_pt, read_tensors
 from models.errors import SettingsError
+from models.layers.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 from models.omni import OmniModel
-from models.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 
 # Other spellings of our names, applied in this order to every stored name.
 RENAMES: tuple[tuple[str, str], ...] = (

@@ -6,16 +6,16 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from models.apm import Apm, project
-from models.config import OmniConfig
+from models.checkpoint.config import OmniConfig
 from models.errors import SettingsError
-from models.image import pixel_values
-from models.kv_cache import KVCache
-from models.layers import Backbone, Projector
-from models.llm import LLM
-from models.resampler import Resampler
-from models.tts import TTS
-from models.vpm import Vpm
+from models.inputs.image import pixel_values
+from models.layers.apm import Apm, project
+from models.layers.kv_cache import KVCache
+from models.layers.llm import LLM
+from models.layers.resampler import Resampler
+from models.layers.transformer import Backbone, Projector
+from models.layers.tts import TTS
+from models.layers.vpm import Vpm
 
 
 class OmniModel(nn.Module):
@@ -78,11 +78,11 @@ class OmniModel(nn.Module):
         if find_spec("triton") is None:
             raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
         # Only here: they cannot be imported without.
-        from models.fused_decoder import FusedDecoder
-        from models.fused_encoders import FusedAudio, FusedVision
-        from models.host_table import HostTable
-        from models.kernels.codes import draw_codes
-        from models.kernels.tokens import choose_tokens
+        from models.kernels.fused_decoder import FusedDecoder
+        from models.kernels.fused_encoders import FusedAudio, FusedVision
+        from models.kernels.pinned_embedding import HostTable
+        from models.kernels.speech_sampler import draw_codes
+        from models.kernels.text_sampler import choose_tokens
 
         kinds = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
         tables: dict[Backbone | TTS, HostTable] = {}

@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from models.config import OmniConfig
+from models.checkpoint.config import OmniConfig
+from models.layers.weights import assign_weights
 from models.load import build_on_meta, weight_dtype
 from models.omni import OmniModel
-from models.weights import assign_weights
 
 
 def random_model(

@@ -11,19 +11,19 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from server.app_routes import app_routes
-from server.apps import Apps
-from server.bodies import FrontendDefaults, Problem
-from server.desk import Desk
-from server.door import HARMLESS, Door
-from server.duplex import Duplex, request_type_of, session_id_of
+from server.dispatch.dispatcher import Desk
+from server.live.duplex import Duplex, request_type_of, session_id_of
 from server.metrics import Metrics
 from server.origins import Origins
 from server.pages import add_pages
-from server.preset_routes import preset_routes
-from server.presets import NO_PRESETS, Presets
-from server.queue_routes import queue_routes
-from server.status_routes import status_routes
+from server.registry.apps import Apps
+from server.registry.presets import NO_PRESETS, Presets
+from server.request_guard import HARMLESS, Door
+from server.routes.apps import app_routes
+from server.routes.bodies import FrontendDefaults, Problem
+from server.routes.presets import preset_routes
+from server.routes.queue import queue_routes
+from server.routes.status import status_routes
 from worker.version import VERSION
 
 REFUSED = {

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
-from server.presets import Presets
+from server.dispatch.workers import Address
+from server.registry.presets import Presets
 from server.serving import Tls, check_tls, serve
-from server.workers import Address
 from worker import log
-from worker.connection import listen
-from worker.service_config import ROOT, Config, load_config
+from worker.config.service import ROOT, Config, load_config
+from worker.protocol.connection import listen
 
 LOG = logging.getLogger("server.main")
 USAGE = 2

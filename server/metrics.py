@@ -9,10 +9,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from server.desk import Desk
-from worker.protocol import ErrorCode
+from server.dispatch.dispatcher import Desk
+from worker.protocol.messages import ErrorCode
+from worker.protocol.wire import clean
 from worker.status import State
-from worker.wire import clean
 
 PREFIX = "duologue_gateway"
 # Fine around the targets, coarse beyond the deadline of a second.

@@ -8,7 +8,7 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
-from server.apps import App, Apps
+from server.registry.apps import App, Apps
 
 STATIC = Path(__file__).parent / "static"
 # The system's table may lack them or have them wrong, and browsers run modules only under the right name.

@@ -15,19 +15,19 @@ from pathlib import Path
 import httpx
 
 from server.app import Gateway, build_app
-from server.bodies import FrontendDefaults
-from server.desk import Desk
-from server.diagnostics import Diagnostics
-from server.duplex import Duplex
-from server.eta import Eta, EtaConfig
+from server.dispatch.dispatcher import Desk
+from server.dispatch.eta import Eta, EtaConfig
+from server.dispatch.queue import Queue
+from server.dispatch.workers import Address, Workers
+from server.health_watch import Watch
+from server.live.diagnostics import Diagnostics
+from server.live.duplex import Duplex
 from server.metrics import Metrics
 from server.origins import Origins
-from server.presets import NO_PRESETS, Presets
-from server.queue import Queue
-from server.watch import Watch
-from server.workers import Address, Workers
-from worker.connection import begin, live_server, stop_signal
-from worker.service_config import Config
+from server.registry.presets import NO_PRESETS, Presets
+from server.routes.bodies import FrontendDefaults
+from worker.config.service import Config
+from worker.protocol.connection import begin, live_server, stop_signal
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05

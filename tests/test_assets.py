@@ -11,7 +11,7 @@ from PIL import Image
 
 from assets.build_ref_audio import SPEAKERS, synthesize
 from assets.build_warmup import FPS, SCENE_S, SCENES, picture
-from models.audio_sizes import UNIT_SAMPLES
+from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.media import MediaUnit, read_units
 
 MOST_BYTES = 600_000

@@ -13,22 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import region_table, speaker
-from models.graphs import Bucket, RegionTable
-from models.region_table import Shapes
+from models.graphs.region_graphs import Bucket, RegionTable
+from models.stages import region_table
+from models.stages import speech_steps as speaker
+from models.stages.region_table import Shapes
 from models.token2wav.region_table import VocoderShapes
 from tests.models.token2wav.vocoders import make_voice
-from tests.worker.engines import TINY, make_picture, make_sound
-from worker.building import build
-from worker.compile_config import TARGETS, CompileConfig
-from worker.compile_state import CompileCounts, TargetPhase
-from worker.compile_targets import AIMS
-from worker.config import EngineConfig, SessionConfig, WindowConfig
+from tests.worker.loop.engines import TINY, make_picture, make_sound
+from worker.assembly.parts import build
+from worker.compile.state import CompileCounts, TargetPhase
+from worker.compile.targets import AIMS
+from worker.compile.tuning import LateWatch, Tuned, tune
+from worker.config.compile import TARGETS, CompileConfig
+from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine, Handle
-from worker.observer import Observer
-from worker.results import Failure, UnitResult
-from worker.sessions import Prompt
-from worker.tuning import LateWatch, Tuned, tune
+from worker.loop.observer import Observer
+from worker.loop.results import Failure, UnitResult
+from worker.loop.sessions import Prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

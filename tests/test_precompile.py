@@ -12,11 +12,11 @@ import pytest
 
 from models.errors import SettingsError
 from precompile import FAILED, USAGE, gpu, main, parser, settings
-from worker.compile_config import TARGETS
-from worker.compile_state import TargetPhase, TargetState, Tuned
+from worker.compile.state import TargetPhase, TargetState, Tuned
+from worker.config.compile import TARGETS
+from worker.config.service import INDUCTOR_VARIABLE
+from worker.config.settings import KnobError
 from worker.report.compile_report import CompileReport
-from worker.service_config import INDUCTOR_VARIABLE
-from worker.settings import KnobError
 
 QUICK = ["--no-compile", "--device", "cpu", "--max-sessions", "1", "--max-warmup-chunks", "1"]
 
@@ -130,8 +130,8 @@ def test_what_fell_back_is_told_and_no_success(
     report = SimpleNamespace(table=lambda: "a table")
     engine = SimpleNamespace(close=lambda: None)
     started = SimpleNamespace(targets=tuned.targets, tuned=tuned, report=report, engine=engine, seconds={}, cache=None)
-    monkeypatch.setattr("worker.starting.start_engine", lambda *_, **__: started)
-    monkeypatch.setattr("worker.toggles.settle_threads", lambda: None)
+    monkeypatch.setattr("worker.start.starting.start_engine", lambda *_, **__: started)
+    monkeypatch.setattr("worker.assembly.backend_flags.settle_threads", lambda: None)
     monkeypatch.setattr("precompile.log.set_up", lambda level: None)
     monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
     assert main(["--no-compile", "--device", "cpu"]) == status

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from assets.build_tiny import ADDED, build
-from models.config import load_config
+from models.checkpoint.config import load_config
 
 MAX_BYTES = 6_500_000
 

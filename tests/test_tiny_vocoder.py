@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assets.build_tiny_vocoder import FLOW_CONFIG, HIFT_CONFIG, SPEAKER_CONFIG, SPEAKER_DIM, TOKENIZER_CONFIG, main
-from models.token2wav.load import (
+from models.token2wav.load.parts import (
     FLOW,
     FLOW_YAML,
     HIFT,
@@ -15,7 +15,7 @@ from models.token2wav.load import (
     Token2WavParts,
     load_token2wav,
 )
-from tests.models.token2wav.offline_sound import offline_sound
+from tests.models.token2wav.load.offline_sound import offline_sound
 
 MAX_BYTES = 3_000_000
 FILES = {FLOW_YAML, FLOW, HIFT, SPEAKER_ENCODER, SPEECH_TOKENIZER}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.duplex import Duplex
+from models.stages.unit_steps import Duplex
 from tests.parity.report import Report
 from tests.trace_copies import GOLDEN, VARIED, altered, make_folder, with_field
 from tests.traces.account import Account

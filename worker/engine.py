@@ -18,23 +18,23 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.audio_sizes import SAMPLE_RATE
 from models.errors import AudioError, ModelError, SettingsError
-from models.image import image_patches, open_image, plan
-from models.message_reader import Content, MessageReader
-from worker.answers import Answers
-from worker.building import Parts, build
-from worker.config import EngineConfig, SessionConfig
-from worker.half_duplex import HalfDuplex
-from worker.hearing import checked
-from worker.observer import Observer
-from worker.reply_config import HalfDuplexConfig, ReplyConfig
-from worker.results import Event
-from worker.session import Session, UnitInput
-from worker.sessions import Prompt, Sessions
-from worker.tuning import tune
-from worker.unit_loop import UnitLoop
-from worker.voice import VoiceDesk
+from models.inputs.audio_sizes import SAMPLE_RATE
+from models.inputs.image import image_patches, open_image, plan
+from models.stages.message_reader import Content, MessageReader
+from worker.assembly.parts import Parts, build
+from worker.chat.answers import Answers
+from worker.chat.config import HalfDuplexConfig, ReplyConfig
+from worker.chat.half_duplex import HalfDuplex
+from worker.compile.tuning import tune
+from worker.config.session import EngineConfig, SessionConfig
+from worker.loop.audio_buffer import checked
+from worker.loop.observer import Observer
+from worker.loop.results import Event
+from worker.loop.session import Session, UnitInput
+from worker.loop.sessions import Prompt, Sessions
+from worker.loop.unit_loop import UnitLoop
+from worker.loop.voice_manager import VoiceDesk
 
 LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
@@ -178,7 +178,7 @@ class Engine:
 
     @classmethod
     def build(cls, config: EngineConfig, *, observer: Observer | None = None) -> "Engine":
-        """Load everything, compile and capture what the config says; errors as `worker.building.build`.
+        """Load everything, compile and capture what the config says; errors as `worker.assembly.parts.build`.
 
         Returns: an engine whose thread runs, since what is compiled belongs to it.
         """
@@ -240,7 +240,7 @@ class Engine:
 
         Args:
             messages: the whole conversation, as `MessageReader.read` takes it. emit: as in `open`.
-            voice: `models.token2wav.voice.Voice`; None: the answer is not voiced.
+            voice: `models.token2wav.voice.voice.Voice`; None: the answer is not voiced.
         Errors: as `Answers.chat`; EngineError.
         Raises: MessageError, ImageError, AudioError, TokenError at once.
         """

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from models.errors import ModelError, SettingsError
 from worker import log
-from worker.connection import listen
-from worker.service_config import INDUCTOR_VARIABLE, Config, load_config
+from worker.config.service import INDUCTOR_VARIABLE, Config, load_config
+from worker.protocol.connection import listen
 
 LOG = logging.getLogger("worker.main")
 USAGE = 2

@@ -23,9 +23,9 @@ import imageio_ffmpeg
 import numpy as np
 from PIL import Image
 
-from models.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 from models.errors import ModelError
-from models.sampling_settings import check_number
+from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from models.sampling.settings import check_number
 
 MAX_FRAMES_PER_SECOND = 30
 # Codecs pad their last block; what is left of it behind the last whole second is not worth a unit of its own.

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import ContextOverflowError, ModelError, SettingsError, SlotError
-from worker.compile_state import TargetState
-from worker.config import EngineConfig, SessionConfig
+from worker.assembly.backend_flags import reset_toggles
+from worker.compile.state import TargetState
+from worker.compile.tuning import LateWatch, untune
+from worker.config.service import FOREIGN_VOICE, AudioSection
+from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine, EngineError, Handle
-from worker.releasing import release_memory
+from worker.loop.results import Event
+from worker.loop.sessions import Sessions
 from worker.report.compile_watch import CompileWatch
-from worker.results import Event
-from worker.service_config import FOREIGN_VOICE, AudioSection
-from worker.sessions import Sessions
-from worker.starting import Started, start_engine
+from worker.start.releasing import release_memory
+from worker.start.starting import Started, start_engine
+from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import LEGAL, State, StateError, Status
-from worker.toggles import reset_toggles
-from worker.tuning import LateWatch, untune
-from worker.voice_shelf import Reference, VoiceShelf
 
 LOG = logging.getLogger(__name__)
 MOST_PREPARING = 2  # prompts; voices are made one at a time

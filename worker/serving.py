@@ -11,16 +11,16 @@ import time
 
 import torch
 
-from worker.app import build_app
-from worker.connection import begin, live_server, stop_signal
-from worker.metrics import Metrics
-from worker.protocol import ErrorCode
-from worker.releasing import settle_heap
+from worker.assembly.backend_flags import settle_threads
+from worker.config.service import ROOT, Config
+from worker.http.app import build_app
+from worker.http.metrics import Metrics
+from worker.http.socket import Duplex
+from worker.protocol.connection import begin, live_server, stop_signal
+from worker.protocol.messages import ErrorCode
 from worker.service import Service, WorkerSettings
-from worker.service_config import ROOT, Config
-from worker.socket import Duplex
+from worker.start.releasing import settle_heap
 from worker.status import State
-from worker.toggles import settle_threads
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05

@@ -1,19 +1,19 @@
 """What kernels that draw have in common: a random number, weights, and one whole number that orders scores.
 
-Computes what `models.rng` computes. Knows single numbers and rows of scores. Import only where Triton is.
+Computes what `models.sampling.rng` computes. Knows single numbers and rows of scores. Import only where Triton is.
 """
 
 import triton
 import triton.language as tl
 
-N_ROUNDS = 10  # of `models.rng.philox2x32`
+N_ROUNDS = 10  # of `models.sampling.rng.philox2x32`
 LOWEST = tl.constexpr(-2139095041)  # the `ordered` of -inf
 NO_KEY = tl.constexpr(-(1 << 62))  # below every `sort_key`
 
 
 @triton.jit
 def uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr):
-    """As `models.rng.uniform`, for one number."""
+    """As `models.sampling.rng.uniform`, for one number."""
     low, high, key = (draw * N + STREAM) & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
     for n in tl.static_range(ROUNDS):
         product_low = 0xD256D193 * (low & 0xFFFF)
@@ -27,7 +27,7 @@ def uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.conste
 
 @triton.jit
 def fixed_point(scores, peak, ONE: tl.constexpr):
-    """As `models.rng.fixed_point_weights`, for one row whose peak is finite."""
+    """As `models.sampling.rng.fixed_point_weights`, for one row whose peak is finite."""
     return (tl.exp(scores - peak) * ONE).to(tl.int64)
 
 

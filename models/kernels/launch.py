@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from models.kernels_choice import Made
+from models.graphs.kernel_support import Made
 
 FEW_PROGRAMS = 1024  # of kernels that are over in a few microseconds
 

@@ -1,6 +1,6 @@
 """The vocoder's table of regions: sizes, examples and what compiles as one piece.
 
-Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured (`models.graphs`).
+Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured (`models.graphs.region_graphs`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import SettingsError
-from models.graphs import Bucket, Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable
 from models.token2wav import regions as stages
-from models.token2wav.arena import HISTORY_FRAMES
-from models.token2wav.conformer import ConformerLayer, RunLayers
-from models.token2wav.dit import DiTBlock
-from models.token2wav.flow import Flow, Schedule
-from models.token2wav.flow_state import FlowSizes, FlowState, solve
-from models.token2wav.hift import Hift, Snake
+from models.token2wav.flow.block_table import HISTORY_FRAMES
+from models.token2wav.flow.conformer import ConformerLayer, RunLayers
+from models.token2wav.flow.dit import DiTBlock
+from models.token2wav.flow.flow import Flow, Schedule
+from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
+from models.token2wav.hift.hift import Hift, Snake
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState
 
 if TYPE_CHECKING:
-    from models.token2wav.hift_fused import FusedHift
-    from models.token2wav.kernels import FusedFlow
+    from models.token2wav.fused_choice import FusedFlow
+    from models.token2wav.hift.hift_fused import FusedHift
 
 COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, at code rate too
 

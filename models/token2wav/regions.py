@@ -1,4 +1,4 @@
-"""The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of `models.regions`."""
+"""The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of `models.stages.regions`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from models.token2wav.conformer import RunLayers
-from models.token2wav.flow import Flow, Schedule
-from models.token2wav.flow_state import FlowState, encode, voiced
-from models.token2wav.hift import Hift
+from models.token2wav.flow.conformer import RunLayers
+from models.token2wav.flow.flow import Flow, Schedule
+from models.token2wav.flow.flow_state import FlowState, encode, voiced
+from models.token2wav.hift.hift import Hift
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocode import VocodeRules, VocodeState, vocode
 
 if TYPE_CHECKING:
-    from models.token2wav.hift_fused import FusedHift
+    from models.token2wav.hift.hift_fused import FusedHift
 
 Solver = Callable[..., Tensor]  # `flow_state.solve` for one flow, or what computes the same
 

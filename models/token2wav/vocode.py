@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from models.token2wav.hift import Hift
+from models.token2wav.hift.hift import Hift
+from models.token2wav.hift.source import NOISE_SAMPLES, continued_lines, harmonic_rates, held_lines
 from models.token2wav.settings import SAMPLES_PER_FRAME
-from models.token2wav.source import NOISE_SAMPLES, continued_lines, harmonic_rates, held_lines
 
 if TYPE_CHECKING:
-    from models.token2wav.hift_fused import FusedHift
+    from models.token2wav.hift.hift_fused import FusedHift
 
 TAIL_FRAMES = 8
 TAIL_SAMPLES = TAIL_FRAMES * SAMPLES_PER_FRAME

@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.compiler import as_written
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
-from models.input_block import column
-from models.streams import SideStream
-from models.token2wav.arena import HISTORY_FRAMES
-from models.token2wav.flow import Flow, Schedule
-from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
-from models.token2wav.hift import Hift
-from models.token2wav.kernels import Kernels, fused_flow, fused_hift
-from models.token2wav.launch import Launch, Session
+from models.graphs.compiler import as_written
+from models.graphs.input_block import column
+from models.graphs.streams import SideStream
+from models.token2wav.flow.block_table import HISTORY_FRAMES
+from models.token2wav.flow.flow import Flow, Schedule
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
+from models.token2wav.fused_choice import Kernels, fused_flow, fused_hift
+from models.token2wav.hift.hift import Hift
 from models.token2wav.noise import NOISE_FRAMES, noise_table
 from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SILENCE_CODE
 from models.token2wav.vocode import REFERENCE_RULES, VocodeRules, VocodeState, vocode
-from models.token2wav.voice import Voice
-from models.token2wav.voice_slots import VoiceSlots
+from models.token2wav.vocoder_future import Launch, Session
+from models.token2wav.voice.voice import Voice
+from models.token2wav.voice.voice_slots import VoiceSlots
 from models.token2wav.windows import CHUNK_CODES
 
 Taken = TypeVar("Taken")

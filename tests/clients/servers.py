@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.null_worker import NullWorker
-from worker.service_config import ROOT
+from benchmarks.serve.fake_worker import NullWorker
+from worker.config.service import ROOT
 
 START_S, STOP_S = 60.0, 30.0
 LISTENS, READY = "listening on", "is ready"

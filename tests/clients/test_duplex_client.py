@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from benchmarks.null_worker import NullWorker
+from benchmarks.serve.fake_worker import NullWorker
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
-from worker.protocol import (
+from worker.protocol.messages import (
     Error,
     Partial,
     Prepared,

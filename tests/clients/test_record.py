@@ -10,7 +10,7 @@ import soundfile
 from clients.record import Record
 from clients.reply_sound import SOUND_RATE, ReplySound
 from models.errors import SettingsError
-from worker.protocol import Error, Result
+from worker.protocol.messages import Error, Result
 
 
 def result(text: str | None = None, *, ends: bool = False) -> Result:

@@ -25,8 +25,8 @@ from clients.talk_options import parser
 from tests.clients.servers import Backstage, gateway, null_worker
 from tests.clients.test_sound_card import Stream
 from tests.test_architecture import imported
-from worker.protocol import Prepare
-from worker.service_config import ROOT
+from worker.config.service import ROOT
+from worker.protocol.messages import Prepare
 
 WAIT_S = 60.0
 VIDEO = ROOT / "assets" / "warmup.mp4"

@@ -14,7 +14,7 @@ import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
 from playwright.sync_api import Browser, BrowserContext, Page, WebSocket, sync_playwright
 
-from worker.wire import Sound, unpack_frame
+from worker.protocol.wire import Sound, unpack_frame
 
 VIDEO = Path(__file__).parents[2] / "assets" / "warmup.mp4"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -76,8 +76,8 @@ def free_port() -> int:
 
 @contextmanager
 def null_worker(*flags: str) -> Iterator[Program]:
-    """A worker without a model. flags: of `benchmarks.null_worker`."""
-    program = Program("benchmarks.null_worker", "--port", "0", *flags)
+    """A worker without a model. flags: of `benchmarks.serve.fake_worker`."""
+    program = Program("benchmarks.serve.fake_worker", "--port", "0", *flags)
     try:
         program.wait_listening()
         yield program

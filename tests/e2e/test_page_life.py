@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, WebSocketRoute
 
 from tests.e2e.browser import Visit
 from tests.e2e.serving import Program, gateway, null_worker, served
-from worker.wire import Sound
+from worker.protocol.wire import Sound
 
 ROOT = Path(__file__).parents[2]
 # The null worker's way to talk: a second of listening, then eight of speech.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from worker.wire import Sound, pack_frame, unpack_frame
+from worker.protocol.wire import Sound, pack_frame, unpack_frame
 
 LIB = "/static/duplex/lib"
 

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser
 
 from tests.e2e.browser import Visit
 from tests.e2e.serving import gateway
-from tests.worker.processes import running
-from tests.worker.sayings import TURNS_ALOUD
+from tests.worker.http.client_scripts import TURNS_ALOUD
+from tests.worker.http.processes import running
 
 pytestmark = pytest.mark.alone
 SECONDS, MOST_GAP_MS, MOST_FLUSH_MS = 20, 20, 150

@@ -21,9 +21,9 @@ from websockets.exceptions import WebSocketException
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost
 from tests.e2e.serving import Program, free_port, gateway
-from tests.worker.processes import WorkerProcess, running
-from tests.worker.sayings import ALOUD, QUIET, chunk, sound_of
-from worker.protocol import Error, Result
+from tests.worker.http.client_scripts import ALOUD, QUIET, chunk, sound_of
+from tests.worker.http.processes import WorkerProcess, running
+from worker.protocol.messages import Error, Result
 
 pytestmark = pytest.mark.alone
 FLAGS = ("--max-sessions", "1", "--max-warmup-chunks", "5")  # the last two of which speak

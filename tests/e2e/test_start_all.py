@@ -23,8 +23,8 @@ import pytest
 import soundfile
 
 from clients.duplex import connect
-from tests.worker.sayings import QUIET, VIDEO, sound_of
-from worker.protocol import Queued, QueueUpdate, Result
+from tests.worker.http.client_scripts import QUIET, VIDEO, sound_of
+from worker.protocol.messages import Queued, QueueUpdate, Result
 
 # It keeps real time, or waits for what does.
 pytestmark = pytest.mark.alone

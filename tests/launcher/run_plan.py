@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from launcher.__main__ import launch
-from launcher.child import Program
 from launcher.devices import CPU
 from launcher.lock import held
+from launcher.managed_process import Program
 from launcher.plan import Plan
-from launcher.policy import Policy
+from launcher.restart_policy import Policy
 
 STUB = Path(__file__).with_name("stub.py")
 

@@ -12,8 +12,8 @@ from launcher.plan import Plan, make_plan
 from launcher.supervise import announcement
 from models.errors import ModelError, SettingsError
 from server.main import parser as server_parser
+from worker.config.service import ROOT
 from worker.main import parser as worker_parser
-from worker.service_config import ROOT
 
 GPUS = [Device("2", is_listed=True), Device("GPU-aaaa"), Device("5", is_listed=True)]
 

@@ -14,7 +14,7 @@ from launcher.__main__ import main
 from launcher.devices import CPU, Device, Gpu
 from launcher.preflight import PlannedMachine, certificate_problems, folder_problems, memory_problems, owner
 from tests.launcher.processes import free_ports, launcher
-from worker.service_config import load_config
+from worker.config.service import load_config
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import io
 
-from launcher.child import ending, last_words
+from launcher.managed_process import ending, last_words
 from launcher.progress import Board, Line, ready_text, starting_line, totals_text
-from worker.compile_cache import CacheReport, CacheState
+from worker.compile.cache import CacheReport, CacheState
 from worker.status import START
 
 

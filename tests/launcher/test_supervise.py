@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.child import Child, Program
 from launcher.lock import Taken, held
+from launcher.managed_process import Child, Program
 from tests.launcher.processes import free_ports, stubs, wait_until
 from tests.launcher.run_plan import STUB
 

@@ -3,8 +3,8 @@
 import pytest
 
 from models.omni import OmniModel
-from models.speaker import Speaker
-from tests.models.speakers import make_speaker
+from models.stages.speech_steps import Speaker
+from tests.models.stages.speech_helpers import make_speaker
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from models.__main__ import main
-from models.chat import Chat, greedy
-from models.image import open_image
-from models.prompts import PromptOptions
+from models.inputs.image import open_image
+from models.inputs.prompts import PromptOptions
+from models.stages.chat import Chat, greedy
 
 PCM = (np.sin(np.arange(16000) / 20) * 9000).astype("<i2")
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models import checkpoint
+from models.checkpoint import files as checkpoint
 from models.errors import CheckpointError
 from models.load import expected_tensors, load_model
 from models.omni import OmniModel
@@ -324,7 +324,7 @@ def test_progress_goes_to_stderr_when_asked(tiny: Path, capfd: pytest.CaptureFix
 
 
 def test_expected_tensors_are_the_checkpoint(tiny: Path, weights: dict[str, Tensor]) -> None:
-    from models.config import load_config
+    from models.checkpoint.config import load_config
 
     assert expected_tensors(load_config(tiny)) == {name: tuple(tensor.shape) for name, tensor in weights.items()}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.audio import UNIT_COLUMNS
+from models.inputs.audio import UNIT_COLUMNS
 from models.load import build_on_meta
 from tests.models.compare import assert_close, assert_same
 from tests.parity.build import slot_cache

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from models.config import load_config
+from models.checkpoint.config import load_config
 from models.random_weights import random_model
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from models.config import load_config
+from models.checkpoint.config import load_config
 from models.load import expected_tensors
 
 

@@ -4,9 +4,9 @@ import re
 
 import torch
 
-from models.apm import project
-from models.audio import LogMel, conv_length, token_count
-from models.mel_stream import MelStreamState, mel_step
+from models.inputs.audio import LogMel, conv_length, token_count
+from models.inputs.mel_stream import MelStreamState, mel_step
+from models.layers.apm import project
 from models.omni import OmniModel
 from tests.parity.build import slot_cache
 from tests.parity.golden import GoldenDir

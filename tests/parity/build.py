@@ -2,7 +2,7 @@
 
 import torch
 
-from models.kv_cache import KVCache
+from models.layers.kv_cache import KVCache
 from models.omni import OmniModel
 
 

@@ -2,15 +2,15 @@
 
 import torch
 
-from models.audio import placeholder_groups
-from models.chat import Chat, greedy
-from models.config import load_preprocessor_config
+from models.checkpoint.config import load_preprocessor_config
+from models.inputs.audio import placeholder_groups
+from models.inputs.prompts import build_prompt
+from models.inputs.tokens import Tokenizer
 from models.omni import OmniModel
-from models.prompts import build_prompt
-from models.runner import Runner
-from models.sampling import TokenSet, TokenSets, penalise
-from models.sampling_settings import CHAT_TEXT
-from models.tokens import Tokenizer
+from models.sampling.settings import CHAT_TEXT
+from models.sampling.text import TokenSet, TokenSets, penalise
+from models.stages.chat import Chat, greedy
+from models.stages.runner import Runner
 from tests.parity.golden import GoldenDir
 from tests.parity.llm import HEAD
 from tests.parity.report import Report

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import torch
 
-from models.code_sampling import PENALTY_WINDOW, CodeSamplerState, final_code_scores, penalise_codes
-from models.sampling_settings import CodeSampling
+from models.sampling.settings import CodeSampling
+from models.sampling.speech_tokens import PENALTY_WINDOW, CodeSamplerState, final_code_scores, penalise_codes
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

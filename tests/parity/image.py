@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.config import load_preprocessor_config
-from models.image import ImagePatches, SlicePlan, cut, patchify, pixel_values, plan
-from models.prompts import image_placeholder
+from models.checkpoint.config import load_preprocessor_config
+from models.inputs.image import ImagePatches, SlicePlan, cut, patchify, pixel_values, plan
+from models.inputs.prompts import image_placeholder
 from tests.parity.golden import GoldenDir
 from tests.parity.media import picture
 from tests.parity.report import Report

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.audio import LogMel, frame_count, mel_filters, placeholder_groups
-from models.mel_stream import CONTEXT, MelStreamState, mel_step
+from models.inputs.audio import LogMel, frame_count, mel_filters, placeholder_groups
+from models.inputs.mel_stream import CONTEXT, MelStreamState, mel_step
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

@@ -4,8 +4,8 @@ import re
 
 import torch
 
-from models.kv_cache import KVCache
-from models.rotary import rotary_frequencies
+from models.layers.kv_cache import KVCache
+from models.layers.rotary import rotary_frequencies
 from tests.parity.golden import GoldenDir
 from tests.parity.report import ATOL, Report
 

@@ -6,8 +6,8 @@ into a neighbouring row shows as a miss.
 
 import torch
 
-from models.sampling import SamplerState, TokenSet, TokenSets, final_probs, sample_text, stop_probability
-from models.sampling_settings import TextSampling
+from models.sampling.settings import TextSampling
+from models.sampling.text import SamplerState, TokenSet, TokenSets, final_probs, sample_text, stop_probability
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from models.code_stream import CodeStream
 from models.omni import OmniModel
-from models.runner import Runner
-from models.sampling import TokenSet, TokenSets
-from models.speaker import Speaker
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.runner import Runner
+from models.stages.speech_steps import Speaker
+from models.stages.speech_stream import CodeStream
 from tests.parity.code_sampling import greedy_codes
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report

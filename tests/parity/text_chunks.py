@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from models.omni import OmniModel
-from models.runner import Rows, Runner
-from models.sampling import TokenSet, TokenSets
-from models.sampling_settings import HALF_DUPLEX_TEXT
+from models.sampling.settings import HALF_DUPLEX_TEXT
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.runner import Rows, Runner
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
-from worker.reply import TEXT_CHUNK, Reply
+from worker.chat.reply import TEXT_CHUNK, Reply
 
 STAGE = "chunk_generate"
 

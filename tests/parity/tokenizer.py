@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.audio import SAMPLE_RATE, placeholder_groups
-from models.config import load_preprocessor_config
-from models.prompts import PromptOptions, build_prompt, find_bounds, render_chat
-from models.tokens import UNVOICED, Tokenizer, unvoiced_ids
+from models.checkpoint.config import load_preprocessor_config
+from models.inputs.audio import SAMPLE_RATE, placeholder_groups
+from models.inputs.prompts import PromptOptions, build_prompt, find_bounds, render_chat
+from models.inputs.tokens import UNVOICED, Tokenizer, unvoiced_ids
 from tests.parity.golden import GoldenDir
 from tests.parity.media import picture
 from tests.parity.report import Report

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from models.code_stream import STREAM_MAX_CODES, CodeStream
 from models.omni import OmniModel
-from models.runner import Runner
-from models.sampling import TokenSet, TokenSets
-from models.sampling_settings import CodeSampling
-from models.speaker import Speaker
+from models.sampling.settings import CodeSampling
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.runner import Runner
+from models.stages.speech_steps import Speaker
+from models.stages.speech_stream import STREAM_MAX_CODES, CodeStream
 from tests.parity.build import slot_cache
 from tests.parity.code_sampling import greedy_codes
 from tests.parity.golden import GoldenDir

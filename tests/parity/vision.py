@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from models.config import load_preprocessor_config
-from models.image import image_patches, pad_batch, plan
+from models.checkpoint.config import load_preprocessor_config
+from models.inputs.image import image_patches, pad_batch, plan
+from models.inputs.positions import position_buckets, position_ids
 from models.omni import OmniModel
-from models.positions import position_buckets, position_ids
 from tests.parity.golden import GoldenDir
 from tests.parity.media import picture
 from tests.parity.report import Report

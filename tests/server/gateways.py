@@ -20,13 +20,13 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from benchmarks.null_worker import NullWorker
+from benchmarks.serve.fake_worker import NullWorker
 from server.app import Gateway, build_app
+from server.dispatch.workers import Address
+from server.health_watch import Watch
 from server.serving import ASKING, build_gateway
-from server.watch import Watch
-from server.workers import Address
-from worker.connection import listen, live_server
-from worker.service_config import default_config
+from worker.config.service import default_config
+from worker.protocol.connection import listen, live_server
 
 ANSWER_S = 30.0  # on a machine that has much else to do
 SOON_S = 10.0

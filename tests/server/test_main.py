@@ -17,14 +17,14 @@ import httpx
 import pytest
 from websockets import connect
 
-from benchmarks.null_worker import NullWorker
+from benchmarks.serve.fake_worker import NullWorker
 from server.main import main
-from server.presets import NO_PRESETS
+from server.registry.presets import NO_PRESETS
 from server.serving import serve
 from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, STOP, Client, Running, run, until
-from worker.connection import listen
-from worker.protocol import ErrorCode
-from worker.service_config import default_config
+from worker.config.service import default_config
+from worker.protocol.connection import listen
+from worker.protocol.messages import ErrorCode
 
 LISTENING = re.compile(r"listening on (https?)://127\.0\.0\.1:(\d+)")
 
@@ -124,7 +124,7 @@ def test_a_port_that_is_taken_meanwhile(caplog: pytest.LogCaptureFixture, tmp_pa
         other.listen()
         status = serve(default_config(), [], mine, None, presets=NO_PRESETS, lang=None, reports=tmp_path)
         assert status == 1, f"expected exit status 1, got {status}"
-    told = [record.getMessage() for record in caplog.records if record.name == "worker.connection"]
+    told = [record.getMessage() for record in caplog.records if record.name == "worker.protocol.connection"]
     assert len(told) == 1 and "cannot listen" in told[0], f"expected one line that says why, got {told}"
 
 

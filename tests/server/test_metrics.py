@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.null_worker import NullWorker
+from benchmarks.serve.fake_worker import NullWorker
 from server.metrics import (
     HEADROOM_SECONDS,
     PREFIX,
@@ -21,8 +21,8 @@ from server.metrics import (
     Metrics,
 )
 from tests.server.gateways import STOP, Running, running_gateway, until
-from tests.server.http_gateway import IDLE, gateway_of
-from worker.results import StageTimes
+from tests.server.routes.http_gateway import IDLE, gateway_of
+from worker.loop.results import StageTimes
 from worker.status import State
 
 BUCKETS = {

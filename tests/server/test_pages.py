@@ -9,11 +9,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from server.apps import Apps
-from server.door import Door
 from server.origins import Origins
 from server.pages import HEADERS, STATIC, add_pages
-from tests.server.http_gateway import Asked, asked, gateway_of
+from server.registry.apps import Apps
+from server.request_guard import Door
+from tests.server.routes.http_gateway import Asked, asked, gateway_of
 
 TYPES = {
     "a.js": "text/javascript",

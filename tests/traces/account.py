@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.audio import HOP
-from models.duplex import Duplex
-from models.mel_stream import window_start
-from models.tokens import Tokenizer
+from models.inputs.audio import HOP
+from models.inputs.mel_stream import window_start
+from models.inputs.tokens import Tokenizer
+from models.stages.unit_steps import Duplex
 from tests.parity.checksum import checksum
 from tests.traces.watch import UnitLog
-from worker.session import Session
-from worker.talk import Talk
+from worker.loop.session import Session
+from worker.loop.unit_decoder import Talk
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Account:
         self.from_snapshot = not log.feeds and self.n_rows > 0
 
     def take_unit(self, log: UnitLog, job: Any) -> None:
-        """A unit whose context is closed. job: `worker.duplex_job.DuplexJob`."""
+        """A unit whose context is closed. job: `worker.loop.duplex_job.DuplexJob`."""
         talk = job.talk
         if talk is not None:
             special = self.tokenizer.special

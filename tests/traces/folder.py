@@ -21,8 +21,8 @@ import soundfile
 from PIL import Image
 from torch import Tensor
 
-from models.audio_sizes import SAMPLE_RATE
-from models.image import open_image
+from models.inputs.audio_sizes import SAMPLE_RATE
+from models.inputs.image import open_image
 from tests.parity.golden import GoldenDir
 
 FULL_SCALE = 32768.0

@@ -10,10 +10,10 @@ from tests.traces.folder import Trace, TraceError
 from tests.traces.settings import session_config, slice_limits
 from tests.traces.stage import VOICE, Cast, Stage
 from tests.traces.watch import UnitLog
-from worker.config import SessionConfig
-from worker.results import Failure
-from worker.session import Phase, UnitInput
-from worker.sessions import Prompt
+from worker.config.session import SessionConfig
+from worker.loop.results import Failure
+from worker.loop.session import Phase, UnitInput
+from worker.loop.sessions import Prompt
 
 SPARE_ROWS = 64  # context beyond what the recording held, so that one that goes wrong is compared and not refused
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.traces.folder import TraceError
-from worker.config import SessionConfig, WindowConfig
+from worker.config.session import SessionConfig, WindowConfig
 
 # The recorded sampler drew codes at this temperature, where only the likeliest one has any weight.
 CODE_TEMPERATURE = 1e-5

@@ -3,23 +3,23 @@
 from dataclasses import dataclass
 from typing import Any
 
-from models.config import PreprocessorConfig, load_preprocessor_config
-from models.duplex import Duplex
-from models.image import image_patches, plan
+from models.checkpoint.config import PreprocessorConfig, load_preprocessor_config
+from models.inputs.image import image_patches, plan
+from models.inputs.tokens import Tokenizer
 from models.load import load_model
 from models.omni import OmniModel
-from models.region_table import Shapes
-from models.runner import Runner
-from models.speaker import Speaker
-from models.tokens import Tokenizer
+from models.stages.region_table import Shapes
+from models.stages.runner import Runner
+from models.stages.speech_steps import Speaker
+from models.stages.unit_steps import Duplex
 from tests.traces.folder import TraceFolder
 from tests.traces.vocoder import FakeVocoder
 from tests.traces.watch import WatchedLoop, Watcher
-from worker.building import token_sets
-from worker.config import EngineConfig, SessionConfig, WindowConfig
-from worker.language import Language
-from worker.sessions import Sessions
-from worker.voice import VoiceDesk
+from worker.assembly.parts import token_sets
+from worker.config.session import EngineConfig, SessionConfig, WindowConfig
+from worker.loop.language import Language
+from worker.loop.sessions import Sessions
+from worker.loop.voice_manager import VoiceDesk
 
 BATCHES = (1, 2, 4, 8, 16)
 VOICE = object()  # the stand-in for a vocoder speaks in no voice in particular

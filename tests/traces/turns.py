@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-from models.message_reader import Content
+from models.stages.message_reader import Content
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.traces.settings import CODE_TEMPERATURE
 from tests.traces.stage import VOICE, Cast, Stage
-from worker.answers import Answers
-from worker.reply_config import ReplyConfig
-from worker.results import Event, Failure, Partial, ReplyResult
+from worker.chat.answers import Answers
+from worker.chat.config import ReplyConfig
+from worker.loop.results import Event, Failure, Partial, ReplyResult
 
 NAME = "turn_streaming"
 SPARE_ROWS = 64

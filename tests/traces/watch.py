@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from models.duplex import Duplex
-from models.runner import Rows
-from worker.observer import Observer
-from worker.results import Event
-from worker.unit_loop import UnitLoop
+from models.stages.runner import Rows
+from models.stages.unit_steps import Duplex
+from worker.loop.observer import Observer
+from worker.loop.results import Event
+from worker.loop.unit_loop import UnitLoop
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.models.replayed import Replayed, replay_on_cpu
-from tests.worker.engines import forgetful, loaded, short_speech
+from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
+from tests.worker.loop.engines import forgetful, loaded, short_speech
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.worker.processes import Talker, WorkerProcess, running
-from tests.worker.sayings import ALOUD, base64_of, chunk
-from worker.protocol import Error, Result
-from worker.service_config import ROOT
-from worker.voices import ReferenceSound
+from tests.worker.http.client_scripts import ALOUD, base64_of, chunk
+from tests.worker.http.processes import Talker, WorkerProcess, running
+from worker.config.service import ROOT
+from worker.protocol.messages import Error, Result
+from worker.start.voices import ReferenceSound
 
 TOLD = "import time:"  # Python's own line for each module, in the order in which they were loaded
 SETTLE_S = 0.3  # until a line is read that was written

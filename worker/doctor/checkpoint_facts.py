@@ -17,7 +17,7 @@ MOST_HEADER_BYTES = 100 << 20
 def checkpoint_facts(folder: Path) -> ModelFacts:
     """What the folder's headers promise and what is wrong with its files. Raises: NotKnown without dependencies."""
     try:
-        from models.config import load_config
+        from models.checkpoint.config import load_config
         from models.errors import ConfigError
     except ImportError as error:
         raise NotKnown(f"checkpoints need what is not installed: {error}") from None

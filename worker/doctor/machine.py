@@ -25,7 +25,7 @@ from worker.doctor.checkpoint_facts import checkpoint_facts
 from worker.doctor.facts import FolderFacts, Gpu, MediaFacts, ModelFacts, NotKnown, Program, Requirement, TorchFacts
 
 if TYPE_CHECKING:
-    from worker.service_config import Config
+    from worker.config.service import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_S = 180  # a cold disk and a sleeping GPU included
@@ -124,7 +124,7 @@ class Machine:
     def _loaded(self) -> "tuple[Config, str, str | None]":
         try:
             from models.errors import ModelError
-            from worker.service_config import FILE_NAME, default_config, load_config
+            from worker.config.service import FILE_NAME, default_config, load_config
         except ImportError as error:
             raise NotKnown(f"the settings need what is not installed: {error}") from None
         path = self._config_path or ROOT / FILE_NAME
@@ -166,7 +166,7 @@ class Machine:
     @cached_property
     def tokenizer_error(self) -> str | None:
         try:
-            from models.tokens import Tokenizer
+            from models.inputs.tokens import Tokenizer
         except ImportError as error:
             raise NotKnown(f"tokenizers need what is not installed: {error}") from None
         try:

@@ -108,8 +108,8 @@ def _of_module(args: argparse.Namespace) -> CompileReport:
 
 
 def _of_regions(args: argparse.Namespace) -> CompileReport:
-    from worker.compile_config import CompileConfig
-    from worker.config import EngineConfig
+    from worker.config.compile import CompileConfig
+    from worker.config.session import EngineConfig
     from worker.report.start_report import tuned_report
 
     how: dict[str, Any] = {"enabled": True, "mode": args.mode}

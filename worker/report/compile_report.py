@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from models.atomic_file import write_atomically
 from models.errors import ModelError
-from models.token2wav.atomic_file import write_atomically
-from worker.loading import Loading
+from worker.assembly.load_times import Loading
 
 Scalar = str | int | float | bool | None
 MAX_REASON = 240  # characters of a reason in the table's notes; JSON has all of it

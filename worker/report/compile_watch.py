@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from models.compiler import is_loaded
+from models.graphs.compiler import is_loaded
 from worker.report.compile_report import GraphBreak, Live, Recompile
 
 # torch's loggers by what they tell; named here so that nothing of the compiler need be imported to listen.

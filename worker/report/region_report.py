@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from models.errors import SettingsError
-from models.graphs import Bucket, Region, RegionTable
-from models.state import SlotState
+from models.graphs.region_graphs import Bucket, Region, RegionTable
+from models.stages.state import SlotState
 from models.token2wav.vocoder import Vocoder
-from worker.building import Parts
-from worker.compile_state import TargetPhase
-from worker.compile_targets import AIMS
-from worker.config import EngineConfig
+from worker.assembly.parts import Parts
+from worker.compile.state import TargetPhase
+from worker.compile.targets import AIMS
+from worker.compile.tuning import Tuned
+from worker.config.session import EngineConfig
 from worker.report import measures
 from worker.report.compile_report import CompileReport, Determinism, Header, ReportError, Row, Scalar
 from worker.report.compile_watch import CompileWatch, Happened
-from worker.tuning import Tuned
 
 Buckets = Literal["smallest+largest", "all"]
 MEASURED = tuple(dict.fromkeys(name for aim in AIMS.values() for name in aim.all_regions))

@@ -9,15 +9,15 @@ from typing import Self
 
 import torch
 
-from worker.building import build
-from worker.compile_state import RegionState, TargetPhase, TargetState
-from worker.compile_targets import AIMS
-from worker.config import EngineConfig
-from worker.loading import Loading
+from worker.assembly.load_times import Loading
+from worker.assembly.parts import build
+from worker.compile.state import RegionState, TargetPhase, TargetState
+from worker.compile.targets import AIMS
+from worker.compile.tuning import Progress, Tuned, tune
+from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, Memory, Row
 from worker.report.compile_watch import CompileWatch, Happened
 from worker.report.region_report import Buckets, header, region_report
-from worker.tuning import Progress, Tuned, tune
 
 
 @dataclass

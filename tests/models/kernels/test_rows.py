@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import RMSNorm
-from models.rotary import rotary_angles, rotary_frequencies, rotate
+from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
+from models.layers.transformer import RMSNorm
 from tests.models.compare import assert_close, assert_same
 
 pytest.importorskip("triton")

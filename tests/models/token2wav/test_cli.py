@@ -16,11 +16,11 @@ import torch
 
 from models.token2wav import __main__ as cli
 from models.token2wav.__main__ import main
-from models.token2wav.load import load_token2wav
+from models.token2wav.load.parts import load_token2wav
 from models.token2wav.vocoder import Vocoder
-from models.token2wav.voice_maker import VoiceMaker
+from models.token2wav.voice.voice_maker import VoiceMaker
 from tests.models.compare import assert_close
-from tests.models.token2wav.prompts import prompt, write_pcm16
+from tests.models.token2wav.prompt.prompt_sounds import prompt, write_pcm16
 
 N_CODES = 61
 CODES = np.random.default_rng(3).integers(0, 6561, N_CODES).tolist()

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.graphs import compile_counters
-from models.token2wav.hift import LIMIT, Hift
+from models.graphs.region_graphs import compile_counters
+from models.token2wav.hift.hift import LIMIT, Hift
 from models.token2wav.vocode import (
     REFERENCE_RULES,
     TAIL_FRAMES,
@@ -20,7 +20,7 @@ from models.token2wav.vocode import (
     vocode,
 )
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.hifts import CONFIG, make_hift, random_mel
+from tests.models.token2wav.hift.hifts import CONFIG, make_hift, random_mel
 
 HIFT = make_hift()
 RULES = VocodeRules()

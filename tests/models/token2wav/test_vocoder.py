@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.token2wav.arena import SPILL_ROW, Views
-from models.token2wav.flow_state import encode, solve
-from models.token2wav.load import load_flow_and_hift
+from models.token2wav.flow.block_table import SPILL_ROW, Views
+from models.token2wav.flow.flow_state import encode, solve
+from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.settings import SAMPLES_PER_CODE
 from models.token2wav.vocode import VocodeState, vocode
 from models.token2wav.vocoder import Chunk, Vocoder

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from models.errors import AudioError, ModelError, SettingsError, ShapeError, SlotError, TokenError
-from models.token2wav.flow_state import FlowSizes
+from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from models.errors import ShapeError
-from models.graphs import compile_counters
-from models.token2wav.conformer import RelativeAttention
-from models.token2wav.flow_state import FlowSizes
-from models.token2wav.load import FlowAndHift, load_flow_and_hift
+from models.graphs.region_graphs import compile_counters
+from models.token2wav.flow.conformer import RelativeAttention
+from models.token2wav.flow.flow_state import FlowSizes
+from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocoder import Chunk, Vocoder

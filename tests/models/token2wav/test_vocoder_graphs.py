@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.graphs import compile_counters
-from models.token2wav.load import load_flow_and_hift
+from models.graphs.region_graphs import compile_counters
+from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.windows import CodeWindows
 from tests.models.compare import assert_close, assert_same
-from tests.models.replayed import replay_on_cpu
+from tests.models.graphs.fake_captures import replay_on_cpu
 from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
 
 SHAPES = VocoderShapes(batch=(2,), codes=(10, 28), columns=(256,), prompt=(60, 120))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.token2wav.load import FlowAndHift, load_flow_and_hift
+from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.vocode import VocodeRules
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.token2wav.vocoders import FOLDER, cut, make_codes, make_vocoder, make_voice

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.errors import SlotError
-from models.token2wav.flow_state import FlowSizes
+from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
-from models.token2wav.voice import Voice
+from models.token2wav.voice.voice import Voice
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.vocoders import SIZES, STEPS, cut, make_codes, make_vocoder, make_voice, say
 

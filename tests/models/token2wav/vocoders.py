@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.token2wav.flow import Flow
-from models.token2wav.flow_state import FlowSizes
-from models.token2wav.load import FlowAndHift, load_flow_and_hift
+from models.layers.weights import assign_weights, tensor_shapes
+from models.token2wav.flow.flow import Flow
+from models.token2wav.flow.flow_state import FlowSizes
+from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
-from models.token2wav.voice import Voice
-from models.weights import assign_weights, tensor_shapes
+from models.token2wav.voice.voice import Voice
 
 FOLDER = Path(__file__).parents[3] / "assets" / "tiny" / "assets" / "token2wav"
 LOOKAHEAD = 3

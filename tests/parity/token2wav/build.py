@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.token2wav.arena import Views
-from models.token2wav.flow import Flow, Schedule
-from models.token2wav.flow_state import FlowState, encode, solve
+from models.layers.weights import assign_weights
+from models.token2wav.flow.block_table import Views
+from models.token2wav.flow.flow import Flow, Schedule
+from models.token2wav.flow.flow_state import FlowState, encode, solve
 from models.token2wav.settings import FRAMES_PER_CODE, SILENCE_CODE, DiTConfig, EncoderConfig, FlowConfig
-from models.weights import assign_weights
 
 Tree = TypeVar("Tree", bound=nn.Module)
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from models.token2wav.campplus import CampPlus, config_of, fold_batch_norms
+from models.token2wav.prompt.campplus import CampPlus, config_of, fold_batch_norms
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

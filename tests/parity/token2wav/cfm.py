@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.token2wav.flow import Flow
-from models.token2wav.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, solve
+from models.token2wav.flow.flow import Flow
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, solve
+from models.token2wav.flow.solver import time_grid
 from models.token2wav.settings import EncoderConfig
-from models.token2wav.solver import time_grid
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.build import flow_around, flow_config, packed_estimator_tails, seen_rows, weights_under

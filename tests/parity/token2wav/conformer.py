@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.token2wav.conformer import LOOKAHEAD_TAIL, UP_TAIL, Tails, UpsampleConformer, without_cache
-from models.token2wav.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, encode
+from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, Tails, UpsampleConformer, without_cache
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, encode
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report

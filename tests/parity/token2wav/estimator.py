@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.token2wav.dit import CONV_TAIL, N_CONVS, DiT, Modulation
+from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, Modulation
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.build import filled, flow_config, packed_estimator_tails, weights_under

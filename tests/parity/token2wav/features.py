@@ -1,7 +1,7 @@
 """Features of prompt sound (`features_*`): three transforms and two filter banks."""
 
-from models.audio import N_FFT, mel_filters
-from models.token2wav.features import MEL_WINDOW, RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean
+from models.inputs.audio import N_FFT, mel_filters
+from models.token2wav.prompt.features import MEL_WINDOW, RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean
 from models.token2wav.settings import SAMPLE_RATE
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.token2wav.arena import HISTORY_FRAMES
-from models.token2wav.flow import Flow
-from models.token2wav.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState, encode, solve, voiced
+from models.token2wav.flow.block_table import HISTORY_FRAMES
+from models.token2wav.flow.flow import Flow
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState, encode, solve, voiced
 from models.token2wav.settings import FRAMES_PER_CODE
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from models.token2wav.hift import Hift
+from models.layers.weights import assign_weights
+from models.token2wav.hift.hift import Hift
+from models.token2wav.hift.source import phase_lines
+from models.token2wav.load.weight_norm import fold_weight_norm
 from models.token2wav.settings import SAMPLES_PER_FRAME, HiftConfig
-from models.token2wav.source import phase_lines
-from models.token2wav.weight_norm import fold_weight_norm
-from models.weights import assign_weights
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.noise import sine_noise

@@ -2,7 +2,7 @@
 
 import torch
 
-from models.token2wav.s3_tokenizer import S3Tokenizer, config_of
+from models.token2wav.prompt.s3_tokenizer import S3Tokenizer, config_of
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from models.token2wav.solver import time_grid
-from models.token2wav.unet import UNetEstimator, config_of, solve
+from models.token2wav.flow.solver import time_grid
+from models.token2wav.s3gen.unet import UNetEstimator, config_of, solve
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

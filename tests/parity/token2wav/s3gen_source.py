@@ -2,9 +2,9 @@
 
 import torch
 
+from models.layers.weights import assign_weights
+from models.token2wav.hift.source import HarmonicSource, phase_lines
 from models.token2wav.settings import SAMPLES_PER_FRAME
-from models.token2wav.source import HarmonicSource, phase_lines
-from models.weights import assign_weights
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.hift import N_HARMONICS

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from worker.compile_config import CompileConfig
+from worker.config.compile import CompileConfig
+from worker.config.service import Config, default_config
 from worker.doctor.__main__ import examine
 from worker.doctor.facts import FolderFacts, Gpu, MediaFacts, ModelFacts, Program, Requirement, TorchFacts
 from worker.doctor.findings import GIB, MIB, Level
 from worker.doctor.machine import Machine
-from worker.service_config import Config, default_config
 
 H200 = Gpu("NVIDIA H200", (9, 0), 139 * GIB, 138 * GIB)
 ON_GPU = TorchFacts(

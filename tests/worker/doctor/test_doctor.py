@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.worker.doctor.machines import H200, NOTE, OK, ON_CPU, ON_GPU, PROBLEM, check, compiling, machine, settings
+from worker.config.service import default_config
 from worker.doctor.__main__ import CHECKS, examine
 from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, NotKnown, Program, Requirement, TorchFacts
 from worker.doctor.findings import GIB, MIB, Finding, Level, as_json, size, table
 from worker.doctor.machine import Machine
 from worker.doctor.versions import fits
-from worker.service_config import default_config
 
 # --- made-up facts --------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.loading import Loading
+from worker.assembly.load_times import Loading
 from worker.report.compile_report import (
     CompileReport,
     Determinism,

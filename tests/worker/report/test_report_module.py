@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
-from models.graphs import compile_counters
+from models.graphs.region_graphs import compile_counters
 from tests.worker.report import compilable
 from tests.worker.report.compilable import rows
 from worker.report.compile_report import CompileReport, ReportError, Row

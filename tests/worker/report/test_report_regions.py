@@ -10,19 +10,19 @@ import torch._dynamo
 from torch import Tensor
 
 from models.errors import SettingsError
-from tests.models.replayed import replay_on_cpu
-from tests.worker.engines import make_config, make_parts
-from worker.building import Parts
-from worker.compile_config import TARGETS, CompileConfig
-from worker.compile_state import RegionState, TargetPhase, TargetState
-from worker.config import EngineConfig
+from tests.models.graphs.fake_captures import replay_on_cpu
+from tests.worker.loop.engines import make_config, make_parts
+from worker.assembly.parts import Parts
+from worker.compile.state import RegionState, TargetPhase, TargetState
+from worker.compile.tuning import Tuned, tune
+from worker.config.compile import TARGETS, CompileConfig
+from worker.config.session import EngineConfig
 from worker.report import measures
 from worker.report import region_report as region_module
 from worker.report import start_report as start_module
 from worker.report.compile_report import CompileReport, ReportError, Row
 from worker.report.region_report import MEASURED, header, region_report
 from worker.report.start_report import TargetWatch, start_report, tuned_report
-from worker.tuning import Tuned, tune
 
 NAMES = ("unit_step", "audio_unit", "begin")
 SETTINGS = CompileConfig(enabled=True, targets=("llm.model", "apm"), dynamic=False)

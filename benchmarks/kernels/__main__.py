@@ -1,0 +1,174 @@
+"""Times the project's own GPU kernels, one by one and in whole regions, beside what they stand for.
+
+`python -m benchmarks.kernels --help` lists the options; README.md says what was found. All sizes are the released
+ones, in bfloat16, with random weights. Knows parts, the budget and the table; what is measured is in `kernels_*`.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import report
+from benchmarks.kernels.timing import Case, Meter
+from worker.assembly.backend_flags import reset_toggles
+
+BUDGET_S = 300.0
+MESSAGE = 300  # characters of an error that are kept
+
+
+class Part(NamedTuple):
+    """Where a part's cases are made, and its figures with their formats."""
+
+    module: str
+    cases: str
+    columns: dict[str, str]
+
+
+PRODUCTS = {"ours_us": ".1f", "library_us": ".1f", "gb_per_s": ".0f", "library_gb_per_s": ".0f", "error": ".1e"}
+ATTENTION = {"ours_us": ".1f", "sdpa_us": ".1f", "flex_us": ".1f", "gb_per_s": ".0f", "error": ".1e"}
+# In the order of a run: the last of them ends with what can best be spared.
+PARTS = {
+    "regions": Part("kernels_regions", "cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "busy_ms": ".3f"}),
+    "products": Part("kernels_products", "cases", PRODUCTS),
+    "rows": Part("kernels_rows", "row_cases", {"ours_us": ".2f", "plain_us": ".2f", "error": ".1e"}),
+    "codes": Part("kernels_rows", "code_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_codes": ""}),
+    "tokens": Part("kernels_rows", "token_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_tokens": ""}),
+    "attention": Part("kernels_attention", "cases", ATTENTION),
+}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    has_cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description="Times the GPU kernels.")
+    parser.add_argument("--parts", type=_names, default=tuple(PARTS), help=f"some of {','.join(PARTS)}, in this order")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--tiny", action="store_true", help="with --device cpu: see that every part runs, in no time")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="start no further row after so many seconds")
+    parser.add_argument("--json", type=Path, help="write all results here, anew after each row")
+    options = parser.parse_args(arguments)
+    if not options.parts or set(options.parts) - PARTS.keys():
+        parser.error(f"--parts: expected some of {','.join(PARTS)}, got {','.join(options.parts)}")
+    if options.tiny != (options.device == "cpu"):
+        parser.error("kernels are timed on a GPU; --device cpu --tiny runs each once in Triton's interpreter, untimed")
+    if options.device == "cuda" and not has_cuda:
+        parser.error("expected a GPU, got none; --device cpu --tiny runs each kernel once in Triton's interpreter")
+    if find_spec("triton") is None:
+        parser.error("expected Triton, which comes with the GPU builds of torch, got none")
+    return options
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+class Bench:
+    """One run: its rows so far, and how much time is left."""
+
+    def __init__(self, options: argparse.Namespace, command: list[str]):
+        self._began = time.monotonic()
+        self.options = options
+        self.meter = Meter(torch.device(options.device), is_tiny=options.tiny)
+        self.result: dict[str, Any] = {
+            "command": command,
+            "environment": report.environment(self.meter.device),
+            "settings": {"dtype": str(self.meter.dtype).removeprefix("torch."), "budget_s": options.budget_s},
+            "rows": [],
+            "left_out": [],
+        }
+
+    def run(self) -> dict[str, Any]:
+        for name in self.options.parts:
+            part = PARTS[name]
+            print(f"{name:74}" + "".join(f"{column:>17}" for column in part.columns), flush=True)
+            reset_toggles()  # errors are told from float32
+            try:
+                self._part(name, part)
+            except Exception as error:  # what a part's cases have in common; the other parts stand on their own
+                self._add({"part": name, "name": "", "sizes": {}, "error": _reason(error)})
+            self._clear()
+        self._save()
+        if self.result["left_out"]:
+            print(f"left out after {self.options.budget_s:g} s: {'; '.join(self.result['left_out'])}")
+        print(f"total {self.result['wall_s']:.1f} s")
+        return self.result
+
+    @torch.no_grad()
+    def _part(self, name: str, part: Part) -> None:
+        # Only here: kernels cannot be imported without Triton, which is told before whether to interpret them.
+        cases = getattr(import_module(f"benchmarks.{part.module}"), part.cases)
+        if self._is_over():
+            self.result["left_out"].append(name)
+            return
+        for case in cases(self.meter):
+            if self._is_over():
+                self.result["left_out"].append(_label(name, case))
+                continue
+            start = time.monotonic()
+            row = {"part": name, "name": case.name, "sizes": case.sizes}
+            try:
+                row["figures"] = case.run()
+            except Exception as error:  # a failure is a result like any other, and the run goes on
+                row["error"] = _reason(error)
+            self._add({**row, "seconds": time.monotonic() - start})
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._began > self.options.budget_s
+
+    def _add(self, row: report.Row) -> None:
+        self.result["rows"].append(row)
+        self._save()
+        print(line(row), flush=True)
+
+    def _clear(self) -> None:
+        """Gigabytes of weights, and what was compiled for them."""
+        gc.collect()
+        if self.meter.is_cuda:
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+
+    def _save(self) -> None:
+        self.result["wall_s"] = time.monotonic() - self._began
+        self.result["peak_memory"] = report.peak_memory(self.meter.device)
+        if self.options.json is not None:
+            report.write_json(self.options.json, self.result)
+
+
+def line(row: report.Row) -> str:
+    """One row of its part's table; what was not measured is a dash."""
+    sizes = " ".join(f"{key}={value}" for key, value in row["sizes"].items())
+    head = f"{row['name']:20} {sizes:53}"
+    if "error" in row:
+        return f"{head} failed: {row['error']}"
+    figures = row["figures"]
+    return head + "".join(
+        f"{'-' if figures.get(column) is None else format(figures[column], form):>17}"
+        for column, form in PARTS[row["part"]].columns.items()
+    )
+
+
+def _label(part: str, case: Case) -> str:
+    return " ".join([part, case.name, *(f"{key}={value}" for key, value in case.sizes.items())])
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MESSAGE]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    if options.device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    Bench(options, ["python", "-m", "benchmarks.kernels", *arguments]).run()
+
+
+if __name__ == "__main__":
+    main()

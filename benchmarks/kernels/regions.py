@@ -1,0 +1,213 @@
+"""Whole regions, captured, with kernels on: how long a replay takes and how many kernels it is.
+
+Knows which regions at which sizes, and slots in the middle of a conversation. Compiled is what a worker compiles beside
+kernels, the choice of a token; all else runs as it is.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.kernels.timing import Case, Figures, Meter
+from benchmarks.model.midway import FEEDING, Midway, new_rows
+from benchmarks.timing import Clock
+from models.checkpoint.config import load_config
+from models.graphs.captured import Bucket, Captured
+from models.inputs.audio import LogMel
+from models.kernels import fused_decoder
+from models.layers.kv_cache import KVCache
+from models.omni import OmniModel
+from models.random_weights import random_model
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.region_table import Regions, Shapes
+from models.stages.state import SlotState
+from models.token2wav.flow import dit_fused
+from models.token2wav.flow.flow_state import FlowSizes
+from models.token2wav.load.parts import load_flow_and_hift
+from models.token2wav.load.random_weights import random_parts
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.voice.voice import Voice
+from worker.assembly.backend_flags import apply_toggles
+from worker.config.compile import CompileConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY, RELEASED = ROOT / "assets" / "tiny", ROOT / "tests" / "data" / "released_config.json"
+BATCH = (1, 8, 32)
+CONTEXT, SPOKEN = 2000, 300  # rows held when the call is over, of the language model and of the code model
+KV, SPEECH_KV = {"kv": 2048}, {"kv": 512}
+CODES = (10, 16, 28)
+COLUMNS, PROMPT_CODES, N_STEPS = 512, 150, 10  # a voice of six seconds
+TINY_COLUMNS = 144
+WARM_UP, REPEATS = 3, 20
+
+Variant = dict[str, Any]
+Call = tuple[str, Bucket, Variant]
+# A small batch first: the compiled piece is then made once for one row and once for any number of rows.
+CALLS: tuple[Call, ...] = (
+    *(("unit_step", {"batch": n, **KV}, {}) for n in BATCH),
+    *(("unit_prefill", {"batch": n, "rows": 96, **KV}, {}) for n in (1, 8)),
+    *(("speech_step", {"batch": n, **SPEECH_KV}, {"n_steps": steps}) for n in BATCH for steps in (1, 5)),
+    *(("vision", {"slices": n, "patches": 1088}, {}) for n in (1, 4)),
+    *(("audio_unit", {"batch": n}, {}) for n in (1, 8)),
+    ("mel_unit", {"batch": 1, "samples": 16640}, {}),
+)
+# The same with the library's products, whatever the number of rows.
+LIBRARY_CALLS: tuple[Call, ...] = tuple(
+    call for call in CALLS if call[0] == "unit_step" or (call[0] == "speech_step" and call[2]["n_steps"] > 1)
+)
+TINY_CALLS: tuple[Call, ...] = (
+    ("unit_step", {"batch": 1, "kv": 64}, {}),
+    ("speech_step", {"batch": 1, "kv": 64}, {"n_steps": 1}),
+)
+
+
+def cases(meter: Meter) -> Iterator[Case]:
+    """The omni model's regions, then the vocoder's."""
+    apply_toggles(CompileConfig(), meter.device)  # as a worker has them
+    # Gigabytes: made when the first row of theirs is begun.
+    regions = cache(_tiny_regions if meter.is_tiny else partial(_regions, meter))
+    clock = Clock(meter.device)
+    for name, bucket, variant in TINY_CALLS if meter.is_tiny else CALLS:
+        yield Case(name, {**bucket, **variant}, partial(_omni, regions, clock, name, bucket, variant))
+    for name, bucket, variant in TINY_CALLS[-1:] if meter.is_tiny else LIBRARY_CALLS:
+        run = partial(_omni, regions, clock, name, bucket, variant)
+        yield Case(f"{name}, library", {**bucket, **variant}, partial(_by_library, run))
+    del regions, run
+    vocoder = cache(_tiny_vocoder if meter.is_tiny else partial(_vocoder, meter))
+    batch, counts, columns = ((1,), (10,), TINY_COLUMNS) if meter.is_tiny else (BATCH, CODES, COLUMNS)
+    for name, axes in (("flow", {"columns": columns}), ("hift", {})):
+        for n, count in ((n, count) for count in counts for n in batch):
+            bucket = {"batch": n, "codes": count, **axes}
+            yield Case(name, bucket, partial(_vocoded, vocoder, clock, name, bucket))
+    bucket = {"batch": batch[0], "codes": counts[0], "columns": columns}
+    yield Case("flow, library", bucket, partial(_by_library, partial(_vocoded, vocoder, clock, "flow", bucket)))
+
+
+def _by_library(run: Callable[[], Figures]) -> Figures:
+    with patch.object(fused_decoder, "MAX_ROWS", 0), patch.object(dit_fused, "FEW_ROWS", 0):
+        return run()
+
+
+def _omni(made: Callable[[], Regions], clock: Clock, name: str, bucket: Bucket, variant: Variant) -> Figures:
+    regions = made()
+    setting, state = Midway(regions, name, bucket), regions.state
+
+    def restore() -> None:
+        setting.restore()
+        if clock.is_cuda and name in FEEDING:
+            _hold(state.llm, CONTEXT - new_rows(name, bucket))
+        if clock.is_cuda and name == "speech_step":
+            _hold(state.speech.cache, SPOKEN - variant["n_steps"])
+
+    if not clock.is_cuda:
+        regions(name, *setting.tensors, **{**setting.static, **variant})
+        return {}
+    regions.clear_scratch()  # on which the capture's own runs go on appending
+    captured = Captured(regions, name, bucket, variant)
+    restore()
+    captured(*setting.tensors)
+    return _replayed(clock, captured.graph.replay, restore)
+
+
+def _hold(cache: KVCache, n_rows: int) -> None:
+    cache.lengths.fill_(n_rows)
+    cache.positions.fill_(n_rows)
+
+
+def _vocoded(made: Callable[[], Vocoder], clock: Clock, name: str, bucket: Bucket) -> Figures:
+    """A call writes other slots than it reads, so that each replay finds what the first one found."""
+    vocoder = made()
+    inputs, static = vocoder.regions.table[name].example(bucket)
+    slots = torch.arange(bucket["batch"], device=vocoder.device)  # where sessions stand after two chunks
+    inputs = (slots, slots + vocoder.sizes.n_sessions, *inputs[2:])
+    if not clock.is_cuda:
+        vocoder.regions(name, *inputs, **static)
+        return {}
+    captured = Captured(vocoder.regions, name, bucket)
+    captured(*inputs)
+    return _replayed(clock, captured.graph.replay, lambda: None)
+
+
+def _replayed(clock: Clock, replay: Callable[[], Any], restore: Callable[[], None]) -> Figures:
+    for _ in range(WARM_UP):
+        clock.sample(replay, restore)
+    timing = clock.measure(replay, restore, REPEATS, head_start=True)
+    restore()
+    return asdict(timing) | _kernels(clock, replay)
+
+
+def _kernels(clock: Clock, replay: Callable[[], Any]) -> Figures:
+    """How many there are, and the sum of their times: those that start early count while they wait."""
+    from torch.profiler import ProfilerActivity, profile
+
+    clock.wait()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        replay()
+        clock.wait()
+    events = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return {"kernels": len(events), "busy_ms": sum(event.device_time for event in events) / 1e3}
+
+
+def _regions(meter: Meter) -> Regions:
+    model = random_model(load_config(RELEASED), device=meter.device, dtype=meter.dtype)
+    shapes = Shapes(
+        batch=BATCH,
+        slices=(1, 4),
+        patches=(1088,),
+        rows=(96,),
+        kv=(KV["kv"],),
+        spoken=(24,),
+        tokens=(24,),
+        speech_kv=(SPEECH_KV["kv"],),
+    )
+    return _table(model, shapes, llm_len=2 * KV["kv"], tts_len=2 * SPEECH_KV["kv"])
+
+
+def _tiny_regions() -> Regions:
+    """As narrow as the embedded checkpoint, and shallower."""
+    config = load_config(TINY)
+    tts = config.tts_config.model_copy(update={"num_hidden_layers": 1})
+    model = random_model(config.model_copy(update={"num_hidden_layers": 1, "tts_config": tts}))
+    shapes = Shapes(batch=(1,), rows=(16,), kv=(64,), tokens=(24,), speech_kv=(64,))
+    return _table(model, shapes, llm_len=64, tts_len=64)
+
+
+def _table(model: OmniModel, shapes: Shapes, *, llm_len: int, tts_len: int) -> Regions:
+    model.use_kernels(True)
+    state = SlotState.allocate(model, n_slots=shapes.batch[-1], llm_len=llm_len, tts_len=tts_len)
+    log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
+    sets = TokenSets.build([TokenSet()], model.config.vocab_size, model.device)
+    return Regions(model, state, log_mel, sets, shapes)
+
+
+def _tiny_vocoder() -> Vocoder:
+    """The embedded one, as it is written: on a CPU it has no kernels."""
+    parts = load_flow_and_hift(TINY / "assets" / "token2wav")
+    sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=1, max_chunk=10, max_prompt=20)
+    return Vocoder(parts.flow, parts.hift, sizes=sizes, steps=(1,))
+
+
+def _vocoder(meter: Meter) -> Vocoder:
+    """Sessions that see all they will ever see: a voice's prompt, and the newest frames of two chunks."""
+    parts = random_parts(device=meter.device, dtype=meter.dtype, hift_dtype=meter.dtype)
+    sizes = FlowSizes(n_sessions=BATCH[-1], n_voices=1, max_steps=N_STEPS, max_chunk=CODES[-1])
+    shapes = VocoderShapes(batch=BATCH, codes=CODES, columns=(COLUMNS,))
+    vocoder = Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(N_STEPS,), kernels="fused")
+    config = parts.flow.config
+    voice = Voice(
+        torch.randint(0, config.vocab_size, (PROMPT_CODES,)),
+        torch.randn(FRAMES_PER_CODE * PROMPT_CODES, config.n_mels),
+        torch.randn(config.speaker_dim),
+    )
+    codes = torch.randint(0, config.vocab_size, (CODES[-1] + vocoder.lookahead,)).tolist()
+    chunks = [Chunk(vocoder.open(voice), codes) for _ in range(BATCH[-1])]
+    for _ in range(2):
+        vocoder.speak(chunks)
+    return vocoder

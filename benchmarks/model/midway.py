@@ -1,0 +1,121 @@
+"""Slots as they are in the middle of a conversation, so that a region meets the work it meets in use.
+
+Examples of the table name the scratch slot in every row: one slot's cache, read B times, would come from the
+L2 cache. Here row b has slot b, its cache is full of random rows, and its counters stand so that the call
+under test fills its bucket to the last row. `restore` puts the counters back for the next sample.
+
+Knows slot state and the regions' argument names. Does not know time.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.model.floors import EVICTED_ROWS
+from models.graphs.region_graphs import Bucket
+from models.inputs.audio import UNIT_COLUMNS
+from models.layers.apm import UNIT_ROWS
+from models.layers.kv_cache import KVCache
+from models.sampling.settings import DUPLEX_CODES, DUPLEX_TEXT
+from models.stages.region_table import Regions
+from models.stages.state import SlotState
+
+HEARD_ROWS = 1000  # encoder rows of the 20 s heard so far
+PUSHED_SAMPLES = 160_560  # 10 s and the look-ahead of the longer first unit
+EMITTED_FRAMES = 1000
+TEXT_HISTORY = 300
+FEEDING = ("llm_prefill", "unit_prefill", "llm_decode", "unit_step")  # what feeds the language model
+
+
+class Midway:
+    """One region at one bucket on occupied slots: inputs, and the way back to where they started."""
+
+    def __init__(self, regions: Regions, name: str, bucket: Bucket):
+        region, self._state = regions.table[name], regions.state
+        tensors, self.static = region.example(bucket)
+        names = list(inspect.signature(region.run).parameters)[len(region.bound) :]
+        given = dict(zip(names, tensors, strict=False))
+        if "slots" in given:
+            n = given["slots"].shape[0]
+            assert n <= self._state.n_slots, f"{name}: expected at most {self._state.n_slots} slots, got {n}"
+            given["slots"] = torch.arange(n, device=given["slots"].device)
+            _occupy(regions, name, bucket)
+        if name == "llm_evict":
+            given["drop"] = torch.full_like(given["drop"], EVICTED_ROWS)
+        self.tensors: tuple[Tensor, ...] = tuple(given.values())
+        rows = {id(t) for cache in _caches(self._state) for t in (*cache.k, *cache.v)}
+        self._live = [tensor for tensor in self._state.tensors() if id(tensor) not in rows]
+        self._saved = [tensor.clone() for tensor in self._live]
+
+    def restore(self) -> None:
+        """Everything but cache rows as it was; a call overwrites the same rows each time."""
+        for live, saved in zip(self._live, self._saved, strict=True):
+            live.copy_(saved)
+
+
+def new_rows(name: str, bucket: Bucket) -> int:
+    """Cache rows one call of a region appends to each slot."""
+    if name in ("llm_prefill", "unit_prefill"):
+        return bucket["rows"]
+    return bucket["tokens"] + 2 if name == "speech_begin" else 1
+
+
+def is_possible(name: str, bucket: Bucket) -> bool:
+    """Whether the rows of a call fit what the call looks at."""
+    return "kv" not in bucket or new_rows(name, bucket) <= bucket["kv"]
+
+
+def _caches(state: SlotState) -> list[KVCache]:
+    speech = state.speech.cache if state.speech else None
+    return [cache for cache in (state.llm, state.apm, speech) if cache is not None]
+
+
+def _hold(cache: KVCache, n_rows: int) -> None:
+    assert 0 <= n_rows <= cache.max_len, f"expected 0..{cache.max_len} rows, got {n_rows}"
+    cache.lengths.fill_(n_rows)
+    cache.positions.fill_(n_rows)
+
+
+def _occupy(regions: Regions, name: str, bucket: Bucket) -> None:
+    state, config = regions.state, regions.model.config
+    device = state.llm.lengths.device
+    state.reset(torch.arange(state.n_slots + 1, device=device))
+    for cache in _caches(state):
+        for tensor in (*cache.k, *cache.v):
+            tensor.normal_()
+    held = bucket["kv"] - new_rows(name, bucket) if "kv" in bucket else None
+    _hold(state.llm, held if name in FEEDING else state.llm.max_len)
+    for slot in range(state.n_slots):
+        state.text.configure(slot, DUPLEX_TEXT, seed=slot)
+    state.text.history.copy_(torch.randint(0, config.vocab_size, state.text.history.shape, device=device))
+    state.text.count.fill_(TEXT_HISTORY)
+    state.hidden.normal_()
+    if state.apm is not None:
+        _hold(state.apm, min(HEARD_ROWS, state.apm.max_len // 2))
+    if state.mel is not None:
+        for tensor in (state.mel.tail, state.mel.raw, state.mel.frame_max, state.mel.edge_max):
+            tensor.normal_()
+        state.mel.n_samples.fill_(PUSHED_SAMPLES)
+        state.mel.n_emitted.fill_(EMITTED_FRAMES)
+    if state.heard is not None:
+        state.heard.mel.normal_()
+        state.heard.end.fill_(UNIT_COLUMNS)
+        state.heard.n_units.fill_(HEARD_ROWS // UNIT_ROWS)
+    if state.speech is not None:
+        _speak(regions, held if name.startswith("speech") and held is not None else 0)
+
+
+def _speak(regions: Regions, held: int) -> None:
+    """Every slot in a call that is not going to end."""
+    speech: Any = regions.state.speech
+    tts = regions.model.config.tts_config
+    _hold(speech.cache, held)
+    for slot in range(regions.state.n_slots):
+        speech.sampler.configure(slot, DUPLEX_CODES, tts.eos_code, seed=slot)
+    n_codes = speech.codes.shape[1]
+    speech.sampler.min_codes.fill_(n_codes)
+    speech.limit.fill_(n_codes)
+    speech.newest.copy_(torch.randint(0, tts.eos_code, speech.newest.shape, device=speech.newest.device))
+    speech.done.fill_(False)

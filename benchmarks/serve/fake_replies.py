@@ -1,0 +1,292 @@
+"""One conversation of a worker without a model: every message answered as the protocol says, in its order.
+
+Units listen and speak by counting; what is said is a tone. Numbers in results are what this process spent. Knows the
+protocol's messages. Does not know slots, HTTP or sockets beyond sending and receiving.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from websockets.asyncio.server import ServerConnection
+
+from models.errors import ModelError, SettingsError
+from worker.config.session import SessionConfig
+from worker.protocol.messages import (
+    PLAIN_SPEC,
+    AudioChunk,
+    ClientMessage,
+    Error,
+    ErrorCode,
+    Form,
+    Interrupt,
+    Interrupted,
+    Partial,
+    Pause,
+    Paused,
+    Prepare,
+    Prepared,
+    Result,
+    Resume,
+    Resumed,
+    ServerMessage,
+    Stop,
+    Stopped,
+    Timeout,
+    VideoFrame,
+    WireError,
+    read_binary,
+    read_text,
+    write,
+)
+from worker.protocol.wire import Sound
+
+SOUND_RATE = 24_000
+UNIT_MS = 1000.0
+TONE_HZ, LOUDNESS = 440, 0.2
+N_PARTS = 2  # of a unit, for those who want partial results
+MOST_WAITING = 256  # messages; what is beyond is not read
+NORMAL = 1000
+
+
+class Manner(Protocol):
+    """How the worker talks; may change at any time. Times in s. thawed: nothing is said until it is set."""
+
+    think_s: float
+    n_listen: int
+    n_speak: int
+    speaks: bool
+    pause_timeout: float
+    thawed: asyncio.Event
+
+    def count(self, ms: float) -> None:
+        """A unit is answered."""
+
+
+class Waiting(NamedTuple):
+    """A message that waits for its turn. received: monotonic seconds. None: nobody is there any more."""
+
+    message: ClientMessage | WireError | None
+    received: float
+
+
+@cache
+def tone(form: Form, n_samples: int) -> Sound:
+    """A tone at 24 kHz in the form it is sent in; seconds and halves of it follow on each other without a click."""
+    wave = LOUDNESS * np.sin(2 * np.pi * TONE_HZ / SOUND_RATE * np.arange(n_samples))
+    held: Form = "pcm16" if form == "pcm16" else "float32"
+    return Sound(Sound(wave.astype(np.float32)).packed(held), held)
+
+
+class NullTalk:
+    """`run` from the handshake to the close.
+
+    name: the session's. units: heard since the last `prepare`. paused: takes no units now.
+    """
+
+    def __init__(self, manner: Manner, name: str, socket: ServerConnection, free: Callable[[], None]):
+        """free: gives the slot back."""
+        self.name, self.units, self.paused = name, 0, False
+        self._manner, self._socket, self._free = manner, socket, free
+        self._inbox: asyncio.Queue[Waiting] = asyncio.Queue(MOST_WAITING)
+        self._n_chunks = 0  # received and not begun
+        self._spec = PLAIN_SPEC
+        self._prepared = self._sounds = self._turn_open = False
+        self._place = 0  # in the round of units that listen and units that speak
+        self._pause_ends: float | None = None
+        self._frames: list[VideoFrame] = []
+        self._broken_off = asyncio.Event()
+        self._unit_runs = False
+
+    async def run(self) -> None:
+        """Raises: ConnectionClosed if the client goes away."""
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read())
+            await self._answer_all()
+            reading.cancel()
+
+    async def _read(self) -> None:
+        spec = PLAIN_SPEC
+        try:
+            async for data in self._socket:
+                received = time.monotonic()
+                try:
+                    message = read_text(data) if isinstance(data, str) else read_binary(data, spec)
+                except WireError as error:
+                    message = error
+                match message:
+                    case Prepare():
+                        spec = message.spec
+                    case AudioChunk():
+                        self._n_chunks += 1
+                    case Interrupt() if self._turn_open or self._unit_runs:
+                        self._broken_off.set()
+                await self._inbox.put(Waiting(message, received))
+        finally:
+            with suppress(asyncio.QueueFull):  # then sending tells
+                self._inbox.put_nowait(Waiting(None, 0.0))
+
+    async def _answer_all(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout_at(self._pause_ends):
+                    waiting = await self._inbox.get()
+            except TimeoutError:
+                reason = f"Pause timeout ({self._pause_s:.1f}s)"
+                await self._close(Timeout(reason=reason), "Pause timeout")
+                return
+            message = waiting.message
+            if message is None:
+                return
+            try:
+                if isinstance(message, WireError):
+                    raise message
+                if isinstance(message, Stop):
+                    await self._close(Stopped(session_id=self.name), "stopped")
+                    return
+                await self._answer(message, waiting.received)
+            except ModelError as error:
+                code = ErrorCode.BAD_CONFIG if isinstance(error, SettingsError) else ErrorCode.INTERNAL
+                await self._say(Error.of(error, code))
+
+    async def _close(self, last: ServerMessage, reason: str) -> None:
+        self._free()  # before the client hears that it is over: it may come back at once
+        await self._say(last)
+        await self._socket.close(NORMAL, reason)
+
+    async def _answer(self, message: ClientMessage, received: float) -> None:
+        answer: Callable[[Any], Coroutine[Any, Any, None]] | None = {
+            Prepare: self._prepare,
+            Pause: self._pause,
+            Resume: self._resume,
+            Interrupt: self._interrupt,
+        }.get(type(message))
+        if isinstance(message, AudioChunk):
+            await self._unit(message, received)
+        elif isinstance(message, VideoFrame):
+            self._frames.append(message)
+        elif answer is not None:
+            await answer(message)
+
+    async def _prepare(self, message: Prepare) -> None:
+        config, notes = SessionConfig.of(SessionConfig(), message.config)
+        message.tts_ref_audio()
+        self._sounds = config.generate_audio and self._manner.speaks
+        self._prepared, self._spec = True, message.spec
+        self._turn_open = self.paused = False
+        self._pause_ends = None
+        self.units = self._place = 0
+        self._frames.clear()
+        await self._say(
+            Prepared(
+                prompt_length=len(message.system_prompt), session_id=self.name, spec=message.spec, notes=list(notes)
+            )
+        )
+
+    async def _pause(self, message: Pause) -> None:
+        self._pause_s = self._manner.pause_timeout if message.timeout is None else message.timeout
+        self.paused, self._pause_ends = True, asyncio.get_running_loop().time() + self._pause_s
+        await self._say(Paused(timeout=self._pause_s))
+
+    async def _resume(self, _: Resume) -> None:
+        self.paused, self._pause_ends = False, None
+        await self._say(Resumed())
+
+    async def _interrupt(self, _: Interrupt) -> None:
+        await self._say(Interrupted())
+
+    # --- units ---------------------------------------------------------------------------------
+
+    async def _unit(self, chunk: AudioChunk, received: float) -> None:
+        begun, self._unit_runs = time.monotonic(), True
+        self._n_chunks -= 1
+        frames, self._frames = self._frames, []
+        try:
+            if not self._prepared:
+                raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet")
+            if self.paused:
+                raise _not_now(ErrorCode.PAUSED, "Worker is paused")
+            chunk.samples()
+            n_pictures = len(frames) + len(chunk.pictures())
+            for frame in frames:
+                frame.picture()
+            await self._think()
+            await self._decide(chunk.force_listen, n_pictures, received, begun)
+        finally:
+            self._unit_runs = False
+
+    async def _think(self) -> None:
+        if self._manner.think_s > 0 and not self._broken_off.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._manner.think_s):
+                    await self._broken_off.wait()
+
+    async def _decide(self, force_listen: bool, n_pictures: int, received: float, begun: float) -> None:
+        thought, self.units = time.monotonic(), self.units + 1
+        manner, was_open = self._manner, self._turn_open
+        if force_listen or self._broken_off.is_set():
+            self._broken_off.clear()
+            self._place, is_listen, ends = 0, True, was_open
+        else:
+            is_listen = self._place < manner.n_listen
+            self._place = (self._place + 1) % (manner.n_listen + manner.n_speak)
+            ends = not is_listen and self._place == 0
+        self._turn_open = not is_listen and not ends
+        text = "" if is_listen else f"second {self.units}. "
+        sounds, first_sound, n_parts = self._sounds and not is_listen, None, 0
+        if sounds and self._spec.partial_results:
+            n_parts = N_PARTS
+            for part in range(1, N_PARTS + 1):
+                sound = tone(self._spec.sound_out, SOUND_RATE // N_PARTS)
+                words = text if part == 1 else ""
+                await self._say(Partial(current_time=self.units, part=part, text=words, audio_data=sound))
+                first_sound = first_sound or 1000 * (time.monotonic() - begun)
+        sound = tone(self._spec.sound_out, SOUND_RATE) if sounds and not n_parts else None
+        now = time.monotonic()
+        if sound:
+            first_sound = 1000 * (now - begun)
+        think_ms, sound_ms = 1000 * (thought - begun), 1000 * (now - thought)
+        manner.count(1000 * (now - begun))
+        await self._say(
+            Result(
+                is_listen=is_listen,
+                text=text,
+                audio_data=sound,
+                end_of_turn=ends,
+                current_time=self.units,
+                cost_llm_ms=think_ms,
+                cost_tts_prep_ms=0.0,
+                cost_tts_ms=0.0,
+                cost_token2wav_ms=sound_ms if sounds else 0.0,
+                cost_all_ms=1000 * (now - begun),
+                n_tokens=0 if is_listen else 2,
+                n_tts_tokens=25 if sounds else 0,
+                server_send_ts=time.time(),
+                wall_clock_ms=1000 * (now - begun),
+                kv_cache_length=self.units,
+                vision_slices=n_pictures,
+                lag_ms=1000 * (begun - received),
+                backlog_units=self._n_chunks,
+                n_parts=n_parts,
+                stages={
+                    "wait": 0.0,
+                    "decode": think_ms,
+                    "sound": sound_ms if sounds else 0.0,
+                    "first_sound": first_sound,
+                },
+                headroom_ms=UNIT_MS - 1000 * (now - received),
+            )
+        )
+
+    async def _say(self, message: ServerMessage) -> None:
+        await self._manner.thawed.wait()
+        await self._socket.send(write(message, self._spec))
+
+
+def _not_now(code: ErrorCode, text: str) -> WireError:
+    """Clients look for these words."""
+    return WireError(code, "audio_chunk", expected="a prepared session that is not paused", got=code, text=text)

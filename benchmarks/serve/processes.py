@@ -1,0 +1,169 @@
+"""A server's processes under load: started, watched for CPU and memory, talked to by clients of another process.
+
+Knows processes and what the system says of them. Does not know what is measured for.
+"""
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import psutil
+
+from benchmarks.serve.clients import Load
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTENING = re.compile(r"listening on (?:\w+://)?([0-9.]+):([0-9]+)")
+START_S, STOP_S, POLL_S = 900.0, 60.0, 0.05
+LOOK_S, FULL_EVERY = 0.5, 10  # between two looks at memory
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+class Program:
+    """`with Program("worker.main", ...) as worker:` gives one that listens. port: where. process: psutil's view."""
+
+    def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] = {}):
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._environ = {**os.environ, **environ}
+        self.name = module
+
+    def __enter__(self) -> Self:
+        self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")
+        self._popen = subprocess.Popen(self._command, cwd=ROOT, env=self._environ, stderr=self._log)
+        self.process = psutil.Process(self._popen.pid)
+        try:
+            self._until(lambda: (found := LISTENING.search(self.log)) and setattr(self, "port", int(found[2])) is None)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(STOP_S)
+        self._popen.kill()
+        self._popen.wait()
+        self._log.close()
+
+    @property
+    def log(self) -> str:
+        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+    def wait_ready(self, path: str = "/health", **fields: object) -> dict[str, Any]:
+        """Until what it answers has these fields. Returns: the answer."""
+        answer: dict[str, Any] = {}
+
+        def asks() -> bool:
+            with suppress(httpx.HTTPError, ValueError):
+                answer.update(httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).json())
+            return fields.items() <= answer.items()
+
+        self._until(asks)
+        return answer
+
+    def wait_log(self, words: str) -> None:
+        """Until its log has these words."""
+        self._until(lambda: words in self.log)
+
+    def text(self, path: str) -> str:
+        """What it answers."""
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).text
+
+    def cpu_s(self) -> float:
+        """CPU seconds since it began."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def memory(self, *, full: bool) -> dict[str, int]:
+        """Bytes: resident; in full also its share of what it shares with others, which holds the process up."""
+        if not full:
+            return {"rss": self.process.memory_info().rss}
+        info = self.process.memory_full_info()
+        return {"rss": info.rss, "pss": getattr(info, "pss", 0)}
+
+    def _until(self, fits: Any) -> None:
+        end = time.monotonic() + START_S
+        while not fits():
+            if self._popen.poll() is not None or time.monotonic() > end:
+                last = self.log.strip().splitlines()[-1:]
+                raise RuntimeError(f"{self.name}: expected it to start, got {last}, status {self._popen.poll()}")
+            time.sleep(POLL_S)
+
+
+@dataclass
+class Watched:
+    """A program while clients talked. cpu_s: of the `wall_s`. peak: bytes at most, by kind."""
+
+    cpu_s: float = 0.0
+    peak: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What clients saw, unit by unit, and what it took. watched: by the program's name."""
+
+    units: list[dict[str, Any]]
+    wall_s: float
+    watched: dict[str, Watched]
+
+
+def put_under(load: Load, programs: Sequence[Program]) -> Outcome:
+    """Run the clients in their own process. Raises: RuntimeError if they fail."""
+    command = [sys.executable, "-m", "benchmarks.serve.clients"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    watched = {program.name: Watched() for program in programs}
+    over = threading.Event()
+    looking = threading.Thread(target=_look, args=(programs, watched, over), daemon=True)
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as clients:
+        try:
+            clients.stdin.write(json.dumps(asdict(load)))
+            clients.stdin.close()
+            _expect(clients, "begin")
+            begun, before = time.perf_counter(), [program.cpu_s() for program in programs]
+            looking.start()
+            _expect(clients, "end")
+            wall_s = time.perf_counter() - begun
+            for program, cpu_s in zip(programs, before, strict=True):
+                watched[program.name].cpu_s = program.cpu_s() - cpu_s
+            over.set()
+            looking.join()
+            units = json.loads(clients.stdout.readline())
+        finally:
+            over.set()
+            if clients.poll() is None and sys.exc_info()[0] is not None:
+                clients.kill()
+    return Outcome(units, wall_s, watched)
+
+
+def _expect(clients: "subprocess.Popen[str]", word: str) -> None:
+    if (line := clients.stdout.readline().strip()) != word:
+        raise RuntimeError(f"clients: expected {word}, got {line or 'their end'}")
+
+
+def _look(programs: Sequence[Program], watched: dict[str, Watched], over: threading.Event) -> None:
+    for number in itertools.count():
+        for program in programs:
+            peak = watched[program.name].peak
+            for kind, n_bytes in program.memory(full=number % FULL_EVERY == 1).items():
+                peak[kind] = max(peak.get(kind, 0), n_bytes)
+        if over.wait(LOOK_S):
+            return

@@ -1,0 +1,363 @@
+"""A table of regions: which shapes each may be called with, and how it runs (eager, compiled, captured).
+
+Knows buckets, examples, torch.compile and CUDA graphs. Does not know what the regions do nor who calls them; a caller
+pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles anything, and once the
+table is sealed no captured region runs in any other way than by its graphs.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import SettingsError, ShapeError
+from models.graphs.captured import Bucket, Captured, StagePool
+from models.graphs.compiler import counters
+from models.graphs.input_block import Input, sent
+from models.graphs.kernel_support import Made
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ShapeTable:
+    """Allowed sizes per axis, ascending; every region's buckets are products of these. Subclasses name the axes."""
+
+    batch: tuple[int, ...] = (1, 2, 4)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            sizes = getattr(self, field.name)
+            if not sizes or list(sizes) != sorted(set(sizes)) or min(sizes) < 1:
+                raise SettingsError(f"shapes.{field.name}", expected="ascending positive sizes", got=sizes)
+
+    def capped(self, **limits: int) -> Self:
+        """The same with axes cut at a limit, which becomes the axis's largest size."""
+        cut = {axis: (*(s for s in getattr(self, axis) if s < limit), limit) for axis, limit in limits.items()}
+        return replace(self, **cut)
+
+    def fit(self, region: str, axis: str, size: int) -> int:
+        """The smallest allowed size that holds `size`. Raises: ShapeError naming region, axis and the sizes."""
+        for allowed in getattr(self, axis):
+            if size <= allowed:
+                return allowed
+        raise ShapeError(f"{region}: {axis}", expected=f"at most one of {getattr(self, axis)}", got=size)
+
+
+@dataclass(frozen=True)
+class Region:
+    """One row of the table.
+
+    run: plain function called as run(*bound, *tensors, **static). part: the compile target(s) it holds.
+    axes: bucket axis -> name in the shapes. example: inputs of one bucket on scratch slots, as (tensors, static).
+    variants: further settings of `static` that serving uses; each is a graph of its own. has: whether there is such a
+    bucket; large sizes along two axes at once would be a burden that no caller asks for.
+    """
+
+    name: str
+    part: str
+    run: Callable[..., Any]
+    bound: tuple[Any, ...]
+    axes: dict[str, str]
+    example: Callable[[Bucket], tuple[tuple[Tensor, ...], dict[str, Any]]]
+    variants: tuple[dict[str, Any], ...] = ({},)
+    has: Callable[[Bucket], bool] = lambda bucket: True
+
+    def buckets(self, shapes: ShapeTable) -> Iterator[Bucket]:
+        for sizes in product(*(getattr(shapes, axis) for axis in self.axes.values())):
+            if self.has(bucket := dict(zip(self.axes, sizes, strict=True))):
+                yield bucket
+
+
+class Piece:
+    """A plain function inside regions that compiles by itself where layers do: `table.compile(by_layer=True)`."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = self._run = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._run(*arguments)
+
+    def compile(self, **options: Any) -> None:
+        self._run = torch.compile(self.function, **options)
+
+    def uncompile(self) -> None:
+        self._run = self.function
+
+
+@dataclass(frozen=True)
+class CaptureFacts:
+    """What capturing one region took. n_bytes: growth of the device's reserved memory; n_retried: graphs that could be
+    captured only after one more plain run.
+    """
+
+    n_graphs: int
+    seconds: float
+    n_bytes: int
+    n_retried: int
+
+
+class RegionTable:
+    """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
+
+    # Compile target -> module classes repeated inside it, and their methods that compile in its place.
+    stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}
+
+    def __init__(
+        self,
+        root: nn.Module,
+        table: Iterable[Region],
+        shapes: ShapeTable,
+        pieces: dict[str, Piece] | None = None,
+        *,
+        device: torch.device = CPU,
+    ):
+        """pieces: further parts to compile by, beside the layers of `stacks`. device: where the regions run."""
+        self.root, self.shapes, self._pieces, self._device = root, shapes, pieces or {}, device
+        self.table = {region.name: region for region in table}
+        self._runners = {name: region.run for name, region in self.table.items()}
+        self._captured: dict[Hashable, Captured] = {}
+        self._captured_names: set[str] = set()
+        self._pools: dict[str, StagePool] = {}
+        self.is_sealed = False
+        self.n_skipped = 0  # calls of captured regions at shapes without a graph
+        self.marks_steps = False  # graphs that torch.compile captures itself: each region's call is one step of them
+
+    def __call__(self, name: str, *given: Input, **static: Any) -> Any:
+        """Run a region: its captured graph if there is one for these shapes and static settings, otherwise as compiled,
+        or as it is. What a graph returns may be overwritten by the next call of any captured region of its stage.
+
+        given: arrays from the host, sent for the caller, and tensors on the device.
+        Raises: ShapeError in a sealed table if the region has graphs, but none for these.
+        """
+        if name in self._captured_names:
+            if (graph := self._captured.get(_shape_key(name, given, static))) is not None:
+                return graph(*given)
+            self.n_skipped += 1
+            if self.is_sealed:
+                expected = f"what was captured: {_words(self.captured_sizes(name))}"
+                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+                settings = "".join(f", {key}={value}" for key, value in static.items())
+                raise ShapeError(f"region {name}: sizes", expected=expected, got=f"{shapes}{settings}")
+        return self.uncaptured(name, *given, **static)
+
+    def has_graph(self, name: str, *given: Input, **static: Any) -> bool:
+        """Whether calling the region with these would replay a captured graph."""
+        return name in self._captured_names and _shape_key(name, given, static) in self._captured
+
+    def uncaptured(self, name: str, *given: Input, **static: Any) -> Any:
+        """The same call without captured graphs: as compiled, or as it is."""
+        tensors = sent(self._device, given)
+        # Strides are part of a compiled graph's key: a transposed input would compile once more.
+        assert all(tensor.is_contiguous() for tensor in tensors), f"{name}: inputs must be contiguous"
+        if self.marks_steps:
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            return self._runners[name](*self.table[name].bound, *tensors, **static)
+
+    def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
+        """Wrap regions with torch.compile, one graph per bucket; nothing compiles before `warm_up`.
+
+        Args:
+            names: which regions; None = all.
+            by_layer: compile one transformer layer and let all layers of a stack share it, which is what makes
+                start-up short at full size; what stands between layers stays eager.
+            options: for torch.compile (mode, backend, ...).
+        Raises: SettingsError for an unknown name, or if no chosen region has layers to compile by.
+        """
+        chosen = self._chosen(names)
+        if by_layer:
+            parts = {part for region in chosen for part in region.part.split(", ")} & self._known_parts()
+            if not parts:
+                expected = f"a region of {sorted(self._known_parts())}"
+                raise SettingsError("compile by layer", expected=expected, got=[region.name for region in chosen])
+            self.compile_parts(sorted(parts), **options)
+            return
+        options = self._compile_options(options)
+        for region in chosen:
+            self._runners[region.name] = torch.compile(region.run, **options)
+
+    def compile_parts(self, parts: Sequence[str], **options: Any) -> None:
+        """Wrap the layers of `stacks` and the pieces by these names, wherever they are used; else as `compile`.
+
+        Pieces are as large as the batch: with `dynamic` true, sizes that do vary are left open and others are not,
+        which traces and compiles in half the time.
+        Raises: SettingsError for a name that is neither.
+        """
+        if not parts:  # nothing that the compiler would have to be there for
+            return
+        options = self._compile_options(options)
+        dynamic = options.pop("dynamic")
+        for part in parts:
+            if part not in self._known_parts():
+                raise SettingsError("part", expected=f"one of {sorted(self._known_parts())}", got=part)
+            self._uncompile_part(part)  # compiled before: start from the plain methods again
+            if part in self._pieces:
+                self._pieces[part].compile(**options, dynamic=as_it_varies(dynamic))
+                continue
+            for layer, method in self._methods(part):
+                setattr(layer, method, torch.compile(getattr(layer, method), **options, dynamic=dynamic))
+
+    def _known_parts(self) -> set[str]:
+        return self.stacks.keys() | self._pieces.keys()
+
+    def _compile_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        # Each bucket is one more graph of the same code, and a layer's code serves several regions; the default
+        # limit would refuse late ones.
+        most = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, most)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * most)
+        return {"fullgraph": True, "dynamic": False, **options}
+
+    def _chosen(self, names: Sequence[str] | None) -> list[Region]:
+        for name in names or ():
+            if name not in self.table:
+                raise SettingsError("region", expected=f"one of {sorted(self.table)}", got=name)
+        return list(self.table.values()) if names is None else [self.table[name] for name in names]
+
+    def _methods(self, part: str) -> Iterator[tuple[nn.Module, str]]:
+        for layer in self.root.get_submodule(part).modules():
+            for kind, methods in self.stacks[part]:
+                if isinstance(layer, kind):
+                    yield from ((layer, method) for method in methods)
+
+    def uncompile(self, names: Sequence[str] | None = None, parts: Sequence[str] | None = None) -> None:
+        """Back to eager for these regions and the layers and pieces of these parts; None and None = for all."""
+        everything = names is None and parts is None
+        for region in self._chosen(None if everything else names or ()):
+            self._runners[region.name] = region.run
+        for part in self._known_parts() if everything else parts or ():
+            self._uncompile_part(part)
+
+    def _uncompile_part(self, part: str) -> None:
+        if part in self._pieces:
+            self._pieces[part].uncompile()
+        elif self._has(part):
+            for layer, method in self._methods(part):
+                layer.__dict__.pop(method, None)
+
+    def _has(self, part: str) -> bool:
+        """Whether the model has this stack: a checkpoint may lack an ear, an eye or a voice."""
+        try:
+            self.root.get_submodule(part)
+        except AttributeError:
+            return False
+        return True
+
+    def warm_up(self, names: Sequence[str] | None = None) -> None:
+        """Run every bucket of every region once, on scratch slots; sessions' slots stay as they are."""
+        for region in self._chosen(names):
+            for bucket, variant in self.calls(region.name):
+                self.call_example(region.name, bucket, variant)
+
+    def calls(self, name: str) -> list[tuple[Bucket, dict[str, Any]]]:
+        """Every bucket and variant of a region."""
+        region = self.table[name]
+        return list(product(region.buckets(self.shapes), region.variants))
+
+    def call_example(self, name: str, bucket: Bucket, variant: dict[str, Any]) -> None:
+        """Run a region once on scratch slots, as serving would at this bucket."""
+        tensors, static = self.table[name].example(bucket)
+        self(name, *tensors, **{**static, **variant})
+        self.clear_scratch()
+
+    @property
+    def n_captured(self) -> int:
+        """Graphs of all regions together."""
+        return len(self._captured)
+
+    @property
+    def captured(self) -> set[str]:
+        """Regions that have graphs."""
+        return set(self._captured_names)
+
+    def captured_sizes(self, name: str) -> dict[str, list[int]]:
+        """Sizes by axis that a region's graphs were captured at, ascending; empty if it has none."""
+        buckets = [graph.bucket for graph in self._captured.values() if graph.name == name]
+        return {axis: sorted({bucket[axis] for bucket in buckets}) for axis in self.table[name].axes if buckets}
+
+    def capture(self, names: Sequence[str] | None = None) -> int:
+        """Capture every bucket and variant of regions as CUDA graphs, as `capture_region` does, in one pool.
+
+        Args: names: which regions; None = all.
+        Returns: how many graphs there are, earlier ones counted.
+        Raises: SettingsError for an unknown name, and for a sealed table.
+        """
+        for region in self._chosen(names):
+            self.capture_region(region.name)
+        return len(self._captured)
+
+    def capture_region(self, name: str, *, stage: str = "", is_warm: bool = False) -> CaptureFacts:
+        """Capture every bucket and variant of a region as CUDA graphs, largest first.
+
+        To be called after `compile` and before any session is open. What was captured stays as it was then, whatever
+        is compiled later, until it is captured again.
+
+        Args:
+            stage: regions of one stage share a pool, so that no two of their graphs may run at the same time.
+            is_warm: it has run at every bucket, as it is now: nothing is left to be made on first use.
+        Raises: SettingsError for an unknown name, and for a sealed table.
+        """
+        (region,) = self._chosen([name])
+        if self.is_sealed:
+            raise SettingsError(f"capture {name}", expected="a table that is not sealed", got="a sealed one")
+        self.drop_graphs([name])  # a graph is captured from the region, not from an older graph
+        pool = self._pools.get(stage)
+        if pool is None or pool.is_broken or all(graph.pool is not pool for graph in self._captured.values()):
+            pool = self._pools[stage] = StagePool()  # with its last graph a pool's memory is gone
+        start, reserved, made = time.perf_counter(), torch.cuda.memory_reserved(), []
+        buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
+        for bucket, variant in product(buckets, region.variants):
+            graph = Captured(self, name, bucket, variant, pool, is_warm)
+            pool = self._pools[stage] = graph.pool  # another, if a capture broke the first
+            self._captured[_shape_key(name, graph.inputs, graph.static)] = graph
+            made.append(graph)
+            self.clear_scratch()
+        self._captured_names.add(name)
+        n_bytes, n_retried = torch.cuda.memory_reserved() - reserved, sum(graph.was_retried for graph in made)
+        return CaptureFacts(len(made), time.perf_counter() - start, n_bytes, n_retried)
+
+    def seal(self) -> None:
+        """From now on regions that have graphs run by these alone, others as before; `drop_graphs()` undoes it."""
+        self.is_sealed = True
+
+    def drop_graphs(self, names: Sequence[str] | None = None) -> None:
+        """Forget the CUDA graphs of these regions, which then run as compiled or as they are. names: None = all."""
+        gone = {region.name for region in self._chosen(names)}
+        self._captured = {key: graph for key, graph in self._captured.items() if graph.name not in gone}
+        self._captured_names -= gone
+        if names is None:
+            self._pools.clear()
+            self.is_sealed = False
+
+    def clear_scratch(self) -> None:
+        """Empty the scratch slot: an example advances its counters like any session's."""
+        raise NotImplementedError(f"{type(self).__name__}.clear_scratch")
+
+
+def as_it_varies(dynamic: bool | None) -> bool | None:
+    """For `torch.compile` of what has one size that varies, where `dynamic` is asked for."""
+    return None if dynamic else dynamic
+
+
+def _words(sizes: dict[str, list[int]]) -> str:
+    return "; ".join(f"{axis} {', '.join(map(str, some))}" for axis, some in sizes.items())
+
+
+def _shape_key(name: str, given: Sequence[Input], static: dict[str, Any]) -> Hashable:
+    return name, tuple([one.shape for one in given]), frozenset(static.items())
+
+
+def compile_counters() -> dict[str, int]:
+    """Graph breaks, and graphs and kernels made so far in this process; compare before and after."""
+    now = counters()
+    return {
+        "graph_breaks": sum(now["graph_break"].values()),
+        "graphs": now["stats"]["unique_graphs"] + Made.n,
+        "frames": now["frames"]["total"],
+    }

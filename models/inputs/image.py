@@ -1,0 +1,248 @@
+"""Still images and video frames to slices, patches and padded batches. NumPy and PIL only.
+
+Knows sizes, grids, patch order and where a patch sits in the position table. Does not know weights, and
+leaves pixels as bytes: they are normalised on the device, by the formula of `pixel_values`.
+
+All sizes called `wh` are (width, height) as PIL has them, grids are (columns, rows); everything about
+patches is (rows, columns).
+"""
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image, WebPImagePlugin  # noqa: F401  (or a first WEBP would load every format that PIL knows)
+
+from models.errors import ImageError, ShapeError
+from models.inputs.positions import TABLE_SIDE, position_ids
+
+PATCH = 14
+SCALE = 448  # a slice has about SCALE * SCALE pixels
+LENGTH = 1088  # patches of a slice, padded: covers every image up to about 20 times as long as wide
+MAX_PIXELS = 8192 * 8192  # decoded size we are willing to hold; below PIL's own bomb limits
+MAX_PATCHES = 4096  # per slice; only a line-shaped image comes near
+# Formats a client may send. PIL knows dozens more, some of which start other programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+
+Size = tuple[int, int]
+Floats = TypeVar("Floats")
+
+
+@dataclass(frozen=True)
+class SlicePlan:
+    """How one image is cut: the whole image at `source_wh`, then, if it has a `grid`, equal cells of `refined_wh`."""
+
+    source_wh: Size
+    grid: Size | None = None
+    refined_wh: Size | None = None
+
+    @property
+    def n_slices(self) -> int:
+        return 1 + (self.grid[0] * self.grid[1] if self.grid else 0)
+
+    @property
+    def cell_wh(self) -> Size | None:
+        if self.grid is None or self.refined_wh is None:
+            return None
+        return self.refined_wh[0] // self.grid[0], self.refined_wh[1] // self.grid[1]
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePatches:
+    """One slice as patches, row by row over the slice.
+
+    pixels: [L, 588] uint8, each row ordered (channel, y, x). position_ids: [L] int64 rows of the encoder's
+    position table. coords: [L, 2] int64 (row, column). L = rows * cols.
+    """
+
+    pixels: np.ndarray
+    rows: int
+    cols: int
+    position_ids: np.ndarray
+    coords: np.ndarray
+
+    @property
+    def tgt_size(self) -> Size:
+        """(rows, cols) of the patch grid."""
+        return self.rows, self.cols
+
+
+@dataclass(frozen=True, eq=False)
+class ImageBatch:
+    """Slices padded to one shape; what is padding is zero and masked.
+
+    pixels: [B, L, 588] uint8. position_ids: [B, L] int64. coords: [B, L, 2] int64. mask: [B, L] bool, true
+    for real patches.
+    """
+
+    pixels: np.ndarray
+    position_ids: np.ndarray
+    coords: np.ndarray
+    mask: np.ndarray
+
+
+def open_image(data: bytes | Image.Image) -> Image.Image:
+    """An encoded or already decoded image as RGB, 8 bits a channel; its stored orientation is not applied.
+
+    Raises: ImageError if the bytes are empty, cut short or of no known format, or if the image has no
+        pixels or more than MAX_PIXELS.
+    """
+    if not isinstance(data, bytes | bytearray | memoryview | Image.Image):
+        raise ImageError("image", expected="encoded bytes or a PIL image", got=type(data).__name__)
+    if not isinstance(data, Image.Image) and len(data) == 0:
+        raise ImageError("image", expected=f"bytes of {', '.join(FORMATS)}", got="no bytes")
+    # Broken files make decoders raise nearly anything, so nothing narrower than Exception will do.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception as error:
+        raise ImageError("image", expected=f"bytes of {', '.join(FORMATS)}", got=_reason(error)) from None
+    width, height = image.size
+    # The size comes from the header: nothing has been decoded yet.
+    if not 0 < width * height <= MAX_PIXELS:
+        raise ImageError("image", expected=f"1 to {MAX_PIXELS} pixels", got=f"{width} x {height}")
+    try:
+        if image.mode.startswith("I;16"):  # PIL would cut off at 255 instead of scaling
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return image.convert("RGB")
+    except Exception as error:
+        raise ImageError("image", expected="pixels that can be decoded", got=_reason(error)) from None
+
+
+def plan(width: int, height: int, max_slice_nums: int, *, scale: int = SCALE, patch: int = PATCH) -> SlicePlan:
+    """Sizes of all slices of a width x height image that may become at most about `max_slice_nums` cells.
+
+    Small images are scaled up to about scale * scale pixels; an image without a grid is one slice.
+    Raises: ImageError if a size or the limit is not positive.
+    """
+    if width < 1 or height < 1:
+        raise ImageError("image size", expected="at least 1 x 1", got=f"{width} x {height}")
+    if max_slice_nums < 1:
+        raise ImageError("max_slice_nums", expected="at least 1", got=max_slice_nums)
+    grid = slice_grid(width, height, max_slice_nums, scale=scale)
+    if grid is None:
+        return SlicePlan(_fit(width, height, scale, patch, enlarge=True))
+    cols, rows = grid
+    # The cell is fitted to the image's share of the grid, which need not be a whole number of pixels.
+    cell = _fit(_snap(width, cols) / cols, _snap(height, rows) / rows, scale, patch, enlarge=True)
+    return SlicePlan(_fit(width, height, scale, patch, enlarge=False), grid, (cell[0] * cols, cell[1] * rows))
+
+
+def slice_grid(width: int, height: int, max_slice_nums: int, *, scale: int = SCALE) -> Size | None:
+    """(columns, rows) of the grid whose shape is nearest to the image's, or None for no grid.
+
+    Grids of one cell fewer and one more than the area asks for compete too, so the count may differ by one
+    from the wanted one but never exceeds `max_slice_nums`. The first of equally near grids wins: fewer
+    cells first, then fewer columns.
+    """
+    wanted = min(math.ceil(width * height / (scale * scale)), max_slice_nums)
+    if wanted <= 1:
+        return None
+    shape = math.log(width / height)
+    counts = (n for n in (wanted - 1, wanted, wanted + 1) if 1 < n <= max_slice_nums)
+    grids = [(cols, n // cols) for n in counts for cols in range(1, n + 1) if n % cols == 0]
+    return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])), default=(1, 1))
+
+
+def cut(image: Image.Image, plan: SlicePlan) -> list[Image.Image]:
+    """The slices of an image, the whole image first, then the grid's cells row by row.
+
+    Raises: ImageError if the image is so elongated that a slice would exceed MAX_PATCHES.
+    """
+    for wh in filter(None, (plan.source_wh, plan.cell_wh)):
+        n_patches = (wh[0] // PATCH) * (wh[1] // PATCH)
+        if n_patches > MAX_PATCHES:
+            raise ImageError(
+                f"image of {image.width} x {image.height}",
+                expected=f"a shape that makes at most {MAX_PATCHES} patches",
+                got=f"{n_patches} patches",
+            )
+    image = open_image(image)
+    slices = [image.resize(plan.source_wh, Image.Resampling.BICUBIC)]
+    if plan.grid is None:
+        return slices
+    refined = image.resize(plan.refined_wh, Image.Resampling.BICUBIC)
+    (cols, rows), (width, height) = plan.grid, plan.cell_wh
+    boxes = ((x * width, y * height, (x + 1) * width, (y + 1) * height) for y in range(rows) for x in range(cols))
+    return [*slices, *map(refined.crop, boxes)]
+
+
+def patchify(image: Image.Image, *, table_side: int = TABLE_SIDE, patch: int = PATCH) -> ImagePatches:
+    """One slice as patches.
+
+    Args:
+        image: RGB, both sides a multiple of `patch`.
+        table_side: side of the encoder's position table (`VisionConfig.table_side`).
+    Raises: ImageError if a side is not a multiple of `patch`.
+    """
+    if image.mode != "RGB" or image.width % patch or image.height % patch or 0 in image.size:
+        raise ImageError(
+            "slice",
+            expected=f"RGB with sides in multiples of {patch}",
+            got=f"{image.mode} {image.width} x {image.height}",
+        )
+    rows, cols = image.height // patch, image.width // patch
+    pixels = np.asarray(image).reshape(rows, patch, cols, patch, 3).transpose(0, 2, 4, 1, 3)
+    coords = np.stack(np.divmod(np.arange(rows * cols, dtype=np.int64), cols), axis=-1)
+    return ImagePatches(
+        pixels.reshape(rows * cols, -1), rows, cols, position_ids(rows, cols, table_side=table_side), coords
+    )
+
+
+def image_patches(image: Image.Image, plan: SlicePlan, *, table_side: int = TABLE_SIDE) -> list[ImagePatches]:
+    """All slices of one image as patches, in the order of `cut`."""
+    return [patchify(part, table_side=table_side) for part in cut(image, plan)]
+
+
+def pixel_values(levels: Floats) -> Floats:
+    """Levels 0 to 255, as float32 array or tensor, to [-1, 1], in exactly this order of float32 operations."""
+    return (levels / 255 - 0.5) / 0.5
+
+
+def pad_batch(slices: Sequence[ImagePatches], length: int = LENGTH, size: int | None = None) -> ImageBatch:
+    """Slices of different sizes as one batch of `size` rows (default: as many as slices), `length` patches each.
+
+    Raises: ShapeError if there is no slice, a slice is longer than `length`, or there are more than `size`.
+    """
+    size = len(slices) if size is None else size
+    if not 0 < len(slices) <= size:
+        raise ShapeError("image batch", expected=f"1 to {size} slices", got=len(slices))
+    longest = max(len(part.pixels) for part in slices)
+    if longest > length:
+        raise ShapeError("image batch", expected=f"at most {length} patches in a slice", got=longest)
+    batch = ImageBatch(
+        pixels=np.zeros((size, length, slices[0].pixels.shape[1]), np.uint8),
+        position_ids=np.zeros((size, length), np.int64),
+        coords=np.zeros((size, length, 2), np.int64),
+        mask=np.zeros((size, length), bool),
+    )
+    for row, part in enumerate(slices):
+        n = len(part.pixels)
+        batch.pixels[row, :n] = part.pixels
+        batch.position_ids[row, :n] = part.position_ids
+        batch.coords[row, :n] = part.coords
+        batch.mask[row, :n] = True
+    return batch
+
+
+def _snap(side: float, multiple: int) -> int:
+    """The nearest multiple (halves to even), at least one."""
+    return max(round(side / multiple) * multiple, multiple)
+
+
+def _fit(width: float, height: float, scale: int, patch: int, *, enlarge: bool) -> Size:
+    """About scale * scale pixels of the same shape, both sides in whole patches; small images only if `enlarge`."""
+    if enlarge or width * height > scale * scale:
+        shape = width / height
+        height = int(scale / math.sqrt(shape))
+        width = int(height * shape)  # from the truncated height, as the trained sizes were
+    return _snap(width, patch), _snap(height, patch)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

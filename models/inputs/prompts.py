@@ -1,0 +1,292 @@
+"""Chat messages to prompt text, token ids, and the places where image and audio rows go. Torch-free.
+
+Knows the chat template and the placeholders. Does not know pixels, mel frames or weights: of an image it
+needs the size, of a sound the number of samples, and how many rows that makes is asked of the caller.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from models.checkpoint.config import PreprocessorConfig
+from models.errors import MessageError, SettingsError
+from models.inputs.image import SlicePlan, plan
+from models.inputs.messages import Message, check_role, parse_messages
+from models.inputs.tokens import Tokenizer
+
+UNK, IMAGE, SLICE, IMAGE_ID, AUDIO = "<unk>", "<image>", "<slice>", "<image_id>", "<|audio_start|>"
+ENDS = {IMAGE: "</image>", SLICE: "</slice>", IMAGE_ID: "</image_id>", AUDIO: "<|audio_end|>"}
+START, END = "<|im_start|>", "<|im_end|>"
+THINK, THOUGHT, SPEECH, SPEECH_END = "<think>", "</think>", "<|tts_bos|>", "<|tts_eos|>"
+
+Bound = tuple[int, int]
+
+
+class AudioGroups(Protocol):
+    """Rows of each placeholder of a sound: one group, or if `chunked` one per unit; none if too short for a row."""
+
+    def __call__(self, n_samples: int, *, chunked: bool) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """How a conversation becomes a prompt. None: what the checkpoint's preprocessor settings say.
+
+    omni_mode: parts of a message follow each other without a line break. stream_input: the same, and sound
+    has a placeholder per unit. enable_thinking: let the model think first instead of handing it an empty thought.
+    use_tts_template: ask for text to be voiced; sound in the conversation asks for it in any case.
+    Raises: SettingsError if max_slice_nums is not a positive whole number.
+    """
+
+    max_slice_nums: int | None = None
+    use_image_id: bool | None = None
+    omni_mode: bool = False
+    stream_input: bool = False
+    use_tts_template: bool = False
+    enable_thinking: bool = False
+    add_generation_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        limit = self.max_slice_nums
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise SettingsError("max_slice_nums", expected="a whole number from 1", got=limit)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedImage:
+    """An image of the prompt. bounds: [start, end) in the ids, one pair per slice in the order of `image.cut`."""
+
+    image: Image.Image
+    plan: SlicePlan
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedAudio:
+    """All sound of one message, to be joined into one waveform before mel.
+
+    bounds: [start, end) in the ids, to be filled in order from that waveform's rows. They are counted per
+    sound, so the joined waveform may make a row more or less than they hold.
+    """
+
+    waves: tuple[np.ndarray, ...]
+    bounds: tuple[Bound, ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(end - start for start, end in self.bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt ready to be embedded. images and audios are in the order of their bounds."""
+
+    text: str
+    ids: tuple[int, ...]
+    images: tuple[PlacedImage, ...]
+    audios: tuple[PlacedAudio, ...]
+
+    @property
+    def image_bounds(self) -> tuple[Bound, ...]:
+        return tuple(bound for image in self.images for bound in image.bounds)
+
+    @property
+    def audio_bounds(self) -> tuple[Bound, ...]:
+        return tuple(bound for audio in self.audios for bound in audio.bounds)
+
+
+def build_prompt(
+    messages: object,
+    tokenizer: Tokenizer,
+    settings: PreprocessorConfig,
+    audio_groups: AudioGroups,
+    options: PromptOptions | None = None,
+) -> Prompt:
+    """A conversation as one prompt.
+
+    Args:
+        messages: as `messages.parse_messages` takes them.
+        audio_groups: how many rows a sound makes (`audio.placeholder_groups`).
+    Raises: MessageError if a message is malformed, a sound is too short for one row, or somebody typed the
+        markers that enclose media; ImageError for an image without pixels; TokenError for broken Unicode.
+    """
+    options = options or PromptOptions()
+    parsed = parse_messages(messages)
+    writer = _Writer(settings, audio_groups, options)
+    turns = [{"role": message.role, "content": writer.content(message)} for message in parsed]
+    text = render_chat(
+        turns,
+        add_generation_prompt=options.add_generation_prompt,
+        enable_thinking=options.enable_thinking,
+        use_tts_template=options.use_tts_template or bool(writer.audios),
+    )
+    return writer.place(text, tokenizer)
+
+
+def build_segment(
+    message: Message,
+    tokenizer: Tokenizer,
+    settings: PreprocessorConfig,
+    audio_groups: AudioGroups,
+    options: PromptOptions,
+    *,
+    prefix: str = "",
+) -> Prompt:
+    """One message's bare content behind `prefix`, without the template, for a turn that arrives in pieces."""
+    writer = _Writer(settings, audio_groups, options)
+    return writer.place(prefix + writer.content(message), tokenizer)
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, str]],
+    *,
+    add_generation_prompt: bool = False,
+    enable_thinking: bool | None = None,
+    use_tts_template: bool = False,
+) -> str:
+    """The chat template over messages whose content is plain text.
+
+    Thoughts of assistant turns are dropped up to the last user turn. Behind it they are kept in a think
+    block, and the very last message, if the assistant's, gets one even without a thought. With
+    add_generation_prompt the assistant's turn is opened, with an empty think block only if `enable_thinking`
+    is False, not None.
+    """
+    last_user = max((i for i, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages) - 1)
+    text = ""
+    for i, turn in enumerate(messages):
+        role, content = check_role(f"messages[{i}]", turn["role"]), turn["content"]
+        if role == "assistant":
+            thought, content = _split_thought(content)
+            if i > last_user and (thought or i == len(messages) - 1):
+                content = _think_block(thought.strip("\n")) + content.lstrip("\n")
+        text += f"{START}{role}\n{content}{END}\n"
+    if add_generation_prompt:
+        text += open_answer(enable_thinking=enable_thinking, use_tts_template=use_tts_template)
+    return text
+
+
+def open_answer(*, enable_thinking: bool | None, use_tts_template: bool) -> str:
+    """What an answer of the assistant goes on from."""
+    thought = _think_block("") if enable_thinking is False else ""
+    return f"{START}assistant\n{thought}{SPEECH if use_tts_template else ''}"
+
+
+def close_answer(*, is_complete: bool) -> str:
+    """What ends an answer whose own end was never fed; one that was broken off ends its speech first."""
+    return f"{'' if is_complete else SPEECH_END}{END}\n"
+
+
+def image_placeholder(sizes: SlicePlan, n_rows: int, *, number: int | None) -> str:
+    """Text of one image: its number if any, the whole image, then the grid's cells with a line per row."""
+    head = "" if number is None else f"{IMAGE_ID}{number}{ENDS[IMAGE_ID]}"
+    cols, rows = sizes.grid or (0, 0)
+    return head + _enclosed(IMAGE, n_rows) + "\n".join([_enclosed(SLICE, n_rows) * cols] * rows)
+
+
+def audio_placeholder(groups: Sequence[int]) -> str:
+    """Text of one sound: a pair of markers around each group of rows."""
+    return "".join(_enclosed(AUDIO, n_rows) for n_rows in groups)
+
+
+def find_bounds(ids: Sequence[int], pairs: Mapping[int, int]) -> list[Bound]:
+    """[start, end) of what stands between markers, in order. pairs: start marker to end marker.
+
+    Raises: MessageError if a marker stands alone or inside another pair.
+    """
+    bounds, start, wanted = [], 0, None
+    ends = set(pairs.values())
+    for i, token in enumerate(ids):
+        if token not in pairs and token not in ends:
+            continue
+        if token != wanted and (wanted is not None or token in ends):
+            raise MessageError("media markers in text", expected="only those of media", got=f"a stray one at token {i}")
+        if wanted is None:
+            start, wanted = i + 1, pairs[token]
+        else:
+            bounds.append((start, i))
+            wanted = None
+    if wanted is not None:
+        raise MessageError(
+            "media markers in text", expected="an end for each start", got=f"none after token {start - 1}"
+        )
+    return bounds
+
+
+class _Writer:
+    """Writes message contents with placeholders and remembers what stands behind them."""
+
+    def __init__(self, settings: PreprocessorConfig, audio_groups: AudioGroups, options: PromptOptions):
+        self.settings, self.audio_groups, self.options = settings, audio_groups, options
+        self.max_slice_nums = settings.max_slice_nums if options.max_slice_nums is None else options.max_slice_nums
+        self.numbered = settings.use_image_id if options.use_image_id is None else options.use_image_id
+        self.images: list[tuple[Image.Image, SlicePlan]] = []
+        self.audios: list[tuple[list[np.ndarray], list[int]]] = []  # per message: sounds, rows of placeholders
+
+    def content(self, message: Message) -> str:
+        waves, groups, texts = [], [], []
+        for part in message.parts:
+            if isinstance(part, np.ndarray):
+                rows = self.audio_groups(len(part), chunked=self.options.stream_input)
+                if not rows:
+                    raise MessageError("sound", expected="enough samples for one row", got=f"{len(part)} samples")
+                waves.append(part)
+                groups += rows
+                texts.append(audio_placeholder(rows))
+            else:
+                texts.append(part if isinstance(part, str) else self._image(part))
+        if waves:
+            self.audios.append((waves, groups))
+        return ("" if self.options.omni_mode or self.options.stream_input else "\n").join(texts)
+
+    def _image(self, image: Image.Image) -> str:
+        settings = self.settings
+        sizes = plan(*image.size, self.max_slice_nums, scale=settings.scale_resolution, patch=settings.patch_size)
+        number = len(self.images) if self.numbered else None
+        self.images.append((image, sizes))
+        return image_placeholder(sizes, settings.image_feature_size, number=number)
+
+    def place(self, text: str, tokenizer: Tokenizer) -> Prompt:
+        special = tokenizer.special
+        # `<|listen|>` in a transcript is what the model decided, never something that was said.
+        ids = tuple(token for token in tokenizer.encode(text) if token != special.listen)
+        image_marks = {special.image_start: special.image_end, special.slice_start: special.slice_end}
+        image_bounds = find_bounds(ids, image_marks)
+        audio_bounds = find_bounds(ids, {special.audio_start: special.audio_end})
+        n_rows = [self.settings.image_feature_size] * sum(sizes.n_slices for _, sizes in self.images)
+        _check_lengths("image", image_bounds, n_rows)
+        _check_lengths("audio", audio_bounds, [n for _, groups in self.audios for n in groups])
+        pictures, sounds = iter(image_bounds), iter(audio_bounds)
+        return Prompt(
+            text,
+            ids,
+            tuple(
+                PlacedImage(image, sizes, tuple(next(pictures) for _ in range(sizes.n_slices)))
+                for image, sizes in self.images
+            ),
+            tuple(PlacedAudio(tuple(waves), tuple(next(sounds) for _ in groups)) for waves, groups in self.audios),
+        )
+
+
+def _check_lengths(what: str, bounds: Sequence[Bound], expected: Sequence[int]) -> None:
+    got = [end - start for start, end in bounds]
+    if got != list(expected):
+        raise MessageError(f"{what} markers in text", expected=f"placeholders of {list(expected)} rows", got=got)
+
+
+def _enclosed(start: str, n_rows: int) -> str:
+    return start + UNK * n_rows + ENDS[start]
+
+
+def _think_block(thought: str) -> str:
+    return f"{THINK}\n{thought}\n{THOUGHT}\n\n"
+
+
+def _split_thought(content: str) -> tuple[str, str]:
+    """An assistant turn's thought and what it said after it."""
+    if THOUGHT not in content:
+        return "", content
+    thought = content.split(THOUGHT)[0].rstrip("\n").split(THINK)[-1].lstrip("\n")
+    return thought, content.split(THOUGHT)[-1].lstrip("\n")

@@ -1,0 +1,179 @@
+"""Triton kernels for products of few rows with large matrices, where reading the weights is all the time there is.
+
+Knows tiles and how a weight's shape is cut up. Does not know what the rows are. Import only where Triton is.
+
+The bits of a row depend on nothing but that row and the weights: rows are the narrow side of the tile, and how K is
+split and in which order it is summed follows from the weight's shape alone.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.kernels.dots import add_dot
+from models.kernels.launch import launch_options
+
+MAX_ROWS = 64
+SUM_BLOCK = 1024  # elements of one program of the sum
+SMALL_WEIGHT = 8192  # numbers; a thousand times as many is where a weight is large
+
+
+class Plan(NamedTuple):
+    """How one weight is cut up."""
+
+    rows: int  # weight rows of one program, of each half if gated; at least 64 for a warp group's instructions
+    columns: int  # columns of one tile
+    splits: int = 1  # programs that share a row, each with as many columns
+    stages: int = 4  # tiles on their way at once
+    warps: int = 4
+
+
+# By (N, K), measured on one H200. A weight not named here gets DEFAULT with tiles that divide its columns.
+PLANS: dict[tuple[int, int], Plan] = {
+    (6144, 4096): Plan(64, 128, splits=2),
+    (4096, 4096): Plan(64, 128, splits=4),
+    (24576, 4096): Plan(64, 64),
+    (4096, 12288): Plan(64, 128, splits=4),
+    (151748, 4096): Plan(64, 128),
+    (2304, 768): Plan(16, 256, stages=3),
+    (768, 768): Plan(16, 256, stages=3),
+    (6144, 768): Plan(32, 128),
+    (768, 3072): Plan(16, 256, splits=4, stages=3),
+    (6562, 768): Plan(32, 128),
+}
+DEFAULT = Plan(64, 128)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _product_kernel(
+    x, weight, out, M, N, K, x_stride,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
+    GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Weight rows times all of x. N, in the gated one, is half of the weight's rows."""
+    first = tl.program_id(1) * TILES * BK
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    # Rows beyond the last are read from the last, and not stored.
+    rows = tl.minimum(n, N - 1).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    m = tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    acc = tl.zeros((BN, BM), tl.float32)
+    if GATED:
+        up = tl.zeros((BN, BM), tl.float32)
+    for tile in range(TILES):
+        column = first + tile * BK
+        values = tl.load(x + m[:, None] * x_stride + (column + k)[None, :], mask=(m < M)[:, None], other=0.0)
+        values = tl.trans(values)
+        tile_of = weight + rows[:, None] * K + (column + k)[None, :]
+        acc = add_dot(tl.load(tile_of), values, acc, PRECISION)
+        if GATED:
+            up = add_dot(tl.load(tile_of + N.to(tl.int64) * K), values, up, PRECISION)
+    dtype: tl.constexpr = x.dtype.element_ty
+    inside = (n < N)[:, None] & (m < M)[None, :]
+    if GATED:
+        gate = acc.to(dtype).to(tl.float32)
+        acc = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    place = (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    total = tl.load(parts + at, mask=inside)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * n + at, mask=inside)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+def plan_of(weight: Tensor) -> Plan:
+    """The entry of PLANS, or DEFAULT with tiles that divide the columns.
+
+    Tiles of numbers wider than two bytes are halved, and narrower still where columns are few: rounding errors are
+    smallest where a tile's columns are about as many as its tiles (`add_dot`).
+    """
+    N, K = weight.shape
+    plan = PLANS.get((N, K), DEFAULT)
+    narrow = plan.columns
+    if weight.element_size() > 2:
+        narrow = min(narrow // 2, max(16, triton.next_power_of_2(math.isqrt(K // plan.splits))))
+    while K // plan.splits % narrow:
+        narrow //= 2
+    assert narrow >= 16, f"weight: expected columns a multiple of {16 * plan.splits}, got {K}"
+    return plan._replace(columns=narrow)
+
+
+def _product(x: Tensor, weight: Tensor, out: Tensor, plan: Plan, gated: bool = False) -> None:
+    M, K = x.shape
+    N = out.shape[-1]
+    assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
+    assert weight.shape[1] == K, f"columns: expected {weight.shape[1]}, got {K}"
+    assert x.stride(1) == 1 and weight.is_contiguous(), "expected contiguous rows"
+    exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    _product_kernel[(triton.cdiv(N, plan.rows), plan.splits)](
+        x, weight, out, M, N, K, x.stride(0),
+        BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
+        TILES=K // plan.splits // plan.columns, GATED=gated, PRECISION="ieee" if exact else "tf32",
+        # Programs of a large weight would take the place of those that still read the one before.
+        num_warps=plan.warps, num_stages=plan.stages, **launch_options(x.device, weight.numel() // SMALL_WEIGHT),
+    )  # fmt: skip
+
+
+def few_rows_parts(x: Tensor, weight: Tensor) -> Tensor:
+    """The product x weight^T as partial sums over its columns, for a kernel that adds them up (`models.kernels.rows`).
+
+    Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
+    Returns: [P, M, N] float32, or the product itself, [1, M, N] in x's dtype, if its plan does not split.
+    """
+    plan = plan_of(weight)
+    dtype = x.dtype if plan.splits == 1 else torch.float32
+    out = torch.empty(plan.splits, len(x), len(weight), dtype=dtype, device=x.device)
+    if len(x):
+        _product(x, weight, out, plan)
+    return out
+
+
+def few_rows_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x weight^T; same bits for a row whatever rows come with it.
+
+    Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
+    Returns: [M, N] in x's dtype.
+    """
+    M, N = len(x), len(weight)
+    plan = plan_of(weight)
+    if plan.splits > 1:
+        parts, out = few_rows_parts(x, weight), torch.empty(M, N, dtype=x.dtype, device=x.device)
+        if M:
+            _sum_kernel[(triton.cdiv(M * N, SUM_BLOCK),)](
+                parts, out, M * N, PARTS=plan.splits, BLOCK=SUM_BLOCK, num_warps=4, **launch_options(x.device),
+            )  # fmt: skip
+        return out
+    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    if M:
+        _product(x, weight, out, plan)
+    return out
+
+
+def few_rows_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """silu(gate) * up of the halves of x weight^T, rounded as `models.layers.transformer.GatedMLP` rounds them.
+
+    Args: x: [M, K], M <= 64, rows contiguous. weight: [2 I, K], the gate's rows in front, contiguous.
+    Returns: [M, I] in x's dtype.
+    """
+    plan = plan_of(weight)
+    assert plan.splits == 1, f"plan of a gated product: expected no split, got {plan.splits}"
+    out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
+    if len(x):
+        _product(x, weight, out, plan, gated=True)
+    return out

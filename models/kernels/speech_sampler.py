@@ -1,0 +1,127 @@
+"""One kernel that draws a speech code for each slot: penalties, top-p, top-k, random number, draw, bookkeeping.
+
+Computes what `models.layers.speech_loop.draw_codes` computes; exponentials, and powers of the penalty, may differ in their last
+bits. Knows pointers and one row of logits a program. Does not know the model. Import only where Triton is.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
+from models.layers.speech_loop import CODES_PER_CALL, SpeechState
+from models.sampling.rng import N_STREAMS, STREAM_CODE, WEIGHT_ONE
+from models.sampling.speech_tokens import PENALTY_WINDOW
+
+WARPS = 16
+ID_BITS = 16  # of a sort key; no vocabulary of codes is larger
+
+
+@triton.jit
+def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
+    """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so bounds of it are found by
+    halving: sorting would take no less time, and the compiler a quarter of a minute.
+    """
+    key = tl.where(inside, sort_key(scores, column, BITS), NO_KEY)
+    peak = tl.max(scores, 0)
+    weights = tl.where(inside, fixed_point(scores, peak, ONE), 0)
+    weights = tl.where(tl.abs(peak) < float("inf"), weights, 0)
+    total = tl.sum(weights, 0)
+    allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
+    most_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
+    low, high = tl.full((), -(1 << (31 + BITS)), tl.int64), tl.max(key, 0)
+    while low < high:  # the lowest key with so little above it, or so few
+        middle = low + (high - low) // 2
+        is_better = key > middle
+        stays = (tl.sum(tl.where(is_better, weights, 0), 0) <= most_above) | (
+            tl.sum(is_better.to(tl.int64), 0) < min_keep
+        )
+        if stays:
+            high = middle
+        else:
+            low = middle + 1
+    kept = key >= high
+    if top_k != 0:
+        k = tl.minimum(tl.maximum(top_k, min_keep), tl.sum(inside.to(tl.int64), 0))
+        score = tl.where(inside, ordered(scores), LOWEST)
+        low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
+        while low < high:  # the highest score that k codes reach
+            middle = low + (high - low + 1) // 2
+            if tl.sum((score >= middle).to(tl.int64), 0) >= k:
+                low = middle
+            else:
+                high = middle - 1
+        kept &= score >= low
+    return kept & inside
+
+
+@triton.jit
+def _draw_kernel(
+    logits, slots, active, history, count, step, min_codes, seed, draws, eos_id, greedy, temperature, penalty, top_p,
+    top_k, min_keep, codes, newest, limit, done, bad, drawn, V,
+    WINDOW: tl.constexpr, MOST: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr,
+    ONE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    is_active = tl.load(active + row) != 0
+    column = tl.arange(0, BLOCK)
+    inside = column < V
+    given = tl.load(logits + row.to(tl.int64) * V + column, mask=inside, other=float("-inf"))
+    n_held, n_step = tl.load(count + slot), tl.load(step + slot)
+    end = tl.load(eos_id + slot)
+    p, k, least = tl.load(top_p + slot), tl.load(top_k + slot), tl.load(min_keep + slot)
+
+    scores = tl.div_rn(given, tl.load(temperature + slot))
+    factor, rate = tl.full((BLOCK,), 1.0, tl.float32), tl.load(penalty + slot)
+    for i in tl.static_range(WINDOW):
+        recent = tl.load(history + slot * WINDOW + i)
+        factor = tl.where((column == recent) & (i < n_held), factor * rate, factor)
+    scores = tl.where(scores < 0, scores * factor, tl.div_rn(scores, factor))
+
+    kept = inside
+    if (n_held > 0) & ((p < 1.0) | (k != 0)):
+        kept &= _kept_from(scores, column, inside, p, k, least, ONE, BITS)
+    too_early = n_step < tl.load(min_codes + slot)
+    scores = tl.where(kept & ~((column == end) & too_early), scores, float("-inf"))
+
+    highest, peak = tl.max(given, 0), tl.max(scores, 0)
+    is_number = tl.sum((given != given).to(tl.int32), 0) == 0
+    usable = is_number & (tl.abs(highest) < float("inf")) & (tl.abs(peak) < float("inf"))
+    weights = tl.where(usable, fixed_point(scores, tl.where(usable, peak, 0.0), ONE), 0)
+    total = tl.sum(weights, 0)
+    number = uniform(tl.load(seed + slot), tl.load(draws + slot), STREAMS, STREAM, ROUNDS)
+    target = tl.minimum((number * total.to(tl.float64)).to(tl.int64), total - 1)
+    below = tl.sum(((tl.cumsum(weights, 0) <= target) & inside).to(tl.int64), 0)
+    best = tl.min(tl.where(scores == peak, column, BLOCK), 0).to(tl.int64)
+    counts = is_active & usable
+    code = tl.where(counts, tl.where(tl.load(greedy + slot) != 0, best, below), end)
+    tl.store(drawn + row, code)
+
+    remembered = counts & (code != end)
+    tl.store(history + slot * WINDOW + n_held % WINDOW, code, mask=remembered)
+    tl.store(count + slot, n_held + 1, mask=remembered)
+    tl.store(step + slot, n_step + 1, mask=counts)
+    tl.store(draws + slot, tl.load(draws + slot) + 1, mask=counts)
+    tl.store(codes + slot * MOST + tl.minimum(n_step, MOST - 1), code, mask=counts)
+    tl.store(newest + slot, code, mask=counts)
+    tl.store(bad + slot, 1, mask=is_active & ~usable)
+    over = ~usable | (code == end) | (n_step + 1 >= tl.load(limit + slot))
+    tl.store(done + slot, over.to(tl.int8), mask=is_active)
+
+
+def draw_codes(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
+    """Shapes and effects as `models.layers.speech_loop.draw_codes`."""
+    sampler, (B, V) = state.sampler, logits.shape
+    drawn = torch.empty_like(slots)
+    flags = (tensor.view(torch.int8) for tensor in (active, sampler.greedy, state.done, state.bad))
+    is_active, greedy, done, bad = flags
+    _draw_kernel[(B,)](
+        logits, slots, is_active, sampler.history, sampler.count, sampler.step, sampler.min_codes, sampler.seed,
+        sampler.draws, sampler.eos_id, greedy, sampler.temperature, sampler.repetition_penalty, sampler.top_p,
+        sampler.top_k, sampler.min_keep, state.codes, state.newest, state.limit, done, bad, drawn, V,
+        WINDOW=PENALTY_WINDOW, MOST=CODES_PER_CALL, STREAMS=N_STREAMS, STREAM=STREAM_CODE, ROUNDS=N_ROUNDS,
+        ONE=float(WEIGHT_ONE), BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
+    )  # fmt: skip
+    return drawn

@@ -1,0 +1,77 @@
+"""Tensors into module trees: what a tree expects, what differs, and the assignment.
+
+Knows neither files nor which tree it serves.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from models.errors import CheckpointError
+from models.layers.transformer import Derived
+
+Tree = TypeVar("Tree", bound=nn.Module)
+
+
+class Mismatch:
+    """Collects what is wrong with a checkpoint, to be raised as one error."""
+
+    def __init__(self, what: str, expected: str):
+        self.what, self.expected = what, expected
+        self.sections: dict[str, list[str]] = {}
+
+    def add(self, section: str, lines: Iterable[str]) -> None:
+        self.sections.setdefault(section, []).extend(lines)
+
+    def raise_if_any(self) -> None:
+        """Raises: CheckpointError with every line under the heading of its section."""
+        text = ""
+        for section, lines in self.sections.items():
+            if not lines:
+                continue
+            text += f"\n{section} ({len(lines)}):" + "".join(f"\n  {line}" for line in lines)
+        if text:
+            raise CheckpointError(self.what, expected=self.expected, got=f"these differences:{text}")
+
+
+class _Undrawn(TorchFunctionMode):
+    """What would fill a tensor of a new module returns it as it is."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Modules that are built inside have names and shapes, and no data.
+
+    First values are left out: on the meta device a normal distribution alone would load torch's compiler, for seconds.
+    """
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+def tensor_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor the tree keeps in a checkpoint."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def assign_weights(model: Tree, tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype) -> Tree:
+    """Give a tree built on the meta device its tensors, all and by their final names, and make it ready to run."""
+    model.load_state_dict(tensors, strict=True, assign=True)
+    model.requires_grad_(False).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Derived):
+                module.derive(device, dtype)
+    left = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
+    assert not left, f"expected data for every tensor, got none for {left}"
+    return model

@@ -1,0 +1,184 @@
+"""Chooses the next speech code of every row: temperature, frequency penalty, top-p, top-k, draw.
+
+One call serves duplex, half-duplex and chat rows side by side, because each slot carries its own
+parameters. All work stays on the device and every shape is fixed. Knows codes as numbers only; the
+caller ends a call at the end code and decides which codes are heard.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from models.sampling.rng import STREAM_CODE, draw_index, fixed_point_weights, running_sum, uniform
+from models.sampling.settings import CodeSampling, check_number, signed_seed
+from models.sampling.text import NEVER, Sampled, best
+
+PENALTY_WINDOW = 16  # recent codes that the frequency penalty counts; fixed upstream
+
+
+@dataclass
+class CodeSamplerState:
+    """What each slot remembers between calls, and its parameters. Row n_slots is for padded batch rows.
+
+    Memory:
+        history      [S+1, 16] int64  ring of recent codes; code number n lies at place n % 16
+        count        [S+1]     int64  codes since the history was emptied; end codes do not count
+        step         [S+1]     int64  codes drawn in this call, end codes included; `begin_call` zeroes it
+        min_codes    [S+1]     int64  the end code is out of reach while `step` is below this
+        seed, draws  [S+1]     int64  64 bits; draws made since the slot was seeded
+    Parameters [S+1] each, written by `configure`: eos_id and the fields of `CodeSampling`, same names.
+    """
+
+    history: Tensor
+    count: Tensor
+    step: Tensor
+    min_codes: Tensor
+    seed: Tensor
+    draws: Tensor
+    eos_id: Tensor
+    greedy: Tensor
+    temperature: Tensor
+    repetition_penalty: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_keep: Tensor
+    history_per_call: Tensor
+
+    @classmethod
+    def allocate(cls, n_slots: int, device: torch.device | str | None = None) -> "CodeSamplerState":
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(n_slots + 1, *shape, dtype=dtype, device=device)
+
+        memory = {name: zeros() for name in ("count", "step", "min_codes", "seed", "draws", "eos_id")}
+        parameters = {name: zeros(dtype=dtype) for name, dtype in _parameter_types().items()}
+        state = cls(history=zeros(PENALTY_WINDOW), **memory, **parameters)
+        state.reset(torch.arange(n_slots + 1, device=device))
+        return state
+
+    def reset(self, slots: Tensor) -> None:
+        """Slots [N] as freshly allocated: nothing remembered, seed 0, end code 0, default parameters."""
+        for tensor in (self.history, self.count, self.step, self.min_codes, self.seed, self.draws, self.eos_id):
+            tensor.index_fill_(0, slots, 0)
+        for name in _parameter_types():
+            getattr(self, name).index_fill_(0, slots, getattr(_DEFAULT, name))
+
+    def configure(self, slot: int, settings: CodeSampling, eos_id: int, seed: int | None = None) -> None:
+        """Write one slot's parameters; its memory stays. A `seed` restarts the slot's random numbers.
+
+        Raises: SettingsError if `eos_id` or `seed` is out of range, before anything is written.
+        """
+        check_number("eos_id", eos_id, at_least=0, whole=True)
+        number = None if seed is None else signed_seed(seed)
+        for name in _parameter_types():
+            getattr(self, name)[slot] = getattr(settings, name)
+        self.eos_id[slot] = eos_id
+        if number is not None:
+            self.seed[slot] = number
+            self.draws[slot] = 0
+
+    def forget(self, slots: Tensor) -> None:
+        """Empty the history of slots [N], as at the start of a turn."""
+        self.count.index_fill_(0, slots, 0)
+
+    def begin_call(self, slots: Tensor, min_codes: Tensor, active: Tensor) -> None:
+        """A run of steps starts in the `active` [B] of slots [B], `min_codes` [B] int64 before their end code."""
+        self.step.index_copy_(0, slots, torch.where(active, 0, self.step[slots]))
+        self.min_codes.index_copy_(0, slots, torch.where(active, min_codes, self.min_codes[slots]))
+        emptied = active & self.history_per_call[slots]
+        self.count.index_copy_(0, slots, torch.where(emptied, 0, self.count[slots]))
+
+    def remember(self, slots: Tensor, codes: Tensor, where: Tensor) -> None:
+        """Append codes [B] to the history of slots [B] in the rows that `where` [B] names."""
+        count = self.count[slots]
+        place = count % PENALTY_WINDOW
+        self.history[slots, place] = torch.where(where, codes, self.history[slots, place])
+        self.count[slots] = count + where
+
+
+_DEFAULT = CodeSampling()
+
+
+def _parameter_types() -> dict[str, torch.dtype]:
+    types = {bool: torch.bool, int: torch.int64, float: torch.float32}
+    return {field.name: types[type(getattr(_DEFAULT, field.name))] for field in fields(_DEFAULT)}
+
+
+def sample_codes(
+    logits: Tensor, slots: Tensor, active: Tensor, state: CodeSamplerState, candidates: int | None = None
+) -> Sampled:
+    """The next code of each row; appends it to the slot's history unless it is the end code.
+
+    Rows that are idle or bad return their end code and change nothing.
+
+    Args:
+        logits: [B, V] float32, not changed.
+        slots: [B] int64, no slot twice except the scratch slot in idle rows.
+        active: [B] bool.
+        state: updated in place.
+        candidates: None sorts all codes and is exact for any settings. A number C sorts the C best
+            only: exact for rows with top-p and top-k off, and where max(top_k, min_keep) and the ties
+            at that place fit into C.
+    """
+    eos_id, seed, draws = state.eos_id[slots], state.seed[slots], state.draws[slots]
+    scores = final_code_scores(logits, slots, state, candidates)
+    peak = scores.amax(1)
+    usable = logits.amax(1).isfinite() & peak.isfinite()
+
+    drawn = draw_index(fixed_point_weights(scores, peak), uniform(seed, draws, STREAM_CODE))
+    codes = torch.where(state.greedy[slots], scores.argmax(1), drawn)
+
+    counts = active & usable
+    remembered = counts & (codes != eos_id)
+    state.remember(slots, codes, remembered)
+    state.step[slots] = state.step[slots] + counts
+    state.draws[slots] = draws + counts
+    return Sampled(torch.where(counts, codes, eos_id), active & ~usable, remembered)
+
+
+def final_code_scores(logits: Tensor, slots: Tensor, state: CodeSamplerState, candidates: int | None = None) -> Tensor:
+    """Processed logits [B, V] whose softmax is drawn from; -inf where a code cannot come.
+
+    The end code is masked after top-p and top-k, so a call below its minimum may leave fewer codes
+    than `min_keep`.
+    """
+    scores = penalise_codes(logits, slots, state)
+    kept = keep_codes(scores, slots, state, candidates)
+    is_eos = torch.arange(logits.shape[1], device=logits.device) == state.eos_id[slots, None]
+    too_early = (state.step[slots] < state.min_codes[slots])[:, None]
+    return torch.where(kept & ~(is_eos & too_early), scores, NEVER)
+
+
+def penalise_codes(logits: Tensor, slots: Tensor, state: CodeSamplerState) -> Tensor:
+    """Logits [B, V] over temperature, then pushed down by penalty**count for codes of the recent history."""
+    scores = logits.float() / state.temperature[slots, None]
+    in_use = torch.arange(PENALTY_WINDOW, device=logits.device) < state.count[slots, None]
+    counts = torch.zeros_like(scores).scatter_add(1, state.history[slots], in_use.float())
+    penalty = state.repetition_penalty[slots, None] ** counts
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
+
+
+def keep_codes(scores: Tensor, slots: Tensor, state: CodeSamplerState, candidates: int | None = None) -> Tensor:
+    """[B, V] bool: what top-p, then top-k leave. Everything in a slot that has no code yet.
+
+    Top-p drops the worst codes as long as they sum to 1 - p or less; top-k drops what scores below the
+    k-th best. Of codes that tie across the edge of top-p the lower ones stay.
+    """
+    min_keep, top_k, top_p = state.min_keep[slots], state.top_k[slots], state.top_p[slots]
+    values, ids = best(scores, candidates)
+    n_values = values.shape[1]
+    rank = torch.arange(n_values, device=scores.device)
+
+    weights = fixed_point_weights(values, values[:, 0])
+    total = fixed_point_weights(scores, values[:, 0]).sum(1)
+    from_here_down = total[:, None] - (running_sum(weights) - weights)
+    allowed_tail = (total.double() * (1 - top_p.double())).long()
+    no_top_p = top_p >= 1
+    kept = (from_here_down > allowed_tail[:, None]) | (rank < min_keep[:, None]) | no_top_p[:, None]
+
+    no_top_k = top_k == 0
+    last_kept = values.gather(1, torch.maximum(top_k, min_keep).clamp(1, n_values)[:, None] - 1)
+    kept &= (values >= last_kept) | no_top_k[:, None]
+
+    exempt = (state.count[slots] == 0) | (no_top_p & no_top_k)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(1, ids, kept) | exempt[:, None]

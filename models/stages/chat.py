@@ -1,0 +1,187 @@
+"""Turn-based chat: messages of text, images and sound in, text out, whole or streamed, over leased slots.
+
+Knows how a conversation becomes rows and when an answer ends. Does not know the regions' shapes (`runner`)
+nor the template (`prompts`). A request is checked completely before it takes a slot, and the slot is empty
+again when the answer ends, however it ends.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from models.checkpoint.config import PreprocessorConfig, load_preprocessor_config
+from models.errors import ConfigError, ContextOverflowError, NumericsError, SettingsError
+from models.inputs.prompts import Prompt, PromptOptions
+from models.inputs.tokens import TextStream, Tokenizer
+from models.load import load_model
+from models.sampling.settings import CHAT_TEXT, TextSampling
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.message_reader import MessageReader
+from models.stages.region_table import Shapes
+from models.stages.runner import Rows, Runner
+
+MAX_NEW_TOKENS = 512
+Compat = Literal["reference", "fixed"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One generated token. id: the token. text: what it completes; empty in the middle of a character."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. ids: all generated tokens, a stop token included. text: without special tokens."""
+
+    ids: list[int]
+    text: str
+    stopped: Literal["stop", "length"]
+
+
+class Chat:
+    """Chat over a runner's slots. One call is one conversation; calls do not remember each other."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, settings: PreprocessorConfig):
+        self.runner, self.tokenizer, self.settings = runner, tokenizer, settings
+        self._reader = MessageReader(runner.model.config, tokenizer, settings)
+        special = tokenizer.special
+        # Text behind the end of speech is never shown, so there is no reason to wait for it.
+        self.stop_ids = frozenset({special.im_end, special.endoftext, special.tts_eos})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        n_slots: int = 1,
+        llm_len: int = 4096,
+        shapes: Shapes | None = None,
+        pt_path: str | Path | None = None,
+    ) -> "Chat":
+        """Chat with a checkpoint folder. llm_len: rows of a conversation, answer included.
+
+        Raises: as `load_model`; ConfigError if tokenizer or picture settings do not fit the model; TokenError.
+        """
+        model = load_model(path, device=device, dtype=dtype, pt_path=pt_path)
+        tokenizer, settings = Tokenizer.load(path), load_preprocessor_config(path)
+        config = model.config
+        if tokenizer.highest_id >= config.vocab_size:
+            expected = f"below {config.vocab_size} (vocab_size)"
+            raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
+        for key, expected in (
+            ("image_feature_size", config.query_num),
+            ("patch_size", config.vision_config.patch_size),
+        ):
+            if (got := getattr(settings, key)) != expected:
+                raise ConfigError(f"preprocessor_config.json: {key}", expected=expected, got=got)
+        sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], config.vocab_size, device)
+        runner = Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes)
+        return cls(runner, tokenizer, settings)
+
+    def read(self, messages: object, options: PromptOptions | None = None) -> Prompt:
+        """Check a conversation and lay it out; nothing is encoded and no slot is taken.
+
+        messages: list of `{"role", "content"}`, content being text or a list of text, PIL images and mono float
+        sound [n] at 16 kHz. Special tokens in text count as such: escape what must not act as one.
+        Raises: MessageError, ImageError, AudioError, TokenError.
+        """
+        return self._reader.read(messages, options)
+
+    def encode(self, prompt: Prompt, *, compat: Compat = "fixed") -> Rows:
+        """A prompt as rows ready to be fed, images and sound encoded; takes no slot.
+
+        compat: "reference" lets shorter sounds see the padding of the longest one in the same request, as the
+        public implementation does; "fixed" encodes each by itself. Raises: ImageError, SettingsError.
+        """
+        if compat not in get_args(Compat):
+            raise SettingsError("compat", expected=f"one of {', '.join(get_args(Compat))}", got=compat)
+        return self._reader.cut(prompt).encode(self.runner, batch_padding=compat == "reference")
+
+    def stream(
+        self,
+        messages: object,
+        options: PromptOptions | None = None,
+        *,
+        sampling: TextSampling = CHAT_TEXT,
+        seed: int = 0,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        stop_ids: Collection[int] | None = None,
+        compat: Compat = "fixed",
+    ) -> Iterator[Piece]:
+        """Generate token by token; the slot is given back when the iterator ends or is closed.
+
+        stop_ids: tokens that end the answer (default: end of message, of text, of speech); the stop token is
+        yielded, with empty text. The last piece also carries what is left of an unfinished character.
+        Raises: as `read` and `encode`; ContextOverflowError if prompt and answer do not fit a slot; SettingsError;
+        SlotError; NumericsError.
+        """
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise SettingsError("max_new_tokens", expected="a whole number from 1", got=max_new_tokens)
+        for what, given, kind in (("options", options, PromptOptions | None), ("sampling", sampling, TextSampling)):
+            if not isinstance(given, kind):
+                raise SettingsError(what, expected=getattr(kind, "__name__", "PromptOptions"), got=type(given).__name__)
+        stops = self._stops(stop_ids)
+        self.runner.check_text(sampling, seed)
+        prompt = self.read(messages, options)
+        if len(prompt.ids) + max_new_tokens > self.runner.llm_len:
+            raise ContextOverflowError(
+                "conversation",
+                expected=f"at most {self.runner.llm_len} rows, prompt and answer",
+                got=f"{len(prompt.ids)} + {max_new_tokens}",
+            )
+        rows = self.encode(prompt, compat=compat)
+        return self._generate(rows, sampling, seed, max_new_tokens, stops)
+
+    def _stops(self, stop_ids: Collection[int] | None) -> frozenset[int]:
+        if stop_ids is None:
+            return self.stop_ids
+        if not isinstance(stop_ids, Collection) or not all(type(token) is int for token in stop_ids):
+            raise SettingsError("stop_ids", expected="a collection of token ids", got=stop_ids)
+        return frozenset(stop_ids)
+
+    def _generate(
+        self, rows: Rows, sampling: TextSampling, seed: int, limit: int, stop_ids: frozenset[int]
+    ) -> Iterator[Piece]:
+        runner, text = self.runner, TextStream(self.tokenizer)
+        with runner.lease() as slot:
+            runner.configure_text(slot, sampling, seed)
+            _, logits = runner.feed([slot], [rows])
+            for n in range(1, limit + 1):
+                chosen = runner.sample([slot], logits)
+                token, bad = torch.stack([chosen.ids, chosen.bad.long()]).flatten().tolist()  # the step's one sync
+                if bad:
+                    raise NumericsError("logits", expected="finite numbers", got="NaN, infinity or no choice left")
+                stopped = token in stop_ids
+                piece = "" if stopped else text.push([token])
+                if stopped or n == limit:
+                    yield Piece(token, piece + text.flush())
+                    return
+                yield Piece(token, piece)
+                _, logits = runner.decode([slot], [token])
+
+    def reply(
+        self,
+        messages: object,
+        options: PromptOptions | None = None,
+        *,
+        stop_ids: Collection[int] | None = None,
+        **settings: object,
+    ) -> Answer:
+        """The whole answer; arguments and errors as `stream`."""
+        stops = self._stops(stop_ids)
+        pieces = list(self.stream(messages, options, stop_ids=stops, **settings))
+        ids = [piece.id for piece in pieces]
+        return Answer(ids, "".join(piece.text for piece in pieces), "stop" if ids[-1] in stops else "length")
+
+
+def greedy(sampling: TextSampling = CHAT_TEXT) -> TextSampling:
+    """The same settings, always taking the best token."""
+    return replace(sampling, greedy=True)

@@ -1,0 +1,159 @@
+"""Everything sessions own, preallocated in slots, and who leases which slot.
+
+Knows sizes and how to empty a slot. Does not compute: the regions read and write these tensors in place.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from torch import Tensor
+
+from models.errors import SlotError
+from models.inputs.mel_stream import MelStreamState
+from models.layers.audio_overlap import HeardMel
+from models.layers.kv_cache import KVCache
+from models.layers.speech_loop import SpeechState
+from models.omni import OmniModel
+from models.sampling.text import SamplerState
+
+SPOKEN_TOKENS = 64  # most text tokens one speech call is conditioned on in a unit or text chunk
+
+
+@dataclass
+class SlotState:
+    """State tensors of `n_slots` sessions plus one scratch slot that takes the writes of padding."""
+
+    n_slots: int
+    llm: KVCache
+    text: SamplerState
+    apm: KVCache | None
+    mel: MelStreamState | None
+    heard: HeardMel | None
+    speech: SpeechState | None
+    # [S + 1, 65, D] hidden states of the tokens that wait to be spoken; overwritten by the next unit. The last row is
+    # spare, as in `kv_cache`.
+    hidden: Tensor
+
+    @classmethod
+    def allocate(
+        cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None, one_scratch: bool = False
+    ) -> "SlotState":
+        """Allocate every slot on the model's device.
+
+        llm_len: context rows per slot. tts_len: rows of speech per turn; default as the checkpoint says.
+        one_scratch: kernels will run the layers, which may share a scratch slot; see `kv_cache`.
+        """
+        config, device, dtype = model.config, model.device, model.dtype
+        audio, tts = config.audio_config, config.tts_config
+
+        def cache(n_layers: int, max_len: int, kv_heads: int, head_dim: int) -> KVCache:
+            return KVCache(
+                n_layers=n_layers,
+                n_slots=n_slots,
+                max_len=max_len,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=dtype,
+                device=device,
+                spare=1,
+                one_scratch=one_scratch,
+            )
+
+        heads = audio.encoder_attention_heads
+        tts_len = tts_len or tts.max_position_embeddings
+        return cls(
+            n_slots=n_slots,
+            llm=cache(config.num_hidden_layers, llm_len, config.num_key_value_heads, config.head_dim),
+            text=SamplerState.allocate(n_slots, device=device),
+            apm=cache(audio.encoder_layers, audio.max_source_positions, heads, audio.d_model // heads)
+            if config.init_audio
+            else None,
+            mel=MelStreamState.allocate(n_slots, device=device, n_mels=audio.num_mel_bins)
+            if config.init_audio
+            else None,
+            heard=HeardMel.allocate(
+                n_slots, max_positions=audio.max_source_positions, n_mels=audio.num_mel_bins, device=device
+            )
+            if config.init_audio
+            else None,
+            speech=SpeechState.allocate(cache(tts.num_hidden_layers, tts_len, tts.num_key_value_heads, tts.head_dim))
+            if config.init_tts
+            else None,
+            hidden=torch.zeros(n_slots + 1, SPOKEN_TOKENS + 1, config.hidden_size, dtype=dtype, device=device),
+        )
+
+    @property
+    def scratch(self) -> int:
+        return self.n_slots
+
+    def tensors(self) -> list[Tensor]:
+        """Every state tensor, slot axis first."""
+        return list(_tensors(self))
+
+    def reset(self, slots: Tensor) -> None:
+        """Empty `slots` [B] completely; nothing of the last session is left, not even its rows."""
+        for part in (self.llm, self.text, self.apm, self.mel, self.heard, self.speech):
+            if part is not None:
+                part.reset(slots)
+        self.hidden.index_fill_(0, slots, 0)
+
+    def split_scratch(self) -> None:
+        """Layers are to be compiled: each gets a scratch slot of its own. Graphs captured before must not run again."""
+        for cache in (self.llm, self.apm, self.speech and self.speech.cache):
+            if cache is not None:
+                cache.split_scratch()
+
+    def nbytes(self) -> int:
+        """Bytes of all slots together."""
+        return held_bytes(self.tensors())
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory that tensors lie in, which some of them may share."""
+    memory = [tensor.untyped_storage() for tensor in tensors]
+    return sum({one.data_ptr(): one.nbytes() for one in memory}.values())
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, KVCache):
+        yield from part.tensors()
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))
+
+
+class SlotPool:
+    """Free list of slots. A lease ends on every exit path and leaves the slot empty."""
+
+    def __init__(self, state: SlotState):
+        self._state = state
+        self._free = list(range(state.n_slots))
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    def acquire(self) -> int:
+        """Lease a slot. Raises: SlotError if none is free."""
+        if not self._free:
+            raise SlotError("slot pool", expected="a free slot", got=f"all {self._state.n_slots} leased")
+        return self._free.pop(0)
+
+    def release(self, slot: int) -> None:
+        """Give a slot back, emptied. Raises: SlotError if it is not leased."""
+        if slot in self._free or not 0 <= slot < self._state.n_slots:
+            raise SlotError("slot release", expected="a leased slot", got=slot)
+        self._state.reset(torch.tensor([slot], device=self._state.llm.lengths.device))
+        self._free.append(slot)
+
+    @contextmanager
+    def lease(self) -> Iterator[int]:
+        slot = self.acquire()
+        try:
+            yield slot
+        finally:
+            self.release(slot)

@@ -1,0 +1,168 @@
+"""The conformer's layers as they run on a GPU for few rows: five launches each, cached keys read where they lie.
+
+Knows weights, order, and the kernel of attention by distance. Computes what `ConformerLayer` computes, to rounding,
+but for the residual stream, which stays in float32. Import only where Triton is.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from models.kernels.launch import launch_options
+from models.token2wav.flow.block_table import Plan
+from models.token2wav.flow.conformer import TABLE_END, TABLE_FIRST, ConformerLayer, UpsampleConformer, run_layers
+from models.token2wav.flow.fused_linear import MOST_ROWS, Norm, product
+
+_EPS = 1e-12
+_QUERIES, _KEYS = 16, 64  # of one tile
+_WARPS = 4
+
+
+class _Layer(NamedTuple):
+    """One layer's weights as its kernels take them."""
+
+    before: Norm
+    qkv: tuple[Tensor, Tensor]
+    by_content: Tensor  # [H, hd], what is added to queries that meet keys
+    by_distance: Tensor  # and to those that meet distances
+    table: Tensor  # [distances, H hd] projected
+    out: tuple[Tensor, Tensor]
+    between: Norm
+    w_1: tuple[Tensor, Tensor]
+    w_2: tuple[Tensor, Tensor]
+
+
+class FusedLayers:
+    """Runs the layers of one encoder as `conformer.run_layers` does, or lets that do it where rows are many."""
+
+    def __init__(self, encoder: UpsampleConformer):
+        self.layers = {stack: [_layer(one) for one in stack] for stack in (encoder.encoders, encoder.up_encoders)}
+
+    def __call__(self, stack: nn.ModuleList, x: Tensor, plan: Plan, caches: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As `run_layers`; where it returns no rows, the caches have them."""
+        B, T, D = x.shape
+        width = plan.cached.shape[1]
+        if B * T > MOST_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
+            return run_layers(stack, x, plan, caches)
+        rows, dtype = x.reshape(B * T, D).float(), x.dtype
+        layers = self.layers[stack]
+        inner = len(layers[0].w_1[0])
+        qkv, attended, hidden = (rows.new_empty(B * T, n, dtype=dtype) for n in (3 * D, D, inner))
+        cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
+        for layer, cache in zip(layers, caches, strict=True):
+            product(rows, *layer.qkv, qkv, norm=layer.before)
+            _attend(qkv, layer, plan, cached, fresh, cache, attended)
+            product(attended, *layer.out, rows, base=rows)
+            product(rows, *layer.w_1, hidden, norm=layer.between, activation="silu")
+            product(hidden, *layer.w_2, rows, base=rows)
+        return rows.to(dtype).view(B, T, D), None
+
+
+@triton.jit
+def _meet(
+    q, q_far, k, v, valid, nearest, limit, table, head, acc, top, total,
+    SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys [HD, BN] and values; `nearest` is the table's row for the first query and the last key."""
+    d = tl.arange(0, HD)
+    row = nearest + tl.arange(0, 2 * BN)
+    seen = (row >= 0) & (row < limit)
+    far = tl.load(table + row[None, :] * H * HD + head * HD + d[:, None], mask=seen[None, :], other=0.0)
+    by_row = tl.dot(q_far, far, input_precision=PRECISION)
+    place = tl.arange(0, BM)[:, None] + BN - 1 - tl.arange(0, BN)[None, :]
+    scores = (tl.dot(q, k, input_precision=PRECISION) + tl.gather(by_row, place, 1)) * SCALE
+    scores = tl.where(valid[None, :], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp(scores - new_top[:, None])
+    shrink = tl.exp(top - new_top)
+    acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return acc, new_top, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit(do_not_specialize=["T", "width"])
+def _attend_kernel(
+    qkv, by_content, by_distance, table, cached, n_cached, fresh, n_new, cache, out, T, width, n_rows,
+    FIRST: tl.constexpr, LIMIT: tl.constexpr, SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    b, head = tl.program_id(1) // H, tl.program_id(1) % H
+    begin = tl.program_id(0) * BM
+    t = begin + tl.arange(0, BM)
+    d = tl.arange(0, HD)
+    within = (t < T)[:, None]
+    near, far = tl.load(by_content + head * HD + d), tl.load(by_distance + head * HD + d)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    own = qkv + b.to(tl.int64) * T * 3 * H * HD + head * HD
+    q = tl.load(own + t[:, None] * 3 * H * HD + d[None, :], mask=within, other=0.0)
+    q_far = q + far[None, :]
+    q += near[None, :]
+    keys = cache + head * HD
+    values = keys + n_rows.to(tl.int64) * H * HD
+    acc = tl.zeros((BM, HD), tl.float32)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    before, count = tl.load(n_cached + b).to(tl.int32), tl.load(n_new + b).to(tl.int32)
+    for start in range(0, before, BN):
+        column = start + tl.arange(0, BN)
+        valid = column < before
+        row = tl.load(cached + b * width + column, mask=valid, other=0)
+        k = tl.load(keys + row[None, :] * H * HD + d[:, None], mask=valid[None, :], other=0.0)
+        v = tl.load(values + row[:, None] * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+        nearest = before + begin - start - BN + 1 - FIRST
+        acc, top, total = _meet(
+            q, q_far, k, v, valid, nearest, LIMIT, table, head, acc, top, total, SCALE, H, HD, BM, BN, PRECISION
+        )
+    # The new keys stand in qkv; whoever has the first queries also puts them where later chunks look.
+    for start in range(0, count, BN):
+        column = start + tl.arange(0, BN)
+        valid = column < count
+        source = own + column * 3 * H * HD
+        k = tl.load(source[None, :] + H * HD + d[:, None], mask=valid[None, :], other=0.0)
+        v = tl.load(source[:, None] + 2 * H * HD + d[None, :], mask=valid[:, None], other=0.0)
+        if begin == 0:
+            row = tl.load(fresh + b * T + column, mask=valid, other=0)
+            tl.store(keys + row[None, :] * H * HD + d[:, None], k, mask=valid[None, :])
+            tl.store(values + row[:, None] * H * HD + d[None, :], v, mask=valid[:, None])
+        nearest = begin - start - BN + 1 - FIRST
+        acc, top, total = _meet(
+            q, q_far, k, v, valid, nearest, LIMIT, table, head, acc, top, total, SCALE, H, HD, BM, BN, PRECISION
+        )
+    # A row of padding sees nothing and stays zero.
+    acc /= tl.where(total == 0.0, 1.0, total)[:, None]
+    at = (b * T + t).to(tl.int64)[:, None]
+    tl.store(out + at * H * HD + head * HD + d[None, :], acc.to(out.dtype.element_ty), mask=within)
+
+
+def _attend(qkv: Tensor, layer: _Layer, plan: Plan, cached: Tensor, fresh: Tensor, cache: Tensor, out: Tensor) -> None:
+    """As `RelativeAttention` between its products; new keys and values go into the cache, in place."""
+    heads, head_dim = layer.by_content.shape
+    B, T = fresh.shape
+    exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    _attend_kernel[(triton.cdiv(T, _QUERIES), B * heads)](
+        qkv, layer.by_content, layer.by_distance, layer.table, cached, plan.n_cached, fresh, plan.n_new, cache, out,
+        T, cached.shape[1], cache.shape[1],
+        FIRST=TABLE_FIRST, LIMIT=TABLE_END - TABLE_FIRST, SCALE=head_dim**-0.5, H=heads, HD=head_dim,
+        BM=_QUERIES, BN=_KEYS, PRECISION="ieee" if exact else "tf32", num_warps=_WARPS, num_stages=2,
+        **launch_options(qkv.device),
+    )  # fmt: skip
+
+
+def _layer(layer: ConformerLayer) -> _Layer:
+    attn, ff = layer.self_attn, layer.feed_forward
+    joined = (attn.linear_q, attn.linear_k, attn.linear_v)
+    return _Layer(
+        before=Norm(layer.norm_mha.weight, layer.norm_mha.bias, _EPS),
+        qkv=(torch.cat([part.weight for part in joined]), torch.cat([part.bias for part in joined])),
+        by_content=attn.pos_bias_u,
+        by_distance=attn.pos_bias_v,
+        table=attn.table,
+        out=(attn.linear_out.weight, attn.linear_out.bias),
+        between=Norm(layer.norm_ff.weight, layer.norm_ff.bias, _EPS),
+        w_1=(ff.w_1.weight, ff.w_1.bias),
+        w_2=(ff.w_2.weight, ff.w_2.bias),
+    )

@@ -1,0 +1,230 @@
+"""A vocoder folder to modules: which files, which names, and the strict check before any weight is placed.
+
+Knows both layouts of the folder. The older one keeps the vocoder in `hift.pt`; the newer one has a vocoder of another
+design there, and this one in `hift_original.pt`, whose presence tells the layouts apart. Does not know formats
+(`checkpoint`, `onnx_container`, `flow_yaml`) nor what is done with the modules.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint.files import read_pt
+from models.errors import CheckpointError, SettingsError
+from models.layers.weights import Mismatch, Tree, assign_weights, on_meta, tensor_shapes
+from models.token2wav.flow.flow import Flow
+from models.token2wav.hift import hift
+from models.token2wav.hift.hift import Hift
+from models.token2wav.load.flow_yaml import load_flow_config
+from models.token2wav.load.onnx_container import read_onnx
+from models.token2wav.load.onnx_names import first_norm_eps, speaker_tensors, tokenizer_tensors
+from models.token2wav.load.weight_norm import fold_weight_norm
+from models.token2wav.prompt import campplus, s3_tokenizer
+from models.token2wav.prompt.campplus import CampPlus, fold_batch_norms
+from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
+from models.token2wav.settings import FlowConfig, HiftConfig
+
+FLOW_YAML, FLOW, HIFT = "flow.yaml", "flow.pt", "hift.pt"
+HIFT_ORIGINAL = "hift_original.pt"  # only in the newer layout
+SPEAKER_ENCODER, SPEECH_TOKENIZER = "campplus.onnx", "speech_tokenizer_v2_25hz.onnx"
+
+_HIFT_PREFIX = "generator."  # some writers keep the vocoder below this name
+
+DtypeOf = Callable[[str], torch.dtype]
+
+
+@dataclass(frozen=True)
+class FlowAndHift:
+    """What turns codes into sound, given a prepared voice."""
+
+    flow: Flow
+    hift: Hift
+
+
+@dataclass(frozen=True)
+class VoiceParts:
+    """What prepares a voice."""
+
+    speaker_encoder: CampPlus
+    speech_tokenizer: S3Tokenizer
+
+
+@dataclass(frozen=True)
+class Token2WavParts:
+    """The whole folder."""
+
+    flow: Flow
+    hift: Hift
+    speaker_encoder: CampPlus
+    speech_tokenizer: S3Tokenizer
+
+    @property
+    def config(self) -> FlowConfig:
+        """The flow's; the other modules carry theirs."""
+        return self.flow.config
+
+
+def load_token2wav(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    hift_dtype: torch.dtype = torch.float32,
+) -> Token2WavParts:
+    """All modules of a vocoder folder in eval mode on `device`.
+
+    Args:
+        dtype: of the flow. On the CPU in float32 its weights stay mapped to their file.
+        hift_dtype: of the vocoder's convolutions; what is sensitive in it stays float32. So do the modules that
+            prepare voices.
+    Raises: ConfigError; CheckpointError naming every missing file, or else every missing, unexpected, misshapen and
+        not finite tensor.
+    """
+    folder = Path(folder)
+    _require(folder, [*_flow_and_hift_files(folder), SPEAKER_ENCODER, SPEECH_TOKENIZER])
+    voice = load_voice_parts(folder, device=device)
+    sound = load_flow_and_hift(folder, device=device, dtype=dtype, hift_dtype=hift_dtype)
+    expected, got = sound.flow.config.speaker_dim, voice.speaker_encoder.config.embedding
+    if got != expected:
+        raise CheckpointError(f"{folder / SPEAKER_ENCODER}: speaker vector", expected=f"{expected} values", got=got)
+    return Token2WavParts(sound.flow, sound.hift, voice.speaker_encoder, voice.speech_tokenizer)
+
+
+def load_flow_and_hift(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    hift_dtype: torch.dtype = torch.float32,
+) -> FlowAndHift:
+    """Codes to sound without the 0.5 GB that only preparing a voice needs; as `load_token2wav`."""
+    for name, value in (("dtype", dtype), ("hift_dtype", hift_dtype)):
+        if not value.is_floating_point:
+            raise SettingsError(name, expected="a floating-point type", got=value)
+    folder = Path(folder)
+    files = _flow_and_hift_files(folder)
+    _require(folder, files)
+    config = load_flow_config(folder / FLOW_YAML)
+    loader = _Loader(folder, device)
+    flow = loader.check(FLOW, read_pt(folder / FLOW), lambda: Flow(config), lambda _: dtype)
+    tensors = _read_hift(folder / files[-1])
+    hift_config = hift_config_of(tensors, folder / files[-1])
+    if hift_config.n_mels != config.n_mels:
+        what = f"{folder / files[-1]}: mel bins"
+        raise CheckpointError(what, expected=f"{config.n_mels} as in {FLOW_YAML}", got=hift_config.n_mels)
+    vocoder = loader.check(
+        files[-1], tensors, lambda: Hift(hift_config), lambda name: hift.weight_dtype(name, hift_dtype)
+    )
+    loader.assign()
+    return FlowAndHift(flow, vocoder)
+
+
+def load_voice_parts(folder: str | Path, *, device: torch.device | str = "cpu") -> VoiceParts:
+    """What prepares voices, in float32; as `load_token2wav`."""
+    folder = Path(folder)
+    _require(folder, [SPEAKER_ENCODER, SPEECH_TOKENIZER])
+    loader = _Loader(folder, device)
+    graph = read_onnx(folder / SPEAKER_ENCODER)
+    with _naming(folder / SPEAKER_ENCODER):
+        tensors = fold_batch_norms(speaker_tensors(graph))
+        speaker_config = campplus.config_of(tensors)
+    speaker_encoder = loader.check(SPEAKER_ENCODER, tensors, lambda: CampPlus(speaker_config), _float32)
+    graph = read_onnx(folder / SPEECH_TOKENIZER)
+    with _naming(folder / SPEECH_TOKENIZER):
+        tensors = tokenizer_tensors(graph)
+        tokenizer_config = s3_tokenizer.config_of(tensors).model_copy(update={"first_norm_eps": first_norm_eps(graph)})
+    speech_tokenizer = loader.check(SPEECH_TOKENIZER, tensors, lambda: S3Tokenizer(tokenizer_config), _float32)
+    loader.assign()
+    return VoiceParts(speaker_encoder, speech_tokenizer)
+
+
+def hift_config_of(tensors: dict[str, Tensor], file: str | Path) -> HiftConfig:
+    """Sizes, read off the shapes of folded tensors.
+
+    Raises: CheckpointError if those that tell them are not there, are no kernels or are empty.
+    """
+    shapes = {}
+    for name in ("conv_pre.weight", "f0_predictor.condnet.0.weight"):
+        if name not in tensors or tensors[name].ndim != 3 or not tensors[name].numel():
+            got = list(tensors[name].shape) if name in tensors else "nothing"
+            raise CheckpointError(f"{file}: {name}", expected="a kernel [out, in, taps] with values", got=got)
+        shapes[name] = tensors[name].shape
+    (base, n_mels, _), (f0_channels, *_) = shapes.values()
+    if base % 8:
+        raise CheckpointError(f"{file}: conv_pre.weight", expected="a multiple of 8 channels", got=base)
+    return HiftConfig(n_mels=n_mels, base_channels=base, f0_channels=f0_channels)
+
+
+class _Loader:
+    """Checks the files of one folder, then places all weights or raises one error."""
+
+    def __init__(self, folder: Path, device: torch.device | str):
+        self.device = device
+        self.mismatch = Mismatch(str(folder), "the tensors of the networks that its files describe")
+        self.checked: list[tuple[str, nn.Module, dict[str, Tensor], DtypeOf]] = []
+
+    def check(self, file: str, tensors: dict[str, Tensor], build: Callable[[], Tree], dtype_of: DtypeOf) -> Tree:
+        """The module, still without data; what does not fit it is noted."""
+        with on_meta():
+            module = build()
+        expected = tensor_shapes(module)
+        got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        both = expected.keys() & got.keys()
+        add = self.mismatch.add
+        add(f"missing in {file}", (f"{name} {list(expected[name])}" for name in expected if name not in got))
+        add(f"unexpected in {file}", (f"{name} {list(got[name])}" for name in got if name not in expected))
+        wrong = (name for name in expected if name in both and got[name] != expected[name])
+        lines = (f"{name}: expected {list(expected[name])}, got {list(got[name])}" for name in wrong)
+        add(f"wrong shape in {file}", lines)
+        self.checked.append((file, module, tensors, dtype_of))
+        return module
+
+    def assign(self) -> None:
+        self.mismatch.raise_if_any()
+        placed = []
+        for file, module, tensors, dtype_of in self.checked:
+            # Device first: a narrow type is made there, and on the CPU nothing is copied if nothing changes.
+            ready = {name: tensor.to(self.device).to(dtype_of(name)) for name, tensor in tensors.items()}
+            bad = (f"{name} as {tensor.dtype}" for name, tensor in ready.items() if not tensor.isfinite().all())
+            self.mismatch.add(f"not finite in {file}", bad)
+            placed.append((module, ready, dtype_of("")))
+        self.mismatch.raise_if_any()
+        for module, ready, dtype in placed:
+            assign_weights(module, ready, self.device, dtype)
+
+
+def _read_hift(path: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for stored_name, tensor in read_pt(path).items():
+        name = stored_name.removeprefix(_HIFT_PREFIX)
+        if name in tensors:
+            raise CheckpointError(f"{path}: {name}", expected="once", got=f"with and without {_HIFT_PREFIX}")
+        tensors[name] = tensor
+    with _naming(path):
+        return fold_weight_norm(tensors)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors about tensors say which file those are from."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error.what}", expected=error.expected, got=error.got) from None
+
+
+def _flow_and_hift_files(folder: Path) -> list[str]:
+    return [FLOW_YAML, FLOW, HIFT_ORIGINAL if (folder / HIFT_ORIGINAL).exists() else HIFT]
+
+
+def _require(folder: Path, files: list[str]) -> None:
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise CheckpointError(str(folder), expected=f"the files {', '.join(files)}", got=f"no {', no '.join(missing)}")
+
+
+def _float32(name: str) -> torch.dtype:
+    return torch.float32

@@ -1,0 +1,93 @@
+"""Vocoder parts with random weights of sane size, made where they will run: for measurements at real dimensions.
+
+Knows only how large a weight should be so that sound comes out, neither silent nor clipped, at a pitch of a voice;
+nothing in it means anything.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from models.layers.weights import Tree, assign_weights, on_meta, tensor_shapes
+from models.token2wav.flow.flow import Flow
+from models.token2wav.hift import hift
+from models.token2wav.hift.hift import Hift
+from models.token2wav.load.parts import DtypeOf, FlowAndHift, VoiceParts
+from models.token2wav.prompt.campplus import CampPlus
+from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
+from models.token2wav.settings import CampPlusConfig, FlowConfig, HiftConfig, S3TokenizerConfig
+
+MEAN_F0 = 190.0  # Hz
+F0_SPREAD = 30.0
+
+
+def random_parts(
+    flow: FlowConfig | None = None,
+    hift_config: HiftConfig | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    hift_dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> FlowAndHift:
+    """Flow and HiFT of these sizes (the released ones if left out); the same seed, device and types repeat them."""
+    flow, hift_config = flow or FlowConfig(), hift_config or HiftConfig()
+    with on_meta():
+        parts = Flow(flow), Hift(hift_config)
+    generator = torch.Generator(device).manual_seed(seed)
+    return FlowAndHift(
+        _filled(parts[0], generator, device, lambda _: dtype),
+        _filled(parts[1], generator, device, lambda name: hift.weight_dtype(name, hift_dtype)),
+    )
+
+
+def random_voice_parts(
+    speaker_encoder: CampPlusConfig | None = None,
+    speech_tokenizer: S3TokenizerConfig | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> VoiceParts:
+    """What prepares voices, in float32, of these sizes (the released ones if left out)."""
+    speaker_encoder, speech_tokenizer = speaker_encoder or CampPlusConfig(), speech_tokenizer or S3TokenizerConfig()
+    with on_meta():
+        parts = CampPlus(speaker_encoder), S3Tokenizer(speech_tokenizer)
+    generator = torch.Generator(device).manual_seed(seed)
+    return VoiceParts(*(_filled(part, generator, device, lambda _: torch.float32) for part in parts))
+
+
+def mean_and_std(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """How a plain (folded) weight of any of the parts should be distributed."""
+    fan_in = math.prod(shape[1:])
+    match name.split("."):
+        case ["f0_predictor", "classifier", "weight"]:
+            return 0.0, F0_SPREAD / math.sqrt(fan_in)
+        case ["f0_predictor", "classifier", "bias"]:
+            return MEAN_F0, 0.0
+        case ["f0_predictor", "condnet", _, "weight"]:
+            return 0.0, 1.5 / math.sqrt(fan_in)  # makes up for what ELU takes away
+        case ["conv_post", "bias"]:
+            return 0.7, 0.1  # logarithm of the spectrum's magnitude
+        case ["conv_post", "weight"]:
+            return 0.0, 0.3 / math.sqrt(fan_in)
+        case ["ups", _, "weight"]:
+            return 0.0, 1 / math.sqrt(2 * shape[0])  # each output is reached by about two taps
+        case ["resblocks" | "source_resblocks", _, "convs2", _, "weight"]:
+            return 0.0, 0.3 / math.sqrt(fan_in)  # nine are added to what passes by
+        case [*_, "alpha"]:
+            return 1.0, 0.1
+        case ["input_embedding", "weight"]:
+            return 0.0, 1.0
+    if len(shape) == 1:
+        return (0.0, 0.1) if name.endswith("bias") else (1.0, 0.1)
+    return 0.0, 1 / math.sqrt(fan_in)
+
+
+def _filled(module: Tree, generator: torch.Generator, device: torch.device | str, dtype_of: DtypeOf) -> Tree:
+    def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
+        mean, std = mean_and_std(name, shape)
+        return torch.empty(shape, dtype=dtype_of(name), device=device).normal_(mean, std, generator=generator)
+
+    tensors = {name: drawn(name, shape) for name, shape in tensor_shapes(module).items()}
+    return assign_weights(module, tensors, device, dtype_of(""))

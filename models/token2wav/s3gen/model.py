@@ -1,0 +1,259 @@
+"""Chatterbox S3Gen: speech codes and a prepared voice to 24 kHz sound, one utterance at a time.
+
+Its encoder, vocoder, speaker encoder and tokenizer are those of token2wav, its estimator is a U-Net, and it has no
+caches: prompt and speech go through in one pass, and a streaming caller passes a longer prefix each time. Knows
+codes, frames and samples; no files (`s3gen_load`) and no text.
+
+Lengths are rounded up to buckets of 64 mel frames. `UNetFlow.forward` and `S3Gen.vocode` are plain functions of
+padded batches with static shapes; the other methods run on the host around them.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.errors import ShapeError, TokenError
+from models.inputs.audio import validate_audio
+from models.layers.transformer import Derived
+from models.token2wav.flow.flow import FlowFront
+from models.token2wav.flow.solver import time_grid
+from models.token2wav.hift.hift import Hift
+from models.token2wav.hift.source import N_HARMONICS, phase_lines
+from models.token2wav.prompt.campplus import CampPlus
+from models.token2wav.prompt.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
+from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
+from models.token2wav.s3gen.unet import UNetEstimator, solve
+from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE, SAMPLES_PER_FRAME, S3FlowConfig, S3GenConfig
+
+FINAL_SILENCE_CODE = 4299
+FINAL_SILENCE = 3  # codes of it that the public caller of the mean-flow variant ends every utterance with
+BUCKET_FRAMES = 64
+PROMPT_SECONDS = 10  # of a voice's sound, the rest is not used
+DEFAULT_STEPS, MEANFLOW_STEPS = 10, 2
+MUTED_SAMPLES = FADED_SAMPLES = SAMPLE_RATE // 50  # 20 ms each: the prompt's last sound may still ring there
+
+
+class S3Voice(NamedTuple):
+    """A prepared voice, on the CPU or where the model is."""
+
+    codes: Tensor  # [m] int64
+    mel: Tensor  # [P, n_mels] float32, P = 2m or 2m + 1
+    speaker: Tensor  # [speaker_dim] float32
+
+
+class UNetFlow(FlowFront):
+    """`flow` of the checkpoint: codes to mel."""
+
+    def __init__(self, config: S3FlowConfig):
+        super().__init__(config, UNetEstimator(config.estimator))
+        self.config = config
+
+    @property
+    def meanflow(self) -> bool:
+        return self.config.estimator.meanflow
+
+    def forward(
+        self,
+        codes: Tensor,
+        n_codes: Tensor,
+        n_frames: Tensor,
+        prompt: Tensor,
+        speaker: Tensor,
+        noise: Tensor,
+        grid: Tensor,
+    ) -> Tensor:
+        """Mel of prompt and speech.
+
+        Args:
+            codes: [B, T] int64, the prompt's and then the speech's; n_codes: [B] how many of both, the rest is any
+                code. n_frames: [B] frames to make, at most 2 n_codes.
+            prompt: [B, n_mels, 2T] mel of the prompt, zero behind it. speaker: [B, speaker_dim].
+            noise: [B, n_mels, 2T] float32. grid: [N + 1] float64 times, see `unet.solve`.
+        Returns: [B, n_mels, 2T] float32, zero beyond n_frames.
+        """
+        mask = torch.arange(prompt.shape[2], device=codes.device) < n_frames[:, None]
+        mu = self.encoder_proj(self.encoder.offline(self.input_embedding(codes), n_codes)).transpose(1, 2)
+        mu = torch.where(mask[:, None], mu, 0)  # not a product: padding may be NaN here
+        spks = self.speaker(speaker).to(mu.dtype)
+        return solve(self.decoder.estimator, noise, mask, mu, spks, prompt.to(mu.dtype), grid, self.config.cfg_rate)
+
+
+class S3Gen(Derived):
+    """All of it under the checkpoint's names."""
+
+    def __init__(self, config: S3GenConfig):
+        super().__init__()
+        self.config = config
+        self.flow = UNetFlow(config.flow)
+        self.mel2wav = Hift(config.vocoder)
+        self.speaker_encoder = CampPlus(config.speaker_encoder)
+        self.tokenizer = S3Tokenizer(config.tokenizer)
+        self.register_buffer("onset", torch.empty(MUTED_SAMPLES + FADED_SAMPLES), persistent=False)
+
+    def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        turn = torch.linspace(math.pi, 0, FADED_SAMPLES, dtype=torch.float64)
+        self.onset = F.pad((turn.cos() + 1) / 2, (MUTED_SAMPLES, 0)).float().to(device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.onset.device
+
+    def prepare_voice(self, wave: Tensor, rate: int) -> S3Voice:
+        """What the flow needs to know of a speaker, from the first 10 s of a sound.
+
+        Args: wave: [n] mono float in [-1, 1] at `rate` Hz; at least 80 ms.
+        Returns: on the model's device. Raises: AudioError.
+        """
+        wave = validate_audio(wave, what="prompt sound")
+        wave_16k, wave_24k = (
+            resample(wave, rate, to)[: PROMPT_SECONDS * to].to(self.device) for to in (RATE_16K, SAMPLE_RATE)
+        )
+        mel = prompt_mel(wave_24k, self.config.flow.n_mels)
+        log_mel = log_mel_128(wave_16k, self.config.tokenizer.n_mels)[None]
+        codes, _ = self.tokenizer(log_mel, torch.tensor([log_mel.shape[2]], device=self.device))
+        energies = remove_mean(fbank(wave_16k, self.config.speaker_encoder.n_mels))
+        return S3Voice(_prompt_part(codes[0], mel), mel, self.speaker_encoder(energies[None])[0])
+
+    def mel(
+        self,
+        codes: Tensor,
+        prompt_codes: Tensor,
+        prompt_mel: Tensor,
+        speaker: Tensor,
+        *,
+        noise: Tensor,
+        finalize: bool = True,
+        n_steps: int | None = None,
+    ) -> Tensor:
+        """Mel of one utterance.
+
+        Args:
+            codes: [n] int64 speech codes. prompt_codes, prompt_mel, speaker: an `S3Voice`; codes beyond the mel's
+                length are left out.
+            noise: [n_mels, L] float32; column f starts frame f of prompt and speech, and columns behind them are
+                not read.
+            finalize: the utterance ends here. Otherwise the last codes are only looked ahead to, 3 as released.
+            n_steps: Euler steps; None = 10, with the mean flow 2.
+        Returns: [n_mels, T] float32, T = 2n, less the look-ahead, less 1 if the prompt's mel is odd.
+        Raises: TokenError for codes out of range, none, or none beside the look-ahead; ShapeError; SettingsError.
+        """
+        config = self.config.flow
+        _check_shape("prompt mel", prompt_mel, (None, config.n_mels))
+        _check_shape("speaker vector", speaker, (config.speaker_dim,))
+        self._check_codes("prompt codes", prompt_codes)
+        self._check_codes("speech codes", codes)
+        lookahead = 0 if finalize else config.encoder.lookahead
+        if len(codes) <= lookahead:
+            raise TokenError("speech codes", expected=f"more than {lookahead}", got=len(codes))
+
+        parts = _prompt_part(prompt_codes, prompt_mel), codes
+        both = torch.cat([part.to(self.device) for part in parts])
+        n_prompt, n_frames = len(prompt_mel), FRAMES_PER_CODE * (len(both) - lookahead)
+        n_padded = _bucket(FRAMES_PER_CODE * len(both))
+        _check_shape("noise", noise, (config.n_mels, None))
+        if noise.shape[1] < n_frames:
+            raise ShapeError("noise", expected=f"at least {n_frames} columns", got=noise.shape[1])
+        if n_steps is None:
+            n_steps = MEANFLOW_STEPS if self.flow.meanflow else DEFAULT_STEPS
+        grid = time_grid(n_steps, "linear" if self.flow.meanflow else "cosine")
+
+        out = self.flow(
+            _padded(both[None], n_padded // FRAMES_PER_CODE),
+            torch.tensor([len(both)], device=self.device),
+            torch.tensor([n_frames], device=self.device),
+            _padded(prompt_mel.T[None].to(self.device), n_padded),
+            speaker[None].to(self.device),
+            _padded(noise[None, :, :n_frames].to(self.device), n_padded),
+            grid.to(self.device),
+        )
+        return out[0, :, n_prompt:n_frames]
+
+    def sound(
+        self,
+        codes: Tensor,
+        prompt_codes: Tensor,
+        prompt_mel: Tensor,
+        speaker: Tensor,
+        *,
+        seed: int = 0,
+        finalize: bool = True,
+        n_steps: int | None = None,
+    ) -> Tensor:
+        """Sound of one utterance; as `mel`, with noise and phases drawn from `seed`.
+
+        Returns: [480 T] float32 at 24 kHz, within +-0.99.
+        """
+        noise, phase = draw(seed, self.config.flow.n_mels, len(prompt_mel) + FRAMES_PER_CODE * len(codes))
+        voice = S3Voice(prompt_codes, prompt_mel, speaker)
+        mel = self.mel(codes, *voice, noise=noise, finalize=finalize, n_steps=n_steps)
+        n_frames = mel.shape[1]
+        padded = _padded(mel[None], _bucket(n_frames))
+        wave = self.vocode(padded, torch.tensor([n_frames], device=self.device), phase[None].to(self.device))
+        return wave[0, : SAMPLES_PER_FRAME * n_frames]
+
+    def vocode(self, mel: Tensor, n_frames: Tensor, phase: Tensor) -> Tensor:
+        """Mel of whole utterances to sound: 20 ms of silence, 20 ms of fading in, the rest.
+
+        Args:
+            mel: [B, n_mels, T], T at least 2; n_frames [B] int64 of them valid, the rest may be anything.
+            phase: [B, 9] in radians, where each harmonic starts; the fundamental's is not used.
+        Returns: [B, 480 T] float32 at 24 kHz, zero beyond 480 n_frames.
+        """
+        f0 = self.mel2wav.f0(mel, n_frames)
+        lines = phase_lines("cumsum", f0, n_frames, phase)
+        noise = self.mel2wav.m_source.mixed_noise(torch.zeros_like(n_frames), SAMPLES_PER_FRAME * mel.shape[2])
+        source, _ = self.mel2wav.m_source(f0, lines, noise, n_frames)
+        wave = self.mel2wav.decode(mel, source, n_frames)
+        n = len(self.onset)
+        return torch.cat((wave[:, :n] * self.onset, wave[:, n:]), dim=1)
+
+    def _check_codes(self, what: str, codes: Tensor) -> None:
+        _check_shape(what, codes, (None,))
+        if codes.dtype != torch.int64:
+            raise TokenError(what, expected="int64", got=codes.dtype)
+        top = self.config.flow.vocab_size - 1
+        odd = codes[(codes < 0) | (codes > top)]
+        if len(odd):
+            raise TokenError(what, expected=f"codes in 0..{top}", got=odd.tolist())
+
+
+def draw(seed: int, n_mels: int, n_frames: int) -> tuple[Tensor, Tensor]:
+    """Noise [n_mels, at least n_frames] and phases [9] for an utterance, on the CPU.
+
+    The same seed repeats them, and a longer utterance starts with the noise of a shorter one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    phase = (torch.rand(N_HARMONICS, generator=generator) * 2 - 1) * math.pi
+    # Frame by frame, in whole buckets: the generator fills a tensor in blocks, and its last one apart.
+    return torch.randn(_bucket(n_frames), n_mels, generator=generator).T, phase
+
+
+def end_with_silence(codes: Tensor) -> Tensor:
+    """Speech codes [n] followed by three of silence, which the mean-flow variant's public caller always adds."""
+    return F.pad(codes, (0, FINAL_SILENCE), value=FINAL_SILENCE_CODE)
+
+
+def _prompt_part(codes: Tensor, mel: Tensor) -> Tensor:
+    """As many of the prompt's codes as its mel has frames for; a mel of odd length is one frame longer."""
+    n = len(mel) // FRAMES_PER_CODE
+    if len(codes) < n:
+        raise ShapeError("prompt codes", expected=f"at least {n} for {len(mel)} mel frames", got=len(codes))
+    return codes[:n]
+
+
+def _bucket(n_frames: int) -> int:
+    return -(-n_frames // BUCKET_FRAMES) * BUCKET_FRAMES
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    return F.pad(x, (0, length - x.shape[-1]))
+
+
+def _check_shape(what: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    fits = tensor.ndim == len(shape) and all(n in (None, got) for n, got in zip(shape, tensor.shape, strict=True))
+    if not fits:
+        expected = ["any" if n is None else n for n in shape]
+        raise ShapeError(what, expected=f"shape {expected}", got=list(tensor.shape))

@@ -1,0 +1,68 @@
+"""Prompt sound to a voice: its speech codes, its mel and who is speaking.
+
+Knows which channel, which rate and how many frames each part takes. Does not know files, caches nor model state.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import CheckpointError
+from models.token2wav.load.parts import Token2WavParts, VoiceParts
+from models.token2wav.prompt.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
+from models.token2wav.prompt.prompt_sound import check_prompt
+from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE, FlowConfig
+from models.token2wav.voice.voice import Voice
+
+
+class VoiceMaker:
+    """Networks that listen to a prompt. Holds nothing else, so that several threads may share one.
+
+    A sound is taken at its own length: once per voice, a padded bucket would save nothing.
+    """
+
+    def __init__(self, parts: VoiceParts | Token2WavParts, flow: FlowConfig):
+        """Raises: CheckpointError if the speaker encoder is not the flow's."""
+        self.speaker_encoder, self.speech_tokenizer, self.flow = parts.speaker_encoder, parts.speech_tokenizer, flow
+        expected, got = flow.speaker_dim, self.speaker_encoder.config.embedding
+        if got != expected:
+            raise CheckpointError("speaker vector", expected=f"{expected} values", got=got)
+
+    def make(self, wave: object, rate: int) -> Voice:
+        """A voice that speaks like this sound.
+
+        The first channel gives codes and speaker, the mean of all channels the mel, as in training.
+
+        Args:
+            wave: NumPy array or tensor of floats, [n] or [channels, n], in [-1, 1]; 0.5 to 30 s.
+            rate: Hz.
+        Returns: parts on the CPU.
+        Raises: AudioError for a sound of another form or duration.
+        """
+        wave = check_prompt(wave, rate)
+        first = resample(wave[0], rate, RATE_16K)
+        codes = self._codes(first)
+        mel = prompt_mel(resample(wave.mean(0), rate, SAMPLE_RATE), self.flow.n_mels)
+        voice = Voice(codes, fit_frames(mel, FRAMES_PER_CODE * len(codes)), self._speaker(first))
+        voice.check(self.flow)
+        return voice
+
+    def _codes(self, wave: Tensor) -> Tensor:
+        device = _device(self.speech_tokenizer)
+        log_mel = log_mel_128(wave, self.speech_tokenizer.config.n_mels)
+        n_frames = torch.tensor([log_mel.shape[1]], device=device)
+        codes, _ = self.speech_tokenizer(log_mel[None].to(device), n_frames)
+        return codes[0].cpu()
+
+    def _speaker(self, wave: Tensor) -> Tensor:
+        energies = remove_mean(fbank(wave, self.speaker_encoder.config.n_mels))
+        return self.speaker_encoder(energies[None].to(_device(self.speaker_encoder)))[0].cpu()
+
+
+def fit_frames(mel: Tensor, n_frames: int) -> Tensor:
+    """[n_frames, n_mels]: the end of a longer mel is cut off, the last frame of a shorter one repeated."""
+    missing = max(n_frames - len(mel), 0)
+    return torch.cat((mel[:n_frames], mel[-1:].expand(missing, -1)))
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device

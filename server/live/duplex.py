@@ -1,0 +1,248 @@
+"""One client's WebSocket from handshake to close: a ticket, a slot of a worker, and everything passed on between them.
+
+Knows the queue's messages and close codes. Does not know what is said to the worker.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import httpx
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from server.dispatch.dispatcher import Desk, Visit
+from server.dispatch.queue import QueueFullError, RequestType
+from server.live.diagnostics import Diagnostics
+from server.live.inbox import Gone, Inbox, Store
+from server.live.relay import NORMAL, Relay
+from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link
+from server.metrics import Metrics
+from worker.protocol.connection import until_gone
+from worker.protocol.messages import Error, ErrorCode, FromServer, Queued, QueueDone, QueueUpdate, write
+from worker.protocol.wire import CloseReason
+
+LOG = logging.getLogger(__name__)
+FAILED, RESTART, TRY_LATER = 1011, 1012, 1013  # WebSocket close codes
+UPDATE_S = 2.5  # between two messages to a client that waits, who is promised one every 3 s
+APART_S, MOST_APART_S = 0.0003, 0.4  # between news of a change to one who waits and to the next
+MB = 2**20
+MOST_EARLY = 32 * MB  # what one client may send before its turn
+MOST_EARLY_OF_ALL = 512 * MB
+MOST_IN_FLIGHT = MB  # what is read ahead of a worker that is slower than its client
+LAST_WORDS_S = 2.0
+REASONS = frozenset(CloseReason)
+ODD = re.compile(r"[^A-Za-z0-9_-]")
+AUDIO_PREFIXES = ("adx_", "audio_duplex_")
+
+
+class Goodbye(NamedTuple):
+    """How a connection ends. how: a word for counting."""
+
+    code: int
+    reason: str
+    how: str
+    error: Error | None = None
+
+
+CLIENT_GONE = Goodbye(NORMAL, "", "client gone")
+
+
+def session_id_of(given: str) -> str:
+    """A client's own id as it is known from then on; ids that are known stay as they are."""
+    return ODD.sub("_", given)[:128] or "duplex"
+
+
+def request_type_of(session_id: str) -> RequestType:
+    """By the prefix that clients give their ids."""
+    return "audio_duplex" if session_id.startswith(AUDIO_PREFIXES) else "omni_duplex"
+
+
+class Duplex:
+    """All duplex sockets of the gateway. connections: those that are not closed yet, with or without a slot."""
+
+    def __init__(self, desk: Desk, metrics: Metrics, diagnostics: Diagnostics, asking: httpx.AsyncClient):
+        self._desk, self._metrics, self._diagnostics, self._asking = desk, metrics, diagnostics, asking
+        self._store = Store(MOST_EARLY_OF_ALL)
+        self.connections: dict[asyncio.Task[Goodbye], Visit] = {}
+        self._ending: dict[asyncio.Task[Goodbye], Goodbye] = {}
+        self.draining = False
+
+    async def serve(self, websocket: WebSocket, given_id: str) -> None:
+        """From handshake to close."""
+        session_id = session_id_of(given_id)
+        await websocket.accept()
+        if self.draining:
+            await self._say_goodbye(websocket, _draining())
+            return
+        try:
+            visit = self._desk.arrive(request_type_of(session_id), session_id)
+        except QueueFullError:
+            text = f"Queue full ({self._desk.queue.most} requests)"
+            error = Error(error=text, code=ErrorCode.QUEUE_FULL)
+            await self._say_goodbye(websocket, Goodbye(TRY_LATER, "Queue full", "queue full", error))
+            return
+        inbox = Inbox(self._store, MOST_EARLY)
+        talking = asyncio.create_task(self._talk(websocket, visit, inbox), name="talk")
+        self.connections[talking] = visit
+        try:
+            goodbye = await self._host(websocket, visit, inbox, talking)
+            await self._say_goodbye(websocket, goodbye)
+        finally:
+            del self.connections[talking]
+            self._ending.pop(talking, None)
+        LOG.info("session %s ended: %s", session_id, goodbye.how)
+
+    async def _host(
+        self, websocket: WebSocket, visit: Visit, inbox: Inbox, talking: "asyncio.Task[Goodbye]"
+    ) -> Goodbye:
+        """Until it is over. Returns: what is still to be said."""
+        reading = asyncio.create_task(_read(websocket, inbox), name="read")
+        watching = asyncio.create_task(until_gone(websocket), name="watch")
+        tasks = (talking, reading, watching)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and visit.lease is not None:
+                # What it said before it went is still passed on: `stop` and the end of the connection come together.
+                await asyncio.wait((talking,), timeout=LAST_WORDS_S)
+            if not talking.done():
+                return CLIENT_GONE
+            if talking.cancelled():
+                return self._ending.get(talking, CLIENT_GONE)
+            return talking.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            inbox.forget()
+
+    async def _talk(self, websocket: WebSocket, visit: Visit, inbox: Inbox) -> Goodbye:
+        """The order of things: wait, connect, pass on."""
+        try:
+            return await self._in_order(websocket, visit, inbox)
+        except Gone:
+            return CLIENT_GONE
+        except WorkerLostError as error:
+            LOG.warning("session %s: %s", visit.ticket.session_id, error)
+            told = Error(error=f"The worker was lost: {error}", code=ErrorCode.WORKER_LOST)
+            return Goodbye(FAILED, "Worker lost", "worker lost", told)
+        except Exception as error:  # a fault of ours ends this session, and says so
+            LOG.exception("session %s", visit.ticket.session_id)
+            return Goodbye(FAILED, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))
+        finally:
+            self._desk.leave(visit)
+
+    async def _in_order(self, websocket: WebSocket, visit: Visit, inbox: Inbox) -> Goodbye:
+        ticket, since = visit.ticket, time.monotonic()
+        is_told = False
+        while True:
+            if visit.lease is None:
+                if self.draining:
+                    return _draining()
+                await self._wait(websocket, visit, is_told)
+                is_told = True
+            if visit.is_cancelled:
+                error = Error(error="Request cancelled", code=ErrorCode.CANCELLED)
+                return Goodbye(TRY_LATER, "Request cancelled", "cancelled", error)
+            worker = visit.lease.worker
+            try:
+                link = await open_link(self._asking, visit.lease)
+                break
+            except WorkerRefusedError as error:
+                LOG.warning("session %s waits on: %s", ticket.session_id, error)
+                self._desk.workers.refused(worker)
+            except WorkerLostError as error:
+                LOG.warning("session %s waits on: %s", ticket.session_id, error)
+                if worker.health:
+                    self._metrics.worker_lost(worker.name)
+                self._desk.workers.gone(worker)
+            self._desk.step_back(visit)
+        lease = visit.lease
+        politely = True
+        try:
+            self._metrics.seated(lease.request_type, time.monotonic() - since)
+            LOG.info("session %s has a slot of %s", ticket.session_id, worker.name)
+            await _send(websocket, QueueDone())
+            inbox.most = MOST_IN_FLIGHT
+            keep = partial(self._diagnostics.keep, session_id=ticket.session_id)
+            relay = Relay(websocket, inbox, link, lease, self._desk.workers, self._metrics, keep)
+            ended = await relay.run()
+            return Goodbye(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
+        except WorkerLostError:
+            politely = False
+            raise
+        finally:
+            await close_link(link, politely=politely)
+            self._metrics.session(lease.request_type, self._desk.elapsed(lease))
+
+    async def _wait(self, websocket: WebSocket, visit: Visit, is_told: bool) -> None:
+        """Until there is a slot or the ticket is cancelled. is_told: the client has its ticket's name."""
+        while (place := self._desk.place(visit)) is not None:
+            visit.changed.clear()  # what changes while this is sent is news again
+            standing = {
+                "position": place.position,
+                "estimated_wait_s": place.wait_s,
+                "queue_length": place.queue_length,
+            }
+            message = QueueUpdate(**standing) if is_told else Queued(ticket_id=visit.ticket.ticket_id, **standing)
+            await _send(websocket, message)
+            is_told = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UPDATE_S):
+                    await visit.changed.wait()
+            if visit.lease is None:  # all who wait have the same news: one after the other, as others are talking
+                await asyncio.sleep(min(MOST_APART_S, place.position * APART_S))
+
+    async def _say_goodbye(self, websocket: WebSocket, goodbye: Goodbye) -> None:
+        self._metrics.ended(goodbye.how)
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, Gone):
+            async with asyncio.timeout(LAST_WORDS_S):
+                if goodbye.error is not None:
+                    self._metrics.error(goodbye.error.code)
+                    await _send(websocket, goodbye.error)
+                await websocket.close(goodbye.code, goodbye.reason)
+
+    def drain(self) -> None:
+        """Take nobody new, and send away who waits."""
+        self.draining = True
+        for task, visit in self.connections.items():
+            if visit.lease is None:
+                self._end(task)
+
+    def end_all(self) -> None:
+        """End what is left."""
+        for task in self.connections:
+            self._end(task)
+
+    def _end(self, task: "asyncio.Task[Goodbye]") -> None:
+        if not task.done():
+            self._ending[task] = _draining()
+            task.cancel()
+
+
+def _draining() -> Goodbye:
+    error = Error(error="The server is shutting down", code=ErrorCode.DRAINING)
+    return Goodbye(RESTART, "Shutting down", "draining", error)
+
+
+async def _read(websocket: WebSocket, inbox: Inbox) -> None:
+    """Everything that comes, until the client is gone."""
+    try:
+        while True:
+            event = await websocket.receive()
+            if event["type"] == "websocket.disconnect":
+                return
+            data = event.get("text")
+            await inbox.put(event["bytes"] if data is None else data)
+    finally:
+        inbox.end()
+
+
+async def _send(websocket: WebSocket, message: FromServer) -> None:
+    try:
+        await websocket.send_text(write(message))
+    except (WebSocketDisconnect, RuntimeError):
+        raise Gone from None

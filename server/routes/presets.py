@@ -1,0 +1,102 @@
+"""Routes that give pages what a conversation begins with: presets, their sounds, the default voice, a few settings.
+
+Knows FastAPI; files are read by `presets` and `reference_sound`.
+"""
+
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException
+
+from models.errors import AudioError
+from models.inputs.audio_sizes import SAMPLE_RATE
+from server.registry.presets import AudioItem, Preset, Presets, TextItem, Voice
+from server.registry.reference_sound import SoundFiles
+from server.routes.bodies import (
+    AudioPart,
+    DefaultSound,
+    FrontendDefaults,
+    PresetInfo,
+    PresetSound,
+    PresetSounds,
+    Problem,
+    TextPart,
+    VoiceInfo,
+)
+
+NOT_THERE = {404: {"model": Problem, "description": "there is no such sound"}}
+
+
+def preset_routes(presets: Presets, default_voice: Path | None, defaults: FrontendDefaults) -> APIRouter:
+    """default_voice: of sessions that bring none."""
+    router = APIRouter()
+    sounds = SoundFiles()
+    listed = {mode: [_info(preset, presets) for preset in found] for mode, found in presets.modes.items()}
+
+    async def sound_of(voice: Voice) -> PresetSound:
+        duration = presets.durations[voice.path]
+        try:
+            sound = await sounds.read(presets.file_of(voice))
+        except AudioError:  # it was there when the gateway began
+            return PresetSound(data=None, name=voice.name, duration=duration)
+        return PresetSound(data=sound.data, name=voice.name, duration=sound.duration_s)
+
+    @router.get("/api/frontend_defaults", response_model_exclude_none=True)
+    async def frontend_defaults() -> FrontendDefaults:
+        return defaults
+
+    @router.get("/api/default_ref_audio", responses=NOT_THERE)
+    async def default_ref_audio() -> DefaultSound:
+        if default_voice is None:
+            raise HTTPException(404, "No default voice: audio.ref_audio_path is not set")
+        try:
+            sound = await sounds.read(default_voice)
+        except AudioError as error:
+            raise HTTPException(404, f"No default voice: {error}") from None
+        return DefaultSound(
+            name=default_voice.name,
+            duration=sound.duration_s,
+            sample_rate=SAMPLE_RATE,
+            samples=sound.n_samples,
+            base64=sound.data,
+        )
+
+    @router.get("/api/presets", response_model_exclude_unset=True)
+    async def all_presets() -> dict[str, list[PresetInfo]]:
+        return listed
+
+    @router.get("/api/presets/{mode}/{preset_id}/audio", response_model_exclude_unset=True, responses=NOT_THERE)
+    async def preset_audio(mode: str, preset_id: str) -> PresetSounds:
+        preset = presets.find(mode, preset_id)
+        if preset is None:
+            raise HTTPException(404, f"Preset not found: {mode[:60]}/{preset_id[:60]}")
+        found = PresetSounds()
+        if preset.sounds:
+            found.system_content_audio = [await sound_of(item) for item in preset.sounds]
+        if preset.ref_audio is not None:
+            found.ref_audio = await sound_of(preset.ref_audio)
+        return found
+
+    return router
+
+
+def _info(preset: Preset, presets: Presets) -> PresetInfo:
+    info = PresetInfo(
+        id=preset.id, order=preset.order, name=preset.name, description=preset.description, lang=preset.lang
+    )
+    if preset.system_prompt is not None:
+        info.system_prompt = preset.system_prompt
+    if preset.system_content is not None:
+        info.system_content = [_part(item, presets) for item in preset.system_content]
+    if preset.ref_audio is not None:
+        info.ref_audio = VoiceInfo(**_voice(preset.ref_audio, presets))
+    return info
+
+
+def _part(item: TextItem | AudioItem, presets: Presets) -> TextPart | AudioPart:
+    if isinstance(item, TextItem):
+        return TextPart(type="text", text=item.text)
+    return AudioPart(type="audio", **_voice(item, presets))
+
+
+def _voice(voice: Voice, presets: Presets) -> dict[str, str | float | None]:
+    return {"data": None, "path": voice.path, "name": voice.name, "duration": presets.durations[voice.path]}

@@ -1,0 +1,48 @@
+"""Routes that tell how the gateway and its workers are. Knows FastAPI; the answers are made in `status`."""
+
+from datetime import datetime
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from server.dispatch.dispatcher import Desk
+from server.live.duplex import Duplex
+from server.metrics import Metrics
+from server.routes.bodies import Alive, CacheStatus, Health, Ready, ServiceStatus, WorkerList
+from server.routes.status_report import cache_status, readiness, service_status, worker_list
+
+
+def status_routes(desk: Desk, duplex: Duplex, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Health:
+        return Health(timestamp=datetime.now().isoformat())
+
+    @router.get("/livez")
+    async def livez() -> Alive:
+        return Alive()
+
+    @router.get("/readyz", response_model=Ready, responses={503: {"model": Ready, "description": "not ready"}})
+    async def readyz() -> Response:
+        body = readiness(desk, draining=duplex.draining)
+        return JSONResponse(body.model_dump(), 200 if body.ready else 503)
+
+    @router.get("/status")
+    async def status() -> ServiceStatus:
+        return service_status(desk, draining=duplex.draining, n_connections=len(duplex.connections))
+
+    @router.get("/workers")
+    async def workers() -> WorkerList:
+        return worker_list(desk)
+
+    @router.get("/cache")
+    async def cache() -> CacheStatus:
+        return cache_status(desk)
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def all_metrics() -> Response:
+        return Response(metrics.text(desk), media_type=CONTENT_TYPE_LATEST)
+
+    return router

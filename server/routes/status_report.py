@@ -1,0 +1,188 @@
+"""What the gateway tells of its workers, its queue and its estimates: the bodies of the HTTP API. No I/O.
+
+What a worker says of itself is passed on where it is what it should be, and left out where it is not.
+"""
+
+from server.dispatch.dispatcher import Desk, Place
+from server.dispatch.eta import KINDS
+from server.dispatch.queue import Ticket as Waiting
+from server.dispatch.workers import OFFLINE, Lease, Worker, iso
+from server.routes.bodies import (
+    CacheStatus,
+    EtaSettings,
+    EtaStatus,
+    Progress,
+    QueueItem,
+    QueueStatus,
+    Ready,
+    RunningTask,
+    ServiceStatus,
+    Slots,
+    Ticket,
+    TicketFound,
+    TicketUnknown,
+    WorkerInfo,
+    WorkerList,
+    WorkerStatus,
+)
+from worker.status import State
+
+MOST_CHARS = 2000  # of a worker's words
+MOST = 2**53  # of its numbers
+# What older clients call a kind of session.
+FORMER = {"streaming": "half_duplex", "duplex": "omni_duplex"}
+
+
+def readiness(desk: Desk, *, draining: bool) -> Ready:
+    """GET /readyz."""
+    workers = desk.workers
+    return Ready(
+        ready=workers.n_ready > 0 and not draining,
+        free_slots=workers.n_free,
+        total_slots=workers.n_slots,
+        ready_workers=workers.n_ready,
+        total_workers=len(workers.all),
+        queue_length=len(desk.queue),
+        draining=draining,
+    )
+
+
+def service_status(desk: Desk, *, draining: bool, n_connections: int) -> ServiceStatus:
+    """GET /status."""
+    workers = desk.workers
+    statuses = [worker.status for worker in workers.all]
+    n_idle = sum(worker.n_free > 0 for worker in workers.all)
+    return ServiceStatus(
+        total_workers=len(workers.all),
+        idle_workers=n_idle,
+        busy_workers=workers.n_ready - n_idle,
+        duplex_workers=sum(bool(worker.leases) for worker in workers.all),
+        loading_workers=statuses.count("loading"),
+        error_workers=statuses.count("error"),
+        offline_workers=statuses.count(OFFLINE),
+        queue_length=len(desk.queue),
+        max_queue_size=desk.queue.most,
+        running_tasks=[running_task(desk, lease) for lease in workers.leases],
+        draining=draining,
+        connections=n_connections,
+        slots=Slots(total=workers.n_slots, free=workers.n_free, leased=len(workers.leases)),
+    )
+
+
+def running_task(desk: Desk, lease: Lease) -> RunningTask:
+    return RunningTask(
+        worker_id=lease.worker.name,
+        request_type=lease.request_type,
+        started_at=iso(lease.started_at),
+        elapsed_s=round(desk.elapsed(lease), 1),
+        estimated_remaining_s=round(desk.remaining(lease), 1),
+        session_id=lease.session_id,
+        units=lease.n_units,
+        paused=lease.paused,
+    )
+
+
+def worker_list(desk: Desk) -> WorkerList:
+    """GET /workers."""
+    workers = desk.workers.all
+    return WorkerList(total=len(workers), workers=[worker_info(worker) for worker in workers])
+
+
+def worker_info(worker: Worker) -> WorkerInfo:
+    first = worker.leases[0] if worker.leases else None
+    error = worker.health.get("error")
+    return WorkerInfo(
+        worker_id=worker.name,
+        host=worker.address.host,
+        port=worker.address.port,
+        gpu_id=int(_number(worker.gpu_id)),
+        status=worker.status,
+        current_session_id=first and first.session_id,
+        total_requests=worker.n_requests,
+        avg_inference_time_ms=_number(worker.health.get("avg_inference_time_ms")),
+        last_heartbeat=None if worker.heard_at is None else iso(worker.heard_at),
+        current_request_type=first and first.request_type,
+        task_started_at=first and iso(first.started_at),
+        state=State(worker.state) if worker.state in State.__members__ else None,
+        error=None if error is None else _text(error),
+        progress=_progress(worker.health.get("progress")),
+        slots=Slots(total=worker.n_slots, free=worker.n_free, leased=len(worker.leases)),
+        sessions=[lease.session_id for lease in worker.leases],
+    )
+
+
+def _progress(given: object) -> Progress | None:
+    if not isinstance(given, dict):
+        return None
+    numbers = {key: _number(given.get(key)) for key in ("done", "total", "seconds")}
+    return Progress(what=_text(given.get("what", "")), **numbers)
+
+
+def _number(value: object) -> float:
+    """0 for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+        return 0.0
+    return float(value)
+
+
+def _text(value: object) -> str:
+    """As UTF-8 can carry it."""
+    return str(value)[:MOST_CHARS].encode("utf-8", "replace").decode()
+
+
+def cache_status(desk: Desk) -> CacheStatus:
+    """GET /cache."""
+    found = [WorkerStatus(worker_id=worker.name, status=worker.status) for worker in desk.workers.all]
+    return CacheStatus(workers=found)
+
+
+def queue_status(desk: Desk) -> QueueStatus:
+    """GET /api/queue."""
+    return QueueStatus(
+        queue_length=len(desk.queue),
+        max_queue_size=desk.queue.most,
+        items=[queue_item(desk, ticket, place) for ticket, place in desk.places().items()],
+        running_tasks=[running_task(desk, lease) for lease in desk.workers.leases],
+    )
+
+
+def queue_item(desk: Desk, ticket: Waiting, place: Place) -> QueueItem:
+    return QueueItem(
+        ticket_id=ticket.ticket_id,
+        request_type=ticket.request_type,
+        session_id=ticket.session_id,
+        position=place.position,
+        estimated_wait_s=place.wait_s,
+        enqueued_at=iso(ticket.enqueued_at),
+        wait_elapsed_s=round(desk.waited(ticket), 1),
+    )
+
+
+def ticket_status(desk: Desk, ticket_id: str) -> TicketFound | TicketUnknown:
+    """GET /api/queue/{ticket_id}."""
+    ticket = desk.queue.find(ticket_id)
+    if ticket is None:
+        return TicketUnknown(message=f"No ticket {ticket_id[:60]} waits")
+    item = queue_item(desk, ticket, desk.places()[ticket])
+    return TicketFound(ticket=Ticket(**item.model_dump(exclude={"wait_elapsed_s"})))
+
+
+def eta_status(desk: Desk) -> EtaStatus:
+    """GET /api/config/eta."""
+    eta = desk.eta
+    guesses = {key: getattr(eta.config, key) for key in KINDS.values()}
+    averages: dict[str, float | None] = {}
+    samples: dict[str, int] = {}
+    for kind, key in KINDS.items():
+        measured, name = eta.measured[kind], key.removeprefix("eta_").removesuffix("_s")
+        averages[name] = None if measured.average_s is None else round(measured.average_s, 1)
+        samples[name] = measured.n
+    for former, name in FORMER.items():
+        guesses[f"eta_{former}_s"] = guesses[f"eta_{name}_s"]
+        averages[former], samples[former] = averages[name], samples[name]
+    return EtaStatus(
+        config=EtaSettings(**guesses, ema_alpha=eta.config.ema_alpha),
+        ema_alpha=eta.config.ema_alpha,
+        **{f"ema_{name}_s": average for name, average in averages.items()},
+        **{f"ema_{name}_samples": n for name, n in samples.items()},
+    )

@@ -1,0 +1,83 @@
+"""The measurement of live clients: its arithmetic by hand, and all of it once with next to nothing to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.serve import __main__ as serve
+from benchmarks.serve.processes import Outcome, Program, Watched
+
+
+def unit(**given: Any) -> dict[str, Any]:
+    """A unit that waited 10 ms to be taken and 5 ms in the engine, then took 85 ms, 30 of them the vocoder's."""
+    stages = {"wait": 5.0, "sound": 30.0, "first_sound": 60.0}
+    held = {
+        "is_listen": False,
+        "reply": 103.0,
+        "first": 72.0,
+        "n_pieces": 2,
+        "lag": 15.0,
+        "wall": 90.0,
+        "stages": stages,
+    }
+    return {**held, **given}
+
+
+def test_where_a_units_time_goes() -> None:
+    late = unit(is_listen=True, reply=1500.0, first=None, stages={"wait": 0.0, "sound": 0.0, "first_sound": None})
+    outcome = Outcome([unit(), late], 2.0, {"server.main": Watched(0.02, {"rss": 1})})
+    row = serve._decision(1, "SPEAK", outcome)
+    got = {key: row[key]["p50"] for key in ("waiting_ms", "model_ms", "vocoder_ms", "transport_ms")}
+    assert got == {"waiting_ms": 15, "model_ms": 55, "vocoder_ms": 30, "transport_ms": 3}, got
+    assert sum(got.values()) == row["reply_ms"]["p50"] and row["n_late"] == 0
+    assert serve._decision(1, "LISTEN", outcome)["n_late"] == 1
+    assert serve._decision(1, "LISTEN", Outcome([unit()], 2.0, {})) is None
+    assert serve._costs(outcome, 2)["cpu_ms_per_session_s"] == {"server.main": 5.0}
+
+
+def test_first_sound_begins_with_the_end_of_speech() -> None:
+    first = serve._first_sound(Outcome([unit()], 1.0, {}))
+    assert (first["worker_ms"]["p50"], first["transport_ms"]["p50"]) == (70, 2), first
+    assert first["from_speech_end_ms"]["p50"] == pytest.approx(500 + 72, abs=1)
+    assert first["from_speech_end_ms"]["p95"] == pytest.approx(950 + 72, abs=6)
+    assert serve._first_sound(Outcome([unit(first=None)], 1.0, {})) is None
+
+
+def test_percentiles_of_a_histogram() -> None:
+    text = "".join(
+        f'duologue_gateway_relay_seconds_bucket{{direction="up",le="{le}"}} {n}\n'
+        for le, n in (("0.001", 0), ("0.002", 90), ("0.004", 96), ("+Inf", 100))
+    )
+    kind = "# TYPE duologue_gateway_relay_seconds histogram\n"
+    got = serve._histograms(kind + text)["up"]
+    expected = {"p50": 1 + 50 / 90, "p95": 2 + 2 * 5 / 6, "p99": 4}
+    assert got == pytest.approx(expected), f"expected {expected}, got {got}"
+
+
+def test_everything_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Light(Program):
+        """A worker without a model stands in for the real one."""
+
+        def __init__(self, module: str, *arguments: str, **options: Any):
+            is_worker = module == serve.WORKER
+            super().__init__(
+                serve.NULL if is_worker else module, *(("--port", "0") if is_worker else arguments), **options
+            )
+            self.name = module
+
+    monkeypatch.setattr(serve, "Program", Light)
+    told = tmp_path / "serve.json"
+    serve.main(["--sessions", "1", "--gateway-sessions", "2", "--units", "2", "--rounds", "1", "--json", str(told)])
+    result = json.loads(told.read_text())
+    listens, whole = result["worker"]
+    assert (listens["decision"], listens["n"]) == ("LISTEN", 2) and whole["first_sound"] is None
+    assert whole["cpu_ms_per_session_s"].keys() == {"server.main", "worker.main"}
+    [row] = result["gateway"]
+    assert row["n"] == {"direct": 4, "gateway": 4} and row["sessions"] == 2
+    assert row["relay_ms"].keys() == {"up", "down"} and 0 < row["relay_ms"]["up"]["p50"] < 500
+    assert row["gateway_memory"]["rss"] > 10e6 and row["gateway_cpu_ms_per_session_s"] >= 0
+    assert row["overhead_ms"]["p50"] == row["reply_ms"]["gateway"]["p50"] - row["reply_ms"]["direct"]["p50"]
+    out = capsys.readouterr().out
+    assert "overhead p50" in out and "LISTEN" in out, out

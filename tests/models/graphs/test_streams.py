@@ -1,0 +1,76 @@
+"""Work beside the caller's: its order, and what is on its way between host and device."""
+
+import pytest
+import torch
+
+from models.graphs.streams import Arrival, SideStream, send_one
+
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+BUSY = 200_000_000  # cycles: tenths of a second
+
+
+def keep_busy(device: torch.device) -> None:
+    """Let the current stream work for so long that whoever does not wait for it is seen."""
+    if device.type == "cuda":
+        torch.cuda._sleep(BUSY)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_both_sides_see_what_was_done_before(device: torch.device, urgent: bool) -> None:
+    side, table = SideStream(device, urgent=urgent), torch.zeros(3, device=device)
+    keep_busy(device)
+    table += 1
+    with side.work():
+        keep_busy(device)
+        table *= 2
+        made = table + 10
+    side.join(made)
+    table += 1
+    assert torch.equal(table.cpu(), torch.full((3,), 3.0))
+    assert torch.equal(made.cpu(), torch.full((3,), 12.0))
+
+
+def test_what_is_lent_may_be_freed(device: torch.device) -> None:
+    side = SideStream(device)
+    given = torch.full((1000,), 7.0, device=device)
+    side.lend(given)
+    with side.work():
+        keep_busy(device)
+        copy = given.clone()
+    del given
+    other = torch.full((1000,), 8.0, device=device)  # where memory would be taken from if it were free
+    side.join(copy)
+    assert torch.equal(copy.cpu(), torch.full((1000,), 7.0))
+    assert torch.equal(other.cpu(), torch.full((1000,), 8.0))
+
+
+@pytest.mark.gpu
+def test_nobody_waits_who_has_not_joined() -> None:
+    side, table = SideStream(torch.device("cuda")), torch.zeros(2, device="cuda")
+    with side.work():
+        torch.cuda._sleep(BUSY)
+        arrival = Arrival(table + 1)
+    assert torch.equal((table + 2).cpu(), torch.full((2,), 2.0))
+    assert not arrival.is_here, "expected the other stream to be at work still"
+    assert torch.equal(arrival.take(), torch.ones(2))
+    assert arrival.is_here
+
+
+def test_an_arrival_is_what_there_was(device: torch.device) -> None:
+    table = torch.arange(4, device=device)
+    keep_busy(device)
+    arrival = Arrival(table + 1)
+    table += 100
+    assert arrival.take().tolist() == [1, 2, 3, 4]
+    assert arrival.is_here and arrival.take().device.type == "cpu"
+
+
+def test_a_table_arrives_as_it_is(device: torch.device) -> None:
+    table = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(send_one(device, table).cpu(), table)

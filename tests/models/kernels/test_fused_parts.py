@@ -1,0 +1,151 @@
+"""The parts as kernels against the parts as written: hidden states, and what is left in caches.
+
+On a CPU the kernels run in Triton's interpreter. Tolerance: 2e-5 between two orders of the same float32 sums.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.checkpoint.config import OmniConfig, load_config
+from models.inputs.audio import UNIT_COLUMNS
+from models.layers.kv_cache import KVCache
+from models.omni import OmniModel
+from models.random_weights import random_model
+from tests.models.compare import assert_close, assert_same
+from tests.parity.build import slot_cache
+
+pytest.importorskip("triton")
+
+DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+TOLERANCE = 2e-5
+MAX_LEN = 48
+
+
+def shallow(tiny: Path) -> OmniConfig:
+    """The embedded model's widths, with as few layers and positions as tell all there is to tell."""
+    config = load_config(tiny)
+    changes = {
+        "num_hidden_layers": 2,
+        "vision_config": config.vision_config.model_copy(update={"num_hidden_layers": 1}),
+        "audio_config": config.audio_config.model_copy(update={"encoder_layers": 1, "max_source_positions": 160}),
+        "tts_config": config.tts_config.model_copy(update={"num_hidden_layers": 2}),
+    }
+    return config.model_copy(update=changes)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def model(request: pytest.FixtureRequest, tiny: Path) -> Iterator[OmniModel]:
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield random_model(shallow(tiny), device=request.param)
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def both_ways(model: OmniModel, run) -> tuple[list[Tensor], list[Tensor]]:
+    """What `run` returns with kernels, and as written."""
+    results = []
+    for on in (True, False):
+        model.use_kernels(on)
+        with torch.no_grad():
+            results.append(run())
+    return results[0], results[1]
+
+
+def live(cache: KVCache, n: dict[int, int]) -> list[Tensor]:
+    """Counters, and the rows that slots hold."""
+    rows = [tensor[slot, :, :count] for slot, count in n.items() for tensor in (*cache.k, *cache.v)]
+    return [cache.lengths[:-1].float(), cache.positions[:-1].float(), *rows]
+
+
+@pytest.mark.parametrize("part", ["llm", "tts"])
+def test_a_decoder_feeds_and_steps_alike(model: OmniModel, part: str) -> None:
+    backbone, device = getattr(model, part).model, model.device
+    width, generator = backbone.embed_tokens.embedding_dim, torch.Generator().manual_seed(3)
+    rows = torch.randn(3, 20, width, generator=generator).to(device) * 0.1
+    slots = torch.tensor([2, 0, 3], device=device)  # 3 is the scratch slot: a row of padding
+
+    def run() -> list[Tensor]:
+        cache = slot_cache(model, part, n_slots=3, max_len=MAX_LEN)
+        cache.windows[0] = 9
+        out = []
+        for start, n_rows, counts in ((0, 17, (17, 12, 0)), (17, 1, (1, 1, 0)), (18, 1, (0, 1, 0))):
+            n_new = torch.tensor(counts, device=device)
+            hidden = backbone(rows[:, start : start + n_rows], cache, slots, n_new, MAX_LEN)
+            out += [hidden[row, :count] for row, count in enumerate(counts)]
+        return [*out, *live(cache, {2: 18, 0: 14})]
+
+    for got, expected in zip(*both_ways(model, run), strict=True):
+        assert_close(got, expected, TOLERANCE, f"{part}, kernels against layers")
+
+
+def test_layers_that_share_a_scratch_slot_compute_the_same_bits(model: OmniModel) -> None:
+    backbone, device = model.tts.model, model.device
+    rows = torch.randn(1, 8, backbone.embed_tokens.embedding_dim, generator=torch.Generator().manual_seed(6))
+    rows, slot = rows.to(device) * 0.1, torch.tensor([0], device=device)
+
+    def run(one_scratch: bool) -> list[Tensor]:
+        cache = slot_cache(model, "tts", n_slots=1, max_len=16, one_scratch=one_scratch)
+        assert cache.k[0].is_contiguous() is not one_scratch
+        out = []
+        for start, n_rows, n_new in ((0, 7, 5), (5, 2, 2)):  # padding first
+            out.append(backbone(rows[:, start : start + n_rows], cache, slot, torch.tensor([n_new], device=device), 16))
+        return [out[0][:, :5], out[1], *live(cache, {0: 16})]
+
+    model.use_kernels(True)
+    with torch.no_grad():
+        for got, expected in zip(run(True), run(False), strict=True):
+            assert_same(got, expected, "one scratch slot against one for each layer")
+
+
+def test_the_ear_hears_alike(model: OmniModel) -> None:
+    generator = torch.Generator().manual_seed(4)
+    mel = torch.randn(2, 2, 80, UNIT_COLUMNS, generator=generator).to(model.device) * 0.5
+    slots = torch.tensor([1, 0], device=model.device)
+
+    def run() -> list[Tensor]:
+        cache = slot_cache(model, "apm", n_slots=2)
+        out = []
+        for unit, (first, end) in enumerate((((2, 2), (104, 70)), ((0, 0), (104, 0)))):
+            edges = (torch.tensor(edge, device=model.device) for edge in (first, end))
+            hidden, n_new = model.apm.stream(mel[unit], *edges, cache, slots)
+            out += [hidden[row, :n] for row, n in enumerate(n_new.tolist())]
+        return [*out, *live(cache, {1: 100, 0: 34})]
+
+    for got, expected in zip(*both_ways(model, run), strict=True):
+        assert_close(got, expected, TOLERANCE, "apm, kernels against layers")
+
+
+def test_the_eye_sees_alike(model: OmniModel) -> None:
+    generator, n_patches = torch.Generator().manual_seed(5), (40, 23, 0)
+    patches = torch.randn(3, 40, 588, generator=generator).to(model.device)
+    ids = torch.randint(0, model.config.vision_config.table_side**2, (3, 40), generator=generator).to(model.device)
+    mask = torch.arange(40, device=model.device) < torch.tensor(n_patches, device=model.device)[:, None]
+
+    def run() -> list[Tensor]:
+        hidden = model.vpm(patches, ids, mask)
+        return [hidden[row, :n] for row, n in enumerate(n_patches)]
+
+    for got, expected in zip(*both_ways(model, run), strict=True):
+        assert_close(got, expected, 2 * TOLERANCE, "vpm, kernels against layers")
+
+
+def test_weights_are_shared_and_stay_what_they_are(tiny: Path) -> None:
+    fresh, joined = random_model(shallow(tiny)), random_model(shallow(tiny))
+    joined.use_kernels(True)
+    names = fresh.state_dict()
+    assert list(joined.state_dict()) == list(names)
+    for name, tensor in joined.state_dict().items():
+        assert_same(tensor, names[name], name)
+    attention, fused = joined.llm.model.layers[0].self_attn, joined.llm.model.fused.layers[0]
+    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+        got = layer.weight.untyped_storage().data_ptr()
+        assert got == fused.qkv.untyped_storage().data_ptr(), "expected a view of the joined weights, got a copy"
+    joined.use_kernels(False)
+    assert not joined.kernels

@@ -1,0 +1,102 @@
+"""The kernel that draws codes against the operations that it stands for: codes drawn, and all that is remembered."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import KVCache
+from models.layers.speech_loop import SpeechState, draw_codes
+from models.sampling.settings import DUPLEX_CODES, TURN_CODES, CodeSampling
+from tests.models.compare import assert_same
+
+pytest.importorskip("triton")
+
+DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+N_CODES, EOS, STEPS = 62, 61, 7
+SETTINGS = (
+    DUPLEX_CODES,
+    TURN_CODES,
+    CodeSampling(greedy=True),
+    CodeSampling(top_p=0.5, top_k=0, min_keep=1),
+    CodeSampling(top_p=1.0, top_k=4, repetition_penalty=1.6),
+    CodeSampling(top_p=0.2, top_k=2, min_keep=5, history_per_call=True),
+)
+
+
+def new_state(device: str) -> SpeechState:
+    """A slot for each of the settings; the third may draw 4 codes, the others more; the fourth's history gets full."""
+    cache = KVCache(
+        n_layers=1, n_slots=len(SETTINGS), max_len=8, kv_heads=1, head_dim=4, dtype=torch.float32, device=device
+    )
+    state = SpeechState.allocate(cache)
+    for slot, settings in enumerate(SETTINGS):
+        state.sampler.configure(slot, settings, EOS, seed=2**63 + slot)
+    state.sampler.history[3] = torch.arange(16, device=device) * 3
+    state.sampler.count[3] = 13
+    state.sampler.min_codes[:4] = 5
+    state.limit.fill_(STEPS)
+    state.limit[2] = 4
+    state.done.fill_(False)
+    return state
+
+
+def everything(state: SpeechState) -> dict[str, Tensor]:
+    sampler = state.sampler
+    parts = {name: getattr(state, name) for name in ("codes", "newest", "done", "bad")}
+    return parts | {name: getattr(sampler, name) for name in ("history", "count", "step", "draws")}
+
+
+def logits_of(step: int, device: str) -> Tensor:
+    """Peaked like a model's, with ties, bad rows in steps 2 and 3, ends too early in step 1 and in time in 5 and 6."""
+    generator = torch.Generator().manual_seed(step)
+    logits = 3 * torch.randn(len(SETTINGS) + 1, N_CODES, generator=generator)
+    logits[:, 20:26] = logits[:, 20:21]
+    logits[1, 7] = float("nan") if step == 2 else logits[1, 7]
+    logits[3, 9] = float("inf") if step == 3 else logits[3, 9]
+    logits[4, EOS] = 30.0 if step == 5 else logits[4, EOS]
+    logits[5, EOS] = 30.0 if step == 1 else logits[5, EOS]
+    logits[0, EOS] = 30.0 if step == 6 else logits[0, EOS]
+    return logits.to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_kernel_draws_the_same_codes(device: str) -> None:
+    from models.kernels.speech_sampler import draw_codes as draw_by_kernel
+
+    slots = torch.tensor([3, 0, 5, 1, 4, 2, len(SETTINGS)], device=device)
+    states = [new_state(device), new_state(device)]
+    for step in range(STEPS):
+        logits = logits_of(step, device)
+        drawn = []
+        for draw, state in zip((draw_codes, draw_by_kernel), states, strict=True):
+            active = ~state.done[slots] & (slots != len(SETTINGS))
+            drawn.append(draw(state, slots, logits, active))
+        assert_same(drawn[1], drawn[0], f"codes of step {step}")
+        expected, got = map(everything, states)
+        for name, tensor in expected.items():
+            assert_same(got[name][:-1], tensor[:-1], f"{name} after step {step}")
+    assert states[1].bad.tolist()[:-1] == [True, True, False, False, False, False]
+    assert states[1].sampler.step.tolist()[:-1] == [2, 3, 4, 7, 6, STEPS]
+    assert (states[1].newest[:-1] == EOS).tolist() == [False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_where_shares_end(device: str) -> None:
+    """Of four codes alike the worst two hold what top-p drops, to the last of their weight."""
+    from models.kernels.speech_sampler import draw_codes as draw_by_kernel
+
+    slots = torch.arange(len(SETTINGS), device=device)
+    logits = torch.full((len(SETTINGS), N_CODES), float("-inf"), device=device)
+    logits[:, 20:24] = 1.0
+    drawn = []
+    for draw in (draw_codes, draw_by_kernel):
+        state = new_state(device)
+        for slot in range(len(SETTINGS)):
+            state.sampler.configure(slot, CodeSampling(top_p=0.5, top_k=0, min_keep=1), EOS, seed=slot)
+        state.sampler.count.fill_(1)
+        drawn.append(draw(state, slots, logits, slots >= 0))
+    assert_same(drawn[1], drawn[0], "codes")
+    assert set(drawn[0].tolist()) == {20, 21}

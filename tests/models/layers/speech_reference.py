@@ -1,0 +1,130 @@
+"""The code model the slow way: one turn, keys kept unturned beside their positions, nothing preallocated."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.layers.rotary import rotary_angles, rotate
+from models.layers.tts import TTS
+from models.sampling.settings import CodeSampling
+from models.sampling.speech_tokens import CodeSamplerState, sample_codes
+
+ONLY = torch.tensor([0])
+
+
+class PlainSpeech:
+    """Keys and values of each layer, [n, heads, head_dim] each, and each row's position.
+
+    window: rows held before a feed that its rows still see; None sees all.
+    """
+
+    def __init__(self, tts: TTS, window: int | None = None):
+        self.tts, self.window = tts, window
+        self.forget()
+
+    def forget(self) -> None:
+        self.keys: list[Tensor | None] = [None] * len(self.tts.model.layers)
+        self.values = list(self.keys)
+        self.positions: list[int] = []
+        self.next_position = 0
+
+    def feed(self, rows: Tensor) -> Tensor:
+        """Append rows [n, D]. Returns: code logits after the last, [codes]."""
+        held = len(self.positions)
+        self.positions += range(self.next_position, self.next_position + len(rows))
+        self.next_position += len(rows)
+        oldest = 0 if self.window is None else max(held - self.window, 0)
+        cos, sin = rotary_angles(torch.tensor(self.positions), self.tts.model.frequencies)
+        x = rows
+        for number, layer in enumerate(self.tts.model.layers):
+            attention, y = layer.self_attn, layer.input_layernorm(x)
+            q, k, v = (
+                project(y).unflatten(-1, (-1, attention.head_dim))
+                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
+            old_k, old_v = self.keys[number], self.values[number]
+            k = self.keys[number] = k if old_k is None else torch.cat((old_k, k))
+            v = self.values[number] = v if old_v is None else torch.cat((old_v, v))
+            seen = []
+            for row in range(len(rows)):
+                at = held + row
+                query = rotate(q[row], cos[at], sin[at])
+                key = rotate(k[oldest : at + 1], cos[oldest : at + 1, None], sin[oldest : at + 1, None])
+                weights = torch.einsum("hd,nhd->hn", query, key) / attention.head_dim**0.5
+                seen.append(torch.einsum("hn,nhd->hd", weights.softmax(-1), v[oldest : at + 1]).flatten())
+            x = x + attention.o_proj(torch.stack(seen))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return F.linear(self.tts.model.norm(x)[-1], self.tts.head_code[0].weight)
+
+    def feed_code(self, code: int) -> Tensor:
+        return self.feed(self.code_rows([code]))
+
+    def code_rows(self, codes: list[int]) -> Tensor:
+        return self.tts.emb_code[0].weight[codes]
+
+    def close_up(self, keep: int, drop: int) -> None:
+        """Drop rows [keep, keep + drop); what stood behind them moves up by as many positions."""
+        for rows in (self.keys, self.values):
+            rows[:] = [torch.cat((tensor[:keep], tensor[keep + drop :])) for tensor in rows]
+        self.positions = self.positions[:keep] + [place - drop for place in self.positions[keep + drop :]]
+        self.next_position -= drop
+
+
+class PlainSpeaker:
+    """Calls in a plain loop that looks at every code; chooses codes with a sampler of its own."""
+
+    def __init__(self, tts: TTS, settings: CodeSampling, *, seed: int, eos: int, window: int | None = None):
+        self.model, self.eos = PlainSpeech(tts, window), eos
+        self.sampler = CodeSamplerState.allocate(1)
+        self.sampler.configure(0, settings, eos, seed)
+
+    def call(self, rows: Tensor, *, min_codes: int, max_codes: int) -> tuple[list[int], bool]:
+        """Ordinary codes, and whether the end code came after them."""
+        self.sampler.begin_call(ONLY, torch.tensor([min_codes]), torch.tensor([True]))
+        logits = self.model.feed(rows)
+        codes: list[int] = []
+        for n_drawn in range(1, max_codes + 1):
+            code = int(sample_codes(logits[None], ONLY, torch.tensor([True]), self.sampler).ids)
+            if code == self.eos:
+                return codes, True
+            codes.append(code)
+            if n_drawn < max_codes:
+                logits = self.model.feed_code(code)
+        return codes, False
+
+
+class PlainStream:
+    """Text chunks in, batches of 25 codes out, as the four ways of attention between chunks are described."""
+
+    def __init__(self, speaker: PlainSpeaker, kind: str, max_codes: int, batch: int):
+        self.speaker, self.kind, self.max_codes, self.batch = speaker, kind, max_codes, batch
+        self.texts: list[Tensor] = []
+        self.spoken: list[list[int]] = []
+        self.left: list[int] = []
+        self.held: list[int] = []  # rows of each chunk still in the cache
+
+    def push(self, rows: Tensor, final: bool) -> list[list[int]]:
+        model, fed = self.speaker.model, rows
+        if self.texts and self.kind == "sliding_recompute":
+            model.forget()
+            fed = torch.cat((self.texts[-1], model.code_rows(self.spoken[-1]), rows))
+        if self.kind == "reindex" and len(self.held) > 2:
+            first, *middle, last = self.held
+            model.close_up(first, sum(middle))
+            self.held = [first, last]
+        before = len(model.positions)
+        codes, ended = self.speaker.call(fed, min_codes=0, max_codes=self.max_codes)
+        if not ended:
+            model.next_position += 1  # the last code is heard but never fed
+        self.held.append(len(model.positions) - before)
+        self.texts.append(rows)
+        self.spoken.append(codes)
+        self.left += codes
+        out = []
+        while len(self.left) >= self.batch:
+            out.append(self.left[: self.batch])
+            self.left = self.left[self.batch :]
+        if final and ended:
+            out.append(self.left)
+            self.left = []
+        return out

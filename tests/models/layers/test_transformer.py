@@ -1,0 +1,128 @@
+"""Building blocks against their formulas, written out in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
+from models.layers.transformer import Derived, GatedMLP, Projector, RMSNorm, attend
+from tests.models.compare import assert_close, assert_same
+from tests.models.layers import transformer_reference as slow
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_noise(module: torch.nn.Module) -> torch.nn.Module:
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = noise(*parameter.shape, seed=seed)
+    return module.requires_grad_(False)
+
+
+def test_rms_norm_is_its_formula():
+    norm, x = with_noise(RMSNorm(16, eps=0.1)), noise(3, 5, 16, seed=9)
+    w = {"norm.weight": norm.weight.double()}.__getitem__
+    assert_close(norm(x), slow.rms_norm(x.double(), w, "norm", 0.1), 1e-6)
+
+
+def test_rms_norm_of_bfloat16_rounds_before_the_weight():
+    norm, x = with_noise(RMSNorm(64, eps=1e-6)).bfloat16(), noise(8, 64, seed=9).bfloat16()
+    wide = x.float()
+    unit = (wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
+    assert_same(norm(x), norm.weight * unit)
+
+
+def test_projector_is_its_formula():
+    module, x = with_noise(Projector(6, 9)), noise(2, 4, 6, seed=9)
+    w = slow.weights_of(module)
+    expected = slow.linear(slow.linear(x.double(), w, "linear1").clamp(min=0), w, "linear2")
+    assert_close(module(x), expected, 1e-5)
+
+
+def test_gated_mlp_is_its_formula():
+    module, x = with_noise(GatedMLP(6, 9)), noise(2, 4, 6, seed=9)
+    w = slow.weights_of(module)
+    gate = slow.linear(x.double(), w, "gate_proj")
+    expected = slow.linear(gate * gate.sigmoid() * slow.linear(x.double(), w, "up_proj"), w, "down_proj")
+    assert_close(module(x), expected, 1e-4)
+    assert {name.rpartition(".")[2] for name in module.state_dict()} == {"weight"}
+
+
+@pytest.mark.parametrize("head_dim, theta", [(32, 1e4), (128, 1e6), (2, 5.0)])
+def test_rotary_frequencies(head_dim, theta):
+    got = rotary_frequencies(head_dim, theta, "cpu")
+    expected = torch.tensor([theta ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=torch.float64)
+    assert got.dtype == torch.float32
+    assert_close(got / expected, torch.ones_like(expected), 1e-6)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**20),
+    positions=st.lists(st.integers(0, 500), min_size=1, max_size=6),
+    half=st.sampled_from([1, 4, 16]),
+    theta=st.sampled_from([1e4, 1e6]),
+)
+def test_rotation_is_a_complex_product(seed, positions, half, theta):
+    x, positions = noise(len(positions), 2 * half, seed=seed), torch.tensor(positions)
+    got = rotate(x, *rotary_angles(positions, rotary_frequencies(2 * half, theta, "cpu")))
+    assert_close(got, slow.rope(x.double(), positions, theta), 2e-4)
+    assert_close(got.norm(dim=-1), x.norm(dim=-1), 1e-5, "lengths")
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**20), m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 200))
+def test_scores_depend_on_the_distance_alone(seed, m, n, shift):
+    q, k = noise(2, 1, 16, seed=seed)
+    frequencies = rotary_frequencies(16, 1e4, "cpu")
+
+    def score(m: int, n: int) -> torch.Tensor:
+        at_m, at_n = (rotary_angles(torch.tensor([p]), frequencies) for p in (m, n))
+        return (rotate(q, *at_m) * rotate(k, *at_n)).sum()
+
+    assert_close(score(m + shift, n + shift), score(m, n), 1e-3)
+
+
+def test_rotation_computes_in_float32_and_keeps_the_type():
+    x = noise(40, 16).bfloat16()
+    angles = rotary_angles(torch.arange(40), rotary_frequencies(16, 1e4, "cpu"))
+    assert all(part.dtype == torch.float32 for part in angles)
+    assert_same(rotate(x, *angles), rotate(x.float(), *angles).bfloat16())
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**20),
+    B=st.integers(1, 3),
+    T=st.integers(1, 4),
+    L=st.integers(1, 6),
+    kv_heads=st.integers(1, 3),
+    groups=st.sampled_from([1, 2, 4]),
+    kind=st.sampled_from(["none", "row", "matrix", "additive"]),
+)
+def test_attention_with_grouped_heads(seed, B, T, L, kv_heads, groups, kind):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (
+        torch.randn(*shape, 8, generator=generator)
+        for shape in ((B, T, kv_heads * groups), (B, kv_heads, L), (B, kv_heads, L))
+    )
+    seen = torch.rand(B, 1 if kind == "row" else T, L, generator=generator) < 0.6
+    seen[..., seed % L] = True
+    mask = {"none": None, "additive": torch.zeros(seen.shape).masked_fill(~seen, -math.inf)}.get(kind, seen)
+    got = attend(q, k, v, mask)
+    for b in range(B):
+        visible = None if kind == "none" else seen[b].expand(T, L)
+        heads = [
+            slow.attention(q[b, :, h].double(), k[b, h // groups].double(), v[b, h // groups].double(), visible)
+            for h in range(kv_heads * groups)
+        ]
+        assert_close(got[b], torch.cat(heads, dim=1), 1e-5, f"row {b}")
+
+
+def test_a_derived_module_must_say_what_it_derives():
+    with pytest.raises(NotImplementedError, match=r"Derived\.derive"):
+        Derived().derive("cpu", torch.float32)

@@ -1,0 +1,139 @@
+"""Small random flows, voices and sessions: what the tests of the flow's parts drive."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from models.layers.weights import assign_weights, tensor_shapes
+from models.token2wav.flow.flow import Flow, Schedule
+from models.token2wav.flow.flow_state import FlowRules, FlowSizes, FlowState, encode, solve, voiced
+from models.token2wav.settings import FRAMES_PER_CODE, SILENCE_CODE, DiTConfig, EncoderConfig, FlowConfig
+from tests.parity.token2wav.build import set_up_voice
+
+# Sizes that differ from each other wherever they may, so that a mixed-up axis has the wrong length.
+ENCODER = EncoderConfig(width=16, heads=2, inner=24, n_layers=2, n_up_layers=1)
+ESTIMATOR = DiTConfig(width=12, heads=3, head_dim=6, depth=2, mlp_ratio=2.0)
+CONFIG = FlowConfig(vocab_size=SILENCE_CODE + 1, n_mels=5, speaker_dim=7, encoder=ENCODER, estimator=ESTIMATOR)
+LOOKAHEAD = ENCODER.lookahead
+N_STEPS = 2
+
+Chunk = tuple[Tensor, bool]  # codes, the look-ahead included, and whether nothing follows
+
+
+def random_flow(seed: int = 0, config: FlowConfig = CONFIG) -> Flow:
+    """A flow whose activations stay near 1: weights 1 / sqrt(fan in), norms near 1, biases near 0."""
+    with torch.device("meta"):
+        flow = Flow(config)
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+        drawn = torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            return 0.1 * drawn + (0 if name.endswith("bias") else 1)
+        return drawn / math.sqrt(math.prod(shape[1:]))
+
+    weights = {name: weight(name, shape) for name, shape in tensor_shapes(flow).items()}
+    return assign_weights(flow, weights, "cpu", torch.float32)
+
+
+def random_codes(seed: int, n: int) -> Tensor:
+    return torch.randint(CONFIG.vocab_size, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def split(codes: Tensor, counts: list[int]) -> list[Chunk]:
+    """Chunks that voice `counts` codes each, look-ahead included; the last one voices what is left."""
+    chunks, first = [], 0
+    for n in counts:
+        chunks.append((codes[first : first + n + LOOKAHEAD], False))
+        first += n
+    return [*chunks, (codes[first:], True)]
+
+
+@dataclass
+class Rig:
+    """A flow with its state and noise; two voices of different length in the voice slots, nothing else done."""
+
+    flow: Flow
+    rules: FlowRules = field(default_factory=FlowRules)
+    prompts: tuple[int, ...] = (24, 60)  # codes of each voice: less and more mel than the history of a turn
+    n_sessions: int = 4
+    n_steps: int = N_STEPS
+    max_chunk: int = 28
+    voice_seed: int = 0
+
+    def __post_init__(self) -> None:
+        frames = [FRAMES_PER_CODE * n for n in self.prompts]
+        sizes = FlowSizes(
+            n_sessions=self.n_sessions,
+            n_voices=len(frames),
+            max_steps=self.n_steps,
+            max_chunk=self.max_chunk,
+            max_prompt=max(frames),
+            voice_frames=sum(frames),
+        )
+        generator = torch.Generator().manual_seed(99)
+        self.state = FlowState(self.flow, sizes, self.rules)
+        n_columns, n_mels = max(frames) + 200, self.flow.config.n_mels
+        self.noise = torch.randn(n_columns, n_mels, generator=generator)
+        self.schedule: Schedule = self.flow.schedule(self.n_steps)
+        self.set_up_voices(self.voice_seed)
+
+    def set_up_voices(self, seed: int) -> None:
+        """Put random voices into the voice slots, whatever was there."""
+        first = 0
+        for voice, n_codes in enumerate(self.prompts):
+            generator = torch.Generator().manual_seed(100 * seed + voice)
+            mel = torch.randn(FRAMES_PER_CODE * n_codes, self.flow.config.n_mels, generator=generator)
+            speaker = torch.randn(self.flow.config.speaker_dim, generator=generator)
+            codes, slot = random_codes(100 * seed + voice, n_codes), self.voice_slot(voice)
+            set_up_voice(self.flow, self.state, slot, codes, mel, speaker, self.noise, self.schedule, first)
+            first += len(mel)
+
+    def voice_slot(self, voice: int) -> int:
+        return self.state.scratch + 1 + voice
+
+    def begin(self, voices: dict[int, int]) -> None:
+        """slot -> voice."""
+        voice_slots = torch.tensor([self.voice_slot(voice) for voice in voices.values()])
+        self.state.begin(torch.tensor(list(voices)), voice_slots)
+
+    def step(
+        self,
+        chunks: dict[int, Chunk],
+        bucket: int = 28,
+        n_scratch: int = 0,
+        noise_code: int = 17,
+        targets: dict[int, int] | None = None,
+    ) -> dict:
+        """One chunk of each slot, all in one call padded to `bucket` voiced codes. Returns: slot -> mel [T, n_mels].
+
+        targets: slot -> where it leaves what comes next.
+        """
+        slots = torch.tensor([*chunks, *[self.state.scratch] * n_scratch])
+        if targets is not None:
+            targets = torch.tensor([targets.get(slot, slot) for slot in slots.tolist()])
+        codes = torch.full((len(slots), bucket + LOOKAHEAD), noise_code)
+        n_codes, last = torch.zeros(len(slots), dtype=torch.int64), torch.zeros(len(slots), dtype=torch.bool)
+        for row, (given, ends) in enumerate(chunks.values()):
+            codes[row, : len(given)] = given
+            n_codes[row], last[row] = len(given), ends
+        mel, n_frames = self.call(slots, codes, n_codes, last, targets)
+        lengths = n_frames.tolist()
+        return {slot: mel[row, : lengths[row]] for row, slot in enumerate(chunks)}
+
+    def call(
+        self, slots: Tensor, codes: Tensor, n_codes: Tensor, last: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`encode` and `solve` on padded tensors. Returns: mel [B, 2T, n_mels] and how many frames count."""
+        width, n_frames = self.state.dit.width, FRAMES_PER_CODE * voiced(n_codes, last, LOOKAHEAD)
+        mu = encode(self.flow, self.state, slots, codes, n_codes, last, width, targets=targets)
+        mel = solve(self.flow, self.state, self.schedule, self.noise, slots, mu, n_frames, width, targets=targets)
+        return mel, n_frames
+
+    def turn(self, slot: int, chunks: list[Chunk], **options: int) -> list[Tensor]:
+        return [self.step({slot: chunk}, **options)[slot] for chunk in chunks]
+
+    def copies(self) -> list[Tensor]:
+        return [tensor.clone() for tensor in self.state.tensors()]

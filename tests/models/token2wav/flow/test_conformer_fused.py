@@ -1,0 +1,65 @@
+"""The encoder's layers as kernels against the plain ones, over slots; on a CPU in Triton's interpreter."""
+
+import pytest
+import torch
+
+from models.token2wav.flow.block_table import HISTORY_FRAMES
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, encode
+from models.token2wav.load.random_weights import random_parts
+from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
+from tests.models.compare import assert_close, assert_same
+
+pytest.importorskip("triton")
+
+from models.token2wav.flow.conformer_fused import FusedLayers
+
+DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+SIZES = FlowSizes(n_sessions=2, n_voices=1, max_steps=1, max_chunk=10, max_prompt=60, voice_frames=60)
+CONFIG = FlowConfig(
+    n_mels=6,
+    speaker_dim=5,
+    encoder=EncoderConfig(width=32, heads=2, inner=40, n_layers=2, n_up_layers=1),
+    estimator=DiTConfig(width=8, heads=1, head_dim=8, depth=1, mlp_ratio=2.0),
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@torch.no_grad()
+def test_fused_layers_are_the_plain_ones(device: str):
+    """Chunks of unlike length after a prompt that fills more than a tile of keys."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    parts = random_parts(CONFIG, HiftConfig(n_mels=6, base_channels=8, f0_channels=4), device=device)
+    flow, generator = parts.flow, torch.Generator().manual_seed(3)
+    states = [FlowState(flow, SIZES, REFERENCE_FLOW) for _ in range(2)]
+    voice = torch.tensor([states[0].scratch + 1], device=device)
+    prompt = torch.randint(6561, (1, 33), generator=generator).to(device)
+    for state in states:
+        n = torch.tensor([60], device=device)
+        state.place(voice, torch.zeros_like(voice), n, torch.zeros(1, 6, device=device))
+        none = torch.zeros(1, dtype=torch.bool, device=device)
+        encode(flow, state, voice, prompt, torch.tensor([33], device=device), none, 0, 60)
+        state.begin(torch.arange(2, device=device), voice.expand(2))
+    slots, others = torch.tensor([1, 0], device=device), torch.tensor([3, 2], device=device)
+    width = SIZES.max_prompt + HISTORY_FRAMES
+    for number, (counts, last) in enumerate((([13, 5], [0, 0]), ([0, 10], [0, 1]))):
+        codes = torch.randint(6561, (2, 13), generator=generator).to(device)
+        n_codes, ends = torch.tensor(counts, device=device), torch.tensor(last, device=device).bool()
+        expected, got = (
+            encode(flow, state, slots, codes, n_codes, ends, width, targets=others, run=run)
+            for state, run in zip(states, (None, FusedLayers(flow.encoder)), strict=True)
+        )
+        slots, others = others, slots
+        for row, (n, end) in enumerate(zip(counts, last, strict=True)):
+            n_frames = 2 * (n if end else max(n - 3, 0))
+            assert_close(got[row, :n_frames], expected[row, :n_frames], 2e-5, f"row {row} of call {number}")
+        for name, pool in (("code", "code_rows"), ("mel", "mel_rows")):
+            views = [getattr(state, name) for state in states]
+            assert_same(views[1].view[:4].cpu(), views[0].view[:4].cpu(), f"{name} views after call {number}")
+            seen = torch.cat([views[0].view[s, : int(views[0].length[s])] for s in range(4)])
+            rows = [getattr(state, pool)[..., seen, :, :] for state in states]
+            assert_close(rows[1], rows[0], 2e-5, f"{name} rows after call {number}")
+    torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,95 @@
+"""The fused solve in Triton's interpreter against the plain one, at sizes that it can stand."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.token2wav.flow.flow import Flow
+from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
+from models.token2wav.load.random_weights import random_parts
+from models.token2wav.noise import noise_table
+from models.token2wav.regions import Solver, prepare_voice
+from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
+from tests.models.compare import assert_close, assert_same
+
+pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("kernels are built for the GPU", allow_module_level=True)
+
+from models.token2wav.flow import dit_fused
+from models.token2wav.flow.dit_fused import FusedSolver
+
+N_STEPS, N_MELS, T = 2, 6, 4
+N_SESSIONS = 2
+SIZES = FlowSizes(n_sessions=N_SESSIONS, n_voices=1, max_steps=N_STEPS, max_chunk=3, max_prompt=6, voice_frames=6)
+TOLERANCE = 2e-5
+
+
+def make_flow() -> Flow:
+    """Three heads, and a width that is neither a power of two nor theirs together."""
+    config = FlowConfig(
+        n_mels=N_MELS,
+        speaker_dim=5,
+        encoder=EncoderConfig(width=8, heads=2, inner=12, n_layers=1, n_up_layers=1),
+        estimator=DiTConfig(width=20, heads=3, head_dim=16, depth=1, mlp_ratio=2.0),
+    )
+    return random_parts(config, HiftConfig(n_mels=N_MELS, base_channels=8, f0_channels=4)).flow
+
+
+def make_state(flow: Flow, solver: Solver) -> FlowState:
+    """Both sessions begin after one voice's prompt, which the solver has seen: a mel to hold on to, and one slot."""
+    state, generator = FlowState(flow, SIZES), torch.Generator().manual_seed(5)
+    codes = torch.randint(6561, (1, 3 + 3), generator=generator)
+    mel, speaker = torch.randn(1, 6, N_MELS, generator=generator), torch.randn(1, 5, generator=generator)
+    schedules = {N_STEPS: flow.schedule(N_STEPS)}
+    voice, start, n_codes = torch.tensor([[state.scratch + 1], [0], [3 + 3]])
+    noise = noise_table(N_MELS, 0)
+    prepare_voice(flow, solver, state, schedules, noise, voice, start, codes, n_codes, mel, speaker, N_STEPS)
+    state.begin(torch.arange(N_SESSIONS), voice.expand(N_SESSIONS))
+    return state
+
+
+@pytest.mark.parametrize("most_rows", [128, 0], ids=["few", "many"])
+@torch.no_grad()
+def test_interpreted_solve_is_the_plain_one(most_rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Rows of all frames, of one frame and of none."""
+    monkeypatch.setattr(dit_fused, "FEW_ROWS", most_rows)
+    monkeypatch.setattr(torch, "_addmm_activation", _product_with_gelu)
+    flow = make_flow()
+    solvers = partial(solve, flow), FusedSolver(flow)
+    states = [make_state(flow, solver) for solver in solvers]
+    _same(*states, "of the voice")
+    slots = torch.tensor([1, 0, states[0].scratch])
+    others = torch.where(slots < N_SESSIONS, slots + N_SESSIONS, slots)
+    schedule, noise, generator = flow.schedule(N_STEPS), noise_table(N_MELS, 0), torch.Generator().manual_seed(7)
+    for number, counts in enumerate([[T, 1, 0], [2, T, 0]][: 2 if most_rows else 1]):
+        mu, n_frames = torch.randn(3, T, N_MELS, generator=generator), torch.tensor(counts)
+        mels = []
+        for state, solver in zip(states, solvers, strict=True):
+            state.carry(slots, others)
+            mels.append(solver(state, schedule, noise, slots, mu, n_frames, 112, targets=others))
+        slots, others = others, slots
+        for row, n in enumerate(counts):
+            assert_close(mels[1][row, :n], mels[0][row, :n], TOLERANCE, f"mel of row {row} in call {number}")
+        _same(*states, f"after call {number}")
+
+
+def _same(expected: FlowState, got: FlowState, what: str) -> None:
+    """Of sessions and voices; scratch may hold anything."""
+    keep = torch.arange(len(expected.prompt)) != expected.scratch
+    for name in ("view", "length", "start"):
+        assert_same(getattr(got.dit, name)[keep], getattr(expected.dit, name)[keep], f"{name} {what}")
+    seen = torch.cat([view[:n] for view, n in zip(expected.dit.view[keep], expected.dit.length[keep], strict=True)])
+    for k in range(N_STEPS):
+        rows = [state.dit_rows[k][..., seen, :, :] for state in (got, expected)]
+        assert_close(*rows, TOLERANCE, f"rows {what}")
+        assert_close(got.dit_tails[k][keep], expected.dit_tails[k][keep], TOLERANCE, f"tails {what}")
+
+
+def _product_with_gelu(bias: Tensor, rows: Tensor, weight: Tensor, *, use_gelu: bool) -> Tensor:
+    """What a GPU computes; on a CPU torch takes the exact function."""
+    assert use_gelu
+    return F.gelu(torch.addmm(bias, rows, weight), approximate="tanh")

@@ -1,0 +1,69 @@
+"""Products of few rows against the operations that they stand for; on a CPU in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.models.compare import assert_close
+
+pytest.importorskip("triton")
+
+from models.token2wav.flow.fused_linear import Norm, Tiles, product, product_tiles
+
+DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+ACTIVATIONS = {"": lambda x: x, "gelu": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
+
+
+def drawn(*shape: int, device: str) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, device=device)
+
+
+@pytest.mark.parametrize("tiles", [Tiles(16, 16, 64, 4, 4, 1), Tiles(16, 32, 32, 2, 4, 2)], ids=["whole", "loop"])
+@pytest.mark.parametrize("activation", ["", "gelu", "silu"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_activation_gate_and_what_is_added(device: str, activation: str, tiles: Tiles):
+    """Neither rows, columns nor the inner axis fill their tiles."""
+    M, N, K = 21, 40, 52
+    a, weight = drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
+    bias, gate, base = drawn(N, device=device), drawn(N + 1, device=device)[1:], drawn(M, N, device=device)
+    expected = ACTIVATIONS[activation](F.linear(a, weight, bias))
+    plain = product(a, weight, bias, torch.empty_like(base), activation=activation, tiles=tiles)
+    assert_close(plain, expected, 1e-5)
+    added = product(a, weight, bias, base.clone(), activation=activation, base=base, gate=gate, tiles=tiles)
+    assert_close(added, base + gate * expected, 1e-5)
+    product(a, weight, bias, base, activation=activation, base=base, gate=gate, tiles=tiles)
+    assert_close(base, added, 0.0, "in place")
+
+
+@pytest.mark.parametrize("plus", [0.0, 1.0])
+@pytest.mark.parametrize("device", DEVICES)
+def test_norm_before_the_product(device: str, plus: float):
+    M, N, K = 18, 20, 52
+    a, weight = 3 + 2 * drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
+    scale, shift = drawn(K, device=device), drawn(K + 1, device=device)[1:]
+    tiles = product_tiles(M, N, K, 2, norm=True)
+    got = product(a, weight, None, drawn(M, N, device=device), norm=Norm(scale, shift, 1e-6, plus), tiles=tiles)
+    normed = F.layer_norm(a, (K,), eps=1e-6) * (plus + scale) + shift
+    assert_close(got, normed @ weight.T, 1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_read_again_for_the_second_half(device: str):
+    a, weight, base = drawn(10, 20, device=device), drawn(16, 20, device=device), drawn(20, 16, device=device)
+    got = product(a, weight, None, torch.empty_like(base), base=base)
+    assert_close(got, base + (a @ weight.T).repeat(2, 1), 1e-5)
+
+
+@pytest.mark.parametrize("n_bytes", [2, 4])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("K", [20, 80, 512])
+@pytest.mark.parametrize("M", [2, 64, 128])
+def test_tiles_can_be_had(M: int, K: int, norm: bool, n_bytes: int):
+    """Sixteen numbers of the inner axis at least for each part, and all of it in one tile before a norm."""
+    tiles = product_tiles(M, 512, K, n_bytes, norm)
+    assert tiles.inner // tiles.split >= 16 and tiles.inner % tiles.split == 0
+    assert not norm or tiles.inner >= K

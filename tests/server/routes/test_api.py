@@ -1,0 +1,406 @@
+"""Every HTTP route but those of presets and pages: what it answers, and what it says to nonsense."""
+
+import asyncio
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from fastapi import FastAPI
+
+from benchmarks.serve.fake_worker import NullWorker
+from server.app import build_app
+from server.registry.apps import KNOWN
+from server.routes.bodies import WorkerInfo
+from tests.server.gateways import running_gateway, until
+from tests.server.routes.http_gateway import IDLE, asked, gateway_of
+
+
+async def told(path: str, *, health: dict[str, Any] | None = None, n_workers: int = 1) -> Any:
+    gateway = gateway_of(n_workers)
+    if health is not None:
+        gateway.desk.workers.answered(gateway.desk.workers.all[0], health)
+    async with asked(gateway) as http:
+        return await http.get(path)
+
+
+# --- the gateway and its workers ------------------------------------------------------------------
+
+
+def test_probes_before_any_worker_answers() -> None:
+    async def story() -> None:
+        async with asked(gateway_of(2)) as http:
+            assert (await http.get("/livez")) == {"alive": True}
+            health = await http.get("/health")
+            assert health["status"] == "healthy" and datetime.fromisoformat(health["timestamp"])
+            ready = await http.get("/readyz", 503)
+            expected = {"ready": False, "total_workers": 2, "ready_workers": 0, "free_slots": 0, "total_slots": 0}
+            assert expected.items() <= ready.items(), f"expected {expected}, got {ready}"
+
+    asyncio.run(story())
+
+
+def test_ready_until_it_drains() -> None:
+    async def story() -> None:
+        gateway = gateway_of()
+        gateway.desk.workers.answered(gateway.desk.workers.all[0], IDLE)
+        async with asked(gateway) as http:
+            ready = await http.get("/readyz")
+            assert (ready["ready"], ready["free_slots"], ready["total_slots"]) == (True, 2, 2), ready
+            gateway.duplex.drain()
+            assert (await http.get("/readyz", 503))["draining"] is True
+            assert (await http.get("/livez")) == {"alive": True}, "a gateway that drains is not to be killed"
+
+    asyncio.run(story())
+
+
+def test_a_worker_in_its_own_words() -> None:
+    health = {**IDLE, "state": "LOADING", "worker_status": "loading", "error": None}
+    health["progress"] = {"what": "weights", "done": 3, "total": 7, "seconds": 1.5}
+    found = asyncio.run(told("/workers", health=health, n_workers=2))
+    assert found["total"] == 2
+    first, second = found["workers"]
+    assert first["worker_id"] == "worker_0" and first["status"] == "loading" and first["state"] == "LOADING"
+    assert first["progress"] == {"what": "weights", "done": 3, "total": 7, "seconds": 1.5}
+    assert first["gpu_id"] == 3 and datetime.fromisoformat(first["last_heartbeat"])
+    assert second["status"] == "offline" and second["last_heartbeat"] is None
+    assert first.keys() == WorkerInfo.model_fields.keys()
+
+
+ODD = (None, [], {"a": 1}, "x", -1, 1e400, True, "\ud800", 10**400)
+
+
+def test_whatever_a_worker_says_of_itself_the_gateway_answers() -> None:
+    keys = ("error", "progress", "avg_inference_time_ms", "gpu_id", "slots", "compile", "memory", "kv")
+
+    async def story() -> None:
+        gateway = gateway_of()
+        async with asked(gateway) as http:
+            for value in ODD:
+                progress = dict.fromkeys(("what", "done", "total", "seconds"), value)
+                odd = [{key: value} for key in keys] + [{"progress": progress}, {"compile": {"counts": {"x": value}}}]
+                for health in odd:
+                    gateway.desk.workers.answered(gateway.desk.workers.all[0], {**IDLE, **health})
+                    for path in ("/status", "/workers", "/metrics"):
+                        answer = await http.http.get(path)
+                        assert answer.status_code == 200, f"{path}, {health}: expected 200, got {answer.status_code}"
+
+    asyncio.run(story())
+
+
+def test_status_counts_every_worker_once() -> None:
+    async def story() -> None:
+        gateway = gateway_of(5)
+        workers = gateway.desk.workers
+        workers.answered(workers.all[0], IDLE)
+        workers.answered(workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}})
+        workers.answered(workers.all[2], {**IDLE, "state": "COMPILING", "worker_status": "loading"})
+        workers.answered(workers.all[3], {**IDLE, "state": "FAILED", "worker_status": "error"})
+        async with asked(gateway) as http:
+            got = await http.get("/status")
+            cache = await http.get("/cache")
+        names = ("idle", "busy", "duplex", "loading", "error", "offline")
+        counts = {name: got[f"{name}_workers"] for name in names}
+        assert counts == {"idle": 1, "busy": 1, "duplex": 0, "loading": 1, "error": 1, "offline": 1}
+        assert (got["gateway_healthy"], got["total_workers"], got["slots"]["free"]) == (True, 5, 2)
+        statuses = [one["status"] for one in cache["workers"]]
+        assert statuses == ["idle", "idle", "loading", "error", "offline"], f"got {cache}"
+
+    asyncio.run(story())
+
+
+def test_a_live_session_in_every_answer() -> None:
+    async def story() -> None:
+        async with NullWorker(slots=1) as worker, running_gateway(worker) as running:
+            client = await (await running.connect("adx_live")).prepared()
+            await client.unit()
+            await until(lambda: running.gateway.desk.workers.leases[0].n_units == 1, "a unit counted")
+            status, queue = await running.get("/status"), await running.get("/api/queue")
+            [task] = status["running_tasks"]
+            assert queue["running_tasks"][0]["session_id"] == task["session_id"] == "adx_live"
+            assert (task["request_type"], task["units"], task["worker_id"]) == ("audio_duplex", 1, "worker_0")
+            assert task["elapsed_s"] >= 0 and task["estimated_remaining_s"] > 0 and not task["paused"]
+            assert (status["idle_workers"], status["duplex_workers"], status["connections"]) == (0, 1, 1)
+            [info] = (await running.get("/workers"))["workers"]
+            assert (info["status"], info["sessions"], info["total_requests"]) == ("duplex_active", ["adx_live"], 1)
+            waiting = await running.connect("omni_next")
+            ticket = (await waiting.hear("queued"))["ticket_id"]
+            item = (await running.get("/api/queue"))["items"][0]
+            assert (item["ticket_id"], item["request_type"], item["position"]) == (ticket, "omni_duplex", 1)
+            found = await running.get(f"/api/queue/{ticket}")
+            assert found["found"] and found["ticket"]["cancelled"] is False, found
+            assert (await running.http.delete(f"/api/queue/{ticket}")).json() == {"success": True}
+            assert (await waiting.hear("error"))["code"] == "cancelled"
+            assert (await running.get(f"/api/queue/{ticket}"))["found"] is False
+            assert (await running.http.delete(f"/api/queue/{ticket}")).json() == {"success": False}
+            assert "duologue_gateway_units_total" in (await running.http.get("/metrics")).text
+            for one in (client, waiting):
+                await one.close()
+            await running.clean()
+
+    asyncio.run(story())
+
+
+# --- estimates ------------------------------------------------------------------------------------
+
+
+def test_an_estimate_that_is_left_out_stays() -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            body = {"eta_chat_s": 20, "eta_streaming_s": None, "eta_duplex_s": 3, "anything": [1]}
+            await http.put("/api/config/eta", {"eta_half_duplex_s": 77.5, "ema_alpha": 0.5})
+            got = await http.put("/api/config/eta", body)
+            config = got["config"]
+            expected = {"eta_chat_s": 20, "eta_half_duplex_s": 77.5, "eta_audio_duplex_s": 120, "eta_omni_duplex_s": 90}
+            assert expected.items() <= config.items(), f"expected {expected}, got {config}"
+            assert (got["ema_alpha"], config["ema_alpha"]) == (0.5, 0.5)
+            assert (config["eta_streaming_s"], config["eta_duplex_s"]) == (77.5, 90), "old names follow the new ones"
+            assert got == await http.get("/api/config/eta")
+            await http.put("/api/config/eta", {"ema_alpha": None})
+            assert (await http.get("/api/config/eta"))["ema_alpha"] == 0.5
+
+    asyncio.run(story())
+
+
+def test_what_was_measured_is_told_by_old_names_too() -> None:
+    async def story() -> None:
+        gateway = gateway_of()
+        gateway.desk.eta.record("omni_duplex", 42.04)
+        async with asked(gateway) as http:
+            got = await http.get("/api/config/eta")
+        assert (got["ema_omni_duplex_s"], got["ema_omni_duplex_samples"]) == (42.0, 1)
+        assert (got["ema_duplex_s"], got["ema_duplex_samples"]) == (42.0, 1)
+        assert (got["ema_chat_s"], got["ema_streaming_s"], got["ema_streaming_samples"]) == (None, None, 0)
+
+    asyncio.run(story())
+
+
+ODD_BODIES = (
+    '{"eta_chat_s": null}',
+    '{"eta_chat_s": "15"}',
+    '{"eta_chat_s": true}',
+    '{"eta_chat_s": -1}',
+    '{"eta_chat_s": 86401}',
+    '{"eta_chat_s": NaN}',
+    '{"eta_chat_s": 1e999}',
+    '{"eta_chat_s": ' + "9" * 400 + "}",
+    '{"eta_chat_s": ' + "9" * 5000 + "}",
+    '{"ema_alpha": 1.5}',
+    '{"eta_chat_s": "\\ud800"}',
+    "[" * 30_000,
+    "[]",
+    "null",
+    "{",
+    "",
+)
+
+
+@pytest.mark.parametrize("body", ODD_BODIES, ids=lambda text: repr(text[:40]))
+def test_an_estimate_that_cannot_be_changes_nothing(body: str) -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            before = await http.get("/api/config/eta")
+            headers = {"Content-Type": "application/json"}
+            answer = await http.http.put("/api/config/eta", content=body, headers=headers)
+            assert answer.status_code in (400, 422), (
+                f"expected 400 or 422, got {answer.status_code} {answer.text[:200]}"
+            )
+            assert answer.json()["detail"], f"expected what is wrong, got {answer.text}"
+            assert await http.get("/api/config/eta") == before
+
+    asyncio.run(story())
+
+
+def test_what_was_sent_is_not_sent_back() -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            answer = await http.ask("PUT", "/api/config/eta", 422, json={"eta_chat_s": "me" * 9000})
+            assert "meme" not in answer.text and len(answer.text) < 500, answer.text[:600]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_has_an_end(chunked: bool) -> None:
+    async def pieces() -> Any:
+        for _ in range(100):
+            yield b" " * 1000
+
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            content = pieces() if chunked else b" " * 100_000
+            headers = {"Content-Type": "application/json"}
+            answer = await http.ask("PUT", "/api/config/eta", 413, content=content, headers=headers)
+            assert "65536 bytes" in answer.json()["detail"], answer.text
+
+    asyncio.run(story())
+
+
+# --- apps -----------------------------------------------------------------------------------------
+
+
+def test_apps_are_switched_off_and_on() -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            names = [app.app_id for app in KNOWN]
+            assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == names == ["omni", "audio_duplex"]
+            got = await http.put("/api/admin/apps/omni", {"enabled": False})
+            app = {"app_id": "omni", "name": "Omni Full-Duplex", "route": "/omni", "enabled": False}
+            assert got == {"success": True, "app": app}, got
+            assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == ["audio_duplex"]
+            switches = {app["app_id"]: app["enabled"] for app in (await http.get("/api/admin/apps"))["apps"]}
+            assert switches == {"omni": False, "audio_duplex": True}
+            answer = await http.ask("GET", "/omni", 302)
+            assert answer.headers["location"] == "/" and answer.headers["cache-control"] == "no-store"
+            await http.ask("GET", "/audio_duplex")
+            await http.put("/api/admin/apps", {"app_id": "omni", "enabled": True})
+            await http.ask("GET", "/omni")
+            assert len((await http.get("/api/apps"))["apps"]) == 2
+
+    asyncio.run(story())
+
+
+def test_an_app_that_does_not_exist() -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            for path, body in (
+                ("/api/admin/apps/x", {"enabled": True}),
+                ("/api/admin/apps", {"app_id": "x", "enabled": True}),
+            ):
+                assert await http.put(path, body, 404) == {"detail": "Unknown app: x"}
+            for body in ({}, {"enabled": "no"}, {"enabled": 0}, [], None):
+                await http.put("/api/admin/apps/omni", body, 422)
+            assert len((await http.get("/api/apps"))["apps"]) == 2
+
+    asyncio.run(story())
+
+
+async def _refusal(running: Any, name: str) -> int:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await running.connect(name)
+    return refused.value.response.status_code
+
+
+def test_sockets_of_an_app_that_is_switched_off_are_refused() -> None:
+    async def story() -> None:
+        async with NullWorker(slots=2) as worker, running_gateway(worker) as running:
+            talking = await (await running.connect("adx_before")).prepared()
+            await running.http.put("/api/admin/apps/audio_duplex", json={"enabled": False})
+            for name in ("adx_me", "audio_duplex_me", "adx.me"):  # the last becomes adx_me
+                got = await _refusal(running, name)
+                assert got == 403, f"{name}: expected 403, got {got}"
+            await (await (await running.connect("omni_me")).seated()).close()
+            await talking.unit()
+            await running.http.put("/api/admin/apps/audio_duplex", json={"enabled": True})
+            await until(lambda: len(running.gateway.desk.workers.leases) == 1, "the other's slot")
+            await (await (await running.connect("adx_me")).seated()).close()
+            await talking.close()
+            await running.clean()
+
+    asyncio.run(story())
+
+
+# --- who may change things, and how answers look --------------------------------------------------
+
+
+def test_pages_from_elsewhere_change_nothing() -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            elsewhere = {"Origin": "https://elsewhere.example"}
+            for method, path in (
+                ("PUT", "/api/config/eta"),
+                ("PUT", "/api/admin/apps/omni"),
+                ("DELETE", "/api/queue/x"),
+            ):
+                answer = await http.ask(method, path, 403, headers=elsewhere)
+                assert "elsewhere.example" in answer.json()["detail"]
+            await http.ask("PUT", "/api/config/eta", headers={"Origin": "http://gateway"}, json={})
+            answer = await http.ask("GET", "/api/apps", headers=elsewhere)
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+
+    asyncio.run(story())
+
+
+def test_every_get_has_its_head() -> None:
+    async def story() -> None:
+        async with asked(gateway_of()) as http:
+            paths = [path for path, methods in http.app.openapi()["paths"].items() if "get" in methods]
+            assert len(paths) > 10
+            for path in paths:
+                path = path.format(ticket_id="q_1", mode="omni", preset_id="none")
+                whole, head = await http.http.get(path), await http.http.head(path)
+                assert (head.status_code, head.content) == (whole.status_code, b""), f"{path}: got {head}"
+                assert head.headers["content-type"] == whole.headers["content-type"], path
+                if path not in ("/metrics", "/health"):
+                    assert head.headers["content-length"] == str(len(whole.content)), path
+
+    asyncio.run(story())
+
+
+def test_errors_are_json() -> None:
+    async def story() -> None:
+        gateway = gateway_of()
+        async with asked(gateway) as http:
+            for method, path, status in (
+                ("GET", "/nothing", 404),
+                ("GET", "/api/queue/a/b", 404),
+                ("POST", "/health", 405),
+                ("PATCH", "/api/config/eta", 405),
+                ("GET", "/api/admin/apps/omni", 405),
+            ):
+                answer = await http.ask(method, path, status)
+                assert answer.json().keys() == {"detail"}, f"{method} {path}: got {answer.text}"
+            object.__setattr__(gateway.desk.eta, "measured", None)  # a fault of ours
+            broken = await http.ask("GET", "/api/config/eta", 500)
+            assert broken.json() == {"detail": "Internal server error"}
+
+    asyncio.run(story())
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+
+def routes_of(app: FastAPI) -> set[str]:
+    found = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
+    for route in app.routes:
+        path, methods = getattr(route, "path", None), getattr(route, "methods", None)
+        if path is not None and path != "/docs/oauth2-redirect":
+            found |= {f"{method} {path}" for method in (methods or ()) if method != "HEAD"} or {path}
+    return found
+
+
+def test_documentation_has_every_route_and_no_other(root: Path) -> None:
+    text = (root / "docs" / "gateway.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `((?:[A-Z]+ )?/[^`]*)` \|", text, re.M))
+    expected = routes_of(build_app(gateway_of()))
+    assert named == expected, f"missing {sorted(expected - named)}, too many {sorted(named - expected)}"
+
+
+def test_examples_of_the_documentation_are_answers(root: Path) -> None:
+    """Whatever a documented body has, the answer has too."""
+    text = (root / "docs" / "gateway.md").read_text(encoding="utf-8")
+    examples = re.findall(r"`GET (/\S+)`:\n\n```json\n(.*?)```", text, re.S)
+    assert len(examples) >= 3
+    for path, example in examples:
+        got = asyncio.run(_live_answer(path))
+        assert _names(json.loads(example)) <= _names(got), f"{path}: expected {example}, got {got}"
+
+
+async def _live_answer(path: str) -> Any:
+    gateway = gateway_of()
+    gateway.desk.workers.answered(gateway.desk.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
+    gateway.desk.arrive("omni_duplex", "omni_a")
+    gateway.desk.arrive("omni_duplex", "omni_b")
+    async with asked(gateway) as http:
+        return await http.get(path)
+
+
+def _names(value: Any, path: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return set().union(*({f"{path}.{key}"} | _names(one, f"{path}.{key}") for key, one in value.items()))
+    if isinstance(value, list):
+        return set().union(*(_names(one, f"{path}[]") for one in value))
+    return set()

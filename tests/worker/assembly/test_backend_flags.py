@@ -1,0 +1,59 @@
+"""The process's switches: set on a GPU, left alone on a CPU, and told as they are."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from worker.assembly.backend_flags import apply_toggles
+from worker.config.compile import CompileConfig
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+KERNELS = ("flash", "mem_efficient", "cudnn", "math")
+
+
+def switches() -> tuple[object, ...]:
+    cudnn = torch.backends.cudnn
+    return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, *kernels()
+
+
+def kernels() -> tuple[bool, ...]:
+    return tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in KERNELS)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    precision, tf32, benchmark, *enabled = switches()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, benchmark
+    for name, is_on in zip(KERNELS, enabled, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_on)
+
+
+def test_a_cpu_is_left_alone() -> None:
+    before = switches()
+    told = apply_toggles(CompileConfig(tf32=True, cudnn_benchmark=True, attention="eager"), CPU)
+    assert switches() == before and set(told.values()) == {"not on a CPU"}
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_tf32_and_cudnn(is_on: bool) -> None:
+    told = apply_toggles(CompileConfig(tf32=is_on, cudnn_benchmark=is_on), GPU)
+    assert switches()[:3] == ("high" if is_on else "highest", is_on, is_on)
+    assert (told["tf32"], told["cudnn_benchmark"]) == (is_on, is_on)
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected", "words"),
+    [
+        ("flash", (True, False, False, True), "flash (flash, products)"),
+        ("sdpa", (True, True, True, True), "sdpa (flash, memory-efficient, cudnn, products)"),
+        ("eager", (False, False, False, True), "eager (products)"),
+    ],
+)
+def test_attention(attention: str, expected: tuple[bool, ...], words: str) -> None:
+    before = kernels()
+    assert apply_toggles(CompileConfig(), GPU)["attention"].startswith("auto (") and kernels() == before
+    assert apply_toggles(CompileConfig(attention=attention), GPU)["attention"] == words
+    assert kernels() == expected

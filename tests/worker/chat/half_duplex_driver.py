@@ -1,0 +1,158 @@
+"""A half-duplex conversation driven by hand: what is said to it, what it answers and what its context holds."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from models.inputs.audio import placeholder_groups
+from models.stages.message_reader import Content
+from models.stages.runner import Rows
+from tests.models.compare import assert_close
+from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, rows_of
+from tests.worker.loop.engines import assert_mirrors, voice
+from worker.chat import config as reply_config
+from worker.chat.config import HalfDuplexConfig, ReplyConfig
+from worker.chat.half_duplex import HalfDuplex
+from worker.loop.results import Failure, ReplyResult
+from worker.loop.session import Session
+
+CONFIG = HalfDuplexConfig(reply=SPOKEN, deaf_s=0.5)
+CHUNK = 8_000  # samples of one push
+PAUSE = 12_000  # of silence behind a sentence, enough to end it
+
+
+class Clock:
+    """Stands still unless it is set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class HandLine:
+    """A conversation's session on an engine without a thread."""
+
+    def __init__(self, engine: AnsweringEngine, session: Session):
+        self.engine, self.session, self.name = engine, session, session.id
+
+    def answer(self, content: Content, config: ReplyConfig, arrived: float) -> Future[None]:
+        return self._done(self.engine.answers.answer, self.session, content, config, arrived)
+
+    def take_back(self) -> Future[bool]:
+        return self._done(self.engine.answers.take_back, self.session)
+
+    def break_speech(self) -> Future[None]:
+        return self._done(self.engine.sessions.break_speech, self.session)
+
+    def close(self) -> Future[None]:
+        return self._done(self.engine.sessions.close, self.session)
+
+    def _done(self, call: Any, *given: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*given))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Conversation:
+    """A conversation driven by hand."""
+
+    def __init__(
+        self,
+        engine: AnsweringEngine,
+        name: str = "talk",
+        config: HalfDuplexConfig = CONFIG,
+        system: Sequence[Any] = ("You are kind.",),
+    ):
+        self.engine, self.name, self.clock = engine, name, Clock()
+        self.events = engine.events[name]
+        self.talk = HalfDuplex(engine.reader, config, self.events.append, clock=self.clock)
+        prompt = engine.reader.read(
+            [{"role": "system", "content": list(system)}], reply_config.PromptOptions(add_generation_prompt=False)
+        )
+        self.session = engine.answers.converse(
+            name, engine.reader.cut(prompt), config, self.talk.hand_on, voice=voice(0)
+        )
+        self.slot = self.session.slot
+        self.talk.begin(HandLine(engine, self.session))
+        self.clock.now += 1
+
+    def hear(self, wave: np.ndarray, *, pause: int = PAUSE) -> None:
+        """A sentence and a pause, in pieces as a client sends them; nothing runs meanwhile."""
+        wave = np.concatenate((wave, np.zeros(pause, np.float32)))
+        for start in range(0, len(wave), CHUNK):
+            self.talk.push(wave[start : start + CHUNK])
+
+    def say(self, wave: np.ndarray) -> ReplyResult | Failure:
+        """The same, answered. Returns: the outcome."""
+        self.hear(wave)
+        self.engine.settle()
+        self.check()
+        return self.events[-1]
+
+    def check(self) -> None:
+        """Between rounds host and device agree, and nothing of an answer's speech is left."""
+        assert_mirrors(self.engine.duplex, self.slot)
+        assert not self.engine.duplex.speaker.is_in_call(self.slot), "expected no call to be left"
+        n_rows = self.engine.duplex.speaker.rows(self.slot)
+        assert n_rows == 0, f"rows of speech: expected none to be left, got {n_rows}"
+
+    @property
+    def n_rows(self) -> int:
+        return self.engine.duplex.runner.llm_rows(self.slot)
+
+
+def load(root: Any, name: str) -> np.ndarray:
+    """A recorded sentence, [n] float32 at 16 kHz, behind a quarter of a second of silence."""
+    wave = soundfile.read(root / f"tests/data/{name}.wav", dtype="float32")[0]
+    return np.concatenate((np.zeros(4_000, np.float32), wave))
+
+
+def script(engine: AnsweringEngine, *answers: str, end: str = "<|im_end|>") -> list[int]:
+    """The model's answers to come in the conversation `talk`."""
+    encode = engine.language.tokenizer.encode
+    engine.observer.ids["talk"] = [token for text in answers for token in encode(text + end)]
+
+
+def heard_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The sound of every user's turn, as it comes in."""
+    waves: list[np.ndarray] = []
+    read = engine.reader.read_segment
+
+    def watched(message: Any, options: Any) -> Any:
+        waves.append(message.parts[0])
+        return read(message, options)
+
+    monkeypatch.setattr(engine.reader, "read_segment", watched)
+    return waves
+
+
+def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> None:
+    """The slot holds what one pass over text and sound gives."""
+    engine, runner = talk.engine, talk.engine.duplex.runner
+    ids: list[int] = []
+    media: list[tuple[int, torch.Tensor]] = []
+    for part in parts:
+        if isinstance(part, str):
+            ids += engine.language.tokenizer.encode(part)
+            continue
+        (rows,) = runner.encode_clips([torch.from_numpy(part)], chunk_length=1.0)
+        for n in placeholder_groups(len(part), chunked=True):
+            ids += [engine.language.special.audio_start, *[0] * n, engine.language.special.audio_end]
+            media.append((len(ids) - 1 - n, rows[:n]))
+            rows = rows[n:]
+    assert talk.n_rows == len(ids), f"rows: expected {len(ids)}, got {talk.n_rows}"
+    with runner.lease() as slot:
+        runner.feed([slot], [Rows.mixed(ids, media)])
+        expected = rows_of(runner, slot)
+    for number, (got, one) in enumerate(zip(rows_of(runner, talk.slot), expected, strict=True)):
+        assert_close(got, one, 1e-4, f"tensor {number}")

@@ -1,0 +1,378 @@
+"""A small engine that answers, and a straight-line answer to compare with.
+
+One size per axis, as in `engines`; a text chunk's speech ends after few codes, and sound costs nothing unless a test
+asks for the real vocoder, so that an answer costs tenths of a second.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.omni import OmniModel
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.message_reader import Content, MessageReader
+from models.stages.region_table import Shapes
+from models.stages.runner import Runner
+from models.stages.speech_stream import CodeStream
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Chunk
+from models.token2wav.voice.voice import Voice
+from models.token2wav.windows import CodeWindows
+from tests.models.layers.speech_reference import PlainSpeaker, PlainStream
+from tests.worker.loop.engines import QUIET, make_config, make_unit, short_speech, voice
+from worker.assembly import parts as building
+from worker.assembly.parts import Parts
+from worker.chat.answers import Answers
+from worker.chat.config import ReplyConfig
+from worker.config.session import SessionConfig
+from worker.loop import voice_manager as voice_module
+from worker.loop.language import Language
+from worker.loop.observer import Observer
+from worker.loop.results import Event, Failure, Partial, Prefilled, ReplyResult
+from worker.loop.session import Session
+from worker.loop.sessions import Prompt, Sessions
+from worker.loop.unit_loop import UnitLoop
+from worker.loop.voice_manager import VoiceDesk
+
+LLM_LEN, SPEECH_LEN = 512, 768
+CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
+MOST_TURNS = 300  # of the loop, until something must have happened
+WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
+SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
+LONGER = SPOKEN.model_copy(update={"max_new_tokens": 35, "seed": 3})
+SETTINGS = {"spoken": SPOKEN, "fixed": LONGER, "reference": LONGER.model_copy(update={"compat": "reference"})}
+MANY = 30  # codes of a text chunk, more than fit a window
+ASKED = "Hello there, how are you?"
+
+
+def short_chunks(max_codes: int = CHUNK_CODES, **stream: Any) -> Any:
+    """Within it text chunks are spoken with few codes."""
+    return mock.patch.object(voice_module, "CodeStream", partial(CodeStream, max_codes=max_codes, **stream))
+
+
+def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> Parts:
+    n = (n_slots,)
+    shapes = Shapes(
+        batch=n,
+        slices=(2,),
+        patches=(1088,),
+        clip_frames=(1000,),
+        rows=rows,
+        kv=(LLM_LEN,),
+        spoken=(24,),
+        tokens=(96,),
+        speech_kv=(SPEECH_LEN,),
+    )
+    vocoder_shapes = VocoderShapes(batch=n, codes=(28,), columns=(224,), prompt=(60,))
+    with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
+        return building.build(make_config(n_slots, LLM_LEN), shapes=shapes, vocoder_shapes=vocoder_shapes)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """Where a session of `ToneVocoder` stands."""
+
+    n_voiced: int = 0
+
+
+@dataclass(eq=False)
+class ToneLaunch:
+    """Sounds by session, where those stood and where they go."""
+
+    sounds: dict[int, np.ndarray]
+    moves: dict[int, tuple[Turn, Turn]]
+    is_here: bool
+    is_over: bool = False
+
+
+class ToneVocoder:
+    """Stands in for `Vocoder`: a code's sound depends on the code, its place in the turn and the session's voice.
+
+    is_held: sounds arrive when their launch's `is_here` is set by hand. broken: sessions whose sound never arrives.
+    launches: all there were.
+    """
+
+    lookahead = 3
+
+    def __init__(self, n_slots: int):
+        self._free = list(range(n_slots))
+        self._voices: dict[int, Voice] = {}
+        self._turns: dict[int, Turn] = {}
+        self.is_held = False
+        self.broken: set[int] = set()
+        self.launches: list[ToneLaunch] = []
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    def open(self, voice: Voice, n_steps: int | None) -> int:
+        number = self._free.pop(0)
+        self._voices[number], self._turns[number] = voice, Turn()
+        return number
+
+    def close(self, number: int) -> None:
+        del self._voices[number], self._turns[number]
+        self._free.append(number)
+
+    def begin_turn(self, *numbers: int) -> None:
+        self._turns.update({number: Turn() for number in numbers})
+
+    def start(self, chunks: Sequence[Chunk]) -> ToneLaunch:
+        launch = ToneLaunch({}, {}, not self.is_held)
+        for number, codes, last in chunks:
+            turn, voiced = self._turns[number], codes if last else codes[: -self.lookahead]
+            twice = [one for one in self.launches if not one.is_over and one.moves.get(number, (None,))[0] is turn]
+            assert not twice, f"session {number}: a window was launched before the one in front of it had landed"
+            tones = torch.tensor(voiced) + 7000 * (turn.n_voiced + torch.arange(len(voiced)))
+            sound = (tones + self._voices[number].codes[0] / 7000).float().repeat_interleave(960)
+            launch.sounds[number], launch.moves[number] = sound.numpy(), (turn, Turn(turn.n_voiced + len(voiced)))
+        self.launches.append(launch)
+        return launch
+
+    def finish(self, launch: ToneLaunch) -> list[np.ndarray]:
+        assert launch.is_here and not launch.is_over, "expected a launch that has arrived to be finished, once"
+        launch.is_over = True
+        if self.broken & launch.sounds.keys():
+            raise RuntimeError("broken")
+        for number, (before, behind) in launch.moves.items():
+            if self._turns.get(number) is before:
+                self._turns[number] = behind
+        return list(launch.sounds.values())
+
+    def let_land(self) -> None:
+        """Let the oldest sound arrive that has not."""
+        next(launch for launch in self.launches if not launch.is_here).is_here = True
+
+
+class AnsweringEngine:
+    """Sessions, answers and their loop as the engine's thread holds them, driven by hand; events by session name."""
+
+    def __init__(self, parts: Parts, observer: Observer | None = None):
+        self.parts, self.duplex, self.language = parts, parts.duplex, parts.language
+        self.reader = MessageReader(parts.model.config, self.language.tokenizer, parts.pictures)
+        self.events: dict[str, list[Event]] = defaultdict(list)
+        self.use(ToneVocoder(parts.n_slots), observer)
+
+    def use(self, vocoder: Any, observer: Observer | None = None) -> None:
+        """Begin anew with this vocoder."""
+        self.vocoder, self.observer = vocoder, observer or Script()
+        self.desk = VoiceDesk(self.duplex, vocoder)
+        self.loop = UnitLoop(self.duplex, vocoder, self.desk, observer=self.observer)
+        config = make_config(self.parts.n_slots, LLM_LEN)
+        self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
+        self.answers = Answers(self.sessions, self.duplex, self.language, self.desk, self.loop)
+
+    def content(self, *parts: Any, config: ReplyConfig = WRITTEN) -> Content:
+        """One message of the user, ready to be answered."""
+        messages = [{"role": "user", "content": list(parts)}]
+        return self.reader.cut(self.reader.read(messages, config.prompt_options()))
+
+    def ask(self, name: str, *parts: Any, config: ReplyConfig = WRITTEN, speaker: int | None = 0) -> Session:
+        """A chat about one message; it runs when the loop does."""
+        content, speaks = self.content(*parts, config=config), None if speaker is None else voice(speaker)
+        return self.answers.chat(name, content, config, self.events[name].append, voice=speaks, arrived=0.0)
+
+    def open(self, name: str, config: SessionConfig = QUIET, speaker: int | None = None) -> Session:
+        """A duplex session that is ready for its first unit."""
+        session = self.sessions.open(name, config, self.events[name].append)
+        self.sessions.prepare(session, Prompt.of("You are kind.", None, None if speaker is None else voice(speaker)))
+        return session
+
+    def send(self, session: Session, *given: Any, **knobs: Any) -> None:
+        self.sessions.unit(session, make_unit(*given, **knobs))
+
+    def step(self) -> bool:
+        """What the thread does in one turn. Returns: whether anything is left to do."""
+        self.sessions.dispatch()
+        self.loop.run()
+        self.sessions.dispatch()
+        return not self.loop.is_idle
+
+    def settle(self) -> None:
+        while self.step():
+            pass
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """As `settle`, but only until something has happened, which it must."""
+        for _ in range(MOST_TURNS):
+            if done():
+                return
+            self.step()
+        raise AssertionError(f"expected an end within {MOST_TURNS} turns of the loop")
+
+    def heard(self, name: str) -> list[Event]:
+        """What a session was told since, prompts aside."""
+        return [event for event in self.take(name) if not isinstance(event, Prefilled)]
+
+    def outcome(self, name: str) -> ReplyResult | Failure:
+        """Run all there is. Returns: a session's last event."""
+        self.settle()
+        return self.events[name][-1]
+
+    def take(self, name: str) -> list[Event]:
+        events = self.events[name][:]
+        self.events[name].clear()
+        return events
+
+    @property
+    def n_free(self) -> tuple[int, int]:
+        """Slots that nobody has, of the model and of the vocoder."""
+        return self.duplex.runner.pool.n_free, self.vocoder.n_free
+
+
+class Script(Observer):
+    """Sessions whose tokens are written down: by name, in order, then whatever is sampled."""
+
+    def __init__(self, **ids: Sequence[int]):
+        self.ids = {name: list(own) for name, own in ids.items()}
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        own = self.ids.get(session)
+        return own.pop(0) if own else token
+
+
+def script(engine: AnsweringEngine, **ids: Sequence[int]) -> None:
+    """Tokens to come, by session."""
+    engine.observer.ids = {name: list(own) for name, own in ids.items()}
+
+
+def words(engine: AnsweringEngine, n: int) -> list[int]:
+    """Ids that are text and can be voiced."""
+    (word,) = engine.language.tokenizer.encode("x")
+    return [word] * n
+
+
+def partials(events: Sequence[Event]) -> list[Partial]:
+    """Pieces of answers."""
+    return [event for event in events if isinstance(event, Partial)]
+
+
+@contextmanager
+def answering(parts: Parts) -> Iterator[AnsweringEngine]:
+    """Short chunks and short speech; every slot is free again behind it."""
+    engine = AnsweringEngine(parts)
+    free = engine.n_free
+    with short_chunks(), short_speech():
+        yield engine
+    engine.sessions.close_all()
+    assert engine.n_free == free, f"slots: expected {free} free afterwards, got {engine.n_free}"
+
+
+def heard_alone(parts: Parts) -> dict[str, list[Event]]:
+    """What answers of SETTINGS are told, by name."""
+    engine = AnsweringEngine(parts)
+    with short_chunks():
+        return {name: alone(engine, config) for name, config in SETTINGS.items()}
+
+
+def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN) -> list[Event]:
+    """What an answer is told if nobody else is there."""
+    engine.ask("alone", ASKED, config=config)
+    engine.settle()
+    return engine.heard("alone")
+
+
+@dataclass
+class Plain:
+    """A greedy answer in a plain loop, text first and speech behind it."""
+
+    ids: list[int] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    windows: list[tuple[tuple[int, ...], bool]] = field(default_factory=list)
+
+
+def plain_answer(
+    model: OmniModel,
+    language: Language,
+    prompt: Content,
+    config: ReplyConfig,
+    *,
+    chunk: int,
+    kind: str = "full_attention",
+    window: int | None = None,
+    eos: int | None = None,
+) -> Plain:
+    """What a greedy answer has to be: logits by plain arithmetic, speech by `PlainStream`.
+
+    chunk: most codes of a text chunk. kind, window: attention between them. eos: another end code.
+    """
+    reference = config.compat == "reference"
+    tokenizer, special = language.tokenizer, language.special
+    ends = {special.im_end, special.tts_eos} | ({tokenizer.lookup("</s>")} - {tokenizer.unk_id})
+    stops = ends if reference else ends | {special.endoftext}
+    unvoiced = {tokenizer.lookup(c) for c in ":：；#“”‘’@*【】「」()（）[]&/$"} | set(tokenizer.bad_token_ids)
+    limit = -(-config.max_new_tokens // 10) * 10 if reference else config.max_new_tokens
+    sets = TokenSets.build([TokenSet()], model.config.vocab_size)
+    runner, said = Runner(model, sets, n_slots=1, llm_len=LLM_LEN), Plain()
+    hidden: list[Tensor] = []
+    is_stopped = False
+    with runner.lease() as slot:
+        _, logits = runner.feed([slot], [prompt.encode(runner)])
+        while True:
+            # The sampler's chunks begin behind tokens 11, 21, 31: it looks back so far from there, and at all since.
+            n = len(said.ids)
+            begin = 0 if n < 11 else (n - 1) // 10 * 10 + 1
+            seen = set(said.ids[max(begin - config.repetition_window, 0) : n])
+            token = choose(logits[0].double(), seen, ends, unvoiced if config.speak else set(), config)
+            is_stopped = token in stops
+            if is_stopped or n == limit:
+                break
+            said.ids.append(token)
+            states, logits = runner.decode([slot], [token])
+            hidden.append(states[0])
+    if config.speak and said.ids:
+        window = window if kind == "sliding_window" else None
+        eos = model.tts.config.eos_code if eos is None else eos
+        speaker = PlainSpeaker(model.tts, config.code_sampling(), seed=config.seed, eos=eos, window=window)
+        stream = PlainStream(speaker, kind, chunk, batch=10**6)
+        speak(stream, said, hidden, is_stopped or not reference, reference)
+    return said
+
+
+def choose(logits: Tensor, seen: set[int], ends: set[int], never: set[int], config: ReplyConfig) -> int:
+    for token in never:
+        logits[token] = float("-inf")
+    for tokens, factor in ((seen, config.repetition_penalty), (ends, config.length_penalty)):
+        for token in tokens:
+            value = logits[token]
+            logits[token] = value / factor if value > 0 else value * factor
+    return int(logits.argmax())
+
+
+def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: bool, reference: bool) -> None:
+    """Codes of all text chunks and the windows they make, cut where the loop hands codes on."""
+    tts = stream.speaker.model.tts
+    cutter = CodeWindows(least=25 if reference else 5)
+    for start in range(0, len(said.ids), 10):
+        ids = said.ids[start : start + 10]
+        is_last = start + 10 >= len(said.ids)
+        tail = [tts.config.text_eos_token_id] * (is_last and is_finished) + [tts.config.audio_bos_token_id]
+        projected = tts.projector_semantic(torch.stack(hidden[start : start + 10]))
+        if tts.config.normalize_projected_hidden:
+            projected = torch.nn.functional.normalize(projected, dim=-1)
+        rows = torch.cat((tts.emb_text(torch.tensor(ids)) + projected, tts.emb_text(torch.tensor(tail))))
+        stream.push(rows, final=False)
+        codes = stream.spoken[-1]
+        said.codes += codes
+        first = [10] if start == 0 and not reference else []
+        cuts = [n for n in (*first, *range(25, len(codes) + 1, 25)) if n < len(codes)]
+        for begin, end in zip((0, *cuts), (*cuts, len(codes)), strict=True):
+            windows = cutter.push(codes[begin:end])
+            if windows:
+                cutter.least = min(2 * cutter.least, 25)
+            said.windows += windows
+    said.windows += cutter.push([], last=True)
+
+
+def rows_of(runner: Runner, slot: int) -> list[Tensor]:
+    """Copies of a slot's context, keys and values of every layer."""
+    return [tensor.clone() for tensor in runner.state.llm.save(slot, runner.llm_rows(slot))]

@@ -1,0 +1,42 @@
+"""How an answer's prompt is fed: in pieces between others' tokens, and in rows of its own number."""
+
+import pytest
+
+from tests.models.stages.conversations import picture
+from tests.worker.chat.reply_engine import WRITTEN, AnsweringEngine, make_parts, partials
+from worker.loop.results import Prefilled
+
+
+def test_a_long_prompt_is_fed_in_pieces_between_others_tokens() -> None:
+    engine = AnsweringEngine(make_parts(2, rows=(16,)))
+    greedy = WRITTEN.model_copy(update={"decode_mode": "greedy"})
+    question = (picture(60, 60), "What is it? " * 8)
+    engine.ask("short", "Hi", config=greedy)
+    engine.run_until(lambda: bool(partials(engine.events["short"])))
+    engine.ask("long", *question, config=greedy)
+    n_pieces = -(-len(engine.content(*question)) // 16)
+    assert n_pieces > 5
+    for number in range(n_pieces):
+        assert engine.events["long"] == [], f"piece {number}: expected no event yet"
+        n_before = len(partials(engine.events["short"]))
+        engine.step()
+        assert len(partials(engine.events["short"])) == n_before + 1, f"piece {number}: expected a token beside it"
+    assert isinstance(engine.events["long"][0], Prefilled)
+    got, whole = engine.outcome("long"), AnsweringEngine(make_parts(2, rows=(512,)))
+    whole.ask("long", *question, config=greedy)
+    assert got.tokens == whole.outcome("long").tokens
+
+
+def test_few_rows_are_not_padded_to_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AnsweringEngine(make_parts(2, rows=(16, 64)))
+    fed: list[list[int]] = []
+    feed = engine.duplex.feed
+    monkeypatch.setattr(
+        engine.duplex, "feed", lambda slots, rows, wants: fed.append([len(r) for r in rows]) or feed(slots, rows, wants)
+    )
+    engine.ask("long", "word " * 40)
+    session = engine.open("unit")
+    fed.clear()
+    engine.send(session, 1)
+    engine.step()
+    assert fed == [[11], [64]], f"expected the unit's rows by themselves, got {fed}"

@@ -1,0 +1,283 @@
+"""The folder of compiled kernels: never trusted blindly, never in the way, and worth its name across processes."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.loop.engines import SmallEngine
+from worker.compile import cache as compile_cache
+from worker.compile.cache import OURS, CacheReport, CacheState, CompileCache, facts_of
+from worker.config.compile import CompileConfig
+
+FACTS = {"device": "card 9.0", "torch": "2.13.0", "model": "m", "settings": "s"}
+KERNELS = {"fxgraph/aa/one": b"graph" * 50, "bb/two.so": b"\x7fELF" * 90}
+# Products, which need no compiler of C++, compiled in a process of their own; prints hits, misses, state and problems.
+PROGRAM = """
+import json, sys, torch
+from pathlib import Path
+from torch._dynamo.utils import counters
+from worker.compile.cache import CompileCache
+folder, artifact = Path(sys.argv[1]), sys.argv[2]
+facts = {"device": "here", "torch": torch.__version__}
+cache = CompileCache.open(folder, facts, artifact=Path(artifact) if artifact else None)
+compiled = torch.compile(lambda x: x @ x @ x, dynamic=True)
+with torch.no_grad():
+    out = compiled(torch.eye(8) * 3)
+inductor = counters["inductor"]
+report = cache.record(inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"], 1.0)
+print(json.dumps([report.hits, report.misses, report.state, report.problems, float(out.sum())]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler is there; what this test process has compiled itself is nobody's business."""
+    import torch._inductor
+
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"everything", None))
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: data)
+
+
+def fill(folder: Path) -> None:
+    for name, data in KERNELS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def recorded(folder: Path, **facts: str) -> CompileCache:
+    """A worker that has compiled everything there."""
+    cache = CompileCache.open(folder, FACTS | facts)
+    fill(folder)
+    cache.record(0, 5, 81.0)
+    return cache
+
+
+def reopened(folder: Path, **facts: str) -> CacheReport:
+    return CompileCache.open(folder, FACTS | facts).report
+
+
+def test_new_then_warm(tmp_path: Path) -> None:
+    report = recorded(tmp_path / "cache").report
+    assert (report.state, report.problems, report.cold_s) == (CacheState.NEW, [], 81.0)
+    again = CompileCache.open(tmp_path / "cache", FACTS)
+    assert (again.report.state, again.report.problems) == (CacheState.WARM, [])
+    assert str(again.record(5, 0, 12.34)) == "compile cache: 5 hits, 0 misses, 12.3 s (cold 81.0 s)"
+    assert reopened(tmp_path / "cache").cold_s == 81.0, "expected the cold start to stay known"
+
+
+def has_everything(folder: Path, **facts: str) -> bool:
+    return CompileCache.open(folder, FACTS | facts).has_everything
+
+
+def test_everything_is_there_once_a_start_was_over_and_nothing_of_it_failed(tmp_path: Path) -> None:
+    cache = CompileCache.open(tmp_path, FACTS)
+    fill(tmp_path)
+    assert not cache.has_everything and not has_everything(tmp_path), "expected half a start not to count"
+    fill(tmp_path)
+    cache.record(0, 5, 81.0, is_whole=False)
+    assert reopened(tmp_path).state is CacheState.WARM and not has_everything(tmp_path)
+    recorded(tmp_path)
+    assert has_everything(tmp_path) and not has_everything(tmp_path, torch="2.11.0")
+    (tmp_path / "bb/two.so").write_bytes(b"damaged")
+    assert not has_everything(tmp_path)
+
+
+def test_other_sources_have_not_made_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, cache = tmp_path / "sources", tmp_path / "cache"
+    (sources / "kernels").mkdir(parents=True)
+    monkeypatch.setattr(compile_cache, "SOURCES", sources)
+    source = sources / "kernels" / "product.py"
+    for text, expected in (("x = 1", True), ("x = 2", False)):
+        source.write_text(text)
+        if expected:
+            recorded(cache)
+        assert has_everything(cache) is expected and reopened(cache).state is CacheState.WARM
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"torch": "2.11.0"}, CacheState.STALE),
+        ({"model": "n"}, CacheState.STALE),
+        ({"device": "other 8.0"}, CacheState.FOREIGN),
+    ],
+)
+def test_of_something_else(tmp_path: Path, other: dict[str, str], expected: CacheState) -> None:
+    recorded(tmp_path, **other)
+    report = reopened(tmp_path)
+    assert (report.state, report.problems, report.cold_s) == (expected, [], None)
+    assert str(expected) in str(report)
+
+
+def test_workers_share_the_folder(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    recorded(tmp_path, device="other 8.0")
+    assert reopened(tmp_path).state is reopened(tmp_path, device="other 8.0").state is CacheState.WARM
+    assert len(list((tmp_path / OURS).glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"graph", b"grapX" * 50])
+def test_damaged_files_are_removed_and_named(tmp_path: Path, damage: bytes) -> None:
+    recorded(tmp_path)
+    bad = tmp_path / "fxgraph/aa/one"
+    bad.write_bytes(damage)
+    report = reopened(tmp_path)
+    assert report.state is CacheState.REPAIRED and "fxgraph/aa/one" in report.problems[0], report
+    assert not bad.exists() and (tmp_path / "bb/two.so").exists()
+    recorded(tmp_path)
+    assert reopened(tmp_path).state is CacheState.WARM
+
+
+def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    (tmp_path / "bb/two.so").unlink()
+    report = reopened(tmp_path)
+    assert report.state is CacheState.REPAIRED and "1 files are gone: bb/two.so" in report.problems, report
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"facts": {}, "cold_seconds": 1, "files": {}}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        json.dumps({"facts": FACTS, "cold_seconds": "x", "files": {}}).encode(),
+        json.dumps({"facts": FACTS, "cold_seconds": 1, "files": {"../outside": [1, "x"]}}).encode(),
+        json.dumps({"facts": FACTS, "cold_seconds": 1, "files": {"a": 5}}).encode(),
+    ],
+)
+def test_a_damaged_manifest_is_removed(tmp_path: Path, damage: bytes) -> None:
+    folder = tmp_path / "cache"
+    (tmp_path / "outside").write_bytes(b"not ours")
+    cache = recorded(folder)
+    manifest = folder / OURS / f"{cache.key}.json"
+    manifest.write_bytes(damage)
+    report = reopened(folder)
+    assert report.state is CacheState.REPAIRED and "manifest was damaged" in report.problems[0], report
+    assert not manifest.exists() and (tmp_path / "outside").read_bytes() == b"not ours"
+
+
+def test_a_damaged_artifact_is_not_handed_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[bytes] = []
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: loaded.append(data) or data)
+    cache = recorded(tmp_path)
+    artifact = tmp_path / OURS / f"{cache.key}.artifact"
+    good = artifact.read_bytes()
+    elsewhere = tmp_path / "elsewhere"
+    assert CompileCache.open(elsewhere, FACTS, artifact=artifact).report.problems == [] and loaded == [b"everything"]
+    other = CompileCache.open(elsewhere, FACTS | {"torch": "2.11.0"}, artifact=artifact).report
+    assert "for another torch" in other.problems[0] and len(loaded) == 1
+    for bad in (good[:-1], good[:-30] + bytes([good[-30] ^ 1]) + good[-29:], b"", b"garbage\n"):
+        artifact.write_bytes(bad)
+        assert "is damaged" in CompileCache.open(elsewhere, FACTS, artifact=artifact).report.problems[0]
+    assert len(loaded) == 1, "expected nothing damaged to be loaded"
+    missing = CompileCache.open(elsewhere, FACTS, artifact=tmp_path / "none").report
+    assert "expected a file, got none" in missing.problems[0]
+
+
+def test_a_folder_that_cannot_be_is_a_problem_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("in the way")
+    with caplog.at_level(logging.WARNING, "worker.compile.cache"):
+        cache = CompileCache.open(taken, FACTS)
+        report = cache.record(0, 3, 5.0)
+    assert len(report.problems) == 2 and "folder" in report.problems[0] and "not written down" in report.problems[1]
+    assert caplog.text.count("compile cache:") == 2 and taken.read_text() == "in the way"
+
+
+def test_a_full_disk_is_a_problem_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    cache = CompileCache.open(tmp_path, FACTS)
+    monkeypatch.setattr(compile_cache, "write_atomically", full)
+    assert "No space left on device" in cache.record(0, 3, 5.0).problems[0]
+
+
+def test_voices_locks_and_pending_files_are_not_kernels(tmp_path: Path) -> None:
+    for name in ("voices/a", "locks/b", "cc/d.lock", f"cc/.e{compile_cache.PENDING}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    cache = recorded(tmp_path)
+    manifest = json.loads((tmp_path / OURS / f"{cache.key}.json").read_text())
+    assert manifest["files"].keys() == KERNELS.keys()
+
+
+def marked(folder: Path, number: int) -> Path:
+    """As a start leaves it that is killed before it is over."""
+    recorded(folder)
+    (folder / "cc").mkdir()
+    half = folder / "cc" / "half.so"
+    half.write_bytes(b"\x7fEL")
+    (folder / OURS / f"another.{number}{compile_cache.COMPILING}").write_text(str(number))
+    return half
+
+
+def test_what_a_killed_start_left_is_not_trusted(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    half = marked(tmp_path, ended.pid)
+    report = reopened(tmp_path)
+    assert not half.exists(), "expected the doubtful file removed"
+    assert [(tmp_path / name).read_bytes() for name in KERNELS] == list(KERNELS.values()), "expected the others left"
+    assert any("interrupted" in one for one in report.problems), report.problems
+    assert not list((tmp_path / OURS).glob(f"another*{compile_cache.COMPILING}"))
+
+
+def test_what_another_start_is_writing_is_left_alone(tmp_path: Path) -> None:
+    half = marked(tmp_path, os.getppid())
+    assert not reopened(tmp_path).problems and half.exists()
+
+
+def test_seconds_of_a_start_where_something_failed_are_not_those_of_a_cold_one(tmp_path: Path) -> None:
+    report = CompileCache.open(tmp_path, FACTS).record(0, 5, 26.5, is_whole=False)
+    assert report.cold_s is None and recorded(tmp_path).report.cold_s == 81.0
+
+
+def test_the_key_knows_model_and_settings() -> None:
+    engine, config = SmallEngine(), CompileConfig(enabled=True)
+    facts = facts_of(engine.parts, config)
+    assert facts == facts_of(SmallEngine().parts, config)
+    assert all(facts.values()) and facts["device"].split()[0] in ("x86_64", "aarch64", "arm64", "AMD64")
+    other = facts_of(engine.parts, CompileConfig(enabled=True, mode="max-autotune"))
+    assert {name for name in facts if facts[name] != other[name]} == {"settings"}
+    engine.parts.duplex.runner.regions.shapes = engine.parts.vocoder.shapes
+    assert {name for name in facts if facts[name] != facts_of(engine.parts, config)[name]} == {"model"}
+
+
+def compiled_elsewhere(root: Path, folder: Path, artifact: Path | None = None) -> list[Any]:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(artifact or "")]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_hits_across_processes_and_from_an_artifact_alone(root: Path, tmp_path: Path) -> None:
+    """Cold, warm, with a damaged graph, and an empty folder with the artifact of another one."""
+    folder, empty = tmp_path / "cache", tmp_path / "empty"
+    cold = compiled_elsewhere(root, folder)
+    assert cold[:4] == [0, 1, "new", []], cold
+    warm = compiled_elsewhere(root, folder)
+    assert warm[:4] == [1, 0, "warm", []] and warm[4] == cold[4], warm
+    [artifact] = (folder / OURS).glob("*.artifact")
+    moved = compiled_elsewhere(root, empty, artifact)
+    assert moved[:4] == [1, 0, "new", []] and moved[4] == cold[4], moved
+    for path in folder.rglob("*"):
+        if path.is_file() and "fxgraph" in path.parts:
+            path.write_bytes(path.read_bytes()[:100])
+    artifact.unlink()
+    repaired = compiled_elsewhere(root, folder)
+    assert repaired[0] == 0 < repaired[1] and repaired[2] == "repaired" and repaired[4] == cold[4], repaired

@@ -1,0 +1,385 @@
+"""What serves is compiled and captured; sessions are told the same; what fails stays eager and says why."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from models.graphs.region_graphs import RegionTable, compile_counters
+from models.layers.vpm import VisionLayer
+from models.stages.speech_steps import Speaker
+from tests.models.graphs.fake_captures import Replayed
+from tests.worker.compile.tuning_stubs import StubModel, capture_without, failing
+from tests.worker.loop.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
+from worker.assembly import backend_flags as toggles
+from worker.compile import graph_compiler as tuner
+from worker.compile import tuning
+from worker.compile.state import CompileCounts, TargetPhase, TargetState
+from worker.compile.targets import AIMS, SERVING
+from worker.compile.tuning import LateWatch, Tuned, count, tune, untune
+from worker.config.compile import TARGETS, CompileConfig, Target
+
+N_UNITS = 5
+UNCOMPILED = CompileConfig(enabled=True, targets=(), cuda_graphs="on")
+ONE, FEW = ("vpm",), ("vpm", "llm.model")
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def tuned_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> Tuned:
+    """Tune an engine, perhaps as if its model were on a GPU; layers are traced and run as they are."""
+    parts = replace(engine.parts, model=StubModel()) if gpu else engine.parts
+    config = engine.config.model_copy(update={"compile": compile})
+    with mock.patch.object(tuning, "apply_toggles", lambda *_: {}):
+        return tune(parts, config, **{"backend": "eager", **options})
+
+
+def converse(engine: SmallEngine) -> None:
+    """Two sessions that hear, see and speak, side by side; one of them stays for less."""
+    sessions = [engine.open(f"session {n}", ALOUD, make_prompt(speaker=n)) for n in range(2)]
+    for number in range(N_UNITS):
+        for n, session in enumerate(sessions):
+            if n == 0 or number < 3:
+                first = 480 if number == 0 else 0
+                engine.send(session, 10 * n + number, 16_000 + first, pictures=[number] if number % 2 else [])
+        engine.settle()
+
+
+@contextmanager
+def failing_together(speaker: Speaker) -> Iterator[list[int]]:
+    """Conditions are made for one slot at a time only. Gives: how many calls failed, a list of one."""
+    plain, n_failed = speaker.condition, [0]
+
+    def condition(slots: Sequence[int], *given: Any) -> list[torch.Tensor]:
+        if len(slots) > 1:
+            n_failed[0] += 1
+            raise RuntimeError("one at a time")
+        return plain(slots, *given)
+
+    with mock.patch.object(speaker, "condition", condition):
+        yield n_failed
+
+
+# --- captured graphs ------------------------------------------------------------------------------
+
+
+def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]) -> None:
+    """At the one size there is; what comes out is what comes out without."""
+    with short_speech():
+        plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
+        tuned = tuned_with(engine, UNCOMPILED, gpu=True)
+        tables = engine.duplex.runner.regions, engine.vocoder.regions
+        assert all(table.n_captured for table in tables)
+        assert tuned.n_graphs == sum(table.n_captured for table in tables) == len(made)
+        assert {graph.name for graph in made} == set(SERVING) == tuned.seconds.keys()
+        for each in (plain, engine):
+            converse(each)
+    for name, expected in plain.events.items():
+        assert_told(name, engine.events[name], expected)
+    replayed = {graph.name for graph in made if graph.n_replays}
+    expected = set(SERVING) - {"llm_evict"}
+    assert replayed == expected, f"expected all but eviction, got {sorted(replayed)}"
+    assert [table.n_skipped for table in tables] == [0, 0]
+
+
+def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replayed]) -> None:
+    """Each session is run alone then, by one and the same graph."""
+    with short_speech():
+        plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
+        tuned_with(engine, UNCOMPILED, gpu=True)
+        for each in (plain, engine):
+            with failing_together(each.duplex.speaker) as n_failed:
+                converse(each)
+            assert n_failed[0], "expected a batch to fail"
+    for name, expected in plain.events.items():
+        assert_told(name, engine.events[name], expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs", "captured"),
+    [
+        ("default", "auto", {"vision"}),
+        ("default", "off", set()),
+        ("reduce-overhead", "auto", set()),
+        ("max-autotune", "auto", set()),
+        ("reduce-overhead", "on", set(SERVING)),
+    ],
+)
+def test_who_captures(made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]) -> None:
+    """Ours or the mode's own graphs, never one inside the other; auto captures what was chosen."""
+    engine, given = SmallEngine(), []
+    table = engine.duplex.runner.regions
+    with mock.patch.object(type(table), "compile_parts", lambda self, parts, **options: given.append(options)):
+        tuned = tuned_with(
+            engine, CompileConfig(enabled=True, targets=("vpm",), mode=mode, cuda_graphs=cuda_graphs), gpu=True
+        )
+    assert {graph.name for graph in made} == captured
+    assert [one["mode"] for one in given] == ["default" if captured else mode]
+    assert table.marks_steps == (mode != "default" and not captured)
+    assert tuned.targets["vpm"].n_captured == ("vision" in captured)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuda_graphs", "layers", "sampler"),
+    [
+        ("max-autotune", "auto", "max-autotune", "reduce-overhead"),
+        ("max-autotune", "on", "max-autotune-no-cudagraphs", "default"),
+        ("reduce-overhead", "auto", "reduce-overhead", "reduce-overhead"),
+    ],
+)
+def test_nothing_is_tried_of_samplers(
+    made: list[Replayed], mode: str, cuda_graphs: str, layers: str, sampler: str
+) -> None:
+    engine, given = SmallEngine(), []
+    with mock.patch.object(
+        RegionTable, "compile_parts", lambda self, parts, **options: given.append((*parts, options["mode"]))
+    ):
+        config = CompileConfig(enabled=True, targets=("llm.model", "tts.model"), mode=mode, cuda_graphs=cuda_graphs)
+        tuned_with(engine, config, gpu=True)
+    assert given == [
+        ("llm.model", layers), ("choose", sampler), ("tts.model", layers), ("draw", sampler),
+    ]  # fmt: skip
+
+
+def test_graphs_on_a_cpu_are_told_of() -> None:
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
+    assert tuned.n_graphs == 0 and "expected a GPU, got cpu" in tuned.notes[0]
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def test_without_compiling_nothing_is_done() -> None:
+    engine = SmallEngine()
+    before = compile_counters()
+    tuned = tune(engine.parts, engine.config)
+    assert {state.phase for state in tuned.targets.values()} == {TargetPhase.OFF} and list(tuned.targets) == list(
+        TARGETS
+    )
+    assert (tuned.seconds, tuned.n_graphs, tuned.toggles) == ({}, 0, {})
+    assert compile_counters() == before
+
+
+def test_targets_are_compiled_one_by_one_and_nothing_compiles_later() -> None:
+    """Every target on a CPU, traced; a conversation with a newcomer adds no graph and hears what eager ones hear."""
+    seen: list[tuple[str, int, int, str]] = []
+    targets: dict[str, TargetState] = {"left over": TargetState("left over")}
+    with short_speech():
+        plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
+
+        def progress(what: str, done: int, total: int) -> None:
+            busy = [name for name, state in targets.items() if state.phase is TargetPhase.COMPILING]
+            seen.append((what, done, total, ",".join(busy)))
+
+        tuned = tuned_with(engine, CompileConfig(enabled=True), targets=targets, progress=progress)
+        assert tuned.targets is targets and list(targets) == list(TARGETS)
+        assert {state.phase for state in targets.values()} == {TargetPhase.COMPILED}, targets
+        assert all(state.n_graphs for state in targets.values()), targets
+        assert {busy for *_, busy in seen} == {*TARGETS, ""}, "expected one at a time"
+        assert [done for _, done, *_ in seen] == list(range(len(seen))) and {total for *_, total, _ in seen} == {
+            len(seen)
+        }
+        watch = LateWatch(engine.parts)
+        for each in (plain, engine):
+            converse(each)
+    assert watch.check() == CompileCounts(), f"compiled while serving: {watch.check()}"
+    for name, expected in plain.events.items():
+        assert_told(name, engine.events[name], expected)
+    before = compile_counters()
+    untune(engine.parts)
+    torch._dynamo.reset()
+    engine.settle()
+    engine.duplex.runner.regions.warm_up(["unit_step"])
+    assert compile_counters() == before, "expected eager regions"
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_dynamic_means_fewer_graphs(dynamic: bool) -> None:
+    engine = SmallEngine()
+    config = CompileConfig(enabled=True, targets=("llm.model",), dynamic=dynamic)
+    state = tuned_with(engine, config).targets["llm.model"]
+    rows = engine.duplex.runner.shapes.rows
+    expected = 2 if dynamic else 1 + len(rows)  # one row, and more
+    assert state.n_graphs == expected, f"expected {expected} graphs, got {state.n_graphs}"
+
+
+def test_pieces_leave_open_only_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers have several sizes that do; asked for one graph per size, nothing is open anywhere."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(torch, "compile", lambda f, **options: given.setdefault(f.__name__, options["dynamic"]) or f)
+    table = SmallEngine().duplex.runner.regions
+    table.compile_parts(["choose", "llm.model"], dynamic=True)
+    assert given == {"choose": None, "forward": True}
+    given.clear()
+    table.compile_parts(["choose", "llm.model"], dynamic=False)
+    assert given == {"choose": False, "forward": False}
+
+
+def test_a_target_that_fails_stays_eager_alone(caplog: pytest.LogCaptureFixture) -> None:
+    engine = SmallEngine()
+    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
+        tuned = tuned_with(engine, CompileConfig(enabled=True, targets=("resampler", *FEW)), backend=failing(at=1))
+    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED
+    for name in ("llm.model", "resampler"):
+        state = tuned.targets[name]
+        assert state.phase is TargetPhase.FELL_BACK and "no code for graph" in state.error, state
+        assert "and more of it" not in state.error.splitlines()[0] and len(state.error.splitlines()) == 1
+        assert f"compile target {name} stays eager" in caplog.text
+    assert tuned.targets["apm"].phase is TargetPhase.OFF
+    before = count(engine.parts)
+    engine.duplex.runner.regions.warm_up(["vision", "unit_step", "unit_prefill"])
+    assert count(engine.parts).since(before).is_clean, "expected nothing to compile after falling back"
+
+
+def test_a_part_that_cannot_be_traced_falls_back() -> None:
+    engine, plain = SmallEngine(), VisionLayer.forward
+
+    def forward(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return plain(self, x, mask)
+
+    with mock.patch.object(VisionLayer, "forward", forward):
+        state = tuned_with(engine, CompileConfig(enabled=True, targets=("vpm",))).targets["vpm"]
+    assert state.phase is TargetPhase.FELL_BACK and state.error, state
+
+
+def test_a_capture_that_memory_is_short_for_takes_its_targets_graphs_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture_without(monkeypatch, "audio_unit")
+    engine = SmallEngine()
+    config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
+    tuned = tuned_with(engine, config, gpu=True)
+    state, table = tuned.targets["apm"], engine.duplex.runner.regions
+    assert state.phase is TargetPhase.FELL_BACK and state.n_captured == 0, state
+    for advice in ("CUDA out of memory", "compile.targets", "cuda_graphs: off", "max_sessions"):
+        assert advice in state.error, f"expected {advice!r} in {state.error!r}"
+    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_captured == 1
+    assert table.captured == {"vision"}, table.captured
+    before = count(engine.parts)
+    table.warm_up(["vision", *AIMS["apm"].all_regions])
+    assert count(engine.parts).since(before).is_clean
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_region_that_cannot_be_captured_goes_without_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: bool
+) -> None:
+    """Everything else of its target is captured, and what runs in place of its graphs has run at every size."""
+    capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nand more"))
+    monkeypatch.setattr(toggles, "suits", lambda device: kernels)
+    engine, called = SmallEngine(), []
+    table, targets = engine.duplex.runner.regions, ("vpm", "llm.model")
+    call_example = table.call_example
+    monkeypatch.setattr(table, "call_example", lambda name, *given: called.append(name) or call_example(name, *given))
+    with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
+        tuned = tuned_with(engine, CompileConfig(enabled=True, targets=targets), gpu=True)
+    state, phase = tuned.targets["llm.model"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
+    why = "capturing it failed: RuntimeError: operation would make a stream wait"
+    assert (state.phase, state.error, state.has_failed) == (phase, f"unit_step: {why}", True) and not tuned.is_whole
+    assert tuned.regions["unit_step"].reason == why and tuned.notes == [state.error] and state.error in caplog.text
+    assert table.captured == {"vision", "unit_prefill", "llm_evict"} and state.n_captured == tuned.n_graphs - 1 > 0
+    assert tuned.targets["vpm"].error is None and table.is_sealed
+    assert called[-len(table.calls("unit_step")) :] == ["unit_step"] * len(table.calls("unit_step"))
+    before = count(engine.parts)
+    table.warm_up(["vision", "unit_step", "unit_prefill"])
+    assert count(engine.parts).since(before).is_clean
+
+
+def test_a_region_that_runs_neither_captured_nor_without_takes_its_target_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture_without(monkeypatch, "mel_unit", RuntimeError("no graph of it"))
+    engine = SmallEngine()
+    table, plain = engine.duplex.runner.regions, engine.duplex.runner.regions.call_example
+
+    def call_example(name: str, *given: Any) -> None:
+        if name == "mel_unit" and "vision" in table.captured:
+            raise RuntimeError("nor any other way")
+        plain(name, *given)
+
+    monkeypatch.setattr(table, "call_example", call_example)
+    config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
+    tuned = tuned_with(engine, config, gpu=True)
+    assert tuned.targets["apm"].phase is TargetPhase.FELL_BACK and "nor any other way" in tuned.targets["apm"].error
+    assert tuned.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
+
+
+@pytest.mark.parametrize("targets", [(), ("resampler",)])
+def test_a_capture_that_fails_touches_no_target_that_nobody_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, targets: tuple[Target, ...]
+) -> None:
+    """Of the region's two, one is asked for, or none; the region runs as it is, and says why."""
+    capture_without(monkeypatch, "vision")
+    engine = SmallEngine()
+    config = CompileConfig(enabled=True, targets=targets, cuda_graphs="on")
+    with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
+        tuned = tuned_with(engine, config, gpu=True)
+    for name, state in tuned.targets.items():
+        expected = TargetPhase.FELL_BACK if name in targets else TargetPhase.OFF
+        assert (state.phase, bool(state.error), state.seconds > 0, state.n_captured) == (
+            (expected, name in targets, name in targets, 0)
+        ), state
+    reason = tuned.regions["vision"].reason
+    assert ("resampler fell back" if targets else "capturing it failed: OutOfMemoryError") in reason, reason
+    assert ("memory" in tuned.notes[0]) if not targets else not tuned.notes, tuned.notes
+    assert "CUDA out of memory" in caplog.text
+    table = engine.duplex.runner.regions
+    assert table.captured == {name for name in SERVING if name in table.table} - {"vision"}
+    table.warm_up(["vision"])
+    assert table.n_skipped == 0
+
+
+def test_graphs_are_counted_to_who_was_asked_for(made: list[Replayed]) -> None:
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=("resampler",)), gpu=True)
+    vpm, resampler = (tuned.targets[name] for name in ("vpm", "resampler"))
+    assert (vpm.phase, vpm.n_captured, vpm.seconds) == (TargetPhase.OFF, 0, 0.0), vpm
+    assert resampler.n_captured == tuned.n_graphs == len(made) > 0, resampler
+
+
+def test_what_the_checkpoint_lacks_is_off() -> None:
+    engine = SmallEngine()
+    parts = replace(engine.parts, vocoder=None)
+    config = engine.config.model_copy(update={"compile": CompileConfig(enabled=True, targets=("token2wav.flow",))})
+    state = tune(parts, config, backend="eager").targets["token2wav.flow"]
+    assert state.phase is TargetPhase.OFF and "does not have it" in state.error
+
+
+def test_late_compiling_is_told_once_per_growth(caplog: pytest.LogCaptureFixture) -> None:
+    engine = SmallEngine()
+    watch = LateWatch(engine.parts)
+    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
+        assert watch.check().is_clean and not caplog.text
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+        assert [watch.check().graphs for _ in range(2)] == [1, 1]
+        engine.duplex.runner.regions.n_skipped += 1
+        assert watch.check().graph_skips == 1
+    assert caplog.text.count("compiled after warm-up") == 2, caplog.text
+
+
+def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit that does not run says that the cache holds something else than it says."""
+    hits, cleared, fails = [0], [], [True]
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        if fails[0]:
+            hits[0] += 1
+            raise AssertionError("expected size 3==3, stride 524288==32768 at dim=0")
+        return module.forward
+
+    def clear() -> None:
+        cleared.append(1)
+        fails[0] = False
+
+    monkeypatch.setattr(tuner, "cache_counts", lambda: (hits[0], 0))
+    monkeypatch.setattr(tuning, "_empty_cache", clear)
+    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=ONE), backend=backend)
+    assert len(cleared) == 1 and {tuned.targets[name].phase for name in ONE} == {TargetPhase.COMPILED}, tuned.targets
+    assert any("cache" in note for note in tuned.notes), tuned.notes
+
+
+def test_every_target_has_an_aim() -> None:
+    assert set(AIMS) == set(TARGETS)

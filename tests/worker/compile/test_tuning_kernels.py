@@ -1,0 +1,356 @@
+"""Where the project's own kernels run, little is compiled; those that fail are off for their table alone."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from models.errors import SettingsError, ShapeError
+from models.graphs.region_graphs import RegionTable
+from models.token2wav import vocoder as vocoders
+from models.token2wav.flow.flow import Flow
+from models.token2wav.flow.flow_state import solve
+from models.token2wav.fused_choice import FusedFlow, Kernels
+from models.token2wav.hift.hift import Hift
+from models.token2wav.vocoder import Vocoder
+from tests.models.graphs.fake_captures import Replayed
+from tests.worker.compile.tuning_stubs import StubModel, capture_without
+from tests.worker.loop.engines import ALOUD, LLM_LEN, SmallEngine, loaded, make_config, make_prompt, short_speech
+from worker.assembly import backend_flags as toggles
+from worker.assembly import parts as building
+from worker.compile import graph_compiler as tuner
+from worker.compile import tuning
+from worker.compile.state import TargetPhase
+from worker.compile.targets import SERVING
+from worker.compile.tuning import Tuned, count, tune
+from worker.config.compile import TARGETS, CompileConfig
+from worker.loop.results import Failure
+
+OMNI = {"vpm", "resampler", "apm", "llm.model", "tts.model"}
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> Tuned:
+    """Tune a stub on a GPU where kernels suit; layers behind it are as ever."""
+    parts, compile = replace(engine.parts, model=model), options.pop("compile", CompileConfig(enabled=True))
+    config = engine.config.model_copy(update={"compile": compile})
+    with mock.patch.object(toggles, "suits", lambda device: True):
+        return tune(parts, config, **{"backend": "eager", **options})
+
+
+@pytest.fixture
+def plain_toggles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "apply_toggles", lambda *_: {})
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their layers are captured as they are, at every size, in a pool for each stage; then the tables are sealed."""
+    engine, model = SmallEngine(), StubModel()
+    seen: list[tuple[int, int]] = []
+    wrapped: list[str] = []
+    monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
+    monkeypatch.setattr(RegionTable, "compile", lambda self, names, **_: wrapped.extend(names))
+    tuned = by_kernels(engine, model, progress=lambda what, done, total: seen.append((done, total)))
+    assert model.switched == [True] and tuned.toggles["kernels"] is True and not tuned.notes
+    phases = {name: state.phase for name, state in tuned.targets.items()}
+    assert phases == {name: TargetPhase.KERNELS if name in OMNI else TargetPhase.COMPILED for name in TARGETS}
+    assert sorted(wrapped) == ["flow", "hift"], "expected only the vocoder, which has no kernels here, to compile"
+    assert seen == [(done, len(seen)) for done in range(len(seen))], "expected progress to count to its end"
+    pools: dict[str, set[int]] = {}
+    for graph in made:
+        assert graph.is_warm, f"expected {graph.name} to have run before it is captured"
+        pools.setdefault(tuned.regions[graph.name].stage, set()).add(id(graph.pool))
+    assert set(pools) == {"see", "hear", "text", "speech", "sound"}
+    assert all(len(ids) == 1 for ids in pools.values()) and len(set().union(*pools.values())) == len(pools), pools
+    for name, region in tuned.regions.items():
+        assert (region.n_graphs > 0) == (name in SERVING) == (region.reason is None), region
+    assert tuned.regions["unit_step"].sizes["batch"] == [3] and tuned.regions["reset"].reason == "no unit calls it"
+    for table in (engine.duplex.runner.regions, engine.vocoder.regions):
+        assert table.is_sealed
+    with pytest.raises(ShapeError, match="region unit_step: sizes: expected what was captured: batch 3; kv 384"):
+        engine.duplex.runner.regions("unit_step", torch.tensor([0]), torch.tensor([1]), kv_len=384)
+    assert count(engine.parts).graph_skips == 1
+
+
+@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize("where", ["asked for", "warm-up"])
+def test_kernels_that_fail_are_off_for_all_and_layers_compile(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    engine, model = SmallEngine(), StubModel("no such instruction" if where == "asked for" else None)
+    table = engine.duplex.runner.regions
+    if where == "warm-up":
+        call_example = table.call_example
+
+        def fails_with_kernels(name: str, *given: Any) -> None:
+            if name == "audio_unit" and model.kernels:
+                raise RuntimeError("no such instruction")
+            call_example(name, *given)
+
+        monkeypatch.setattr(table, "call_example", fails_with_kernels)
+    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
+        tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", "apm")))
+    assert {tuned.targets[name].phase for name in ("vpm", "apm")} == {TargetPhase.COMPILED}, tuned.targets
+    assert not model.kernels and tuned.toggles["kernels"] is False
+    [note] = tuned.notes
+    assert "no such instruction" in note and "kernels" in note and note in caplog.text
+    assert tuned.targets["vpm"].n_graphs > 0 and table.captured >= {"vision", "audio_unit"} and table.is_sealed
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_a_region_of_kernels_that_cannot_be_captured_leaves_its_target_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture_without(monkeypatch, "unit_step")
+    model, compile = StubModel(), CompileConfig(enabled=True, targets=("vpm", "llm.model"))
+    engine = SmallEngine()
+    tuned = by_kernels(engine, model, compile=compile)
+    state = tuned.targets["llm.model"]
+    assert model.kernels and state.phase is TargetPhase.FELL_BACK and "unit_step" in state.error
+    assert tuned.regions["unit_step"].reason == "llm.model fell back"
+    assert engine.duplex.runner.regions.captured == {"vision"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "wanted"),
+    [
+        ({}, True),
+        ({"kernels": "off"}, False),
+        ({"mode": "max-autotune"}, False),
+        ({"attention": "sdpa"}, False),
+        ({"enabled": False}, False),
+    ],
+)
+def test_who_wants_kernels(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
+    config = CompileConfig(**{"enabled": True, **knobs})
+    assert not toggles.wants_kernels(config, torch.device("cpu"))
+    monkeypatch.setattr(toggles, "suits", lambda device: device.type == "cuda")
+    assert toggles.wants_kernels(config, torch.device("cuda")) == wanted
+
+
+def test_with_kernels_in_prospect_there_is_one_size_of_context() -> None:
+    model = SimpleNamespace(device=torch.device("cuda"), config=SmallEngine().parts.model.config)
+    batch, config = (1, 2, 4), make_config(llm_len=300)
+    shapes = building._shapes(model, batch, config, by_kernels=True)
+    assert (shapes.batch, shapes.kv, len(shapes.speech_kv), shapes.rows) == (batch, (300,), 1, (16, 96, 512))
+    assert len(building._shapes(model, batch, config).kv) > 1
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_sizes_that_were_chosen_for_kernels_go_when_they_do(made: list[Replayed]) -> None:
+    """A conversation looks at no more rows then than it has to, by graphs."""
+    engine, model = SmallEngine(), StubModel("no such instruction")
+    runner = engine.duplex.runner
+    few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
+    engine.parts = replace(engine.parts, compiled_shapes=few)
+    tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
+    table = runner.regions
+    assert tuned.lost_kernels == ["omni"] and runner.shapes == table.shapes == few and table.is_sealed
+    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_graphs > 0
+    assert tuned.regions["unit_step"].sizes["kv"] == [64, 128, LLM_LEN]
+    with short_speech():
+        session = engine.open("s", ALOUD, make_prompt(speaker=0))
+        outcome = [engine.say(session, n) for n in range(2)]
+    assert not [one for one in outcome if isinstance(one, Failure)], outcome
+    used = {graph.bucket["kv"] for graph in made if graph.name == "unit_prefill" and graph.n_replays}
+    assert used and max(used) < LLM_LEN and table.n_skipped == 0, used
+
+
+def test_an_engine_knows_the_sizes_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocoder that no kernels suit is built with those of compiled layers."""
+    monkeypatch.setattr(building, "_make_room", lambda model: None)
+    monkeypatch.setattr(building, "apply_toggles", lambda *_: {})
+    config = make_config(compile=CompileConfig(enabled=True))
+    for wanted in (True, False):
+        monkeypatch.setattr(building, "wants_kernels", lambda *_, wanted=wanted: wanted)
+        parts = building.assemble(*loaded(), config)
+        assert (parts.compiled_shapes is not None) == (parts.compiled_vocoder_shapes is not None) == wanted
+        assert parts.vocoder.shapes.codes[:2] == (10, 25) and len(parts.vocoder.shapes.columns) > 1
+    monkeypatch.setattr(building, "wants_kernels", lambda *_: True)
+    assert SmallEngine().parts.compiled_shapes is None, "expected sizes that were given to stay"
+
+
+# --- the vocoder's --------------------------------------------------------------------------------
+
+SOUND = {"flow": "token2wav.flow", "hift": "token2wav.hift"}
+
+
+def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: Callable[[], bool]) -> SmallEngine:
+    """An engine as it is built where kernels suit; its vocoder's, of these regions, are stubs that may fail."""
+
+    def run(plain: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        if fails():
+            raise RuntimeError("no such instruction")
+        return plain(*given, **more)
+
+    def fused_flow(flow: Flow, kernels: Kernels) -> FusedFlow | None:
+        return FusedFlow(None, partial(run, partial(solve, flow))) if "flow" in regions and kernels == "auto" else None
+
+    def fused_hift(hift: Hift, kernels: Kernels) -> Any:
+        if "hift" not in regions or kernels != "auto":
+            return None
+        return SimpleNamespace(f0=hift.f0, m_source=hift.m_source, decode=partial(run, hift.decode))
+
+    monkeypatch.setattr(vocoders, "fused_flow", fused_flow)
+    monkeypatch.setattr(vocoders, "fused_hift", fused_hift)
+    with mock.patch.multiple(building, wants_kernels=lambda *_: True, _make_room=lambda *_: None):
+        engine = SmallEngine()
+    assert engine.vocoder.regions.kernels == set(regions)
+    return engine
+
+
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU where no kernels are kept: all calls are made beforehand, and what fails there is not told."""
+
+    def rehearse(device: torch.device, stages: dict[str, list[Callable[[], None]]]) -> None:
+        assert set(stages) == {"see", "sound"}
+
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 0)
+    monkeypatch.setattr(tuner, "keep_kernels", lambda device: True)
+    monkeypatch.setattr(tuner, "await_compiler", lambda: None)
+    monkeypatch.setattr(tuner, "rehearse", rehearse)
+
+
+@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize(("is_warm", "is_empty", "expected"), [(False, False, 1), (True, False, 0), (True, True, 1)])
+def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
+) -> None:
+    """Some that lie there say nothing: whoever made them may have been killed, or of another size."""
+    calls: list[list[str]] = []
+    rehearsed(monkeypatch)
+    monkeypatch.setattr(tuner, "keep_kernels", lambda device: is_empty)
+    monkeypatch.setattr(tuner, "rehearse", lambda device, stages: calls.append(list(stages)))
+    compile = CompileConfig(enabled=True, targets=("vpm",))
+    tuned = by_kernels(SmallEngine(), StubModel(), compile=compile, is_warm=is_warm)
+    assert calls == [["see"]] * expected and ("kernels" in tuned.seconds) == bool(expected)
+
+
+@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize("tries", [True, False])
+def test_where_cudnn_tries_convolutions_regions_run_before_they_are_captured(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, tries: bool
+) -> None:
+    """On the thread that captures, at each size; elsewhere a rehearsal is enough."""
+    rehearsed(monkeypatch)
+    monkeypatch.setattr(tuner, "rehearse", lambda *_: None)
+    by_kernels(SmallEngine(), StubModel(), compile=CompileConfig(enabled=True, targets=("vpm",), cudnn_benchmark=tries))
+    assert made and {graph.is_warm for graph in made} == {not tries}
+
+
+@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize("where", ["warm-up", "capture", "not a target"])
+def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """Wherever it shows first; sessions and voices of the vocoder are not made anew."""
+    engine, model = speaking_by(monkeypatch, SOUND, lambda: True), StubModel()
+    if where == "capture":
+        rehearsed(monkeypatch)
+    state, targets = engine.vocoder.state, ("vpm",) if where == "not a target" else ("vpm", *SOUND.values())
+    wrapped: list[str] = []
+    monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
+    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
+        tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=targets))
+    expected = {"vpm": TargetPhase.KERNELS} | dict.fromkeys(targets[1:], TargetPhase.COMPILED)
+    assert {name: tuned.targets[name].phase for name in targets} == expected, tuned.targets
+    assert wrapped == ([] if where == "not a target" else ["flow", "hift"])
+    assert model.kernels and tuned.lost_kernels == ["vocoder"]
+    assert (tuned.toggles["kernels"], tuned.toggles["vocoder_kernels"]) == (True, False)
+    [note] = tuned.notes
+    assert "no such instruction" in note and "those of the vocoder are off" in note and note in caplog.text
+    assert engine.vocoder.state is state and not engine.vocoder.regions.kernels
+    assert engine.vocoder.regions.is_sealed == (where != "not a target")
+    engine.vocoder.regions.warm_up(["flow", "hift"])
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_sizes_of_a_vocoder_go_with_its_kernels(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = speaking_by(monkeypatch, SOUND, lambda: True)
+    more = replace(engine.vocoder.shapes, codes=(5, *engine.vocoder.shapes.codes))
+    engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
+    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
+    assert tuned.lost_kernels == ["vocoder"] and engine.vocoder.shapes == engine.vocoder.regions.shapes == more
+    assert tuned.regions["hift"].sizes["codes"] == list(more.codes)
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_a_model_whose_kernels_fail_leaves_the_vocoder_its_own(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, model = speaking_by(monkeypatch, SOUND, lambda: False), StubModel("no such instruction")
+    tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", *SOUND.values())))
+    phases = [tuned.targets[name].phase for name in ("vpm", *SOUND.values())]
+    assert phases == [TargetPhase.COMPILED, TargetPhase.KERNELS, TargetPhase.KERNELS], tuned.targets
+    assert tuned.lost_kernels == ["omni"] and "those of the model are off" in tuned.notes[0]
+    assert (tuned.toggles["kernels"], tuned.toggles["vocoder_kernels"]) == (False, True)
+
+
+@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.parametrize("region", SOUND)
+def test_each_target_of_the_vocoder_answers_for_itself(
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, region: str
+) -> None:
+    engine = speaking_by(monkeypatch, [region], lambda: False)
+    wrapped: list[str] = []
+    monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
+    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=(*SOUND.values(),)))
+    [other] = SOUND.keys() - {region}
+    assert wrapped == [other]
+    assert tuned.targets[SOUND[region]].phase is TargetPhase.KERNELS
+    assert tuned.targets[SOUND[other]].phase is TargetPhase.COMPILED
+
+
+@pytest.mark.usefixtures("plain_toggles")
+def test_a_region_without_sizes_is_nothing_to_warm(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SmallEngine()
+    table = engine.duplex.runner.regions.table
+    monkeypatch.setitem(table, "vision", replace(table["vision"], has=lambda bucket: False))
+    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("vpm", "resampler")))
+    assert tuned.targets["vpm"].phase is TargetPhase.KERNELS and tuned.regions["vision"].n_graphs == 0
+
+
+@pytest.mark.parametrize(
+    ("compiles", "wanted", "asked", "expected"),
+    [
+        (True, True, None, "auto"),
+        (True, False, None, "plain"),
+        (False, False, None, "plain"),
+        (True, True, "plain", "plain"),
+    ],
+)
+def test_the_vocoder_is_made_of_what_the_model_is(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool, wanted: bool, asked: Kernels | None, expected: str
+) -> None:
+    """Once the switches are as they will be, since exact products are not for kernels."""
+    happened: list[str] = []
+
+    def make(*given: Any, **more: Any) -> Vocoder:
+        happened.append(more["kernels"])
+        return Vocoder(*given, **more)
+
+    monkeypatch.setattr(building, "wants_kernels", lambda *_: wanted)
+    monkeypatch.setattr(building, "_make_room", lambda model: None)
+    monkeypatch.setattr(building, "apply_toggles", lambda *_: happened.append("toggles"))
+    monkeypatch.setattr(building, "Vocoder", make)
+    config = make_config(compile=CompileConfig(enabled=compiles))
+    building.assemble(*loaded(), config, vocoder_kernels=asked)
+    assert happened == [*["toggles"] * compiles, expected]
+    building.slot_bytes(loaded()[0], loaded()[3], config)
+    assert happened[-2:] == ["plain", "plain"], "expected no weights laid out to count bytes"
+
+
+def test_kernels_that_are_asked_for_have_to_be_there() -> None:
+    with pytest.raises(SettingsError, match="fused kernels"):
+        building.assemble(*loaded(), make_config(), vocoder_kernels="fused")

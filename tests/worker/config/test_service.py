@@ -1,0 +1,412 @@
+"""The settings file: every key, who counts more, where paths start, what errors and notes say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.errors import ConfigError
+from worker.config.compile import TARGETS
+from worker.config.doc import table
+from worker.config.layers import MAX_FILE_BYTES, knobs
+from worker.config.service import ROOT, Config, load_config
+from worker.config.settings import KnobError
+
+# What a file for the public implementation holds, a key of an older version included.
+PUBLIC = {
+    "model": {"model_path": "openbmb/MiniCPM-o-4_5", "pt_path": None, "attn_implementation": "auto"},
+    "audio": {
+        "ref_audio_path": "assets/ref_audio/ref_minicpm_signature.wav",
+        "playback_delay_ms": 200,
+        "chat_vocoder": "token2wav",
+    },
+    "service": {
+        "gateway_port": 8006,
+        "worker_base_port": 22400,
+        "max_queue_size": 1000,
+        "request_timeout": 300.0,
+        "compile": False,
+        "data_dir": "data",
+        "eta_chat_s": 15.0,
+        "eta_streaming_s": 20.0,
+        "eta_audio_duplex_s": 120.0,
+        "eta_omni_duplex_s": 90.0,
+        "eta_ema_alpha": 0.3,
+        "eta_ema_min_samples": 3,
+    },
+    "duplex": {"pause_timeout": 60.0},
+}
+# Defaults that clients, scripts and documents of the public implementation count on.
+PROMISED = {
+    "audio.playback_delay_ms": 200,
+    "audio.chat_vocoder": "token2wav",
+    "model.pt_path": None,
+    "model.attn_implementation": "auto",
+    "service.gateway_port": 8006,
+    "service.worker_base_port": 22400,
+    "service.max_queue_size": 1000,
+    "service.request_timeout": 300,
+    "service.compile.enabled": False,
+    "service.eta_chat_s": 15,
+    "service.eta_half_duplex_s": 180,
+    "service.eta_audio_duplex_s": 120,
+    "service.eta_omni_duplex_s": 90,
+    "service.eta_ema_alpha": 0.3,
+    "service.eta_ema_min_samples": 3,
+    "duplex.pause_timeout": 60,
+    "duplex.context_rows": 8192,
+    "recording.enabled": True,
+    "recording.session_retention_days": -1,
+    "recording.max_storage_gb": -1,
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.json"
+
+
+def load(
+    file: Path, content: object, *, flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None
+) -> tuple[Config, list[str]]:
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return load_config(file, flags=flags or {}, environ=environ or {})
+
+
+def refused(file: Path, content: object, **given: Any) -> KnobError:
+    with pytest.raises(KnobError) as caught:
+        load(file, content, **given)
+    return caught.value
+
+
+def value_of(config: Config, key: str) -> object:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_without_a_file_everything_has_its_default(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.config.service.ROOT", tmp_path)
+    config, notes = load_config(flags={}, environ={})
+    got = {key: value_of(config, key) for key in PROMISED}
+    assert got == PROMISED and not notes, (got, notes)
+    assert config.service.compile.targets == TARGETS
+    file.write_text('{"service": {"gateway_port": 1234}}')
+    assert load_config(flags={}, environ={})[0].service.gateway_port == 1234, "expected the file at the root"
+
+
+def test_a_file_asked_for_must_be_there(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, flags={}, environ={})
+    assert str(caught.value) == f"{file}: expected a settings file, got No such file or directory"
+
+
+def test_the_shipped_file_says_what_the_defaults_are(root: Path, file: Path) -> None:
+    shipped, notes = load_config(root / "config.json", flags={}, environ={})
+    assert not notes, notes
+    assert shipped == load(file, {})[0], "expected the shipped file to change nothing"
+    assert shipped.model.model_path == root / "assets" / "tiny"
+
+
+def test_a_file_for_the_public_implementation_loads(file: Path, tmp_path: Path) -> None:
+    config, notes = load(file, PUBLIC)
+    assert notes == [
+        "setting service.eta_streaming_s (config.json) has no effect: turns are estimated by service.eta_half_duplex_s",
+        "setting audio.ref_audio_path: ref_minicpm_signature.wav is not here, default.wav speaks instead",
+    ]
+    assert config.audio.ref_audio_path.is_file()
+    assert config.service.eta_half_duplex_s == 180 and config.recording.enabled
+    assert config.model.model_path == tmp_path / "openbmb" / "MiniCPM-o-4_5"
+
+
+def test_what_does_nothing_is_told(file: Path) -> None:
+    given = {"service": {"eta_duplex_s": None}, "audio": {"chat_vocoder": "cosyvoice2"}, "recording": {"enabled": True}}
+    _, notes = load(file, given)
+    assert len(notes) == 3, notes
+    for note, key in zip(notes, ("service.eta_duplex_s", "audio.chat_vocoder", "recording"), strict=True):
+        assert key in note and "no effect" in note, note
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "expected", "got"),
+    [
+        ('{"service": {\n  "compile" true}}', " line 2 column 13", "':' delimiter", "'true}}'"),
+        ("", " line 1 column 1", "value", "the end of the file"),
+        ('{"a": [1', " line 1 column 9", "',' delimiter", "the end of the file"),
+        ('{"a": "x\n"}', " line 1 column 9", "valid JSON", "invalid control character at: the end of the line"),
+        ("[]", "", "an object of sections", "[]"),
+        ('{"model": {}, "model": {}}', "", "JSON", "a key given twice: 'model'"),
+        ('{"a": ' * 100_000, "", "JSON", "maximum recursion depth exceeded"),
+    ],
+)
+def test_what_is_no_json_is_told_with_its_place(file: Path, text: str, place: str, expected: str, got: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, text)
+    start = f"{file}{place}: expected {expected}, got {got}"
+    assert str(caught.value).startswith(start), f"expected {start!r}, got {str(caught.value)!r}"
+
+
+def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
+    file.write_bytes(b'{"model": "\xff"}')
+    with pytest.raises(ConfigError, match="expected UTF-8 text, got byte 11 that is none"):
+        load_config(file, flags={}, environ={})
+    with pytest.raises(ConfigError, match=f"expected at most {MAX_FILE_BYTES} bytes, got more"):
+        load(file, "{}" + " " * MAX_FILE_BYTES)
+    with pytest.raises(ConfigError, match="expected a settings file, got Is a directory"):
+        load_config(tmp_path, flags={}, environ={})
+    file.write_bytes(b"\xef\xbb\xbf{}")
+    assert load_config(file, flags={}, environ={})[1] == [], "expected a byte order mark to be no matter"
+
+
+# --- wrong keys and values ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "near"),
+    [
+        ({"servce": {}}, "servce", "service"),
+        ({"service": {"compiel": True}}, "service.compiel", "service.compile"),
+        ({"service": {"pause_timeout": 3}}, "service.pause_timeout", "duplex.pause_timeout"),
+        ({"model_path": "x"}, "model_path", "model.model_path"),
+        ({"service": {"compile": {"modes": "default"}}}, "service.compile.modes", "service.compile.mode"),
+        ({"duplex": {"session": {"temprature": 1}}}, "duplex.session.temprature", "duplex.session.temperature"),
+    ],
+)
+def test_keys_that_do_not_exist(file: Path, given: dict[str, Any], key: str, near: str) -> None:
+    text = str(refused(file, given))
+    assert text.startswith(f"setting {key}: expected a setting that exists, such as {near}, got "), text
+    assert text.endswith("(config.json)"), text
+
+
+def test_every_problem_is_told_at_once_with_where_it_came_from(file: Path) -> None:
+    given = {"service": {"gateway_port": True, "compile": 3}, "model": None, "typo": 1}
+    error = refused(file, given, environ={"DUOLOGUE_DUPLEX_EULER_STEPS": "0"}, flags={"service.request_timeout": -1})
+    got = {one.knob: (one.expected, one.got) for one in error.problems}
+    assert got == {
+        "service.gateway_port": ("a whole number from 1 to 65535", "True (config.json)"),
+        "service.compile": ("true, false or an object", "3 (config.json)"),
+        "model": ("an object", "None (config.json)"),
+        "typo": ("a setting that exists", "1 (config.json)"),
+        "duplex.euler_steps": ("a whole number from 1 to 50", "0 (DUOLOGUE_DUPLEX_EULER_STEPS)"),
+        "service.request_timeout": ("a number from 0.1 to 86400", "-1 (flag)"),
+    }, got
+
+
+def test_lists_say_what_may_be_in_them(file: Path) -> None:
+    error = refused(file, {"service": {"compile": {"targets": ["vpm", "lm_head"]}}})
+    [problem] = error.problems
+    assert problem.knob == "service.compile.targets"
+    assert problem.expected.startswith("a list of 'vpm' or 'llm.model' or "), problem.expected
+    assert problem.got == "'lm_head' (config.json)"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"service": {"gateway_port": 9000, "worker_base_port": 9000}},
+            "service.worker_base_port: expected another port than service.gateway_port (9000), got 9000 (config.json)",
+        ),
+        (
+            {"model": {"attn_implementation": "sdpa"}, "service": {"compile": {"attention": "eager"}}},
+            "service.compile.attention: expected auto, or the same as model.attn_implementation (sdpa), "
+            "got 'eager' (config.json)",
+        ),
+        (
+            {"duplex": {"context_rows": 4000, "session": {"window": {"high_tokens": 3999}}}},
+            "duplex.session.window.high_tokens: expected one that leaves 100 rows for a unit in "
+            "duplex.context_rows (4000), got 3999 (config.json)",
+        ),
+        (
+            {"duplex": {"euler_steps": 5, "session": {"euler_steps": 6}}},
+            "duplex.session.euler_steps: expected null or 5, the engine's, got 6 (config.json)",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_each_other(file: Path, given: dict[str, Any], text: str) -> None:
+    assert str(refused(file, given)) == f"setting {text}"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = [knob.key for knob in knobs(Config)]
+
+
+@given(flags=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), value=st.text(max_size=20))
+def test_no_value_gives_any_other_error(flags: dict[str, object], value: str) -> None:
+    variables = {knob.variable: value for knob in knobs(Config) if knob.key not in flags}
+    try:
+        load_config(flags=flags, environ={name: variables[name] for name in list(variables)[:5]})
+    except KnobError as error:
+        assert error.problems
+
+
+# --- who counts more ------------------------------------------------------------------------------
+
+
+def test_flags_then_environment_then_file_then_defaults(file: Path) -> None:
+    content = {"service": {"gateway_port": 1001, "max_queue_size": 1002, "eta_chat_s": 1003}}
+    environ = {"DUOLOGUE_SERVICE_GATEWAY_PORT": "2001", "DUOLOGUE_SERVICE_MAX_QUEUE_SIZE": "2002"}
+    service = load(file, content, environ=environ, flags={"service.gateway_port": 3001, "model.dtype": None})[0].service
+    got = (service.gateway_port, service.max_queue_size, service.eta_chat_s, service.eta_omni_duplex_s)
+    assert got == (3001, 2002, 1003, 90), got
+
+
+def test_objects_are_laid_over_each_other_key_by_key(file: Path) -> None:
+    content = {"duplex": {"session": {"temperature": 0.5, "window": {"max_units": 7, "mode": "context"}}}}
+    environ = {"DUOLOGUE_DUPLEX_SESSION": '{"top_k": 5}', "DUOLOGUE_DUPLEX_SESSION_WINDOW_MAX_UNITS": "9"}
+    session = load(file, content, environ=environ, flags={"duplex.session.window": {"marker": "x"}})[0].duplex.session
+    got = (session.temperature, session.top_k, session.window.mode, session.window.max_units, session.window.marker)
+    assert got == (0.5, 5, "context", 9, "x"), got
+
+
+@pytest.mark.parametrize(
+    ("content", "environ", "flags", "enabled", "mode"),
+    [
+        (None, {}, {}, False, "default"),
+        (True, {}, {}, True, "default"),
+        ({}, {}, {}, True, "default"),
+        ({"mode": "max-autotune"}, {}, {}, True, "max-autotune"),
+        ({"mode": "max-autotune", "enabled": False}, {}, {}, False, "max-autotune"),
+        ({"mode": "max-autotune", "enabled": False}, {}, {"service.compile": True}, True, "max-autotune"),
+        ({"mode": "max-autotune"}, {"DUOLOGUE_SERVICE_COMPILE": "false"}, {}, False, "max-autotune"),
+        (False, {"DUOLOGUE_SERVICE_COMPILE": '{"mode": "reduce-overhead"}'}, {}, True, "reduce-overhead"),
+        # One key inside says how, not whether.
+        (False, {"DUOLOGUE_SERVICE_COMPILE_MODE": "reduce-overhead"}, {}, False, "reduce-overhead"),
+        (False, {}, {"service.compile.mode": "max-autotune"}, False, "max-autotune"),
+        (True, {"DUOLOGUE_SERVICE_COMPILE": "true"}, {"service.compile": False}, False, "default"),
+    ],
+)
+def test_compile_is_a_switch_or_an_object(
+    file: Path, content: object, environ: dict[str, str], flags: dict[str, object], enabled: bool, mode: str
+) -> None:
+    service = {} if content is None else {"compile": content}
+    config, _ = load(file, {"service": service}, environ=environ, flags=flags)
+    assert (config.compile.enabled, config.compile.mode) == (enabled, mode), config.compile
+
+
+def test_the_environment_holds_json_or_text(file: Path) -> None:
+    environ = {
+        "DUOLOGUE_MODEL_MODEL_PATH": "123",
+        "DUOLOGUE_MODEL_DTYPE": "float32",
+        "DUOLOGUE_MODEL_DEVICE": '"cpu"',
+        "DUOLOGUE_AUDIO_REF_AUDIO_PATH": "null",
+        "DUOLOGUE_SERVICE_COMPILE_TARGETS": '["vpm"]',
+        "DUOLOGUE_DUPLEX_SESSION_WINDOW_MARKER": "7",
+        "DUOLOGUE_SERVICE_GATEWAY_PORT": "",
+        "DUOLOGUE_LOG_LEVEL": "DEBUG",
+        "OTHER_SERVICE_COMPIEL": "1",
+    }
+    config, _ = load(file, {}, environ=environ)
+    assert config.model.model_path == ROOT / "123" and config.model.dtype == "float32" and config.model.device == "cpu"
+    assert config.audio.ref_audio_path is None and config.compile.targets == ("vpm",)
+    assert config.duplex.session.window.marker == "7" and config.service.gateway_port == 8006
+
+
+def test_variables_that_are_no_setting_are_refused(file: Path) -> None:
+    text = str(refused(file, {}, environ={"DUOLOGUE_SERVICE_COMPIEL": "1"}))
+    assert text == (
+        "setting DUOLOGUE_SERVICE_COMPIEL: expected a variable that exists, such as DUOLOGUE_SERVICE_COMPILE, got '1'"
+    )
+
+
+def test_no_two_settings_share_a_variable() -> None:
+    names = [knob.variable for knob in knobs(Config)]
+    assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
+
+
+def test_the_cache_folder_follows_inductor(file: Path, tmp_path: Path) -> None:
+    content = {"service": {"cache_dir": "here"}}
+    assert load(file, content)[0].service.cache_dir == tmp_path / "here"
+    inductor = {"TORCHINDUCTOR_CACHE_DIR": "/there"}
+    assert load(file, content, environ=inductor)[0].service.cache_dir == Path("/there")
+    ours = {**inductor, "DUOLOGUE_SERVICE_CACHE_DIR": "/ours"}
+    assert load(file, content, environ=ours)[0].service.cache_dir == Path("/ours")
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+def test_where_relative_paths_start(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    content = {"model": {"model_path": "m", "pt_path": "~/w.pt"}, "audio": {"ref_audio_path": "/v.wav"}}
+    flags = {"service.warmup_video": "clips/a.mp4"}
+    config, _ = load(file, content, flags=flags, environ={"DUOLOGUE_MODEL_TOKEN2WAV_PATH": "vocoder"})
+    assert config.model.model_path == tmp_path / "m", "expected the file's folder"
+    assert config.model.pt_path == tmp_path / "home" / "w.pt" and config.audio.ref_audio_path == Path("/v.wav")
+    assert config.model.token2wav_path == ROOT / "vocoder", "expected the root for the environment"
+    assert config.service.warmup_video == ROOT / "clips" / "a.mp4", "expected the root for flags"
+    assert config.service.cache_dir == ROOT / "torch_compile_cache", "expected the root for defaults"
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_empty_paths(file: Path, empty: str | None) -> None:
+    paths = {"model": {"model_path": empty, "pt_path": empty}, "audio": {"ref_audio_path": empty}}
+    config, _ = load(file, paths)
+    assert config.model.model_path == ROOT / "assets" / "tiny", "expected the default where there must be a path"
+    assert config.model.pt_path is None and config.audio.ref_audio_path is None
+
+
+# --- the engine -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("auto", "auto"), ("flash_attention_2", "flash"), ("sdpa", "sdpa"), ("eager", "eager")],
+)
+def test_attention_backends_have_two_names(file: Path, named: str, expected: str) -> None:
+    config, _ = load(file, {"model": {"attn_implementation": named}, "service": {"compile": True}})
+    assert config.engine().compile.attention == expected and config.engine().compile.enabled
+    ours, _ = load(file, {"model": {"attn_implementation": named}, "service": {"compile": {"attention": expected}}})
+    assert ours.engine().compile.attention == expected
+
+
+def test_the_engine_gets_all_it_is_told(file: Path) -> None:
+    content = {
+        "model": {"model_path": "/m", "pt_path": "/w.pt", "token2wav_path": "/v", "device": "cpu", "dtype": "bfloat16"},
+        "service": {"compile": {"dynamic": False}},
+        "duplex": {"max_sessions": 3, "context_rows": 5000, "euler_steps": 4, "session": {"top_k": 9}},
+    }
+    engine = load(file, content)[0].engine()
+    assert (engine.model_path, engine.pt_path, engine.token2wav_folder) == (Path("/m"), Path("/w.pt"), Path("/v"))
+    assert (engine.device, engine.dtype, engine.max_sessions) == ("cpu", "bfloat16", 3)
+    assert (engine.llm_len, engine.euler_steps, engine.session.top_k) == (5000, 4, 9)
+    assert (engine.compile.enabled, engine.compile.dynamic) == (True, False)
+
+
+# --- documentation --------------------------------------------------------------------------------
+
+
+def test_the_document_has_the_table(root: Path) -> None:
+    text = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
+    expected, got = table(), [line for line in text.splitlines() if line.startswith("|")]
+    missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+    assert got == expected, f"expected what python -m worker.config.doc prints, got {missing=} {extra=}"
+    assert len(got) == 2 + sum("." in key and not key.startswith("duplex.session.") for key in KEYS)
+
+
+def test_the_document_names_what_does_nothing(root: Path) -> None:
+    text = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for key in ("service.eta_streaming_s", "service.eta_duplex_s", "TORCHINDUCTOR_CACHE_DIR", "DUOLOGUE_LOG_LEVEL"):
+        assert f"`{key}`" in text, key
+
+
+def test_the_examples_of_the_document_are_true(file: Path) -> None:
+    example = {"mode": "max-autotune", "targets": ["llm.model", "tts.model"]}
+    environ = {"DUOLOGUE_SERVICE_GATEWAY_PORT": "9000", "DUOLOGUE_DUPLEX_SESSION_TEMPERATURE": "0.5"}
+    config, _ = load(file, {"service": {"compile": example}}, environ=environ)
+    assert config.compile.enabled and config.compile.targets == ("llm.model", "tts.model")
+    assert config.service.gateway_port == 9000 and config.duplex.session.temperature == 0.5

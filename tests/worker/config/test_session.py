@@ -1,0 +1,407 @@
+"""Settings: ranges, strict types, errors that name every knob, and what the samplers get."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from models.errors import SettingsError
+from models.sampling.settings import DUPLEX_CODES, DUPLEX_TEXT
+from worker.config.session import (
+    FIXED_SET,
+    REFERENCE_SET,
+    REPLY_SET,
+    REPLY_TEXT_SET,
+    EngineConfig,
+    SessionConfig,
+    WindowConfig,
+)
+from worker.config.settings import KnobError, Settings, allowed
+
+DEFAULTS = SessionConfig()
+MAX_COUNT = 2**31 - 1
+WHOLE = {
+    "force_listen_count": (0, 1000),
+    "max_new_speak_tokens_per_chunk": (1, 64),
+    "max_chars_per_chunk": (1, 1000),
+    "top_k": (0, MAX_COUNT),
+    "text_repetition_window_size": (0, 4096),
+    "listen_top_k": (1, MAX_COUNT),
+    "max_slice_nums": (1, 9),
+    "euler_steps": (1, 50),
+    "seed": (0, 2**64 - 1),
+}
+REAL = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "text_repetition_penalty": (0.1, 10),
+    "length_penalty": (0.1, 5),
+    "listen_prob_scale": (1e-4, 100),
+    "tts_temperature": (1e-6, 2),
+    "tts_repetition_penalty": (0.1, 10),
+    "drain_s": (0, 10),
+}
+CHOICES = {
+    "ls_mode": ("explicit", "implicit"),
+    "decode_mode": ("sampling", "greedy"),
+    "compat": ("fixed", "reference"),
+    "chunk_ms": (1000,),
+    "sample_rate": (16000,),
+}
+FLAGS = ("generate_audio", "early_sound")
+OPTIONAL = ("listen_top_k", "euler_steps", "seed")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def refused(settings: type[Settings], **given: object) -> KnobError:
+    with pytest.raises(KnobError) as caught:
+        settings(**given)
+    return caught.value
+
+
+def session_knobs() -> st.SearchStrategy[dict[str, Any]]:
+    """Any values inside the ranges."""
+    values: dict[str, st.SearchStrategy[Any]] = {name: st.integers(*ends) for name, ends in WHOLE.items()}
+    values |= {name: st.floats(*ends) | st.sampled_from(ends) for name, ends in REAL.items()}
+    values |= {name: st.sampled_from(choices) for name, choices in CHOICES.items()}
+    values |= {name: st.booleans() for name in FLAGS}
+    values |= {name: st.none() | values[name] for name in OPTIONAL}
+    return st.fixed_dictionaries({}, optional=values)
+
+
+def test_the_tables_of_this_file_name_every_knob() -> None:
+    named = {*WHOLE, *REAL, *CHOICES, *FLAGS, "window"}
+    assert named == set(SessionConfig.model_fields), named ^ set(SessionConfig.model_fields)
+
+
+@pytest.mark.parametrize(("knob", "ends"), [*WHOLE.items(), *REAL.items()])
+def test_ranges_end_where_they_say(knob: str, ends: tuple[float, float]) -> None:
+    for end in ends:
+        got = getattr(SessionConfig(**{knob: end}), knob)
+        assert got == end, f"{knob}: expected {end}, got {got}"
+    low, high = ends
+    beyond = (low - 1, high + 1) if knob in WHOLE else (math.nextafter(low, -1), math.nextafter(high, 1000))
+    for value in beyond:
+        text = str(refused(SessionConfig, **{knob: value}))
+        expected = f"setting {knob}: expected {allowed(SessionConfig, knob)}, got {value!r}"
+        assert text == expected, f"expected {expected!r}, got {text!r}"
+
+
+def test_errors_say_the_range() -> None:
+    assert str(refused(SessionConfig, temperature=3)) == "setting temperature: expected a number from 0 to 2, got 3"
+    assert str(refused(SessionConfig, listen_top_k=0)) == (
+        "setting listen_top_k: expected null or a whole number from 1 to 2147483647, got 0"
+    )
+    assert str(refused(SessionConfig, decode_mode="sample")) == (
+        "setting decode_mode: expected 'sampling' or 'greedy', got 'sample'"
+    )
+    assert str(refused(SessionConfig, tts_temperature=0)) == (
+        "setting tts_temperature: expected a number from 0.000001 to 2, got 0"
+    )
+
+
+@pytest.mark.parametrize("knob", [*WHOLE, *REAL, *CHOICES])
+@pytest.mark.parametrize("value", [True, False, "1", "", [], {}, math.nan, math.inf, -math.inf, 10**400, object()])
+def test_types_are_strict(knob: str, value: object) -> None:
+    error = refused(SessionConfig, **{knob: value})
+    assert [one.knob for one in error.problems] == [knob], error.problems
+
+
+@pytest.mark.parametrize("knob", WHOLE)
+def test_whole_numbers_are_no_floats(knob: str) -> None:
+    assert [one.knob for one in refused(SessionConfig, **{knob: 2.0}).problems] == [knob]
+
+
+@pytest.mark.parametrize("knob", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, "true", None, 1.0])
+def test_flags_are_bools(knob: str, value: object) -> None:
+    text = str(refused(SessionConfig, **{knob: value}))
+    assert text == f"setting {knob}: expected true or false, got {value!r}", text
+
+
+@pytest.mark.parametrize("knob", SessionConfig.model_fields)
+def test_null_is_for_knobs_that_have_a_meaning_for_it(knob: str) -> None:
+    if knob in OPTIONAL:
+        assert getattr(SessionConfig(**{knob: None}), knob) is None
+    else:
+        assert [one.knob for one in refused(SessionConfig, **{knob: None}).problems] == [knob]
+
+
+def test_whole_numbers_will_do_for_floats() -> None:
+    config = SessionConfig(temperature=1, drain_s=2)
+    assert (config.temperature, type(config.temperature), config.drain_s) == (1.0, float, 2.0)
+
+
+def test_every_bad_knob_is_named() -> None:
+    with pytest.raises(KnobError) as caught:
+        SessionConfig.of(DEFAULTS, {"temperature": 9, "seed": -1, "window": {"mode": "on", "max_units": 0}, "top_k": 5})
+    error = caught.value
+    got = [one.knob for one in error.problems]
+    assert got == ["temperature", "window.mode", "window.max_units", "seed"], got
+    assert str(error) == (
+        "settings temperature, window.mode, window.max_units, seed: expected temperature a number from 0 to 2; "
+        "window.mode 'off' or 'basic' or 'context'; window.max_units a whole number from 1 to 10000; "
+        "seed null or a whole number from 0 to 18446744073709551615, "
+        "got temperature 9; window.mode 'on'; window.max_units 0; seed -1"
+    )
+
+
+def test_low_is_at_most_high() -> None:
+    assert WindowConfig(low_tokens=10, high_tokens=10).low_tokens == 10
+    text = str(refused(WindowConfig, low_tokens=11, high_tokens=10))
+    assert text == "setting low_tokens: expected at most high_tokens (10), got 11", text
+    error = refused(SessionConfig, window={"high_tokens": 10})
+    assert [one.knob for one in error.problems] == ["window.low_tokens"], error.problems
+
+
+def test_bad_values_are_shown_cut() -> None:
+    long, deep = "x" * 10_000, []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (long, [long], 10**5000, deep):
+        text = str(refused(SessionConfig, temperature=value))
+        assert len(text) < 200, f"expected a short text, got {len(text)} characters"
+    assert "xxx..." in str(refused(SessionConfig, ls_mode=long))
+    assert len(str(refused(SessionConfig, **{long: 1}))) < 200
+
+
+@given(values=st.dictionaries(st.sampled_from(list(SessionConfig.model_fields)) | st.text(max_size=5), JSON))
+def test_no_input_gives_any_other_error(values: dict[str, object]) -> None:
+    try:
+        config, _ = SessionConfig.of(DEFAULTS, values)
+    except SettingsError as error:
+        assert isinstance(error, KnobError)
+        for one in error.problems:
+            assert one.knob.partition(".")[0] in values, f"expected a knob that was given, got {one.knob}"
+            assert one.knob in str(error)
+    else:
+        assert isinstance(config, SessionConfig)
+    try:
+        SessionConfig(**values)
+    except KnobError as error:
+        assert error.problems
+
+
+def test_frozen() -> None:
+    config = SessionConfig()
+    with pytest.raises(ValidationError):
+        config.temperature = 1.0
+    with pytest.raises(ValidationError):
+        config.window.mode = "off"
+    assert hash(config) == hash(SessionConfig())
+
+
+# --- one session's config from defaults and client ------------------------------------------------
+
+
+def test_client_values_lie_over_the_workers() -> None:
+    worker = SessionConfig(temperature=0.3, top_k=7, window={"mode": "context", "max_units": 3})
+    config, notes = SessionConfig.of(worker, {"top_k": 9, "window": {"max_units": 5}})
+    assert notes == []
+    assert config == SessionConfig(temperature=0.3, top_k=9, window={"mode": "context", "max_units": 5})
+
+
+def test_nothing_reaches_the_next_session() -> None:
+    given_first = {"top_k": 9, "window": {"max_units": 5}, "compat": "reference"}
+    before = dict(given_first)
+    SessionConfig.of(DEFAULTS, given_first)
+    second, _ = SessionConfig.of(DEFAULTS, {})
+    assert second == SessionConfig() == DEFAULTS, f"expected the defaults, got {second}"
+    assert given_first == before
+
+
+def test_window_may_be_ready_made() -> None:
+    window = WindowConfig(mode="off")
+    assert SessionConfig.of(DEFAULTS, {"window": window})[0].window is window
+    text = str(refused(SessionConfig, window=3))
+    assert text == "setting window: expected an object of WindowConfig, got 3", text
+
+
+def test_unknown_keys_are_ignored_and_told() -> None:
+    given = {"temprature": 1, "window": {"hi_tokens": 3}, "high_tokens": 3, "qqqq": None, 5: 6}
+    config, notes = SessionConfig.of(DEFAULTS, given)
+    assert config == DEFAULTS
+    assert notes == [
+        "setting temprature does not exist and is ignored; did you mean temperature?",
+        "setting high_tokens does not exist and is ignored; did you mean window.high_tokens?",
+        "setting qqqq does not exist and is ignored",
+        "setting 5 does not exist and is ignored",
+        "setting window.hi_tokens does not exist and is ignored; did you mean window.high_tokens?",
+    ]
+
+
+def test_a_flood_of_unknown_keys_is_told_in_few_words() -> None:
+    _, notes = SessionConfig.of(DEFAULTS, {f"{n}" * 1000: n for n in range(1, 101)})
+    assert len(notes) == 21 and notes[-1] == "80 more settings do not exist and are ignored", notes[-1]
+    assert max(map(len, notes)) < 150
+
+
+def test_our_own_misspelling_is_an_error() -> None:
+    text = str(refused(SessionConfig, temprature=1))
+    assert text == "setting temprature: expected a setting that exists, such as temperature, got 1", text
+
+
+@pytest.mark.parametrize("given", [[], None, 3, "temperature"])
+def test_settings_are_an_object(given: object) -> None:
+    with pytest.raises(SettingsError, match="session settings: expected an object, got"):
+        SessionConfig.of(DEFAULTS, given)
+
+
+# --- what the samplers get ------------------------------------------------------------------------
+
+
+def test_token_sets_are_in_order() -> None:
+    assert (REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET) == (0, 1, 2, 3)
+
+
+def test_default_sampling_is_the_released_one() -> None:
+    reference, fixed = SessionConfig(compat="reference"), SessionConfig()
+    assert reference.text_sampling() == replace(DUPLEX_TEXT, sign_blind=True, set_index=0)
+    assert fixed.text_sampling() == replace(DUPLEX_TEXT, listen_scale_on_probability=True, set_index=1)
+    assert reference.code_sampling() == fixed.code_sampling() == DUPLEX_CODES
+
+
+def test_every_sampling_knob_arrives() -> None:
+    config = SessionConfig(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.6,
+        text_repetition_penalty=0.9,
+        text_repetition_window_size=8,
+        length_penalty=1.6,
+        listen_prob_scale=0.25,
+        listen_top_k=40,
+        tts_temperature=1e-5,
+        tts_repetition_penalty=1.2,
+    )
+    assert config.text_sampling() == replace(
+        DUPLEX_TEXT,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.6,
+        repetition_penalty=0.9,
+        repetition_window=8,
+        length_penalty=1.6,
+        listen_scale=0.25,
+        listen_scale_on_probability=True,
+        listen_top_k=40,
+        set_index=1,
+    )
+    assert config.code_sampling() == replace(DUPLEX_CODES, temperature=1e-5, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "greedy"),
+    [
+        ({"decode_mode": "greedy"}, True),
+        ({"temperature": 0}, True),
+        ({"temperature": 1e-9}, True),
+        ({"temperature": 1e-6}, False),
+        ({}, False),
+    ],
+)
+def test_greedy(knobs: dict[str, Any], greedy: bool) -> None:
+    got = SessionConfig(**knobs).text_sampling().greedy
+    assert got is greedy, f"{knobs}: expected greedy {greedy}, got {got}"
+    assert not SessionConfig(**knobs).code_sampling().greedy
+
+
+@given(knobs=session_knobs())
+def test_what_is_in_range_is_in_range_for_the_samplers(knobs: dict[str, Any]) -> None:
+    config = SessionConfig(**knobs)
+    text, codes = config.text_sampling(), config.code_sampling()
+    assert text.stop_probe and not text.chunked_window
+    assert text.sign_blind is (config.compat == "reference") is not text.listen_scale_on_probability
+    assert codes.history_per_call
+
+
+# --- engine ---------------------------------------------------------------------------------------
+
+
+def test_vocoder_lies_in_the_checkpoint() -> None:
+    assert EngineConfig().token2wav_folder == Path("assets/tiny/assets/token2wav")
+    assert EngineConfig(model_path="/m").token2wav_folder == Path("/m/assets/token2wav")
+    assert EngineConfig(model_path="/m", token2wav_path="/v").token2wav_folder == Path("/v")
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:15"])
+def test_devices(device: str) -> None:
+    assert EngineConfig(device=device).device == device
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0\n", " cpu", "", None, 0])
+def test_no_devices(device: object) -> None:
+    text = str(refused(EngineConfig, device=device))
+    assert text == f"setting device: expected text like 'auto', 'cpu', 'cuda', 'cuda:0', got {device!r}", text
+
+
+def test_a_slot_holds_the_window_and_a_unit() -> None:
+    session = SessionConfig(window={"high_tokens": 300, "low_tokens": 200})
+    # <unit>, a picture, ten rows of sound, a turn end put in, 20 tokens, terminator, </unit>
+    assert session.unit_rows == 1 + 66 + 10 + 1 + 20 + 2
+    EngineConfig(llm_len=400, session=session)
+    error = refused(EngineConfig, llm_len=399, session=session)
+    assert [one.knob for one in error.problems] == ["session.window.high_tokens"], error.problems
+    assert "100 rows for a unit in llm_len (399), got 300" in str(error), error
+
+
+def test_a_sessions_own_window_is_checked_too() -> None:
+    engine = EngineConfig(llm_len=5000)
+    engine.check_session(SessionConfig(window={"high_tokens": 4900}))
+    with pytest.raises(KnobError, match=r"setting window\.high_tokens: .* got 4901"):
+        engine.check_session(SessionConfig(window={"high_tokens": 4901}))
+    context = {"mode": "context", "previous_max_tokens": 4901}
+    with pytest.raises(KnobError, match=r"setting window\.previous_max_tokens"):
+        engine.check_session(SessionConfig(window=context))
+    engine.check_session(SessionConfig(window={"mode": "off", "high_tokens": 4901}))
+    more_slices = SessionConfig(max_slice_nums=2, window={"high_tokens": 4900})
+    with pytest.raises(KnobError, match=r"leaves 232 rows"):
+        engine.check_session(more_slices)
+
+
+def test_nested_knobs_are_named_from_the_top() -> None:
+    error = refused(EngineConfig, session={"window": {"max_units": 0}, "top_k": -1}, llm_len=0)
+    got = [one.knob for one in error.problems]
+    assert got == ["llm_len", "session.top_k", "session.window.max_units"], got
+
+
+@given(values=st.dictionaries(st.sampled_from(list(EngineConfig.model_fields)), JSON))
+def test_no_engine_setting_gives_any_other_error(values: dict[str, object]) -> None:
+    try:
+        EngineConfig(**values)
+    except KnobError as error:
+        assert error.problems
+
+
+# --- documentation --------------------------------------------------------------------------------
+
+
+def documented(root: Path) -> dict[str, tuple[str, ...]]:
+    """knob -> (default, allowed, what it does), as the table has them."""
+    lines = (root / "docs" / "session-config.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {row[0].strip("`"): tuple(row[1:]) for row in rows}
+
+
+def test_the_document_lists_every_knob(root: Path) -> None:
+    sections = [("", SessionConfig), ("window.", WindowConfig)]
+    expected: dict[str, tuple[str, ...]] = {}
+    for prefix, settings in sections:
+        for name, entry in settings.model_fields.items():
+            if name != "window":
+                default = f"`{json.dumps(entry.default)}`"
+                expected[prefix + name] = (default, allowed(settings, name), entry.description or "")
+    got = documented(root)
+    assert got.keys() == expected.keys(), f"expected the same knobs, got a difference in {got.keys() ^ expected.keys()}"
+    for knob, cells in expected.items():
+        assert got[knob] == cells, f"{knob}: expected {cells}, got {got[knob]}"

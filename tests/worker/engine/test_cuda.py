@@ -1,0 +1,158 @@
+"""The engine on a GPU: captured graphs say what eager regions say, and nothing compiles while it serves."""
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.graphs.region_graphs import compile_counters
+from models.stages.region_table import Shapes
+from models.token2wav.region_table import VocoderShapes
+from tests.models.token2wav.vocoders import make_voice
+from worker.assembly.backend_flags import apply_toggles
+from worker.assembly.parts import build, most_sessions
+from worker.compile.state import TargetPhase
+from worker.compile.tuning import tune
+from worker.config.compile import CompileConfig
+from worker.config.session import EngineConfig, SessionConfig, WindowConfig
+from worker.engine import Engine
+from worker.loop.results import UnitResult
+from worker.loop.sessions import Prompt
+
+pytestmark = pytest.mark.gpu
+
+N_SESSIONS, N_UNITS = 2, 10
+PLAIN = CompileConfig()
+SESSION = SessionConfig(
+    decode_mode="greedy",
+    force_listen_count=0,
+    window=WindowConfig(high_tokens=300, low_tokens=200),
+    seed=3,
+)
+
+
+def make_engine(tiny: Path, compile: CompileConfig = PLAIN) -> Engine:
+    config = EngineConfig(
+        model_path=tiny,
+        device="cuda",
+        dtype="float32",
+        max_sessions=N_SESSIONS,
+        llm_len=512,
+        euler_steps=2,
+        session=SESSION,
+        compile=compile,
+    )
+    shapes = Shapes(
+        batch=(N_SESSIONS,),
+        slices=(1, 2),
+        patches=(1088,),
+        rows=(16, 96),
+        kv=(512,),
+        spoken=(24,),
+        tokens=(24,),
+        speech_kv=(512,),
+    )
+    vocoder_shapes = VocoderShapes(batch=(N_SESSIONS,), codes=(10, 25, 28), columns=(256,))
+    parts = build(config, shapes=shapes, vocoder_shapes=vocoder_shapes)
+    engine = Engine(parts, config)
+    engine.start()
+    tuned = engine.submit(tune, parts, config).result()
+    failed = {name: state.error for name, state in tuned.targets.items() if state.phase is TargetPhase.FELL_BACK}
+    assert not failed, f"expected every target to compile, got {failed}"
+    return engine
+
+
+def converse(engine: Engine) -> list[UnitResult]:
+    events: queue.Queue = queue.Queue()
+    generator = np.random.default_rng(0)
+    picture = generator.integers(0, 256, (96, 128, 3), dtype=np.uint8)
+    results: list[UnitResult] = []
+    with engine:
+        handles = [engine.open(str(n), None, events.put).result() for n in range(N_SESSIONS)]
+        for handle in handles:
+            handle.prepare(Prompt.of("Hello.", None, make_voice())).result()
+        for unit in range(N_UNITS):
+            for handle in handles:
+                sound = 0.1 * generator.standard_normal(16000)
+                frames = [Image.fromarray(picture)] if unit % 3 == 0 else []
+                handle.send(sound.astype(np.float32), frames, force_listen=unit == 6)
+            done: list[UnitResult] = []
+            while len(done) < N_SESSIONS:
+                event = events.get(timeout=120)
+                assert not hasattr(event, "error"), f"unit {unit}: {getattr(event, 'error', None)}"
+                done += [event] if isinstance(event, UnitResult) else []
+            results += sorted(done, key=lambda one: one.session)
+    return results
+
+
+@pytest.fixture(autouse=True)
+def switches_stay() -> Iterator[None]:
+    """An engine that is tuned sets them for the whole process."""
+    precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
+    # TF32 turns a drawn code now and then, and with it all sound behind.
+    apply_toggles(CompileConfig(tf32=False), torch.device("cuda"))
+    eager = converse(make_engine(tiny))
+    engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on", tf32=False))
+    tables = [engine.parts.duplex.runner.regions, engine.parts.vocoder.regions]
+    assert all(table.n_captured > 0 for table in tables)
+    counted = compile_counters()
+    captured = converse(engine)
+    assert compile_counters() == counted, "something compiled while serving"
+    assert [table.n_skipped for table in tables] == [0, 0], "calls at shapes that have no graph"
+    assert any(result.pcm is not None for result in eager), "nobody spoke: the comparison says little"
+    for got, expected in zip(captured, eager, strict=True):
+        at = f"session {expected.session} unit {expected.index}"
+        assert got.tokens == expected.tokens, f"{at}: expected {expected.tokens}, got {got.tokens}"
+        assert (got.pcm is None) == (expected.pcm is None), at
+        if expected.pcm is not None:
+            worst = float(np.abs(got.pcm - expected.pcm).max())
+            assert worst < 1e-3, f"{at}: sound is {worst:.2g} apart"
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_compiled_units_compile_nothing_while_serving(tiny: Path, dynamic: bool) -> None:
+    engine = make_engine(tiny, CompileConfig(enabled=True, dynamic=dynamic))
+    counted = compile_counters()
+    results = converse(engine)
+    assert compile_counters() == counted, "something compiled while serving"
+    assert len(results) == N_SESSIONS * N_UNITS
+
+
+def test_free_memory_decides_how_many_sessions_there_are(tiny: Path) -> None:
+    engine = make_engine(tiny)
+    few = most_sessions(engine.parts.model, None, engine.config)
+    longer = engine.config.model_copy(update={"llm_len": 40_000})
+    assert 1 <= most_sessions(engine.parts.model, None, longer) <= few <= 64
+
+
+def test_bfloat16_repeats_itself(tiny: Path) -> None:
+    said = []
+    for _ in range(2):
+        config = EngineConfig(
+            model_path=tiny, device="cuda", max_sessions=1, llm_len=512, euler_steps=2, session=SESSION
+        )
+        engine = Engine.build(config)
+        events: queue.Queue = queue.Queue()
+        with engine:
+            handle = engine.open("a", None, events.put).result()
+            handle.prepare(Prompt.of("Hello.", None, make_voice())).result()
+            for unit in range(4):
+                handle.send((0.1 * np.random.default_rng(unit).standard_normal(16000)).astype(np.float32))
+            results = []
+            while len(results) < 4:
+                event = events.get(timeout=120)
+                results += [event] if isinstance(event, UnitResult) else []
+        said.append(results)
+    for first, second in zip(*said, strict=True):
+        assert first.tokens == second.tokens
+        assert (first.pcm is None and second.pcm is None) or np.array_equal(first.pcm, second.pcm)

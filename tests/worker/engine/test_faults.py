@@ -1,0 +1,383 @@
+"""What goes wrong for one session harms no other, and the session itself goes on where it stood."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from models.errors import AudioError, ContextOverflowError, ModelError, NumericsError, SettingsError
+from tests.models.stages.slot_copies import assert_fresh
+from tests.worker.engine.failing_regions import Broken, Touches, When, broken, instead, of_slot, poisoned
+from tests.worker.engine.three_sessions import (
+    AT,
+    NAMES,
+    SOUND,
+    TIGHT,
+    Fault,
+    assert_neighbours_unharmed,
+    assert_never_sent,
+    assert_only_mute,
+    breaking,
+    engine,
+    outcomes,
+    play,
+    table_of,
+    touching,
+    undisturbed,
+)
+from tests.worker.loop.engines import ALOUD, CODES, QUIET, SmallEngine, assert_mirrors, assert_told, make_prompt, voice
+from worker.config.session import SessionConfig, WindowConfig
+from worker.loop.results import Event, Failure, UnitResult
+from worker.loop.session import OrderError, Phase, Session
+from worker.loop.sessions import Prompt
+
+TEXT = ("mel_unit", "audio_unit", "audio_overlap", "vision", "unit_prefill", "unit_step")
+SPEECH = ("spoken_rows", "speech_begin", "speech_step")
+
+pytestmark = pytest.mark.usefixtures("short_units")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_left() -> Iterator[None]:
+    yield
+    engine().close_all()
+
+
+def test_the_scene_is_lively() -> None:
+    """What fails is in use where it fails, by all three at once."""
+    for name in NAMES:
+        result = outcomes(undisturbed().events[name])[AT]
+        assert result.n_codes >= CODES and result.pcm is not None and result.n_slices == 1, f"{name}: {result}"
+    assert outcomes(undisturbed().events["victim"])[AT].text, "expected the victim to say something"
+    idle = [name for name in TEXT + SPEECH + SOUND if not undisturbed().calls[name]]
+    assert not idle, f"expected every region in use where something fails, got {idle} idle"
+    assert undisturbed().rows["left"][-1] < 60, f"expected evictions, got {undisturbed().rows['left']} rows"
+
+
+@pytest.mark.parametrize(("name", "when"), [*((name, "after") for name in TEXT), ("mel_unit", "before")])
+def test_a_text_stage_fails(name: str, when: When) -> None:
+    speaks = name == "unit_step"  # what their voices say is no different for the others
+    heard = play(breaking(name, when), speaks=speaks)
+    assert_neighbours_unharmed(heard, speaks)
+    assert_never_sent(heard, Broken, speaks)
+
+
+@pytest.mark.parametrize(
+    ("name", "when"), [*((name, "after") for name in SPEECH + SOUND), ("speech_begin", "before"), ("hift", "before")]
+)
+def test_a_speech_stage_fails(name: str, when: When) -> None:
+    heard = play(breaking(name, when))
+    assert_neighbours_unharmed(heard)
+    assert_only_mute(heard, Broken)
+
+
+def test_stages_fail_once() -> None:
+    """What was undone is done again: nobody notices anything."""
+
+    @contextmanager
+    def twice(session: Session) -> Iterator[None]:
+        with breaking("unit_step", "once")(session) as first, breaking("speech_step", "once")(session) as second:
+            yield
+        assert (first, second) == ([1], [1]), f"expected one failure each, got {first} and {second}"
+
+    heard = play(twice)
+    for session in NAMES:
+        assert_told(session, heard.events[session], undisturbed().events[session])
+
+
+def test_nan_in_the_context() -> None:
+    """A row that went bad makes the logits bad; here it is mended afterwards."""
+
+    @contextmanager
+    def bad_row(session: Session) -> Iterator[None]:
+        keys = engine().duplex.state.llm.k[0][session.slot, 0]
+        kept = keys[3].clone()
+        keys[3] = torch.nan
+        yield
+        keys[3] = kept
+
+    heard = play(bad_row, speaks=False)
+    assert_neighbours_unharmed(heard, speaks=False)
+    assert_never_sent(heard, NumericsError, speaks=False)
+
+
+@pytest.mark.parametrize("name", ["spoken_rows", "flow", "hift"])
+def test_nan_in_speech(name: str) -> None:
+    def spoil(session: Session) -> AbstractContextManager[None]:
+        touches = touching(name, session)
+        return poisoned(table_of(name), name, lambda tensors: row_where(tensors, touches))
+
+    heard = play(spoil)
+    assert_neighbours_unharmed(heard)
+    assert_only_mute(heard, NumericsError)
+
+
+def test_nan_in_the_middle_of_a_call() -> None:
+    """Codes that were drawn before do not count as drawn."""
+
+    @contextmanager
+    def bad_row(session: Session) -> Iterator[None]:
+        n_calls, keys = [0], engine().duplex.state.speech.cache.k[0]
+
+        def spoil(run: Callable[..., Any], bound: tuple[Any, ...], tensors: tuple[Any, ...], static: Any) -> Any:
+            n_calls[0] += session.slot in tensors[0].tolist()
+            if n_calls[0] == 3:
+                keys[session.slot, :, 0] = torch.nan
+            return run(*bound, *tensors, **static)
+
+        with instead(table_of("speech_step"), "speech_step", spoil):
+            yield
+        assert n_calls[0] > 3, f"expected more codes to be drawn, got {n_calls[0]}"
+
+    heard = play(bad_row)
+    assert_neighbours_unharmed(heard)
+    assert_only_mute(heard, NumericsError)
+
+
+def row_where(tensors: tuple[torch.Tensor, ...], touches: Touches) -> int | None:
+    rows = [row for row in range(len(tensors[0])) if touches((tensors[0][row : row + 1],))]
+    return rows[0] if rows else None
+
+
+def test_nan_left_by_tokens_that_are_not_spoken() -> None:
+    """States that nobody speaks may be anything."""
+
+    def spoil(session: Session) -> AbstractContextManager[None]:
+        engine().duplex.state.hidden[session.slot] = torch.nan
+        return nullcontext()
+
+    heard = play(spoil)
+    for name in NAMES:
+        assert_told(name, heard.events[name], undisturbed().events[name])
+
+
+# --- closing a unit ------------------------------------------------------------------------------
+
+
+def three(config: SessionConfig, fault: Fault | None = None) -> tuple[list[list[Event]], Session]:
+    """Two units of three sessions, the second under a fault, then one more of the neighbours.
+
+    Returns: the neighbours' events, and the victim, which is still open.
+    """
+    small = engine()
+    small.close_all()
+    sessions = {name: small.open(name, config, make_prompt(name)) for name in NAMES}
+    for session in sessions.values():
+        small.say(session, 0)
+    for session in sessions.values():
+        small.send(session, 1)
+    with fault(sessions["victim"]) if fault else nullcontext():
+        small.settle()
+    for name in ("left", "right"):
+        small.send(sessions[name], 2)
+    small.settle()
+    for session in sessions.values():
+        assert_mirrors(small.duplex, session.slot)
+    return [small.take(name) for name in ("left", "right")], sessions["victim"]
+
+
+def closing(session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+    """Forwards of two rows: what closes a unit in reference."""
+    return lambda tensors: session.slot in tensors[0].tolist() and int(tensors[4].max()) <= 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["llm_evict", "unit_prefill"])
+def test_a_unit_cannot_be_closed(name: str, when: When) -> None:
+    """Its result is out, its context half closed: the session has to be prepared again, even if it was paused, and what
+    waits fails too.
+    """
+    update = {"window": TIGHT} if name == "llm_evict" else {"compat": "reference"}
+    config = QUIET.model_copy(update=update)
+
+    def fault(session: Session) -> AbstractContextManager[Any]:
+        engine().send(session, 7)
+        engine().sessions.pause(session)
+        touches = closing(session) if name == "unit_prefill" else of_slot(session.slot)
+        return broken(table_of(name), name, touches, when)
+
+    expected, _ = three(config)
+    got, victim = three(config, fault)
+    for name, one, other in zip(("left", "right"), got, expected, strict=True):
+        assert_told(name, one, other)
+    small = engine()
+    kinds = [type(getattr(event, "error", event)) for event in outcomes(small.take("victim"))]
+    assert kinds == [UnitResult, Broken, OrderError], f"expected a result and two failures, got {kinds}"
+    assert (victim.phase, len(victim.waiting)) == (Phase.NEW, 0), f"got {victim.phase}, {len(victim.waiting)} waiting"
+    assert_fresh(small.duplex.state, [victim.slot])
+    with pytest.raises(OrderError):
+        small.send(victim, 2)
+    small.sessions.prepare(victim, make_prompt("victim"))
+    again = [small.say(victim, number) for number in range(2)]
+    small.sessions.close(victim)
+    fresh = small.open("victim", config, make_prompt("victim"))
+    assert_told("victim", again, [small.say(fresh, number) for number in range(2)])
+
+
+# --- what a unit that failed leaves behind --------------------------------------------------------
+
+
+def after_failure(history: list[dict[str, Any]], failing: dict[str, Any], breaks: bool = False) -> None:
+    """A unit that fails changes nothing: not what waits to be heard, nor what the next units are."""
+    small, heard = engine(), []
+    for sent in (False, True):
+        session = small.open("one", QUIET, make_prompt(ref=2))
+        for unit in history:
+            small.say(session, **unit)
+        if breaks:
+            small.sessions.break_speech(session)
+        if sent:
+            with broken(table_of("unit_prefill"), "unit_prefill", of_slot(session.slot), "after"):
+                outcome = small.say(session, **failing)
+            assert isinstance(outcome, Failure) and isinstance(outcome.error, Broken), outcome
+        small.loop.observer.logits.clear()
+        events = [small.say(session, number) for number in (11, 12, 13)]
+        heard.append((events, small.loop.observer.logits.pop("one", [])))
+        assert_mirrors(small.duplex, session.slot)
+        small.sessions.close(session)
+    (expected, logits), (got, got_logits) = heard
+    assert_told("one", got, expected)
+    assert got_logits == logits, "expected the same logits to the last bit"
+
+
+LISTENED = [{"seed": number, "force_listen": True} for number in range(3)]
+
+
+def test_the_first_unit_fails() -> None:
+    after_failure([], {"seed": 5})
+
+
+def test_a_unit_fails_beside_waiting_sound() -> None:
+    after_failure([{"seed": 4, "n": 20_000}], {"seed": 5, "n": 15_000})
+
+
+def test_many_seconds_fail_at_once() -> None:
+    after_failure(LISTENED, {"seed": 5, "n": 64_000})
+
+
+def test_a_picture_without_sound_fails() -> None:
+    after_failure(LISTENED, {"seed": None, "pictures": [2]})
+
+
+def test_a_break_outlives_the_unit_that_fails() -> None:
+    after_failure([{"seed": 1}], {"seed": 5}, breaks=True)
+
+
+def test_half_a_character_of_a_unit_that_fails() -> None:
+    """Bytes that a failed unit left unfinished do not turn up in the next one."""
+    small, language = engine(), engine().parts.language
+    pieces = language.tokenizer.encode("\N{JAPANESE OGRE}")
+    assert len(pieces) > 1 and not language.stream().push(pieces[:1]), "expected a character of several tokens"
+    session = small.open("one", QUIET.model_copy(update={"compat": "fixed"}), make_prompt())
+    speak = language.special.speak
+    with mock.patch.object(small.loop.observer, "token", scripted([speak, pieces[0], pieces[1]])):
+        small.send(session, 1)
+        while len(session_tokens(small, session)) < 3:
+            small.step()
+        with broken(table_of("unit_step"), "unit_step", of_slot(session.slot), "before"):
+            small.settle()
+    assert isinstance(small.take("one")[-1], Failure)
+    word = language.tokenizer.encode("so")
+    with mock.patch.object(small.loop.observer, "token", scripted([speak, *word, language.special.chunk_eos])):
+        result = small.say(session, 2)
+    assert result.text == "so", f"expected 'so', got {result.text!r}"
+
+
+def session_tokens(small: SmallEngine, session: Session) -> list[int]:
+    (job,) = [job for job in small.loop.jobs if job.session is session] or [None]
+    return job.talk.all_ids if job is not None and job.talk is not None else []
+
+
+def scripted(tokens: list[int]) -> Callable[..., int]:
+    left = iter(tokens)
+    return lambda session, job, token: next(left)
+
+
+# --- limits, receivers, prompts --------------------------------------------------------------------
+
+
+def test_a_context_that_is_full() -> None:
+    """Without a window the unit that does not fit is refused by type; a smaller one still fits."""
+    small = engine()
+    session, other = small.open("full", QUIET), small.open("other", QUIET)
+    rows, outcome = 0, None
+    while not isinstance(outcome, Failure):
+        rows = small.duplex.runner.llm_rows(session.slot)
+        outcome = small.say(session, 1, pictures=[0])
+        assert rows < small.config.llm_len, "expected a failure before the context is full"
+    assert isinstance(outcome.error, ContextOverflowError), outcome
+    assert small.duplex.runner.llm_rows(session.slot) == rows, "expected the context as it was"
+    assert_mirrors(small.duplex, session.slot)
+    assert isinstance(small.say(other, 1, pictures=[0]), UnitResult)
+    if rows + 25 < small.config.llm_len:
+        assert isinstance(small.say(session, 2), UnitResult), "expected a unit that fits to be taken"
+
+
+def test_a_receiver_that_fails() -> None:
+    """Whoever receives the events harms nobody, not even its own session."""
+    small, heard = engine(), []
+
+    def refuse(event: Event) -> None:
+        heard.append(event)
+        raise ValueError("receiver")
+
+    config = ALOUD.model_copy(update={"window": TIGHT})
+    deaf = small.sessions.open("left", config, refuse)
+    small.sessions.prepare(deaf, make_prompt("left", ref=1, speaker=0))
+    for number in range(2):
+        small.send(deaf, number, force_listen=True)
+        small.settle()
+    small.send(deaf, 2)
+    small.settle()
+    expected = undisturbed().events["left"]
+    assert_told("left", heard, expected[: len(heard)])
+    assert len(outcomes(heard)) == 3, f"expected three results, got {outcomes(heard)}"
+
+
+def bad_prompts() -> list[tuple[str, Prompt, SessionConfig, type[Exception], str | None]]:
+    """name, prompt, config, error, region that breaks."""
+    loud = make_prompt("Be kind.", ref=1, speaker=1)
+    wide = QUIET.model_copy(update={"window": WindowConfig(high_tokens=5000)})
+    broken_voice = replace(voice(1), mel=voice(1).mel * torch.nan)
+    return [
+        ("a text too long", make_prompt("so " * 500), QUIET, ContextOverflowError, None),
+        ("a window too wide", loud, wide, ModelError, None),
+        ("a voice of nothing", replace(loud, voice=broken_voice), ALOUD, AudioError, None),
+        ("no steps of that number", loud, ALOUD.model_copy(update={"euler_steps": 7}), SettingsError, None),
+        ("clips break", loud, ALOUD, Broken, "clips"),
+        ("prefill breaks", loud, ALOUD, Broken, "unit_prefill"),
+        ("the voice breaks", loud, ALOUD, Broken, "voice"),
+        ("the turn breaks", loud, ALOUD, Broken, "begin"),
+    ]
+
+
+@pytest.mark.parametrize("case", bad_prompts(), ids=lambda case: case[0])
+def test_a_prompt_that_fails(case: tuple[str, Prompt, SessionConfig, type[Exception], str | None]) -> None:
+    """The session is new then, and as good as new; no slot of either kind is lost, and what waited fails."""
+    _, prompt, config, error, region = case
+    small = SmallEngine() if region in ("voice", "clips") else engine()  # what was prepared before is not made again
+    small.sessions._snapshots.clear()
+    session = small.open("one", ALOUD, make_prompt(speaker=0))
+    small.say(session, 1)
+    small.send(session, 2)
+    table = small.vocoder.regions if region in ("voice", "begin") else small.duplex.runner.regions
+    fault = nullcontext() if region is None else broken(table, region, lambda tensors: True, "after")
+    with fault, pytest.raises(error):
+        small.sessions.prepare(session, prompt, config)
+    assert session.phase is Phase.NEW, f"expected a new session, got {session.phase}"
+    small.settle()
+    errors = [type(event.error) for event in small.take("one") if isinstance(event, Failure)]
+    assert errors == [OrderError], f"expected the unit that waited to fail, got {errors}"
+    free = small.duplex.runner.pool.n_free, small.vocoder.n_free
+    n = small.config.max_sessions
+    assert free == (n - 1, n), f"expected its slot only to be taken, got {free} free"
+    assert_fresh(small.duplex.state, [session.slot])
+    small.sessions.prepare(session, make_prompt("Be kind.", speaker=0), ALOUD)
+    again = small.say(session, 1)
+    small.sessions.close(session)
+    other = small.open("one", ALOUD, make_prompt("Be kind.", speaker=0))
+    assert_told("one", [again], [small.say(other, 1)])

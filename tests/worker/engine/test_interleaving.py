@@ -1,0 +1,124 @@
+"""Whoever shares the engine, a session gets what it would get alone: ids, text, decisions, and sound to the last bit.
+
+True of engines with one size per axis (`engines.make_parts`), as here. Where a batch may run at several sizes, the
+neighbours decide on which of them, and another one may add numbers up in another order.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.stages.speech_steps import PendingLook, Speaker
+from tests.worker.engine.session_scripts import Prompter, conversation, play_alone, play_together
+from tests.worker.loop.engines import ALOUD, N_SLOTS, SmallEngine, assert_told, make_config, make_prompt, short_speech
+from worker.loop.results import Event, Failure, Partial, UnitResult
+
+N_CONVERSATIONS = 12
+N_UNITS = 4
+
+
+class Stage:
+    """Two engines: one for each conversation by itself, one for many at once, which asks for codes ahead."""
+
+    def __init__(self) -> None:
+        self.observers = Prompter(), Prompter()
+        self.alone = SmallEngine(make_config(), self.observers[0])
+        with mock.patch.object(Speaker, "is_beside", True):
+            self.together = SmallEngine(make_config(), self.observers[1])
+        self._expected: dict[int, tuple[list[Event], list[str]]] = {}
+
+    def expected(self, seed: int) -> tuple[list[Event], list[str]]:
+        """What a conversation hears if nobody else is there, and digests of its logits."""
+        if seed not in self._expected:
+            observer, engine = self.observers[0], self.alone
+            play_alone(engine, conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0))
+            name = f"session {seed}"
+            self._expected[seed] = engine.take(name), observer.logits.pop(name)
+        return self._expected[seed]
+
+    def heard(self, seeds: list[int], luck: random.Random, patience: float) -> dict[int, tuple[list[Event], list[str]]]:
+        """What they hear when they are played together. patience: how often the loop goes on instead of a script.
+
+        Codes arrive sooner or later.
+        """
+        observer, engine = self.observers[1], self.together
+        for memory in (observer.breaks, observer.n_certain, observer.logits, engine.events):
+            memory.clear()
+        scripts = [
+            lambda seed=seed: conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0) for seed in seeds
+        ]
+        with mock.patch.object(PendingLook, "is_here", property(lambda look: luck.random() < 0.5)):
+            play_together(engine, scripts, lambda n: 0 if luck.random() < patience else luck.randrange(n))
+        names = {seed: f"session {seed}" for seed in seeds}
+        return {seed: (engine.take(name), observer.logits[name]) for seed, name in names.items()}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with short_speech():
+        yield Stage()
+
+
+def test_conversations_are_of_every_kind(stage: Stage) -> None:
+    events = [event for seed in range(N_CONVERSATIONS) for event in stage.expected(seed)[0]]
+    results = [event for event in events if isinstance(event, UnitResult)]
+    seen = {
+        "listens": any(result.is_listen for result in results),
+        "speaks": any(result.text for result in results),
+        "sounds": any(result.pcm is not None and result.pcm.any() for result in results),
+        "ends a turn": any(result.end_of_turn for result in results),
+        "sees": any(result.n_slices for result in results),
+        "catches up": any(result.n_caught_up for result in results),
+        "waits for more sound": any(not result.tokens for result in results),
+        "drains": any(result.n_codes > 8 for result in results),
+    }
+    assert all(seen.values()), f"expected all of them, got {seen}"
+    errors = [event.error for event in events if isinstance(event, Failure)]
+    assert not errors, f"expected no failures, got {errors}"
+
+
+@settings(max_examples=6)
+@given(
+    seeds=st.lists(st.integers(0, N_CONVERSATIONS - 1), min_size=2, max_size=6, unique=True),
+    order=st.integers(0, 2**32),
+    patience=st.sampled_from((0.0, 0.5, 0.9)),
+)
+def test_neighbours_change_nothing(stage: Stage, seeds: list[int], order: int, patience: float) -> None:
+    heard = stage.heard(seeds, random.Random(order), patience)
+    for seed in seeds:
+        n = stage.observers[1].n_certain.get(f"session {seed}")
+        (events, logits), (expected, expected_logits) = heard[seed], stage.expected(seed)
+        assert_told(f"conversation {seed}", events[:n], expected[:n])
+        n = min(len(logits), len(expected_logits)) if n else None
+        assert logits[:n] == expected_logits[:n], f"conversation {seed}: expected the same logits to the last bit"
+    free = stage.together.duplex.runner.pool.n_free, stage.together.vocoder.n_free
+    assert free == (N_SLOTS, N_SLOTS), f"slots free afterwards: expected all of both, got {free}"
+
+
+def test_sound_is_cut_alike_beside_somebody_who_writes(stage: Stage) -> None:
+    """While others write, codes are drawn in other portions than alone; what is voiced at once must not hang on it."""
+    heard = []
+    for n_writers in (0, 1):
+        observer, engine = stage.observers[1], stage.together
+        speaker, *writers = (
+            engine.open(name, ALOUD, make_prompt(speaker=0)) for name in ("speaker", "writer")[: 1 + n_writers]
+        )
+        with mock.patch.object(observer, "token", speak_or_write):
+            for session in (speaker, *writers):
+                engine.send(session, 1)
+            engine.settle()
+        heard.append(engine.take("speaker"))
+        engine.close_all()
+    assert sum(isinstance(event, Partial) and event.pcm is not None for event in heard[0]) == 1, heard[0]
+    assert_told("speaker", heard[1], heard[0])
+
+
+def speak_or_write(session: str, job: Any, token: int) -> int:
+    """The speaker says one word, the writer as many as it may."""
+    ids, n = job.language.special, len(job.talk.all_ids)
+    return ids.speak if n == 0 else ids.chunk_eos if session == "speaker" and n == 2 else ord("a") + n

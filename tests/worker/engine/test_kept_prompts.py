@@ -1,0 +1,35 @@
+"""What is kept of prompts: keys for windows that move, snapshots for other sessions."""
+
+import pytest
+import torch
+
+from tests.worker.loop.engines import QUIET, SmallEngine, make_config
+from worker.config.session import WindowConfig
+
+WINDOW = WindowConfig(mode="basic", high_tokens=80, low_tokens=50)
+
+
+@pytest.mark.parametrize("mode", ["basic", "context"])
+def test_a_prompt_that_nobody_shares_is_kept_as_keys_of_the_rows_that_are_held(mode: str) -> None:
+    engine = SmallEngine(make_config(snapshots=0))
+    window = WINDOW if mode == "basic" else WindowConfig(mode="context", max_units=3, previous_max_tokens=20)
+    session = engine.open("a", QUIET.model_copy(update={"window": window}))
+    cache, context = engine.duplex.state.llm, engine.duplex.context
+    keys, n = context._held[session.slot].keys, context.n_held(session.slot)
+    n_rows = engine.duplex.runner.llm_rows(session.slot)
+    assert (n == n_rows) is (mode == "basic") and 0 < n <= n_rows
+    n_bytes = sum(one.untyped_storage().nbytes() for one in keys)
+    assert n_bytes == n * cache.k[0][0, :, 0].nbytes * len(cache.k), "expected keys alone"
+    for kept, own in zip(keys, cache.k, strict=True):
+        assert torch.equal(kept, own[session.slot, :, :n])
+
+
+def test_a_prompt_that_is_a_snapshot_is_kept_once() -> None:
+    engine = SmallEngine(make_config(snapshots=1))
+    config = QUIET.model_copy(update={"window": WINDOW})
+    first, second = engine.open("a", config), engine.open("b", config)
+    [saved] = engine.sessions._snapshots.values()
+    for session in (first, second):
+        keys = engine.duplex.context._held[session.slot].keys
+        assert len(keys) == len(saved) // 2
+        assert all(one is other for one, other in zip(keys, saved, strict=False)), "expected no copy of a copy"

@@ -1,0 +1,105 @@
+"""Numbers that are none, wherever nobody should look: in slots that are free, and where padding is written."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from models.token2wav.flow.block_table import FIRST_ROW, SPILL_ROW
+from models.token2wav.vocoder import Vocoder
+from tests.models.stages.slot_copies import assert_same, copy_state
+from tests.worker.loop.engines import (
+    ALOUD,
+    N_SLOTS,
+    Director,
+    SmallEngine,
+    assert_told,
+    make_config,
+    make_prompt,
+    short_speech,
+)
+from worker.config.session import WindowConfig
+from worker.loop.results import Event, UnitResult
+
+TIGHT = WindowConfig(mode="basic", high_tokens=40, low_tokens=20)
+MEMORY = WindowConfig(mode="context", max_units=1, previous_max_tokens=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_speech() -> Iterator[None]:
+    with short_speech():
+        yield
+
+
+def poison(engine: SmallEngine) -> int:
+    """Fill what belongs to free slots, and to padding, with NaN. Returns: how many tensors were."""
+    state, free = engine.duplex.state, engine.duplex.runner.pool._free
+    owned = [(tensor, [*free, state.scratch]) for tensor in state.tensors()]
+    vocoder, sizes = engine.vocoder, engine.vocoder.sizes
+    slots = [*vocoder._free, *(number + sizes.n_sessions for number in vocoder._free)]
+    owned += [(tensor, slots) for tensor in (*vocoder.state.copied(), *vocoder.vocode_state.tensors())]
+    poisoned = [(tensor, rows) for tensor, rows in owned if tensor.is_floating_point()]
+    for tensor, rows in poisoned:
+        tensor[rows] = torch.nan
+    return len(poisoned) + poison_rows(vocoder)
+
+
+def poison_rows(vocoder: Vocoder) -> int:
+    """The same for cached rows, which lie in one pool."""
+    pools = [(vocoder.state.code, vocoder.state.code_rows), (vocoder.state.mel, vocoder.state.mel_rows)]
+    pools += [(vocoder.state.dit, rows) for rows in vocoder.state.dit_rows]
+    for views, rows in pools:
+        for number in vocoder._free:
+            first = FIRST_ROW + number * views.ring
+            rows[..., first : first + views.ring, :, :] = torch.nan
+        rows[..., SPILL_ROW, :, :] = torch.nan
+    return len(pools)
+
+
+def talk(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], dict[str, list[str]]]:
+    """Two sessions, the second one coming when the first has spoken already; and digests of their logits."""
+    fresh = copy_state(engine.duplex.state)
+    windows = {"first": TIGHT, "second": MEMORY}
+    sessions = []
+    for name, window in windows.items():
+        if poisoned:
+            n = poison(engine)
+            assert n > 20, f"expected many tensors, got {n}"
+        config = ALOUD.model_copy(update={"window": window})
+        sessions.append(engine.open(name, config, make_prompt(name, ref=1, speaker=0)))
+        for number in range(3):
+            for session in sessions:
+                engine.send(session, number, pictures=[0] if number == 1 else [])
+            engine.settle()
+    slots = [session.slot for session in sessions]
+    for session in sessions:
+        engine.sessions.close(session)
+    assert_same(engine.duplex.state, fresh, slots)
+    return {name: engine.take(name) for name in windows}, dict(engine.loop.observer.logits)
+
+
+def test_nan_in_free_slots_reaches_nobody() -> None:
+    (expected, logits), (got, got_logits) = (
+        talk(SmallEngine(make_config(), Director(listen=0.0, turn_end=0.2, unit_end=0.1)), poisoned)
+        for poisoned in (False, True)
+    )
+    for name in expected:
+        results = [event for event in expected[name] if isinstance(event, UnitResult)]
+        assert any(result.n_codes for result in results), f"{name}: expected speech, got none"
+        assert_told(name, got[name], expected[name])
+    assert got_logits == logits, "expected the same logits to the last bit"
+
+
+def test_a_slot_that_went_bad_is_given_back_clean() -> None:
+    """Whatever a session's own slot holds when it goes, the next one finds nothing of it."""
+    engine = SmallEngine(make_config(), Director(listen=0.0))
+    fresh = copy_state(engine.duplex.state)
+    session = engine.open("bad", ALOUD, make_prompt(speaker=0))
+    expected = engine.say(session, 1)
+    for tensor in engine.duplex.state.tensors():
+        if tensor.is_floating_point():
+            tensor[session.slot] = torch.nan
+    engine.sessions.close(session)
+    assert_same(engine.duplex.state, fresh, range(N_SLOTS))
+    again = engine.open("bad", ALOUD, make_prompt(speaker=0))
+    assert_told("bad", [engine.say(again, 1)], [expected])

@@ -1,0 +1,259 @@
+"""Whatever sessions are asked for in whatever order: slots are never lost nor given twice, only what is legal happens,
+and the host knows what its slots hold.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from torch import Tensor
+
+from models.errors import ModelError, SlotError
+from tests.models.stages.slot_copies import assert_same, copy_state
+from tests.worker.engine.failing_regions import Broken, broken, of_slot
+from tests.worker.loop.engines import (
+    ALOUD,
+    N_SLOTS,
+    QUIET,
+    Director,
+    SmallEngine,
+    assert_mirrors,
+    make_config,
+    make_prompt,
+    short_speech,
+)
+from worker.config.session import WindowConfig
+from worker.loop.results import Failure, UnitResult
+from worker.loop.session import Gate, OrderError, Phase, Session
+
+MOST_WAITING = 3
+PROMPTS = ("Be kind.", "Be brief.", "Be good.", "so " * 300)
+NAMES = ("ada", "bob", "cy", "di", "eve")
+SMALL_WINDOW = WindowConfig(mode="basic", high_tokens=40, low_tokens=20)
+MEMORY = WindowConfig(mode="context", max_units=1, previous_max_tokens=6)
+CONFIGS = (
+    QUIET.model_copy(update={"window": SMALL_WINDOW}),
+    ALOUD.model_copy(update={"window": SMALL_WINDOW, "drain_s": 1}),
+    ALOUD.model_copy(update={"window": MEMORY, "compat": "reference"}),
+)
+REGIONS = ("mel_unit", "unit_prefill", "unit_step", "speech_begin", "speech_step", "llm_evict")
+LIVE = (Phase.READY, Phase.PREFILLED, Phase.GENERATED)
+
+
+@cache
+def engine() -> tuple[SmallEngine, list[Tensor]]:
+    """One for all examples: what one leaves behind, the next one meets. And its slots as they were before the first."""
+    small = SmallEngine(make_config(max_waiting_units=MOST_WAITING), Director(listen=0.15, unit_end=0.4))
+    return small, copy_state(small.duplex.state)
+
+
+def is_legal(event: str, session: Session) -> bool:
+    """The law once more, in words of its own."""
+    live, gate = session.phase in LIVE, session.gate
+    return {
+        "prepare": session.phase in (Phase.NEW, Phase.READY) and gate is Gate.OPEN,
+        "unit": live and takes_units(session) and len(session.waiting) < MOST_WAITING,
+        "pause": live and gate is Gate.OPEN,
+        "resume": live and gate is Gate.PAUSED,
+        "stop": live,
+        "clear_stop": live and gate is Gate.STOPPED,
+        "break": live,
+        "close": session.phase is not Phase.CLOSED,
+    }[event]
+
+
+def takes_units(session: Session) -> bool:
+    """A stopped session of the reference does too, and listens."""
+    return session.gate is Gate.OPEN or (session.reference and session.gate is Gate.STOPPED)
+
+
+class Conversations(RuleBasedStateMachine):
+    """Sessions of one engine under anything a client, or a broken device, may do."""
+
+    sessions = Bundle("sessions")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.fresh = engine()
+        self.taken: Counter[str] = Counter()  # units accepted, by session object
+        self.open: list[Session] = []
+
+    # --- what clients do -----------------------------------------------------------------------
+
+    @rule(target=sessions, name=st.sampled_from(NAMES), config=st.sampled_from(CONFIGS), ready=st.integers(0, 3))
+    def opened(self, name: str, config: Any, ready: int) -> Any:
+        in_use = any(session.id == name for session in self.open)
+        expected = OrderError if in_use else SlotError if len(self.open) == N_SLOTS else None
+        try:
+            session = self.small.sessions.open(name, config, self.small.events[name].append)
+        except ModelError as error:
+            assert type(error) is expected, f"expected {expected}, got {error!r}"
+            return multiple()
+        assert expected is None, f"expected {expected}, got a session"
+        self.open.append(session)
+        self.small.take(name)
+        if ready:
+            self.small.sessions.prepare(session, make_prompt(speaker=0))
+        return session
+
+    @initialize(target=sessions, config=st.sampled_from(CONFIGS))
+    def begun(self, config: Any) -> Any:
+        """Most of what can happen needs somebody who is there and has said something."""
+        session = self.opened(NAMES[0], config, ready=1)
+        self.talked(seed=0, n=12)
+        return session
+
+    @rule(session=sessions, text=st.sampled_from(PROMPTS), speaker=st.sampled_from((None, 0)))
+    def prepared(self, session: Session, text: str, speaker: int | None) -> None:
+        with self._lawful("prepare", session):
+            try:
+                self.small.sessions.prepare(session, make_prompt(text, speaker=speaker))
+            except OrderError:
+                raise
+            except ModelError:
+                assert session.phase is Phase.NEW, f"expected a new session after a bad prompt, got {session.phase}"
+                assert_same(self.small.duplex.state, self.fresh, [session.slot])
+
+    @rule(
+        session=sessions,
+        seed=st.one_of(st.none(), st.integers(0, 9)),
+        n=st.sampled_from((16_000, 16_000, 300, 33_000)),
+        pictures=st.sampled_from(((), (), (1,))),
+        force_listen=st.sampled_from((False, False, True)),
+    )
+    def sent(self, session: Session, seed: int | None, n: int, **knobs: Any) -> None:
+        with self._lawful("unit", session):
+            self.small.send(session, seed, n, **knobs)
+            self.taken[session.id] += 1
+
+    @rule(session=sessions, event=st.sampled_from(("pause", "resume", "resume", "stop", "clear_stop", "clear_stop")))
+    def gated(self, session: Session, event: str) -> None:
+        with self._lawful(event, session):
+            getattr(self.small.sessions, event)(session)
+
+    @rule(session=sessions, on=st.booleans())
+    def broken_off(self, session: Session, on: bool) -> None:
+        with self._lawful("break", session):
+            self.small.sessions.break_speech(session, on)
+
+    @rule(session=consumes(sessions))
+    def closed(self, session: Session) -> None:
+        with self._lawful("close", session):
+            slot = session.slot
+            self.small.sessions.close(session)
+            self.open.remove(session)
+            assert_same(self.small.duplex.state, self.fresh, [slot])
+
+    # --- what the engine does ------------------------------------------------------------------
+
+    @rule(seed=st.integers(0, 9), n=st.integers(1, 20))
+    def talked(self, seed: int, n: int) -> None:
+        """Everybody who may sends a unit, and the loop goes on for a while."""
+        for one in self.open:
+            if one.phase is Phase.NEW:
+                self.prepared(one, PROMPTS[0], speaker=0)
+            if one.gate is not Gate.OPEN:
+                self.gated(one, "resume" if one.gate is Gate.PAUSED else "clear_stop")
+            if is_legal("unit", one):
+                self.sent(one, seed, 16_000)
+        self.stepped(n)
+
+    @rule(n=st.integers(1, 4))
+    def stepped(self, n: int) -> None:
+        for _ in range(n):
+            self.small.step()
+
+    @rule()
+    def settled(self) -> None:
+        self.small.settle()
+        for session in self.open:
+            assert not session.is_busy and not session.waiting, f"{session.id}: expected nothing left to do"
+
+    @rule(session=sessions, name=st.sampled_from(REGIONS), n=st.integers(1, 6), after=st.booleans())
+    def faltered(self, session: Session, name: str, n: int, after: bool) -> None:
+        table = self.small.duplex.runner.regions
+        with broken(table, name, of_slot(session.slot), "after" if after else "before"):
+            self.stepped(n)
+
+    # --- what always holds ---------------------------------------------------------------------
+
+    @invariant()
+    def slots_are_whole(self) -> None:
+        slots = [session.slot for session in self.open]
+        free = self.small.duplex.runner.pool._free
+        assert sorted(slots + free) == list(range(N_SLOTS)), f"expected each slot once, got {slots} and {free} free"
+        voices = [session.voice.slot for session in self.open if session.voice.slot is not None]
+        assert len(set(voices)) == len(voices), f"expected a vocoder slot each, got {voices}"
+        n_free = self.small.vocoder.n_free
+        assert len(voices) + n_free == N_SLOTS, f"expected {N_SLOTS} vocoder slots, got {voices} and {n_free} free"
+
+    @invariant()
+    def mirrors_are_true(self) -> None:
+        for slot in range(N_SLOTS):
+            assert_mirrors(self.small.duplex, slot)
+
+    @invariant()
+    def who_is_busy_has_a_job(self) -> None:
+        jobs = Counter(job.session.id for job in self.small.loop.jobs)
+        busy = Counter(session.id for session in self.open if session.is_busy)
+        assert jobs == busy, f"expected one job for each busy session {dict(busy)}, got {dict(jobs)}"
+
+    @invariant()
+    def windows_count_the_context(self) -> None:
+        for session in self.open:
+            if session.phase is Phase.READY:
+                rows = self.small.duplex.runner.llm_rows(session.slot) + len(session.pending)
+                assert rows == session.window.length, f"{session.id}: expected {session.window.length} rows, got {rows}"
+
+    @invariant()
+    def outcomes_are_of_units(self) -> None:
+        for session in self.open:
+            events = self.small.events[session.id]
+            n = sum(isinstance(event, UnitResult | Failure) for event in events)
+            errors = [event.error for event in events if isinstance(event, Failure)]
+            n_resets = sum(isinstance(error, Broken) for error in errors)  # closing a unit may fail behind its result
+            assert n <= self.taken[session.id] + n_resets, (
+                f"{session.id}: {n} outcomes of {self.taken[session.id]} units"
+            )
+            odd = [error for error in errors if not isinstance(error, Broken | ModelError)]
+            assert not odd, f"expected typed errors, got {odd}"
+
+    def teardown(self) -> None:
+        self.small.close_all()
+        assert self.small.duplex.runner.pool.n_free == self.small.vocoder.n_free == N_SLOTS
+        assert_same(self.small.duplex.state, self.fresh, range(N_SLOTS))
+
+    @contextmanager
+    def _lawful(self, event: str, session: Session) -> Iterator[None]:
+        """What is done inside is refused with an OrderError, and changes nothing, if the law says so; else it works."""
+        legal, before = is_legal(event, session), self._all()
+        try:
+            yield
+        except OrderError:
+            assert not legal, f"{event} while {session.phase} and {session.gate}: expected it to work, got OrderError"
+            after = self._all()
+            assert after == before, f"{event}: expected nothing changed, got {after}, before {before}"
+        else:
+            assert legal, f"{event} while {session.phase} and {session.gate}: expected OrderError, got none"
+
+    def _all(self) -> list[Any]:
+        """What sessions and slots are like, as far as the host knows."""
+        states = [
+            (one.phase, one.gate, len(one.waiting), one.break_asked, one.window.length, one.voice.slot)
+            for one in self.open
+        ]
+        counters = [self.small.duplex.counters(slot) for slot in range(N_SLOTS)]
+        return [states, [tuple(v for k, v in at._asdict().items() if k not in ("tail", "heard")) for at in counters]]
+
+
+class TestConversations(Conversations.TestCase):
+    settings = settings(max_examples=30, stateful_step_count=30)
+
+    def run(self, result: Any = None) -> Any:
+        with short_speech():
+            return super().run(result)

@@ -1,0 +1,148 @@
+"""Long conversations: what they cost does not grow, and nothing is kept of what is over.
+
+`benchmarks/soak.py` is the same over a quarter of an hour, with the clock.
+"""
+
+import gc
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.graphs.region_graphs import compile_counters
+from tests.worker.engine.failing_regions import counted
+from tests.worker.loop.engines import (
+    ALOUD,
+    QUIET,
+    Director,
+    SmallEngine,
+    assert_mirrors,
+    make_config,
+    make_prompt,
+    short_speech,
+)
+from worker.config.session import WindowConfig
+from worker.loop.session import Session
+
+N_SESSIONS, N_UNITS, WARM, STEP = 4, 72, 32, 8
+SPEAKS, ENDS = 3, 4  # of `STEP` units: one that begins a turn, one that ends it
+# Pages come and go a little with the allocator. Keeping all sound that goes by would be 10 MB between the two ends.
+MOST_BYTES = 4 * 2**20
+MOST_OBJECTS = 40  # the loop makes thousands a unit
+BUSY = (
+    "mel_unit",
+    "audio_unit",
+    "unit_prefill",
+    "unit_step",
+    "spoken_rows",
+    "speech_begin",
+    "speech_step",
+    "llm_evict",
+)
+COMPILED = ("mel_unit", "audio_unit", "audio_overlap", "unit_step", "speech_step", "llm_evict")  # all would take longer
+
+
+class Chairman(Director):
+    """Lets everybody speak in the same units, so that most of the time nobody does; that is what keeps this short."""
+
+    def token(self, session: str, job: Any, token: int) -> int:
+        ids, place, n = job.language.special, job.session.n_decided % STEP, len(job.talk.all_ids)
+        if place not in (SPEAKS, ENDS):
+            return ids.listen
+        ending = [ids.turn_eos, ids.chunk_eos] if place == ENDS else [ids.chunk_eos]
+        return ids.speak if n == 0 else token if n < 3 else ending[n - 3]
+
+
+class Soak:
+    """Four sessions of every kind that go on and on, one unit of each at a time."""
+
+    def __init__(self) -> None:
+        self.engine = SmallEngine(make_config(N_SESSIONS), Chairman(), short_hearing=False)
+        basic = WindowConfig(mode="basic", high_tokens=60, low_tokens=40)
+        memory = WindowConfig(mode="context", max_units=2, previous_max_tokens=12)
+        configs = [
+            ALOUD.model_copy(update={"window": basic, "drain_s": 1}),
+            ALOUD.model_copy(update={"window": memory, "drain_s": 1}),
+            QUIET.model_copy(update={"window": basic, "compat": "reference"}),
+            QUIET.model_copy(update={"window": memory}),
+        ]
+        self.sessions: list[Session] = [
+            self.engine.open(f"session {number}", config, make_prompt(ref=1, speaker=number % 2))
+            for number, config in enumerate(configs)
+        ]
+        self.n_done = 0
+
+    def run(self, n_units: int) -> Counter[str]:
+        """The next units. Returns: how many of them came to what."""
+        outcomes: Counter[str] = Counter()
+        for _ in range(n_units):
+            for number, session in enumerate(self.sessions):
+                pictures = [number] if self.n_done % 20 == 5 * number else []
+                self.engine.send(session, (self.n_done + number) % 7, pictures=pictures)
+            self.engine.settle()
+            self.engine.loop.observer.logits.clear()
+            for session in self.sessions:
+                last = self.engine.take(session.id)[-1]
+                outcomes[type(last).__name__] += 1
+                outcomes["turns ended"] += getattr(last, "end_of_turn", False)
+                outcomes["spoken"] += getattr(last, "n_codes", 0) > 0
+            self.n_done += 1
+        return outcomes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_speech() -> Iterator[None]:
+    with short_speech():
+        yield
+
+
+def rss() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def n_objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell its memory")
+def test_a_long_conversation_costs_what_a_short_one_does() -> None:
+    """Compiled regions too: with everything warm, not one more graph in a minute of four conversations."""
+    soak = Soak()
+    duplex = soak.engine.duplex
+    duplex.runner.regions.compile(list(COMPILED), backend="eager")
+    soak.run(WARM)
+    graphs = compile_counters()
+    sizes, objects, calls, outcomes = [rss()], [n_objects()], [], Counter()
+    for _ in range(WARM, N_UNITS, STEP):
+        with counted(duplex.runner.regions) as counts, counted(soak.engine.vocoder.regions) as more:
+            outcomes += soak.run(STEP)
+        calls.append(counts | more)
+        sizes.append(rss())
+        objects.append(n_objects())
+    assert compile_counters() == graphs, f"expected no new graphs, got {compile_counters()}, before {graphs}"
+    grown = min(sizes[-2:]) - max(sizes[:2])
+    assert grown < MOST_BYTES, f"expected at most {MOST_BYTES} bytes more, got {grown}: {np.diff(sizes)}"
+    assert objects[-1] - objects[0] < MOST_OBJECTS, f"expected at most {MOST_OBJECTS} more, got {np.diff(objects)}"
+    for counts in calls:
+        regular = {name: counts[name] for name in ("mel_unit", "audio_unit")}
+        assert set(regular.values()) == {STEP}, f"expected {STEP} calls of each, got {regular}"
+    for name in BUSY:
+        spread = [counts[name] for counts in calls]
+        assert min(spread) > 0, f"{name}: expected it in use, got {spread}"
+        assert max(spread) <= 2 * min(spread), f"{name}: expected as many calls all the time, got {spread}"
+    n_units = N_SESSIONS * (N_UNITS - WARM)
+    assert outcomes["UnitResult"] == n_units, f"expected {n_units} results, got {outcomes}"
+    assert outcomes["turns ended"] and outcomes["spoken"], f"expected turns to be spoken and to end, got {outcomes}"
+    for session in soak.sessions:
+        assert_mirrors(duplex, session.slot)
+        rows = duplex.runner.llm_rows(session.slot)
+        assert session.window.events > 20, f"{session.id}: expected many evictions, got {session.window.events}"
+        assert rows < 200, f"{session.id}: expected a small context, got {rows} rows"
+        assert session.n_units == N_UNITS, f"{session.id}: expected {N_UNITS} units, got {session.n_units}"

@@ -1,0 +1,162 @@
+"""Three sessions that speak side by side on one engine; in one unit something fails for the one in the middle.
+
+What each of them is told is compared with what it is told otherwise, to the last sample. Units are short, see
+`short_units`.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.worker.engine.failing_regions import When, broken, counted, of_slot
+from tests.worker.loop.engines import (
+    ALOUD,
+    CODES,
+    QUIET,
+    Director,
+    SmallEngine,
+    assert_mirrors,
+    assert_told,
+    make_config,
+    make_patches,
+    make_prompt,
+)
+from worker.config.session import WindowConfig
+from worker.loop.results import Event, Failure, Partial, UnitResult
+from worker.loop.session import Session
+
+NAMES = ("left", "victim", "right")
+TIGHT = WindowConfig(mode="basic", high_tokens=1, low_tokens=0)  # every unit but the newest goes
+N_UNITS, AT = 5, 3  # unit in which something fails: the first for which the sound encoder starts over
+SOUND = ("flow", "hift")  # regions of the vocoder
+
+
+@dataclass
+class Heard:
+    """What came of it, by session. rows: context rows after each unit. logits: digests, one a unit that was begun.
+    calls: of each region, in the unit in which something fails.
+    """
+
+    events: dict[str, list[Event]]
+    logits: dict[str, list[str]] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in NAMES})
+
+
+@cache
+def engine() -> SmallEngine:
+    """One for all tests: whatever they leave behind, the next one meets."""
+    return SmallEngine(make_config(), Director(listen=0.0, turn_end=0.1, unit_end=0.1))
+
+
+Fault = Callable[[Session], AbstractContextManager[Any]]
+
+
+def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True) -> Heard:
+    """Three sessions, `N_UNITS` units; the victim's unit number `AT` under a fault, or not sent at all."""
+    small = engine()
+    small.loop.observer.logits.clear()
+    config = (ALOUD if speaks else QUIET).model_copy(update={"window": TIGHT})
+    sessions = {name: small.open(name, config, make_prompt(name, ref=1, speaker=0)) for name in NAMES}
+    heard = Heard({})
+    for number in range(N_UNITS):
+        for name, session in sessions.items():
+            if not (skip and name == "victim" and number == AT):
+                pictures = [NAMES.index(name)] if number == AT else []
+                small.send(session, number, pictures=pictures, force_listen=number < AT - 1)
+        with (
+            counted(table_of("unit_step")) as calls,
+            counted(table_of("flow")) as more,
+            fault(sessions["victim"]) if fault and number == AT else nullcontext(),
+        ):
+            small.settle()
+        if number == AT:
+            heard.calls = calls | more
+        for name, session in sessions.items():
+            assert_mirrors(small.duplex, session.slot)
+            heard.rows[name].append(small.duplex.runner.llm_rows(session.slot))
+    heard.events = {name: small.take(name) for name in NAMES}
+    heard.logits = {name: small.loop.observer.logits.pop(name) for name in NAMES}
+    small.close_all()
+    return heard
+
+
+@cache
+def undisturbed(speaks: bool = True) -> Heard:
+    return play(speaks=speaks)
+
+
+@cache
+def without(speaks: bool = True) -> Heard:
+    """The victim never sends the unit that fails."""
+    return play(skip=True, speaks=speaks)
+
+
+def outcomes(events: list[Event]) -> list[UnitResult | Failure]:
+    return [event for event in events if isinstance(event, UnitResult | Failure)]
+
+
+def table_of(name: str) -> Any:
+    small = engine()
+    return small.vocoder.regions if name in SOUND else small.duplex.runner.regions
+
+
+def touching(name: str, session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+    """Whether a call of a region is about this session."""
+    if name == "vision":
+        picture = torch.from_numpy(make_patches(1)[0].pixels)
+        return lambda tensors: any(torch.equal(own[: len(picture)], picture) for own in tensors[0])
+    if name in SOUND:
+        n_sessions = engine().vocoder.sizes.n_sessions
+        return lambda tensors: any(
+            slot % n_sessions == session.voice.slot for slot in tensors[0].tolist() if slot < 2 * n_sessions
+        )
+    return of_slot(session.slot)
+
+
+def breaking(name: str, when: When) -> Callable[[Session], AbstractContextManager[Any]]:
+    return lambda session: broken(table_of(name), name, touching(name, session), when)
+
+
+def assert_neighbours_unharmed(heard: Heard, speaks: bool = True) -> None:
+    expected = undisturbed(speaks)
+    for name in ("left", "right"):
+        assert_told(name, heard.events[name], expected.events[name])
+        assert heard.rows[name] == expected.rows[name], f"{name}: expected context rows {expected.rows[name]}"
+        assert heard.logits[name] == expected.logits[name], f"{name}: expected the same logits to the last bit"
+
+
+def assert_never_sent(heard: Heard, error: type[Exception], speaks: bool = True) -> None:
+    """A failure instead of the unit, and then everything as if it had not been sent."""
+    expected = without(speaks)
+    events = heard.events["victim"]
+    failed = [number for number, event in enumerate(events) if isinstance(event, Failure)]
+    kinds = [type(events[number].error) for number in failed]
+    assert kinds == [error], f"expected one {error.__name__}, got {kinds}"
+    assert events[failed[0]].unit == AT + 1, f"expected a failure of unit {AT + 1}, got {events[failed[0]].unit}"
+    # Text of the unit may have left before it failed.
+    before = [event for event in events[: failed[0]] if not (isinstance(event, Partial) and event.unit == AT + 1)]
+    assert_told("victim", before + events[failed[0] + 1 :], expected.events["victim"])
+    assert heard.rows["victim"] == expected.rows["victim"], f"expected context rows {expected.rows['victim']}"
+    assert heard.logits["victim"][-1] == expected.logits["victim"][-1], "expected the same logits to the last bit"
+
+
+def assert_only_mute(heard: Heard, error: type[Exception]) -> None:
+    """A failure instead of the result, but the unit's text stands, and the next one is heard again."""
+    got, expected = outcomes(heard.events["victim"]), outcomes(undisturbed().events["victim"])
+    kinds = [type(event.error) if isinstance(event, Failure) else None for event in got]
+    assert kinds == [error if number == AT else None for number in range(N_UNITS)], f"got {kinds}"
+    assert got[AT].unit == AT + 1, f"expected a failure of unit {AT + 1}, got {got[AT].unit}"
+    assert heard.rows["victim"] == undisturbed().rows["victim"], "expected context rows as without the fault"
+    assert heard.logits["victim"] == undisturbed().logits["victim"], "expected the same logits to the last bit"
+    for one, other in zip(got, expected, strict=True):
+        if isinstance(one, UnitResult):
+            assert (one.tokens, one.text) == (other.tokens, other.text), f"unit {one.index}"
+    last = got[-1]
+    assert last.n_codes >= CODES, f"expected speech to go on, got {last.n_codes} codes"
+    assert last.pcm is not None and np.isfinite(last.pcm).all(), "expected finite sound to go on"

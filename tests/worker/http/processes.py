@@ -1,0 +1,406 @@
+"""Real worker processes and real clients: a worker on a free port, its health and its log, and a client that talks.
+
+A worker runs on the embedded checkpoint, on the CPU, with one thread. The client is websockets' protocol on a blocking
+socket without a thread of its own, so that a test says what happens when, the loss of its connection included.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake
+from websockets.frames import Frame, Opcode
+from websockets.protocol import CLOSED, OPEN
+from websockets.uri import parse_uri
+
+from tests.worker.http.client_scripts import chunk
+from worker.protocol.messages import PLAIN_SPEC, Error, Prepared, Result, ServerMessage, Spec, Stopped, read_server
+
+ROOT = Path(__file__).parents[3]
+# A loaded machine with two slow cores may take this long; what takes longer hangs.
+START_S, ANSWER_S, STOP_S = 240.0, 60.0, 60.0
+POLL_S = 0.02
+LISTENING = "listening on "
+
+
+class WorkerProcess:
+    """`python -m worker.main` on a free port.
+
+    lines: its log so far, one string a line. process: the Popen. port: 0 until it listens.
+    """
+
+    def __init__(
+        self, folder: Path, *flags: str, config: Mapping[str, Any] | None = None, environ: Mapping[str, str] = {}
+    ):
+        """folder: where its settings and caches are put. config: the settings file's content."""
+        path = folder / "config.json"
+        path.write_text(json.dumps(config or {}), encoding="utf-8")
+        own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "worker.main", "--port", "0", "--config", str(path), "--device", "cpu", *flags]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **own, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.port = 0
+        self.lines: list[str] = []
+        self._listens = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="worker-log", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if not self.port and LISTENING in line:
+                self.port = int(line.rpartition(":")[2])
+                self._listens.set()
+        self._listens.set()  # it is over
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_listening(self, timeout: float = START_S) -> Self:
+        assert self._listens.wait(timeout) and self.port, f"expected a worker that listens, got:\n{self.log}"
+        return self
+
+    def wait_state(self, *states: str, timeout: float = START_S) -> dict[str, Any]:
+        """Until /health tells one of `states`. Returns: its body."""
+        self.wait_listening(timeout)
+        return self.wait_health(lambda body: body["state"] in states, f"state {' or '.join(states)}", timeout)
+
+    def wait_health(self, fits: Any, what: str, timeout: float = ANSWER_S) -> dict[str, Any]:
+        """Until `fits(body)`. Returns: the body."""
+        body, until = None, time.monotonic() + timeout
+        while time.monotonic() < until:
+            assert self.process.poll() is None, (
+                f"expected {what}, got exit status {self.process.returncode}\n{self.log}"
+            )
+            with suppress(urllib.error.URLError, ConnectionError):
+                body = self.health()
+                if fits(body):
+                    return body
+            time.sleep(POLL_S)
+        raise AssertionError(f"expected {what} within {timeout:g} s, got {body}\n{self.log}")
+
+    def wait_free(self, n: int, timeout: float = ANSWER_S) -> dict[str, Any]:
+        """Until so many slots are free."""
+        return self.wait_health(lambda body: body["slots"]["free"] == n, f"{n} free slots", timeout)
+
+    def health(self) -> dict[str, Any]:
+        return self.ask("/health")[1]
+
+    def ask(self, path: str, *, post: Any = None, timeout: float = ANSWER_S) -> tuple[int, Any]:
+        """GET, or POST of what is not None as JSON. Returns: status, and the body: JSON, or text where it is not."""
+        data = None if post is None else json.dumps(post).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                status, body = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                status, body = error.code, error.read().decode()
+        with suppress(ValueError):
+            return status, json.loads(body)
+        return status, body
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = STOP_S) -> int:
+        """Send a signal and wait for the end. Returns: the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = STOP_S) -> int:
+        """Until it is over by itself. Returns: the exit status."""
+        status = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return status
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+
+@contextmanager
+def running(folder: Path, *flags: str, until: str | None = "IDLE", **options: Any) -> Iterator[WorkerProcess]:
+    """A worker from its start to its end, which it does not outlive. until: the state to wait for; None: none."""
+    worker = WorkerProcess(folder, *flags, **options)
+    try:
+        if until is not None:
+            worker.wait_state(until)
+        yield worker
+    finally:
+        worker.kill()
+
+
+# --- who says it ----------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """The handshake was answered with something else. status: of HTTP."""
+
+    def __init__(self, status: int):
+        super().__init__(f"HTTP {status}")
+        self.status = status
+
+
+class Talker:
+    """One client. spec: options of the last `prepare`, by which frames are read."""
+
+    def __init__(
+        self,
+        worker: WorkerProcess | int,
+        session_id: str | None = None,
+        *,
+        wait: bool = True,
+        timeout: float = ANSWER_S,
+    ):
+        """wait: finish the handshake; otherwise `shake_hands` does. timeout: s, of each wait. Raises: Refused."""
+        port = worker if isinstance(worker, int) else worker.port
+        query = "" if session_id is None else f"?session_id={session_id}"
+        self.spec, self._timeout = PLAIN_SPEC, timeout
+        self._wire = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/ws/duplex{query}"), max_size=None)
+        self._frames: deque[tuple[Opcode, bytes]] = deque()
+        self._parts: list[Frame] = []
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._wire.send_request(self._wire.connect())
+        self._flush()
+        if wait:
+            self.shake_hands()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lose()
+
+    def shake_hands(self) -> Self:
+        """Raises: Refused."""
+        until = time.monotonic() + self._timeout
+        while self._wire.state is not OPEN:
+            if self._wire.handshake_exc is not None:
+                self._socket.close()
+                error = self._wire.handshake_exc
+                assert isinstance(error, InvalidHandshake), f"expected an answer over HTTP, got {error!r}"
+                raise Refused(error.response.status_code)
+            self._pump(until)
+        return self
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def send(self, message: Mapping[str, Any] | str | bytes) -> None:
+        """An object as JSON, text, or bytes as a binary frame; what comes meanwhile is kept."""
+        if isinstance(message, bytes):
+            self._wire.send_binary(message)
+        else:
+            text = message if isinstance(message, str) else json.dumps(message)
+            self._wire.send_text(text.encode())
+        self._flush()
+
+    def send_raw_text(self, data: bytes) -> None:
+        """A text frame of any bytes."""
+        self._wire.send_text(data)
+        self._flush()
+
+    def send_parts(self, *parts: bytes) -> None:
+        """A text message in several frames."""
+        for number, part in enumerate(parts):
+            send = self._wire.send_continuation if number else self._wire.send_text
+            send(part, fin=number == len(parts) - 1)
+        self._flush()
+
+    def flood(self, message: str, most: int, patience: float = 1.0) -> int:
+        """Send the same message again and again without reading, up to `most` bytes or until the server takes nothing
+        for `patience` s. Returns: bytes taken. Afterwards the connection is only good for `lose`.
+        """
+        self._wire.send_text(message.encode())
+        data = b"".join(self._wire.data_to_send())
+        data, sent = data * (2**18 // len(data) + 1), 0
+        while sent < most and select.select([], [self._socket], [], patience)[1]:
+            with suppress(BlockingIOError):
+                sent += self._socket.send(data[sent % len(data) :], socket.MSG_DONTWAIT)
+        return sent
+
+    def ping(self, data: bytes) -> None:
+        self._wire.send_ping(data)
+        self._flush()
+
+    def prepare(self, config: Mapping[str, Any] | None = None, **fields: Any) -> Prepared:
+        """Send `prepare` and read its answer. fields: others of the message; `spec` is an object."""
+        self.ask_prepare(config, **fields)
+        return self.expect(Prepared)
+
+    def ask_prepare(self, config: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        given = {} if config is None else {"config": config}
+        if "spec" in fields:
+            self.spec = Spec(**fields["spec"])
+        self.send({"type": "prepare", **given, **fields})
+
+    def unit(self, number: int = 0, **given: Any) -> Result:
+        """Send one `chunk` and read its result."""
+        self.send(chunk(number, **given))
+        return self.expect(Result)
+
+    def units(self, numbers: Sequence[int] | range, **given: Any) -> list[Result]:
+        """One after the other, each when the last one is answered."""
+        return [self.unit(number, **given) for number in numbers]
+
+    def burst(self, numbers: Sequence[int] | range, **given: Any) -> list[Result]:
+        """All at once."""
+        for number in numbers:
+            self.send(chunk(number, **given))
+        return [self.expect(Result) for _ in numbers]
+
+    def stop(self) -> None:
+        """The good end: `stopped` and close code 1000."""
+        self.send({"type": "stop"})
+        self.expect(Stopped)
+        code = self.close_code()
+        assert code == 1000, f"after stopped: expected close code 1000, got {code}"
+
+    # --- receiving -----------------------------------------------------------------------------
+
+    def receive(self, timeout: float | None = None) -> ServerMessage:
+        """The next message. timeout: s. Raises: TimeoutError; EOFError if the connection is over."""
+        return self.read(*self.receive_frame(timeout))
+
+    def read(self, opcode: Opcode, data: bytes) -> ServerMessage:
+        """A frame as a message."""
+        return read_server(data.decode() if opcode is Opcode.TEXT else data, self.spec)
+
+    def receive_frame(self, timeout: float | None = None) -> tuple[Opcode, bytes]:
+        """The next message as it came."""
+        until = time.monotonic() + (self._timeout if timeout is None else timeout)
+        while not self._frames:
+            if self._is_over:
+                raise EOFError(f"the connection is over: close code {self._wire.close_code}")
+            self._pump(until)
+        return self._frames.popleft()
+
+    def expect(self, kind: type, timeout: float | None = None) -> Any:
+        """The next message, which is of that kind."""
+        message = self.receive(timeout)
+        assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r}"
+        return message
+
+    def expect_error(self, code: str, timeout: float | None = None) -> Error:
+        error = self.expect(Error, timeout)
+        assert error.code == code, f"expected an error with code {code}, got {error.code}: {error.error}"
+        return error
+
+    def expect_silence(self, seconds: float) -> None:
+        """Nothing comes for so long."""
+        try:
+            message = self.receive(seconds)
+        except TimeoutError:
+            return
+        raise AssertionError(f"expected no message, got {message!r}")
+
+    def close_code(self) -> int:
+        """Wait until the server has closed. Returns: its close code; 1006 if it went without one."""
+        until = time.monotonic() + self._timeout
+        while not self._is_over:
+            assert not self._frames, f"expected the end, got {self._frames[0][1][:300]!r}"
+            self._pump(until)
+        return self._wire.close_code
+
+    # --- going away ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close properly, without waiting for the answer."""
+        with suppress(Exception):
+            self._wire.send_close(1000)
+            self._flush()
+        self._socket.close()
+
+    def lose(self, reset: bool = False) -> None:
+        """Let the connection go without a word: FIN, or RST."""
+        if reset:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+    # --- bytes ---------------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        return self._wire.state is CLOSED
+
+    def _flush(self) -> None:
+        """Send what is to be sent; reads meanwhile, so that neither side waits for the other."""
+        until = time.monotonic() + self._timeout
+        while writes := self._wire.data_to_send():
+            for data in writes:
+                self._send_all(data, until)
+
+    def _send_all(self, data: bytes, until: float) -> None:
+        view = memoryview(data)
+        try:
+            if not data:  # websockets' sign for the end of the stream
+                self._socket.shutdown(socket.SHUT_WR)
+            while view and not self._is_over:
+                readable, writable, _ = select.select([self._socket], [self._socket], [], until - time.monotonic())
+                if not readable and not writable:
+                    raise TimeoutError("expected a server that takes what is sent, got one that does not")
+                if readable:
+                    self._read()
+                if writable:
+                    with suppress(BlockingIOError):
+                        view = view[self._socket.send(view[: 2**18], socket.MSG_DONTWAIT) :]
+        except TimeoutError:
+            raise
+        except OSError:  # it is gone; reading tells the rest
+            self._wire.receive_eof()
+
+    def _pump(self, until: float) -> None:
+        """Wait for bytes and read them. Raises: TimeoutError."""
+        readable, _, _ = select.select([self._socket], [], [], max(until - time.monotonic(), 0))
+        if not readable:
+            raise TimeoutError("expected something from the server, got nothing")
+        self._read()
+        self._flush()  # answers to pings and to a close
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(2**18)
+        except ConnectionResetError:
+            data = b""
+        if data:
+            self._wire.receive_data(data)
+        else:
+            self._wire.receive_eof()
+        for event in self._wire.events_received():
+            if not isinstance(event, Frame):
+                continue
+            if event.opcode is Opcode.PONG:
+                self._frames.append((event.opcode, bytes(event.data)))
+            elif event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+                self._parts.append(event)
+                if event.fin:
+                    opcode, whole = self._parts[0].opcode, b"".join(bytes(part.data) for part in self._parts)
+                    self._frames.append((opcode, whole))
+                    self._parts.clear()

@@ -1,0 +1,294 @@
+"""One conversation without a socket and without a model: what only an engine that misbehaves, or time, brings about."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker.config.service import Config
+from worker.config.session import SessionConfig
+from worker.engine import EngineError
+from worker.http.conversation import FAILED, MOST_FRAMES, MOST_UNSENT, NORMAL, Conversation, Goodbye
+from worker.http.metrics import Metrics
+from worker.loop.results import Failure, Partial, UnitResult
+from worker.loop.session import OrderError
+from worker.protocol.messages import (
+    AudioChunk,
+    Error,
+    Interrupt,
+    Interrupted,
+    Prepare,
+    Prepared,
+    Result,
+    ServerMessage,
+    Spec,
+    Stop,
+    Timeout,
+    VideoFrame,
+)
+from worker.protocol.wire import Sound
+from worker.serving import worker_settings
+
+PATIENCE_S = 20.0
+SETTINGS = worker_settings(Config())
+CHUNK = AudioChunk(audio_base64=Sound(np.zeros(16_000, np.float32)))
+
+
+def done(value: Any = None) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Handle:
+    """A session of an engine that does what it is told by hand. asked: calls that were made."""
+
+    is_live, most_waiting, n_rows = True, 16, 0
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.sending: Future[None] | None = None  # what `send` gives, if not at once
+
+    def prepare(self, prompt: Any, config: SessionConfig) -> Future[int]:
+        return done(10)
+
+    def send(self, *given: Any, **knobs: Any) -> Future[None]:
+        self.asked.append("send")
+        return self.sending or done()
+
+    def break_speech(self) -> Future[None]:
+        self.asked.append("break")
+        return done()
+
+    def clear_break(self) -> Future[None]:
+        self.asked.append("clear")
+        return done()
+
+
+class Stage:
+    """A conversation that runs, and its engine."""
+
+    def __init__(self, **settings: Any):
+        service = SimpleNamespace(
+            settings=replace(SETTINGS, **settings),
+            session_config=lambda given: (SessionConfig(), []),
+            check_prompt=lambda text: None,
+            preparing=asyncio.Semaphore(),
+            reference=lambda **given: None,
+        )
+        self.conversation = Conversation(service, Metrics(), "c")
+        self.handle = Handle()
+        self.conversation.lease = SimpleNamespace(handle=self.handle)
+        self.running = asyncio.create_task(self.conversation.run())
+        self.n_units = 0
+
+    async def say(self, *messages: Any) -> None:
+        for message in messages:
+            await self.conversation.take(message, 100, 0.0)
+
+    async def hear(self) -> ServerMessage:
+        async with asyncio.timeout(PATIENCE_S):
+            message, _ = await self.conversation.outbox.get()
+        self.conversation.outbox.task_done()
+        return message
+
+    async def sent(self, n: int) -> None:
+        """Until so many units have reached the engine."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.handle.asked.count("send") < n or len(self.conversation._in_flight) < 1:
+                await asyncio.sleep(0.001)
+
+    def answer(self, *, is_listen: bool = False, end_of_turn: bool = False) -> None:
+        """The engine is through with a unit."""
+        self.n_units += 1
+        self.conversation.emit(UnitResult("c", self.n_units, is_listen, "", end_of_turn))
+
+    async def end(self) -> Goodbye:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.running
+
+
+def staged(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test's coroutine to its end; its conversation does not outlive it."""
+
+    def run() -> None:
+        async def whole() -> None:
+            await test()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        asyncio.run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@staged
+async def test_who_says_nothing_is_sent_home() -> None:
+    """If the settings say so: counted from the last message, not from the start."""
+    stage = Stage(idle_timeout=1.0)
+    for _ in range(4):
+        await asyncio.sleep(0.3)
+        await stage.say(Interrupt())
+        assert isinstance(await stage.hear(), Interrupted)
+    timeout = await stage.hear()
+    assert isinstance(timeout, Timeout), f"expected a timeout, got {timeout!r}"
+    assert timeout.reason == "Idle timeout (1.0s)", f"expected the reason, got {timeout!r}"
+    goodbye = await stage.end()
+    assert goodbye.code == NORMAL, f"expected close code {NORMAL}, got {goodbye}"
+
+
+@staged
+async def test_an_engine_that_breaks_down_ends_it() -> None:
+    """Once: its error is told, and the socket closed with 1011."""
+    stage = Stage()
+    await stage.say(Prepare())
+    assert isinstance(await stage.hear(), Prepared)
+    stage.conversation.emit(Failure("c", 0, EngineError("engine", expected="one that runs", got="none")))
+    error = await stage.hear()
+    assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
+    goodbye = await stage.end()
+    assert goodbye.code == FAILED and stage.conversation.outbox.empty(), f"expected {FAILED} and no more, got {goodbye}"
+
+
+@staged
+async def test_an_engine_that_breaks_down_in_a_unit() -> None:
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK, CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    stage.conversation.emit(Failure("c", 0, EngineError("engine", expected="one that runs", got="none")))
+    error = await stage.hear()
+    assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
+    goodbye = await stage.end()
+    assert goodbye.code == FAILED, f"expected close code {FAILED}, got {goodbye}"
+    assert stage.handle.asked == ["send"], f"expected no more units, got {stage.handle.asked}"
+
+
+@staged
+async def test_an_engine_that_dies_before_it_takes_a_unit() -> None:
+    """It tells everybody, and refuses what had not reached it: still the engine's fault, not one of ours."""
+    stage = Stage()
+    stage.handle.sending = Future()
+    await stage.say(Prepare(), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    error = EngineError("engine", expected="one that runs", got="none")
+    stage.conversation.emit(Failure("c", 0, error))
+    stage.handle.sending.set_exception(error)
+    told = [await stage.hear()]
+    goodbye = await stage.end()
+    while not stage.conversation.outbox.empty():
+        told.append(await stage.hear())
+    codes = {one.code for one in told}
+    assert goodbye.code == FAILED and codes == {"engine"}, f"expected the engine's errors alone, got {told}"
+
+
+@staged
+async def test_a_unit_that_fails_is_an_answer() -> None:
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK, CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    stage.conversation.emit(Failure("c", 0, OrderError("unit", expected="its turn", got="none")))
+    assert isinstance(await stage.hear(), Error)
+    await stage.sent(2)
+    stage.answer()
+    assert isinstance(await stage.hear(), Result)
+
+
+@staged
+async def test_parts_are_for_those_who_asked() -> None:
+    for spec, n in ((Spec(), 0), (Spec(partial_results=True), 2)):
+        stage = Stage()
+        await stage.say(Prepare(spec=spec), CHUNK)
+        assert isinstance(await stage.hear(), Prepared)
+        await stage.sent(1)
+        for text in "ab":
+            stage.conversation.emit(Partial("c", 1, text))
+        stage.answer()
+        parts = [await stage.hear() for _ in range(n)]
+        result = await stage.hear()
+        got = [part.text for part in parts]
+        assert got == ["a", "b"][:n] and result.n_parts == n, f"expected {n} parts, got {got}, {result!r}"
+
+
+@staged
+async def test_an_interrupt_that_comes_too_late_is_taken_back() -> None:
+    """The unit it was meant for had decided to listen already: the next turn is not its business."""
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    await stage.say(Interrupt())
+    stage.answer(is_listen=True)
+    assert isinstance(await stage.hear(), Result) and isinstance(await stage.hear(), Interrupted)
+    assert stage.handle.asked == ["send", "break", "clear"], f"expected it taken back, got {stage.handle.asked}"
+
+
+@staged
+async def test_an_interrupt_between_units_of_a_turn_stays() -> None:
+    """Until the turn is over; and then an end without a turn is not told."""
+    stage = Stage()
+    await stage.say(Prepare(), CHUNK)
+    assert isinstance(await stage.hear(), Prepared)
+    await stage.sent(1)
+    stage.answer()
+    assert not (await stage.hear()).is_listen
+    await stage.say(Interrupt(), CHUNK)
+    assert isinstance(await stage.hear(), Interrupted)
+    await stage.sent(2)
+    assert stage.handle.asked == ["send", "break", "send"], f"expected the break to stand, got {stage.handle.asked}"
+    stage.answer(is_listen=True, end_of_turn=True)
+    assert (await stage.hear()).end_of_turn, "expected the open turn to end"
+    await stage.say(CHUNK)
+    await stage.sent(3)
+    stage.answer(is_listen=True, end_of_turn=True)
+    assert not (await stage.hear()).end_of_turn, "expected no end of a turn that never was"
+
+
+@staged
+async def test_pictures_do_not_pile_up() -> None:
+    stage = Stage()
+    await stage.say(*[VideoFrame(frame="AAAA")] * (MOST_FRAMES + 2))
+    for _ in range(2):
+        error = await stage.hear()
+        assert isinstance(error, Error) and error.code == "backlog_full", f"expected a limit, got {error!r}"
+
+
+@staged
+async def test_who_does_not_read_gets_no_more_answers() -> None:
+    stage = Stage()
+    await stage.say(*[Interrupt()] * 100)
+    await asyncio.sleep(0.05)
+    waiting = stage.conversation.outbox.qsize()
+    assert waiting == MOST_UNSENT + 1, f"expected {MOST_UNSENT + 1} unsent messages, got {waiting}"
+    for _ in range(100):
+        assert isinstance(await stage.hear(), Interrupted)
+    await stage.say(Stop())
+    await stage.hear()
+    assert (await stage.end()).code == NORMAL
+
+
+@pytest.mark.parametrize("n_bytes", [1, 100_000])
+def test_no_more_is_taken_than_the_settings_say(n_bytes: int) -> None:
+    """By size, or by number where messages are tiny."""
+
+    async def fill() -> int:
+        stage = Stage(max_backlog=2_000_000)
+        stage.running.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                for _ in range(10_000):
+                    await stage.conversation.take(Interrupt(), n_bytes, 0.0)
+        return len(stage.conversation._inbox)
+
+    n = asyncio.run(fill())
+    expected = 21 if n_bytes > 1024 else 2_000_000 // 1024 + 1
+    assert n == expected, f"expected {expected} messages to be taken, got {n}"

@@ -1,0 +1,114 @@
+"""What a worker counts, and that its documentation names all of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.http.metrics import PREFIX, SECONDS, Metrics
+from worker.loop.results import StageTimes, UnitResult
+from worker.protocol.messages import Result
+
+
+def health(state: str = "IDLE") -> dict:
+    """As `worker.http.health.health` gives it, as far as metrics look."""
+    return {
+        "state": state,
+        "slots": {"total": 2, "free": 1, "paused": 0},
+        "kv": {"used": 90, "total": 16384},
+        "memory": {"resident": 5},
+        "model": {"weights": {"bytes": 6e9, "seconds": 2.0, "gb_per_s": 3.0}},
+        "compile": {
+            "counts": {"graphs": 7},
+            "after_warm_up": {"graphs": 0, "recompiles": 2},
+            "targets": {"vpm": {"phase": "eager"}, "apm": {"phase": "compiled"}},
+            "regions": {"vision": {"n_graphs": 8}, "reset": {"n_graphs": 0}},
+            "cache": {"hits": 3, "misses": 1},
+        },
+        "start_seconds": {"LOADING": 1.5},
+    }
+
+
+def samples(metrics: Metrics, **given: str) -> dict[tuple[str, tuple], float]:
+    families = text_string_to_metric_families(metrics.text(health(**given)).decode())
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
+
+
+def unit(is_listen: bool, headroom_ms: float, first_sound: float | None = None) -> tuple[UnitResult, Result]:
+    times = StageTimes(hear=12.0, decode=30.0, first_sound=first_sound)
+    event = UnitResult("me", 1, is_listen, "", False, times=times)
+    message = Result(
+        is_listen=is_listen,
+        current_time=1,
+        cost_all_ms=30.0,
+        server_send_ts=0.0,
+        wall_clock_ms=44.0,
+        kv_cache_length=9,
+        lag_ms=4.0,
+        headroom_ms=headroom_ms,
+    )
+    return event, message
+
+
+def test_units_are_counted_by_what_was_decided():
+    metrics = Metrics()
+    metrics.unit(*unit(True, 900.0))
+    metrics.unit(*unit(False, 800.0, first_sound=60.0))
+    metrics.unit(*unit(False, -1.0, first_sound=70.0))
+    got = samples(metrics)
+    for name, labels, expected in (
+        ("units_total", (("decision", "listen"),), 1),
+        ("units_total", (("decision", "speak"),), 2),
+        ("deadline_misses_total", (), 1),
+        ("first_sound_seconds_count", (), 2),
+        ("first_sound_seconds_sum", (), 0.13),
+        ("stage_seconds_sum", (("stage", "decode"),), 0.09),
+        ("unit_seconds_count", (("decision", "speak"),), 2),
+        ("lag_seconds_sum", (), 0.012),
+    ):
+        value = got[(f"{PREFIX}_{name}", labels)]
+        assert value == pytest.approx(expected), f"{name}{labels}: expected {expected}, got {value}"
+    assert metrics.totals == {"units": 3, "ms": pytest.approx(132.0)}
+
+
+def test_one_state_at_a_time():
+    metrics = Metrics()
+    for state in ("LOADING", "IDLE"):
+        got = samples(metrics, state=state)
+        ones = [labels for (name, labels), value in got.items() if name == f"{PREFIX}_state" and value]
+        assert ones == [(("state", state),)], f"expected {state} alone, got {ones}"
+
+
+def test_a_target_that_fell_back_shows():
+    got = samples(Metrics())
+    assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "vpm")))] == 1
+    assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "apm")))] == 0
+
+
+def test_graphs_the_cache_and_the_weights_show():
+    got = samples(Metrics())
+    for name, labels, expected in (
+        ("region_graphs", (("region", "vision"),), 8),
+        ("region_graphs", (("region", "reset"),), 0),
+        ("compile_cache", (("what", "hits"),), 3),
+        ("compile_cache", (("what", "misses"),), 1),
+        ("compiled_after_warm_up", (("what", "recompiles"),), 2),
+        ("weights_load", (("what", "bytes"),), 6e9),
+        ("weights_load", (("what", "seconds"),), 2.0),
+        ("weights_load", (("what", "gb_per_s"),), 3.0),
+    ):
+        value = got[(f"{PREFIX}_{name}", labels)]
+        assert value == expected, f"{name}{labels}: expected {expected}, got {value}"
+
+
+def test_documentation_names_every_metric_and_no_other(root: Path):
+    text = (root / "docs" / "metrics.md").read_text(encoding="utf-8").split("\n## The gateway")[0]
+    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    metrics = Metrics()
+    registered = {family.name.removeprefix(f"{PREFIX}_") for family in metrics.registry.collect()}
+    kinds = {family.name.removeprefix(f"{PREFIX}_"): family.type for family in metrics.registry.collect()}
+    expected = {f"{name}_total" if kinds[name] == "counter" else name for name in registered}
+    assert told == expected, f"expected {sorted(expected)}, got {sorted(told)}"
+    buckets = text.split("in seconds:")[1].split(".\n")[0].replace("\n", " ").rstrip(".")
+    assert [float(one) for one in buckets.split(",")] == list(SECONDS)

@@ -1,0 +1,172 @@
+"""What a session holds is bounded, and every row of it belongs to the prompt or to a unit that is known."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.inputs.image import image_patches, plan
+from models.layers.rotary import rotary_phases, rotate
+from tests.worker.engine.failing_regions import broken
+from tests.worker.loop.engines import QUIET, make_config, make_picture, make_sound
+from tests.worker.loop.scripted_engine import PuppetEngine, results
+from worker.config.session import WindowConfig
+from worker.loop.results import Failure, UnitResult
+from worker.loop.session import Session, UnitInput
+
+WINDOWS = {
+    "off": WindowConfig(mode="off"),
+    "basic": WindowConfig(mode="basic", high_tokens=120, low_tokens=80),
+    "context": WindowConfig(mode="context", max_units=3, previous_max_tokens=20),
+}
+LINES = ("<|speak|>one two", "<|speak|>three<|turn_eos|>", "<|listen|>", "<|speak|>four five<|turn_eos|><|listen|>")
+
+SHORT_LINES = ("<|speak|>one", "<|listen|>", "<|speak|>two<|turn_eos|>", "<|listen|>")
+
+
+@pytest.fixture(scope="module")
+def built() -> PuppetEngine:
+    return PuppetEngine()
+
+
+@pytest.fixture
+def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
+    yield built
+    built.clear()
+
+
+def assert_every_row_is_known(engine: PuppetEngine, session: Session, what: str) -> None:
+    window, device = session.window, engine.rows(session)
+    counted = engine.duplex.runner.llm_rows(session.slot)
+    assert counted == device, f"{what}: expected the host to count {device} rows, got {counted}"
+    known = window.preserve + sum(unit.length for unit in window.units)
+    held = device + len(session.pending)
+    assert known == held, f"{what}: expected the prompt and its units to be the {held} rows held, got {known}"
+    assert window.stray == 0, f"{what}: expected no rows of no unit, got {window.stray}"
+
+
+# --- every row is known ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ls_mode", ["explicit", "implicit"])
+@pytest.mark.parametrize("mode", list(WINDOWS))
+def test_no_row_is_ever_an_orphan(engine: PuppetEngine, mode: str, ls_mode: str) -> None:
+    luck = random.Random(mode)
+    config = QUIET.model_copy(update={"window": WINDOWS[mode], "ls_mode": ls_mode})
+    session = engine.start(mode, config, *LINES * 9)
+    done: list[Any] = []
+    for number in range(16):
+        kind = luck.choice(("sound", "sound", "short", "late", "picture", "both", "forced", "broken off", "fails"))
+        if kind == "broken off":
+            engine.sessions.break_speech(session)
+        sound = {"short": 5000, "late": 40_000}.get(kind, 16_000)
+        region = "unit_step" if number % 2 else "unit_prefill"
+        with broken(engine.duplex.runner.regions, region, lambda _, kind=kind: kind == "fails", "after"):
+            pictures = [0] if kind in ("picture", "both", "short") else []
+            seed = None if kind == "picture" else number
+            done.append(engine.say(session, seed, sound, pictures=pictures, force_listen=kind == "forced"))
+        assert_every_row_is_known(engine, session, f"unit {number}, {kind}")
+    assert any(isinstance(one, Failure) for one in done), "expected some units to fail"
+    assert sum(isinstance(one, UnitResult) for one in done) > 8, "expected most units to succeed"
+
+
+# --- bounds ------------------------------------------------------------------------------------------
+
+
+def test_units_of_many_rows_are_bounded_in_context_mode() -> None:
+    engine = PuppetEngine(make_config(llm_len=600))
+    image = make_picture(0, 896, 448)
+    slices = image_patches(image, plan(*image.size, 2))
+    window = WindowConfig(mode="context", max_units=24, previous_max_tokens=10)
+    session = engine.start("a", QUIET.model_copy(update={"window": window, "max_slice_nums": 2}))
+    for number in range(5):
+        engine.sessions.unit(session, UnitInput(make_sound(number), [slices], False, arrived=0.0))
+        engine.settle()
+        [result] = results(engine.take("a"))
+        assert result.n_slices == 3, f"slices: expected 3, got {result.n_slices}"
+        assert_every_row_is_known(engine, session, f"unit {number}")
+    assert session.window.dropped_units > 0, "expected units to leave for their rows, fewer than 24 of them"
+
+
+def sizes(thing: Any, seen: set[int] | None = None) -> int:
+    """Entries of all containers that can be reached from an object, and pages of arrays."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or callable(thing) or isinstance(thing, type):
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, str | bytes):
+        return len(thing)
+    if isinstance(thing, Mapping):
+        return len(thing) + sum(sizes(one, seen) for one in thing.values())
+    if isinstance(thing, list | tuple | set | frozenset | deque):
+        return len(thing) + sum(sizes(one, seen) for one in thing)
+    if hasattr(thing, "nbytes"):
+        return int(thing.nbytes) // 4096
+    slots = [getattr(thing, name) for name in getattr(thing, "__slots__", ()) if hasattr(thing, name)]
+    return sizes([*slots, *vars(thing).values()] if hasattr(thing, "__dict__") else slots, seen)
+
+
+def test_a_hundred_and_fifty_units_take_no_more_memory_than_fifty(engine: PuppetEngine) -> None:
+    sessions = []
+    for mode in ("basic", "context"):
+        config = QUIET.model_copy(update={"window": WINDOWS[mode]})
+        sessions.append(engine.start(mode, config, *SHORT_LINES * 38))
+    host: dict[str, list[int]] = {session.id: [] for session in sessions}
+    held: dict[str, list[int]] = {session.id: [] for session in sessions}
+    engine_sizes, state_bytes = [], engine.duplex.state.nbytes()
+    for number in range(150):
+        for session in sessions:
+            engine.send(session, number % 7)
+        engine.settle()
+        for session in sessions:
+            results([one for one in engine.take(session.id) if not hasattr(one, "unit")])
+            if number % 3 == 0:  # out of step with the lines
+                host[session.id].append(sizes({name: one for name, one in vars(session).items() if name != "emit"}))
+            held[session.id].append(engine.rows(session))
+        engine.puppet.record.clear()
+        if number in (49, 149):
+            engine_sizes.append(sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._at))))
+    for session in sessions:
+        early, late = max(host[session.id][:17]), max(host[session.id][17:])
+        assert late <= early + 20, f"{session.id}: expected no more than in fifty units ({early}), got {late}"
+        assert max(held[session.id]) <= 200, f"{session.id}: expected bounded rows, got {max(held[session.id])}"
+        assert_every_row_is_known(engine, session, session.id)
+    assert engine_sizes[1] <= engine_sizes[0], f"engine: expected to stay as it was, got {engine_sizes}"
+    assert engine.duplex.state.nbytes() == state_bytes, "slots: expected to stay as they were"
+    assert len(engine.loop.jobs) == 0, "expected no jobs left"
+
+
+# --- keys -------------------------------------------------------------------------------------------
+
+
+def keys_of_units(engine: PuppetEngine, session: Session) -> dict[int, Tensor]:
+    """First layer's keys of every unit that is closed in the context, by its number."""
+    keys, at, found = engine.duplex.state.llm.k[0][session.slot], session.window.preserve, {}
+    for unit in list(session.window.units)[:-1]:
+        found[unit.id] = keys[:, at : at + unit.length].clone()
+        at += unit.length
+    return found
+
+
+@pytest.mark.parametrize("mode", ["basic", "context"])
+def test_no_key_is_rounded_more_than_twice_however_often_the_window_moves(engine: PuppetEngine, mode: str) -> None:
+    session = engine.start(mode, QUIET.model_copy(update={"window": WINDOWS[mode]}), *LINES * 5)
+    cache, slot, n = engine.duplex.state.llm, session.slot, session.window.prefix
+    first = cache.k[0][slot, :, :n].clone()
+    before: dict[int, Tensor] = {}
+    for _ in range(20):
+        results(engine.run(session, 1))
+        after = keys_of_units(engine, session)
+        for number in before.keys() & after.keys():
+            same = torch.equal(before[number], after[number])
+            assert same, f"unit {number}: expected its keys to stay, they changed beside unit {session.n_units}"
+        before = after
+    ahead = cache.positions[slot] - cache.lengths[slot]
+    assert session.window.events > 2 and ahead > 0, f"expected a window that moved, got {session.window.events} times"
+    phase = rotary_phases(ahead, engine.parts.model.llm.model.frequencies)
+    once = rotate(first, phase.cos(), phase.sin())
+    assert torch.equal(cache.k[0][slot, :, :n], once), "prompt: expected keys turned in one step from the first ones"

@@ -1,0 +1,309 @@
+"""Windows over made-up units: what is evicted, and that a list of labelled rows ends up as the policy says."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.config.session import WindowConfig
+from worker.loop.window import Drop, Rebuild, UnitRecord, UnitWindow
+
+SPECIAL = 100  # ids from here on are special
+MARKER = (1, 2, 3)
+SUFFIX = (50, 51)
+PREFIX = 4
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Lower case; units say the same in upper case, so that text decoded again can be told from text kept."""
+    return "".join(chr(ord("a") + i % 26) for i in ids if i < SPECIAL)
+
+
+def unit(
+    number: int, length: int, ids: Sequence[int] = (), *, listen: bool = False, text: str | None = None
+) -> UnitRecord:
+    spoken = decode(ids).upper() if text is None else text
+    return UnitRecord(number, length, "audio", tuple(ids), spoken, listen)
+
+
+def make_window(config: dict[str, Any], prompt: bool = True, **options: Any) -> UnitWindow:
+    window = UnitWindow(
+        WindowConfig(**config), is_special=lambda i: i >= SPECIAL, decode=decode, marker=MARKER, **options
+    )
+    if prompt:
+        window.protect(PREFIX, SUFFIX)
+    return window
+
+
+def close(window: UnitWindow, lengths: Sequence[int], first: int = 0) -> list[list[Drop | Rebuild]]:
+    return [window.close_unit(unit(first + i, length)) for i, length in enumerate(lengths)]
+
+
+def counters(window: UnitWindow) -> dict[str, int]:
+    names = ("events", "dropped_tokens", "dropped_units", "position_offset")
+    return {name: getattr(window, name) for name in names}
+
+
+def assert_equal(got: object, expected: object, what: str) -> None:
+    assert got == expected, f"{what}: expected {expected}, got {got}"
+
+
+class Context:
+    """Labelled rows: prompt rows by place, fed ids as they are, unit rows by (unit, place)."""
+
+    def __init__(self, prompt: bool):
+        self.rows: list[object] = [*(f"prefix {i}" for i in range(PREFIX)), *SUFFIX] if prompt else []
+
+    def feed(self, record: UnitRecord) -> None:
+        self.rows += unit_rows(record)
+
+    def apply(self, eviction: Drop | Rebuild) -> None:
+        if isinstance(eviction, Drop):
+            assert eviction.keep + eviction.n <= len(self.rows), f"{eviction} of {len(self.rows)} rows"
+            del self.rows[eviction.keep : eviction.keep + eviction.n]
+        else:
+            assert eviction.first_kept <= len(self.rows), f"{eviction} of {len(self.rows)} rows"
+            self.rows = [*self.rows[: eviction.prefix], *eviction.ids, *self.rows[eviction.first_kept :]]
+
+
+def unit_rows(record: UnitRecord) -> list[object]:
+    return [(record.id, row) for row in range(record.length)]
+
+
+class Previous(NamedTuple):
+    ids: tuple[int, ...]
+    text: str
+
+
+def previous_of(gone: Sequence[UnitRecord], config: WindowConfig) -> Previous:
+    """What is remembered of units that are gone, worked out from all of them at once."""
+    said = [tuple(i for i in u.ids if i < SPECIAL and not u.is_listen) for u in gone]
+    texts = [u.text if u.text.strip() else "" for u in gone]
+    if config.mode != "context" or not any(said + texts):
+        return Previous((), "")
+    ids, limit = sum(said, ()), config.previous_max_tokens
+    text, n = "", 0
+    for spoken, words in zip(said, texts, strict=True):
+        n += len(spoken)
+        text = decode(ids[n - limit : n]) if spoken and n > limit else text + words
+    return Previous(MARKER + ids[-limit:], text)
+
+
+def n_evicted(units: Sequence[UnitRecord], length: Callable[[int], int], config: WindowConfig, options: dict) -> int:
+    """How many of `units` go, oldest first. length: rows of the context without the first n of them."""
+    most = options.get("max_tokens") or math.inf
+    goes_on = {
+        "off": lambda n: False,
+        "basic": lambda n: length(0) > config.high_tokens and length(n) > config.low_tokens,
+        "context": lambda n: len(units) - n > config.max_units or length(n) > most,
+    }[config.mode]
+    n, least = 0, 0 if options.get("evict_newest") else 1
+    while len(units) - n > least and goes_on(n):
+        n += 1
+    return n
+
+
+@st.composite
+def records(draw: st.DrawFn) -> list[UnitRecord]:
+    """Short and long units, some without rows, listening or speaking, with special and blank content."""
+    result = []
+    for number in range(draw(st.integers(0, 20))):
+        ids = draw(st.lists(st.integers(0, 12) | st.integers(SPECIAL, SPECIAL + 2), max_size=8))
+        length = draw(st.just(0) | st.integers(1, 12) | st.integers(20, 60))
+        text = draw(st.none() | st.sampled_from(["", " \n"]))
+        result.append(unit(number, length, ids, listen=draw(st.booleans()), text=text))
+    return result
+
+
+configs = st.one_of(
+    st.just({"mode": "off"}),
+    st.integers(1, 150).flatmap(
+        lambda low: st.fixed_dictionaries(
+            {"mode": st.just("basic"), "low_tokens": st.just(low), "high_tokens": st.integers(low, 200)}
+        )
+    ),
+    st.fixed_dictionaries(
+        {
+            "mode": st.just("context"),
+            "max_units": st.integers(1, 10),
+            "previous_max_tokens": st.integers(1, 20),
+        }
+    ),
+)
+option_sets = st.fixed_dictionaries(
+    {}, optional={"max_tokens": st.none() | st.integers(1, 120), "evict_newest": st.booleans()}
+)
+
+
+@settings(max_examples=150)
+@given(values=configs, options=option_sets, sequence=records(), prompt=st.booleans())
+def test_evictions_leave_exactly_the_rows_the_policy_keeps(values, options, sequence, prompt):
+    window, context, config = make_window(values, prompt, **options), Context(prompt), WindowConfig(**values)
+    prefix, suffix = context.rows[:PREFIX], context.rows[PREFIX:]
+    units: list[UnitRecord] = []
+    gone: list[UnitRecord] = []
+    slides, rows_gone = 0, 0
+
+    def expected_rows(n: int) -> list[object]:
+        previous = previous_of(gone + units[:n], config).ids
+        return [*prefix, *previous, *suffix, *(row for u in units[n:] for row in unit_rows(u))]
+
+    for record in sequence:
+        context.feed(record)
+        n_rows, units = len(context.rows), units + [record] * (record.length > 0)
+        evictions = window.close_unit(record)
+        for eviction in evictions:
+            behind = sum(eviction) if isinstance(eviction, Drop) else eviction.first_kept
+            newest = 0 if options.get("evict_newest") else record.length
+            assert behind <= n_rows - newest, f"{eviction} names rows of the unit just closed, {n_rows - newest} on"
+            context.apply(eviction)
+        n = n_evicted(units, lambda n: len(expected_rows(n)), config, options)
+        assert_equal(context.rows, expected_rows(n), "rows")
+        assert_equal(bool(evictions), n > 0, f"whether something is evicted: {evictions}")
+        gone, units = gone + units[:n], units[n:]
+        slides, rows_gone = slides + bool(n), rows_gone + n_rows - len(context.rows)
+        assert_equal(window.length, len(context.rows), "length")
+        assert_equal(window.preserve + sum(u.length for u in window.units), window.length, "its parts")
+        assert_equal([u.id for u in window.units], [u.id for u in units], "units")
+        assert_equal((window.previous_ids, window.previous_text), previous_of(gone, config), "previous")
+        offset = rows_gone if config.mode == "basic" else 0
+        assert_equal(tuple(counters(window).values()), (slides, rows_gone, len(gone), offset), "counters")
+
+
+def test_basic_drops_down_to_the_low_mark_in_one_go():
+    window = make_window({"mode": "basic", "high_tokens": 50, "low_tokens": 30})
+    assert_equal(close(window, [13, 13, 18]), [[], [], []], "50 rows are not above 50")
+    assert_equal(close(window, [5], first=3), [[Drop(6, 26)]], "55 rows, 29 after two units")
+    assert_equal([(u.id, u.length) for u in window.units], [(2, 18), (3, 5)], "units")
+    expected = {"events": 1, "dropped_tokens": 26, "dropped_units": 2, "position_offset": 26}
+    assert_equal(counters(window), expected, "counters")
+    assert_equal(close(window, [20, 13], first=4), [[], [Drop(6, 43)]], "49, then 62 rows")
+    expected = {"events": 2, "dropped_tokens": 69, "dropped_units": 5, "position_offset": 69}
+    assert_equal(counters(window), expected, "counters")
+
+
+@pytest.mark.parametrize("newest, expected", [(False, ([Drop(6, 10)], [1])), (True, ([Drop(6, 70)], []))])
+def test_a_unit_too_long_by_itself_stays_unless_told(newest, expected):
+    window = make_window({"mode": "basic", "high_tokens": 50, "low_tokens": 30}, evict_newest=newest)
+    got = close(window, [10, 60])[-1]
+    assert_equal((got, [u.id for u in window.units]), expected, "evictions, units left")
+
+
+def test_nothing_is_evicted_where_there_is_nothing_but_a_long_unit():
+    window = make_window({"mode": "basic", "high_tokens": 50, "low_tokens": 30})
+    assert_equal(close(window, [60, 60]), [[], [Drop(6, 60)]], "evictions")
+    assert_equal(counters(window)["events"], 1, "events")
+
+
+def test_off_keeps_every_row_and_little_else():
+    window = make_window({"mode": "off"}, max_tokens=10)
+    for number in range(500):
+        assert_equal(window.close_unit(unit(number, 20, range(10))), [], "evictions")
+    assert_equal(window.length, 6 + 500 * 20, "length")
+    assert_equal({(u.ids, u.text) for u in window.units}, {((), "")}, "what is kept of units")
+
+
+def context_window(max_units: int = 1, previous_max_tokens: int = 6, **options: Any) -> UnitWindow:
+    config = {"mode": "context", "max_units": max_units, "previous_max_tokens": previous_max_tokens}
+    return make_window(config, **options)
+
+
+def test_context_remembers_what_was_said():
+    window = context_window()
+    said = [unit(0, 13, (), listen=True), unit(1, 20, (4, 100, 5)), unit(2, 13, listen=True), unit(3, 18, (6, 7))]
+    got = [window.close_unit(record) for record in said]
+    # Silence drops and leaves no marker; what was said comes between prefix and suffix and stays there.
+    expected = [[], [Drop(6, 13)], [Rebuild(4, 26, (*MARKER, 4, 5, *SUFFIX))], [Drop(11, 13)]]
+    assert_equal(got, expected, "evictions")
+    assert_equal((window.previous_ids, window.previous_text), ((*MARKER, 4, 5), "EF"), "previous")
+    assert_equal((window.length, window.preserve), (29, 11), "length, preserve")
+    expected = {"events": 3, "dropped_tokens": 13 + 15 + 13, "dropped_units": 3, "position_offset": 0}
+    assert_equal(counters(window), expected, "counters")
+
+
+def test_context_lets_the_oldest_tokens_go_and_decodes_the_rest():
+    window = context_window(previous_max_tokens=4)
+    for record in (unit(0, 13, (4, 5, 6)), unit(1, 13, (7, 8)), unit(2, 13, (9,))):
+        window.close_unit(record)
+    assert_equal((window.previous_ids, window.previous_text), ((*MARKER, 5, 6, 7, 8), "fghi"), "previous")
+    [got] = window.close_unit(unit(3, 13))
+    assert_equal(got, Rebuild(4, 6 + 7 + 13, (*MARKER, 6, 7, 8, 9, *SUFFIX)), "eviction")
+
+
+@pytest.mark.parametrize(
+    "record, ids, text",
+    [
+        (unit(0, 13, (4, 5), listen=True, text=""), (), ""),
+        (unit(0, 13, (100, 101)), (), ""),
+        (unit(0, 13, (4, 5), text=" \n"), (*MARKER, 4, 5), ""),
+        (unit(0, 13, (4, 5), listen=True), MARKER, "EF"),
+        (unit(0, 13, (4,), text=" e"), (*MARKER, 4), " e"),
+    ],
+)
+def test_what_enters_the_previous_text(record, ids, text):
+    window = context_window()
+    window.close_unit(record)
+    window.close_unit(unit(1, 13))
+    assert_equal((window.previous_ids, window.previous_text), (ids, text), "previous")
+
+
+def test_context_is_bounded_in_rows_if_asked():
+    window = context_window(max_units=24, max_tokens=196)
+    got = close(window, [90, 90, 90])
+    assert_equal(got, [[], [], [Drop(6, 90)]], "evictions at 96, 186, 276 rows")
+    [got] = window.close_unit(unit(3, 150, (4, 5)))
+    assert_equal(got, Drop(6, 180), "two units at once")
+    # 6 + 150 + 40 rows just fit.
+    assert_equal(window.close_unit(unit(4, 40)), [], "eviction at 196 rows")
+    assert_equal(window.close_unit(unit(5, 5)), [Rebuild(4, 156, (*MARKER, 4, 5, *SUFFIX))], "eviction at 201 rows")
+
+
+def test_the_previous_text_counts_while_units_go():
+    window = context_window(max_units=24, max_tokens=100)
+    close(window, [5, 10])
+    assert_equal(window.close_unit(unit(2, 80, (4,))), [Drop(6, 5)], "evictions at 101 rows")
+    window = context_window(max_units=24, max_tokens=100)
+    window.close_unit(unit(0, 4, (4, 5)))
+    window.close_unit(unit(1, 10))
+    # 98 rows without unit 0, but what it said takes five.
+    assert_equal(window.close_unit(unit(2, 82)), [Rebuild(4, 20, (*MARKER, 4, 5, *SUFFIX))], "evictions at 102 rows")
+    assert_equal([u.id for u in window.units], [2], "units")
+
+
+def test_memory_is_bounded():
+    for window in (make_window({"mode": "basic", "high_tokens": 400, "low_tokens": 300}), context_window(24, 100)):
+        for number in range(1000):
+            window.close_unit(unit(number, 20, range(15)))
+        got = len(window.units), len(window.previous_ids), len(window.previous_text)
+        assert got[0] <= 24 and got[1] <= 103 and got[2] <= 100, f"expected at most (24, 103, 100), got {got}"
+        assert_equal(window.dropped_units + len(window.units), 1000, "units gone and here")
+
+
+def test_a_unit_without_rows_is_none():
+    window = make_window({"mode": "context", "max_units": 1})
+    got = close(window, [13, 0, 13, 0])
+    assert_equal(got, [[], [], [Drop(6, 13)], []], "evictions")
+    assert_equal([u.id for u in window.units], [2], "units")
+
+
+def test_stray_rows_shift_what_basic_drops():
+    window = make_window({"mode": "basic", "high_tokens": 40, "low_tokens": 25})
+    window.add_stray(1)
+    assert_equal(close(window, [13, 13, 13]), [[], [], [Drop(6, 26)]], "46 rows with the stray one")
+    assert_equal((window.length, window.stray), (20, 1), "length, stray")
+
+
+def test_stray_rows_go_with_the_first_unit_of_context():
+    window = context_window(max_units=2)
+    window.add_stray(1)
+    assert_equal(close(window, [13, 13, 13]), [[], [], [Drop(6, 14)]], "evictions")
+    assert_equal((window.length, window.stray), (32, 0), "length, stray")
+
+
+def test_the_prompt_comes_first():
+    window = make_window({"mode": "off"})
+    with pytest.raises(AssertionError, match="6 rows are there"):
+        window.protect(1, ())

@@ -1,0 +1,180 @@
+"""A start goes through its stages in order, tells of each, and leaves nothing behind if it fails."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.checkpoint.files import list_tensors
+from models.errors import AudioError
+from tests.worker.loop.engines import TINY
+from worker.compile.state import TargetPhase, TargetState
+from worker.config.compile import TARGETS, CompileConfig
+from worker.config.session import EngineConfig
+from worker.engine import Engine
+from worker.media import MediaError
+from worker.start import starting
+from worker.start.starting import Started, start_engine
+from worker.start.warmup import WarmUpError
+from worker.status import State, StateError, Status
+
+ASSETS = Path(__file__).parents[3] / "assets"
+CONFIG = EngineConfig(model_path=TINY, device="cpu", max_sessions=1, euler_steps=1)
+COMPILED = CONFIG.model_copy(update={"compile": CompileConfig(enabled=True, targets=("llm.model", "apm"))})
+
+
+class Diary(Status):
+    """Remembers every state and every word of progress with the state it was told in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states, self.words = [self.state], []
+
+    def move(self, state: State, error: str | None = None) -> None:
+        super().move(state, error)
+        self.states.append(state)
+
+    def progress(self, what: str, done: int = 0, total: int = 0) -> None:
+        super().progress(what, done, total)
+        self.words.append((self.state, what, done, total))
+
+
+def start(tmp_path: Path, config: EngineConfig = CONFIG, status: Status | None = None, **given: Any) -> Started:
+    files = {"video": ASSETS / "warmup.mp4", "ref_audio": ASSETS / "ref_audio" / "default.wav"}
+    known = {"max_units": 1, "cache_dir": tmp_path, "targets": {}, "status": status or Diary()}
+    return start_engine(config, **{**files, **known, **given})
+
+
+@contextmanager
+def nothing_stays() -> Iterator[None]:
+    before = engine_threads()
+    yield
+    assert engine_threads() == before, "expected no engine left running"
+
+
+def engine_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "engine"}
+
+
+def test_stages_in_order(tmp_path: Path) -> None:
+    status, targets = Diary(), {"left over": TargetState("left over")}
+    with nothing_stays():
+        started = start(tmp_path, status=status, targets=targets)
+        assert isinstance(started.engine, Engine) and started.engine.n_free() == 1
+        started.engine.close()
+    assert status.states == [State.LOADING, State.WARMING_UP], status.states
+    assert started.seconds.keys() == {"load", "warm_up"} and min(started.seconds.values()) > 0
+    assert started.warm_up.n_units == 1 and started.cache is None
+    assert started.targets is targets and list(targets) == list(TARGETS)
+    assert {one.phase for one in targets.values()} == {TargetPhase.OFF}, targets
+    assert (State.WARMING_UP, "units", 1, 1) in status.words
+    assert any("weights of tiny" in what for state, what, *_ in status.words if state is State.LOADING), status.words
+    loading = started.engine.parts.loading
+    stored, _ = list_tensors(TINY)
+    assert loading.n_bytes == sum(tensor.n_bytes for tensor in stored) and 0 < loading.seconds < started.seconds["load"]
+    assert started.report.header.loading == loading and str(loading) in started.report.table()
+    kept = list((tmp_path / "voices").iterdir())
+    assert started.voices is not None and kept, "expected the voice to be kept in the cache's folder"
+
+
+def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, State, list[str]]] = []
+    warm: list[bool] = []
+    status, targets = Diary(), {}
+
+    def tune(parts: Any, config: EngineConfig, **given: Any) -> starting.Tuned:
+        assert given["targets"] is targets
+        given["progress"]("a bucket", 1, 2)
+        waiting = [name for name, one in targets.items() if one.phase is TargetPhase.WAITING]
+        seen.append((threading.current_thread().name, status.state, waiting))
+        warm.append(given["is_warm"])
+        targets["apm"].hits, targets["llm.model"].misses = 3, 1
+        return starting.Tuned({name: targets[name] for name in waiting})
+
+    monkeypatch.setattr(starting, "tune", tune)
+    started = start(tmp_path, COMPILED, status, targets=targets)
+    started.engine.close()
+    assert seen == [("engine", State.COMPILING, ["llm.model", "apm"])], seen
+    assert status.states == [State.LOADING, State.COMPILING, State.WARMING_UP], status.states
+    assert (State.COMPILING, "a bucket", 1, 2) in status.words
+    assert (started.cache.hits, started.cache.misses, started.cache.folder) == (3, 1, str(tmp_path))
+    assert started.cache.this_s <= started.seconds["compile"] and "3 hits, 1 misses" in started.report.header.cache
+    assert str(tmp_path) in started.report.header.cache
+    assert any((tmp_path / "manifests").glob("*.json")), "expected the cache to be written down"
+    assert list(started.seconds) == ["load", "compile", "warm_up"]
+    assert [row.name for row in started.report.rows] == ["llm.model", "apm"], started.report
+    status, targets = Diary(), {}
+    start(tmp_path, COMPILED, status, targets=targets).engine.close()
+    assert warm == [False, True], "expected the second start to find everything"
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected", "last"),
+    [
+        ("build", RuntimeError, State.LOADING),
+        ("tune", RuntimeError, State.COMPILING),
+        ("Voices", RuntimeError, State.WARMING_UP),
+        ("warm_up", WarmUpError, State.WARMING_UP),
+    ],
+)
+def test_a_stage_that_fails_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, expected: type[Exception], last: State
+) -> None:
+    status = Diary()
+    monkeypatch.setattr(starting, "tune", lambda *_, **__: starting.Tuned())
+    if stage == "warm_up":  # in the middle of it
+        monkeypatch.setattr("worker.loop.sessions.Sessions.prepare", fail)
+    else:
+        monkeypatch.setattr(starting, stage, fail)
+    with nothing_stays(), pytest.raises(expected, match="no luck"):
+        start(tmp_path, COMPILED, status)
+    assert status.state is last, f"expected the caller to move on from {last}, got {status.state}"
+
+
+def test_whoever_is_told_to_end_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, build = Diary(), starting.build
+
+    def build_and_drain(config: EngineConfig) -> Any:
+        status.move(State.DRAINING)
+        return build(config)
+
+    monkeypatch.setattr(starting, "build", build_and_drain)
+    with nothing_stays(), pytest.raises(StateError):
+        start(tmp_path, status=status)
+    assert status.state is State.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "word"),
+    [
+        ({"video": Path("none.mp4")}, MediaError, "build_warmup"),
+        ({"ref_audio": Path("none.wav")}, AudioError, "none.wav"),
+    ],
+    ids=["video", "reference sound"],
+)
+def test_files_are_looked_at_before_anything_is_loaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, Path],
+    error: type[Exception],
+    word: str,
+) -> None:
+    loads: list[Any] = []
+    build: Callable[[EngineConfig], Any] = starting.build
+    monkeypatch.setattr(starting, "build", lambda config: loads.append(config) or build(config))
+    with nothing_stays(), pytest.raises(error, match=word):
+        start(tmp_path, **files)
+    assert not loads, "expected nothing loaded"
+
+
+def test_without_a_reference_sound_it_warms_up_silently(tmp_path: Path) -> None:
+    started = start(tmp_path, ref_audio=None)
+    started.engine.close()
+    assert started.warm_up.fallback_used and not started.warm_up.tts_triggered

@@ -1,0 +1,331 @@
+"""The first conversation: six steps, a line for each unit, and an engine that is none the wiser."""
+
+import queue
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import soundfile
+
+from models.graphs.region_graphs import compile_counters
+from tests.models.stages.slot_copies import assert_fresh
+from tests.worker.engine.failing_regions import Broken, broken, counted
+from tests.worker.loop.engines import (
+    ALOUD,
+    Director,
+    assert_told,
+    make_config,
+    make_parts,
+    make_prompt,
+    make_sound,
+    short_speech,
+    voice,
+)
+from worker.compile.tuning import tune, untune
+from worker.config.compile import CompileConfig
+from worker.config.session import WindowConfig
+from worker.engine import Engine
+from worker.loop.results import Event, Failure, StageTimes, UnitResult
+from worker.loop.sessions import Sessions
+from worker.media import MediaError
+from worker.start.voices import ReferenceSound
+from worker.start.warmup import SOUND_REGIONS, SPEECH_REGIONS, WarmUpError, WarmUpMedia, warm_up
+from worker.start.warmup_report import UnitTimes, WarmUpReport
+
+ROOT = Path(__file__).parents[3]
+MEDIA = WarmUpMedia(ROOT / "assets" / "warmup.mp4", ROOT / "assets" / "ref_audio" / "default.wav")
+PATIENCE_S = 60.0
+TALKING = ALOUD.model_copy(update={"window": WindowConfig(mode="basic", high_tokens=150, low_tokens=80), "seed": None})
+MS = r"\d+\.\d+ms"
+LINE = re.compile(
+    r"\[warmup\] unit=(?P<number>\d+)/(?P<n>\d+) \| "
+    rf"prefill: vis_proc={MS} vis_emb={MS} vis_feed=0\.0ms aud_proc={MS} aud_emb={MS} aud_feed={MS} total={MS} \| "
+    rf"generate: llm={MS} tts_prep={MS} tts={MS} token2wav={MS} total={MS} \| "
+    r'decision=(?P<decision>LISTEN|SPEAK) "(?P<text>.*)" \| elapsed=\d+\.\d+s remaining~\d+\.\d+s'
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short() -> Iterator[None]:
+    """Units of speech, and what is heard of the reference voice: the small engine has room for a second."""
+    whole = ReferenceSound.heard
+    with short_speech(), mock.patch.object(ReferenceSound, "heard", lambda sound: whole(sound)[:16_000]):
+        yield
+
+
+def make_engine(observer: Any = None, n_slots: int = 2, **knobs: Any) -> Engine:
+    config = make_config(n_slots, **{"session": TALKING, **knobs})
+    return Engine(make_parts(config), config, observer=observer)
+
+
+def warm(engine: Engine, n: int = 3, **given: Any) -> tuple[WarmUpReport, list[str]]:
+    """Returns: the report and the lines."""
+    lines: list[str] = []
+    media = given.pop("media", MEDIA)
+    report = warm_up(engine, media, voice=lambda sound: voice(0), log=lines.append, max_units=n, **given)
+    return report, lines
+
+
+def chat(engine: Engine, seed: int | None, n: int = 3) -> list[Event]:
+    """A client's session: events of `n` units with a voice of its own."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    handle = engine.open("client", TALKING.model_copy(update={"seed": seed}), events.put).result(PATIENCE_S)
+    handle.prepare(make_prompt(ref=1, speaker=1)).result(PATIENCE_S)
+    heard: list[Event] = []
+    for number in range(n):
+        handle.send(make_sound(number)).result(PATIENCE_S)
+        while not heard or not isinstance(heard[-1], UnitResult | Failure) or len(outcomes(heard)) <= number:
+            heard.append(events.get(timeout=PATIENCE_S))
+    handle.close().result(PATIENCE_S)
+    assert len(outcomes(heard)) == n and not [one for one in heard if isinstance(one, Failure)], heard
+    return heard
+
+
+def outcomes(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, UnitResult | Failure)]
+
+
+def assert_clean(engine: Engine) -> None:
+    """No session is left, in the tensors of its slot neither."""
+    parts = engine.parts
+    assert engine.n_free() == parts.n_slots, f"slots free: expected {parts.n_slots}, got {engine.n_free()}"
+    assert parts.vocoder.n_free == parts.n_slots, f"vocoder slots free: got {parts.vocoder.n_free}"
+    assert_fresh(parts.duplex.state, range(parts.n_slots))
+    assert engine.ask(Sessions.mark).result(PATIENCE_S) == (0, {}), "expected nothing remembered of the warm-up"
+
+
+# --- what it does --------------------------------------------------------------------------------
+
+
+def test_steps_and_lines() -> None:
+    """All six steps in order, a line of exactly these keys for each unit, and a report that says the same."""
+    told: list[tuple[str, int, int]] = []
+    with make_engine(Director(listen=0.8, turn_end=0.0)) as engine:
+        with mock.patch.object(engine, "patches", wraps=engine.patches) as patches:
+            report, lines = warm(engine, 5, progress=lambda *given: told.append(given))
+        assert_clean(engine)
+    steps = [line.split()[1] for line in lines if re.match(r"\[warmup\] \(\d/6\)", line)]
+    assert steps == [f"({number}/6)" for number in range(1, 7)], f"expected six steps, got {steps}"
+    units = [match for line in lines if (match := LINE.fullmatch(line))]
+    assert [(int(one["number"]), int(one["n"])) for one in units] == [(n, 5) for n in range(1, 6)], lines
+    assert [one["decision"] for one in units] == report.decisions
+    assert set(report.decisions) == {"LISTEN", "SPEAK"}, f"expected both, got {report.decisions}"
+    assert report.n_units == len(report.texts) == len(report.times) == 5
+    assert report.tts_triggered and not report.fallback_used and report.compiled_graphs == 0
+    for decision, text, times in zip(report.decisions, report.texts, report.times, strict=True):
+        assert min(times.vis_proc, times.vis_emb, times.aud_emb, times.aud_feed) > 0, times
+        assert bool(text) == (decision == "SPEAK") == (times.tts > 0 and times.llm > 0), (decision, text, times)
+    last = rf"\[warmup\] ✓ omni duplex warmup complete \(total={report.total_s:.1f}s, tts_triggered=True\)"
+    assert re.fullmatch(last, lines[-1]), lines[-1]
+    assert ("units", 5, 5) in told
+    frames = [frame for call in patches.call_args_list for frame in call.args[0]]
+    assert frames and all(frame.startswith(b"\xff\xd8\xff") for frame in frames), "expected JPEG pictures"
+    assert len(set(frames)) == 5, f"expected another picture each unit, got {len(set(frames))} of 5"
+
+
+def test_line_takes_text_of_any_kind() -> None:
+    report = WarmUpReport()
+    result = UnitResult("a", 1, False, 'Say "yes"\nor 不 and much more than that', False)
+    report.add(result, UnitTimes.of(StageTimes(see=1, hear=2, prefill=3), vis_proc=4, aud_proc=5))
+    line = report.line(4, 2.0)
+    assert LINE.fullmatch(f"[warmup] {line}"), line
+    assert r'"Say \"yes\"\nor 不 and m"' in line and "remaining~6.0s" in line and "total=15.0ms" in line, line
+
+
+def test_it_ends_with_the_turn() -> None:
+    session = TALKING.model_copy(update={"drain_s": 0})
+    with make_engine(Director(listen=0.0, turn_end=1.0), n_slots=1, session=session) as engine:
+        report, lines = warm(engine, 5)
+        assert_clean(engine)
+    assert report.n_units < 5, f"expected an end before the file's, got {report.n_units} units"
+    assert not any("burst" in line for line in lines) and not report.n_burst_units, "expected no burst with one slot"
+
+
+def test_burst_is_in_batches_of_every_size() -> None:
+    with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
+        mixed = [2, 3]  # of batches, as a GPU's table has them
+        shapes = engine.parts.duplex.runner.shapes
+        together: list[int] = []
+        feed = engine.parts.duplex.feed
+        engine.parts.duplex.feed = lambda slots, *rest: together.append(len(slots)) or feed(slots, *rest)
+        with mock.patch.object(engine.parts.duplex.runner, "shapes", wraps=shapes) as seen:
+            seen.batch, seen.fit, seen.rows = tuple(mixed), shapes.fit, shapes.rows
+            report, lines = warm(engine, 2)
+        assert_clean(engine)
+    (line,) = [line for line in lines if "burst" in line]
+    assert report.n_burst_units == 2 + 3 + 3 and "2, 3, 3 sessions at once, 8 units, 8 of them spoken" in line, line
+    behind = [number for number, one in enumerate(lines) if LINE.fullmatch(one)][-1]
+    assert lines.index(line) == behind + 1 and "(5/6)" in lines[behind + 2], "expected it behind the units"
+
+
+def test_burst_is_one_where_every_size_has_been_captured() -> None:
+    with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
+        engine.parts.duplex.runner.regions.seal()
+        report, lines = warm(engine, 2)
+        assert_clean(engine)
+    (line,) = [line for line in lines if "burst" in line]
+    assert report.n_burst_units == 3 and "burst: 3 sessions at once" in line, line
+
+
+def test_a_file_longer_than_the_context() -> None:
+    """Where nothing leaves the context: it is begun anew, for a worker that could serve short sessions must start."""
+    session = TALKING.model_copy(update={"window": WindowConfig(mode="off"), "generate_audio": False})
+    with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
+        feed, held = engine.parts.duplex.feed, []
+        engine.parts.duplex.feed = lambda slots, *rest: (
+            held.append(engine.parts.duplex.runner.llm_rows(slots[0])) or feed(slots, *rest)
+        )
+        report, _ = warm(engine, 8)
+        assert_clean(engine)
+    begun_anew = sum(later < earlier for earlier, later in pairwise(held))
+    assert report.n_units == 8 and begun_anew == 1, f"expected 8 units and one new beginning, got rows {held}"
+
+
+# --- speech that no unit came to -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["listens only", "writes only"])
+def test_speech_is_touched_if_no_unit_spoke(speaks: bool) -> None:
+    """On scratch slots: no session sees any of it."""
+    session = TALKING.model_copy(update={"generate_audio": speaks})
+    with make_engine(Director(listen=1.0 if speaks else 0.0), session=session) as engine:
+        parts = engine.parts
+        with counted(parts.duplex.runner.regions) as codes, counted(parts.vocoder.regions) as sounds:
+            report, lines = warm(engine)
+        assert_clean(engine)
+    assert report.fallback_used and not report.tts_triggered
+    assert (set(report.decisions) == {"LISTEN"}) == speaks
+    called = {name: n for name, n in {**codes, **sounds}.items() if name in (*SPEECH_REGIONS, *SOUND_REGIONS)}
+    # A voice that is lent begins a turn with it, spoken or not.
+    assert all(n == 1 or (name == "begin" and n > 1 and speaks) for name, n in called.items()), called
+    (line,) = [line for line in lines if "(5/6)" in line]
+    assert "did not speak" in line and all(name in line for name in called), line
+    assert lines[-1].endswith("tts_triggered=False)")
+
+
+def test_without_a_reference_voice_nothing_is_spoken() -> None:
+    with make_engine(Director(listen=0.0), n_slots=1) as engine:
+        report, _ = warm(engine, media=WarmUpMedia(MEDIA.video))
+        assert_clean(engine)
+    assert report.fallback_used and not report.tts_triggered and "SPEAK" in report.decisions
+
+
+# --- what it leaves ------------------------------------------------------------------------------
+
+
+def test_later_sessions_are_the_same_without_it() -> None:
+    """With a seed of their own and without, after few units and many, every sample and id."""
+    told: dict[int, list[list[Event]]] = {}
+    for n in (0, 3, 10):
+        with make_engine(Director(listen=0.3), snapshots=2) as engine:
+            if n:
+                report, _ = warm(engine, n)
+                assert report.tts_triggered, "expected it to draw numbers"
+                assert_clean(engine)
+            told[n] = [chat(engine, None), chat(engine, 7), chat(engine, None)]
+    texts = [[event.text for event in outcomes(events)] for events in told[0]]
+    assert texts[0] != texts[2], "expected sessions without a seed to differ"
+    for n in (3, 10):
+        for number, (got, expected) in enumerate(zip(told[n], told[0], strict=True)):
+            assert_told(f"session {number} after {n} units", got, expected)
+
+
+def test_graphs_that_compile_meanwhile_are_counted() -> None:
+    with make_engine(n_slots=1) as engine:
+        regions = engine.parts.duplex.runner.regions
+        regions.compile(["mel_unit"], backend="eager")
+        before = compile_counters()["graphs"]
+        first, _ = warm(engine, 1)
+        n = compile_counters()["graphs"] - before
+        assert first.compiled_graphs == n >= 1, f"expected {n} graphs, got {first.compiled_graphs}"
+        again, _ = warm(engine, 1)
+        assert again.compiled_graphs == 0, f"expected none the second time, got {again.compiled_graphs}"
+
+
+def test_what_was_tuned_compiles_no_more() -> None:
+    """Units of every kind, alone and together, find each graph that they need."""
+    with make_engine(Director(listen=0.4, turn_end=0.0)) as engine:
+        compiled = CompileConfig(enabled=True, targets=("llm.model", "apm", "tts.model"))
+        config = engine.config.model_copy(update={"compile": compiled})
+        try:
+            tuning = engine.submit(partial(tune, engine.parts, config, backend="eager"))
+            assert tuning.result(4 * PATIENCE_S).counts.graphs > 0
+            report, _ = warm(engine, 3)
+        finally:
+            engine.submit(untune, engine.parts).result(PATIENCE_S)  # other tests have the same model
+        assert_clean(engine)
+    assert report.compiled_graphs == 0, f"expected no graph left to compile, got {report.compiled_graphs}"
+    assert report.tts_triggered and report.n_burst_units
+
+
+# --- what may go wrong ---------------------------------------------------------------------------
+
+
+def test_a_unit_that_fails_is_named() -> None:
+    with make_engine() as engine:
+        expected = chat(engine, 3)
+        mark = engine.ask(Sessions.mark).result(PATIENCE_S)
+        calls = [0]
+
+        def third(tensors: Any) -> bool:
+            calls[0] += 1
+            return calls[0] >= 3
+
+        failing = broken(engine.parts.duplex.runner.regions, "audio_unit", third, "before")
+        with failing, pytest.raises(WarmUpError, match=r"unit 3 of 5: .*Broken: audio_unit before") as caught:
+            warm(engine, 5)
+        assert isinstance(caught.value.__cause__, Broken)
+        assert engine.n_free() == engine.parts.n_slots
+        assert engine.ask(Sessions.mark).result(PATIENCE_S) == mark
+        assert_told("client", chat(engine, 3), expected)
+
+
+def test_steps_that_fail_are_named() -> None:
+    with make_engine() as engine:
+        with pytest.raises(WarmUpError, match=r"reference voice: .*ValueError: no throat"):
+            warm_up(engine, MEDIA, voice=mock.Mock(side_effect=ValueError("no throat")), log=lambda line: None)
+        failing = mock.patch.object(Sessions, "prepare", side_effect=RuntimeError("no room"))
+        with failing, pytest.raises(WarmUpError, match=r"prepare: .*RuntimeError: no room"):
+            warm(engine)
+        assert_clean(engine)
+
+
+def test_it_wants_the_engine_for_itself() -> None:
+    with make_engine() as engine:
+        handle = engine.open("client", TALKING, lambda event: None).result(PATIENCE_S)
+        with pytest.raises(WarmUpError, match="expected one without sessions, got 1 open"):
+            warm(engine)
+        handle.close().result(PATIENCE_S)
+        assert_clean(engine)
+
+
+def make_files(folder: Path) -> dict[str, Path]:
+    junk, mute = folder / "junk.mp4", folder / "sound.wav"
+    junk.write_bytes(b"\x00\x01 no video" * 99)
+    soundfile.write(mute, np.zeros(32_000, np.float32), 16_000)
+    return {"missing": folder / "none.mp4", "junk": junk, "only sound": mute, "folder": folder}
+
+
+@pytest.mark.parametrize("kind", ["missing", "junk", "only sound", "folder"])
+def test_a_video_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, kind: str) -> None:
+    path = make_files(tmp_path)[kind]
+    with make_engine(n_slots=1) as engine:
+        with pytest.raises(MediaError) as caught:
+            warm(engine, media=WarmUpMedia(path))
+        assert_clean(engine)
+    for word in (str(path), "assets/build_warmup.py", "service.warmup_video", "--warmup-video"):
+        assert word in str(caught.value), f"expected {word} in {caught.value}"
+
+
+def test_config_of_the_engine_counts() -> None:
+    """Its sessions' settings are the warm-up's, but for the seed."""
+    session = TALKING.model_copy(update={"force_listen_count": 2})
+    with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
+        report, _ = warm(engine, 4)
+    assert report.decisions == ["LISTEN", "LISTEN", "SPEAK", "SPEAK"], report.decisions

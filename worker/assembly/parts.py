@@ -1,0 +1,260 @@
+"""From an `EngineConfig` to everything a unit loop needs: model, slots, vocoder, vocabulary.
+
+The only file of the room that loads weights. Knows devices, sizes and memory. Does not know sessions in motion.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from models.checkpoint.config import PreprocessorConfig, load_preprocessor_config
+from models.checkpoint.files import list_tensors
+from models.errors import CheckpointError, ConfigError, SettingsError
+from models.inputs.tokens import Tokenizer, forbidden_speech_ids
+from models.load import load_model
+from models.omni import OmniModel
+from models.sampling.text import TokenSet, TokenSets
+from models.stages.region_table import Shapes
+from models.stages.runner import Runner
+from models.stages.speech_steps import Speaker
+from models.stages.state import SlotState
+from models.stages.unit_steps import Duplex
+from models.token2wav.flow.flow_state import FlowSizes
+from models.token2wav.fused_choice import Kernels
+from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
+from models.token2wav.region_table import VocoderShapes
+from models.token2wav.vocoder import Vocoder
+from worker.assembly.backend_flags import apply_toggles, wants_kernels
+from worker.assembly.load_times import Loading
+from worker.config.session import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
+from worker.loop.language import Language, reply_ends
+
+LOG = logging.getLogger(__name__)
+CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
+MOST_SESSIONS = 64
+BATCHES = (1, 2, 4, 8, 16, 32)
+MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
+SPEECH_ROWS = 4096
+VOICES = 8
+MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
+FRAMES_PER_SECOND = 50  # of a voice's prompt
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was built.
+
+    vocoder: None for a checkpoint that does not speak or a folder without one. compiled_shapes,
+    compiled_vocoder_shapes: what suits layers that are compiled, if the sizes there are were chosen for kernels.
+    loading: of the model's weights, if they came from files.
+    """
+
+    model: OmniModel
+    duplex: Duplex
+    vocoder: Vocoder | None
+    language: Language
+    pictures: PreprocessorConfig
+    n_slots: int
+    compiled_shapes: Shapes | None = None
+    compiled_vocoder_shapes: VocoderShapes | None = None
+    loading: Loading | None = None
+
+
+def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> TokenSets:
+    """The rows that `worker.config.session` numbers."""
+    special = tokenizer.special
+    never = {special.tts_pad, special.chunk_eos, *tokenizer.bad_token_ids}
+    duplex = {"forbidden": never, "length_ids": {special.turn_eos}, "stop_id": special.chunk_eos}
+    steering = {special.listen, special.speak, special.turn_eos, special.chunk_tts_eos, special.tts_bos}
+    ends = reply_ends(tokenizer)
+    sets = {
+        REFERENCE_SET: TokenSet(**duplex, listen_id=tokenizer.eos_id, pad_id=special.listen),
+        # What was decided says nothing about which words repeat.
+        FIXED_SET: TokenSet(**duplex, listen_id=special.listen, unremembered=steering, pad_id=special.listen),
+        REPLY_SET: TokenSet(forbidden=forbidden_speech_ids(tokenizer), length_ids=ends, pad_id=special.im_end),
+        REPLY_TEXT_SET: TokenSet(length_ids=ends, pad_id=special.im_end),
+    }
+    return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)
+
+
+def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes: VocoderShapes | None = None) -> Parts:
+    """Load a checkpoint and allocate its slots.
+
+    Raises: CheckpointError, ConfigError, TokenError for files that do not fit; SettingsError for a device that is not
+        there or memory that holds no session.
+    """
+    device = pick_device(config.device)
+    dtype = _dtype(config.dtype, device)
+    start = time.perf_counter()
+    model = load_model(config.model_path, device=device, dtype=dtype, pt_path=config.pt_path)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - start
+    loading = Loading(sum(tensor.n_bytes for tensor in list_tensors(config.model_path)[0]), seconds)
+    LOG.info("%s", loading)
+    tokenizer = Tokenizer.load(config.model_path)
+    if tokenizer.highest_id >= model.config.vocab_size:
+        expected = f"below {model.config.vocab_size} (vocab_size)"
+        raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
+    flow_parts = None
+    if model.config.init_tts and config.token2wav_folder.is_dir():
+        flow_parts = load_flow_and_hift(config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype)
+    elif config.token2wav_path is not None:
+        raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got="no such folder")
+    pictures = load_preprocessor_config(config.model_path)
+    parts = assemble(model, tokenizer, pictures, flow_parts, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
+    return replace(parts, loading=loading)
+
+
+def assemble(
+    model: OmniModel,
+    tokenizer: Tokenizer,
+    pictures: PreprocessorConfig,
+    flow_parts: FlowAndHift | None,
+    config: EngineConfig,
+    *,
+    shapes: Shapes | None = None,
+    vocoder_shapes: VocoderShapes | None = None,
+    vocoder_kernels: Kernels | None = None,
+) -> Parts:
+    """Slots and regions around weights that are loaded.
+
+    Args:
+        flow_parts: None for an engine that only writes.
+        vocoder_kernels: as `Vocoder` has them; None = "auto" where `config.compile` wants kernels, else "plain".
+    Raises: SettingsError for memory that holds no session, and for kernels that cannot be had.
+    """
+    by_kernels = wants_kernels(config.compile, model.device)
+    if config.compile.enabled:  # what the vocoder is made of depends on them
+        apply_toggles(config.compile, model.device)
+    if by_kernels:
+        _make_room(model)
+    n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
+    few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
+    batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
+    compiled = _shapes(model, batch, config) if by_kernels and shapes is None else None
+    compiled_vocoder = VocoderShapes(batch=batch) if by_kernels and vocoder_shapes is None else None
+    runner = Runner(
+        model,
+        token_sets(tokenizer, model.config.vocab_size, model.device),
+        n_slots=n_slots,
+        llm_len=_llm_len(model, config),
+        tts_len=_tts_len(model),
+        shapes=shapes or _shapes(model, batch, config, by_kernels=by_kernels),
+        one_scratch=by_kernels,
+    )
+    vocoder = None
+    if flow_parts is not None:
+        vocoder = Vocoder(
+            flow_parts.flow,
+            flow_parts.hift,
+            sizes=_flow_sizes(n_slots, config),
+            shapes=vocoder_shapes or _vocoder_shapes(batch, by_kernels=by_kernels),
+            steps=(config.euler_steps,),
+            kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
+            seed=config.seed,
+        )
+        if compiled_vocoder is not None and not vocoder.regions.kernels:  # none suit it
+            vocoder.use_plain(compiled_vocoder)
+    return Parts(
+        model=model,
+        duplex=Duplex(runner, Speaker(runner) if model.config.init_tts else None),
+        vocoder=vocoder,
+        language=Language(tokenizer, image_rows=model.config.query_num),
+        pictures=pictures,
+        n_slots=n_slots,
+        compiled_shapes=compiled,
+        compiled_vocoder_shapes=compiled_vocoder,
+    )
+
+
+def _make_room(model: OmniModel) -> None:
+    """Let the model take to its kernels before slots are allocated: its embeddings leave the device then."""
+    try:
+        model.use_kernels(True)
+    except Exception as error:  # told again, and dealt with, where everything is tuned
+        LOG.warning("kernels: %s", error)
+
+
+def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, by_kernels: bool = False) -> Shapes:
+    if model.device.type == "cpu":
+        # Each size costs seconds of compiling, and a size of one is compiled for apart from all others.
+        return Shapes(batch=batch, slices=(2, 4))
+    if by_kernels:  # these read what is valid, whatever the size
+        return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
+    return Shapes(batch=batch)
+
+
+def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShapes:
+    if by_kernels:  # as above; what large batches share of plain layers is not
+        # A turn's first ten codes, the rest of its second, and whole seconds.
+        return VocoderShapes(batch=batch, codes=(10, 16, 28), columns=(1664,))
+    return VocoderShapes(batch=batch)
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises: SettingsError for a GPU that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError("device", expected=f"one of {torch.cuda.device_count()} GPUs or cpu", got=name)
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
+    frames = int(config.voices_s * FRAMES_PER_SECOND) // 2 * 2
+    # Everybody may bring a voice, and some stay prepared for the next.
+    return FlowSizes(
+        n_sessions=n_slots,
+        n_voices=n_slots + VOICES,
+        voice_frames=frames,
+        max_prompt=min(MAX_PROMPT_FRAMES, frames),
+        max_steps=config.euler_steps,
+    )
+
+
+def _llm_len(model: OmniModel, config: EngineConfig) -> int:
+    return min(config.llm_len, model.config.max_position_embeddings)
+
+
+def _tts_len(model: OmniModel) -> int:
+    return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
+
+
+def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
+    """How many sessions the device's free memory holds. Raises: SettingsError if not even one."""
+    if model.device.type != "cuda":
+        return CPU_SESSIONS
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(model.device)
+    one = slot_bytes(model, flow_parts, config)
+    n_slots = min(int(free * MEMORY_SHARE) // one, MOST_SESSIONS)
+    if n_slots < 1:
+        expected = f"at least {one / 2**30:.1f} GiB for one session"
+        raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")
+    return n_slots
+
+
+def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
+    """Bytes one session's slot takes, scratch slots aside, by allocating one."""
+    lengths = {"llm_len": _llm_len(model, config), "tts_len": _tts_len(model)}
+    state = SlotState.allocate(model, n_slots=1, **lengths, one_scratch=True)
+    n_bytes = sum(tensor[0].nbytes for tensor in state.tensors())
+    del state
+    if flow_parts is not None:
+        flow, hift, steps = flow_parts.flow, flow_parts.hift, (config.euler_steps,)
+        few, more = (
+            Vocoder(flow, hift, sizes=_flow_sizes(n, config), steps=steps, kernels="plain").n_bytes for n in (1, 2)
+        )
+        n_bytes += more - few
+    torch.cuda.empty_cache()
+    return n_bytes

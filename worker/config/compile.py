@@ -1,0 +1,32 @@
+"""What is compiled and how: `service.compile` and the other switches of speed. Torch-free."""
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from worker.config.settings import Settings
+
+Target = Literal["vpm", "llm.model", "resampler", "tts.model", "apm", "token2wav.flow", "token2wav.hift"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+class CompileConfig(Settings):
+    """`enabled` off is plain eager, whatever else is said, the switches of speed included; see docs/compile.md."""
+
+    enabled: bool = Field(False, description="compile and capture at start; off: plain eager")
+    targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts that compile; the others stay eager")
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="as torch.compile's")
+    dynamic: bool = Field(True, description="one graph for all sizes; false: one per bucket")
+    cuda_graphs: Literal["auto", "on", "off"] = Field(
+        "auto", description="capture whole regions; auto: on a GPU, unless the mode brings graphs of its own"
+    )
+    kernels: Literal["auto", "off"] = Field(
+        "auto",
+        description="the project's own GPU kernels in place of compiled layers; auto: on a GPU with Triton, in mode "
+        "default and with attention auto",
+    )
+    tf32: bool = Field(True, description="float32 products on tensor cores, shorter by 13 bits")
+    cudnn_benchmark: bool = Field(False, description="let cuDNN try its convolutions at each new shape")
+    attention: Literal["auto", "flash", "sdpa", "eager"] = Field(
+        "auto", description="attention kernels: flash alone where it applies, all of PyTorch's, or plain products"
+    )

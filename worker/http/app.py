@@ -1,0 +1,125 @@
+"""The worker's HTTP routes and its socket. Knows FastAPI; every answer comes from the service or from health."""
+
+import asyncio
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict
+
+from models.errors import ModelError, SettingsError
+from worker.config.service import ROOT
+from worker.http.health import health
+from worker.http.metrics import Metrics
+from worker.http.socket import Duplex
+from worker.service import Service
+from worker.status import State, StateError
+from worker.version import VERSION
+
+
+class LoadRequest(BaseModel):
+    """POST /model/load: settings of the engine that differ from the last one's."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model_path: Path | None = None
+    token2wav_path: Path | None = None
+    pt_path: Path | None = None
+    compile: bool | None = None
+
+
+def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
+    """All routes of one worker."""
+    app = FastAPI(title="Duologue worker", version=VERSION)
+
+    def now() -> dict[str, Any]:
+        return health(service, list(duplex.conversations), metrics.totals)
+
+    @app.get("/health")
+    async def get_health() -> dict[str, Any]:
+        return now()
+
+    @app.get("/livez")
+    async def livez() -> Response:
+        service.check()
+        failed = service.status.state is State.FAILED
+        return JSONResponse({"alive": not failed, "error": service.status.now.error}, 503 if failed else 200)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        service.check()
+        body = {"ready": service.is_ready, "state": service.status.state, "free_slots": service.n_free}
+        return JSONResponse(body, 200 if service.is_ready else 503)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(metrics.text(now()), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/compile_report")
+    async def compile_report() -> Response:
+        try:
+            return JSONResponse(service.compile_report())
+        except StateError as error:
+            raise HTTPException(503, str(error)) from None
+
+    @app.get("/cache_info")
+    async def cache_info() -> dict[str, Any]:
+        cached = service.n_snapshots
+        return {"status": "ok", "note": f"{cached} prepared prompts are kept", "prompts": cached}
+
+    @app.post("/clear_cache")
+    async def clear_cache(request: Request) -> dict[str, Any]:
+        _not_from_pages(request)
+        try:
+            await service.forget_snapshots()
+        except ModelError as error:
+            raise HTTPException(503, str(error)) from None
+        return {"success": True, "message": "Cache cleared"}
+
+    @app.post("/model/unload")
+    async def unload(request: Request) -> dict[str, Any]:
+        _only_loopback(request)
+        try:
+            memory = await asyncio.to_thread(service.unload)
+        except StateError as error:
+            raise HTTPException(409, str(error)) from None
+        return {"state": service.status.state, "memory": memory}
+
+    @app.post("/model/load", status_code=202)
+    async def load(request: Request, wanted: LoadRequest) -> dict[str, Any]:
+        _only_loopback(request)
+        try:
+            given = wanted.model_dump(exclude_none=True)
+            service.load(**{key: ROOT / one if isinstance(one, Path) else one for key, one in given.items()})
+        except StateError as error:
+            raise HTTPException(409, str(error)) from None
+        except (SettingsError, ModelError) as error:
+            raise HTTPException(422, str(error)) from None
+        return {"state": service.status.state}
+
+    @app.websocket("/ws/duplex")
+    async def ws_duplex(websocket: WebSocket) -> None:
+        await duplex.serve(websocket)
+
+    return app
+
+
+def _not_from_pages(request: Request) -> None:
+    """A page of anybody's may have its visitor's browser ask; a browser says so."""
+    if origin := request.headers.get("origin") or request.headers.get("sec-fetch-site"):
+        raise HTTPException(403, f"expected a request from a program, got one from a page ({origin[:100]})")
+
+
+def _only_loopback(request: Request) -> None:
+    _not_from_pages(request)
+    host = request.client.host if request.client else ""
+    try:
+        address = ip_address(host)
+        is_here = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here:
+        raise HTTPException(403, f"expected a request from this machine, got one from {host}")

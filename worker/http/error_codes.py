@@ -1,0 +1,26 @@
+"""Which code a client reads beside an error's text."""
+
+from models.errors import AudioError, ContextOverflowError, ImageError, ModelError, SettingsError, SlotError
+from worker.engine import EngineError
+from worker.loop.session import OrderError
+from worker.protocol.messages import ErrorCode, WireError
+from worker.status import StateError
+
+CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
+    (SettingsError, ErrorCode.BAD_CONFIG),
+    (AudioError, ErrorCode.BAD_AUDIO),
+    (ImageError, ErrorCode.BAD_IMAGE),
+    (ContextOverflowError, ErrorCode.CONTEXT_FULL),
+    (SlotError, ErrorCode.BUSY),
+    (OrderError, ErrorCode.NOT_PREPARED),
+    (StateError, ErrorCode.BUSY),
+    (EngineError, ErrorCode.ENGINE),
+    (ModelError, ErrorCode.ENGINE),
+)
+
+
+def code_of(error: Exception) -> ErrorCode:
+    """INTERNAL for what nobody raises on purpose."""
+    if isinstance(error, WireError):
+        return error.code
+    return next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.INTERNAL)

@@ -1,0 +1,130 @@
+"""What a worker says of itself. Looks only at what the host remembers, so that it answers while the engine works."""
+
+import platform
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from worker.assembly.load_times import Loading
+from worker.compile.state import Tuned
+from worker.compile.tuning import count
+from worker.http.conversation import Conversation
+from worker.protocol.messages import PROTOCOL_VERSION
+from worker.report.measures import allocator, device_memory
+from worker.service import Loaded, Service
+from worker.start.releasing import memory_bytes
+from worker.status import WIRE_NAMES, State
+from worker.version import VERSION
+
+STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
+
+
+def health(service: Service, conversations: Collection[Conversation], totals: dict[str, float]) -> dict[str, Any]:
+    """The body of /health; every key is always there. totals: `units` answered and the `ms` they took."""
+    service.check()
+    standing, loaded, settings = service.status.now, service.loaded, service.settings
+    engine, tuned = (None, None) if loaded is None else (loaded.engine, loaded.started.tuned)
+    paused = sum(one.paused for one in conversations)
+    worker_status = WIRE_NAMES[standing.state]
+    if conversations and paused == len(conversations) and standing.state is State.BUSY:
+        worker_status = "duplex_paused"
+    slots = {"total": service.n_slots, "free": service.n_free, "paused": paused}
+    rows = [one.n_rows for one in conversations]  # names are the clients' and may be the same
+    failed = standing.state is State.FAILED
+    return {
+        "status": "error" if failed else "initializing" if standing.state in STARTING else "healthy",
+        "worker_status": worker_status,
+        "gpu_id": settings.gpu_id,
+        "model_loaded": service.is_ready,
+        "current_session_id": next((one.name for one in conversations), None),
+        "total_requests": int(totals["units"]),
+        "avg_inference_time_ms": round(totals["ms"] / totals["units"], 1) if totals["units"] else 0.0,
+        "kv_cache_length": max(rows, default=0),
+        "state": standing.state.value,
+        "error": standing.error,
+        "progress": {**asdict(standing.progress), "seconds": round(time.monotonic() - standing.since, 1)},
+        "start_seconds": {state.value: round(s, 2) for state, s in service.status.start_seconds.items()},
+        "slots": slots,
+        "sessions": [
+            {"session_id": one.name, "units": one.n_units, "paused": one.paused, "kv_rows": n_rows}
+            for one, n_rows in zip(conversations, rows, strict=True)
+        ],
+        "model": {
+            "path": str(settings.engine.model_path),
+            "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
+            "speaks": None if engine is None else engine.parts.vocoder is not None,
+            "weights": None if engine is None else _weights(engine.parts.loading),
+        },
+        "device": _device(engine, settings.engine.device),
+        "kv": {
+            "used": sum(rows),
+            "total": 0 if engine is None else service.n_slots * engine.parts.duplex.runner.llm_len,
+        },
+        "memory": _memory(engine, tuned),
+        "allocator": allocator() if engine is not None and engine.parts.model.device.type == "cuda" else None,
+        "compile": {
+            "enabled": settings.engine.compile.enabled,
+            "mode": settings.engine.compile.mode,
+            "dynamic": settings.engine.compile.dynamic,
+            "cuda_graphs": settings.engine.compile.cuda_graphs,
+            "toggles": {} if tuned is None else tuned.toggles,
+            "notes": [] if tuned is None else tuned.notes,
+            "targets": {name: asdict(target) for name, target in list(service.targets.items())},
+            "regions": {} if tuned is None else {name: asdict(region) for name, region in tuned.regions.items()},
+            "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
+            "after_warm_up": {} if loaded is None else _late(loaded),
+            "cache": None if loaded is None or loaded.started.cache is None else asdict(loaded.started.cache),
+        },
+        "versions": {**versions(), "driver": None if loaded is None else loaded.started.report.header.driver},
+    }
+
+
+@cache
+def versions() -> dict[str, str | int | None]:
+    """Of what decides how this worker behaves."""
+    return {
+        "duologue": VERSION,
+        "protocol": PROTOCOL_VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device(engine: Any, asked: str) -> dict[str, Any]:
+    if engine is None:
+        return {"type": None, "name": None, "asked": asked}
+    device = engine.parts.model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"type": str(device), "name": name, "asked": asked}
+
+
+def _weights(loading: Loading | None) -> dict[str, float] | None:
+    if loading is None:
+        return None
+    return {"bytes": loading.n_bytes, "seconds": loading.seconds, "gb_per_s": loading.gb_per_s}
+
+
+def _late(loaded: Loaded) -> dict[str, int]:
+    return {**asdict(loaded.late.check()), "recompiles": loaded.watch.counts().recompiles}
+
+
+def _memory(engine: Any, tuned: Tuned | None) -> dict[str, int]:
+    numbers = {"resident": memory_bytes(None)}
+    if engine is not None and engine.parts.model.device.type == "cuda":
+        numbers |= device_memory(engine.parts.model.device)
+        numbers["graphs"] = sum(region.n_bytes for region in tuned.regions.values())
+    return numbers

@@ -1,0 +1,113 @@
+"""Counters and histograms of one worker, in Prometheus' text format. Torch-free.
+
+What happens is counted when it happens; what merely stands is read when somebody scrapes (`worker.http.health`).
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from worker.compile.state import TargetPhase
+from worker.loop.results import UNIT_MS, UnitResult
+from worker.protocol.messages import Result
+from worker.status import State
+
+PREFIX = "duologue_worker"
+# Fine around the targets, coarse beyond the deadline.
+SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.13, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0)
+STAGES = ("wait", "see", "hear", "prefill", "decode", "condition", "speech", "sound")
+
+
+class Metrics:
+    """One registry; `text` is what /metrics answers."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.totals = {"units": 0, "ms": 0.0}  # units answered, and the time they took
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}", text, labels, buckets=SECONDS, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
+
+        self._units = counter("units_total", "units answered", "decision")
+        self._unit = histogram("unit_seconds", "from a chunk's turn to its result", "decision")
+        self._stage = histogram("stage_seconds", "one stage of a unit", "stage")
+        self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound")
+        self._lag = histogram("lag_seconds", "from a chunk's arrival to its turn")
+        self._missed = counter("deadline_misses_total", "units answered more than a second after they came")
+        self._errors = counter("errors_total", "errors told to clients", "code")
+        self._refused = counter("sessions_refused_total", "connections that got no slot", "why")
+        self._sessions = counter("sessions_total", "sessions that got a slot")
+        self._ended = counter("sessions_ended_total", "sessions that ended", "how")
+        self._state = gauge("state", "1 for the state the worker is in", "state")
+        self._slots = gauge("slots", "slots by what they are", "kind")
+        self._context = gauge("context_rows", "context rows of all slots", "kind")
+        self._memory = gauge("memory_bytes", "memory of the process and of the GPU", "kind")
+        self._compiled = gauge("compiled", "what compiling has done since the process began", "what")
+        self._late = gauge("compiled_after_warm_up", "the same since warm-up ended; not 0 is a fault", "what")
+        self._targets = gauge("compile_target", "1 for the phase a compile target is in", "target", "phase")
+        self._graphs = gauge("region_graphs", "CUDA graphs of a region; 0: it has none", "region")
+        self._cache = gauge("compile_cache", "graphs found in the cache of kernels at the last start, and not", "what")
+        self._seconds = gauge("start_seconds", "length of each stage of the last start", "stage")
+        self._weights = gauge("weights_load", "how weights came from their files to the device", "what")
+
+    def unit(self, event: UnitResult, message: Result) -> None:
+        """A unit has been answered."""
+        decision = "listen" if event.is_listen else "speak"
+        times = event.times
+        self.totals["units"] += 1
+        self.totals["ms"] += message.wall_clock_ms
+        self._units.labels(decision).inc()
+        self._unit.labels(decision).observe(message.wall_clock_ms / UNIT_MS)
+        self._lag.observe(message.lag_ms / UNIT_MS)
+        for stage in STAGES:
+            self._stage.labels(stage).observe(getattr(times, stage) / UNIT_MS)
+        if times.first_sound is not None:
+            self._first_sound.observe(times.first_sound / UNIT_MS)
+        if message.headroom_ms < 0:
+            self._missed.inc()
+
+    def error(self, code: str) -> None:
+        self._errors.labels(code).inc()
+
+    def refused(self, why: str) -> None:
+        self._refused.labels(why).inc()
+
+    def opened(self) -> None:
+        self._sessions.inc()
+
+    def ended(self, how: str) -> None:
+        self._ended.labels(how).inc()
+
+    def text(self, health: dict) -> bytes:
+        """All of it, with what stands now. health: as `worker.http.health.health` gives it."""
+        made = (self._compiled, self._late, self._targets, self._graphs, self._cache)
+        for standing in (self._memory, *made, self._seconds, self._weights):
+            standing.clear()  # what an engine said that is gone
+        for state in State:
+            self._state.labels(state.value).set(health["state"] == state.value)
+        for kind, value in health["slots"].items():
+            self._slots.labels(kind).set(value)
+        for kind in ("used", "total"):
+            self._context.labels(kind).set(health["kv"][kind])
+        for kind, value in health["memory"].items():
+            self._memory.labels(kind).set(value)
+        for what, value in health["compile"]["counts"].items():
+            self._compiled.labels(what).set(value)
+        for what, value in health["compile"]["after_warm_up"].items():
+            self._late.labels(what).set(value)
+        for name, target in health["compile"]["targets"].items():
+            for phase in TargetPhase:
+                self._targets.labels(name, phase.value).set(target["phase"] == phase.value)
+        for name, region in health["compile"]["regions"].items():
+            self._graphs.labels(name).set(region["n_graphs"])
+        for what in ("hits", "misses") if health["compile"]["cache"] else ():
+            self._cache.labels(what).set(health["compile"]["cache"][what])
+        for stage, seconds in health["start_seconds"].items():
+            self._seconds.labels(stage).set(seconds)
+        for what, value in (health["model"]["weights"] or {}).items():
+            self._weights.labels(what).set(value)
+        return generate_latest(self.registry)

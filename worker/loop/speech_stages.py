@@ -1,0 +1,277 @@
+"""The stages behind a unit's text: speech codes from what it says, and sound from codes.
+
+Both are set out on and seen to later, so that on a GPU codes are drawn beside other sessions' text, and sound is made
+beside both. Knows how jobs share batches there, and when codes are looked at. Does not know text, nor where a turn ends
+(jobs).
+"""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from models.errors import NumericsError
+from models.stages.speech_steps import Look, PendingLook
+from models.token2wav.vocoder import Chunk
+from worker.loop.batch_runner import Crew, nothing
+from worker.loop.job import Job, SpeechCall
+
+SLICE_CODES = 5  # codes drawn between two decode steps of others
+MOST_LOOKS = 2  # of one call, on their way: codes needed in any case are asked for before the last ones are seen
+MOST_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
+POLL_S = 1e-4
+
+
+@dataclass(eq=False)
+class _Slice:
+    """Codes that somebody has to look at. calls: whose; look: what they have drawn. start: when it set out."""
+
+    calls: list[tuple[Job, SpeechCall]]
+    look: PendingLook
+    start: float
+
+
+@dataclass(eq=False)
+class _Flight:
+    """Windows of several jobs at the vocoder. launch: what it gave for them, None once taken. start: as in a slice."""
+
+    windows: list[tuple[Job, Any]]
+    launch: Any
+    start: float
+
+
+class SpeechStages:
+    """speak: set out on codes for each job with a call. look: take up those that have arrived. voice: set out on
+    windows that are complete, and hand out the sound of those that are through.
+
+    vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only.
+    """
+
+    def __init__(self, crew: Crew, vocoder: Any):
+        self._crew, self._vocoder = crew, vocoder
+        self._duplex, self._speaker = crew.duplex, crew.duplex.speaker
+        self._slices: list[_Slice] = []
+        self._flights: list[_Flight] = []
+        self._most_looks = MOST_LOOKS if self._speaker is not None and self._speaker.is_beside else 1
+
+    # --- codes ---------------------------------------------------------------------------------
+
+    def speak(self, jobs: list[Job]) -> None:
+        with self._crew.timed(jobs, "condition"):
+            while lacking := [(job, call) for job in jobs if (call := _first_without_rows(job)) is not None]:
+                self._make_rows([job for job, _ in lacking])
+                jobs = [job for job in jobs if job.calls]
+        start = self._crew.clock()
+        fresh = [job for job in jobs if not job.calls[0].is_begun]
+        for job in fresh:
+            self._crew.guarded(job, self._make_room, fail=self._crew.fall_silent)
+        fresh = [job for job in fresh if job.calls]
+        self._crew.isolated(fresh, self._begin_calls, self._crew.undo_call, fail=self._crew.fall_silent)
+        is_alone = all(job.is_prefilled and job.step is None for job in self._crew.jobs)
+        while jobs := [job for job in jobs if self._may_draw(job)]:
+            # To the next look if nothing else waits for its turn, and on from there before it is seen.
+            n_steps = min(_to_look(job.calls[0]) for job in jobs) if is_alone else SLICE_CODES
+            draw = partial(self._draw, n_steps=n_steps, start=start)
+            drawn = self._crew.isolated(jobs, draw, self._crew.undo_call, fail=self._crew.fall_silent)
+            self._crew.count([job for job, is_due in drawn if not is_due], "speech", start)
+            if not is_alone:
+                break
+            start = self._crew.clock()
+
+    def _may_draw(self, job: Job) -> bool:
+        """Whether more codes of its running call may be asked for, before those on their way have been seen."""
+        call = job.calls[0] if job.calls else None
+        if call is None or not (call.n_drawn < call.most or self._is_undone(job)):
+            return False
+        n_looks = sum(call is other for one in self._slices for _, other in one.calls)
+        return n_looks < (1 if call.may_end else self._most_looks)
+
+    def _is_undone(self, job: Job) -> bool:
+        """Whether the codes of its running call have been taken back, and have to be drawn again."""
+        return job.calls[0].is_begun and not self._speaker.is_in_call(job.slot)
+
+    def _make_rows(self, jobs: list[Job]) -> None:
+        def condition(some: list[Job]) -> list[Any]:
+            calls = [_first_without_rows(job) for job in some]
+            slots = [job.slot for job in some]
+            return self._speaker.condition(slots, [call.ids for call in calls], [call.text_eos for call in calls])
+
+        for job, rows in self._crew.isolated(jobs, condition, nothing, fail=self._crew.fall_silent):
+            _first_without_rows(job).rows = rows
+
+    def _make_room(self, job: Job) -> None:
+        """The call fits behind what the slot has spoken."""
+        call, slot = job.calls[0], job.slot
+        if call.stream is not None:
+            call.rows = call.stream.make_room(call.rows)
+        elif not job.session.reference:
+            # A turn longer than the code model's memory goes on with the newer half of what was spoken.
+            held = self._speaker.rows(slot)
+            if held + len(call.rows) + call.most > self._duplex.state.speech.cache.max_len:
+                self._speaker.drop_rows(slot, 0, held - held // 2, turn=True)
+        at = self._duplex.counters(slot)
+        call.at = at if call.per_call else self._duplex.hold_codes(slot, at)
+
+    def _begin_calls(self, jobs: list[Job]) -> list[None]:
+        calls = [job.calls[0] for job in jobs]
+        slots = [job.slot for job in jobs]
+        least, most = [call.least for call in calls], [call.most for call in calls]
+        self._speaker.begin(slots, [call.rows for call in calls], min_codes=least, max_codes=most)
+        for call in calls:
+            call.n_drawn = 1
+        return [None] * len(jobs)
+
+    def _draw(self, jobs: list[Job], n_steps: int, start: float) -> list[bool]:
+        """Set out to draw codes. Returns: of each job whether its codes have to be looked at."""
+        self._draw_again([job for job in jobs if self._is_undone(job)])
+        self._speaker.advance([job.slot for job in jobs], n_steps)
+        for job in jobs:
+            job.calls[0].n_drawn += n_steps
+        due = [job for job in jobs if job.calls[0].is_due]
+        if due:
+            look = self._speaker.start_look([job.slot for job in due])
+            self._slices.append(_Slice([(job, job.calls[0]) for job in due], look, start))
+        return [job in due for job in jobs]
+
+    def _draw_again(self, jobs: list[Job]) -> None:
+        """What was drawn has been undone."""
+        for job in jobs:
+            n_drawn = job.calls[0].n_drawn
+            self._begin_calls([job])
+            self._speaker.advance([job.slot], n_drawn - 1)
+            job.calls[0].n_drawn = n_drawn
+
+    def look(self) -> None:
+        """Take up the codes that have arrived; nothing waits for the others."""
+        while self._slices:
+            one = self._slices[0]
+            jobs = self._speaking(one)
+            if jobs and not one.look.is_here:
+                return
+            self._slices.pop(0)
+            see = partial(self._see, one)
+            seen = self._crew.isolated(jobs, see, self._crew.undo_call, fail=self._crew.fall_silent)
+            for job, call in one.calls:
+                # What was asked for before the last look was on its way behind it.
+                self._crew.count([job] if job in jobs else [], "speech", max(one.start, call.seen_at))
+                call.seen_at = self._crew.clock()
+            for job, look in seen:
+                self._crew.guarded(job, self._drew, look, fail=self._crew.fall_silent)
+
+    def _speaking(self, one: _Slice) -> list[Job]:
+        """Those of a slice that still speak; whose codes were undone meanwhile draws them again with the next slice."""
+        return [
+            job
+            for job, call in one.calls
+            if job in self._crew.jobs and job.calls and job.calls[0] is call and self._speaker.is_in_call(job.slot)
+        ]
+
+    def _see(self, one: _Slice, jobs: list[Job]) -> list[Look]:
+        undone = [job for job in jobs if not self._speaker.is_in_call(job.slot)]
+        if undone:
+            self._draw_again(undone)
+            return self._speaker.look([job.slot for job in jobs])
+        looks = dict(zip((job for job, _ in one.calls), one.look.take(), strict=True))
+        return [looks[job] for job in jobs]
+
+    def _drew(self, job: Job, look: Look) -> None:
+        call = job.calls[0]
+        if look.bad:
+            what = f"speech of session {job.session.id}"
+            raise NumericsError(what, expected="finite logits", got="NaN or infinity")
+        codes = look.codes
+        if look.over:
+            self._speaker.end([job.slot], [look])
+            self._duplex.count_codes(job.slot, len(codes) + look.ended, len(codes), per_call=call.per_call)
+            if call.per_call and not look.ended:
+                codes = codes[: call.most - 1]
+            self._crew.observer.spoke(job.session.id, call.at.speech_rows, call.rows, call.least, codes)
+        for n in call.cuts(len(codes), look.over):
+            new, call.n_taken = codes[call.n_taken : n], n
+            job.drew(call, new, look.over and n == len(codes), look.ended)
+        if look.over:
+            job.calls.popleft()
+            if job.session.voice.slot is None:
+                job.windows.clear()
+
+    # --- sound ---------------------------------------------------------------------------------
+
+    def voice(self, jobs: list[Job]) -> None:
+        self._land()
+        while len(self._flights) < MOST_FLIGHTS and (ready := [job for job in jobs if self._is_ready(job)]):
+            self._crew.isolated(ready, self._take_off, nothing, fail=self._crew.fall_silent)
+            self._land()
+
+    def rest(self) -> None:
+        """There is nothing to do but to wait for codes or sound: not for long, since something else may come."""
+        coming = [one.look for one in self._slices[:1]] + [one.launch for one in self._flights[:1]]
+        is_idle = not any(self._may_draw(job) for job in self._crew.jobs)
+        if is_idle and coming and not any(one.is_here for one in coming):
+            time.sleep(POLL_S)
+
+    def _is_ready(self, job: Job) -> bool:
+        """Whether a window waits; one of the same job that is not through yet comes first."""
+        return job in self._crew.jobs and bool(job.windows) and not any(job in _waiting(one) for one in self._flights)
+
+    def _chunks(self, jobs: list[Job]) -> list[Chunk]:
+        return [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
+
+    def _take_off(self, jobs: list[Job]) -> list[None]:
+        start = self._crew.clock()
+        launch = self._vocoder.start(self._chunks(jobs))
+        self._flights.append(_Flight([(job, job.windows[0]) for job in jobs], launch, start))
+        return [None] * len(jobs)
+
+    def _land(self) -> None:
+        """Hand out what has arrived, in the order in which it set out."""
+        while self._flights and self._flights[0].launch.is_here:
+            flight = self._flights.pop(0)
+            jobs = [job for job in _waiting(flight) if job in self._crew.jobs]
+            arrive = partial(self._arrive, flight)
+            voiced = self._crew.isolated(jobs, arrive, nothing, fail=self._crew.fall_silent)
+            self._crew.count(jobs, "sound", flight.start)
+            for job, pcm in voiced:
+                self._crew.guarded(job, self._voiced, pcm, fail=self._crew.fall_silent)
+
+    def _arrive(self, flight: _Flight, jobs: list[Job]) -> list[np.ndarray]:
+        """A flight's sounds; if it has failed, or is asked again for one that was in it, a new one's."""
+        launch, flight.launch = flight.launch, None
+        if launch is not None:
+            try:
+                sounds = self._vocoder.finish(launch)
+            except Exception:
+                # Whoever has gone since may have been what failed.
+                if len(jobs) > 1 or len(flight.windows) == 1:
+                    raise
+            else:
+                by_job = {job: sound for (job, _), sound in zip(flight.windows, sounds, strict=True)}
+                return [by_job[job] for job in jobs]
+        return self._vocoder.finish(self._vocoder.start(self._chunks(jobs)))
+
+    def _voiced(self, job: Job, pcm: np.ndarray) -> None:
+        if not np.isfinite(pcm).all():
+            raise NumericsError(f"sound of session {job.session.id}", expected="finite samples", got="NaN or infinity")
+        window = job.windows.popleft()
+        self._crew.observer.voiced(job.session.id, window.codes, window.last)
+        if len(pcm):
+            if job.times.first_sound is None:
+                job.times.first_sound = 1000 * (self._crew.clock() - job.arrived)
+            job.say(pcm=pcm)
+        if window.last:
+            self._crew.voices.begin_turn(job.session)
+
+
+def _to_look(call: SpeechCall) -> int:
+    """Codes to draw until somebody has to look at them."""
+    return max(1, call.next_look - call.n_drawn)
+
+
+def _first_without_rows(job: Job) -> SpeechCall | None:
+    return next((call for call in job.calls if call.rows is None), None)
+
+
+def _waiting(flight: _Flight) -> list[Job]:
+    """Jobs that have not dropped their window since it set out."""
+    return [job for job, window in flight.windows if job.windows and job.windows[0] is window]

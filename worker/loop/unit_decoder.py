@@ -1,0 +1,205 @@
+"""What the model says in one unit: the machine between the sampler and the model, one token at a time. Torch-free.
+
+Knows which tokens end a unit, what opens and closes a turn, what is spoken and what the unit's outcome is.
+Does not know how a token is sampled (forbidden tokens and penalties are the sampler's), nor tensors or sound.
+Feeding a unit's terminator is left to finalize: the machine only names it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from models.inputs.tokens import SpecialTokens
+
+
+@dataclass(frozen=True)
+class TalkIds:
+    """Ids of the tokens that steer a unit."""
+
+    listen: int
+    speak: int
+    chunk_eos: int
+    chunk_tts_eos: int
+    turn_eos: int
+    tts_bos: int
+
+    @classmethod
+    def of(cls, special: SpecialTokens) -> Self:
+        """The ids of a checkpoint's tokenizer."""
+        return cls(
+            listen=special.listen,
+            speak=special.speak,
+            chunk_eos=special.chunk_eos,
+            chunk_tts_eos=special.chunk_tts_eos,
+            turn_eos=special.turn_eos,
+            tts_bos=special.tts_bos,
+        )
+
+
+class Step(NamedTuple):
+    """What to do next.
+
+    feed: token to feed to the model now; None feeds nothing. place: its index among the spoken tokens, which is its
+    row in the buffer of hidden states; None if it is not spoken. sample: sample another token afterwards; False
+    means that the text is complete.
+    """
+
+    feed: int | None
+    place: int | None
+    sample: bool
+
+
+class Talk:
+    """One unit's text, from the prefill's logits to the terminator.
+
+    Order of calls: `start`, then `take` for every token sampled, until a step says not to sample. `interrupt` may
+    come in place of either. The outcome holds from that last step on:
+
+        terminator   what finalize feeds in front of `</unit>`; None where implicit mode feeds none
+        spoken       fed ids that condition speech, in order: all but the first, which is fed and never voiced
+        all_ids      every id the unit adds to the record, terminator included; in implicit mode a sampled
+                     terminator is on record though it is not fed
+        res_ids      fed ids the sampler chose, `<|speak|>` left out
+        is_listen    the unit is silent, whatever `spoken` holds
+        end_of_turn  the assistant's turn ends with this unit
+        turn_open    the next unit may not listen of its own accord
+        forced_end   a live turn was cut off by override or interrupt: its speech must be reset
+
+    `compat` follows the public implementation where it errs:
+        case                                            compat                       otherwise
+        `<|turn_eos|>`, then `<|listen|>`               silent, turn does not end    speak, end of turn: nothing is lost
+        character cap right behind `<|turn_eos|>`       end of turn, yet turn open   end of turn, turn closed
+        override that closes an open turn               no end of turn               end of turn
+        listening forced, max_tokens 1, explicit mode   an empty speak unit          listen
+    """
+
+    def __init__(
+        self,
+        ids: TalkIds,
+        *,
+        max_tokens: int,
+        max_chars: int = 28,
+        explicit: bool = True,
+        compat: bool,
+        length: Callable[[Sequence[int]], int],
+        turn_open: bool,
+        force: bool = False,
+        override: bool = False,
+    ):
+        """One unit, nothing sampled yet.
+
+        Args:
+            max_tokens: at least 1; explicit mode feeds one less and cuts there, implicit mode feeds them all.
+            max_chars: a token that takes the spoken text to this many characters is dropped and ends the unit.
+            explicit: the terminator enters the context.
+            length: characters of the text of spoken ids, special tokens skipped.
+            turn_open: a turn goes on from the unit before.
+            force: listen without sampling, leaving a turn as it is.
+            override: listen without sampling, closing an open turn first.
+        """
+        assert max_tokens >= 1, f"max_tokens: expected at least 1, got {max_tokens}"
+        self._ids = ids
+        self._limit = max_tokens - 1 if explicit else max_tokens
+        self._max_chars, self._length = max_chars, length
+        self._explicit, self._compat = explicit, compat
+        self._forced, self._override = force or override, override
+        self._began_open = turn_open
+        self._n_fed = 0
+        self._started = self._done = False
+
+        self.terminator: int | None = None
+        self.spoken: list[int] = []
+        self.all_ids: list[int] = []
+        self.res_ids: list[int] = []
+        self.is_listen = False
+        self.end_of_turn = False
+        self.turn_open = turn_open
+        self.forced_end = False
+
+    def start(self) -> Step:
+        """The first step: sample, or the whole unit if listening is forced or no token is allowed."""
+        assert not self._started, "start: expected once per unit, got another"
+        self._started = True
+        closing = None
+        if self._override and self.turn_open:
+            closing = self._close_turn()
+            self.end_of_turn = not self._compat
+        if self._forced and not (self._compat and self._limit == 0):
+            self.is_listen = True
+            return self._end(self._ids.listen, feed=closing)
+        if self._limit == 0:
+            return self._cut(feed=closing)
+        return Step(None, None, True)
+
+    def take(self, token: int) -> Step:
+        """What becomes of a sampled token."""
+        assert self._started and not self._done, "take: expected a unit that samples, got one before or after"
+        ids = self._ids
+        if token == ids.listen:
+            if self.turn_open:
+                return self._feed(ids.tts_bos)
+            # A closed turn behind a fed token means that `<|turn_eos|>` was the last one.
+            self.is_listen = self._compat or self._n_fed == 0
+            self.end_of_turn = not self.is_listen
+            return self._end(ids.listen)
+        if token in (ids.chunk_eos, ids.chunk_tts_eos):
+            return self._end(token)
+        return self._feed(token)
+
+    def interrupt(self) -> Step:
+        """Break off: a silent unit that ends the turn; nothing of it is voiced any more."""
+        assert not self._done, "interrupt: expected a unit that goes on, got a complete one"
+        self._started = True
+        self.forced_end = self._began_open or self.turn_open or bool(self.spoken)
+        closing = self._close_turn() if self.turn_open else None
+        self.spoken = []
+        self.is_listen = self.end_of_turn = True
+        return self._end(self._ids.listen, feed=closing)
+
+    def end_turn(self) -> list[int]:
+        """The turn ends with this complete unit after all. Returns: what finalize feeds in front of its terminator."""
+        assert self._done, "end_turn: expected a complete unit, got one that goes on"
+        if not self.turn_open:
+            return []
+        self.turn_open = False
+        self.all_ids.insert(len(self.all_ids) - (self.terminator is not None), self._ids.turn_eos)
+        return [self._ids.turn_eos]
+
+    def _feed(self, token: int) -> Step:
+        spoken = self._n_fed > 0
+        if spoken and self._length([*self.spoken, token]) >= self._max_chars:
+            if self._compat:
+                self.turn_open = True
+            return self._cut()
+        place = len(self.spoken) if spoken else None
+        self.all_ids.append(token)
+        if token != self._ids.speak:
+            self.res_ids.append(token)
+        if spoken:
+            self.spoken.append(token)
+        self._n_fed += 1
+        self.end_of_turn = token == self._ids.turn_eos
+        self.turn_open = not self.end_of_turn
+        if self._n_fed == self._limit:
+            return self._cut(feed=token, place=place)
+        return Step(token, place, True)
+
+    def _close_turn(self) -> int:
+        self.all_ids.append(self._ids.turn_eos)
+        self.turn_open = False
+        self.forced_end = True
+        return self._ids.turn_eos
+
+    def _cut(self, feed: int | None = None, place: int | None = None) -> Step:
+        """The unit is full. Unlike a sampled terminator, implicit mode's cut leaves nothing on record."""
+        if self._explicit:
+            return self._end(self._ids.chunk_eos, feed, place)
+        self._done = True
+        return Step(feed, place, False)
+
+    def _end(self, terminator: int, feed: int | None = None, place: int | None = None) -> Step:
+        self.all_ids.append(terminator)
+        if self._explicit:
+            self.terminator = terminator
+        self._done = True
+        return Step(feed, place, False)

@@ -1,0 +1,170 @@
+"""Which units of a conversation stay in the context: policies off, basic and context. Torch-free.
+
+Knows how many cache rows the prompt and every unit take, and what the policy makes the cache do when a unit is
+closed. Does not touch a cache: evictions are given back as `Drop` and `Rebuild`, to be applied in order.
+
+Rows of a session: [prefix][previous text][suffix][units, oldest first]. Only context mode ever has a previous text,
+the marker and the last words of units that are gone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from worker.config.session import WindowConfig
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRecord:
+    """A finished unit. The window keeps `ids` and `text` in context mode only, where they are read again."""
+
+    id: int
+    length: int  # cache rows from `<unit>` to `</unit>`
+    kind: str
+    ids: tuple[int, ...]  # spoken tokens
+    text: str
+    is_listen: bool
+
+
+class Drop(NamedTuple):
+    """Rows [keep, keep + n) leave the cache and the gap closes."""
+
+    keep: int
+    n: int
+
+
+class Rebuild(NamedTuple):
+    """Rows from `first_kept` on move to prefix + len(ids), then `ids` are fed to rows [prefix, prefix + len(ids))."""
+
+    prefix: int
+    first_kept: int
+    ids: tuple[int, ...]
+
+
+class UnitWindow:
+    """The window of one session.
+
+    Attributes:
+        length: rows the cache must hold, those not fed yet included.
+        preserve: rows at the front that no eviction touches; the previous text is among them.
+        prefix, suffix: rows before the previous text; ids behind it.
+        previous_ids, previous_text: marker and content; content alone.
+        units: what is still there, oldest first.
+        stray: rows behind the prompt that belong to no unit.
+        events, dropped_units: closed units that made the window slide; units gone.
+        dropped_tokens: rows the cache shrank by, in context mode less what the previous text took.
+        position_offset: rows the units behind basic evictions moved by, all together.
+    """
+
+    def __init__(
+        self,
+        config: WindowConfig,
+        *,
+        is_special: Callable[[int], bool],
+        decode: Callable[[Sequence[int]], str],
+        marker: Sequence[int],
+        max_tokens: int | None = None,
+        evict_newest: bool = False,
+    ):
+        """
+        Args:
+            is_special: ids that never enter the previous text. decode: ids to text. marker: ids before the content.
+            max_tokens: rows at most in context mode, whose own limit counts units of any size; None is unbounded.
+            evict_newest: let a unit that is too long by itself go too. Its last rows must then be in the cache before
+                the evictions are applied; otherwise they only ever name rows of units closed before.
+        """
+        self._config, self._max_tokens, self._evict_newest = config, max_tokens, evict_newest
+        self._is_special, self._decode, self._marker = is_special, decode, tuple(marker)
+        self.length = self.prefix = self.stray = 0
+        self.suffix: tuple[int, ...] = ()
+        self.previous_ids: tuple[int, ...] = ()
+        self.previous_text = ""
+        self.units: deque[UnitRecord] = deque()
+        self.events = self.dropped_tokens = self.dropped_units = self.position_offset = 0
+
+    @property
+    def preserve(self) -> int:
+        return self.prefix + len(self.previous_ids) + len(self.suffix)
+
+    def protect(self, prefix: int, suffix: Sequence[int]) -> None:
+        """Register the prompt, before anything else is in the context: rows before its suffix, ids of the suffix."""
+        assert self.length == 0, f"a prompt comes first, {self.length} rows are there"
+        self.prefix, self.suffix = prefix, tuple(suffix)
+        self.length = self.preserve
+
+    def add_stray(self, n: int) -> None:
+        """Count n rows that were fed and belong to no unit, as a prefill leaves that fails half-way.
+
+        Basic mode then drops as many rows as the units had, counted from the prompt; context mode keeps as many as
+        the units have, counted from the end.
+        """
+        self.stray += n
+        self.length += n
+
+    def close_unit(self, record: UnitRecord) -> list[Drop | Rebuild]:
+        """Register a finished unit; one without rows is none.
+
+        Returns: what the cache has to do now, in order.
+        """
+        if record.length == 0:
+            return []
+        mode = self._config.mode
+        self.units.append(record if mode == "context" else replace(record, ids=(), text=""))
+        self.length += record.length
+        before, n_units = self.length, len(self.units)
+        eviction = None if mode == "off" else self._basic() if mode == "basic" else self._context()
+        self.dropped_tokens += before - self.length
+        self.dropped_units += n_units - len(self.units)
+        self.events += eviction is not None
+        parts = self.preserve + self.stray + sum(unit.length for unit in self.units)
+        assert parts == self.length, f"prompt, strays and units make {parts} rows of {self.length}"
+        return [] if eviction is None else [eviction]
+
+    def _basic(self) -> Drop | None:
+        if self.length <= self._config.high_tokens:
+            return None
+        n = 0
+        while self._may_evict() and self.length - n > self._config.low_tokens:
+            n += self.units.popleft().length
+        if n == 0:
+            return None
+        self.length -= n
+        self.position_offset += n
+        return Drop(self.preserve, n)
+
+    def _context(self) -> Drop | Rebuild | None:
+        n_units, previous, length = len(self.units), self.previous_ids, self.length
+        kept = sum(unit.length for unit in self.units)
+        while self._may_evict() and self._too_much(kept):
+            oldest = self.units.popleft()
+            kept -= oldest.length
+            self._remember(oldest)
+        if len(self.units) == n_units:
+            return None
+        first_kept = length - kept
+        self.length, self.stray = self.preserve + kept, 0
+        if self.previous_ids == previous:
+            # Its rows and the suffix's never saw a unit, so feeding them again would give the same rows.
+            return Drop(self.preserve, first_kept - self.preserve)
+        return Rebuild(self.prefix, first_kept, self.previous_ids + self.suffix)
+
+    def _may_evict(self) -> bool:
+        return len(self.units) > (0 if self._evict_newest else 1)
+
+    def _too_much(self, kept: int) -> bool:
+        too_long = self._max_tokens is not None and self.preserve + kept > self._max_tokens
+        return too_long or len(self.units) > self._config.max_units
+
+    def _remember(self, unit: UnitRecord) -> None:
+        """Append what a unit said to the previous text, whose oldest tokens give way."""
+        ids = () if unit.is_listen else tuple(i for i in unit.ids if not self._is_special(i))
+        text = unit.text if unit.text.strip() else ""
+        if not ids and not text:
+            return
+        content = self.previous_ids[len(self._marker) :] + ids
+        self.previous_text += text
+        if (excess := len(content) - self._config.previous_max_tokens) > 0:
+            content = content[excess:]
+            self.previous_text = self._decode(content)
+        self.previous_ids = self._marker + content

@@ -1,0 +1,191 @@
+"""`python -m worker.offline talk.mp4 --out reply.wav --transcript reply.json`: a media file through the engine.
+
+The only file of such a run that prints and writes.
+
+Exit status: 0; 1 if a unit failed, or the engine; 2 if what was given cannot be used; 130 if interrupted. Files are
+written when everything is done, each of them whole or not at all.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from models.atomic_file import check_target, write_atomically
+from models.errors import ModelError, NumericsError
+from models.token2wav.prompt.sound_file import write_sound
+from models.token2wav.voice.voice import Voice
+from worker.config.session import EngineConfig, SessionConfig
+from worker.engine import Engine, EngineError
+from worker.loop.results import Failure
+from worker.loop.sessions import Prompt
+from worker.media import MediaUnits, read_units
+from worker.offline import reply as offline_reply
+from worker.offline import table as offline_table
+from worker.offline.options import check, engine_config, parser, session_config
+from worker.offline.reply import Outcome
+from worker.offline.run import Conversation
+from worker.start.voices import ReferenceSound, Voices
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Run:
+    """A conversation that is over. model: what spoke, in words. Times in s."""
+
+    outcomes: list[Outcome]
+    model: dict[str, Any]
+    load_s: float
+    prepare_s: float
+    units_s: float
+
+    @property
+    def n_failed(self) -> int:
+        return sum(isinstance(one.event, Failure) for one in self.outcomes)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    # A row is out when its unit is, also into a pipe; and a terminal that lacks a letter does not end the run.
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+    try:
+        return _run(args)
+    except ModelError as error:
+        _note(f"error: {error}")
+        return 1 if isinstance(error, (EngineError, NumericsError)) else 2
+    except KeyboardInterrupt:
+        _note("interrupted")
+        return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    check(args)
+    session = session_config(args)
+    config = engine_config(args, session)
+    _check_targets(args)
+    units = read_units(args.file, max_units=args.max_units)
+    reference = ReferenceSound.read(args.ref_audio)
+    run = _converse(args, config, session, units, reference)
+    for name, write in ((args.out, _write_sound), (args.transcript, _write_transcript)):
+        try:
+            if name:
+                write(args, session, run)
+        except OSError as error:
+            _note(f"error: {name}: expected a place for a file, got {error.strerror}")
+            return 1
+    _summarize(run)
+    return 1 if run.n_failed else 0
+
+
+def _check_targets(args: argparse.Namespace) -> None:
+    """What is written has a place, and what is read has another."""
+    taken = {os.path.realpath(name): name for name in (args.file, args.ref_audio)}
+    for name in filter(None, (args.out, args.transcript)):
+        try:
+            target = str(check_target(Path(name)))
+        except OSError as error:
+            raise ModelError(name, expected="a place for a file", got=error.strerror) from None
+        if target in taken:
+            raise ModelError(name, expected="a file of its own", got=f"the same as {taken[target]}")
+        taken[target] = name
+
+
+def _converse(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    session: SessionConfig,
+    units: MediaUnits,
+    reference: ReferenceSound,
+) -> Run:
+    begun = time.perf_counter()
+    with Engine.build(config) as engine:
+        loaded = time.perf_counter()
+        voice = _voice(args, engine, session, reference)
+        conversation = Conversation(engine, session, Prompt.of(args.system, reference.heard(), voice))
+        prepared = time.perf_counter()
+        outcomes = []
+        with tqdm(total=_n_units(units), desc="units", unit="unit", disable=None) as bar:
+            bar.write(offline_table.header())
+            for one in conversation.hear(units, args.tail):
+                outcomes.append(one)
+                bar.write(offline_table.row(one))
+                bar.update()
+        done = time.perf_counter()
+    model = engine.parts.model
+    described = {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
+    return Run(outcomes, described, loaded - begun, prepared - loaded, done - prepared)
+
+
+def _voice(args: argparse.Namespace, engine: Engine, session: SessionConfig, reference: ReferenceSound) -> Voice | None:
+    if not session.generate_audio:
+        return None
+    if engine.parts.vocoder is None:
+        _note("no vocoder: the reply is text, its sound silence")
+        return None
+    cache = args.voice_cache and Path(args.voice_cache)
+    voices = Voices(engine.config.token2wav_folder, device=engine.parts.model.device, cache=cache)
+    voice = voices.of(reference)
+    if voices.problem:
+        _note(f"voice not kept: {voices.problem}")
+    return voice
+
+
+def _n_units(units: MediaUnits) -> int | None:
+    """How long the bar gets, if somebody looks at it; the sound alone is quickly decoded."""
+    if not sys.stderr.isatty() or not units.has_sound:
+        return units.max_units
+    return sum(1 for _ in read_units(units.path, frames_per_second=0, max_units=units.max_units))
+
+
+def _write_sound(args: argparse.Namespace, session: SessionConfig, run: Run) -> None:
+    write_sound(args.out, torch.from_numpy(offline_reply.sound(run.outcomes, args.delay_ms)))
+
+
+def _write_transcript(args: argparse.Namespace, session: SessionConfig, run: Run) -> None:
+    head = {
+        "file": Path(args.file).name,
+        "model": Path(args.model).resolve().name,
+        "ref_audio": Path(args.ref_audio).name,
+        "system": args.system,
+        **run.model,
+        "compile": args.compile,
+        "cuda_graphs": args.cuda_graphs,
+        "tail": args.tail,
+        "delay_ms": args.delay_ms,
+        "session": session.model_dump(mode="json"),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    document = offline_reply.transcript(run.outcomes, head, args.delay_ms)
+    if args.timings:
+        document["timings"] = {
+            "load_s": run.load_s,
+            "prepare_s": run.prepare_s,
+            "units_s": run.units_s,
+            "units_ms": offline_reply.times(run.outcomes),
+        }
+    write_atomically(Path(args.transcript), offline_reply.to_json(document))
+
+
+def _summarize(run: Run) -> None:
+    n, n_turns = len(run.outcomes), len(offline_reply.turns(run.outcomes))
+    _note(
+        f"[{n} units, {n_turns} turns, {run.n_failed} failed: load {run.load_s:.2f} s, prepare {run.prepare_s:.2f} s, "
+        f"units {run.units_s:.2f} s, {n / run.units_s:.2f} times real time]"
+    )
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

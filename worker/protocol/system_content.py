@@ -1,0 +1,33 @@
+"""A system prompt as other clients send it, in pieces of text and sound. Torch-free.
+
+Knows which pieces there may be. Does not know what becomes of them.
+"""
+
+from worker.protocol.wire import ErrorCode, WireError, shown
+
+
+def texts_and_sound(items: object) -> tuple[list[str], str | None]:
+    """The texts of `prepare`'s `system_content`, and its first sound in base64. Raises: WireError bad_message."""
+    if isinstance(items, str):
+        return [items], None
+    if not isinstance(items, list):
+        raise _bad_content("", "a list of texts and sounds", items)
+    texts, sound = [], None
+    for i, item in enumerate(items):
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind not in ("text", "audio"):
+            raise _bad_content(f"[{i}]", 'an object whose type is "text" or "audio"', item)
+        key = "text" if kind == "text" else "data"
+        value = item.get(key)
+        if value is not None and not isinstance(value, str):
+            raise _bad_content(f"[{i}].{key}", "text", value)
+        if value and kind == "text":
+            texts.append(value)
+        elif value:
+            sound = sound or value
+    return texts, sound
+
+
+def _bad_content(where: str, expected: str, got: object) -> WireError:
+    what = f"prepare.system_content{where}"
+    return WireError(ErrorCode.BAD_MESSAGE, what, expected=expected, got=shown(got))

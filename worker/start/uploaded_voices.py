@@ -1,0 +1,56 @@
+"""Voices made from sounds that clients bring, the latest kept in memory. Called from any thread.
+
+Knows reference sounds and who makes voices of them. Does not know sessions.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.inputs.audio_sizes import SAMPLE_RATE
+from models.token2wav.voice.voice import Voice
+from worker.start.voices import ReferenceSound, Voices
+
+MOST_KEPT = 16
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A voice's sound and what the vocoder speaks with. heard: [n] float32 at 16 kHz. voice: None without a vocoder."""
+
+    heard: np.ndarray
+    voice: Voice | None
+
+
+class VoiceShelf:
+    """voices: None for a checkpoint that does not speak."""
+
+    def __init__(self, voices: Voices | None):
+        self._voices = voices
+        self._kept: OrderedDict[str, Reference] = OrderedDict()
+        self._lock = threading.Lock()  # the networks serve one at a time
+
+    def of_file(self, path: Path) -> Reference:
+        """Raises: AudioError for a file that holds no such sound; CheckpointError."""
+        return self._of(ReferenceSound.read(path))
+
+    def of_samples(self, samples: np.ndarray) -> Reference:
+        """samples: [n] float32 at 16 kHz. Raises: as `of_file`."""
+        return self._of(ReferenceSound(torch.from_numpy(samples)[None], SAMPLE_RATE))
+
+    def _of(self, sound: ReferenceSound) -> Reference:
+        digest = hashlib.sha256(repr((sound.rate, sound.samples.shape)).encode() + sound.samples.numpy().tobytes())
+        key = digest.hexdigest()
+        with self._lock:
+            if key not in self._kept:
+                voice = None if self._voices is None else self._voices.of(sound)
+                self._kept[key] = Reference(sound.heard(), voice)
+                if len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]

@@ -1,0 +1,111 @@
+"""What came of a warm-up, and the line that each of its units writes. Torch-free.
+
+The line has the stages of the public implementation. What differs from it is said at `UnitTimes.of`.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+from worker.loop.results import StageTimes, UnitResult
+
+LISTEN, SPEAK = "LISTEN", "SPEAK"
+MOST_SHOWN = 20  # characters of a unit's text
+
+
+@dataclass(frozen=True)
+class UnitTimes:
+    """Where one unit's time went, in ms, under the names of the line."""
+
+    vis_proc: float
+    vis_emb: float
+    vis_feed: float
+    aud_proc: float
+    aud_emb: float
+    aud_feed: float
+    llm: float
+    tts_prep: float
+    tts: float
+    token2wav: float
+
+    @classmethod
+    def of(cls, times: StageTimes, *, vis_proc: float, aud_proc: float) -> Self:
+        """
+        Args:
+            vis_proc: ms on the caller's thread until the unit was handed over: pictures decoded and cut into patches.
+            aud_proc: ms of the sound's check there.
+
+        The mel spectrogram is made on the device in one stage with what encodes it, so it is part of `aud_emb`. All
+        rows of a unit, pictures and sound, go into the context in one forward: `aud_feed` is its time and `vis_feed`
+        is 0.
+        """
+        return cls(
+            vis_proc=vis_proc,
+            vis_emb=times.see,
+            vis_feed=0.0,
+            aud_proc=aud_proc,
+            aud_emb=times.hear,
+            aud_feed=times.prefill,
+            llm=times.decode,
+            tts_prep=times.condition,
+            tts=times.speech,
+            token2wav=times.sound,
+        )
+
+    @property
+    def prefill(self) -> float:
+        return self.vis_proc + self.vis_emb + self.vis_feed + self.aud_proc + self.aud_emb + self.aud_feed
+
+    @property
+    def generate(self) -> float:
+        return self.llm + self.tts_prep + self.tts + self.token2wav
+
+
+@dataclass
+class WarmUpReport:
+    """Decisions, texts and times of the units, one each; what was touched beside them.
+
+    Attributes:
+        total_s: seconds from the first step to the last.
+        tts_triggered: a unit has spoken, of whichever session.
+        fallback_used: what of speech no unit came to was run on made-up input.
+        n_burst_units: further units, of several sessions at once.
+        compiled_graphs: graphs that torch compiled meanwhile; 0 where everything had been compiled before.
+    """
+
+    decisions: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    times: list[UnitTimes] = field(default_factory=list)
+    total_s: float = 0.0
+    tts_triggered: bool = False
+    fallback_used: bool = False
+    n_burst_units: int = 0
+    compiled_graphs: int = 0
+
+    @property
+    def n_units(self) -> int:
+        return len(self.decisions)
+
+    def add(self, result: UnitResult, times: UnitTimes) -> None:
+        self.decisions.append(LISTEN if result.is_listen else SPEAK)
+        self.texts.append(result.text)
+        self.times.append(times)
+
+    def line(self, n_units: int, elapsed_s: float) -> str:
+        """The newest unit's line. n_units: how many there will be at most."""
+        number, unit = self.n_units, self.times[-1]
+        remaining_s = elapsed_s / number * (n_units - number)
+        said = json.dumps(self.texts[-1][:MOST_SHOWN], ensure_ascii=False)  # on one line, whatever it is
+        prefill, generate = self._stages(unit, "vis_proc", "aud_feed"), self._stages(unit, "llm", "token2wav")
+        return (
+            f"unit={number}/{n_units} | prefill: {prefill} total={unit.prefill:.1f}ms"
+            f" | generate: {generate} total={unit.generate:.1f}ms"
+            f" | decision={self.decisions[-1]} {said} | elapsed={elapsed_s:.1f}s remaining~{remaining_s:.1f}s"
+        )
+
+    @staticmethod
+    def _stages(unit: UnitTimes, first: str, last: str) -> str:
+        values = asdict(unit)
+        names = list(values)
+        chosen = names[names.index(first) : names.index(last) + 1]
+        return " ".join(f"{name}={values[name]:.1f}ms" for name in chosen)
