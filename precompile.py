@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """As a worker has them, but that compiling is on whatever the file says. Raises: ConfigError, KnobError."""
+    """As a worker has them, but that compiling is on whatever the file says. Raises: ConfigError, SettingError."""
     flags: dict[str, object] = {key: getattr(args, name) for name, key in FLAGS.items()}
     flags["service.compile.enabled"] = not args.no_compile
     return load_config(args.config, flags=flags, environ=environ)

@@ -62,7 +62,7 @@ class Turn:
     text: str
 
 
-class Record:
+class TalkLog:
     """A conversation's units in the order they were sent; each is answered in the same order.
 
     units: all of them. turn_open: the last result speaks and does not end its turn.

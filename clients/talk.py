@@ -17,7 +17,7 @@ from typing import Any
 from clients import talk_table
 from clients.duplex import DuplexClient, connect
 from clients.errors import ClientError
-from clients.record import Record, UnitRecord
+from clients.record import TalkLog, UnitRecord
 from clients.reply_sound import ReplySound
 from clients.sound_card import SoundCard
 from clients.talk_options import check, parser, session_config, spec
@@ -53,9 +53,9 @@ async def _run(args: argparse.Namespace) -> int:
     sends_pictures = isinstance(source, FileUnits) and source.has_video
     name = args.session_id or f"{'omni' if sends_pictures else 'adx'}_{uuid.uuid4().hex[:12]}"
     config = session_config(args)
-    record = Record()
+    record = TalkLog()
     with ReplySound(args.out, args.delay_ms) as reply:
-        talk = Talk(args, source, record, reply)
+        talk = ClientSession(args, source, record, reply)
         try:
             # A card listens from the moment it is opened: not before it is this client's turn.
             async with talk.interruptible(), connect(args.url, name, on_queue=_wait, insecure=args.insecure) as client:
@@ -74,10 +74,10 @@ async def _run(args: argparse.Namespace) -> int:
     return FAILED if record.n_failed else 0
 
 
-class Talk:
+class ClientSession:
     """One conversation, from its first unit to its last answer."""
 
-    def __init__(self, args: argparse.Namespace, source: Source, record: Record, reply: ReplySound):
+    def __init__(self, args: argparse.Namespace, source: Source, record: TalkLog, reply: ReplySound):
         self._args, self._source, self._record, self._reply = args, source, record, reply
         self._paced = not args.fast and not args.mic  # a sound card has a clock of its own
         self._stop, self._answered = asyncio.Event(), asyncio.Event()

@@ -10,7 +10,7 @@ from clients.reply_sound import check_target
 from models.errors import SettingsError
 from worker.protocol.messages import SYSTEM_PROMPT, Spec
 
-MOST_TAIL, MOST_DELAY_MS = 600, 10_000
+MAX_TAIL, MAX_DELAY_MS = 600, 10_000
 PLAYER_DELAY_MS = 200
 
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--loop", action="store_true", help="begin the file anew at its end; Ctrl-C or --units ends it")
     parser.add_argument(
         "--tail",
-        type=_at_least(0, MOST_TAIL),
+        type=_at_least(0, MAX_TAIL),
         default=5,
         metavar="N",
         help="most silent units behind the file, to hear a turn out (default: %(default)s)",
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-video", action="store_true", help="send no pictures")
     parser.add_argument(
         "--delay-ms",
-        type=_at_least(0, MOST_DELAY_MS),
+        type=_at_least(0, MAX_DELAY_MS),
         default=PLAYER_DELAY_MS,
         metavar="N",
         help="how long a player waits before it starts (default: %(default)s)",

@@ -8,7 +8,7 @@ from worker.protocol.messages import Queued, QueueUpdate
 
 # Times in ms. reply, first: from sending a unit to its result and its first sound; server: what it took there.
 COLUMNS = ("unit", "decision", "reply", "first", "server", "headroom", "backlog")
-LEAST_WIDTH = 7
+MIN_WIDTH = 7
 END_OF_TURN = " (end of turn)"
 
 
@@ -48,7 +48,7 @@ def _ms(value: float | None) -> str:
 
 def _line(cells: Sequence[str], text: str) -> str:
     left = " ".join(
-        cell.rjust(max(len(name), 0 if name == "unit" else LEAST_WIDTH))
+        cell.rjust(max(len(name), 0 if name == "unit" else MIN_WIDTH))
         for cell, name in zip(cells, COLUMNS, strict=True)
     )
     return f"{left} | {text}"

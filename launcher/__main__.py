@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from launcher.devices import find_devices, oddity, run_program
 from launcher.lock import Taken, held, remove_stale
 from launcher.options import parser, settings
-from launcher.plan import Plan, make_plan
+from launcher.plan import LaunchPlan, make_plan
 from launcher.preflight import folder_problems, look
 from launcher.progress import Board
 from launcher.restart_policy import Policy
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def launch(plan: Plan, policy: Policy | None = None) -> int:
+def launch(plan: LaunchPlan, policy: Policy | None = None) -> int:
     """Run a plan until it is told to stop. Returns: the exit status."""
     remove_stale(plan.folder)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may have it ignored, and its children with it

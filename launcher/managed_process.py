@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-TETHER = Path(__file__).with_name("tether.py")
+PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 TAIL_BYTES = 64 * 1024  # of a log that are looked at for a last word
 SHOWN = 300  # characters of it
 LOGGED = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
@@ -43,7 +43,7 @@ class Program:
         return int(self.url.rpartition(":")[2])
 
 
-class Child:
+class ChildProcess:
     """A program's process, one after the other. Start it on the main thread: Linux ties it to the thread."""
 
     def __init__(self, program: Program, folder: Path, cwd: Path):
@@ -69,7 +69,7 @@ class Child:
     def start(self) -> None:
         """Raises: OSError if there is no room for a process or a file."""
         assert self.poll() is not None or self._process is None, "started while it runs"
-        command = [sys.executable, "-IS", str(TETHER), str(os.getpid()), *self.program.command]
+        command = [sys.executable, "-IS", str(PARENT_DEATH), str(os.getpid()), *self.program.command]
         with self.log.open("ab") as log:
             self._begin = log.tell()
             self._process = subprocess.Popen(

@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """The settings, and sentences about those without effect. Raises: ConfigError, KnobError."""
+    """The settings, and sentences about those without effect. Raises: ConfigError, SettingError."""
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
     return load_config(args.config, flags=flags, environ=environ)
 

@@ -18,11 +18,11 @@ from worker.log import LEVEL_VARIABLE
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """Everything that runs, and where.
 
     host, port: where the gateway listens. folder: of logs and pid files. devices: of the workers, in their order.
@@ -53,7 +53,7 @@ class Plan:
 
 def make_plan(
     config: Config, args: argparse.Namespace, devices: Sequence[Device], environ: Mapping[str, str], n_cores: int
-) -> Plan:
+) -> LaunchPlan:
     """Raises: SettingsError for ports that do not exist or meet, an address that is none, https without certificate."""
     chosen = _chosen(devices, args.num_workers)
     host, scheme = _host(args.host, remote=args.remote), _scheme(config, args)
@@ -83,7 +83,7 @@ def make_plan(
         )
         for i, (device, port) in enumerate(zip(chosen, ports, strict=True))
     )
-    return Plan(
+    return LaunchPlan(
         gateway=Program(
             name="gateway",
             stem="gateway",
@@ -105,9 +105,9 @@ def worker_ports(config: Config, n: int) -> list[int]:
     """One for each worker. Raises: SettingsError."""
     base, gateway = config.service.worker_base_port, config.service.gateway_port
     ports = [base + i for i in range(n)]
-    if ports[-1] > MOST_PORT:
+    if ports[-1] > MAX_PORT:
         raise SettingsError(
-            "service.worker_base_port", expected=f"at most {MOST_PORT + 1 - n} for {n} workers", got=base
+            "service.worker_base_port", expected=f"at most {MAX_PORT + 1 - n} for {n} workers", got=base
         )
     if gateway in ports:
         expected = f"none of the workers' ports ({base} to {ports[-1]})"

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from launcher.devices import Device
-from launcher.plan import LOOPBACK, Plan
+from launcher.plan import LOOPBACK, LaunchPlan
 from worker.config.service import ROOT, Config, ModelSection
 from worker.doctor import checks
 from worker.doctor.facts import NotKnown
@@ -52,7 +52,7 @@ class PlannedMachine(Machine):
         return self._devices[0].visible is not None
 
 
-def look(plan: Plan, config: Config, environ: Mapping[str, str]) -> Preflight:
+def look(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) -> Preflight:
     """Everything at once, so that nobody has to come back for the next problem."""
     errors, notes = [], []
     machine = PlannedMachine(config, plan.devices, environ)
@@ -89,7 +89,7 @@ def folder_problems(folder: Path) -> list[str]:
 # --- ports ----------------------------------------------------------------------------------------
 
 
-def port_problems(plan: Plan) -> list[str]:
+def port_problems(plan: LaunchPlan) -> list[str]:
     """A line for each address that cannot be listened on."""
     wanted = [(plan.host, plan.port, "gateway", "--port or service.gateway_port")]
     for program in plan.workers:

@@ -13,7 +13,7 @@ STAGES = {"LOADING": "loading", "COMPILING": "compiling", "WARMING_UP": "warming
 STAGE_WIDTH = max(map(len, STAGES.values()))
 SECONDS_WIDTH = len("99.9 s")
 BAR = 12  # characters
-LEAST_S = 1.0  # between two printed lines of one worker
+MIN_S = 1.0  # between two printed lines of one worker
 UP_AND_CLEAR = "\x1b[{n}F\x1b[J"
 
 
@@ -125,7 +125,7 @@ class Board:
                 self._draw([])
             return
         key, printed_at = self._printed.get(name, (None, float("-inf")))
-        if key != line.key and self._clock() - printed_at >= LEAST_S:
+        if key != line.key and self._clock() - printed_at >= MIN_S:
             self._printed[name] = line.key, self._clock()
             self._write(f"{line.text}\n")
 

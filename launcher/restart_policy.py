@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     GIVE_UP = "give up"
 
 
-class Record:
+class RestartBackoff:
     """What one process has been through, over all its starts."""
 
     def __init__(self, policy: Policy):
@@ -67,7 +67,7 @@ class Record:
         return wait
 
 
-class Silence:
+class HealthTimeout:
     """How long a process has not answered, as far as somebody was asking.
 
     A launcher that was stopped for an hour has not heard anything either, and that is nobody's fault.

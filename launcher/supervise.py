@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from launcher.addresses import own_addresses
-from launcher.managed_process import Child, Program, ending
-from launcher.plan import Plan
+from launcher.managed_process import ChildProcess, Program, ending
+from launcher.plan import LaunchPlan
 from launcher.progress import Board, Line, n_slots, ready_text, starting_line, totals_text
-from launcher.restart_policy import Policy, Record, Silence, Verdict
+from launcher.restart_policy import HealthTimeout, Policy, RestartBackoff, Verdict
 
 READY = ("IDLE", "BUSY")
 TOGETHER_S = 0.5
@@ -27,7 +27,7 @@ FAILED_GRACE_S = 5.0  # for a worker that broke down to go by itself
 
 
 @dataclass
-class Ward:
+class ManagedProcess:
     """One process under care.
 
     is_ready: it serves. is_open: of the gateway, it takes sessions. body: its last /health. is_given_up: it is not
@@ -35,8 +35,8 @@ class Ward:
     """
 
     program: Program
-    child: Child
-    record: Record
+    child: ChildProcess
+    backoff: RestartBackoff
     is_ready: bool = False
     is_open: bool = False
     is_given_up: bool = False
@@ -50,7 +50,7 @@ class Ward:
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing to wait for at the start."""
-        return self.is_ready or self.is_given_up or self.record.n_failed > 0
+        return self.is_ready or self.is_given_up or self.backoff.n_failed > 0
 
 
 @dataclass(frozen=True)
@@ -65,34 +65,36 @@ class Supervisor:
     """All processes of a plan. `run` on the main thread: children are tied to it."""
 
     def __init__(
-        self, plan: Plan, board: Board, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
+        self, plan: LaunchPlan, board: Board, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
     ):
         self.failure = ""  # why it ended, if it was not told to
         self._plan, self._board, self._clock = plan, board, clock
         self._policy = policy or Policy()
-        self._gateway = self._ward(plan.gateway)
-        self._workers = [self._ward(program) for program in plan.workers]
+        self._gateway = self._managed(plan.gateway)
+        self._workers = [self._managed(program) for program in plan.workers]
         self._over, self._hurry = asyncio.Event(), asyncio.Event()
         self._told_at: float | None = None
         self._is_announced = False
 
-    def _ward(self, program: Program) -> Ward:
-        return Ward(program, Child(program, self._plan.folder, self._plan.root), Record(self._policy))
+    def _managed(self, program: Program) -> ManagedProcess:
+        return ManagedProcess(
+            program, ChildProcess(program, self._plan.folder, self._plan.root), RestartBackoff(self._policy)
+        )
 
     @property
-    def _all(self) -> list[Ward]:
+    def _all(self) -> list[ManagedProcess]:
         return [self._gateway, *self._workers]
 
     async def run(self) -> int:
         """Start everything, and return when all of it has ended. Returns: 0 if told to stop, 1 after a failure."""
         self._listen_to_signals()
-        for ward in self._all:
-            ward.child.clear_log()
+        for process in self._all:
+            process.child.clear_log()
         limits = httpx.Limits(max_keepalive_connections=0)  # a question a second needs none, and none outlives its end
         client = httpx.AsyncClient(verify=False, trust_env=False, timeout=self._policy.answer_s, limits=limits)
         try:
             async with client:
-                caring = [asyncio.create_task(self._care(ward, client), name=ward.name) for ward in self._all]
+                caring = [asyncio.create_task(self._care(process, client), name=process.name) for process in self._all]
                 for task in caring:
                     task.add_done_callback(self._cared)
                 await self._over.wait()
@@ -130,48 +132,48 @@ class Supervisor:
 
     # --- one process ---------------------------------------------------------------------------
 
-    async def _care(self, ward: Ward, client: httpx.AsyncClient) -> None:
+    async def _care(self, process: ManagedProcess, client: httpx.AsyncClient) -> None:
         """Start it, watch it, and start it again, until it is given up."""
         while True:
-            ward.started_at = self._clock()
+            process.started_at = self._clock()
             try:
-                ward.child.start()
-                why = await self._watch(ward, client)
+                process.child.start()
+                why = await self._watch(process, client)
             except OSError as error:
                 why = f"could not be started: {error}"
-            ward.is_ready = ward.is_open = False
-            self._board.drop(ward.name)
-            status = ward.child.poll()
-            words = ward.child.last_words()
+            process.is_ready = process.is_open = False
+            self._board.drop(process.name)
+            status = process.child.poll()
+            words = process.child.last_words()
             told = f"{why or f'ended with {ending(status or 0)}'}{f': {words}' if words and not why else ''}"
-            if ward.record.ended(None if why else status, self._clock()) is Verdict.GIVE_UP:
-                self._give_up(ward, told)
+            if process.backoff.ended(None if why else status, self._clock()) is Verdict.GIVE_UP:
+                self._give_up(process, told)
                 return
-            wait = ward.record.wait_s()
-            self._board.say(f"{ward.name} {told}; starting it again in {wait:g} s")
+            wait = process.backoff.wait_s()
+            self._board.say(f"{process.name} {told}; starting it again in {wait:g} s")
             self._announce()
             await asyncio.sleep(wait)
 
-    async def _watch(self, ward: Ward, client: httpx.AsyncClient) -> str:
+    async def _watch(self, process: ManagedProcess, client: httpx.AsyncClient) -> str:
         """Until it has ended. Returns: why it was killed, empty if it ended by itself."""
-        silence = Silence(self._policy)
-        is_gateway = ward is self._gateway
-        while ward.child.is_running:
-            path = "/readyz" if is_gateway else "/livez" if ward.is_ready else "/health"
-            answer = await self._ask(client, ward.program.url + path)
-            if answer.status and not ward.is_ready and not ward.child.listens_on(ward.program.port):
+        health_timeout = HealthTimeout(self._policy)
+        is_gateway = process is self._gateway
+        while process.child.is_running:
+            path = "/readyz" if is_gateway else "/livez" if process.is_ready else "/health"
+            answer = await self._ask(client, process.program.url + path)
+            if answer.status and not process.is_ready and not process.child.listens_on(process.program.port):
                 answer = Answer()  # somebody else's
             if is_gateway:
-                self._heard_gateway(ward, answer)
-            elif not ward.is_ready:
-                self._heard_start(ward, answer)
+                self._heard_gateway(process, answer)
+            elif not process.is_ready:
+                self._heard_start(process, answer)
             elif answer.status == 503:
-                await self._end([ward], FAILED_GRACE_S)
+                await self._end([process], FAILED_GRACE_S)
                 return f"broke down: {answer.body.get('error') or 'it does not say why'}"
-            if silence.asked(bool(answer.status), self._clock()) and ward.is_ready:
-                await self._end([ward], 0)
+            if health_timeout.asked(bool(answer.status), self._clock()) and process.is_ready:
+                await self._end([process], 0)
                 return f"has not answered for {self._policy.hung_s:g} s and was killed"
-            is_calm = ward.is_ready and (ward.is_open or not is_gateway)
+            is_calm = process.is_ready and (process.is_open or not is_gateway)
             await asyncio.sleep(self._policy.serving_poll_s if is_calm else self._policy.starting_poll_s)
         return ""
 
@@ -185,41 +187,41 @@ class Supervisor:
             body = response.json()
         return Answer(response.status_code, body if isinstance(body, dict) else {})
 
-    def _heard_gateway(self, ward: Ward, answer: Answer) -> None:
-        ward.is_open = answer.status == 200
+    def _heard_gateway(self, process: ManagedProcess, answer: Answer) -> None:
+        process.is_open = answer.status == 200
         if not answer.status:
             return
-        if not ward.is_ready:
-            ward.is_ready = True
-            again, loading = ward.record.was_ready, not any(worker.is_ready for worker in self._workers)
-            ward.record.ready(self._clock())
+        if not process.is_ready:
+            process.is_ready = True
+            again, loading = process.backoff.was_ready, not any(worker.is_ready for worker in self._workers)
+            process.backoff.ready(self._clock())
             state = " again" if again else ", while the model loads" if loading else ""
             self._board.say(f"gateway  answers at {self._plan.url()}{state}")
         self._announce()
 
-    def _heard_start(self, ward: Ward, answer: Answer) -> None:
-        seconds = self._clock() - ward.started_at
+    def _heard_start(self, process: ManagedProcess, answer: Answer) -> None:
+        seconds = self._clock() - process.started_at
         body = answer.body if answer.status == 200 else None
         if body is None or body.get("state") not in READY:
-            self._board.show(ward.name, starting_line(self._label(ward), body, seconds))
+            self._board.show(process.name, starting_line(self._label(process), body, seconds))
             return
-        ward.is_ready, ward.body = True, body
-        ward.record.ready(self._clock())
-        self._board.drop(ward.name)
-        self._board.say(ready_text(self._label(ward), body, seconds))
-        device = self._plan.devices[self._workers.index(ward)]
+        process.is_ready, process.body = True, body
+        process.backoff.ready(self._clock())
+        self._board.drop(process.name)
+        self._board.say(ready_text(self._label(process), body, seconds))
+        device = self._plan.devices[self._workers.index(process)]
         if device.visible is not None and (body.get("device") or {}).get("type") == "cpu":
-            self._board.say(f"warning: {ward.name} runs on the CPU, not on {device.label}: python -m worker.doctor")
+            self._board.say(f"warning: {process.name} runs on the CPU, not on {device.label}: python -m worker.doctor")
         self._announce()
 
-    def _label(self, ward: Ward) -> str:
-        return f"{ward.name} ({self._plan.devices[self._workers.index(ward)].label})"
+    def _label(self, process: ManagedProcess) -> str:
+        return f"{process.name} ({self._plan.devices[self._workers.index(process)].label})"
 
-    def _give_up(self, ward: Ward, told: str) -> None:
-        ward.is_given_up = True
-        text = f"{ward.name} {told}; given up (log: {ward.child.log})"
+    def _give_up(self, process: ManagedProcess, told: str) -> None:
+        process.is_given_up = True
+        text = f"{process.name} {told}; given up (log: {process.child.log})"
         self._board.say(text)
-        if ward is self._gateway or all(worker.is_given_up for worker in self._workers):
+        if process is self._gateway or all(worker.is_given_up for worker in self._workers):
             self._fail(text)
         self._announce()
 
@@ -242,42 +244,42 @@ class Supervisor:
         await self._end(self._workers, self._plan.drain_s + self._policy.grace_s, is_told=True)
         self._board.say("stopped")
 
-    async def _end(self, wards: Sequence[Ward], patience_s: float, *, is_told: bool = False) -> None:
+    async def _end(self, processes: Sequence[ManagedProcess], patience_s: float, *, is_told: bool = False) -> None:
         """Ask them to stop and wait; kill what is left after `patience_s`, or at once if somebody is in a hurry.
 
         is_told: a line says what is waited for.
         """
-        for ward in wards:
+        for process in processes:
             if patience_s > 0:
-                ward.child.ask_to_stop()
+                process.child.ask_to_stop()
         begin = self._clock()
-        while running := [ward for ward in wards if ward.child.is_running]:
+        while running := [process for process in processes if process.child.is_running]:
             seconds = self._clock() - begin
             if seconds >= patience_s or self._hurry.is_set():
                 break
             if is_told:
-                names = ", ".join(ward.name for ward in running)
+                names = ", ".join(process.name for process in running)
                 most = f"sessions have up to {self._plan.drain_s:g} s, Ctrl-C again ends all"
                 self._board.show("stopping", Line(names, f"waiting {seconds:.0f} s for {names}: {most}"))
             await asyncio.sleep(POLL_S)
         self._board.drop("stopping")
-        for ward in running:
+        for process in running:
             if is_told:
                 why = "at once" if self._hurry.is_set() else f"it did not end within {patience_s:g} s"
-                self._board.say(f"{ward.name} killed: {why}")
-            ward.child.kill()
-        while any(ward.child.is_running for ward in wards):
+                self._board.say(f"{process.name} killed: {why}")
+            process.child.kill()
+        while any(process.child.is_running for process in processes):
             await asyncio.sleep(POLL_S)
 
     def _kill_all(self) -> None:
         """Nothing is left behind, whatever happened."""
-        for ward in self._all:
-            ward.child.kill()
-        while any(ward.child.is_running for ward in self._all):
+        for process in self._all:
+            process.child.kill()
+        while any(process.child.is_running for process in self._all):
             time.sleep(POLL_S)
 
 
-def announcement(plan: Plan, totals: str, addresses: Sequence[str]) -> list[str]:
+def announcement(plan: LaunchPlan, totals: str, addresses: Sequence[str]) -> list[str]:
     """The lines that say where to go. addresses: of this machine, as others know it."""
     lines = [f"ready: {plan.url()}  ({totals}; Ctrl-C stops)"]
     if not plan.is_remote:

@@ -80,17 +80,17 @@ class OmniModel(nn.Module):
         # Only here: they cannot be imported without.
         from models.kernels.fused_decoder import FusedDecoder
         from models.kernels.fused_encoders import FusedAudio, FusedVision
-        from models.kernels.pinned_embedding import HostTable
+        from models.kernels.pinned_embedding import PinnedEmbedding
         from models.kernels.speech_sampler import draw_codes
         from models.kernels.text_sampler import choose_tokens
 
         kinds = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
-        tables: dict[Backbone | TTS, HostTable] = {}
+        tables: dict[Backbone | TTS, PinnedEmbedding] = {}
         try:
             with torch.no_grad():
                 fused = {part: kinds[type(part)](part) for part in self._stacks()}
                 for part, embedding in self._readers().items():
-                    tables[part] = HostTable(embedding)
+                    tables[part] = PinnedEmbedding(embedding)
         except BaseException:  # all or nothing
             for table in tables.values():
                 table.give_back()

@@ -11,14 +11,14 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from server.dispatch.dispatcher import Desk
+from server.dispatch.dispatcher import Dispatcher
 from server.live.duplex import Duplex, request_type_of, session_id_of
 from server.metrics import Metrics
 from server.origins import Origins
 from server.pages import add_pages
 from server.registry.apps import Apps
 from server.registry.presets import NO_PRESETS, Presets
-from server.request_guard import HARMLESS, Door
+from server.request_guard import HARMLESS, RequestGuard
 from server.routes.apps import app_routes
 from server.routes.bodies import FrontendDefaults, Problem
 from server.routes.presets import preset_routes
@@ -37,7 +37,7 @@ REFUSED = {
 class Gateway:
     """What the routes answer from. default_voice: of sessions that bring none."""
 
-    desk: Desk
+    dispatcher: Dispatcher
     duplex: Duplex
     metrics: Metrics
     origins: Origins
@@ -50,13 +50,13 @@ class Gateway:
 def build_app(gateway: Gateway) -> FastAPI:
     """All routes of the gateway."""
     app = FastAPI(title="Duologue gateway", version=VERSION)
-    app.add_middleware(Door, origins=gateway.origins)
+    app.add_middleware(RequestGuard, origins=gateway.origins)
     app.add_exception_handler(RequestValidationError, _misfit)
     app.add_exception_handler(Exception, _fault)
     apps, duplex, origins = gateway.apps, gateway.duplex, gateway.origins
     for router in (
-        status_routes(gateway.desk, duplex, gateway.metrics),
-        queue_routes(gateway.desk),
+        status_routes(gateway.dispatcher, duplex, gateway.metrics),
+        queue_routes(gateway.dispatcher),
         app_routes(apps),
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
     ):

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from server.dispatch.dispatcher import Desk
+from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.workers import Worker
 from server.live.worker_link import nobody_listens
 from server.metrics import Metrics
@@ -19,12 +19,12 @@ EVERY_S = 1.0
 class Watch:
     """One task a worker. timeout: seconds without a sign of life after which a worker counts as lost."""
 
-    def __init__(self, desk: Desk, metrics: Metrics, asking: httpx.AsyncClient, timeout: float):
-        self._desk, self._metrics, self._asking, self._timeout = desk, metrics, asking, timeout
+    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, asking: httpx.AsyncClient, timeout: float):
+        self._dispatcher, self._metrics, self._asking, self._timeout = dispatcher, metrics, asking, timeout
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        for worker in self._desk.workers.all:
+        for worker in self._dispatcher.workers.all:
             self._tasks.append(asyncio.create_task(self._keep_asking(worker), name=f"watch {worker.name}"))
 
     async def stop(self) -> None:
@@ -51,18 +51,18 @@ class Watch:
             if nobody_listens(error) or time.monotonic() - worker.seen > self._timeout:
                 self._lost(worker, error)
             else:
-                self._desk.workers.refused(worker)
+                self._dispatcher.workers.refused(worker)
         else:
-            self._desk.workers.answered(worker, health)
+            self._dispatcher.workers.answered(worker, health)
             if worker.is_ready and not was_ready:
                 LOG.info("%s (%s) is ready: %d slots", worker.name, worker.address, worker.n_slots)
-            self._desk.dispatch()
+            self._dispatcher.dispatch()
 
     def _lost(self, worker: Worker, error: Exception) -> None:
         if worker.health:
             LOG.warning("%s (%s) is lost: %s", worker.name, worker.address, str(error) or type(error).__name__)
             self._metrics.worker_lost(worker.name)
-        self._desk.workers.gone(worker)
+        self._dispatcher.workers.gone(worker)
 
 
 def _health(answer: httpx.Response) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from worker.protocol.connection import listen
 
 LOG = logging.getLogger("server.main")
 USAGE = 2
-MOST_WORKERS = 1024
-MOST_PORT = 65_535
+MAX_WORKERS = 1024
+MAX_PORT = 65_535
 HOST, PORT = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]"), re.compile(r"[0-9]{1,5}")
 FLAGS = {
     "port": "service.gateway_port",
@@ -92,14 +92,14 @@ def worker_addresses(args: argparse.Namespace, config: Config) -> list[Address]:
     """Raises: SettingsError."""
     if args.workers is None:
         n = 1 if args.num_workers is None else args.num_workers
-        most = min(MOST_WORKERS, MOST_PORT + 1 - config.service.worker_base_port)
+        most = min(MAX_WORKERS, MAX_PORT + 1 - config.service.worker_base_port)
         if not 1 <= n <= most:
             raise SettingsError("--num-workers", expected=f"1 to {most}", got=n)
         return [Address("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
     addresses = []
     for text in args.workers.split(","):
         host, _, port = text.strip().rpartition(":")
-        if not HOST.fullmatch(host) or not PORT.fullmatch(port) or not 1 <= int(port) <= MOST_PORT:
+        if not HOST.fullmatch(host) or not PORT.fullmatch(port) or not 1 <= int(port) <= MAX_PORT:
             raise SettingsError("--workers", expected="HOST:PORT, or several with commas between", got=repr(text))
         addresses.append(Address(host, int(port)))
     if len(set(addresses)) < len(addresses):

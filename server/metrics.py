@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from server.dispatch.dispatcher import Desk
+from server.dispatch.dispatcher import Dispatcher
 from worker.protocol.messages import ErrorCode
 from worker.protocol.wire import clean
 from worker.status import State
@@ -110,14 +110,14 @@ class Metrics:
         """One that answered does not any more."""
         self._lost.labels(worker).inc()
 
-    def text(self, desk: Desk) -> bytes:
+    def text(self, dispatcher: Dispatcher) -> bytes:
         """All of it, with what stands now."""
         for standing in (self._open, self._compiled, self._late, self._memory):
             standing.clear()
-        self._queue.set(len(desk.queue))
-        self._slots.labels("total").set(desk.workers.n_slots)
-        self._slots.labels("free").set(desk.workers.n_free)
-        for worker in desk.workers.all:
+        self._queue.set(len(dispatcher.queue))
+        self._slots.labels("total").set(dispatcher.workers.n_slots)
+        self._slots.labels("free").set(dispatcher.workers.n_free)
+        for worker in dispatcher.workers.all:
             self._open.labels(worker.name).set(len(worker.leases))
             now = worker.state if worker.health else OFFLINE
             for state in (*State, OFFLINE):

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.origins import Origins
 
-MOST_BYTES = 65_536  # of a request's body; settings and switches are short
+MAX_BYTES = 65_536  # of a request's body; settings and switches are short
 HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Door:
+class RequestGuard:
     """In front of everything. HEAD is answered wherever GET is. WebSockets pass: their route looks for itself."""
 
     def __init__(self, app: ASGIApp, origins: Origins):
@@ -49,8 +49,8 @@ def _bounded(receive: Receive) -> Receive:
         nonlocal n_bytes
         message = await receive()
         n_bytes += len(message.get("body", b""))
-        if n_bytes > MOST_BYTES:
-            raise HTTPException(413, f"body: expected at most {MOST_BYTES} bytes, got more")
+        if n_bytes > MAX_BYTES:
+            raise HTTPException(413, f"body: expected at most {MAX_BYTES} bytes, got more")
         return message
 
     return receive_some

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from server.app import Gateway, build_app
-from server.dispatch.dispatcher import Desk
+from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import Address, Workers
@@ -118,15 +118,15 @@ def build_gateway(
         service.eta_ema_alpha,
         service.eta_ema_min_samples,
     )
-    desk = Desk(Workers(addresses), Queue(service.max_queue_size), Eta(eta))
+    dispatcher = Dispatcher(Workers(addresses), Queue(service.max_queue_size), Eta(eta))
     metrics = Metrics()
-    duplex = Duplex(desk, metrics, Diagnostics(reports), asking)
+    duplex = Duplex(dispatcher, metrics, Diagnostics(reports), asking)
     audio = config.audio
     frontend = FrontendDefaults(
         playback_delay_ms=audio.playback_delay_ms, chat_vocoder=audio.chat_vocoder, default_lang=lang
     )
     gateway = Gateway(
-        desk,
+        dispatcher,
         duplex,
         metrics,
         Origins(service.allowed_origins, only_here=only_here),
@@ -134,7 +134,7 @@ def build_gateway(
         audio.ref_audio_path,
         presets,
     )
-    return gateway, Watch(desk, metrics, asking, service.worker_timeout_s)
+    return gateway, Watch(dispatcher, metrics, asking, service.worker_timeout_s)
 
 
 async def _drain(duplex: Duplex, timeout: float) -> None:

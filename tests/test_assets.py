@@ -14,8 +14,8 @@ from assets.build_warmup import FPS, SCENE_S, SCENES, picture
 from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.media import MediaUnit, read_units
 
-MOST_BYTES = 600_000
-LEAST_UNITS = 10
+MAX_BYTES = 600_000
+MIN_UNITS = 10
 LENGTH_S = len(SCENES) * SCENE_S
 RATE = 16_000
 
@@ -27,9 +27,9 @@ def units(root: Path) -> list[MediaUnit]:
 
 def test_video_is_small_and_long_enough(root: Path, units: list[MediaUnit]) -> None:
     size = (root / "assets" / "warmup.mp4").stat().st_size
-    assert size <= MOST_BYTES, f"expected at most {MOST_BYTES} bytes, got {size}"
+    assert size <= MAX_BYTES, f"expected at most {MAX_BYTES} bytes, got {size}"
     whole = [unit for unit in units if unit.n_samples == UNIT_SAMPLES and len(unit.frames) == 1]
-    assert len(whole) == len(units) == LENGTH_S >= LEAST_UNITS, f"got {len(whole)} whole of {len(units)}"
+    assert len(whole) == len(units) == LENGTH_S >= MIN_UNITS, f"got {len(whole)} whole of {len(units)}"
 
 
 def test_pictures_change_every_second_as_jpeg_too(units: list[MediaUnit]) -> None:
@@ -55,7 +55,7 @@ def test_video_is_what_the_script_draws(units: list[MediaUnit]) -> None:
 
 def test_somebody_speaks_nearly_all_the_time(units: list[MediaUnit]) -> None:
     loud = [float(np.sqrt((unit.sound**2).mean())) for unit in units]
-    assert sum(rms > 0.03 for rms in loud) >= LEAST_UNITS, f"expected speech in most seconds, got RMS {loud}"
+    assert sum(rms > 0.03 for rms in loud) >= MIN_UNITS, f"expected speech in most seconds, got RMS {loud}"
     peak = max(float(abs(unit.sound).max()) for unit in units)
     assert 0.3 < peak < 1, f"expected a level that does not clip, got {peak}"
     for number, unit in enumerate(units):

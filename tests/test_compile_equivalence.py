@@ -22,7 +22,7 @@ from tests.models.token2wav.vocoders import make_voice
 from tests.worker.loop.engines import TINY, make_picture, make_sound
 from worker.assembly.parts import build
 from worker.compile.state import CompileCounts, TargetPhase
-from worker.compile.targets import AIMS
+from worker.compile.targets import COMPILE_TARGETS
 from worker.compile.tuning import LateWatch, Tuned, tune
 from worker.config.compile import TARGETS, CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
@@ -64,7 +64,7 @@ VOCODER_SHAPES = VocoderShapes(batch=(2, 3), codes=(10, 28), columns=(256, 320),
 # Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
 # What a target's compiled layers run in, on a CPU.
-COMPARED = [(target, region) for target, aim in AIMS.items() for region in aim.regions or aim.whole]
+COMPARED = [(target, region) for target, aim in COMPILE_TARGETS.items() for region in aim.regions or aim.whole]
 
 
 class Script(Observer):
@@ -89,7 +89,7 @@ class Bench:
 
     def table(self, target: str) -> RegionTable:
         parts = self.engine.parts
-        return parts.vocoder.regions if AIMS[target].table == "vocoder" else parts.duplex.runner.regions
+        return parts.vocoder.regions if COMPILE_TARGETS[target].table == "vocoder" else parts.duplex.runner.regions
 
     def state(self) -> list[Tensor]:
         parts = self.engine.parts

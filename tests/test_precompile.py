@@ -15,7 +15,7 @@ from precompile import FAILED, USAGE, gpu, main, parser, settings
 from worker.compile.state import TargetPhase, TargetState, Tuned
 from worker.config.compile import TARGETS
 from worker.config.service import INDUCTOR_VARIABLE
-from worker.config.settings import KnobError
+from worker.config.settings import SettingError
 from worker.report.compile_report import CompileReport
 
 QUICK = ["--no-compile", "--device", "cpu", "--max-sessions", "1", "--max-warmup-chunks", "1"]
@@ -85,7 +85,7 @@ def test_flags_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert main(words) == USAGE, f"{words}: expected exit status {USAGE}"
         error = capsys.readouterr().err
         assert error.startswith("error: ") and told in error, f"{words}: expected {told}, got {error}"
-    with pytest.raises(KnobError, match=r"duplex\.max_sessions"):
+    with pytest.raises(SettingError, match=r"duplex\.max_sessions"):
         settings(parser().parse_args(["--max-sessions", "0"]), {})
 
 

@@ -34,7 +34,7 @@ from worker.loop.results import Event
 from worker.loop.session import Session, UnitInput
 from worker.loop.sessions import Prompt, Sessions
 from worker.loop.unit_loop import UnitLoop
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 
 LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 30.0
@@ -165,7 +165,7 @@ class Engine:
 
     def __init__(self, parts: Parts, config: EngineConfig, *, observer: Observer | None = None):
         self.parts, self.config = parts, config
-        voices = VoiceDesk(parts.duplex, parts.vocoder)
+        voices = VoiceManager(parts.duplex, parts.vocoder)
         self.loop = UnitLoop(parts.duplex, parts.vocoder, voices, observer=observer)
         self._sessions = Sessions(parts.duplex, parts.language, voices, self.loop, config)
         self._answers = Answers(self._sessions, parts.duplex, parts.language, voices, self.loop)

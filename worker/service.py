@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import ContextOverflowError, ModelError, SettingsError, SlotError
-from worker.assembly.backend_flags import reset_toggles
+from worker.assembly.backend_flags import reset_backend_flags
 from worker.compile.state import TargetState
 from worker.compile.tuning import LateWatch, untune
 from worker.config.service import FOREIGN_VOICE, AudioSection
@@ -28,9 +28,9 @@ from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import LEGAL, State, StateError, Status
 
 LOG = logging.getLogger(__name__)
-MOST_PREPARING = 2  # prompts; voices are made one at a time
+MAX_PREPARING = 2  # prompts; voices are made one at a time
 SETTLE_S = 1.0  # a start that is over still has its last words to say
-MOST_CHARS_A_ROW = 16  # of a prompt; real text has about four to a token
+MAX_CHARS_A_ROW = 16  # of a prompt; real text has about four to a token
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Service:
         self.status = Status()
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
-        self.preparing = asyncio.Semaphore(MOST_PREPARING)
+        self.preparing = asyncio.Semaphore(MAX_PREPARING)
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # one start or release at a time, however long it takes
         self._n_opened = 0
@@ -214,7 +214,7 @@ class Service:
             self.status.count_sessions(loaded.n_sessions)
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
-        """The worker's defaults with what a client gave, and what was ignored. Raises: KnobError."""
+        """The worker's defaults with what a client gave, and what was ignored. Raises: SettingError."""
         held = self._loaded().engine.config
         config, notes = SessionConfig.of(held.session, given)
         held.check_session(config)
@@ -222,7 +222,7 @@ class Service:
 
     def check_prompt(self, text: str) -> None:
         """Raises: ContextOverflowError for a text so long that to count its tokens would hold up everybody."""
-        most = MOST_CHARS_A_ROW * self._loaded().engine.config.llm_len
+        most = MAX_CHARS_A_ROW * self._loaded().engine.config.llm_len
         if len(text) > most:
             raise ContextOverflowError("system_prompt", expected=f"at most {most} characters", got=len(text))
 
@@ -292,7 +292,7 @@ class Service:
                 loaded.watch.stop()
                 untune(loaded.engine.parts)
             del loaded
-            reset_toggles()
+            reset_backend_flags()
             return release_memory(device)
         finally:
             self._changing.release()
@@ -301,7 +301,7 @@ class Service:
         """Start an engine with other settings, in the background.
 
         changes: knobs of EngineConfig; `compile` as true or false. A vocoder that was named belongs to its checkpoint.
-        Raises: StateError unless unloaded; KnobError.
+        Raises: StateError unless unloaded; SettingError.
         """
         if "compile" in changes:
             changes["compile"] = self.settings.engine.compile.model_copy(update={"enabled": changes["compile"]})

@@ -45,7 +45,7 @@ FREE = {
     "folder",
     "resume",
 }
-LEAST_S = 15.0  # with less left no process is begun: it would not get through its imports
+MIN_S = 15.0  # with less left no process is begun: it would not get through its imports
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -283,7 +283,7 @@ class Run:
         if _is_over(found := self._found(name)):
             return found
         left = self._options.budget_s - (time.monotonic() - self._began)
-        if left < LEAST_S:
+        if left < MIN_S:
             self.result["left_out"].append(name)
             self._save()
             return {}

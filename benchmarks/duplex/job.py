@@ -18,7 +18,7 @@ from benchmarks import report
 from benchmarks.duplex.correctness import Choices, against, conversation, identity, regions, told_from
 from benchmarks.duplex.engine import Running, Spec, Weights, measure_ceilings, start
 from benchmarks.duplex.latency import add_floors, latency
-from benchmarks.duplex.live_sessions import Plan, many_sessions
+from benchmarks.duplex.live_sessions import LoadPlan, many_sessions
 from benchmarks.duplex.sessions_under_test import Script
 from worker.assembly.backend_flags import settle_threads
 
@@ -60,7 +60,10 @@ class Job:
         options = {**self._options, "contexts": tuple(self._options["contexts"])}
         with self._start(observer=Script()).engine:
             many_sessions(
-                self._running, Plan(**options), left_s=self._left_s, save=lambda found: self._save({"sessions": found})
+                self._running,
+                LoadPlan(**options),
+                left_s=self._left_s,
+                save=lambda found: self._save({"sessions": found}),
             )
 
     def reference(self) -> None:

@@ -24,7 +24,7 @@ from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, Sent, T
 
 LOG = logging.getLogger(__name__)
 DEADLINE_MS = 1000.0
-MOST_MISSES = 1e-3  # of a row's units, for its sessions to count as served
+MAX_MISSES = 1e-3  # of a row's units, for its sessions to count as served
 SENDERS = 4
 GIVEN_UP_S = 12.0  # behind: the row is over, it cannot catch up
 DRAIN_S = 15.0
@@ -32,7 +32,7 @@ SECONDS_A_SESSION = 0.25  # to open and close one with a long prompt
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """counts: sessions of each row. seconds, warm_s: measured, and before that. contexts: rows of the shortest and of
     the longest prompt. n_frames: pictures in a unit. claim_units: the least that the claimed number is measured with,
     for claim_s seconds at most.
@@ -48,7 +48,7 @@ class Plan:
 
 
 def many_sessions(
-    running: Running, plan: Plan, *, left_s: Callable[[], float], save: Callable[[dict[str, Any]], None]
+    running: Running, plan: LoadPlan, *, left_s: Callable[[], float], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """Each number of sessions once; the largest that is served again, for as long as `claim_units` take. If it is not
     served then, the next smaller one that is, until one stands.
@@ -93,21 +93,21 @@ def _claimed(rows: Sequence[dict[str, Any]]) -> int | None:
     return next((at for at, row in enumerate(rows) if row["sessions"] == sessions_ok(rows)), None)
 
 
-def _is_long(row: dict[str, Any], plan: Plan) -> bool:
+def _is_long(row: dict[str, Any], plan: LoadPlan) -> bool:
     return "first_run" in row or row["n"] >= plan.claim_units
 
 
 def sessions_ok(rows: Sequence[dict[str, Any]]) -> int:
-    """The largest number of sessions with less than MOST_MISSES, all smaller numbers that were measured too."""
+    """The largest number of sessions with less than MAX_MISSES, all smaller numbers that were measured too."""
     served = 0
     for row in sorted(rows, key=lambda row: row["sessions"]):
-        if row["miss_rate"] >= MOST_MISSES:
+        if row["miss_rate"] >= MAX_MISSES:
             break
         served = row["sessions"]
     return served
 
 
-def _row(running: Running, plan: Plan, n: int) -> dict[str, Any]:
+def _row(running: Running, plan: LoadPlan, n: int) -> dict[str, Any]:
     if running.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(running.device)
     talkers: list[Talker] = []
@@ -124,7 +124,7 @@ def _row(running: Running, plan: Plan, n: int) -> dict[str, Any]:
             talker.close()
 
 
-def _measured(running: Running, plan: Plan, talkers: Sequence[Talker]) -> dict[str, Any]:
+def _measured(running: Running, plan: LoadPlan, talkers: Sequence[Talker]) -> dict[str, Any]:
     running.settle()
     before = running.late()
     sender = _Sender(talkers, Scenes(plan.n_frames), plan)
@@ -185,7 +185,7 @@ def _outcome(units: list[Sent], sender: "_Sender") -> dict[str, Any]:
 class _Sender:
     """Sends what is due: one thread keeps the clock, a few cut pictures and hand units over."""
 
-    def __init__(self, talkers: Sequence[Talker], scenes: Scenes, plan: Plan):
+    def __init__(self, talkers: Sequence[Talker], scenes: Scenes, plan: LoadPlan):
         self._talkers, self._scenes, self._plan = talkers, scenes, plan
         self._units: list[Sent] = []
         self._is_over = threading.Event()

@@ -24,7 +24,7 @@ from models.graphs.input_block import Input
 from models.graphs.region_graphs import RegionTable
 from worker.assembly.parts import Parts
 
-MOST_ADDED = 520  # cache rows that one call of a unit or a prompt adds
+MAX_ADDED = 520  # cache rows that one call of a unit or a prompt adds
 NARROW_SHARE = 0.5  # of the time limit; the rest is left to the comparison itself
 
 
@@ -132,7 +132,7 @@ class _Doubled:
         errors.n += 1
         report.say(f"  call {errors.n} of {name}")  # before it is made: the last line names what hangs
         try:
-            n_rows = [held + MOST_ADDED for held in self._own.held()]
+            n_rows = [held + MAX_ADDED for held in self._own.held()]
             own, others = self._own.views(n_rows), self._others.views(n_rows)
             before = [tensor.clone() for tensor in own]
             for other, tensor in zip(others, before, strict=True):

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.kernels.timing import Case, Meter
-from worker.assembly.backend_flags import reset_toggles
+from worker.assembly.backend_flags import reset_backend_flags
 
 BUDGET_S = 300.0
 MESSAGE = 300  # characters of an error that are kept
@@ -88,7 +88,7 @@ class Bench:
         for name in self.options.parts:
             part = PARTS[name]
             print(f"{name:74}" + "".join(f"{column:>17}" for column in part.columns), flush=True)
-            reset_toggles()  # errors are told from float32
+            reset_backend_flags()  # errors are told from float32
             try:
                 self._part(name, part)
             except Exception as error:  # what a part's cases have in common; the other parts stand on their own

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Figures, Meter, error_of, rate
 from models.kernels.rows import add_rms_norm, qkv_rows, silu_mul
-from models.kernels.skinny_gemm import PLANS, few_rows_gated_linear, few_rows_linear, few_rows_parts
+from models.kernels.skinny_gemm import TILE_SIZES, skinny_gated_linear, skinny_linear, skinny_parts
 
 ROWS = (1, 8, 32, 64)
 STACK_ROWS = (1, 8, 32)
@@ -44,7 +44,7 @@ GATED = {(2 * sizes.inner, sizes.width) for sizes in (LLM, SPEECH, TINY)}
 
 def cases(meter: Meter) -> Iterator[Case]:
     """Single weights, then whole stacks."""
-    shapes, rows = ([(80, 64), (128, 64)], (3,)) if meter.is_tiny else (list(PLANS), ROWS)
+    shapes, rows = ([(80, 64), (128, 64)], (3,)) if meter.is_tiny else (list(TILE_SIZES), ROWS)
     largest = max(N * K for N, K in shapes)
     pool = meter.noise(largest, scale=SCALE)
     for N, K in shapes:
@@ -66,7 +66,7 @@ def _product(meter: Meter, pool: Tensor, N: int, K: int, M: int) -> Figures:
 
     def ours(i: int) -> Tensor:
         weight = weights[i % n_copies]
-        return few_rows_gated_linear(x, weight) if is_gated else few_rows_parts(x, weight)
+        return skinny_gated_linear(x, weight) if is_gated else skinny_parts(x, weight)
 
     def library(i: int) -> Tensor:
         product = F.linear(x, weights[i % n_copies])
@@ -106,7 +106,7 @@ class Stack:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, index: Tensor, *, ours: bool) -> Tensor:
         """Rows x [M, width], each a sequence of its own. Returns: logits [M, vocab_size]."""
         sizes, M = self.sizes, len(x)
-        times = few_rows_parts if ours else F.linear
+        times = skinny_parts if ours else F.linear
         norms, turn = (self.head_norm, self.head_norm, EPS), (cos, sin, slots, index)
         stream, added = x, None
         for qkv_weight, out_weight, gate_up, down in self.layers:
@@ -115,10 +115,10 @@ class Stack:
             qkv = qkv.unsqueeze(-2) if not ours or len(qkv) > 1 else qkv[0].unsqueeze(-2)
             q = qkv_rows(qkv, sizes.heads, sizes.kv_heads, *norms, *turn, *self.cache)
             stream, x = add_rms_norm(stream, _rows(times(q.view(M, -1), out_weight)), self.norm, EPS)
-            inner = few_rows_gated_linear(x, gate_up) if ours else silu_mul(F.linear(x, gate_up))
+            inner = skinny_gated_linear(x, gate_up) if ours else silu_mul(F.linear(x, gate_up))
             added = _rows(times(inner, down))
         x = add_rms_norm(stream, added, self.norm, EPS)[1]
-        return few_rows_linear(x, self.head) if ours else F.linear(x, self.head)
+        return skinny_linear(x, self.head) if ours else F.linear(x, self.head)
 
 
 def _rows(product: Tensor) -> Tensor:

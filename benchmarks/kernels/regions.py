@@ -34,7 +34,7 @@ from models.token2wav.region_table import VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
-from worker.assembly.backend_flags import apply_toggles
+from worker.assembly.backend_flags import apply_backend_flags
 from worker.config.compile import CompileConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ TINY_CALLS: tuple[Call, ...] = (
 
 def cases(meter: Meter) -> Iterator[Case]:
     """The omni model's regions, then the vocoder's."""
-    apply_toggles(CompileConfig(), meter.device)  # as a worker has them
+    apply_backend_flags(CompileConfig(), meter.device)  # as a worker has them
     # Gigabytes: made when the first row of theirs is begun.
     regions = cache(_tiny_regions if meter.is_tiny else partial(_regions, meter))
     clock = Clock(meter.device)

@@ -15,7 +15,7 @@ from benchmarks.timing import L2_MULTIPLE
 
 SAMPLES = 5
 SAMPLE_MS = 6.0  # of replays in one sample
-MOST_COPIES = 256
+MAX_COPIES = 256
 
 Figures = dict[str, Any]
 
@@ -40,7 +40,7 @@ class Meter:
 
     def copies(self, n_bytes: int) -> int:
         """How many operands of `n_bytes` to take in turns, so that each has left the L2 cache when it comes again."""
-        return max(1, min(MOST_COPIES, -(-self._rotated // n_bytes)))
+        return max(1, min(MAX_COPIES, -(-self._rotated // n_bytes)))
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
         """Normal numbers, in the model's type unless another is named."""

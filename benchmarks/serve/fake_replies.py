@@ -49,7 +49,7 @@ SOUND_RATE = 24_000
 UNIT_MS = 1000.0
 TONE_HZ, LOUDNESS = 440, 0.2
 N_PARTS = 2  # of a unit, for those who want partial results
-MOST_WAITING = 256  # messages; what is beyond is not read
+MAX_WAITING = 256  # messages; what is beyond is not read
 NORMAL = 1000
 
 
@@ -82,7 +82,7 @@ def tone(form: Form, n_samples: int) -> Sound:
     return Sound(Sound(wave.astype(np.float32)).packed(held), held)
 
 
-class NullTalk:
+class FakeReplies:
     """`run` from the handshake to the close.
 
     name: the session's. units: heard since the last `prepare`. paused: takes no units now.
@@ -92,7 +92,7 @@ class NullTalk:
         """free: gives the slot back."""
         self.name, self.units, self.paused = name, 0, False
         self._manner, self._socket, self._free = manner, socket, free
-        self._inbox: asyncio.Queue[Waiting] = asyncio.Queue(MOST_WAITING)
+        self._inbox: asyncio.Queue[Waiting] = asyncio.Queue(MAX_WAITING)
         self._n_chunks = 0  # received and not begun
         self._spec = PLAIN_SPEC
         self._prepared = self._sounds = self._turn_open = False

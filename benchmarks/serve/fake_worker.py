@@ -2,7 +2,7 @@
 
 For measuring a gateway, and for tests that need a worker which crashes, freezes or loads on command.
 
-    async with NullWorker(slots=2) as worker:
+    async with FakeWorker(slots=2) as worker:
         ...  # ws://127.0.0.1:{worker.port}/ws/duplex?session_id=me
 
 `python -m benchmarks.serve.fake_worker --port 22400 --slots 32` runs one until SIGTERM. Knows a worker's routes and how it
@@ -31,7 +31,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from benchmarks.serve.fake_replies import NullTalk
+from benchmarks.serve.fake_replies import FakeReplies
 from worker import log
 from worker.config.compile import CompileConfig
 from worker.protocol.messages import PROTOCOL_VERSION
@@ -48,7 +48,7 @@ STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
 ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class NullWorker:
+class FakeWorker:
     """`async with` one that listens.
 
     port: where. think_s, n_listen, n_speak, speaks, pause_timeout: how it talks; may be changed at any time.
@@ -72,7 +72,7 @@ class NullWorker:
         """think_s: what a unit takes. port: 0 takes a free one. n_listen, n_speak: units of a round, 1 or more in all.
         speaks: has a voice; otherwise its turns are text. pause_timeout: s, where none is named. tls: for wss.
         """
-        assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, "NullWorker: expected a round of units"
+        assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, "FakeWorker: expected a round of units"
         self.slots, self.think_s, self.port = slots, think_s, port
         self.n_listen, self.n_speak, self.speaks, self.pause_timeout = n_listen, n_speak, speaks, pause_timeout
         self.host, self.gpu_id, self._tls = host, gpu_id, tls
@@ -80,7 +80,7 @@ class NullWorker:
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.connections: set[_Connection] = set()
-        self._talks: list[NullTalk] = []
+        self._talks: list[FakeReplies] = []
         self._state, self._since = State.IDLE, time.monotonic()
         self._server: Server | None = None
 
@@ -183,12 +183,12 @@ class NullWorker:
         await self.thawed.wait()
         if not self.is_ready or not self._n_free or connection not in self.connections:
             return _json(403, {"detail": "Forbidden"})
-        talk = NullTalk(self, name, connection, lambda: self._free(talk))
+        talk = FakeReplies(self, name, connection, lambda: self._free(talk))
         self._talks.append(talk)
         connection.talk = talk
         return None
 
-    def _free(self, talk: NullTalk) -> None:
+    def _free(self, talk: FakeReplies) -> None:
         with suppress(ValueError):  # it has been given back before
             self._talks.remove(talk)
 
@@ -271,11 +271,11 @@ class NullWorker:
 class _Connection(ServerConnection):
     """A client's connection, which can be frozen: what the system has already read is kept for later."""
 
-    def __init__(self, worker: NullWorker, *args: Any, **options: Any):
+    def __init__(self, worker: FakeWorker, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._worker = worker
         self._kept: list[bytes] = []
-        self.talk: NullTalk | None = None
+        self.talk: FakeReplies | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -326,7 +326,7 @@ async def _run(options: argparse.Namespace) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with NullWorker(
+    async with FakeWorker(
         options.slots,
         options.think_ms / 1000,
         options.port,

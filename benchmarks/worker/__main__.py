@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
-from benchmarks.worker.process import ROOT, Script, Talk, WorkerProcess, converse
+from benchmarks.worker.process import ROOT, Conversation, Script, WorkerProcess, converse
 from worker.protocol.messages import Spec
 
 STATES = ("LOADING", "COMPILING", "WARMING_UP", "IDLE", "BUSY")
@@ -139,7 +139,7 @@ def _unload(worker: WorkerProcess) -> dict[str, Any]:
     return {"seconds": seconds, **memory}
 
 
-def _row(n_sessions: int, decision: str, talks: list[Talk]) -> dict[str, Any] | None:
+def _row(n_sessions: int, decision: str, talks: list[Conversation]) -> dict[str, Any] | None:
     pairs = [
         (ms, one)
         for talk in talks

@@ -111,7 +111,7 @@ class WorkerProcess:
 
 
 @dataclass
-class Talk:
+class Conversation:
     """What one client saw. replies_ms: from sending a chunk to its result. Results without their sound."""
 
     replies_ms: list[float] = field(default_factory=list)
@@ -146,18 +146,18 @@ class Script:
         return write(AudioChunk(audio_base64=self.sounds[index], frame_base64_list=[self.pictures[index]]), self.spec)
 
 
-def converse(worker: WorkerProcess, script: Script, n_sessions: int) -> list[Talk]:
+def converse(worker: WorkerProcess, script: Script, n_sessions: int) -> list[Conversation]:
     """So many clients at once, each sends a unit every second; their seconds begin at different moments."""
     return asyncio.run(_converse(f"ws://{worker.host}:{worker.port}/ws/duplex", script, n_sessions))
 
 
-async def _converse(url: str, script: Script, n_sessions: int) -> list[Talk]:
+async def _converse(url: str, script: Script, n_sessions: int) -> list[Conversation]:
     together = asyncio.Barrier(n_sessions)
     return await asyncio.gather(*(_talk(url, script, k, n_sessions, together) for k in range(n_sessions)))
 
 
-async def _talk(url: str, script: Script, number: int, n_sessions: int, together: asyncio.Barrier) -> Talk:
-    talk, sent = Talk(), []
+async def _talk(url: str, script: Script, number: int, n_sessions: int, together: asyncio.Barrier) -> Conversation:
+    talk, sent = Conversation(), []
     async with websockets.connect(f"{url}?session_id=bench_{number}", max_size=MAX_FRAME, compression=None) as socket:
 
         async def receive(kind: type) -> Any:

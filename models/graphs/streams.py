@@ -56,7 +56,7 @@ class SideStream:
             tensor.record_stream(current)
 
 
-class Arrival:
+class AsyncHostCopy:
     """A tensor on its way to the host, behind what the current stream has been given."""
 
     def __init__(self, tensor: Tensor):

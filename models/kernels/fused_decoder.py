@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.kernels.attention import slot_attention
 from models.kernels.packed_linear import join
 from models.kernels.rows import add_rms_norm, qkv_rows, silu_mul
-from models.kernels.skinny_gemm import MAX_ROWS, few_rows_gated_linear, few_rows_linear, few_rows_parts
+from models.kernels.skinny_gemm import MAX_ROWS, skinny_gated_linear, skinny_linear, skinny_parts
 from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles
 
@@ -63,7 +63,7 @@ class FusedDecoder:
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """As `Backbone.product`."""
         rows = x.reshape(-1, x.shape[-1])
-        out = few_rows_linear(rows, weight) if len(rows) <= MAX_ROWS else F.linear(rows, weight)
+        out = skinny_linear(rows, weight) if len(rows) <= MAX_ROWS else F.linear(rows, weight)
         return out.view(*x.shape[:-1], -1)
 
 
@@ -72,7 +72,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     B, T, K = x.shape
     if B * T > MAX_ROWS:
         return F.linear(x, weight)
-    parts = few_rows_parts(x.view(-1, K), weight)
+    parts = skinny_parts(x.view(-1, K), weight)
     return parts.view(B, T, -1) if len(parts) == 1 else parts.view(len(parts), B, T, -1)
 
 
@@ -81,7 +81,7 @@ def _gated(x: Tensor, weight: Tensor) -> Tensor:
     B, T, K = x.shape
     if B * T > MAX_ROWS:
         return silu_mul(F.linear(x, weight))
-    return few_rows_gated_linear(x.view(-1, K), weight).view(B, T, -1)
+    return skinny_gated_linear(x.view(-1, K), weight).view(B, T, -1)
 
 
 def _layer(layer: "DecoderLayer") -> _Layer:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models.kernels.lookup import table_rows
 
 
-class HostTable:
+class PinnedEmbedding:
     """Takes an embedding's table off its device for as long as kernels run; the embedding itself is of no use then."""
 
     def __init__(self, embedding: nn.Embedding):

@@ -22,7 +22,7 @@ SUM_BLOCK = 1024  # elements of one program of the sum
 SMALL_WEIGHT = 8192  # numbers; a thousand times as many is where a weight is large
 
 
-class Plan(NamedTuple):
+class TileSizes(NamedTuple):
     """How one weight is cut up."""
 
     rows: int  # weight rows of one program, of each half if gated; at least 64 for a warp group's instructions
@@ -33,19 +33,19 @@ class Plan(NamedTuple):
 
 
 # By (N, K), measured on one H200. A weight not named here gets DEFAULT with tiles that divide its columns.
-PLANS: dict[tuple[int, int], Plan] = {
-    (6144, 4096): Plan(64, 128, splits=2),
-    (4096, 4096): Plan(64, 128, splits=4),
-    (24576, 4096): Plan(64, 64),
-    (4096, 12288): Plan(64, 128, splits=4),
-    (151748, 4096): Plan(64, 128),
-    (2304, 768): Plan(16, 256, stages=3),
-    (768, 768): Plan(16, 256, stages=3),
-    (6144, 768): Plan(32, 128),
-    (768, 3072): Plan(16, 256, splits=4, stages=3),
-    (6562, 768): Plan(32, 128),
+TILE_SIZES: dict[tuple[int, int], TileSizes] = {
+    (6144, 4096): TileSizes(64, 128, splits=2),
+    (4096, 4096): TileSizes(64, 128, splits=4),
+    (24576, 4096): TileSizes(64, 64),
+    (4096, 12288): TileSizes(64, 128, splits=4),
+    (151748, 4096): TileSizes(64, 128),
+    (2304, 768): TileSizes(16, 256, stages=3),
+    (768, 768): TileSizes(16, 256, stages=3),
+    (6144, 768): TileSizes(32, 128),
+    (768, 3072): TileSizes(16, 256, splits=4, stages=3),
+    (6562, 768): TileSizes(32, 128),
 }
-DEFAULT = Plan(64, 128)
+DEFAULT = TileSizes(64, 128)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -97,14 +97,14 @@ def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def plan_of(weight: Tensor) -> Plan:
-    """The entry of PLANS, or DEFAULT with tiles that divide the columns.
+def tile_sizes(weight: Tensor) -> TileSizes:
+    """The entry of TILE_SIZES, or DEFAULT with tiles that divide the columns.
 
     Tiles of numbers wider than two bytes are halved, and narrower still where columns are few: rounding errors are
     smallest where a tile's columns are about as many as its tiles (`add_dot`).
     """
     N, K = weight.shape
-    plan = PLANS.get((N, K), DEFAULT)
+    plan = TILE_SIZES.get((N, K), DEFAULT)
     narrow = plan.columns
     if weight.element_size() > 2:
         narrow = min(narrow // 2, max(16, triton.next_power_of_2(math.isqrt(K // plan.splits))))
@@ -114,7 +114,7 @@ def plan_of(weight: Tensor) -> Plan:
     return plan._replace(columns=narrow)
 
 
-def _product(x: Tensor, weight: Tensor, out: Tensor, plan: Plan, gated: bool = False) -> None:
+def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: bool = False) -> None:
     M, K = x.shape
     N = out.shape[-1]
     assert M <= MAX_ROWS, f"rows: expected at most {MAX_ROWS}, got {M}"
@@ -130,13 +130,13 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, plan: Plan, gated: bool = F
     )  # fmt: skip
 
 
-def few_rows_parts(x: Tensor, weight: Tensor) -> Tensor:
+def skinny_parts(x: Tensor, weight: Tensor) -> Tensor:
     """The product x weight^T as partial sums over its columns, for a kernel that adds them up (`models.kernels.rows`).
 
     Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
     Returns: [P, M, N] float32, or the product itself, [1, M, N] in x's dtype, if its plan does not split.
     """
-    plan = plan_of(weight)
+    plan = tile_sizes(weight)
     dtype = x.dtype if plan.splits == 1 else torch.float32
     out = torch.empty(plan.splits, len(x), len(weight), dtype=dtype, device=x.device)
     if len(x):
@@ -144,16 +144,16 @@ def few_rows_parts(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def few_rows_linear(x: Tensor, weight: Tensor) -> Tensor:
+def skinny_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T; same bits for a row whatever rows come with it.
 
     Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
     Returns: [M, N] in x's dtype.
     """
     M, N = len(x), len(weight)
-    plan = plan_of(weight)
+    plan = tile_sizes(weight)
     if plan.splits > 1:
-        parts, out = few_rows_parts(x, weight), torch.empty(M, N, dtype=x.dtype, device=x.device)
+        parts, out = skinny_parts(x, weight), torch.empty(M, N, dtype=x.dtype, device=x.device)
         if M:
             _sum_kernel[(triton.cdiv(M * N, SUM_BLOCK),)](
                 parts, out, M * N, PARTS=plan.splits, BLOCK=SUM_BLOCK, num_warps=4, **launch_options(x.device),
@@ -165,13 +165,13 @@ def few_rows_linear(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def few_rows_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
+def skinny_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     """silu(gate) * up of the halves of x weight^T, rounded as `models.layers.transformer.GatedMLP` rounds them.
 
     Args: x: [M, K], M <= 64, rows contiguous. weight: [2 I, K], the gate's rows in front, contiguous.
     Returns: [M, I] in x's dtype.
     """
-    plan = plan_of(weight)
+    plan = tile_sizes(weight)
     assert plan.splits == 1, f"plan of a gated product: expected no split, got {plan.splits}"
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     if len(x):

@@ -150,7 +150,7 @@ class Backbone(Derived):
         self.norm = RMSNorm(width, eps)
         self.register_buffer("frequencies", torch.empty(head_dim // 2), persistent=False)
         self.fused: Any = None  # what takes the place of the layers: `fused_decoder.FusedDecoder`
-        self.table: Any = None  # what takes the place of `embed_tokens`: `host_table.HostTable`
+        self.table: Any = None  # what takes the place of `embed_tokens`: `host_table.PinnedEmbedding`
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         self.frequencies = rotary_frequencies(self.head_dim, self.rope_theta, device)

@@ -63,7 +63,9 @@ class TTS(nn.Module):
         self.projector_semantic = Projector(config.llm_dim, config.hidden_size)
         self.emb_code = nn.ModuleList([nn.Embedding(config.num_audio_tokens, config.hidden_size)])
         self.head_code = nn.ModuleList([FoldedHead(config.num_audio_tokens, config.hidden_size)])
-        self.table: Callable[..., Tensor] | None = None  # what takes the place of `emb_text`: `host_table.HostTable`
+        self.table: Callable[..., Tensor] | None = (
+            None  # what takes the place of `emb_text`: `host_table.PinnedEmbedding`
+        )
         self.draw: Callable[..., Tensor] | None = None  # what takes the place of `speech.draw_codes`
 
     def text_rows(self, ids: Tensor, hidden: Tensor, normalize: bool) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from models.stages.region_table import EVICTED_AT_ONCE
 from models.stages.runner import Rows, Runner
 
-MOST_AHEAD = 8192  # positions ahead of places: with a context of as many rows, angles err by 1e-3 at most
+MAX_AHEAD = 8192  # positions ahead of places: with a context of as many rows, angles err by 1e-3 at most
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ContextMover:
         """Turn what is held by that many positions more; turn everything back if that is too far."""
         held, cache = self._held[slot], self._cache
         ahead, frequencies = held.ahead + by, self._runner.model.llm.model.frequencies
-        if abs(ahead) > MOST_AHEAD:
+        if abs(ahead) > MAX_AHEAD:
             one = self._one(slot)
             cache.turn(one, torch.full_like(one, held.n), torch.full_like(one, -ahead), frequencies)
             ahead = 0

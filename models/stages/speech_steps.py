@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
-from models.graphs.streams import Arrival, SideStream
+from models.graphs.streams import AsyncHostCopy, SideStream
 from models.layers.speech_loop import CODES_PER_CALL
 from models.sampling.settings import CodeSampling, check_number
 from models.stages.region_table import SPEECH_STEPS
@@ -61,14 +61,14 @@ class _Running:
     n_drawn: int = 1
 
 
-class PendingLook:
+class Readback:
     """What calls have drawn, on its way to the host.
 
     table: [B, 4 + n], a row per call: codes drawn, its end code, whether it is over, whether it is bad, the codes.
     """
 
     def __init__(self, table: Tensor):
-        self._arrival = Arrival(table)
+        self._arrival = AsyncHostCopy(table)
 
     @property
     def is_here(self) -> bool:
@@ -261,14 +261,14 @@ class Speaker:
         """What the calls of `slots` have drawn so far: one sync for all of them."""
         return self.start_look(slots).take()
 
-    def start_look(self, slots: Sequence[int]) -> PendingLook:
+    def start_look(self, slots: Sequence[int]) -> Readback:
         """The same without waiting for it; what is drawn or undone later does not change it."""
         state, n_shown = self.state, max(self._running[slot].n_drawn for slot in slots)
         with self._beside.work():
             slot_ids = self.runner.tensor(slots, len(slots), 0)
             columns = (state.sampler.step, state.sampler.eos_id, state.done.long(), state.bad.long())
             table = torch.cat((torch.stack(columns, 1)[slot_ids], state.codes[slot_ids, :n_shown]), 1)
-            return PendingLook(table)
+            return Readback(table)
 
     def is_in_call(self, slot: int) -> bool:
         return slot in self._running

@@ -137,21 +137,21 @@ class Duplex:
             state.mel.n_samples[slot] = to.n_samples
             state.mel.n_emitted[slot] = to.n_frames
             state.heard.n_units[slot] = to.n_units
-            for tensor, kept in zip(self._hearing() if to.heard else (), to.heard, strict=True):
+            for tensor, kept in zip(self._audio_buffer() if to.heard else (), to.heard, strict=True):
                 tensor[slot] = kept
         self._at[slot] = to._replace(heard=(), recent_codes=None)
         self.rewind_speech(slot, to)
 
     def hold_hearing(self, slot: int, at: Counters) -> Counters:
         """Counters to go back to across several units of sound, of which the rings remember one only."""
-        return at._replace(heard=tuple(tensor[slot].clone() for tensor in self._hearing()))
+        return at._replace(heard=tuple(tensor[slot].clone() for tensor in self._audio_buffer()))
 
     def hold_codes(self, slot: int, at: Counters) -> Counters:
         """Counters to go back to across codes that are remembered beyond their call, more than the ring holds."""
         self.speaker.join()
         return at._replace(recent_codes=self.state.speech.sampler.history[slot].clone())
 
-    def _hearing(self) -> list[Tensor]:
+    def _audio_buffer(self) -> list[Tensor]:
         return [*self.state.apm.tensors(), *self.state.mel.tensors(), *self.state.heard.tensors()]
 
     def rewind_speech(self, slot: int, to: Counters) -> None:

@@ -26,7 +26,7 @@ from models.token2wav.noise import NOISE_FRAMES, noise_table
 from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
 from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SILENCE_CODE
 from models.token2wav.vocode import REFERENCE_RULES, VocodeRules, VocodeState, vocode
-from models.token2wav.vocoder_future import Launch, Session
+from models.token2wav.vocoder_future import Session, VocoderFuture
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_slots import VoiceSlots
 from models.token2wav.windows import CHUNK_CODES
@@ -351,7 +351,7 @@ class Vocoder:
 
     # --- beside the caller's work --------------------------------------------------------------
 
-    def start(self, chunks: Sequence[Chunk]) -> Launch:
+    def start(self, chunks: Sequence[Chunk]) -> VocoderFuture:
         """`speak` without waiting for the sounds: `finish` gives them, and moves the sessions.
 
         A session of a launch must not be in another one until then, unless `begin_turn` or `close` came between: what
@@ -359,9 +359,9 @@ class Vocoder:
         Raises: as `speak`.
         """
         with self._stream.work():
-            return Launch(*self._launch(chunks))
+            return VocoderFuture(*self._launch(chunks))
 
-    def finish(self, launch: Launch) -> list[np.ndarray]:
+    def finish(self, launch: VocoderFuture) -> list[np.ndarray]:
         """The sounds of a launch, in the order of its chunks, on the host. Raises: whatever the device raises; every
         session is where it was then.
         """

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.graphs.streams import Arrival
+from models.graphs.streams import AsyncHostCopy
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.settings import SAMPLES_PER_FRAME
 from models.token2wav.vocode import TAIL_FRAMES, VocodeRules
@@ -41,7 +41,7 @@ class Session:
         return session, SAMPLES_PER_FRAME * (n_frames if last else n_frames - kept)
 
 
-class Launch:
+class VocoderFuture:
     """Chunks on their way through the vocoder, see `Vocoder.start`.
 
     moves: for each session where it stood, and where it goes. sounds: one each, on the vocoder's device.
@@ -49,7 +49,7 @@ class Launch:
 
     def __init__(self, moves: dict[int, tuple[Session, Session]], sounds: list[Tensor]):
         self.moves, self._lengths = moves, [len(sound) for sound in sounds]
-        self._arrival = Arrival(torch.cat(sounds))
+        self._arrival = AsyncHostCopy(torch.cat(sounds))
 
     @property
     def is_here(self) -> bool:

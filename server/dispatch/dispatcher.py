@@ -1,6 +1,6 @@
 """The one place where a free slot and the next ticket meet. No I/O: sockets and polls tell it what happened.
 
-Knows who waits, what is free and how long it takes. Whoever waits awaits its `Visit`.
+Knows who waits, what is free and how long it takes. Whoever waits awaits its `PendingSession`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ FRESH_S = 0.2  # how old an estimate may be that clients are told
 
 
 @dataclass(eq=False)
-class Visit:
+class PendingSession:
     """One client from its ticket to its end. lease: once it has a slot. changed: set when there is news for it."""
 
     ticket: Ticket
@@ -34,42 +34,42 @@ class Place:
     queue_length: int
 
 
-class Desk:
+class Dispatcher:
     """Gives slots to tickets in their order."""
 
     def __init__(self, workers: Workers, queue: Queue, eta: Eta, clock: Callable[[], float] = time.monotonic):
         self.workers, self.queue, self.eta = workers, queue, eta
         self._clock = clock
-        self._visits: dict[Ticket, Visit] = {}
+        self._pending_sessions: dict[Ticket, PendingSession] = {}
         self._told: tuple[float, dict[Ticket, Place]] | None = None
 
-    def arrive(self, request_type: RequestType, session_id: str) -> Visit:
+    def arrive(self, request_type: RequestType, session_id: str) -> PendingSession:
         """Get in line; there may be a slot at once. Raises: QueueFullError."""
         self.dispatch()
-        visit = Visit(self.queue.ticket(request_type, session_id))
+        pending = PendingSession(self.queue.ticket(request_type, session_id))
         if self.queue.head is None:
-            visit.lease = self.workers.lend(request_type, session_id)
-        if visit.lease is None:
-            self.queue.join(visit.ticket)
-            self._visits[visit.ticket] = visit
+            pending.lease = self.workers.lend(request_type, session_id)
+        if pending.lease is None:
+            self.queue.join(pending.ticket)
+            self._pending_sessions[pending.ticket] = pending
             self._told = None
-        return visit
+        return pending
 
-    def step_back(self, visit: Visit) -> None:
+    def step_back(self, pending: PendingSession) -> None:
         """The slot turned out to be none: back to the old place in the queue."""
-        lease, visit.lease = visit.lease, None
+        lease, pending.lease = pending.lease, None
         self.workers.take_back(lease)
-        self.queue.rejoin(visit.ticket)
-        self._visits[visit.ticket] = visit
+        self.queue.rejoin(pending.ticket)
+        self._pending_sessions[pending.ticket] = pending
         self._tell_all()
         self.dispatch()
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, pending: PendingSession) -> None:
         """The client is gone or has finished, whether it had a slot or not. A second time does nothing."""
-        if self.queue.leave(visit.ticket):
-            del self._visits[visit.ticket]
+        if self.queue.leave(pending.ticket):
+            del self._pending_sessions[pending.ticket]
             self._tell_all()
-        lease, visit.lease = visit.lease, None
+        lease, pending.lease = pending.lease, None
         if lease is not None:
             self.workers.take_back(lease)
             if lease.n_units:  # who never talked says nothing about how long conversations are
@@ -82,9 +82,9 @@ class Desk:
         if ticket is None:
             return False
         self.queue.leave(ticket)
-        visit = self._visits.pop(ticket)
-        visit.is_cancelled = True
-        visit.changed.set()
+        pending = self._pending_sessions.pop(ticket)
+        pending.is_cancelled = True
+        pending.changed.set()
         self._tell_all()
         return True
 
@@ -96,16 +96,16 @@ class Desk:
             if lease is None:
                 break
             self.queue.leave(ticket)
-            visit = self._visits.pop(ticket)
-            visit.lease = lease
-            visit.changed.set()
+            pending = self._pending_sessions.pop(ticket)
+            pending.lease = lease
+            pending.changed.set()
         if len(self.queue) != before:
             self._tell_all()
 
     def _tell_all(self) -> None:
         self._told = None
-        for visit in self._visits.values():
-            visit.changed.set()
+        for pending in self._pending_sessions.values():
+            pending.changed.set()
 
     # --- how it stands -------------------------------------------------------------------------
 
@@ -119,12 +119,12 @@ class Desk:
             for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1)
         }
 
-    def place(self, visit: Visit) -> Place | None:
+    def place(self, pending: PendingSession) -> Place | None:
         """None: it does not wait."""
         # All who wait ask at once when something has changed, and one answer takes as long as all.
         if self._told is None or self._clock() - self._told[0] > FRESH_S:
             self._told = self._clock(), self.places()
-        return self._told[1].get(visit.ticket)
+        return self._told[1].get(pending.ticket)
 
     def elapsed(self, lease: Lease) -> float:
         """s: since a session got its slot."""

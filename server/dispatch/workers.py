@@ -13,7 +13,7 @@ from typing import Any
 from server.dispatch.queue import RequestType
 from worker.status import State
 
-MOST_SLOTS = 1024  # of a worker, whatever it says
+MAX_SLOTS = 1024  # of a worker, whatever it says
 READY = (State.IDLE, State.BUSY)
 OFFLINE = "offline"
 # What a worker of another make says, which has no `state`.
@@ -106,7 +106,7 @@ class Worker:
         if not self.is_ready:
             return 0
         total = _slots(self.health).get("total")
-        return min(max(0, total), MOST_SLOTS) if isinstance(total, int) else 1
+        return min(max(0, total), MAX_SLOTS) if isinstance(total, int) else 1
 
     @property
     def n_free(self) -> int:

@@ -13,11 +13,11 @@ from worker.protocol.messages import ClientDiagnostic
 from worker.protocol.wire import WireError, json_text, read_object
 
 LOG = logging.getLogger(__name__)
-MOST_CHARS = 65_536  # of one report
-MOST_READ = 2**18  # characters; what is longer is no report
-MOST_WRITING = 64  # reports on their way to the disk
-MOST_BYTES = 2**20  # of one session's
-MOST_FILES = 200
+MAX_CHARS = 65_536  # of one report
+MAX_READ = 2**18  # characters; what is longer is no report
+MAX_WRITING = 64  # reports on their way to the disk
+MAX_BYTES = 2**20  # of one session's
+MAX_FILES = 200
 NAME = ClientDiagnostic.kind()
 
 
@@ -32,7 +32,7 @@ class Diagnostics:
         """Returns: whether the message is a report, which nobody else is to get."""
         # Looking for the word comes first: it takes microseconds, and hardly any message has it. Reading a huge one
         # would hold everybody up.
-        if not isinstance(data, str) or len(data) > MOST_READ or NAME not in data:
+        if not isinstance(data, str) or len(data) > MAX_READ or NAME not in data:
             return False
         try:
             report = read_object(data)
@@ -40,7 +40,7 @@ class Diagnostics:
             return False  # the worker says what is wrong
         if report.get("type") != NAME:
             return False
-        if len(data) <= MOST_CHARS and len(self._writing) < MOST_WRITING:
+        if len(data) <= MAX_CHARS and len(self._writing) < MAX_WRITING:
             line = json_text({**report, "_server_recv_ts": time.time()})
             task = asyncio.create_task(asyncio.to_thread(self._write, session_id, line))
             self._writing.add(task)
@@ -53,7 +53,7 @@ class Diagnostics:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 self._make_room()
-            elif path.stat().st_size > MOST_BYTES:
+            elif path.stat().st_size > MAX_BYTES:
                 return
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
@@ -62,5 +62,5 @@ class Diagnostics:
 
     def _make_room(self) -> None:
         files = sorted(self._folder.glob("diag_*.jsonl"), key=lambda path: path.stat().st_mtime)
-        for path in files[: max(0, len(files) - MOST_FILES + 1)]:
+        for path in files[: max(0, len(files) - MAX_FILES + 1)]:
             path.unlink(missing_ok=True)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import httpx
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from server.dispatch.dispatcher import Desk, Visit
+from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.queue import QueueFullError, RequestType
 from server.live.diagnostics import Diagnostics
-from server.live.inbox import Gone, Inbox, Store
+from server.live.inbox import ByteBudget, ClientDisconnected, Inbox
 from server.live.relay import NORMAL, Relay
 from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link
 from server.metrics import Metrics
@@ -28,11 +28,11 @@ from worker.protocol.wire import CloseReason
 LOG = logging.getLogger(__name__)
 FAILED, RESTART, TRY_LATER = 1011, 1012, 1013  # WebSocket close codes
 UPDATE_S = 2.5  # between two messages to a client that waits, who is promised one every 3 s
-APART_S, MOST_APART_S = 0.0003, 0.4  # between news of a change to one who waits and to the next
+APART_S, MAX_APART_S = 0.0003, 0.4  # between news of a change to one who waits and to the next
 MB = 2**20
-MOST_EARLY = 32 * MB  # what one client may send before its turn
-MOST_EARLY_OF_ALL = 512 * MB
-MOST_IN_FLIGHT = MB  # what is read ahead of a worker that is slower than its client
+MAX_EARLY = 32 * MB  # what one client may send before its turn
+MAX_EARLY_OF_ALL = 512 * MB
+MAX_IN_FLIGHT = MB  # what is read ahead of a worker that is slower than its client
 LAST_WORDS_S = 2.0
 REASONS = frozenset(CloseReason)
 ODD = re.compile(r"[^A-Za-z0-9_-]")
@@ -64,10 +64,10 @@ def request_type_of(session_id: str) -> RequestType:
 class Duplex:
     """All duplex sockets of the gateway. connections: those that are not closed yet, with or without a slot."""
 
-    def __init__(self, desk: Desk, metrics: Metrics, diagnostics: Diagnostics, asking: httpx.AsyncClient):
-        self._desk, self._metrics, self._diagnostics, self._asking = desk, metrics, diagnostics, asking
-        self._store = Store(MOST_EARLY_OF_ALL)
-        self.connections: dict[asyncio.Task[Goodbye], Visit] = {}
+    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, diagnostics: Diagnostics, asking: httpx.AsyncClient):
+        self._dispatcher, self._metrics, self._diagnostics, self._asking = dispatcher, metrics, diagnostics, asking
+        self._store = ByteBudget(MAX_EARLY_OF_ALL)
+        self.connections: dict[asyncio.Task[Goodbye], PendingSession] = {}
         self._ending: dict[asyncio.Task[Goodbye], Goodbye] = {}
         self.draining = False
 
@@ -79,17 +79,17 @@ class Duplex:
             await self._say_goodbye(websocket, _draining())
             return
         try:
-            visit = self._desk.arrive(request_type_of(session_id), session_id)
+            pending = self._dispatcher.arrive(request_type_of(session_id), session_id)
         except QueueFullError:
-            text = f"Queue full ({self._desk.queue.most} requests)"
+            text = f"Queue full ({self._dispatcher.queue.most} requests)"
             error = Error(error=text, code=ErrorCode.QUEUE_FULL)
             await self._say_goodbye(websocket, Goodbye(TRY_LATER, "Queue full", "queue full", error))
             return
-        inbox = Inbox(self._store, MOST_EARLY)
-        talking = asyncio.create_task(self._talk(websocket, visit, inbox), name="talk")
-        self.connections[talking] = visit
+        inbox = Inbox(self._store, MAX_EARLY)
+        talking = asyncio.create_task(self._talk(websocket, pending, inbox), name="talk")
+        self.connections[talking] = pending
         try:
-            goodbye = await self._host(websocket, visit, inbox, talking)
+            goodbye = await self._host(websocket, pending, inbox, talking)
             await self._say_goodbye(websocket, goodbye)
         finally:
             del self.connections[talking]
@@ -97,7 +97,7 @@ class Duplex:
         LOG.info("session %s ended: %s", session_id, goodbye.how)
 
     async def _host(
-        self, websocket: WebSocket, visit: Visit, inbox: Inbox, talking: "asyncio.Task[Goodbye]"
+        self, websocket: WebSocket, pending: PendingSession, inbox: Inbox, talking: "asyncio.Task[Goodbye]"
     ) -> Goodbye:
         """Until it is over. Returns: what is still to be said."""
         reading = asyncio.create_task(_read(websocket, inbox), name="read")
@@ -105,7 +105,7 @@ class Duplex:
         tasks = (talking, reading, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and visit.lease is not None:
+            if reading.done() and pending.lease is not None:
                 # What it said before it went is still passed on: `stop` and the end of the connection come together.
                 await asyncio.wait((talking,), timeout=LAST_WORDS_S)
             if not talking.done():
@@ -119,56 +119,56 @@ class Duplex:
             await asyncio.gather(*tasks, return_exceptions=True)
             inbox.forget()
 
-    async def _talk(self, websocket: WebSocket, visit: Visit, inbox: Inbox) -> Goodbye:
+    async def _talk(self, websocket: WebSocket, pending: PendingSession, inbox: Inbox) -> Goodbye:
         """The order of things: wait, connect, pass on."""
         try:
-            return await self._in_order(websocket, visit, inbox)
-        except Gone:
+            return await self._in_order(websocket, pending, inbox)
+        except ClientDisconnected:
             return CLIENT_GONE
         except WorkerLostError as error:
-            LOG.warning("session %s: %s", visit.ticket.session_id, error)
+            LOG.warning("session %s: %s", pending.ticket.session_id, error)
             told = Error(error=f"The worker was lost: {error}", code=ErrorCode.WORKER_LOST)
             return Goodbye(FAILED, "Worker lost", "worker lost", told)
         except Exception as error:  # a fault of ours ends this session, and says so
-            LOG.exception("session %s", visit.ticket.session_id)
+            LOG.exception("session %s", pending.ticket.session_id)
             return Goodbye(FAILED, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))
         finally:
-            self._desk.leave(visit)
+            self._dispatcher.leave(pending)
 
-    async def _in_order(self, websocket: WebSocket, visit: Visit, inbox: Inbox) -> Goodbye:
-        ticket, since = visit.ticket, time.monotonic()
+    async def _in_order(self, websocket: WebSocket, pending: PendingSession, inbox: Inbox) -> Goodbye:
+        ticket, since = pending.ticket, time.monotonic()
         is_told = False
         while True:
-            if visit.lease is None:
+            if pending.lease is None:
                 if self.draining:
                     return _draining()
-                await self._wait(websocket, visit, is_told)
+                await self._wait(websocket, pending, is_told)
                 is_told = True
-            if visit.is_cancelled:
+            if pending.is_cancelled:
                 error = Error(error="Request cancelled", code=ErrorCode.CANCELLED)
                 return Goodbye(TRY_LATER, "Request cancelled", "cancelled", error)
-            worker = visit.lease.worker
+            worker = pending.lease.worker
             try:
-                link = await open_link(self._asking, visit.lease)
+                link = await open_link(self._asking, pending.lease)
                 break
             except WorkerRefusedError as error:
                 LOG.warning("session %s waits on: %s", ticket.session_id, error)
-                self._desk.workers.refused(worker)
+                self._dispatcher.workers.refused(worker)
             except WorkerLostError as error:
                 LOG.warning("session %s waits on: %s", ticket.session_id, error)
                 if worker.health:
                     self._metrics.worker_lost(worker.name)
-                self._desk.workers.gone(worker)
-            self._desk.step_back(visit)
-        lease = visit.lease
+                self._dispatcher.workers.gone(worker)
+            self._dispatcher.step_back(pending)
+        lease = pending.lease
         politely = True
         try:
             self._metrics.seated(lease.request_type, time.monotonic() - since)
             LOG.info("session %s has a slot of %s", ticket.session_id, worker.name)
             await _send(websocket, QueueDone())
-            inbox.most = MOST_IN_FLIGHT
+            inbox.most = MAX_IN_FLIGHT
             keep = partial(self._diagnostics.keep, session_id=ticket.session_id)
-            relay = Relay(websocket, inbox, link, lease, self._desk.workers, self._metrics, keep)
+            relay = Relay(websocket, inbox, link, lease, self._dispatcher.workers, self._metrics, keep)
             ended = await relay.run()
             return Goodbye(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
         except WorkerLostError:
@@ -176,29 +176,29 @@ class Duplex:
             raise
         finally:
             await close_link(link, politely=politely)
-            self._metrics.session(lease.request_type, self._desk.elapsed(lease))
+            self._metrics.session(lease.request_type, self._dispatcher.elapsed(lease))
 
-    async def _wait(self, websocket: WebSocket, visit: Visit, is_told: bool) -> None:
+    async def _wait(self, websocket: WebSocket, pending: PendingSession, is_told: bool) -> None:
         """Until there is a slot or the ticket is cancelled. is_told: the client has its ticket's name."""
-        while (place := self._desk.place(visit)) is not None:
-            visit.changed.clear()  # what changes while this is sent is news again
+        while (place := self._dispatcher.place(pending)) is not None:
+            pending.changed.clear()  # what changes while this is sent is news again
             standing = {
                 "position": place.position,
                 "estimated_wait_s": place.wait_s,
                 "queue_length": place.queue_length,
             }
-            message = QueueUpdate(**standing) if is_told else Queued(ticket_id=visit.ticket.ticket_id, **standing)
+            message = QueueUpdate(**standing) if is_told else Queued(ticket_id=pending.ticket.ticket_id, **standing)
             await _send(websocket, message)
             is_told = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(UPDATE_S):
-                    await visit.changed.wait()
-            if visit.lease is None:  # all who wait have the same news: one after the other, as others are talking
-                await asyncio.sleep(min(MOST_APART_S, place.position * APART_S))
+                    await pending.changed.wait()
+            if pending.lease is None:  # all who wait have the same news: one after the other, as others are talking
+                await asyncio.sleep(min(MAX_APART_S, place.position * APART_S))
 
     async def _say_goodbye(self, websocket: WebSocket, goodbye: Goodbye) -> None:
         self._metrics.ended(goodbye.how)
-        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, Gone):
+        with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, ClientDisconnected):
             async with asyncio.timeout(LAST_WORDS_S):
                 if goodbye.error is not None:
                     self._metrics.error(goodbye.error.code)
@@ -208,8 +208,8 @@ class Duplex:
     def drain(self) -> None:
         """Take nobody new, and send away who waits."""
         self.draining = True
-        for task, visit in self.connections.items():
-            if visit.lease is None:
+        for task, pending in self.connections.items():
+            if pending.lease is None:
                 self._end(task)
 
     def end_all(self) -> None:
@@ -245,4 +245,4 @@ async def _send(websocket: WebSocket, message: FromServer) -> None:
     try:
         await websocket.send_text(write(message))
     except (WebSocketDisconnect, RuntimeError):
-        raise Gone from None
+        raise ClientDisconnected from None

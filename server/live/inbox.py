@@ -23,12 +23,12 @@ class Sent(NamedTuple):
     n_bytes: int
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed the connection or lost it."""
 
 
 @dataclass
-class Store:
+class ByteBudget:
     """Room for all clients together. most: bytes; each client may still keep one message."""
 
     most: int
@@ -38,7 +38,7 @@ class Store:
 class Inbox:
     """Of one client. most: bytes after which no more is read."""
 
-    def __init__(self, store: Store, most: int):
+    def __init__(self, store: ByteBudget, most: int):
         self.most = most
         self._store = store
         self._n_bytes = 0
@@ -60,10 +60,10 @@ class Inbox:
             await self._changed.wait()
 
     async def get(self) -> Sent:
-        """The next message. Raises: Gone when there is none left and the client is gone."""
+        """The next message. Raises: ClientDisconnected when there is none left and the client is gone."""
         while not self._waiting:
             if self._is_over:
-                raise Gone
+                raise ClientDisconnected
             self._changed.clear()
             await self._changed.wait()
         sent = self._waiting.popleft()

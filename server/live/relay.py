@@ -14,10 +14,10 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from server.dispatch.workers import Lease, Workers
-from server.live.inbox import Data, Gone, Inbox
+from server.live.inbox import ClientDisconnected, Data, Inbox
 from server.live.worker_link import WorkerLostError
 from server.metrics import Metrics
-from worker.protocol.codec import outline
+from worker.protocol.codec import peek_header
 from worker.protocol.connection import STUCK_S
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed
 
@@ -52,7 +52,7 @@ class Relay:
         self._since = time.monotonic()
 
     async def run(self) -> Ended:
-        """Until the worker ends the session. Raises: Gone, when the client is; WorkerLostError."""
+        """Until the worker ends the session. Raises: ClientDisconnected, when the client is; WorkerLostError."""
         up = asyncio.create_task(self._up(), name="client-to-worker")
         down = asyncio.create_task(self._down(), name="worker-to-client")
         lost = asyncio.create_task(self._lease.worker.lost.wait(), name="worker-lost")
@@ -99,12 +99,12 @@ class Relay:
                         self._websocket.send_text(data) if isinstance(data, str) else self._websocket.send_bytes(data)
                     )
             except (WebSocketDisconnect, RuntimeError, TimeoutError):
-                raise Gone from None
+                raise ClientDisconnected from None
             self._metrics.relayed("down", time.monotonic() - received)
 
     def _look_at(self, data: Data) -> None:
         self._workers.alive(self._lease.worker)
-        message = outline(data)
+        message = peek_header(data)
         kind = message.get("type")
         if kind == RESULT:
             self._lease.n_units += 1

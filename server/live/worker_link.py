@@ -18,7 +18,7 @@ PROBE_S = 1.0  # a worker that works answers within milliseconds
 OPEN_S = 6.0  # it may wait 5 s for the slot of a session that is just ending
 CLOSE_S = 1.0
 WRITE_AHEAD = 2**20  # bytes
-MOST_WAITING = 4  # messages from the worker that the client has not taken yet
+MAX_WAITING = 4  # messages from the worker that the client has not taken yet
 
 
 class _Connect(connect):
@@ -46,7 +46,7 @@ async def open_link(asking: httpx.AsyncClient, lease: Lease) -> ClientConnection
         return await _Connect(
             f"ws://{worker.address}/ws/duplex?session_id={lease.session_id}",
             max_size=MAX_FRAME,
-            max_queue=MOST_WAITING,
+            max_queue=MAX_WAITING,
             write_limit=WRITE_AHEAD,
             compression=None,
             proxy=None,

@@ -15,7 +15,7 @@ import soxr
 from models.errors import AudioError
 from models.inputs.audio_sizes import SAMPLE_RATE
 
-MOST_S = 30  # workers take no longer voice, and everybody who asks gets all of it
+MAX_S = 30  # workers take no longer voice, and everybody who asks gets all of it
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _opened(path: Path) -> soundfile.SoundFile:
     except soundfile.LibsndfileError as error:
         raise AudioError(path.name, expected="a sound file", got=error.error_string) from None
     seconds = sound.frames / sound.samplerate
-    if not 0 < seconds <= MOST_S:
+    if not 0 < seconds <= MAX_S:
         sound.close()
-        raise AudioError(path.name, expected=f"up to {MOST_S} s of sound", got=f"{seconds:.1f} s")
+        raise AudioError(path.name, expected=f"up to {MAX_S} s of sound", got=f"{seconds:.1f} s")
     return sound

@@ -6,14 +6,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.dispatch.dispatcher import Desk
+from server.dispatch.dispatcher import Dispatcher
 from server.live.duplex import Duplex
 from server.metrics import Metrics
 from server.routes.bodies import Alive, CacheStatus, Health, Ready, ServiceStatus, WorkerList
 from server.routes.status_report import cache_status, readiness, service_status, worker_list
 
 
-def status_routes(desk: Desk, duplex: Duplex, metrics: Metrics) -> APIRouter:
+def status_routes(dispatcher: Dispatcher, duplex: Duplex, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -26,23 +26,23 @@ def status_routes(desk: Desk, duplex: Duplex, metrics: Metrics) -> APIRouter:
 
     @router.get("/readyz", response_model=Ready, responses={503: {"model": Ready, "description": "not ready"}})
     async def readyz() -> Response:
-        body = readiness(desk, draining=duplex.draining)
+        body = readiness(dispatcher, draining=duplex.draining)
         return JSONResponse(body.model_dump(), 200 if body.ready else 503)
 
     @router.get("/status")
     async def status() -> ServiceStatus:
-        return service_status(desk, draining=duplex.draining, n_connections=len(duplex.connections))
+        return service_status(dispatcher, draining=duplex.draining, n_connections=len(duplex.connections))
 
     @router.get("/workers")
     async def workers() -> WorkerList:
-        return worker_list(desk)
+        return worker_list(dispatcher)
 
     @router.get("/cache")
     async def cache() -> CacheStatus:
-        return cache_status(desk)
+        return cache_status(dispatcher)
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def all_metrics() -> Response:
-        return Response(metrics.text(desk), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.text(dispatcher), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -3,7 +3,7 @@
 What a worker says of itself is passed on where it is what it should be, and left out where it is not.
 """
 
-from server.dispatch.dispatcher import Desk, Place
+from server.dispatch.dispatcher import Dispatcher, Place
 from server.dispatch.eta import KINDS
 from server.dispatch.queue import Ticket as Waiting
 from server.dispatch.workers import OFFLINE, Lease, Worker, iso
@@ -27,29 +27,29 @@ from server.routes.bodies import (
 )
 from worker.status import State
 
-MOST_CHARS = 2000  # of a worker's words
+MAX_CHARS = 2000  # of a worker's words
 MOST = 2**53  # of its numbers
 # What older clients call a kind of session.
 FORMER = {"streaming": "half_duplex", "duplex": "omni_duplex"}
 
 
-def readiness(desk: Desk, *, draining: bool) -> Ready:
+def readiness(dispatcher: Dispatcher, *, draining: bool) -> Ready:
     """GET /readyz."""
-    workers = desk.workers
+    workers = dispatcher.workers
     return Ready(
         ready=workers.n_ready > 0 and not draining,
         free_slots=workers.n_free,
         total_slots=workers.n_slots,
         ready_workers=workers.n_ready,
         total_workers=len(workers.all),
-        queue_length=len(desk.queue),
+        queue_length=len(dispatcher.queue),
         draining=draining,
     )
 
 
-def service_status(desk: Desk, *, draining: bool, n_connections: int) -> ServiceStatus:
+def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int) -> ServiceStatus:
     """GET /status."""
-    workers = desk.workers
+    workers = dispatcher.workers
     statuses = [worker.status for worker in workers.all]
     n_idle = sum(worker.n_free > 0 for worker in workers.all)
     return ServiceStatus(
@@ -60,31 +60,31 @@ def service_status(desk: Desk, *, draining: bool, n_connections: int) -> Service
         loading_workers=statuses.count("loading"),
         error_workers=statuses.count("error"),
         offline_workers=statuses.count(OFFLINE),
-        queue_length=len(desk.queue),
-        max_queue_size=desk.queue.most,
-        running_tasks=[running_task(desk, lease) for lease in workers.leases],
+        queue_length=len(dispatcher.queue),
+        max_queue_size=dispatcher.queue.most,
+        running_tasks=[running_task(dispatcher, lease) for lease in workers.leases],
         draining=draining,
         connections=n_connections,
         slots=Slots(total=workers.n_slots, free=workers.n_free, leased=len(workers.leases)),
     )
 
 
-def running_task(desk: Desk, lease: Lease) -> RunningTask:
+def running_task(dispatcher: Dispatcher, lease: Lease) -> RunningTask:
     return RunningTask(
         worker_id=lease.worker.name,
         request_type=lease.request_type,
         started_at=iso(lease.started_at),
-        elapsed_s=round(desk.elapsed(lease), 1),
-        estimated_remaining_s=round(desk.remaining(lease), 1),
+        elapsed_s=round(dispatcher.elapsed(lease), 1),
+        estimated_remaining_s=round(dispatcher.remaining(lease), 1),
         session_id=lease.session_id,
         units=lease.n_units,
         paused=lease.paused,
     )
 
 
-def worker_list(desk: Desk) -> WorkerList:
+def worker_list(dispatcher: Dispatcher) -> WorkerList:
     """GET /workers."""
-    workers = desk.workers.all
+    workers = dispatcher.workers.all
     return WorkerList(total=len(workers), workers=[worker_info(worker) for worker in workers])
 
 
@@ -127,26 +127,26 @@ def _number(value: object) -> float:
 
 def _text(value: object) -> str:
     """As UTF-8 can carry it."""
-    return str(value)[:MOST_CHARS].encode("utf-8", "replace").decode()
+    return str(value)[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
-def cache_status(desk: Desk) -> CacheStatus:
+def cache_status(dispatcher: Dispatcher) -> CacheStatus:
     """GET /cache."""
-    found = [WorkerStatus(worker_id=worker.name, status=worker.status) for worker in desk.workers.all]
+    found = [WorkerStatus(worker_id=worker.name, status=worker.status) for worker in dispatcher.workers.all]
     return CacheStatus(workers=found)
 
 
-def queue_status(desk: Desk) -> QueueStatus:
+def queue_status(dispatcher: Dispatcher) -> QueueStatus:
     """GET /api/queue."""
     return QueueStatus(
-        queue_length=len(desk.queue),
-        max_queue_size=desk.queue.most,
-        items=[queue_item(desk, ticket, place) for ticket, place in desk.places().items()],
-        running_tasks=[running_task(desk, lease) for lease in desk.workers.leases],
+        queue_length=len(dispatcher.queue),
+        max_queue_size=dispatcher.queue.most,
+        items=[queue_item(dispatcher, ticket, place) for ticket, place in dispatcher.places().items()],
+        running_tasks=[running_task(dispatcher, lease) for lease in dispatcher.workers.leases],
     )
 
 
-def queue_item(desk: Desk, ticket: Waiting, place: Place) -> QueueItem:
+def queue_item(dispatcher: Dispatcher, ticket: Waiting, place: Place) -> QueueItem:
     return QueueItem(
         ticket_id=ticket.ticket_id,
         request_type=ticket.request_type,
@@ -154,22 +154,22 @@ def queue_item(desk: Desk, ticket: Waiting, place: Place) -> QueueItem:
         position=place.position,
         estimated_wait_s=place.wait_s,
         enqueued_at=iso(ticket.enqueued_at),
-        wait_elapsed_s=round(desk.waited(ticket), 1),
+        wait_elapsed_s=round(dispatcher.waited(ticket), 1),
     )
 
 
-def ticket_status(desk: Desk, ticket_id: str) -> TicketFound | TicketUnknown:
+def ticket_status(dispatcher: Dispatcher, ticket_id: str) -> TicketFound | TicketUnknown:
     """GET /api/queue/{ticket_id}."""
-    ticket = desk.queue.find(ticket_id)
+    ticket = dispatcher.queue.find(ticket_id)
     if ticket is None:
         return TicketUnknown(message=f"No ticket {ticket_id[:60]} waits")
-    item = queue_item(desk, ticket, desk.places()[ticket])
+    item = queue_item(dispatcher, ticket, dispatcher.places()[ticket])
     return TicketFound(ticket=Ticket(**item.model_dump(exclude={"wait_elapsed_s"})))
 
 
-def eta_status(desk: Desk) -> EtaStatus:
+def eta_status(dispatcher: Dispatcher) -> EtaStatus:
     """GET /api/config/eta."""
-    eta = desk.eta
+    eta = dispatcher.eta
     guesses = {key: getattr(eta.config, key) for key in KINDS.values()}
     averages: dict[str, float | None] = {}
     samples: dict[str, int] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from worker.config.service import ROOT
 
 START_S, STOP_S = 60.0, 30.0
@@ -18,9 +18,9 @@ LISTENS, READY = "listening on", "is ready"
 
 
 class Backstage:
-    """A NullWorker and its event loop. url: where clients find it."""
+    """A FakeWorker and its event loop. url: where clients find it."""
 
-    def __init__(self, worker: NullWorker, loop: asyncio.AbstractEventLoop, scheme: str):
+    def __init__(self, worker: FakeWorker, loop: asyncio.AbstractEventLoop, scheme: str):
         self.worker, self._loop = worker, loop
         self.url = f"{scheme}://127.0.0.1:{worker.port}/ws/duplex"
 
@@ -39,7 +39,7 @@ def null_worker(**options: Any) -> Iterator[Backstage]:
     ready, told, over = threading.Event(), [], asyncio.Event()
 
     async def live() -> None:
-        async with NullWorker(**options) as worker:
+        async with FakeWorker(**options) as worker:
             scheme = "wss" if "tls" in options else "ws"
             told.append(Backstage(worker, asyncio.get_running_loop(), scheme))
             ready.set()

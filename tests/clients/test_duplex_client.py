@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
 from worker.protocol.messages import (
@@ -43,7 +43,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(timed())
 
 
-def address(worker: NullWorker, scheme: str = "ws") -> str:
+def address(worker: FakeWorker, scheme: str = "ws") -> str:
     return f"{scheme}://127.0.0.1:{worker.port}/ws/duplex"
 
 
@@ -70,7 +70,7 @@ async def scripted(*says: ServerMessage | str, hears: int = 0, code: int = 1000)
 @pytest.mark.parametrize("spec", [Spec(), BYTES])
 def test_a_conversation(spec: Spec) -> None:
     async def story() -> None:
-        async with NullWorker(n_listen=1, n_speak=2) as worker, connect(address(worker), "me") as client:
+        async with FakeWorker(n_listen=1, n_speak=2) as worker, connect(address(worker), "me") as client:
             prepared = await client.prepare("Hello.", ref_audio=SECOND, config={"seed": 1, "what": 2}, spec=spec)
             assert client.spec == spec and len(prepared.notes) == 1, prepared
             listening = asyncio.create_task(all_of(client))
@@ -96,7 +96,7 @@ def test_a_conversation(spec: Spec) -> None:
 
 def test_refusals_of_what_is_asked() -> None:
     async def story() -> None:
-        async with NullWorker() as worker, connect(address(worker)) as client:
+        async with FakeWorker() as worker, connect(address(worker)) as client:
             with pytest.raises(ServerError, match="prepare: expected an answer, got error bad_config") as refused:
                 await client.prepare(config={"temperature": 99})
             assert refused.value.code == "bad_config"
@@ -113,7 +113,7 @@ def test_refusals_of_what_is_asked() -> None:
 
 def test_no_server_and_a_server_that_refuses() -> None:
     async def story() -> None:
-        async with NullWorker() as worker:
+        async with FakeWorker() as worker:
             worker.state = "LOADING"
             with pytest.raises(Refused, match="HTTP 403: every place was taken") as refused:
                 async with connect(address(worker)):
@@ -131,7 +131,7 @@ def test_no_server_and_a_server_that_refuses() -> None:
 
 def test_the_connection_is_lost() -> None:
     async def story() -> None:
-        async with NullWorker(think_s=2 * WAIT_S) as worker, connect(address(worker)) as client:
+        async with FakeWorker(think_s=2 * WAIT_S) as worker, connect(address(worker)) as client:
             await client.prepare()
             await client.send_unit(SECOND)
             pausing = asyncio.create_task(client.pause())
@@ -214,7 +214,7 @@ def test_encrypted(tmp_path: Path) -> None:
     tls.load_cert_chain(tmp_path / "cert", tmp_path / "key")
 
     async def story() -> None:
-        async with NullWorker(tls=tls) as worker:
+        async with FakeWorker(tls=tls) as worker:
             url = address(worker, "wss")
             with pytest.raises(ConnectionLost, match="expected a certificate that is trusted"):
                 async with connect(url):

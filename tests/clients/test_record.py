@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from clients.record import Record
+from clients.record import TalkLog
 from clients.reply_sound import SOUND_RATE, ReplySound
 from models.errors import SettingsError
 from worker.protocol.messages import Error, Result
@@ -28,7 +28,7 @@ def result(text: str | None = None, *, ends: bool = False) -> Result:
 
 
 def test_turns_and_figures() -> None:
-    record = Record()
+    record = TalkLog()
     answers = [result(), result("a "), result("b", ends=True), result("c "), result(ends=True), result("d")]
     for number, answer in enumerate(answers):
         record.sent(number, number + 1.0)
@@ -51,7 +51,7 @@ def test_turns_and_figures() -> None:
 
 
 def test_first_sound_counts_from_sending() -> None:
-    record = Record()
+    record = TalkLog()
     unit = record.sent(10.0, 1.0)
     assert unit.arrived_s(10.25) == 1.25
     record.sounded(unit, 10.25, 100, 7)

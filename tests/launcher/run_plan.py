@@ -8,7 +8,7 @@ from launcher.__main__ import launch
 from launcher.devices import CPU
 from launcher.lock import held
 from launcher.managed_process import Program
-from launcher.plan import Plan
+from launcher.plan import LaunchPlan
 from launcher.restart_policy import Policy
 
 STUB = Path(__file__).with_name("stub.py")
@@ -22,7 +22,7 @@ def program(name: str, port: int, folder: Path) -> Program:
 def main() -> int:
     told = json.loads(Path(sys.argv[1]).read_text())
     folder, (port, *ports) = Path(told["folder"]), told["ports"]
-    plan = Plan(
+    plan = LaunchPlan(
         gateway=program("gateway", port, folder),
         workers=tuple(program(f"worker {i}", one, folder) for i, one in enumerate(ports)),
         devices=(CPU,) * len(ports),

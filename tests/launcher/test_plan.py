@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.devices import CPU, Device
 from launcher.options import parser, settings
-from launcher.plan import Plan, make_plan
+from launcher.plan import LaunchPlan, make_plan
 from launcher.supervise import announcement
 from models.errors import ModelError, SettingsError
 from server.main import parser as server_parser
@@ -18,18 +18,18 @@ from worker.main import parser as worker_parser
 GPUS = [Device("2", is_listed=True), Device("GPU-aaaa"), Device("5", is_listed=True)]
 
 
-def plan_of(*flags: str, devices: list[Device] | None = None, environ: dict[str, str] | None = None) -> Plan:
+def plan_of(*flags: str, devices: list[Device] | None = None, environ: dict[str, str] | None = None) -> LaunchPlan:
     args, environ = parser().parse_args(flags), environ or {}
     return make_plan(settings(args, environ)[0], args, devices or [CPU], environ, 8)
 
 
-def worker_flags(plan: Plan, index: int = 0):
+def worker_flags(plan: LaunchPlan, index: int = 0):
     command = plan.workers[index].command
     assert command[1:3] == ("-m", "worker.main"), command
     return worker_parser().parse_args(command[3:])
 
 
-def gateway_flags(plan: Plan):
+def gateway_flags(plan: LaunchPlan):
     assert plan.gateway.command[1:3] == ("-m", "server.main"), plan.gateway.command
     return server_parser().parse_args(plan.gateway.command[3:])
 

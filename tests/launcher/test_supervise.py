@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.lock import Taken, held
-from launcher.managed_process import Child, Program
+from launcher.managed_process import ChildProcess, Program
 from tests.launcher.processes import free_ports, stubs, wait_until
 from tests.launcher.run_plan import STUB
 
@@ -108,7 +108,7 @@ def test_a_full_disk_does_not_lose_hold_of_what_runs(
     program = Program(
         "worker 0", "worker_0", (sys.executable, "-c", "import time; time.sleep(60)"), "http://127.0.0.1:1"
     )
-    child = Child(program, tmp_path, root)
+    child = ChildProcess(program, tmp_path, root)
     child.start()
     assert child.is_running, "expected a process without a pid file, got none"
     child.kill()

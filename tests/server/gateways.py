@@ -20,7 +20,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
 from server.dispatch.workers import Address
 from server.health_watch import Watch
@@ -87,7 +87,7 @@ class Client:
         await self.socket.close()
 
     def abort(self) -> None:
-        """Gone without a word, and without what is still on its way."""
+        """ClientDisconnected without a word, and without what is still on its way."""
         connection = self.socket.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.transport.abort()
@@ -111,17 +111,17 @@ class Running:
 
     async def clean(self) -> None:
         """Until every slot is free again and nobody is there."""
-        desk, duplex = self.gateway.desk, self.gateway.duplex
+        dispatcher, duplex = self.gateway.dispatcher, self.gateway.duplex
 
         def is_clean() -> bool:
-            return not (desk.workers.leases or len(desk.queue) or duplex.connections or duplex._store.used)
+            return not (dispatcher.workers.leases or len(dispatcher.queue) or duplex.connections or duplex._store.used)
 
         await until(is_clean, "no lease, no ticket, no connection, nothing kept")
 
 
 @asynccontextmanager
 async def running_gateway(
-    *workers: NullWorker | int, reports: Path = Path("/nonexistent"), options: Json | None = None, **service: Any
+    *workers: FakeWorker | int, reports: Path = Path("/nonexistent"), options: Json | None = None, **service: Any
 ) -> AsyncIterator[Running]:
     """workers: themselves, or their ports. reports: folder for diagnostics. options: of uvicorn. service: settings."""
     config = default_config()
@@ -139,8 +139,8 @@ async def running_gateway(
             serving = asyncio.create_task(server.serve([listening]))
             await until(lambda: server.started or serving.done(), "the gateway to start")
             watch.start()
-            expected = sum(isinstance(one, NullWorker) and one.is_ready for one in workers)
-            await until(lambda: gateway.desk.workers.n_ready >= expected, f"{expected} workers to be ready")
+            expected = sum(isinstance(one, FakeWorker) and one.is_ready for one in workers)
+            await until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
             try:
                 yield Running(port, gateway, http, watch)
             finally:
@@ -150,11 +150,11 @@ async def running_gateway(
                 await watch.stop()
 
 
-Talk = Callable[[ServerConnection], Awaitable[None]]
+WorkerScript = Callable[[ServerConnection], Awaitable[None]]
 
 
 @asynccontextmanager
-async def special_worker(talk: Talk, slots: int = 4, redirect: str | None = None) -> AsyncIterator[int]:
+async def special_worker(talk: WorkerScript, slots: int = 4, redirect: str | None = None) -> AsyncIterator[int]:
     """A worker that says of itself that all is well, and does what `talk` does.
 
     redirect: where it sends everybody instead. Yields: its port.

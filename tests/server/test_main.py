@@ -17,7 +17,7 @@ import httpx
 import pytest
 from websockets import connect
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from server.main import main
 from server.registry.presets import NO_PRESETS
 from server.serving import serve
@@ -156,7 +156,7 @@ def test_tls(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     trusting = ssl.create_default_context(cafile=str(cert))
 
     async def story() -> None:
-        async with NullWorker(1) as worker:
+        async with FakeWorker(1) as worker:
             flags = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--workers", f"127.0.0.1:{worker.port}"]
             async with process(root, tmp_path, *flags) as (started, port, scheme):
                 assert scheme == "https", scheme
@@ -179,7 +179,7 @@ def test_tls(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_stop_lets_sessions_finish(root: Path, tmp_path: Path) -> None:
     async def story() -> None:
-        async with NullWorker(1) as worker:
+        async with FakeWorker(1) as worker:
             flags = ["--workers", f"127.0.0.1:{worker.port}", "--drain-timeout", "60"]
             async with process(root, tmp_path, *flags) as (started, port, _):
                 soft, hard = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)
@@ -207,7 +207,7 @@ def test_a_stop_lets_sessions_finish(root: Path, tmp_path: Path) -> None:
 
 def test_a_stop_ends_who_does_not_finish(root: Path, tmp_path: Path) -> None:
     async def story() -> None:
-        async with NullWorker(2) as worker:
+        async with FakeWorker(2) as worker:
             flags = ["--workers", f"127.0.0.1:{worker.port}", "--drain-timeout", "0.5"]
             async with process(root, tmp_path, *flags) as (started, port, _):
                 clients = [await prepared(port, f"talks{i}") for i in range(2)]
@@ -223,7 +223,7 @@ def test_a_stop_ends_who_does_not_finish(root: Path, tmp_path: Path) -> None:
 
 def test_a_gateway_that_is_killed_leaves_free_workers(root: Path, tmp_path: Path) -> None:
     async def story() -> None:
-        async with NullWorker(2) as worker:
+        async with FakeWorker(2) as worker:
             flags = ["--workers", f"127.0.0.1:{worker.port}"]
             async with process(root, tmp_path, *flags) as (started, port, _):
                 clients = [await prepared(port, f"talks{i}") for i in range(2)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from server.metrics import (
     HEADROOM_SECONDS,
     PREFIX,
@@ -57,7 +57,7 @@ def assert_counted(got: Samples, *expected: tuple[str, dict[str, str], float]) -
 def test_a_conversation_is_counted() -> None:
     async def story() -> None:
         async with (
-            NullWorker(slots=1, n_listen=1, n_speak=2, think_s=0.02) as worker,
+            FakeWorker(slots=1, n_listen=1, n_speak=2, think_s=0.02) as worker,
             running_gateway(worker) as running,
         ):
             client = await (await running.connect("adx_me")).prepared()
@@ -113,11 +113,11 @@ def test_a_conversation_is_counted() -> None:
 
 def test_a_lost_worker_is_counted_once_and_offline() -> None:
     async def story() -> None:
-        async with NullWorker() as worker, running_gateway(worker) as running:
+        async with FakeWorker() as worker, running_gateway(worker) as running:
             client = await (await running.connect()).prepared()
             worker.crash()
             await client.hear("error")
-            await until(lambda: not running.gateway.desk.workers.all[0].health, "a worker that is lost")
+            await until(lambda: not running.gateway.dispatcher.workers.all[0].health, "a worker that is lost")
             await running.clean()
             assert_counted(
                 await scraped(running),
@@ -140,7 +140,7 @@ def test_a_late_unit_is_a_miss_and_its_times_are_seconds() -> None:
     metrics, gateway = Metrics(), gateway_of(0)
     metrics.unit(result(stages={"decode": 30.0, "first_sound": 60.0}), "omni_duplex")
     metrics.unit(result(headroom_ms=-0.5), "omni_duplex")
-    got = samples(metrics.text(gateway.desk).decode())
+    got = samples(metrics.text(gateway.dispatcher).decode())
     assert_counted(got, ("deadline_misses_total", {}, 1), ("first_sound_seconds_count", {}, 1))
     for name, labels, expected in (
         ("unit_seconds_sum", (("decision", "speak"),), 0.26),
@@ -160,7 +160,7 @@ def test_an_odd_result_is_counted_and_harms_nothing(odd: Any) -> None:
     metrics.unit(result(wall_clock_ms=odd, lag_ms=odd, headroom_ms=odd, stages=odd, is_listen=odd), "omni_duplex")
     metrics.unit({"stages": {"first_sound": odd, "decode": odd, "unheard_of": 1.0}}, "omni_duplex")
     metrics.error("made up by a worker")
-    got = samples(metrics.text(gateway.desk).decode())
+    got = samples(metrics.text(gateway.dispatcher).decode())
     assert sum(value for (name, _), value in got.items() if name == "units_total") == 2
     assert_counted(got, ("errors_total", {"code": "other"}, 1), ("unit_seconds_count", {"decision": "listen"}, None))
     assert not any(dict(labels).get("stage") == "unheard_of" for _, labels in got)
@@ -169,15 +169,15 @@ def test_an_odd_result_is_counted_and_harms_nothing(odd: Any) -> None:
 def test_what_workers_say_of_compiling_and_memory() -> None:
     gateway = gateway_of(1)
     health = {**IDLE, "compile": {"counts": {"graphs": 7}, "after_warm_up": {"graphs": 1}}, "memory": {"resident": 5}}
-    gateway.desk.workers.answered(gateway.desk.workers.all[0], health)
+    gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], health)
     assert_counted(
-        samples(gateway.metrics.text(gateway.desk).decode()),
+        samples(gateway.metrics.text(gateway.dispatcher).decode()),
         ("worker_compiled", {"worker": "worker_0", "what": "graphs"}, 7),
         ("worker_compiled_after_warm_up", {"worker": "worker_0", "what": "graphs"}, 1),
         ("worker_memory_bytes", {"worker": "worker_0", "kind": "resident"}, 5),
     )
-    gateway.desk.workers.gone(gateway.desk.workers.all[0])
-    got = samples(gateway.metrics.text(gateway.desk).decode())
+    gateway.dispatcher.workers.gone(gateway.dispatcher.workers.all[0])
+    got = samples(gateway.metrics.text(gateway.dispatcher).decode())
     assert not [name for name, _ in got if name.startswith("worker_compiled")], "expected nothing of a lost worker"
     ones = [labels for (name, labels), value in got.items() if name == "worker_state" and value]
     assert ones == [(("state", "OFFLINE"), ("worker", "worker_0"))], f"expected one state, got {ones}"

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from server.origins import Origins
 from server.pages import HEADERS, STATIC, add_pages
 from server.registry.apps import Apps
-from server.request_guard import Door
+from server.request_guard import RequestGuard
 from tests.server.routes.http_gateway import Asked, asked, gateway_of
 
 TYPES = {
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Asked]:
     app = FastAPI()
-    app.add_middleware(Door, origins=Origins(()))
+    app.add_middleware(RequestGuard, origins=Origins(()))
     add_pages(app, Apps(), folder)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:

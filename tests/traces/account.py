@@ -16,7 +16,7 @@ from models.stages.unit_steps import Duplex
 from tests.parity.checksum import checksum
 from tests.traces.watch import UnitLog
 from worker.loop.session import Session
-from worker.loop.unit_decoder import Talk
+from worker.loop.unit_decoder import UnitDecoder
 
 
 @dataclass
@@ -93,8 +93,8 @@ class Account:
             "success": job.talk is not None,
             "kv_len": log.n_generated if log.n_prefilled is None else log.n_prefilled,
             "ops": log.feeds.get("prefill", []),
-            "audio_buffer_left": self.session.hearing.n_waiting,
-            "audio_chunk_idx": self.session.hearing.n_units,
+            "audio_buffer_left": self.session.audio_buffer.n_waiting,
+            "audio_chunk_idx": self.session.audio_buffer.n_units,
             "audio_encoder_kv_len": self._count("audio_rows"),
         }
         if job.talk is not None:
@@ -111,7 +111,7 @@ class Account:
             }
         return fields
 
-    def _generate(self, log: UnitLog, talk: Talk | None) -> dict[str, Any]:
+    def _generate(self, log: UnitLog, talk: UnitDecoder | None) -> dict[str, Any]:
         result, speech = log.event, self.duplex.state.speech
         n_spoken = 0 if speech is None else int(speech.cache.positions[self.session.slot])
         sound = torch.zeros(0) if result.pcm is None else torch.from_numpy(result.pcm)

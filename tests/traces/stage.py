@@ -19,7 +19,7 @@ from worker.assembly.parts import token_sets
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.loop.language import Language
 from worker.loop.sessions import Sessions
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 
 BATCHES = (1, 2, 4, 8, 16)
 VOICE = object()  # the stand-in for a vocoder speaks in no voice in particular
@@ -66,7 +66,7 @@ class Stage:
         self.duplex = Duplex(runner, Speaker(runner) if model.config.init_tts else None)
         self.watcher, vocoder = Watcher(self.duplex), FakeVocoder()
         self.language = Language(cast.tokenizer, image_rows=model.config.query_num)
-        self.voices = VoiceDesk(self.duplex, vocoder)
+        self.voices = VoiceManager(self.duplex, vocoder)
         self.loop = WatchedLoop(self.duplex, vocoder, self.voices, observer=self.watcher)
         default = SessionConfig(window=WindowConfig(mode="off"))
         config = EngineConfig(llm_len=llm_len, snapshots=snapshots, session=default)

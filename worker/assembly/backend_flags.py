@@ -22,7 +22,7 @@ KERNELS = {
 }
 
 
-def apply_toggles(config: CompileConfig, device: torch.device) -> dict[str, str | bool]:
+def apply_backend_flags(config: CompileConfig, device: torch.device) -> dict[str, str | bool]:
     """Set the process's switches for a model on `device`, before anything is traced: graphs depend on them.
 
     Returns: what is in force, by the setting's name; `not on a CPU` for what does not concern it.
@@ -60,7 +60,7 @@ def settle_threads() -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 
-def reset_toggles() -> None:
+def reset_backend_flags() -> None:
     """As PyTorch comes, for a model that is loaded next."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False

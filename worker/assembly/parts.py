@@ -26,14 +26,14 @@ from models.token2wav.fused_choice import Kernels
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Vocoder
-from worker.assembly.backend_flags import apply_toggles, wants_kernels
+from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
 from worker.assembly.load_times import Loading
 from worker.config.session import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
 from worker.loop.language import Language, reply_ends
 
 LOG = logging.getLogger(__name__)
 CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
-MOST_SESSIONS = 64
+MAX_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
 MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
 SPEECH_ROWS = 4096
@@ -128,7 +128,7 @@ def assemble(
     """
     by_kernels = wants_kernels(config.compile, model.device)
     if config.compile.enabled:  # what the vocoder is made of depends on them
-        apply_toggles(config.compile, model.device)
+        apply_backend_flags(config.compile, model.device)
     if by_kernels:
         _make_room(model)
     n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
@@ -237,7 +237,7 @@ def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engi
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
     one = slot_bytes(model, flow_parts, config)
-    n_slots = min(int(free * MEMORY_SHARE) // one, MOST_SESSIONS)
+    n_slots = min(int(free * MEMORY_SHARE) // one, MAX_SESSIONS)
     if n_slots < 1:
         expected = f"at least {one / 2**30:.1f} GiB for one session"
         raise SettingsError("free GPU memory", expected=expected, got=f"{free / 2**30:.1f} GiB")

@@ -17,13 +17,13 @@ from worker.loop.results import Event
 from worker.loop.session import OrderError, Phase, Session
 from worker.loop.sessions import Sessions
 from worker.loop.unit_loop import UnitLoop
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 
 
 class Answers:
     """content: everywhere a `models.stages.message_reader.Content`. voice: a `models.token2wav.voice.voice.Voice` or None."""
 
-    def __init__(self, sessions: Sessions, duplex: Duplex, language: Language, voices: VoiceDesk, loop: UnitLoop):
+    def __init__(self, sessions: Sessions, duplex: Duplex, language: Language, voices: VoiceManager, loop: UnitLoop):
         self._sessions, self._duplex, self._language, self._voices, self._loop = (
             sessions,
             duplex,
@@ -44,7 +44,7 @@ class Answers:
     ) -> Session:
         """Answer a whole conversation in a session of its own, which closes by itself behind the outcome.
 
-        Raises: as `Sessions.open` and `VoiceDesk.lend`; ContextOverflowError if conversation and answer do not fit.
+        Raises: as `Sessions.open` and `VoiceManager.lend`; ContextOverflowError if conversation and answer do not fit.
         """
         n_rows, llm_len = len(content) + config.most_tokens, self._duplex.runner.llm_len
         if n_rows > llm_len:

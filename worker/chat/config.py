@@ -58,7 +58,7 @@ class ReplyConfig(Settings):
     def of(cls, defaults: Self, given: Mapping[str, object]) -> tuple[Self, list[str]]:
         """The defaults with what a client gave laid over them, and a sentence for each key that was ignored.
 
-        Raises: KnobError naming every knob that is outside its range.
+        Raises: SettingError naming every knob that is outside its range.
         """
         if not isinstance(given, Mapping):
             raise SettingsError("answer settings", expected="an object", got=shown(given))

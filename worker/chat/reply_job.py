@@ -17,7 +17,7 @@ from worker.loop.duplex_job import EARLY_CODES
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import Event, Partial, Prefilled, ReplyResult
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop
 
 
@@ -34,7 +34,7 @@ class ReplyJob(Job):
     content: Any
     config: ReplyConfig
     language: Language
-    voices: VoiceDesk
+    voices: VoiceManager
     reply: Reply = field(init=False)
     n_fed: int = field(default=0, init=False)
     n_codes: int = field(default=0, init=False)

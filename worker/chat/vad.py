@@ -20,7 +20,7 @@ SAMPLES_PER_MS = SAMPLE_RATE // 1000
 
 SILENCE_MARGIN = 0.15
 # A threshold within the margin of 0 would leave nothing that counts as silence.
-LEAST_SILENCE_BOUND = 0.01
+MIN_SILENCE_BOUND = 0.01
 MIN_THRESHOLD = 0.05
 
 MAX_SEGMENT = CLIP_SAMPLES  # what the audio encoder takes in one piece
@@ -53,7 +53,7 @@ class VoiceSettings:
 
     @property
     def silence_below(self) -> float:
-        return max(self.threshold - SILENCE_MARGIN, LEAST_SILENCE_BOUND)
+        return max(self.threshold - SILENCE_MARGIN, MIN_SILENCE_BOUND)
 
 
 @dataclass(frozen=True)

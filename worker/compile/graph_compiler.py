@@ -20,7 +20,16 @@ from models.omni import OmniModel
 from worker.compile.errors import first_line, is_misfit, reason_of
 from worker.compile.prefetch import await_compiler, keep_kernels, rehearse
 from worker.compile.state import RegionState, TargetPhase, TargetState, Tuned
-from worker.compile.targets import AIMS, NEVER_CAPTURED, SAMPLERS, SERVING, UNTRIED, Aim, Table, compiles
+from worker.compile.targets import (
+    COMPILE_TARGETS,
+    NEVER_CAPTURED,
+    SAMPLERS,
+    SERVING,
+    UNTRIED,
+    CompileTarget,
+    Table,
+    compiles,
+)
 from worker.config.compile import TARGETS, CompileConfig, Target
 
 LOG = logging.getLogger(__name__)
@@ -31,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 Calls = Callable[[RegionTable, str], list[tuple[Bucket, dict[str, Any]]]]
 
 
-class Tuner:
+class GraphCompiler:
     """One run over all targets: `run`, once.
 
     was_misled: a graph came from the cache and could not run. kernels_error: the table whose kernels, the project's
@@ -86,7 +95,7 @@ class Tuner:
         if self._config.cuda_graphs == "on" and not self._is_gpu:
             self._tuned.notes.append(f"compile.cuda_graphs: expected a GPU, got {self._device}; nothing is captured")
             LOG.warning("%s", self._tuned.notes[-1])
-        if any(AIMS[name].table == "omni" for name in self._by_kernels):
+        if any(COMPILE_TARGETS[name].table == "omni" for name in self._by_kernels):
             self._use_kernels()
         if self._has_driver and not self.kernels_error:
             self._get_ready()
@@ -121,18 +130,18 @@ class Tuner:
         """Every call of the warm-up, by stage."""
         stages: dict[str, list[Callable[[], None]]] = {}
         for target, regions in self._warmed.items():
-            table = self._tables.get(AIMS[target].table)
+            table = self._tables.get(COMPILE_TARGETS[target].table)
             for region in regions:
                 for bucket, variant in self._calls(table, region):
                     call = partial(table.call_example, region, bucket, variant)
-                    stages.setdefault(AIMS[target].stage, []).append(call)
+                    stages.setdefault(COMPILE_TARGETS[target].stage, []).append(call)
         return stages
 
     # --- targets -------------------------------------------------------------------------------
 
     def _compile(self, name: Target) -> None:
-        aim, state = AIMS[name], self._tuned.targets[name]
-        table, regions = self._tables.get(aim.table), self._regions(aim)
+        target, state = COMPILE_TARGETS[name], self._tuned.targets[name]
+        table, regions = self._tables.get(target.table), self._regions(target)
         if table is None or not regions:
             state.phase, state.error = TargetPhase.OFF, "the checkpoint does not have it"
             return
@@ -154,7 +163,7 @@ class Tuner:
             except Exception as error:
                 self.was_misled |= cache_counts()[0] > hits and is_misfit(error)
                 if name in self._by_kernels:
-                    self.kernels_error = aim.table, f"{name}: {reason_of(error)}"
+                    self.kernels_error = target.table, f"{name}: {reason_of(error)}"
                 else:
                     self._fall_back(name, error)
         LOG.info(
@@ -178,9 +187,9 @@ class Tuner:
 
     def _fall_back(self, name: Target, error: Exception) -> None:
         """From now on nothing of the target is compiled or captured; kernels that run it go on."""
-        aim, state = AIMS[name], self._tuned.targets[name]
-        table, regions = self._tables[aim.table], self._regions(aim)
-        table.uncompile([region for region in aim.whole if region in regions], self._parts(name))
+        target, state = COMPILE_TARGETS[name], self._tuned.targets[name]
+        table, regions = self._tables[target.table], self._regions(target)
+        table.uncompile([region for region in target.whole if region in regions], self._parts(name))
         table.drop_graphs(regions)
         state.phase, state.n_captured = TargetPhase.FELL_BACK, 0
         state.error = f"{state.error}; {reason_of(error)}" if state.error else reason_of(error)
@@ -195,29 +204,29 @@ class Tuner:
             state.error += f"; eager warm-up: {first_line(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
             if name in self._by_kernels:
-                self.kernels_error = aim.table, f"{name}: {reason_of(second)}"
+                self.kernels_error = target.table, f"{name}: {reason_of(second)}"
 
     # --- regions -------------------------------------------------------------------------------
 
     def _parts(self, target: Target) -> tuple[str, ...]:
         """Stacks and pieces of it that compile."""
-        return AIMS[target].parts(self._is_gpu, target in self._by_kernels)
+        return COMPILE_TARGETS[target].parts(self._is_gpu, target in self._by_kernels)
 
     def _whole(self, target: Target) -> tuple[str, ...]:
         """Regions of it that compile in one piece."""
-        return AIMS[target].whole_regions(self._is_gpu, target in self._by_kernels)
+        return COMPILE_TARGETS[target].whole_regions(self._is_gpu, target in self._by_kernels)
 
-    def _regions(self, aim: Aim) -> list[str]:
-        table = self._tables.get(aim.table)
-        return [] if table is None else [name for name in aim.all_regions if name in table.table]
+    def _regions(self, target: CompileTarget) -> list[str]:
+        table = self._tables.get(target.table)
+        return [] if table is None else [name for name in target.all_regions if name in table.table]
 
     def _to_warm(self, target: Target) -> list[str]:
         """Regions to run once this target is wrapped: all of its own, unless nothing of it compiles and others ran."""
-        aim = AIMS[target]
+        target = COMPILE_TARGETS[target]
         if self._parts(target) or self._whole(target):
-            return self._regions(aim)
+            return self._regions(target)
         before = {name for names in self._warmed.values() for name in names}
-        return [name for name in self._regions(aim) if name not in before]
+        return [name for name in self._regions(target) if name not in before]
 
     def _calls(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """What of a region serving can meet."""
@@ -241,7 +250,7 @@ class Tuner:
 
     def _rest(self) -> list[tuple[RegionTable, str]]:
         """Regions that no chosen target runs."""
-        warm = {name for target in self._asked for name in AIMS[target].all_regions}
+        warm = {name for target in self._asked for name in COMPILE_TARGETS[target].all_regions}
         return [(table, name) for table in self._tables.values() for name in table.table if name not in warm]
 
     def _captured_regions(self) -> list[tuple[RegionTable, str]]:
@@ -254,7 +263,7 @@ class Tuner:
         return found
 
     def _owners(self, region: str) -> list[Target]:
-        return [target for target, aim in AIMS.items() if region in aim.all_regions]
+        return [target for target, target in COMPILE_TARGETS.items() if region in target.all_regions]
 
     def _warm_up(self, what: str, table: RegionTable, regions: list[str], calls: Calls | None = None) -> None:
         """calls: which of a region; None = those that have to come before it is captured."""
@@ -280,7 +289,7 @@ class Tuner:
                 except Exception as error:
                     LOG.warning("warm-up of %s: %s", region, first_line(error))
                     if owners := self._by_kernels.intersection(self._owners(region)):
-                        self.kernels_error = AIMS[next(iter(owners))].table, f"{region}: {reason_of(error)}"
+                        self.kernels_error = COMPILE_TARGETS[next(iter(owners))].table, f"{region}: {reason_of(error)}"
                         return
                     break
             if region in SERVING:
@@ -338,7 +347,7 @@ class Tuner:
         LOG.warning("%s", reason, exc_info=error)
 
     def _stage(self, region: str) -> str:
-        return next((AIMS[name].stage for name in self._owners(region)), "")
+        return next((COMPILE_TARGETS[name].stage for name in self._owners(region)), "")
 
     def _region_state(self, table: RegionTable, name: str) -> RegionState:
         stage = self._stage(name)
@@ -364,7 +373,7 @@ class Tuner:
     def _steps(self) -> Iterator[list[Any]]:
         for target in self._asked:
             for region in self._warmed[target]:
-                yield self._to_call(self._tables[AIMS[target].table], region)
+                yield self._to_call(self._tables[COMPILE_TARGETS[target].table], region)
         for table, region in self._rest():
             calls = table.calls(region)
             yield calls if region in SERVING else calls[-1:]

@@ -18,7 +18,7 @@ Table = Literal["omni", "vocoder"]
 
 
 @dataclass(frozen=True)
-class Aim:
+class CompileTarget:
     """One target.
 
     table: whose regions. stage: of a unit; its regions never run at the same time. stacks: layers, one of which is
@@ -48,11 +48,11 @@ class Aim:
         return (*self.regions, *self.whole, *self.eager)
 
 
-AIMS: dict[Target, Aim] = {
-    "vpm": Aim("omni", "see", ("vpm",), ("vision",)),
-    "resampler": Aim("omni", "see", ("resampler",), ("vision",)),
-    "apm": Aim("omni", "hear", ("apm",), ("audio_unit", "audio_overlap"), whole=("mel_unit",)),
-    "llm.model": Aim(
+COMPILE_TARGETS: dict[Target, CompileTarget] = {
+    "vpm": CompileTarget("omni", "see", ("vpm",), ("vision",)),
+    "resampler": CompileTarget("omni", "see", ("resampler",), ("vision",)),
+    "apm": CompileTarget("omni", "hear", ("apm",), ("audio_unit", "audio_overlap"), whole=("mel_unit",)),
+    "llm.model": CompileTarget(
         "omni",
         "text",
         ("llm.model",),
@@ -61,7 +61,7 @@ AIMS: dict[Target, Aim] = {
         # Rare, large and memory-bound: compiling would cost more than it gives.
         eager=("llm_evict",),
     ),
-    "tts.model": Aim(
+    "tts.model": CompileTarget(
         "omni",
         "speech",
         ("tts.model",),
@@ -70,7 +70,7 @@ AIMS: dict[Target, Aim] = {
         # Two dozen operations: captured, they cost less than the start that compiling them would hold up.
         eager=("spoken_rows",),
     ),
-    "token2wav.flow": Aim(
+    "token2wav.flow": CompileTarget(
         "vocoder",
         "sound",
         regions=("flow",),
@@ -79,7 +79,7 @@ AIMS: dict[Target, Aim] = {
         on_cpu=("flow.encoder", "flow.decoder.estimator"),
     ),
     # Whole, its eight lengths of columns take the compiler minutes, and with one graph for all it fails.
-    "token2wav.hift": Aim("vocoder", "sound", ("hift",), ("hift",)),
+    "token2wav.hift": CompileTarget("vocoder", "sound", ("hift",), ("hift",)),
 }
 # With running sums. Kernels of such, tried by `max-autotune` in several layouts, have ended a process by an illegal
 # memory access (torch 2.11, CUDA), and there is no product in them to choose a kernel for.
@@ -90,19 +90,23 @@ NEVER_CAPTURED = ("llm_prefill",)
 
 STACKED = tuple(
     dict.fromkeys(
-        name for aim in AIMS.values() for name in aim.regions if aim.table == "omni" and name not in NEVER_CAPTURED
+        name
+        for target in COMPILE_TARGETS.values()
+        for name in target.regions
+        if target.table == "omni" and name not in NEVER_CAPTURED
     )
 )
-WHOLE = tuple(name for aim in AIMS.values() for name in aim.whole if aim.table == "omni")
-EAGER = tuple(name for aim in AIMS.values() for name in aim.eager if aim.table == "omni")
-FLOW = AIMS["token2wav.flow"].regions
-SOUND = (*AIMS["token2wav.flow"].eager, *AIMS["token2wav.hift"].regions)
+WHOLE = tuple(name for target in COMPILE_TARGETS.values() for name in target.whole if target.table == "omni")
+EAGER = tuple(name for target in COMPILE_TARGETS.values() for name in target.eager if target.table == "omni")
+FLOW = COMPILE_TARGETS["token2wav.flow"].regions
+SOUND = (*COMPILE_TARGETS["token2wav.flow"].eager, *COMPILE_TARGETS["token2wav.hift"].regions)
 SERVING = (*STACKED, *WHOLE, *EAGER, *FLOW, *SOUND)
 
 
 def compiles(targets: Collection[Target], *, is_gpu: bool, by_kernels: Collection[Target]) -> bool:
     """Whether anything of these targets compiles. by_kernels: those whose layers the project's own kernels run."""
     return any(
-        AIMS[name].parts(is_gpu, name in by_kernels) or AIMS[name].whole_regions(is_gpu, name in by_kernels)
+        COMPILE_TARGETS[name].parts(is_gpu, name in by_kernels)
+        or COMPILE_TARGETS[name].whole_regions(is_gpu, name in by_kernels)
         for name in targets
     )

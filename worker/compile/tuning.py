@@ -20,11 +20,11 @@ import torch.fx.experimental._config as symbol_config
 from models.graphs.compiler import counters, forget
 from models.graphs.kernel_support import Made
 from models.graphs.region_graphs import RegionTable, compile_counters
-from worker.assembly.backend_flags import apply_toggles, wants_kernels
+from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
 from worker.assembly.parts import Parts
-from worker.compile.graph_compiler import Progress, Tuner
+from worker.compile.graph_compiler import GraphCompiler, Progress
 from worker.compile.state import CompileCounts, TargetPhase, TargetState, Tuned
-from worker.compile.targets import AIMS, Table
+from worker.compile.targets import COMPILE_TARGETS, Table
 from worker.config.compile import TARGETS, CompileConfig, Target
 from worker.config.session import EngineConfig
 
@@ -53,7 +53,7 @@ def tune(
     set_states(tuned.targets, config.compile)
     made, kept = Made.n, Made.n_kept
     if config.compile.enabled:
-        tuned.toggles = apply_toggles(config.compile, parts.model.device)
+        tuned.toggles = apply_backend_flags(config.compile, parts.model.device)
         # Two sizes that happen to be equal in the first example are still two sizes.
         with symbol_config.patch(use_duck_shape=False):
             _run(parts, config.compile, tuned, progress, backend, is_warm)
@@ -70,7 +70,7 @@ def _run(
     while True:
         failed = None
         ours = _targets_of(parts, by_kernels)
-        tuner = Tuner(parts.model, _tables(parts), config, tuned, progress, backend, ours, is_warm)
+        tuner = GraphCompiler(parts.model, _tables(parts), config, tuned, progress, backend, ours, is_warm)
         tuner.run()
         if tuner.kernels_error:
             failed, error = tuner.kernels_error
@@ -104,7 +104,11 @@ def _run(
 def _targets_of(parts: Parts, by_kernels: bool) -> list[Target]:
     """Targets whose layers kernels run: the model's all or none, by_kernels; the vocoder's as it was built."""
     ours = parts.vocoder.regions.kernels if parts.vocoder is not None else frozenset()
-    return [name for name, aim in AIMS.items() if (by_kernels if aim.table == "omni" else ours.issuperset(aim.regions))]
+    return [
+        name
+        for name, aim in COMPILE_TARGETS.items()
+        if (by_kernels if aim.table == "omni" else ours.issuperset(aim.regions))
+    ]
 
 
 def set_states(targets: dict[str, TargetState], config: CompileConfig) -> None:

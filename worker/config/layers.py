@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from models.errors import ConfigError
-from worker.config.settings import KnobError, Problem, Settings, shown
+from worker.config.settings import Problem, SettingError, Settings, shown
 
 VARIABLE_PREFIX = "DUOLOGUE_"
 MAX_FILE_BYTES = 1 << 20
 _EXCERPT = 24  # characters of the file in an error
 
 
-class Knob(NamedTuple):
+class SettingField(NamedTuple):
     """One setting by its full name. parent: the group it is in. name: its own name there."""
 
     key: str
@@ -59,13 +59,13 @@ class Knob(NamedTuple):
         return VARIABLE_PREFIX + self.key.upper().replace(".", "_")
 
 
-def knobs(settings: type[Settings], prefix: str = "") -> Iterator[Knob]:
+def setting_fields(settings: type[Settings], prefix: str = "") -> Iterator[SettingField]:
     """Every setting, a group in front of what is inside."""
     for name in settings.model_fields:
-        knob = Knob(prefix + name, settings, name)
+        knob = SettingField(prefix + name, settings, name)
         yield knob
         if knob.group:
-            yield from knobs(knob.group, f"{knob.key}.")
+            yield from setting_fields(knob.group, f"{knob.key}.")
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Layers:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._known = {knob.key: knob for knob in knobs(self.settings)}
+        self._known = {knob.key: knob for knob in setting_fields(self.settings)}
 
     def add(self, given: Mapping[str, object], source: str, base: Path) -> None:
         """Lay nested values over those so far. base: where relative paths start."""
@@ -108,19 +108,19 @@ class Layers:
                 self.problems.append(Problem(variable, _existing(near, "a variable"), shown(text)))
 
     def build(self) -> Any:
-        """The settings. Raises: KnobError naming every value that cannot be and where it came from."""
+        """The settings. Raises: SettingError naming every value that cannot be and where it came from."""
         built = None
         try:
             built = self.settings(**self.values)
-        except KnobError as error:
+        except SettingError as error:
             self.problems += error.problems
         self.raise_problems()
         return built
 
     def raise_problems(self) -> None:
-        """Raises: KnobError if there are any."""
+        """Raises: SettingError if there are any."""
         if self.problems:
-            raise KnobError([self._with_source(one) for one in self.problems])
+            raise SettingError([self._with_source(one) for one in self.problems])
 
     def _add_one(self, key: str, value: object, source: str, base: Path) -> None:
         *groups, name = key.split(".")
@@ -147,7 +147,7 @@ class Layers:
                 self.sources[key] = source
 
     def _merge_group(
-        self, knob: Knob, value: object, into: dict[str, Any], source: str, base: Path, whole: str
+        self, knob: SettingField, value: object, into: dict[str, Any], source: str, base: Path, whole: str
     ) -> None:
         can_switch = knob.key in self.switches
         if can_switch and isinstance(value, bool):
@@ -213,7 +213,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _from_text(text: str, knob: Knob) -> object:
+def _from_text(text: str, knob: SettingField) -> object:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import Field
 
 from worker.config.compile import CompileConfig
-from worker.config.layers import Layers, knobs, read_json
+from worker.config.layers import Layers, read_json, setting_fields
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import KnobError, Problem, Settings
+from worker.config.settings import Problem, SettingError, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_NAME = "config.json"
@@ -155,7 +155,7 @@ class Config(Settings):
         return held.model_copy(update={"attention": ATTENTION[self.model.attn_implementation]})
 
     def engine(self) -> EngineConfig:
-        """What one worker's engine is built with. Raises: KnobError for sessions that no slot could hold."""
+        """What one worker's engine is built with. Raises: SettingError for sessions that no slot could hold."""
         model, duplex = self.model, self.duplex
         engine = EngineConfig(
             model_path=model.model_path,
@@ -185,7 +185,7 @@ def load_config(
         flags: full name -> value, such as {"service.compile": True}; None means not given.
         environ: DUOLOGUE_<SECTION>_<KEY> variables and TORCHINDUCTOR_CACHE_DIR count.
     Returns: the settings, and a sentence for each key that is known to do nothing.
-    Raises: ConfigError for a file that is no JSON; KnobError naming every setting that does not exist or cannot be.
+    Raises: ConfigError for a file that is no JSON; SettingError naming every setting that does not exist or cannot be.
     """
     layers = _with_defaults()
     file = path or ROOT / FILE_NAME
@@ -198,7 +198,7 @@ def load_config(
     config, elsewhere = _voice_of_ours(layers.build())
     try:
         config.engine()
-    except KnobError as error:
+    except SettingError as error:
         layers.problems += map(_as_in_the_file, error.problems)
         layers.raise_problems()
     return config, layers.notes + elsewhere + _without_effect(config, layers)
@@ -222,7 +222,7 @@ def default_config() -> Config:
 
 def _with_defaults() -> Layers:
     layers = Layers(Config, DEAD, frozenset({"service.compile"}))
-    layers.add_dotted({knob.key: knob.default for knob in knobs(Config) if knob.is_path}, "default", ROOT)
+    layers.add_dotted({knob.key: knob.default for knob in setting_fields(Config) if knob.is_path}, "default", ROOT)
     return layers
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from models.errors import SettingsError
 from models.sampling.settings import DUPLEX_CODES, DUPLEX_TEXT, MAX_COUNT, MIN_TEMPERATURE, CodeSampling, TextSampling
 from worker.config.compile import CompileConfig
-from worker.config.settings import KnobError, Problem, Settings, notes, overlaid, shown
+from worker.config.settings import Problem, SettingError, Settings, notes, overlaid, shown
 
 # Rows of the shared token sets: duplex as the public implementation has it, duplex as meant, turn-based replies
 # with and without speech.
@@ -88,7 +88,7 @@ class SessionConfig(Settings):
 
         A `window` that is given as an object may name some of its knobs only.
         Returns: the config, and one sentence for each key that was ignored because there is no such knob.
-        Raises: KnobError naming every knob that is outside its range.
+        Raises: SettingError naming every knob that is outside its range.
         """
         if not isinstance(given, Mapping):
             raise SettingsError("session settings", expected="an object", got=shown(given))
@@ -167,7 +167,7 @@ class EngineConfig(Settings):
         return self.token2wav_path or self.model_path / "assets" / "token2wav"
 
     def check_session(self, session: SessionConfig) -> None:
-        """Raises: KnobError if a slot could not hold the session's window and one unit more, or for solver steps that
+        """Raises: SettingError if a slot could not hold the session's window and one unit more, or for solver steps that
         the engine was not built for.
         """
         problems = [self._overflow(session)]
@@ -176,7 +176,7 @@ class EngineConfig(Settings):
                 Problem("euler_steps", f"null or {self.euler_steps}, the engine's", str(session.euler_steps))
             )
         if problems := [problem for problem in problems if problem]:
-            raise KnobError(problems)
+            raise SettingError(problems)
 
     def _misfits(self) -> list[Problem]:
         problem = self._overflow(self.session)

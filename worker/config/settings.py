@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     got: str
 
 
-class KnobError(SettingsError):
+class SettingError(SettingsError):
     """One or more knobs outside their range; `problems` and the text name every one of them."""
 
     def __init__(self, problems: list[Problem]):
@@ -42,7 +42,7 @@ class KnobError(SettingsError):
 class Settings(BaseModel):
     """Frozen, strictly typed: a bool is no number, text is no number, a whole number will do for a float.
 
-    Raises: KnobError when made with a key it does not have or a value outside its range.
+    Raises: SettingError when made with a key it does not have or a value outside its range.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
@@ -51,9 +51,9 @@ class Settings(BaseModel):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise KnobError(_problems(type(self), error)) from None
+            raise SettingError(_problems(type(self), error)) from None
         if problems := self._misfits():
-            raise KnobError(problems)
+            raise SettingError(problems)
 
     def _misfits(self) -> list[Problem]:
         """Knobs that are in range and do not fit each other."""
@@ -119,7 +119,7 @@ def _problems(settings: type[Settings], error: ValidationError) -> list[Problem]
     for entry in error.errors(include_url=False):
         knob = str(entry["loc"][0])
         cause = entry.get("ctx", {}).get("error")
-        if isinstance(cause, KnobError):
+        if isinstance(cause, SettingError):
             found += [one._replace(knob=f"{knob}.{one.knob}") for one in cause.problems]
         elif knob in settings.model_fields:
             found.append(Problem(knob, allowed(settings, knob), shown(entry["input"])))

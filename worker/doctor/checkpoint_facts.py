@@ -11,7 +11,7 @@ from pathlib import Path
 from worker.doctor.facts import ModelFacts, NotKnown
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-MOST_HEADER_BYTES = 100 << 20
+MAX_HEADER_BYTES = 100 << 20
 
 
 def checkpoint_facts(folder: Path) -> ModelFacts:
@@ -68,7 +68,7 @@ def _shard(file: Path) -> tuple[set[str], int]:
     with file.open("rb") as opened:
         start = opened.read(8)
         n_header = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 0 < n_header < MOST_HEADER_BYTES:
+        if not 0 < n_header < MAX_HEADER_BYTES:
             raise ValueError("expected a safetensors header, got none")
         header = json.loads(opened.read(n_header))
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -11,8 +11,8 @@ from worker.doctor.machine import Machine
 from worker.doctor.versions import numbers
 
 MATCHED_TRITON = ((2, 10), (3, 6))  # from this torch on, at least this triton
-LEAST_FOR_TRITON = (7, 0)
-LEAST_FOR_BFLOAT16 = LEAST_FOR_KERNELS = (8, 0)
+MIN_FOR_TRITON = (7, 0)
+MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = (8, 0)
 COMPILE_ROOM = GIB  # bytes of GPU memory that compiling takes on top
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -111,11 +111,11 @@ def capability(machine: Machine) -> Finding:
         if not _runs_on(gpu, facts.architectures):
             found = f"{gpu.name} has {version}, and torch is built for {' '.join(facts.architectures)}"
             return problem("capability", found, "install a torch that is built for this GPU, or leave it out")
-        if config.compile.enabled and gpu.capability < LEAST_FOR_TRITON:
-            found = f"{gpu.name} has {version}, and triton compiles from {'.'.join(map(str, LEAST_FOR_TRITON))} on"
+        if config.compile.enabled and gpu.capability < MIN_FOR_TRITON:
+            found = f"{gpu.name} has {version}, and triton compiles from {'.'.join(map(str, MIN_FOR_TRITON))} on"
             return problem("capability", found, "turn service.compile off, or leave this GPU out")
-        if config.model.dtype != "float32" and gpu.capability < LEAST_FOR_BFLOAT16:
-            found = f"{gpu.name} has {version}, and bfloat16 is fast from {'.'.join(map(str, LEAST_FOR_BFLOAT16))} on"
+        if config.model.dtype != "float32" and gpu.capability < MIN_FOR_BFLOAT16:
+            found = f"{gpu.name} has {version}, and bfloat16 is fast from {'.'.join(map(str, MIN_FOR_BFLOAT16))} on"
             return note("capability", found, "set model.dtype to float32 if it fits")
     return ok("capability", ", ".join(sorted({".".join(map(str, gpu.capability)) for gpu in used.values()})))
 
@@ -137,7 +137,7 @@ def kernels(machine: Machine) -> Finding:
         return note("kernels", f"not used: {', '.join(odd)}; layers are compiled", remedy)
     if machine.torch.triton is None:
         return note("kernels", "not used: there is no triton; see the finding about it", REINSTALL)
-    if old := sorted({gpu.name for gpu in used.values() if gpu.capability < LEAST_FOR_KERNELS}):
+    if old := sorted({gpu.name for gpu in used.values() if gpu.capability < MIN_FOR_KERNELS}):
         return note("kernels", f"may not run on {', '.join(old)}: made for 8.0 and up", "service.compile.kernels: off")
     return ok("kernels", "the project's own run the model's layers")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_S = 180  # a cold disk and a sleeping GPU included
 PROGRAM_S = 30
-MOST_FILES = 100_000  # of a cache folder that are counted
+MAX_FILES = 100_000  # of a cache folder that are counted
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -286,7 +286,7 @@ def _folder(path: Path) -> FolderFacts:
     except OSError as error:
         problem = f"{near}: {error.strerror}"
     disk = os.statvfs(near)
-    sizes = [_size(file) for file in islice(path.rglob("*"), MOST_FILES)] if path.is_dir() else []
+    sizes = [_size(file) for file in islice(path.rglob("*"), MAX_FILES)] if path.is_dir() else []
     files = [size for size in sizes if size is not None]
     runs_code = not disk.f_flag & os.ST_NOEXEC
     free = disk.f_bavail * disk.f_frsize

@@ -46,9 +46,9 @@ from worker.service import Lease, Service
 
 LOG = logging.getLogger(__name__)
 NORMAL, FAILED, RESTART = 1000, 1011, 1012  # WebSocket close codes
-MOST_FRAMES = 32  # pictures that came by themselves and wait for their sound
-MOST_UNSENT = 8  # messages; a client that does not read gets nothing further answered
-LEAST_BYTES = 1024  # that a message takes up in memory, however short it is
+MAX_FRAMES = 32  # pictures that came by themselves and wait for their sound
+MAX_UNSENT = 8  # messages; a client that does not read gets nothing further answered
+MIN_BYTES = 1024  # that a message takes up in memory, however short it is
 
 
 class Goodbye(NamedTuple):
@@ -107,7 +107,7 @@ class Conversation:
         await self._room.wait()
         if isinstance(message, Interrupt):
             self._interrupt()
-        n_bytes = max(n_bytes, LEAST_BYTES)
+        n_bytes = max(n_bytes, MIN_BYTES)
         self._inbox.append(Waiting(message, n_bytes, received))
         self._n_bytes += n_bytes
         if self._n_bytes > self._service.settings.max_backlog:
@@ -124,7 +124,7 @@ class Conversation:
             waiting = await self._next()
             if isinstance(waiting, Goodbye):
                 return waiting
-            if self.outbox.qsize() > MOST_UNSENT:
+            if self.outbox.qsize() > MAX_UNSENT:
                 await self.outbox.join()
             try:
                 over = await self._answer(waiting)
@@ -172,9 +172,9 @@ class Conversation:
         if isinstance(message, VideoFrame):
             self._n_frame_bytes += waiting.n_bytes
             most = self._service.settings.max_backlog
-            if len(self._frames) >= MOST_FRAMES or self._n_frame_bytes > most:
+            if len(self._frames) >= MAX_FRAMES or self._n_frame_bytes > most:
                 self._n_frame_bytes -= waiting.n_bytes
-                expected = f"at most {MOST_FRAMES} of {most} bytes together before a chunk"
+                expected = f"at most {MAX_FRAMES} of {most} bytes together before a chunk"
                 raise WireError(ErrorCode.BACKLOG_FULL, "video_frame", expected=expected, got="one more")
             self._frames.append(message)
             return None

@@ -37,7 +37,7 @@ TRY_LATER = 1013
 WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 LAST_WORDS_S = 2.0  # for what is still to be sent when a conversation is over
 LONG_MESSAGE = 2**20  # is read on a thread of its own
-MOST_VALUES = 20_000  # of a message; a sound is one value, and millions of small ones would hold everybody up
+MAX_VALUES = 20_000  # of a message; a sound is one value, and millions of small ones would hold everybody up
 ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -148,8 +148,8 @@ def _parse(data: str | bytes, spec: Spec) -> ClientMessage:
         raise WireError(ErrorCode.TOO_LARGE, "message", expected=expected, got=got)
     if isinstance(data, bytes):
         return read_binary(data, spec)
-    if (n_values := sum(map(data.count, "[{,"))) > MOST_VALUES:
-        raise WireError(ErrorCode.TOO_LARGE, "message", expected=f"at most {MOST_VALUES} values", got=n_values)
+    if (n_values := sum(map(data.count, "[{,"))) > MAX_VALUES:
+        raise WireError(ErrorCode.TOO_LARGE, "message", expected=f"at most {MAX_VALUES} values", got=n_values)
     return read_text(data)
 
 

@@ -48,7 +48,7 @@ def checked(samples: object) -> np.ndarray:
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 
-class Hearing:
+class AudioBuffer:
     """What one session has sent and no unit has heard yet.
 
     A unit's samples are looked at with `peek`, as often as it takes, and leave with `commit` once the unit is heard.

@@ -13,19 +13,19 @@ from models.stages.unit_steps import Duplex
 from worker.loop.job import Job
 from worker.loop.observer import Observer
 from worker.loop.session import Phase
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 
 LOG = logging.getLogger(__name__)
 
 
-class Crew:
+class BatchRunner:
     """jobs: in flight. Everything that may raise on account of one of them goes through here."""
 
-    def __init__(self, duplex: Duplex, voices: VoiceDesk, observer: Observer, clock: Callable[[], float]):
+    def __init__(self, duplex: Duplex, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
         self.duplex, self.voices, self.observer, self.clock = duplex, voices, observer, clock
         self.jobs: list[Job] = []
 
-    def isolated(
+    def run_with_retry(
         self,
         jobs: list[Job],
         call: Callable[[list[Job]], Sequence[Any]],
@@ -46,7 +46,7 @@ class Crew:
             if len(jobs) == 1:
                 (fail or self.fail)(jobs[0], error)
                 return []
-        return [pair for job in jobs for pair in self.isolated([job], call, undo, fail=fail)]
+        return [pair for job in jobs for pair in self.run_with_retry([job], call, undo, fail=fail)]
 
     def guarded(
         self,
@@ -61,7 +61,7 @@ class Crew:
         except Exception as error:
             (fail or self.fail)(job, error)
 
-    def fall_silent(self, job: Job, error: Exception) -> None:
+    def disable_speech(self, job: Job, error: Exception) -> None:
         """Go on without a voice: the text stands."""
         job.error = error
         job.calls.clear()
@@ -87,7 +87,7 @@ class Crew:
         """End a job without touching others: its text is taken back, or stands if only its voice failed."""
         session = job.session
         if job.error is None and job.is_text_done and session.phase is Phase.PREFILLED:
-            self.fall_silent(job, error)
+            self.disable_speech(job, error)
             return
         if session.phase is Phase.GENERATED:
             self.lose(job, error)  # half-closed, its context cannot be trusted any more

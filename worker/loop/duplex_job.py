@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from models.errors import ImageError
-from worker.loop.audio_buffer import Hearing
+from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import SOUND_RATE, Event, UnitResult
 from worker.loop.session import Gate, UnitInput
-from worker.loop.unit_decoder import Talk
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.unit_decoder import UnitDecoder
+from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop, Rebuild, UnitRecord
 
 CODES_PER_UNIT = 25
@@ -23,7 +23,7 @@ DRAWN_PER_UNIT = CODES_PER_UNIT + 1  # the last one drawn is never voiced
 # The vocoder takes five. But a turn opens with 120 ms of silence and the newest 160 ms wait for the cross-fade: of ten
 # codes 120 ms of speech leave, of five none.
 EARLY_CODES = 10
-MOST_WAITING_FRAMES = 32
+MAX_WAITING_FRAMES = 32
 DRAIN = "drain"
 
 
@@ -33,8 +33,8 @@ class DuplexJob(Job):
 
     unit: UnitInput
     language: Language
-    voices: VoiceDesk
-    talk: Talk | None = field(default=None, init=False)
+    voices: VoiceManager
+    talk: UnitDecoder | None = field(default=None, init=False)
     n_codes: int = field(default=0, init=False)
     _frames: list[list[Any]] = field(default_factory=list, init=False)
     _sounds: list[np.ndarray] = field(default_factory=list, init=False)
@@ -44,7 +44,7 @@ class DuplexJob(Job):
     _voices_old_turn: bool = field(default=False, init=False)
     _is_hushed: bool = field(default=False, init=False)
     _late: list[int] = field(default_factory=list, init=False)  # ids in front of the terminator
-    _before: tuple[Hearing, Any] | None = field(default=None, init=False)
+    _before: tuple[AudioBuffer, Any] | None = field(default=None, init=False)
     _is_broken_off: bool = field(default=False, init=False)
 
     @property
@@ -58,16 +58,16 @@ class DuplexJob(Job):
         if reference and session.gate is Gate.STOPPED:
             self._ends_turn = True
             return None
-        self._before = session.hearing.copy(), session.text and session.text.copy()
+        self._before = session.audio_buffer.copy(), session.text and session.text.copy()
         if unit.sound is not None:
-            session.hearing.push(unit.sound)
+            session.audio_buffer.push(unit.sound)
             self._sounds = self._take_sounds()
         self._frames = [*session.frames_waiting, *unit.frames]
         too_short = unit.sound is not None and not self._sounds
         if not reference and too_short:
             # Pictures wait for the sound they belong to.
-            if len(self._frames) > MOST_WAITING_FRAMES:
-                expected = f"at most {MOST_WAITING_FRAMES} waiting for sound"
+            if len(self._frames) > MAX_WAITING_FRAMES:
+                expected = f"at most {MAX_WAITING_FRAMES} waiting for sound"
                 raise ImageError(f"pictures of session {session.id}", expected=expected, got=len(self._frames))
             session.frames_waiting, self._frames = self._frames, []
             return None
@@ -75,7 +75,7 @@ class DuplexJob(Job):
         if unit.sound is None and not self._frames:
             return None
         if unit.sound is None:
-            session.hearing.mark_heard_without_sound()
+            session.audio_buffer.mark_heard_without_sound()
         self._is_half_fed = too_short
         if not too_short:
             self.talk = self._start_talk()
@@ -86,11 +86,11 @@ class DuplexJob(Job):
         """All whole seconds that wait; in an open turn, which speaks second by second, only one of them, unless what is
         left takes up half the room: no more could come in then, and without that the turn would never end.
         """
-        hearing, sounds = self.session.hearing, []
-        while (sound := hearing.peek()) is not None:
-            hearing.commit()
+        audio_buffer, sounds = self.session.audio_buffer, []
+        while (sound := audio_buffer.peek()) is not None:
+            audio_buffer.commit()
             sounds.append(sound)
-            if self.session.reference or (self._is_speaking and 2 * hearing.lag_s <= hearing.max_waiting_s):
+            if self.session.reference or (self._is_speaking and 2 * audio_buffer.lag_s <= audio_buffer.max_waiting_s):
                 break
         return sounds
 
@@ -98,10 +98,10 @@ class DuplexJob(Job):
     def _is_speaking(self) -> bool:
         return self.session.turn_open or self.session.voice.draining
 
-    def _start_talk(self) -> Talk:
+    def _start_talk(self) -> UnitDecoder:
         session, config = self.session, self.session.config
         behind = not session.reference and session.waiting_s >= 1 and not self._is_speaking
-        return Talk(
+        return UnitDecoder(
             self.language.talk_ids,
             max_tokens=config.max_new_speak_tokens_per_chunk,
             max_chars=config.max_chars_per_chunk,
@@ -265,10 +265,10 @@ class DuplexJob(Job):
             # The slot has not heard the unit either. Whole seconds and pictures that waited go with it: should it have
             # failed for their number, so would every unit from now on.
             session = self.session
-            session.hearing, session.text = self._before
+            session.audio_buffer, session.text = self._before
             session.break_asked = session.break_asked or self._is_broken_off
-            while not session.reference and session.hearing.peek() is not None:
-                session.hearing.commit()
+            while not session.reference and session.audio_buffer.peek() is not None:
+                session.audio_buffer.commit()
         return super().fail(error)
 
     def result(self) -> UnitResult:
@@ -289,7 +289,7 @@ class DuplexJob(Job):
             n_codes=self.n_codes,
             n_slices=len(self.images()),
             n_caught_up=max(len(self._sounds) - 1, 0),
-            lag_s=session.hearing.lag_s + session.waiting_s,
+            lag_s=session.audio_buffer.lag_s + session.waiting_s,
             tokens=tuple(talk.all_ids) if heard else (),
             times=self.times,
         )

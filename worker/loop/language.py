@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from models.inputs.prompts import START, close_answer, open_answer
 from models.inputs.tokens import TextStream, Tokenizer
-from worker.loop.unit_decoder import TalkIds
+from worker.loop.unit_decoder import ControlTokens
 
 
 class Language:
@@ -13,7 +13,7 @@ class Language:
     def __init__(self, tokenizer: Tokenizer, *, image_rows: int, sound_rows: int = 10):
         """image_rows, sound_rows: context rows of one image slice and of one unit of sound."""
         self.tokenizer, self.special = tokenizer, tokenizer.special
-        self.talk_ids = TalkIds.of(tokenizer.special)
+        self.talk_ids = ControlTokens.of(tokenizer.special)
         self.image_rows, self.sound_rows = image_rows, sound_rows
         self.reply_ends = reply_ends(tokenizer)
         # Ids that steer are never content, whether the tokenizer declares them special or not.

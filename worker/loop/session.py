@@ -15,7 +15,7 @@ import numpy as np
 from models.errors import ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.config.session import SessionConfig
-from worker.loop.audio_buffer import Hearing
+from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.results import Event, Failure
 from worker.loop.window import UnitWindow
 
@@ -105,7 +105,7 @@ class Session:
     slot: int
     config: SessionConfig
     emit: Callable[[Event], None]
-    hearing: Hearing
+    audio_buffer: AudioBuffer
     window: UnitWindow
     voice: Voice = field(default_factory=Voice)
     phase: Phase = Phase.NEW
@@ -153,10 +153,10 @@ class Session:
         except Exception:
             LOG.exception("session %s: its receiver failed on a %s", self.id, type(event).__name__)
 
-    def renew(self, config: SessionConfig, hearing: Hearing, window: UnitWindow) -> None:
+    def renew(self, config: SessionConfig, audio_buffer: AudioBuffer, window: UnitWindow) -> None:
         """Forget everything but the name, the slot, the voice and what state it is in."""
         self.drop_waiting("the session was prepared anew")
-        self.config, self.hearing, self.window = config, hearing, window
+        self.config, self.audio_buffer, self.window = config, audio_buffer, window
         self.pending, self.frames_waiting, self.text = [], [], None
         self.turn_open = self.break_asked = False
         self.n_decided = self.n_units = self.n_unit_ids = 0

@@ -18,14 +18,14 @@ from models.errors import ContextOverflowError, NumericsError
 from models.stages.runner import Rows
 from models.stages.unit_steps import Duplex
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import KnobError, Problem, shown
-from worker.loop.audio_buffer import Hearing
+from worker.config.settings import Problem, SettingError, shown
+from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language
 from worker.loop.results import Event, Failure
 from worker.loop.session import Gate, OrderError, Phase, Session, UnitInput
 from worker.loop.unit_loop import UnitLoop
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import UnitWindow
 
 LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ SETTLED_KNOBS = (
     "seed",
     "compat",
 )
-MOST_SNAPSHOT_ROWS = 1024  # a longer prompt is hardly shared, and would take the room of many
+MAX_SNAPSHOT_ROWS = 1024  # a longer prompt is hardly shared, and would take the room of many
 REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
 
 
@@ -65,7 +65,7 @@ class Prompt:
 class Sessions:
     """All sessions of one engine."""
 
-    def __init__(self, duplex: Duplex, language: Language, voices: VoiceDesk, loop: UnitLoop, config: EngineConfig):
+    def __init__(self, duplex: Duplex, language: Language, voices: VoiceManager, loop: UnitLoop, config: EngineConfig):
         self._duplex, self._language, self._voices, self._loop = duplex, language, voices, loop
         self._config = config
         self._open: dict[str, Session] = {}
@@ -88,7 +88,7 @@ class Sessions:
         self._config.check_session(config)
         slot = self._duplex.open()
         try:
-            session = Session(name, slot, config, emit, self._hearing(config), self._window(config))
+            session = Session(name, slot, config, emit, self._audio_buffer(config), self._window(config))
         except BaseException:
             self._duplex.close(slot)
             raise
@@ -116,7 +116,7 @@ class Sessions:
     def _prepare(self, session: Session, prompt: Prompt, config: SessionConfig) -> int:
         self._config.check_session(config)
         self._duplex.empty(session.slot)
-        session.renew(config, self._hearing(config), self._window(config))
+        session.renew(config, self._audio_buffer(config), self._window(config))
         self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self.seed(config))
         tokenizer = self._language.tokenizer
         prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
@@ -158,7 +158,7 @@ class Sessions:
         if rows is None:
             return 0
         n_rows = self.feed_prompt(session, rows)
-        if self._config.snapshots and n_rows <= MOST_SNAPSHOT_ROWS:
+        if self._config.snapshots and n_rows <= MAX_SNAPSHOT_ROWS:
             self._snapshots[key] = duplex.save(slot)
             if len(self._snapshots) > self._config.snapshots:
                 self._snapshots.popitem(last=False)
@@ -213,7 +213,7 @@ class Sessions:
     def adjust(self, session: Session, config: SessionConfig) -> None:
         """Other settings from the next unit on; context, turn and random numbers go on.
 
-        Raises: OrderError while a unit runs; KnobError for a knob that is settled when a session is prepared.
+        Raises: OrderError while a unit runs; SettingError for a knob that is settled when a session is prepared.
         """
         if session.phase is not Phase.READY:
             raise OrderError(f"session {session.id}: adjust", expected="a session between units", got=session.phase)
@@ -221,7 +221,7 @@ class Sessions:
         settled = [knob for knob in SETTLED_KNOBS if getattr(config, knob) != getattr(session.config, knob)]
         if settled:
             values = ((knob, getattr(session.config, knob), getattr(config, knob)) for knob in settled)
-            raise KnobError([Problem(knob, f"{held!r}, as prepared", shown(asked)) for knob, held, asked in values])
+            raise SettingError([Problem(knob, f"{held!r}, as prepared", shown(asked)) for knob, held, asked in values])
         session.config = config
         self._duplex.adjust_text(session.slot, config.text_sampling())
 
@@ -288,8 +288,8 @@ class Sessions:
         except Exception:
             LOG.exception("session %s: could not be closed", session.id)
 
-    def _hearing(self, config: SessionConfig) -> Hearing:
-        return Hearing(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)
+    def _audio_buffer(self, config: SessionConfig) -> AudioBuffer:
+        return AudioBuffer(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)
 
     def _window(self, config: SessionConfig) -> UnitWindow:
         reference = config.compat == "reference"

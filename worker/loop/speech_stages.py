@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from models.errors import NumericsError
-from models.stages.speech_steps import Look, PendingLook
+from models.stages.speech_steps import Look, Readback
 from models.token2wav.vocoder import Chunk
-from worker.loop.batch_runner import Crew, nothing
+from worker.loop.batch_runner import BatchRunner, nothing
 from worker.loop.job import Job, SpeechCall
 
 SLICE_CODES = 5  # codes drawn between two decode steps of others
-MOST_LOOKS = 2  # of one call, on their way: codes needed in any case are asked for before the last ones are seen
-MOST_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
+MAX_LOOKS = 2  # of one call, on their way: codes needed in any case are asked for before the last ones are seen
+MAX_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
 POLL_S = 1e-4
 
 
@@ -29,12 +29,12 @@ class _Slice:
     """Codes that somebody has to look at. calls: whose; look: what they have drawn. start: when it set out."""
 
     calls: list[tuple[Job, SpeechCall]]
-    look: PendingLook
+    look: Readback
     start: float
 
 
 @dataclass(eq=False)
-class _Flight:
+class _InFlightBatch:
     """Windows of several jobs at the vocoder. launch: what it gave for them, None once taken. start: as in a slice."""
 
     windows: list[tuple[Job, Any]]
@@ -49,36 +49,36 @@ class SpeechStages:
     vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only.
     """
 
-    def __init__(self, crew: Crew, vocoder: Any):
-        self._crew, self._vocoder = crew, vocoder
-        self._duplex, self._speaker = crew.duplex, crew.duplex.speaker
+    def __init__(self, batch: BatchRunner, vocoder: Any):
+        self._batch, self._vocoder = batch, vocoder
+        self._duplex, self._speaker = batch.duplex, batch.duplex.speaker
         self._slices: list[_Slice] = []
-        self._flights: list[_Flight] = []
-        self._most_looks = MOST_LOOKS if self._speaker is not None and self._speaker.is_beside else 1
+        self._flights: list[_InFlightBatch] = []
+        self._most_looks = MAX_LOOKS if self._speaker is not None and self._speaker.is_beside else 1
 
     # --- codes ---------------------------------------------------------------------------------
 
     def speak(self, jobs: list[Job]) -> None:
-        with self._crew.timed(jobs, "condition"):
+        with self._batch.timed(jobs, "condition"):
             while lacking := [(job, call) for job in jobs if (call := _first_without_rows(job)) is not None]:
                 self._make_rows([job for job, _ in lacking])
                 jobs = [job for job in jobs if job.calls]
-        start = self._crew.clock()
+        start = self._batch.clock()
         fresh = [job for job in jobs if not job.calls[0].is_begun]
         for job in fresh:
-            self._crew.guarded(job, self._make_room, fail=self._crew.fall_silent)
+            self._batch.guarded(job, self._make_room, fail=self._batch.disable_speech)
         fresh = [job for job in fresh if job.calls]
-        self._crew.isolated(fresh, self._begin_calls, self._crew.undo_call, fail=self._crew.fall_silent)
-        is_alone = all(job.is_prefilled and job.step is None for job in self._crew.jobs)
+        self._batch.run_with_retry(fresh, self._begin_calls, self._batch.undo_call, fail=self._batch.disable_speech)
+        is_alone = all(job.is_prefilled and job.step is None for job in self._batch.jobs)
         while jobs := [job for job in jobs if self._may_draw(job)]:
             # To the next look if nothing else waits for its turn, and on from there before it is seen.
             n_steps = min(_to_look(job.calls[0]) for job in jobs) if is_alone else SLICE_CODES
             draw = partial(self._draw, n_steps=n_steps, start=start)
-            drawn = self._crew.isolated(jobs, draw, self._crew.undo_call, fail=self._crew.fall_silent)
-            self._crew.count([job for job, is_due in drawn if not is_due], "speech", start)
+            drawn = self._batch.run_with_retry(jobs, draw, self._batch.undo_call, fail=self._batch.disable_speech)
+            self._batch.count([job for job, is_due in drawn if not is_due], "speech", start)
             if not is_alone:
                 break
-            start = self._crew.clock()
+            start = self._batch.clock()
 
     def _may_draw(self, job: Job) -> bool:
         """Whether more codes of its running call may be asked for, before those on their way have been seen."""
@@ -98,7 +98,7 @@ class SpeechStages:
             slots = [job.slot for job in some]
             return self._speaker.condition(slots, [call.ids for call in calls], [call.text_eos for call in calls])
 
-        for job, rows in self._crew.isolated(jobs, condition, nothing, fail=self._crew.fall_silent):
+        for job, rows in self._batch.run_with_retry(jobs, condition, nothing, fail=self._batch.disable_speech):
             _first_without_rows(job).rows = rows
 
     def _make_room(self, job: Job) -> None:
@@ -152,20 +152,20 @@ class SpeechStages:
                 return
             self._slices.pop(0)
             see = partial(self._see, one)
-            seen = self._crew.isolated(jobs, see, self._crew.undo_call, fail=self._crew.fall_silent)
+            seen = self._batch.run_with_retry(jobs, see, self._batch.undo_call, fail=self._batch.disable_speech)
             for job, call in one.calls:
                 # What was asked for before the last look was on its way behind it.
-                self._crew.count([job] if job in jobs else [], "speech", max(one.start, call.seen_at))
-                call.seen_at = self._crew.clock()
+                self._batch.count([job] if job in jobs else [], "speech", max(one.start, call.seen_at))
+                call.seen_at = self._batch.clock()
             for job, look in seen:
-                self._crew.guarded(job, self._drew, look, fail=self._crew.fall_silent)
+                self._batch.guarded(job, self._drew, look, fail=self._batch.disable_speech)
 
     def _speaking(self, one: _Slice) -> list[Job]:
         """Those of a slice that still speak; whose codes were undone meanwhile draws them again with the next slice."""
         return [
             job
             for job, call in one.calls
-            if job in self._crew.jobs and job.calls and job.calls[0] is call and self._speaker.is_in_call(job.slot)
+            if job in self._batch.jobs and job.calls and job.calls[0] is call and self._speaker.is_in_call(job.slot)
         ]
 
     def _see(self, one: _Slice, jobs: list[Job]) -> list[Look]:
@@ -187,7 +187,7 @@ class SpeechStages:
             self._duplex.count_codes(job.slot, len(codes) + look.ended, len(codes), per_call=call.per_call)
             if call.per_call and not look.ended:
                 codes = codes[: call.most - 1]
-            self._crew.observer.spoke(job.session.id, call.at.speech_rows, call.rows, call.least, codes)
+            self._batch.observer.spoke(job.session.id, call.at.speech_rows, call.rows, call.least, codes)
         for n in call.cuts(len(codes), look.over):
             new, call.n_taken = codes[call.n_taken : n], n
             job.drew(call, new, look.over and n == len(codes), look.ended)
@@ -200,42 +200,42 @@ class SpeechStages:
 
     def voice(self, jobs: list[Job]) -> None:
         self._land()
-        while len(self._flights) < MOST_FLIGHTS and (ready := [job for job in jobs if self._is_ready(job)]):
-            self._crew.isolated(ready, self._take_off, nothing, fail=self._crew.fall_silent)
+        while len(self._flights) < MAX_FLIGHTS and (ready := [job for job in jobs if self._is_ready(job)]):
+            self._batch.run_with_retry(ready, self._take_off, nothing, fail=self._batch.disable_speech)
             self._land()
 
     def rest(self) -> None:
         """There is nothing to do but to wait for codes or sound: not for long, since something else may come."""
         coming = [one.look for one in self._slices[:1]] + [one.launch for one in self._flights[:1]]
-        is_idle = not any(self._may_draw(job) for job in self._crew.jobs)
+        is_idle = not any(self._may_draw(job) for job in self._batch.jobs)
         if is_idle and coming and not any(one.is_here for one in coming):
             time.sleep(POLL_S)
 
     def _is_ready(self, job: Job) -> bool:
         """Whether a window waits; one of the same job that is not through yet comes first."""
-        return job in self._crew.jobs and bool(job.windows) and not any(job in _waiting(one) for one in self._flights)
+        return job in self._batch.jobs and bool(job.windows) and not any(job in _waiting(one) for one in self._flights)
 
     def _chunks(self, jobs: list[Job]) -> list[Chunk]:
         return [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
 
     def _take_off(self, jobs: list[Job]) -> list[None]:
-        start = self._crew.clock()
+        start = self._batch.clock()
         launch = self._vocoder.start(self._chunks(jobs))
-        self._flights.append(_Flight([(job, job.windows[0]) for job in jobs], launch, start))
+        self._flights.append(_InFlightBatch([(job, job.windows[0]) for job in jobs], launch, start))
         return [None] * len(jobs)
 
     def _land(self) -> None:
         """Hand out what has arrived, in the order in which it set out."""
         while self._flights and self._flights[0].launch.is_here:
             flight = self._flights.pop(0)
-            jobs = [job for job in _waiting(flight) if job in self._crew.jobs]
+            jobs = [job for job in _waiting(flight) if job in self._batch.jobs]
             arrive = partial(self._arrive, flight)
-            voiced = self._crew.isolated(jobs, arrive, nothing, fail=self._crew.fall_silent)
-            self._crew.count(jobs, "sound", flight.start)
+            voiced = self._batch.run_with_retry(jobs, arrive, nothing, fail=self._batch.disable_speech)
+            self._batch.count(jobs, "sound", flight.start)
             for job, pcm in voiced:
-                self._crew.guarded(job, self._voiced, pcm, fail=self._crew.fall_silent)
+                self._batch.guarded(job, self._voiced, pcm, fail=self._batch.disable_speech)
 
-    def _arrive(self, flight: _Flight, jobs: list[Job]) -> list[np.ndarray]:
+    def _arrive(self, flight: _InFlightBatch, jobs: list[Job]) -> list[np.ndarray]:
         """A flight's sounds; if it has failed, or is asked again for one that was in it, a new one's."""
         launch, flight.launch = flight.launch, None
         if launch is not None:
@@ -254,13 +254,13 @@ class SpeechStages:
         if not np.isfinite(pcm).all():
             raise NumericsError(f"sound of session {job.session.id}", expected="finite samples", got="NaN or infinity")
         window = job.windows.popleft()
-        self._crew.observer.voiced(job.session.id, window.codes, window.last)
+        self._batch.observer.voiced(job.session.id, window.codes, window.last)
         if len(pcm):
             if job.times.first_sound is None:
-                job.times.first_sound = 1000 * (self._crew.clock() - job.arrived)
+                job.times.first_sound = 1000 * (self._batch.clock() - job.arrived)
             job.say(pcm=pcm)
         if window.last:
-            self._crew.voices.begin_turn(job.session)
+            self._batch.voices.begin_turn(job.session)
 
 
 def _to_look(call: SpeechCall) -> int:
@@ -272,6 +272,6 @@ def _first_without_rows(job: Job) -> SpeechCall | None:
     return next((call for call in job.calls if call.rows is None), None)
 
 
-def _waiting(flight: _Flight) -> list[Job]:
+def _waiting(flight: _InFlightBatch) -> list[Job]:
     """Jobs that have not dropped their window since it set out."""
     return [job for job, window in flight.windows if job.windows and job.windows[0] is window]

@@ -12,26 +12,28 @@ from models.errors import ContextOverflowError, NumericsError
 from models.graphs.streams import SideStream
 from models.stages.runner import Rows
 from models.stages.unit_steps import Chosen
-from worker.loop.batch_runner import Crew
+from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
 
 
 class TextStages:
     """prefill: newcomers' pictures, sound and rows, and the first token. decode: one token for each that writes."""
 
-    def __init__(self, crew: Crew):
-        self._crew, self._duplex = crew, crew.duplex
-        self._eyes = SideStream(crew.duplex.runner.model.device)
+    def __init__(self, batch: BatchRunner):
+        self._batch, self._duplex = batch, batch.duplex
+        self._eyes = SideStream(batch.duplex.runner.model.device)
 
     def prefill(self, jobs: list[Job]) -> None:
         fresh = [job for job in jobs if not job.is_begun]
         for job in fresh:
-            self._crew.guarded(job, self._begin)
-        fresh = [job for job in fresh if job in self._crew.jobs and job.layout is not None]
-        for job, rows in self._crew.isolated(fresh, self._encode, lambda job: self._duplex.rewind(job.slot, job.at)):
+            self._batch.guarded(job, self._begin)
+        fresh = [job for job in fresh if job in self._batch.jobs and job.layout is not None]
+        for job, rows in self._batch.run_with_retry(
+            fresh, self._encode, lambda job: self._duplex.rewind(job.slot, job.at)
+        ):
             job.rows = rows
         by_size = defaultdict(list)
-        for job in [job for job in self._crew.jobs if job.rows is not None]:
+        for job in [job for job in self._batch.jobs if job.rows is not None]:
             by_size[self._duplex.runner.shapes.fit("unit_prefill", "rows", self._piece(job))].append(job)
         # Few rows beside many would be padded to as many.
         for size in sorted(by_size):
@@ -53,9 +55,9 @@ class TextStages:
     def _encode(self, jobs: list[Job]) -> list[Rows]:
         """What each job's prefill feeds."""
         # Seeing takes longer than hearing, and runs beside it.
-        with self._crew.timed(jobs, "see"), self._eyes.work():
+        with self._batch.timed(jobs, "see"), self._eyes.work():
             images = self._duplex.runner.encode_images([part for job in jobs for part in job.images()])
-        with self._crew.timed(jobs, "hear"):
+        with self._batch.timed(jobs, "hear"):
             heard = self._hear(jobs)
             others = [job.other_rows(self._duplex.runner) for job in jobs]
         self._eyes.join(*images)
@@ -65,8 +67,8 @@ class TextStages:
             seen, images = images[: len(layout.images)], images[len(layout.images) :]
             own = [*zip(layout.images, seen, strict=True), *zip(layout.sounds, heard[job.slot], strict=True)]
             stretches.append(Rows.mixed(layout.ids, [*own, *other]))
-            self._crew.observer.saw(job.session.id, seen)
-            self._crew.observer.fed(job.session.id, "prefill", self._duplex.runner.llm_rows(job.slot), stretches[-1])
+            self._batch.observer.saw(job.session.id, seen)
+            self._batch.observer.fed(job.session.id, "prefill", self._duplex.runner.llm_rows(job.slot), stretches[-1])
         return stretches
 
     def _piece(self, job: Job) -> int:
@@ -74,8 +76,8 @@ class TextStages:
         return min(len(job.rows), self._duplex.runner.shapes.rows[-1])
 
     def _feed(self, jobs: list[Job]) -> None:
-        with self._crew.timed(jobs, "prefill"):
-            fed = self._crew.isolated(jobs, self._feed_batch, self._crew.way_back(jobs))
+        with self._batch.timed(jobs, "prefill"):
+            fed = self._batch.run_with_retry(jobs, self._feed_batch, self._batch.way_back(jobs))
         for job, one in fed:
             if self._is_bad(job, one):
                 continue
@@ -94,11 +96,11 @@ class TextStages:
 
     def _prefilled(self, job: Job, one: Chosen) -> None:
         job.prefilled()
-        self._crew.observer.prefilled(job.session.id, one.logits)
+        self._batch.observer.prefilled(job.session.id, one.logits)
         if job.step is None or not (job.step.sample or job.step.feed is not None):
-            self._crew.guarded(job, self._text_done)
+            self._batch.guarded(job, self._text_done)
         elif job.step.feed is None:
-            self._crew.guarded(job, self._chose, one.token)
+            self._batch.guarded(job, self._chose, one.token)
 
     def _hear(self, jobs: list[Job]) -> dict[int, list[Any]]:
         """Each slot's units of sound, one after the other."""
@@ -112,24 +114,24 @@ class TextStages:
             )
             for job, own in zip(now, rows, strict=True):
                 heard[job.slot].append(own)
-                self._crew.observer.heard(job.session.id, own)
+                self._batch.observer.heard(job.session.id, own)
         return heard
 
     def decode(self, jobs: list[Job]) -> None:
         if not jobs:
             return
         past = {job.slot: self._duplex.runner.llm_rows(job.slot) for job in jobs}
-        with self._crew.timed(jobs, "decode"):
-            done = self._crew.isolated(jobs, self._decode_batch, self._crew.way_back(jobs))
+        with self._batch.timed(jobs, "decode"):
+            done = self._batch.run_with_retry(jobs, self._decode_batch, self._batch.way_back(jobs))
         for job, one in done:
             if self._is_bad(job, one):
                 continue
-            self._crew.observer.fed(job.session.id, "token", past[job.slot], job.step.feed)
+            self._batch.observer.fed(job.session.id, "token", past[job.slot], job.step.feed)
             job.fed()
             if job.step.sample:
-                self._crew.guarded(job, self._chose, one.token)
+                self._batch.guarded(job, self._chose, one.token)
             else:
-                self._crew.guarded(job, self._text_done)
+                self._batch.guarded(job, self._text_done)
 
     def _decode_batch(self, jobs: list[Job]) -> list[Chosen]:
         steps = [job.step for job in jobs]
@@ -141,7 +143,7 @@ class TextStages:
         )
 
     def _chose(self, job: Job, token: int) -> None:
-        job.chose(self._crew.observer.token(job.session.id, job, token))
+        job.chose(self._batch.observer.token(job.session.id, job, token))
         if job.begins_text_chunk:
             self._duplex.begin_text_chunk(job.slot)
         if job.step.feed is None:
@@ -154,5 +156,5 @@ class TextStages:
     def _is_bad(self, job: Job, one: Chosen) -> bool:
         if one.bad:
             what = f"logits of session {job.session.id}"
-            self._crew.fail(job, NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left"))
+            self._batch.fail(job, NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left"))
         return one.bad

@@ -13,7 +13,7 @@ from models.inputs.tokens import SpecialTokens
 
 
 @dataclass(frozen=True)
-class TalkIds:
+class ControlTokens:
     """Ids of the tokens that steer a unit."""
 
     listen: int
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     sample: bool
 
 
-class Talk:
+class UnitDecoder:
     """One unit's text, from the prefill's logits to the terminator.
 
     Order of calls: `start`, then `take` for every token sampled, until a step says not to sample. `interrupt` may
@@ -75,7 +75,7 @@ class Talk:
 
     def __init__(
         self,
-        ids: TalkIds,
+        ids: ControlTokens,
         *,
         max_tokens: int,
         max_chars: int = 28,

@@ -20,14 +20,14 @@ from typing import Any
 
 from models.stages.runner import Rows
 from models.stages.unit_steps import Duplex
-from worker.loop.batch_runner import Crew
+from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
 from worker.loop.observer import Observer
 from worker.loop.results import Failure
 from worker.loop.session import Session
 from worker.loop.speech_stages import SpeechStages
 from worker.loop.text_stages import TextStages
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop
 
 
@@ -38,7 +38,7 @@ class UnitLoop:
         self,
         duplex: Duplex,
         vocoder: Any,
-        voices: VoiceDesk,
+        voices: VoiceManager,
         *,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -46,13 +46,13 @@ class UnitLoop:
         """vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only."""
         self.observer = observer or Observer()
         self._duplex = duplex
-        self._crew = Crew(duplex, voices, self.observer, clock)
-        self._text, self._speech = TextStages(self._crew), SpeechStages(self._crew, vocoder)
+        self._batch = BatchRunner(duplex, voices, self.observer, clock)
+        self._text, self._speech = TextStages(self._batch), SpeechStages(self._batch, vocoder)
 
     @property
     def jobs(self) -> list[Job]:
         """Those in flight."""
-        return self._crew.jobs
+        return self._batch.jobs
 
     @property
     def is_idle(self) -> bool:
@@ -61,7 +61,7 @@ class UnitLoop:
     def add(self, job: Job) -> None:
         """Take a job of a session that has none. Raises: OrderError."""
         job.session.move("prefill")
-        job.times.wait = 1000 * (self._crew.clock() - job.arrived)
+        job.times.wait = 1000 * (self._batch.clock() - job.arrived)
         job.at = self._duplex.counters(job.slot)
         self.jobs.append(job)
 
@@ -83,7 +83,7 @@ class UnitLoop:
 
     def drop(self, session: Session) -> None:
         """Forget a session's job, if it has one: the session is going away."""
-        self._crew.jobs = [job for job in self.jobs if job.session is not session]
+        self._batch.jobs = [job for job in self.jobs if job.session is not session]
         if self._duplex.speaker is not None:
             self._duplex.speaker.drop_call(session.slot)
 
@@ -104,14 +104,14 @@ class UnitLoop:
 
     def _finish(self, jobs: list[Job]) -> None:
         for job in jobs:
-            job.times.total = 1000 * (self._crew.clock() - job.arrived)
+            job.times.total = 1000 * (self._batch.clock() - job.arrived)
             # Without a result there is nothing to close, and no telling what the session believes.
-            self._crew.guarded(job, self._tell, fail=self._crew.lose)
+            self._batch.guarded(job, self._tell, fail=self._batch.lose)
         jobs = [job for job in jobs if job in self.jobs]
-        with self._crew.timed(jobs, "finalize"):
+        with self._batch.timed(jobs, "finalize"):
             evictions: dict[Job, deque[Any]] = {}
             for job in jobs:
-                self._crew.guarded(job, lambda job: evictions.update({job: deque(job.close())}))
+                self._batch.guarded(job, lambda job: evictions.update({job: deque(job.close())}))
             # A unit that is too long to stay must be whole before it can leave.
             closing = [
                 job
@@ -120,11 +120,11 @@ class UnitLoop:
                 and job.session.pending
                 and (job.session.reference or (evictions[job] and not job.session.window.units))
             ]
-            self._crew.isolated(closing, self._feed_pending, self._crew.way_back(closing))
+            self._batch.run_with_retry(closing, self._feed_pending, self._batch.way_back(closing))
             while moving := [job for job in jobs if job in self.jobs and evictions[job]]:
                 self._evict({job: evictions[job].popleft() for job in moving})
         for job in [job for job in jobs if job in self.jobs]:
-            self._crew.guarded(job, self._check_rows)
+            self._batch.guarded(job, self._check_rows)
         for job in [job for job in jobs if job in self.jobs]:
             job.session.move("finalize")
             self.jobs.remove(job)
@@ -169,4 +169,4 @@ class UnitLoop:
                 context.rebuild(job.slot, *move)
 
         for job in moves:
-            self._crew.guarded(job, move_rows)
+            self._batch.guarded(job, move_rows)

@@ -10,10 +10,10 @@ from models.stages.unit_steps import Duplex
 from models.token2wav.windows import CodeWindows
 from worker.loop.session import Session, Voice
 
-LEAST_CODES = 5  # new codes the vocoder takes at least, beside the look-ahead
+MIN_CODES = 5  # new codes the vocoder takes at least, beside the look-ahead
 
 
-class VoiceDesk:
+class VoiceManager:
     """duplex: the code model's side. vocoder: sound; None for an engine that only writes."""
 
     def __init__(self, duplex: Duplex, vocoder: Any):
@@ -72,7 +72,7 @@ class VoiceDesk:
             self._vocoder.begin_turn(session.voice.slot)
 
     def _windows(self) -> CodeWindows:
-        return CodeWindows(lookahead=self._lookahead, least=LEAST_CODES)
+        return CodeWindows(lookahead=self._lookahead, least=MIN_CODES)
 
     @property
     def _lookahead(self) -> int:

@@ -23,7 +23,7 @@ MAX_DELAY_MS = 10_000
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m worker.offline", description="Talk to a media file, second by second, at full speed."
+        prog="python -m worker.offline", description="UnitDecoder to a media file, second by second, at full speed."
     )
     parser.add_argument("file", help="what the model hears and sees: anything ffmpeg reads")
     parser.add_argument("--out", metavar="WAV", help="the reply on the file's time line: 24 kHz, mono, 16 bits")
@@ -84,7 +84,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def session_config(args: argparse.Namespace) -> SessionConfig:
-    """Raises: KnobError naming every knob that does not exist or is outside its range; SettingsError for no JSON."""
+    """Raises: SettingError naming every knob that does not exist or is outside its range; SettingsError for no JSON."""
     options = {
         "seed": args.seed,
         "decode_mode": "greedy" if args.greedy else None,
@@ -99,7 +99,7 @@ def session_config(args: argparse.Namespace) -> SessionConfig:
 
 
 def engine_config(args: argparse.Namespace, session: SessionConfig) -> EngineConfig:
-    """An engine for this one session. Raises: KnobError."""
+    """An engine for this one session. Raises: SettingError."""
     steps = {} if session.euler_steps is None else {"euler_steps": session.euler_steps}
     return EngineConfig(
         model_path=args.model,

@@ -9,7 +9,7 @@ from worker.offline.reply import Outcome
 FACTS = ("unit", "decision", "tokens", "codes", "sound_ms", "rows")
 STAGES = tuple(field.name for field in fields(StageTimes) if field.name not in ("total", "first_sound"))
 TIMES = ("total", *STAGES)  # in ms
-LEAST_WIDTH = 6
+MIN_WIDTH = 6
 END_OF_TURN = " (end of turn)"
 
 
@@ -30,5 +30,5 @@ def row(one: Outcome) -> str:
 
 def _line(facts: Sequence[str], times: Sequence[str], text: str) -> str:
     left = " ".join(cell.rjust(len(name)) for cell, name in zip(facts, FACTS, strict=True))
-    right = " ".join(cell.rjust(max(len(name), LEAST_WIDTH)) for cell, name in zip(times, TIMES, strict=True))
+    right = " ".join(cell.rjust(max(len(name), MIN_WIDTH)) for cell, name in zip(times, TIMES, strict=True))
     return f"{left} | {right} | {text}"

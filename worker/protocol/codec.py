@@ -41,7 +41,7 @@ SoundField = Annotated[Sound, BeforeValidator(Sound.of), PlainSerializer(Sound.b
 PictureField = Annotated[str | bytes, PlainSerializer(picture_text), Words("base64 text")]
 
 
-class Record(BaseModel):
+class FieldGroup(BaseModel):
     """Frozen and strictly typed. Made by our code it takes no field it does not have; from a client it passes over."""
 
     model_config = ConfigDict(
@@ -54,7 +54,7 @@ class Record(BaseModel):
     )
 
 
-class Message(Record):
+class Message(FieldGroup):
     """One kind of message; its `type` field says which.
 
     aliases: other names under which a field may come. sound_field: the one whose sound may travel as bytes.
@@ -81,7 +81,7 @@ class Message(Record):
         return given
 
 
-def known(record: type[Record]) -> BeforeValidator:
+def known(record: type[FieldGroup]) -> BeforeValidator:
     """For an object inside a message: keys it does not have and nulls are passed over."""
 
     def pick(value: Any) -> Any:
@@ -170,7 +170,7 @@ def write_message(message: Message, form: Form) -> str | bytes:
     return pack_frame(header, sound.packed(form), [picture_bytes(one, str(pictures_field)) for one in pictures])
 
 
-def outline(data: str | bytes) -> dict[str, Any]:
+def peek_header(data: str | bytes) -> dict[str, Any]:
     """What a server's message says beside its sound, for whoever passes it on. {} for anything that is no message.
 
     The sound, which `write_message` puts last, is not looked at.
@@ -200,7 +200,7 @@ def _wire_error(cls: type[Message], names: dict[str, str], error: ValidationErro
     for step in entry["loc"][2:]:  # names of a union's members are steps too
         if isinstance(step, int):
             what, [annotation], metadata = f"{what}[{step}]", _inside(annotation, list), []
-        elif (records := _inside(annotation, Record)) and step in records[0].model_fields:
+        elif (records := _inside(annotation, FieldGroup)) and step in records[0].model_fields:
             info = records[0].model_fields[step]
             what, annotation, metadata = f"{what}.{step}", info.annotation, info.metadata
     got = "nothing" if entry["type"] == "missing" else shown(entry["input"])
@@ -239,7 +239,7 @@ def allowed(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
         words = " or ".join(json.dumps(one) for one in inner)
     elif origin is list:
         words = f"a list, each {allowed(inner[0])}"
-    elif origin is dict or _inside(annotation, Record):
+    elif origin is dict or _inside(annotation, FieldGroup):
         words = "an object"
     else:
         words = PLAIN_WORDS[annotation]

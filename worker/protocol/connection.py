@@ -22,7 +22,7 @@ POLL_S = 0.05
 MAX_MESSAGE = 128 * 2**20
 # What a server lets through, so that a message that is somewhat too long is answered and does not end the session.
 MAX_FRAME = 160 * 2**20
-MOST_AT_ONCE = 2**14
+MAX_AT_ONCE = 2**14
 # A client that takes nothing for so long is gone; keepalive pings are not seen by one that is not read.
 STUCK_S = 20.0
 CONNECTION = "connection"  # in the scope's state: the TCP socket
@@ -56,7 +56,7 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
         # Of asyncio's transports: bytes read at once. What is read is parsed in one go, and of empty frames the usual
         # 256 KB hold 40 000: everybody else would wait for a second.
-        transport.max_size = MOST_AT_ONCE
+        transport.max_size = MAX_AT_ONCE
         super().connection_made(transport)
 
     def handle_ping(self) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from worker.protocol.codec import Message, Record, allowed
+from worker.protocol.codec import FieldGroup, Message, allowed
 from worker.protocol.messages import CLIENT, SERVER, Spec
 
 
-def table(record: type[Record]) -> str:
+def table(record: type[FieldGroup]) -> str:
     """Every field but `type`, in the order of the definition, then those that follow from others."""
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     names = record.aliases if issubclass(record, Message) else {}
@@ -30,7 +30,7 @@ def table(record: type[Record]) -> str:
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
-def section(record: type[Record], title: str) -> str:
+def section(record: type[FieldGroup], title: str) -> str:
     """Heading, what the message is for, table."""
     text = " ".join((record.__doc__ or "").split())
     return "\n\n".join(filter(None, (f"### {title}", text, table(record))))
@@ -47,7 +47,7 @@ def sections() -> str:
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
-    return "as its table says" if isinstance(value, Record) else f"`{json.dumps(value)}`"
+    return "as its table says" if isinstance(value, FieldGroup) else f"`{json.dumps(value)}`"
 
 
 if __name__ == "__main__":

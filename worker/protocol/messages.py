@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, computed_field
 
-from worker.protocol.codec import Message, PictureField, Reader, Record, SoundField, known, write_message
+from worker.protocol.codec import FieldGroup, Message, PictureField, Reader, SoundField, known, write_message
 from worker.protocol.system_content import texts_and_sound
 from worker.protocol.wire import ErrorCode, Form, WireError, clean, picture_bytes
 
@@ -26,7 +26,7 @@ def _rounded(value: float) -> float:
     return round(value, 1)
 
 
-class Spec(Record):
+class Spec(FieldGroup):
     """What a client may ask for beyond the plain protocol; without it every client gets the plain one."""
 
     version: Literal[1] = Field(PROTOCOL_VERSION, description="of this protocol")

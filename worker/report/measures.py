@@ -25,9 +25,9 @@ SEED = 20_240_607
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Single precision compiled against eager, as absolute errors; other kinds, and outputs far from one, as a share of the
 # norm.
-MOST_MAE, MOST_MAX = 1e-6, 1e-5
-MOST_RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-LEAST_RELATIVE = 1e-5  # of kinds that the table does not have
+MAX_MAE, MAX_MAX = 1e-6, 1e-5
+MAX_RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+MIN_RELATIVE = 1e-5  # of kinds that the table does not have
 
 
 def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cache: str | None = None) -> Header:
@@ -175,7 +175,7 @@ def compare(eager: Any, compiled: Any) -> Equivalence:
         mae = total / n if n else 0.0
         figures = {"dtype": str(kind).removeprefix("torch."), "mae": mae, "max_abs": largest, "relative": relative}
         is_single = kind in (torch.float32, torch.float64)
-        is_close = (is_single and mae < MOST_MAE and largest < MOST_MAX) or relative <= _most_relative(kind)
+        is_close = (is_single and mae < MAX_MAE and largest < MAX_MAX) or relative <= _most_relative(kind)
     is_equal = is_close and not n_unequal and not notes
     return Equivalence(is_equal=is_equal, n_unequal=n_unequal, note="; ".join(notes[:5]) or None, **figures)
 
@@ -204,7 +204,7 @@ def _coarseness(kind: torch.dtype) -> float:
 
 def _most_relative(kind: torch.dtype) -> float:
     kind = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(kind, kind)
-    return MOST_RELATIVE.get(kind, LEAST_RELATIVE)
+    return MAX_RELATIVE.get(kind, MIN_RELATIVE)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -18,7 +18,7 @@ from models.stages.state import SlotState
 from models.token2wav.vocoder import Vocoder
 from worker.assembly.parts import Parts
 from worker.compile.state import TargetPhase
-from worker.compile.targets import AIMS
+from worker.compile.targets import COMPILE_TARGETS
 from worker.compile.tuning import Tuned
 from worker.config.session import EngineConfig
 from worker.report import measures
@@ -26,7 +26,7 @@ from worker.report.compile_report import CompileReport, Determinism, Header, Rep
 from worker.report.compile_watch import CompileWatch, Happened
 
 Buckets = Literal["smallest+largest", "all"]
-MEASURED = tuple(dict.fromkeys(name for aim in AIMS.values() for name in aim.all_regions))
+MEASURED = tuple(dict.fromkeys(name for aim in COMPILE_TARGETS.values() for name in aim.all_regions))
 REPEATS = 3  # runs that have to agree
 WARM_CALLS = 2
 # What comes before a region in a unit: on empty slots it would have nothing to do.
@@ -223,7 +223,7 @@ def _is_compiled(region: Region, config: EngineConfig, tuned: Tuned | None, devi
     if not config.compile.enabled:
         return False
     for target in config.compile.targets:
-        aim, state = AIMS[target], tuned and tuned.targets.get(target)
+        aim, state = COMPILE_TARGETS[target], tuned and tuned.targets.get(target)
         is_gpu, by_kernels = device.type == "cuda", state is not None and state.phase is TargetPhase.KERNELS
         is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu, by_kernels))
         # Left whole, it may have parts that compile.

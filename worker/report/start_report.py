@@ -12,7 +12,7 @@ import torch
 from worker.assembly.load_times import Loading
 from worker.assembly.parts import build
 from worker.compile.state import RegionState, TargetPhase, TargetState
-from worker.compile.targets import AIMS
+from worker.compile.targets import COMPILE_TARGETS
 from worker.compile.tuning import Progress, Tuned, tune
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, Memory, Row
@@ -73,7 +73,7 @@ def start_report(
     for name, state in tuned.targets.items():
         seen = None if happened is None else happened.get(name, Happened())
         was_tried = state.phase.is_as_asked or state.phase is TargetPhase.FELL_BACK
-        parts = AIMS[name].parts(device.type == "cuda", state.phase is TargetPhase.KERNELS)
+        parts = COMPILE_TARGETS[name].parts(device.type == "cuda", state.phase is TargetPhase.KERNELS)
         rows.append(
             Row(
                 name=name,

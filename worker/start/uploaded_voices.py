@@ -16,7 +16,7 @@ from models.inputs.audio_sizes import SAMPLE_RATE
 from models.token2wav.voice.voice import Voice
 from worker.start.voices import ReferenceSound, Voices
 
-MOST_KEPT = 16
+MAX_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class VoiceShelf:
             if key not in self._kept:
                 voice = None if self._voices is None else self._voices.of(sound)
                 self._kept[key] = Reference(sound.heard(), voice)
-                if len(self._kept) > MOST_KEPT:
+                if len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key]

@@ -10,7 +10,7 @@ from typing import Self
 from worker.loop.results import StageTimes, UnitResult
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
-MOST_SHOWN = 20  # characters of a unit's text
+MAX_SHOWN = 20  # characters of a unit's text
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class WarmUpReport:
         """The newest unit's line. n_units: how many there will be at most."""
         number, unit = self.n_units, self.times[-1]
         remaining_s = elapsed_s / number * (n_units - number)
-        said = json.dumps(self.texts[-1][:MOST_SHOWN], ensure_ascii=False)  # on one line, whatever it is
+        said = json.dumps(self.texts[-1][:MAX_SHOWN], ensure_ascii=False)  # on one line, whatever it is
         prefill, generate = self._stages(unit, "vis_proc", "aud_feed"), self._stages(unit, "llm", "token2wav")
         return (
             f"unit={number}/{n_units} | prefill: {prefill} total={unit.prefill:.1f}ms"

@@ -36,7 +36,7 @@ HISTORY_FRAMES = 100  # mel frames of a turn that later chunks still see, beside
 Trim = Literal["windowed", "newest_first", "doubled"]
 
 
-class Plan(NamedTuple):
+class SlotMapping(NamedTuple):
     """One call's addresses: what B slots see and where their T new rows go."""
 
     slots: Tensor  # [B]
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
         return torch.cat((cached, fresh), dim=1)
 
 
-class Views:
+class BlockTable:
     """The views of all slots over one pool of rows; see the module's schema."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Views:
     def tensors(self) -> list[Tensor]:
         return [self.view, self.length, self.start]
 
-    def plan(self, slots: Tensor, n_new: Tensor, n_rows: int, width: int, ring: int | None = None) -> Plan:
+    def plan(self, slots: Tensor, n_new: Tensor, n_rows: int, width: int, ring: int | None = None) -> SlotMapping:
         """Addresses for `n_rows` padded new rows per slot, `n_new` [B] of them valid.
 
         Args:
@@ -102,9 +102,9 @@ class Views:
         fresh = torch.where(valid, self.start[slots][:, None] + free, SPILL_ROW)
         # Contiguous at any width, so that one compiled graph serves all.
         cached = torch.where(held, view, ZERO_ROW)[:, :width].contiguous()
-        return Plan(slots, cached, n_cached, fresh, n_new)
+        return SlotMapping(slots, cached, n_cached, fresh, n_new)
 
-    def commit(self, plan: Plan, targets: Tensor, head: Tensor, tail: int, trim: Trim) -> None:
+    def commit(self, plan: SlotMapping, targets: Tensor, head: Tensor, tail: int, trim: Trim) -> None:
         """Add the plan's new rows to what its slots see, cut what is too long, and let `targets` see that.
 
         Args:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.transformer import Derived
-from models.token2wav.flow.block_table import Plan
+from models.token2wav.flow.block_table import SlotMapping
 from models.token2wav.settings import EncoderConfig
 
 UP_KERNEL = 5
@@ -25,7 +25,7 @@ TABLE_FIRST, TABLE_END = -64, 1728
 
 
 # `run_layers`, or what computes the same; None for the rows if it has put them where the plan says.
-RunLayers = Callable[[nn.ModuleList, Tensor, Plan, Tensor], tuple[Tensor, Tensor | None]]
+RunLayers = Callable[[nn.ModuleList, Tensor, SlotMapping, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Tails(NamedTuple):
@@ -120,7 +120,7 @@ class RelativeAttention(Derived):
         return rows.view(-1, self.heads, self.head_dim).transpose(0, 1)
 
     def forward(
-        self, x: Tensor, plan: Plan, mask: Tensor, column_at: Tensor, cache: Tensor
+        self, x: Tensor, plan: SlotMapping, mask: Tensor, column_at: Tensor, cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attend from new frames to cached and new ones.
 
@@ -166,7 +166,7 @@ class ConformerLayer(nn.Module):
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 
     def forward(
-        self, x: Tensor, plan: Plan, mask: Tensor, column_at: Tensor, cache: Tensor
+        self, x: Tensor, plan: SlotMapping, mask: Tensor, column_at: Tensor, cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         attended, k, v = self.self_attn(self.norm_mha(x), plan, mask, column_at, cache)
         x = x + attended
@@ -195,7 +195,7 @@ class UpsampleConformer(nn.Module):
         n_seen: Tensor,
         n_new: Tensor,
         tails: Tails,
-        plans: tuple[Plan, Plan],
+        plans: tuple[SlotMapping, SlotMapping],
         caches: tuple,
         run: RunLayers | None = None,
     ) -> tuple[Tensor, Tails, tuple[Tensor | None, Tensor | None]]:
@@ -231,10 +231,12 @@ class UpsampleConformer(nn.Module):
         return self(F.pad(x, (0, 0, 0, self.lookahead)), n, n, tails, plans, caches)[0]
 
 
-def without_cache(n_new: Tensor, n_rows: int) -> Plan:
+def without_cache(n_new: Tensor, n_rows: int) -> SlotMapping:
     """A plan that sees new rows only and keeps none of them."""
     nothing = n_new.new_zeros(len(n_new), 0)
-    return Plan(torch.zeros_like(n_new), nothing, torch.zeros_like(n_new), n_new.new_zeros(len(n_new), n_rows), n_new)
+    return SlotMapping(
+        torch.zeros_like(n_new), nothing, torch.zeros_like(n_new), n_new.new_zeros(len(n_new), n_rows), n_new
+    )
 
 
 def cached_and_new(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
@@ -250,7 +252,7 @@ def distance_waves(distances: Tensor, width: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
 
 
-def distance_columns(plan: Plan, n_rows: int) -> Tensor:
+def distance_columns(plan: SlotMapping, n_rows: int) -> Tensor:
     """[B, T, width + T] places of each query-key distance in the list 1-T .. T-1+width.
 
     Cached key j stands at place j, new row i at n_cached + i.
@@ -266,7 +268,7 @@ def _stack(n: int, config: EncoderConfig) -> nn.ModuleList:
     return nn.ModuleList(ConformerLayer(config.width, config.heads, config.inner) for _ in range(n))
 
 
-def run_layers(stack: nn.ModuleList, x: Tensor, plan: Plan, caches: Tensor) -> tuple[Tensor, Tensor]:
+def run_layers(stack: nn.ModuleList, x: Tensor, plan: SlotMapping, caches: Tensor) -> tuple[Tensor, Tensor]:
     """x [B, T, D] through all layers, and their new keys and values [n_layers, 2, B, T, H, hd]."""
     mask, column_at = plan.mask, distance_columns(plan, x.shape[1])
     rows = []

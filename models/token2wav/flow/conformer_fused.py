@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from models.kernels.launch import launch_options
-from models.token2wav.flow.block_table import Plan
+from models.token2wav.flow.block_table import SlotMapping
 from models.token2wav.flow.conformer import TABLE_END, TABLE_FIRST, ConformerLayer, UpsampleConformer, run_layers
-from models.token2wav.flow.fused_linear import MOST_ROWS, Norm, product
+from models.token2wav.flow.fused_linear import MAX_ROWS, Norm, product
 
 _EPS = 1e-12
 _QUERIES, _KEYS = 16, 64  # of one tile
@@ -41,11 +41,13 @@ class FusedLayers:
     def __init__(self, encoder: UpsampleConformer):
         self.layers = {stack: [_layer(one) for one in stack] for stack in (encoder.encoders, encoder.up_encoders)}
 
-    def __call__(self, stack: nn.ModuleList, x: Tensor, plan: Plan, caches: Tensor) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, stack: nn.ModuleList, x: Tensor, plan: SlotMapping, caches: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """As `run_layers`; where it returns no rows, the caches have them."""
         B, T, D = x.shape
         width = plan.cached.shape[1]
-        if B * T > MOST_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
+        if B * T > MAX_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
             return run_layers(stack, x, plan, caches)
         rows, dtype = x.reshape(B * T, D).float(), x.dtype
         layers = self.layers[stack]
@@ -138,7 +140,9 @@ def _attend_kernel(
     tl.store(out + at * H * HD + head * HD + d[None, :], acc.to(out.dtype.element_ty), mask=within)
 
 
-def _attend(qkv: Tensor, layer: _Layer, plan: Plan, cached: Tensor, fresh: Tensor, cache: Tensor, out: Tensor) -> None:
+def _attend(
+    qkv: Tensor, layer: _Layer, plan: SlotMapping, cached: Tensor, fresh: Tensor, cache: Tensor, out: Tensor
+) -> None:
     """As `RelativeAttention` between its products; new keys and values go into the cache, in place."""
     heads, head_dim = layer.by_content.shape
     B, T = fresh.shape

@@ -18,7 +18,7 @@ from models.token2wav.flow.flow_state import FlowState
 from models.token2wav.flow.fused_linear import Norm, product
 
 FEW_ROWS = 64  # measured on one H200: with a hundred, the library's products and separate norms are faster
-_MOST_WIDTH = 1024  # a row that is normed before a product is one tile of it
+_MAX_WIDTH = 1024  # a row that is normed before a product is one tile of it
 _EPS = 1e-6
 
 
@@ -70,7 +70,7 @@ class FusedSolver:
         cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
         # A slot that is written while it is read needs a place for what comes next.
         places = torch.arange(B, device=mu.device) if targets is None else targets
-        velocity = self._few if 2 * B * T <= FEW_ROWS and estimator.config.width <= _MOST_WIDTH else self._many
+        velocity = self._few if 2 * B * T <= FEW_ROWS and estimator.config.width <= _MAX_WIDTH else self._many
         for k, (step_width, modulation) in enumerate(schedule.steps):
             pool, tails = state.dit_rows[k], state.dit_tails[k]
             new_tails = tails.new_empty((B, *tails.shape[1:])) if targets is None else tails

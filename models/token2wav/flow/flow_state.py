@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from models.errors import SettingsError
-from models.token2wav.flow.block_table import HISTORY_FRAMES, Plan, Trim, Views
+from models.token2wav.flow.block_table import HISTORY_FRAMES, BlockTable, SlotMapping, Trim
 from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, RunLayers, Tails
 from models.token2wav.flow.dit import CONV_TAIL, N_CONVS
 from models.token2wav.flow.flow import Flow, Schedule
@@ -81,10 +81,10 @@ class FlowState:
         encoder, dit = config.encoder, config.estimator
         n_slots = sizes.scratch + 1 + sizes.n_voices
 
-        def views(rate: int, trim: Trim) -> Views:
+        def views(rate: int, trim: Trim) -> BlockTable:
             # Cut by its own rule, a turn keeps as many frames as the prompt has instead of the fixed history.
             kept = max(sizes.max_prompt, HISTORY_FRAMES) if trim == "newest_first" else HISTORY_FRAMES
-            return Views(
+            return BlockTable(
                 n_sessions=sizes.n_sessions,
                 n_voices=sizes.n_voices,
                 ring=(kept + FRAMES_PER_CODE * sizes.max_chunk) // rate,
@@ -165,7 +165,7 @@ def encode(
         codes: [B, T + lookahead] in range, left-aligned. n_codes: [B] how many are given, the look-ahead included;
             0 changes nothing, and no row voices more than T. last: [B] bool: nothing follows, so the look-ahead is
             voiced too.
-        width: cached mel frames to look at (static, even). ring: see `Views.plan`, in mel frames.
+        width: cached mel frames to look at (static, even). ring: see `BlockTable.plan`, in mel frames.
         targets: [B] where to leave what comes next; None = in `slots`. If they are others, `slots` stay as they were.
         run: see `UpsampleConformer`.
     Returns: [B, 2T, n_mels], of which 2 * n_voiced frames count.
@@ -214,7 +214,7 @@ def solve(
         noise: [columns, n_mels] float32; a chunk starts at the column that counts the frames its slot sees.
         mu: [B, T, n_mels]. n_frames: [B] valid of T. width: cached frames to look at (static).
         prompt: [B, T, n_mels] mel to hold on to, for a voice's own prompt; None = zero, for speech.
-        ring: see `Views.plan`. targets: see `encode`.
+        ring: see `BlockTable.plan`. targets: see `encode`.
     Returns: [B, T, n_mels] float32.
     """
     B, T, _ = mu.shape
@@ -243,6 +243,6 @@ def voiced(n_codes: Tensor, last: Tensor, lookahead: int) -> Tensor:
     return torch.where(last, n_codes, (n_codes - lookahead).clamp(min=0))
 
 
-def _store(pool: Tensor, plan: Plan, rows: Tensor) -> None:
+def _store(pool: Tensor, plan: SlotMapping, rows: Tensor) -> None:
     """Put rows [..., B, T, H, hd] where the plan says, in place."""
     pool.index_copy_(pool.ndim - 3, plan.fresh.flatten(), rows.flatten(-4, -3))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.kernels.launch import launch_options
 
-MOST_ROWS = 128  # beyond, separate products and norms are faster in any case
+MAX_ROWS = 128  # beyond, separate products and norms are faster in any case
 
 
 class Tiles(NamedTuple):

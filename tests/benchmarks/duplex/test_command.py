@@ -18,7 +18,7 @@ from benchmarks.duplex.correctness import Choice, Choices, Told, against, conver
 from benchmarks.duplex.engine import Running, Spec, Weights, start
 from benchmarks.duplex.gpu_busy import Busy
 from benchmarks.duplex.latency import latency
-from benchmarks.duplex.live_sessions import Plan, many_sessions, sessions_ok
+from benchmarks.duplex.live_sessions import LoadPlan, many_sessions, sessions_ok
 from benchmarks.duplex.process import Processes
 from benchmarks.duplex.region_errors import _Doubled, doubled
 from benchmarks.duplex.region_slots import Slots, vocoder_slots
@@ -77,7 +77,7 @@ def test_units_of_both_kinds_are_timed(running: Running) -> None:
 
 
 def test_sessions_that_are_served_and_such_that_are_not(running: Running) -> None:
-    plan = Plan(counts=(2,), seconds=1.5, warm_s=1.0, contexts=(20, 100), n_frames=0, claim_units=1)
+    plan = LoadPlan(counts=(2,), seconds=1.5, warm_s=1.0, contexts=(20, 100), n_frames=0, claim_units=1)
     found = many_sessions(running, plan, left_s=lambda: 60.0, save=lambda found: None)
     (row,) = found["rows"]
     assert (row["sessions"], row["n"], row["n_lost"], row["errors"]) == (2, 3, 0, [])
@@ -111,13 +111,13 @@ def test_sessions_are_served_only_if_all_smaller_numbers_are() -> None:
 def test_what_is_claimed_has_been_measured_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[int, float]] = []
 
-    def row(running: Any, plan: Plan, n: int) -> dict[str, Any]:
+    def row(running: Any, plan: LoadPlan, n: int) -> dict[str, Any]:
         ran.append((n, plan.seconds))
         missed = n == 8 and plan.seconds > 10
         return {"sessions": n, "n": int(n * plan.seconds), "miss_rate": 0.01 if missed else 0.0}
 
     monkeypatch.setattr(duplex_sessions, "_row", row)
-    plan = Plan((1, 4, 8), 10.0, 1.0, (20, 100), 0, claim_units=400, claim_s=60.0)
+    plan = LoadPlan((1, 4, 8), 10.0, 1.0, (20, 100), 0, claim_units=400, claim_s=60.0)
     found = many_sessions(None, plan, left_s=lambda: 1e6, save=lambda found: None)
     assert ran[3:] == [(8, 50.0), (4, 60.0)], "the next smaller number is measured again, for no longer than allowed"
     assert found["claim"] == {"sessions": 4, "units": 240, "is_long": True} and sessions_ok(found["rows"]) == 4

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import websockets
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from worker.config.session import EngineConfig
 from worker.protocol.messages import (
     PLAIN_SPEC,
@@ -74,13 +74,13 @@ class Client:
         return heard
 
 
-async def connect(worker: NullWorker, name: str) -> Client:
+async def connect(worker: FakeWorker, name: str) -> Client:
     url = f"ws://127.0.0.1:{worker.port}/ws/duplex?session_id={name}"
     return Client(await websockets.connect(url, compression=None, max_size=None, ping_interval=None))
 
 
 @asynccontextmanager
-async def connected(worker: NullWorker, name: str = "me") -> AsyncIterator[Client]:
+async def connected(worker: FakeWorker, name: str = "me") -> AsyncIterator[Client]:
     client = await connect(worker, name)
     async with client.socket:
         yield client
@@ -99,7 +99,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_round_of_units() -> None:
     async def story() -> None:
-        async with NullWorker(n_listen=2, n_speak=2) as worker, connected(worker) as client:
+        async with FakeWorker(n_listen=2, n_speak=2) as worker, connected(worker) as client:
             prepared = await client.ask(Prepare(system_prompt="Hello.", config={"nonsense": 1}), Prepared)
             assert (prepared.session_id, prepared.prompt_length, len(prepared.notes)) == ("me", 6, 1), prepared
             results = [await client.ask(SECOND, Result) for _ in range(5)]
@@ -124,7 +124,7 @@ def test_a_round_of_units() -> None:
 @pytest.mark.parametrize("form", ["pcm16", "float32"])
 def test_binary_frames_and_parts(form: str) -> None:
     async def story() -> None:
-        async with NullWorker(n_listen=0) as worker, connected(worker) as client:
+        async with FakeWorker(n_listen=0) as worker, connected(worker) as client:
             spec = Spec(sound_in=form, sound_out=form, partial_results=True)
             await client.ask(Prepare(spec=spec), Prepared)
             chunk = write(SECOND, spec)
@@ -141,7 +141,7 @@ def test_binary_frames_and_parts(form: str) -> None:
 
 def test_what_else_clients_say() -> None:
     async def story() -> None:
-        async with NullWorker(n_listen=1, n_speak=9) as worker, connected(worker) as client:
+        async with FakeWorker(n_listen=1, n_speak=9) as worker, connected(worker) as client:
             early = await client.ask(SECOND, Error)
             assert early.code == ErrorCode.NOT_PREPARED, early
             assert (await client.ask(Prepare(config={"temperature": 99}), Error)).code == ErrorCode.BAD_CONFIG
@@ -182,7 +182,7 @@ def test_health_has_what_a_workers_has() -> None:
     expected = health(SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False), [], {"units": 0, "ms": 0.0})
 
     async def story() -> None:
-        async with NullWorker() as worker, connected(worker) as client, httpx.AsyncClient() as http:
+        async with FakeWorker() as worker, connected(worker) as client, httpx.AsyncClient() as http:
             await client.ask(Prepare(), Prepared)
             base = f"http://127.0.0.1:{worker.port}"
             body = (await http.get(f"{base}/health")).json()
@@ -208,7 +208,7 @@ def test_health_has_what_a_workers_has() -> None:
 
 def test_a_slot_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker:
+        async with FakeWorker(slots=1) as worker:
             async with connected(worker, "first"):
                 waiting = asyncio.create_task(connect(worker, "second"))
                 await until(lambda: len(worker.connections) == 2, "a second connection")
@@ -228,7 +228,7 @@ def test_a_slot_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frozen_worker_thaws() -> None:
     async def story() -> None:
-        async with NullWorker(slots=2) as worker, connected(worker) as client:
+        async with FakeWorker(slots=2) as worker, connected(worker) as client:
             await client.ask(Prepare(), Prepared)
             worker.freeze()
             for connection in worker.connections:
@@ -253,7 +253,7 @@ def test_a_frozen_worker_thaws() -> None:
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_crash_says_nothing(is_frozen: bool) -> None:
     async def story() -> None:
-        async with NullWorker(think_s=2 * ANSWER_S) as worker, connected(worker) as client:
+        async with FakeWorker(think_s=2 * ANSWER_S) as worker, connected(worker) as client:
             await client.ask(Prepare(), Prepared)
             await client.say(SECOND)
             if is_frozen:
@@ -283,7 +283,7 @@ def test_as_a_process(root: Path) -> None:
 
 
 def test_state_names() -> None:
-    worker = NullWorker()
+    worker = FakeWorker()
     worker.state = "COMPILING"
     assert worker.state is State.COMPILING and not worker.is_ready
     with pytest.raises(ValueError):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.graphs.streams import Arrival, SideStream, send_one
+from models.graphs.streams import AsyncHostCopy, SideStream, send_one
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -55,7 +55,7 @@ def test_nobody_waits_who_has_not_joined() -> None:
     side, table = SideStream(torch.device("cuda")), torch.zeros(2, device="cuda")
     with side.work():
         torch.cuda._sleep(BUSY)
-        arrival = Arrival(table + 1)
+        arrival = AsyncHostCopy(table + 1)
     assert torch.equal((table + 2).cpu(), torch.full((2,), 2.0))
     assert not arrival.is_here, "expected the other stream to be at work still"
     assert torch.equal(arrival.take(), torch.ones(2))
@@ -65,7 +65,7 @@ def test_nobody_waits_who_has_not_joined() -> None:
 def test_an_arrival_is_what_there_was(device: torch.device) -> None:
     table = torch.arange(4, device=device)
     keep_busy(device)
-    arrival = Arrival(table + 1)
+    arrival = AsyncHostCopy(table + 1)
     table += 100
     assert arrival.take().tolist() == [1, 2, 3, 4]
     assert arrival.is_here and arrival.take().device.type == "cpu"

@@ -18,17 +18,17 @@ from models.kernels import skinny_gemm as linear
 from models.kernels.rows import add_rms_norm, silu_mul
 from models.kernels.skinny_gemm import (
     MAX_ROWS,
-    PLANS,
-    Plan,
-    few_rows_gated_linear,
-    few_rows_linear,
-    few_rows_parts,
-    plan_of,
+    TILE_SIZES,
+    TileSizes,
+    skinny_gated_linear,
+    skinny_linear,
+    skinny_parts,
+    tile_sizes,
 )
 
 DTYPES = [torch.float32, torch.float16]
 K = 192
-CUTS = [Plan(32, 32), Plan(32, 64, splits=3), Plan(64, 32, splits=2)]
+CUTS = [TileSizes(32, 32), TileSizes(32, 64, splits=3), TileSizes(64, 32, splits=2)]
 GATED = ((24576, 4096), (6144, 768))
 gpu = pytest.mark.gpu
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
@@ -47,7 +47,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch):
     """Gives a weight of a shape a plan."""
-    return lambda weight, plan: monkeypatch.setitem(PLANS, tuple(weight.shape), plan)
+    return lambda weight, plan: monkeypatch.setitem(TILE_SIZES, tuple(weight.shape), plan)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,19 +56,19 @@ def cut(monkeypatch: pytest.MonkeyPatch):
 def test_product_is_exact(n_rows, plan, dtype, cut):
     x, weight = whole(n_rows, K).to(dtype), whole(70, K, seed=1).to(dtype)  # 70: the last tile is not full
     cut(weight, plan)
-    assert_same(few_rows_linear(x, weight), F.linear(x, weight))
+    assert_same(skinny_linear(x, weight), F.linear(x, weight))
 
 
 def test_product_takes_strided_rows():
     x, weight = whole(4, 80)[:, 16:], whole(40, 64, seed=2)
-    assert_same(few_rows_linear(x, weight), F.linear(x, weight))
+    assert_same(skinny_linear(x, weight), F.linear(x, weight))
 
 
 @pytest.mark.parametrize("plan", CUTS)
 def test_parts_are_one_for_each_share_of_the_columns(plan, cut):
     x, weight = whole(3, K).half(), whole(70, K, seed=1).half()
     cut(weight, plan)
-    parts = few_rows_parts(x, weight)
+    parts = skinny_parts(x, weight)
     assert parts.dtype == (torch.float16 if plan.splits == 1 else torch.float32)
     shares = [F.linear(*pair) for pair in zip(x.chunk(plan.splits, 1), weight.chunk(plan.splits, 1), strict=True)]
     assert_same(parts, torch.stack(shares).to(parts.dtype))
@@ -76,9 +76,9 @@ def test_parts_are_one_for_each_share_of_the_columns(plan, cut):
 
 def test_parts_go_into_the_norm_as_the_product_does(cut):
     x, weight, stream, gain = whole(3, K).half(), whole(64, K, seed=1).half(), noise(3, 64).half(), noise(64).half()
-    cut(weight, Plan(32, 32, splits=3))
-    fused = add_rms_norm(stream, few_rows_parts(x, weight), gain, 1e-6)
-    apart = add_rms_norm(stream, few_rows_linear(x, weight), gain, 1e-6)
+    cut(weight, TileSizes(32, 32, splits=3))
+    fused = add_rms_norm(stream, skinny_parts(x, weight), gain, 1e-6)
+    apart = add_rms_norm(stream, skinny_linear(x, weight), gain, 1e-6)
     for got, want in zip(fused, apart, strict=True):
         assert_same(got, want)
 
@@ -88,7 +88,7 @@ def test_parts_go_into_the_norm_as_the_product_does(cut):
 def test_gated_product_is_the_gate_of_the_product(plan, dtype, cut):
     x, weight = whole(5, K).to(dtype), whole(140, K, seed=1).to(dtype)
     cut(weight, plan)
-    assert_same(few_rows_gated_linear(x, weight), silu_mul(F.linear(x, weight)))
+    assert_same(skinny_gated_linear(x, weight), silu_mul(F.linear(x, weight)))
 
 
 def check_rounding(device: str) -> None:
@@ -96,7 +96,7 @@ def check_rounding(device: str) -> None:
     for n_columns, bound in ((128, 1.3e-7), (1024, 2.5e-7)):
         x, weight = noise(4, n_columns).to(device), noise(96, n_columns, seed=1).to(device)
         want = x.double() @ weight.double().T
-        off = ((few_rows_linear(x, weight).double() - want).norm() / want.norm()).item()
+        off = ((skinny_linear(x, weight).double() - want).norm() / want.norm()).item()
         assert off < bound, f"{n_columns} columns: expected an error below {bound}, got {off:.2g}"
 
 
@@ -117,43 +117,43 @@ def test_row_knows_nothing_of_the_others(plan, cut):
     cut(weight, plan)
     want = F.linear(x[7:8], weight)
     x[:7], x[8:] = float("nan"), float("inf")
-    assert_same(few_rows_linear(x, weight)[7:8], want)
-    assert_same(few_rows_linear(x[:8], weight)[7:8], want)
+    assert_same(skinny_linear(x, weight)[7:8], want)
+    assert_same(skinny_linear(x[:8], weight)[7:8], want)
 
 
-@pytest.mark.parametrize("shape", PLANS, ids=str)
+@pytest.mark.parametrize("shape", TILE_SIZES, ids=str)
 def test_plans_cut_their_weights_into_whole_tiles(shape):
     n_rows, n_columns = shape
-    plan = PLANS[shape]
+    plan = TILE_SIZES[shape]
     assert n_columns % (plan.splits * plan.columns) == 0
-    assert plan_of(torch.empty(shape, dtype=torch.bfloat16, device="meta")) == plan
+    assert tile_sizes(torch.empty(shape, dtype=torch.bfloat16, device="meta")) == plan
     assert shape not in GATED or (plan.splits == 1 and n_rows // 2 % plan.rows == 0)
 
 
 def test_weight_without_a_plan_gets_tiles_that_divide_it():
-    assert plan_of(torch.empty(10, 384, dtype=torch.float16)).columns == 128
-    assert plan_of(torch.empty(10, 48, dtype=torch.float16)).columns == 16
-    assert plan_of(torch.empty(10, 4096, dtype=torch.float32)).columns == 64
-    assert plan_of(torch.empty(10, 384, dtype=torch.float32)).columns == 32
-    assert plan_of(torch.empty(10, 128, dtype=torch.float32)).columns == 16
+    assert tile_sizes(torch.empty(10, 384, dtype=torch.float16)).columns == 128
+    assert tile_sizes(torch.empty(10, 48, dtype=torch.float16)).columns == 16
+    assert tile_sizes(torch.empty(10, 4096, dtype=torch.float32)).columns == 64
+    assert tile_sizes(torch.empty(10, 384, dtype=torch.float32)).columns == 32
+    assert tile_sizes(torch.empty(10, 128, dtype=torch.float32)).columns == 16
     with pytest.raises(AssertionError, match="columns a multiple of 16, got 40"):
-        plan_of(torch.empty(10, 40, dtype=torch.float16))
+        tile_sizes(torch.empty(10, 40, dtype=torch.float16))
 
 
 def test_no_rows_are_no_work_and_too_many_are_refused():
     weight = whole(32, 64)
-    assert few_rows_linear(whole(0, 64), weight).shape == (0, 32)
-    assert few_rows_gated_linear(whole(0, 64), weight).shape == (0, 16)
+    assert skinny_linear(whole(0, 64), weight).shape == (0, 32)
+    assert skinny_gated_linear(whole(0, 64), weight).shape == (0, 16)
     with pytest.raises(AssertionError, match=f"at most {MAX_ROWS}, got {MAX_ROWS + 1}"):
-        few_rows_linear(whole(MAX_ROWS + 1, 64), weight)
+        skinny_linear(whole(MAX_ROWS + 1, 64), weight)
 
 
 @gpu
-@pytest.mark.parametrize("shape", PLANS, ids=str)
+@pytest.mark.parametrize("shape", TILE_SIZES, ids=str)
 def test_rows_have_the_same_bits_in_any_company_on_the_gpu(shape):
     weight = (torch.randn(shape, device="cuda") / shape[1] ** 0.5).bfloat16()
     x = torch.randn(MAX_ROWS, shape[1], device="cuda").bfloat16()
-    call = few_rows_gated_linear if shape in GATED else few_rows_linear
+    call = skinny_gated_linear if shape in GATED else skinny_linear
     together = call(x, weight)
     for n_rows in (1, 2, 9, 17, 32, 33):
         assert_same(call(x[:n_rows], weight), together[:n_rows], f"{n_rows} rows")
@@ -172,8 +172,8 @@ def test_kernels_that_start_early_make_the_same_bits_on_the_gpu(monkeypatch):
     def layers() -> Tensor:
         x, y = add_rms_norm(stream, None, gain, 1e-6)
         for _ in range(6):
-            x, y = add_rms_norm(x, few_rows_parts(y, weights[0]), gain, 1e-6)
-            x, y = add_rms_norm(x, few_rows_parts(few_rows_gated_linear(y, weights[1]), down), gain, 1e-6)
+            x, y = add_rms_norm(x, skinny_parts(y, weights[0]), gain, 1e-6)
+            x, y = add_rms_norm(x, skinny_parts(skinny_gated_linear(y, weights[1]), down), gain, 1e-6)
         return x
 
     early = layers()

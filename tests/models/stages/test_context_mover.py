@@ -110,7 +110,7 @@ def test_no_error_adds_up_in_bfloat16(model):
 
 
 def test_positions_are_brought_back_before_they_run_away(model, monkeypatch):
-    monkeypatch.setattr(room, "MOST_AHEAD", 2 * UNIT)
+    monkeypatch.setattr(room, "MAX_AHEAD", 2 * UNIT)
     held, turned = make(model), make(model)
     talk(held, 0, held=True)
     talk(turned, 0, held=False)

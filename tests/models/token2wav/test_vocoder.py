@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.token2wav.flow.block_table import SPILL_ROW, Views
+from models.token2wav.flow.block_table import SPILL_ROW, BlockTable
 from models.token2wav.flow.flow_state import encode, solve
 from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.settings import SAMPLES_PER_CODE
@@ -45,7 +45,7 @@ def recorded(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 def poison(vocoder: Vocoder, session: int) -> None:
     """Everything that a session can write, as an unlucky turn may leave it."""
     state, both = vocoder.state, [session, session + vocoder.sizes.n_sessions]
-    pools: list[tuple[Tensor, Views]] = [(state.code_rows, state.code), (state.mel_rows, state.mel)]
+    pools: list[tuple[Tensor, BlockTable]] = [(state.code_rows, state.code), (state.mel_rows, state.mel)]
     pools += [(rows, state.dit) for rows in state.dit_rows]
     for rows, views in pools:
         first = int(views.start[session])

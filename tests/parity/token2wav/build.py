@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.weights import assign_weights
-from models.token2wav.flow.block_table import Views
+from models.token2wav.flow.block_table import BlockTable
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowState, encode, solve
 from models.token2wav.settings import FRAMES_PER_CODE, SILENCE_CODE, DiTConfig, EncoderConfig, FlowConfig
@@ -75,7 +75,7 @@ def set_up_voice(
     solve(flow, state, schedule, noise, slots, mu, n, width=0, prompt=mel[None], ring=n_frames)
 
 
-def seen_rows(rows: Tensor, views: Views, slot: int) -> Tensor:
+def seen_rows(rows: Tensor, views: BlockTable, slot: int) -> Tensor:
     """Keys and values a slot sees, in the order of its view: [..., 2, L, H, hd] -> [..., H, L, 2 hd]."""
     seen = rows.index_select(-3, views.view[slot, : int(views.length[slot])])
     keys, values = seen.unbind(1)

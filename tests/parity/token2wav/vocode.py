@@ -11,7 +11,7 @@ from tests.parity.token2wav.noise import sine_noise
 
 SOURCE_TOLERANCE = 5e-3  # float32 phase in the reference
 SOUND_TOLERANCE = 2e-2
-LEAST_SNR_DB = 30.0
+MIN_SNR_DB = 30.0
 SLOT, N_SLOTS = 1, 2
 
 
@@ -45,4 +45,4 @@ def run(golden: GoldenDir, report: Report) -> None:
             report.close(case, "sound", wave, expected, SOUND_TOLERANCE)
             if wave.shape == expected.shape:
                 snr = 10 * torch.log10(expected.square().sum() / (wave - expected).square().sum().clamp(min=1e-20))
-                report.equal(case, f"above {LEAST_SNR_DB:.0f} dB, got {snr:.1f}", bool(snr > LEAST_SNR_DB), True)
+                report.equal(case, f"above {MIN_SNR_DB:.0f} dB, got {snr:.1f}", bool(snr > MIN_SNR_DB), True)

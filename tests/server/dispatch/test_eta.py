@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dispatch.dispatcher import Desk
+from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import KINDS, UNKNOWN_S, Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import Address, Workers
@@ -54,7 +54,7 @@ def test_settings_over_http() -> None:
             config = (await gateway.get(path))["config"]
             got = [config[key] for key in ("eta_chat_s", "eta_half_duplex_s", "eta_omni_duplex_s", "ema_alpha")]
             assert got == [7, 180, 33, 0.5], f"expected what was given and the rest as it was, got {config}"
-            gateway.gateway.desk.eta.record("chat", 10)
+            gateway.gateway.dispatcher.eta.record("chat", 10)
             told = await gateway.get(path)
             got = [told[key] for key in ("ema_alpha", "ema_chat_s", "ema_chat_samples", "ema_omni_duplex_s")]
             assert got == [0.5, 10, 1, None], f"expected what was measured, got {told}"
@@ -79,15 +79,15 @@ def test_what_is_told_at_a_place_never_jumps_up(running: list[str], queued: list
     clock = Clock()
     workers = Workers([Address("127.0.0.1", 1)], clock, clock)
     workers.answered(workers.all[0], body("IDLE", len(running), len(running)))
-    desk = Desk(workers, Queue(10, clock, clock), Eta(EtaConfig()), clock)
+    dispatcher = Dispatcher(workers, Queue(10, clock, clock), Eta(EtaConfig()), clock)
     for kind in running:
-        assert desk.arrive(kind, "seated").lease is not None
+        assert dispatcher.arrive(kind, "seated").lease is not None
         clock.now += 5
-    waiting = [desk.arrive(kind, "waits") for kind in queued]
-    before = [desk.place(visit).wait_s for visit in waiting]
+    waiting = [dispatcher.arrive(kind, "waits") for kind in queued]
+    before = [dispatcher.place(pending).wait_s for pending in waiting]
     for step in steps:
         clock.now += step
-        told = [desk.place(visit).wait_s for visit in waiting]
+        told = [dispatcher.place(pending).wait_s for pending in waiting]
         assert all(now <= then for now, then in zip(told, before, strict=True)), (
             f"expected at most {before}, got {told}"
         )

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.dispatch.dispatcher import Desk, Visit
+from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue, QueueFullError, Ticket
 from server.dispatch.workers import Address, Workers
@@ -35,10 +35,10 @@ class DeskMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.workers = Workers([Address("127.0.0.1", 1000 + i) for i in range(N_WORKERS)], self.clock, self.clock)
-        self.desk = Desk(
+        self.dispatcher = Dispatcher(
             self.workers, Queue(MOST, self.clock, self.clock), Eta(EtaConfig(min_samples=1)), clock=self.clock
         )
-        self.here: list[Visit] = []  # who has neither left nor been cancelled
+        self.here: list[PendingSession] = []  # who has neither left nor been cancelled
         self.places: dict[Ticket, int] = {}
         self.has_stepped_back = False
 
@@ -46,43 +46,43 @@ class DeskMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["audio_duplex", "omni_duplex", "chat", "half_duplex_audio"]))
     def arrive(self, kind):
-        n_before = len(self.desk.queue)
+        n_before = len(self.dispatcher.queue)
         try:
-            visit = self.desk.arrive(kind, "someone")
+            pending = self.dispatcher.arrive(kind, "someone")
         except QueueFullError as error:
             assert n_before >= MOST, f"expected room for {MOST}, got {error} at {n_before}"
             return
-        assert visit.lease is not None or n_before < MOST, f"expected at most {MOST} to wait, got one more"
-        assert visit.lease is None or not n_before, f"expected a place behind {n_before}, got a slot"
-        self.here.append(visit)
+        assert pending.lease is not None or n_before < MOST, f"expected at most {MOST} to wait, got one more"
+        assert pending.lease is None or not n_before, f"expected a place behind {n_before}, got a slot"
+        self.here.append(pending)
 
     @precondition(lambda self: self.here)
     @rule(pick=PICK)
     def leave(self, pick):
-        visit = self.here.pop(pick % len(self.here))
-        self.desk.leave(visit)
-        self.desk.leave(visit)  # the second time is nothing
+        pending = self.here.pop(pick % len(self.here))
+        self.dispatcher.leave(pending)
+        self.dispatcher.leave(pending)  # the second time is nothing
 
     @precondition(lambda self: self.here)
     @rule(pick=PICK)
     def cancel(self, pick):
-        visit = self.here[pick % len(self.here)]
-        waits = visit.lease is None
+        pending = self.here[pick % len(self.here)]
+        waits = pending.lease is None
         for expected in (waits, False):
-            got = self.desk.cancel(visit.ticket.ticket_id)
-            assert got == expected, f"expected success once, and only for who waits, got {got} for {visit}"
+            got = self.dispatcher.cancel(pending.ticket.ticket_id)
+            assert got == expected, f"expected success once, and only for who waits, got {got} for {pending}"
         if waits:
-            assert visit.is_cancelled and visit.changed.is_set(), "expected the client to be told"
-            self.here.remove(visit)
+            assert pending.is_cancelled and pending.changed.is_set(), "expected the client to be told"
+            self.here.remove(pending)
 
     @precondition(lambda self: self.workers.leases)
     @rule(pick=PICK)
     def step_back(self, pick):
-        seated = [visit for visit in self.here if visit.lease is not None]
-        visit = seated[pick % len(seated)]
-        self.workers.refused(visit.lease.worker)
+        seated = [pending for pending in self.here if pending.lease is not None]
+        pending = seated[pick % len(seated)]
+        self.workers.refused(pending.lease.worker)
         self.has_stepped_back = True
-        self.desk.step_back(visit)
+        self.dispatcher.step_back(pending)
 
     @precondition(lambda self: self.workers.leases)
     @rule(pick=PICK)
@@ -97,17 +97,17 @@ class DeskMachine(RuleBasedStateMachine):
         n_free = max(0, n_slots - n_foreign - len(worker.leases))
         self.workers.answered(worker, body("BUSY" if n_free < n_slots else "IDLE", n_slots, n_free))
         assert worker.n_free <= n_free, f"expected at most the {n_free} that the worker has free, got {worker.n_free}"
-        self.desk.dispatch()
+        self.dispatcher.dispatch()
 
     @rule(index=st.integers(0, N_WORKERS - 1), state=st.sampled_from(["LOADING", "DRAINING", "FAILED", "UNLOADED"]))
     def not_ready(self, index, state):
         self.workers.answered(self.workers.all[index], body(state, 2, 2))
-        self.desk.dispatch()
+        self.dispatcher.dispatch()
 
     @rule(index=st.integers(0, N_WORKERS - 1))
     def gone(self, index):
         self.workers.gone(self.workers.all[index])
-        self.desk.dispatch()
+        self.dispatcher.dispatch()
 
     @rule(seconds=st.floats(0.1, 200))
     def pass_time(self, seconds):
@@ -117,16 +117,20 @@ class DeskMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_lost(self):
-        for visit in self.here:
-            waits = visit.ticket in self.desk.queue
-            assert waits != (visit.lease is not None), f"expected a place or a slot, got {visit}"
-            assert (self.desk.place(visit) is not None) == waits, f"expected a place for who waits only, got {visit}"
-        waiting = [visit.ticket for visit in self.here if visit.lease is None]
-        assert set(waiting) == set(self.desk.queue), f"expected {len(waiting)} tickets, got {len(self.desk.queue)}"
+        for pending in self.here:
+            waits = pending.ticket in self.dispatcher.queue
+            assert waits != (pending.lease is not None), f"expected a place or a slot, got {pending}"
+            assert (self.dispatcher.place(pending) is not None) == waits, (
+                f"expected a place for who waits only, got {pending}"
+            )
+        waiting = [pending.ticket for pending in self.here if pending.lease is None]
+        assert set(waiting) == set(self.dispatcher.queue), (
+            f"expected {len(waiting)} tickets, got {len(self.dispatcher.queue)}"
+        )
 
     @invariant()
     def slots_belong_to_one(self):
-        lent = [visit.lease for visit in self.here if visit.lease is not None]
+        lent = [pending.lease for pending in self.here if pending.lease is not None]
         held = [lease for worker in self.workers.all for lease in worker.leases]
         assert len(set(map(id, lent))) == len(lent) and set(map(id, lent)) == set(map(id, held)), (
             f"expected each of {len(held)} slots with one client, got {len(lent)}"
@@ -134,17 +138,19 @@ class DeskMachine(RuleBasedStateMachine):
 
     @invariant()
     def first_come_first_served(self):
-        numbers = [ticket.number for ticket in self.desk.queue]
+        numbers = [ticket.number for ticket in self.dispatcher.queue]
         assert numbers == sorted(set(numbers)), f"expected the order of arrival, got {numbers}"
 
     @invariant()
     def nobody_waits_beside_a_free_slot(self):
         n_free = self.workers.n_free
-        assert not (n_free and len(self.desk.queue)), f"expected no free slot, got {n_free} and {len(self.desk.queue)}"
+        assert not (n_free and len(self.dispatcher.queue)), (
+            f"expected no free slot, got {n_free} and {len(self.dispatcher.queue)}"
+        )
 
     @invariant()
     def places_only_get_better(self):
-        places = {ticket: place.position for ticket, place in self.desk.places().items()}
+        places = {ticket: place.position for ticket, place in self.dispatcher.places().items()}
         assert list(places.values()) == list(range(1, len(places) + 1)), f"expected 1, 2 ..., got {places.values()}"
         if not self.has_stepped_back:
             for ticket, place in places.items():
@@ -152,45 +158,47 @@ class DeskMachine(RuleBasedStateMachine):
         self.places, self.has_stepped_back = places, False
 
     def teardown(self):
-        for visit in self.here:
-            self.desk.leave(visit)
-        assert not self.workers.leases and not len(self.desk.queue) and not self.desk._visits, "expected nothing left"
+        for pending in self.here:
+            self.dispatcher.leave(pending)
+        assert not self.workers.leases and not len(self.dispatcher.queue) and not self.dispatcher._visits, (
+            "expected nothing left"
+        )
 
 
 TestDesk = DeskMachine.TestCase
 TestDesk.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def desk_of(n_slots: int, most: int = 10) -> Desk:
+def desk_of(n_slots: int, most: int = 10) -> Dispatcher:
     workers = Workers([Address("127.0.0.1", 1)])
     workers.answered(workers.all[0], body("IDLE", n_slots, n_slots))
-    return Desk(workers, Queue(most), Eta(EtaConfig()))
+    return Dispatcher(workers, Queue(most), Eta(EtaConfig()))
 
 
 def test_no_queue_at_all() -> None:
-    desk = desk_of(1, most=0)
-    seated = desk.arrive("omni_duplex", "a")
+    dispatcher = desk_of(1, most=0)
+    seated = dispatcher.arrive("omni_duplex", "a")
     with pytest.raises(QueueFullError):
-        desk.arrive("omni_duplex", "b")
-    desk.workers.refused(seated.lease.worker)
-    desk.step_back(seated)
-    assert desk.place(seated).position == 1, "expected who was let in before to wait"
+        dispatcher.arrive("omni_duplex", "b")
+    dispatcher.workers.refused(seated.lease.worker)
+    dispatcher.step_back(seated)
+    assert dispatcher.place(seated).position == 1, "expected who was let in before to wait"
 
 
 def test_who_steps_back_keeps_the_place_however_full_it_is() -> None:
-    desk = desk_of(3, most=2)
-    seated = [desk.arrive("omni_duplex", name) for name in "abc"]
-    desk.workers.refused(desk.workers.all[0])
+    dispatcher = desk_of(3, most=2)
+    seated = [dispatcher.arrive("omni_duplex", name) for name in "abc"]
+    dispatcher.workers.refused(dispatcher.workers.all[0])
     for i in (2, 0, 1):
-        desk.step_back(seated[i])
-    late = [visit.ticket.session_id for visit in seated]
-    assert [ticket.session_id for ticket in desk.queue] == late == ["a", "b", "c"], list(desk.queue)
+        dispatcher.step_back(seated[i])
+    late = [pending.ticket.session_id for pending in seated]
+    assert [ticket.session_id for ticket in dispatcher.queue] == late == ["a", "b", "c"], list(dispatcher.queue)
     with pytest.raises(QueueFullError):
-        desk.arrive("omni_duplex", "d")
-    desk.workers.answered(desk.workers.all[0], body("IDLE", 3, 1))
-    desk.workers.all[0].n_foreign = 2
-    desk.dispatch()
-    assert [visit.lease is not None for visit in seated] == [True, False, False], "expected the oldest to be first"
+        dispatcher.arrive("omni_duplex", "d")
+    dispatcher.workers.answered(dispatcher.workers.all[0], body("IDLE", 3, 1))
+    dispatcher.workers.all[0].n_foreign = 2
+    dispatcher.dispatch()
+    assert [pending.lease is not None for pending in seated] == [True, False, False], "expected the oldest to be first"
 
 
 def test_the_emptiest_worker_is_taken() -> None:
@@ -203,11 +211,11 @@ def test_the_emptiest_worker_is_taken() -> None:
 
 
 def test_changes_are_told_to_those_who_wait() -> None:
-    desk = desk_of(1)
-    first, second, third = (desk.arrive("omni_duplex", name) for name in "abc")
-    assert desk.place(third).position == 2
-    desk.leave(second)
-    assert third.changed.is_set() and desk.place(third).position == 1, desk.place(third)
+    dispatcher = desk_of(1)
+    first, second, third = (dispatcher.arrive("omni_duplex", name) for name in "abc")
+    assert dispatcher.place(third).position == 2
+    dispatcher.leave(second)
+    assert third.changed.is_set() and dispatcher.place(third).position == 1, dispatcher.place(third)
     third.changed.clear()
-    desk.leave(first)
-    assert third.changed.is_set() and third.lease is not None and desk.place(third) is None
+    dispatcher.leave(first)
+    assert third.changed.is_set() and third.lease is not None and dispatcher.place(third) is None

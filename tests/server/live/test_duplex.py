@@ -8,7 +8,7 @@ import httpx
 import pytest
 import websockets
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from server.live import duplex
 from tests.server.gateways import (
     CHUNK,
@@ -37,7 +37,7 @@ async def queued(gateway: Running, name: str = "omni_waits", position: int = 1) 
 
 def test_a_session_from_open_to_close() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client = await gateway.connect()
             await client.say(PREPARE, CHUNK)
             await client.hear("queue_done")
@@ -61,7 +61,7 @@ def test_a_session_from_open_to_close() -> None:
 
 def test_what_is_said_early_is_done_once_and_in_order() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             first = await (await gateway.connect("first")).prepared()
             early = await gateway.connect("early")
             await early.say(PREPARE, *[CHUNK] * 30)
@@ -79,10 +79,10 @@ def test_what_is_said_early_is_done_once_and_in_order() -> None:
 
 
 def test_more_than_may_be_kept_waits_at_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "MOST_EARLY", 100_000)
+    monkeypatch.setattr(duplex, "MAX_EARLY", 100_000)
 
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             first = await (await gateway.connect("first")).prepared()
             early = await queued(gateway)
             big = CHUNK | {"audio_base64": "A" * 40_000}
@@ -108,7 +108,7 @@ def test_who_waits_is_told_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplex, "UPDATE_S", 0.2)
 
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             await (await gateway.connect("first")).seated()
             client = await gateway.connect()
             first = await client.hear("queued", 1)
@@ -135,7 +135,7 @@ def test_places_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplex, "UPDATE_S", 60)
 
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             first = await (await gateway.connect("first")).seated()
             waiting = [await queued(gateway, f"omni_{i}", i + 1) for i in range(4)]
             waiting.pop(0).abort()
@@ -154,7 +154,7 @@ def test_places_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_ticket_taken_out_of_the_queue() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             await (await gateway.connect("first")).seated()
             client = await gateway.connect()
             path = f"/api/queue/{(await client.hear('queued'))['ticket_id']}"
@@ -169,7 +169,7 @@ def test_a_ticket_taken_out_of_the_queue() -> None:
 
 def test_a_full_queue() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker, max_queue_size=2) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker, max_queue_size=2) as gateway:
             first = await (await gateway.connect("first")).seated()
             waiting = [await queued(gateway, f"omni_{i}", i + 1) for i in range(2)]
             late = await gateway.connect("late")
@@ -196,7 +196,7 @@ def test_a_full_queue() -> None:
 )
 def test_names_and_kinds(given: str, session_id: str, request_type: str) -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             seated = await (await gateway.connect(given)).prepared()
             assert list(worker.sessions) == [session_id], f"expected {session_id}, got {list(worker.loop.sessions)}"
             [task] = (await gateway.get("/status"))["running_tasks"]
@@ -213,7 +213,7 @@ def test_names_and_kinds(given: str, session_id: str, request_type: str) -> None
 
 def test_reports_stay_with_the_gateway(tmp_path: Path) -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker, reports=tmp_path) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker, reports=tmp_path) as gateway:
             client = await (await gateway.connect("omni_..x")).prepared()
             await client.say({"type": "client_diagnostic", "event": "gap", "text": "é\n"}, CHUNK)
             await client.hear("result")
@@ -238,7 +238,7 @@ def test_reports_stay_with_the_gateway(tmp_path: Path) -> None:
 def test_pages_from_elsewhere_are_refused() -> None:
     async def story() -> None:
         settings = {"allowed_origins": ("https://talk.example.org/",)}
-        async with NullWorker(slots=9) as worker, running_gateway(worker, **settings) as gateway:
+        async with FakeWorker(slots=9) as worker, running_gateway(worker, **settings) as gateway:
             own = f"127.0.0.1:{gateway.port}"
             for origin in (f"http://{own}", f"HTTPS://{own}", "https://talk.example.org", None):
                 await (await gateway.connect(origin=origin)).seated()
@@ -257,8 +257,8 @@ def test_pages_from_elsewhere_are_refused() -> None:
 def test_more_sessions_than_slots_over_two_workers() -> None:
     async def story() -> None:
         async with (
-            NullWorker(slots=2) as small,
-            NullWorker(slots=4) as large,
+            FakeWorker(slots=2) as small,
+            FakeWorker(slots=4) as large,
             running_gateway(small, large) as gateway,
         ):
             most = [0, 0]
@@ -287,10 +287,10 @@ def test_more_sessions_than_slots_over_two_workers() -> None:
 
 def test_sessions_beside_the_gateway_are_respected() -> None:
     async def story() -> None:
-        async with NullWorker(slots=2) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=2) as worker, running_gateway(worker) as gateway:
             url = f"ws://127.0.0.1:{worker.port}/ws/duplex?session_id=direct"
             async with websockets.connect(url):
-                workers = gateway.gateway.desk.workers
+                workers = gateway.gateway.dispatcher.workers
                 await until(lambda: workers.n_free == 1, "one slot of two to be seen as free")
                 seated = await (await gateway.connect()).prepared()
                 waiting = await queued(gateway)
@@ -311,7 +311,7 @@ def test_a_worker_that_turns_out_to_be_full_is_tried_again() -> None:
             await connection.wait_closed()
 
         async with special_worker(talk, slots=1) as port, running_gateway(port) as gateway:
-            workers = gateway.gateway.desk.workers
+            workers = gateway.gateway.dispatcher.workers
             await until(lambda: workers.n_free == 1, "a slot")
 
             async def refuse(*_: object) -> None:
@@ -332,7 +332,7 @@ def test_a_worker_that_turns_out_to_be_full_is_tried_again() -> None:
 
 def test_a_fault_of_ours_ends_one_session_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        async with NullWorker(slots=2) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=2) as worker, running_gateway(worker) as gateway:
             other = await (await gateway.connect("other")).prepared()
 
             async def fail(*_: object) -> None:

@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.serve.fake_worker import NullWorker
-from server.dispatch.dispatcher import Desk
+from benchmarks.serve.fake_worker import FakeWorker
+from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import Address, Workers
@@ -39,7 +39,7 @@ async def lost(client: Client, seconds: float) -> None:
     assert (await client.closed(seconds))[0] == 1011, client.socket.close_code
 
 
-async def on(worker: NullWorker, gateway: Running, name: str) -> Client:
+async def on(worker: FakeWorker, gateway: Running, name: str) -> Client:
     """A prepared session of this very worker."""
     client = await (await gateway.connect(name)).prepared()
     assert name in worker.sessions, f"expected {name} on worker {worker.port}, got {worker.loop.sessions}"
@@ -49,8 +49,8 @@ async def on(worker: NullWorker, gateway: Running, name: str) -> Client:
 def test_a_worker_crashes_in_a_unit() -> None:
     async def story() -> None:
         async with (
-            NullWorker(1, think_s=30) as first,
-            NullWorker(1) as second,
+            FakeWorker(1, think_s=30) as first,
+            FakeWorker(1) as second,
             running_gateway(first, second) as gateway,
         ):
             mine, other = await on(first, gateway, "mine"), await on(second, gateway, "other")
@@ -66,7 +66,7 @@ def test_a_worker_crashes_in_a_unit() -> None:
             await waiting.until("queue_done")
             await waiting.hear("prepared")
             await waiting.hear("result")
-            await until(lambda: gateway.gateway.desk.workers.n_slots == 1, "the loss to be known")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_slots == 1, "the loss to be known")
             assert (await gateway.get("/status"))["offline_workers"] == 1
             text = (await gateway.http.get("/metrics")).text
             assert 'workers_lost_total{worker="worker_0"} 1.0' in text, "expected one loss to be counted"
@@ -77,8 +77,8 @@ def test_a_worker_crashes_in_a_unit() -> None:
 def test_a_worker_hangs() -> None:
     async def story() -> None:
         async with (
-            NullWorker(2) as first,
-            NullWorker(1) as second,
+            FakeWorker(2) as first,
+            FakeWorker(1) as second,
             running_gateway(first, second, worker_timeout_s=1.0) as gateway,
         ):
             mine, other = await on(first, gateway, "mine"), await on(second, gateway, "other")
@@ -106,8 +106,8 @@ def test_a_worker_that_is_slow_for_a_moment_keeps_its_sessions(monkeypatch: pyte
 
     async def story() -> None:
         async with (
-            NullWorker(3) as first,
-            NullWorker(2) as second,
+            FakeWorker(3) as first,
+            FakeWorker(2) as second,
             running_gateway(first, second, worker_timeout_s=30.0) as gateway,
         ):
             mine, _ = await on(first, gateway, "mine"), await on(second, gateway, "other")
@@ -136,7 +136,7 @@ def test_a_gateway_without_file_descriptors_keeps_its_sessions() -> None:
             except OSError as error:
                 raise httpx.ConnectError("All connection attempts failed") from error
 
-        async with NullWorker(2) as worker, running_gateway(worker, worker_timeout_s=30.0) as gateway:
+        async with FakeWorker(2) as worker, running_gateway(worker, worker_timeout_s=30.0) as gateway:
             client = await (await gateway.connect("mine")).prepared()
             watch, link = gateway.watch, gateway.gateway.duplex
             asking = link._asking
@@ -157,7 +157,7 @@ def test_a_worker_hangs_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(worker_link, "OPEN_S", 0.3)
 
     async def story() -> None:
-        async with NullWorker(3) as first, NullWorker(1) as second, running_gateway(first, second) as gateway:
+        async with FakeWorker(3) as first, FakeWorker(1) as second, running_gateway(first, second) as gateway:
 
             async def answers(*_: object) -> None:
                 first.freeze()
@@ -175,7 +175,7 @@ def test_a_worker_hangs_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_worker_dies_before_it_is_asked() -> None:
     async def story() -> None:
-        async with NullWorker(4) as first, NullWorker(2) as second, running_gateway(first, second) as gateway:
+        async with FakeWorker(4) as first, FakeWorker(2) as second, running_gateway(first, second) as gateway:
             first.crash()
             clients = [await gateway.connect(f"c{i}") for i in range(5)]
             for client in clients:
@@ -192,7 +192,7 @@ def test_a_worker_dies_before_it_is_asked() -> None:
 
 def test_all_workers_die_and_one_comes_back() -> None:
     async def story() -> None:
-        async with NullWorker(1) as first, NullWorker(1) as second, running_gateway(first, second) as gateway:
+        async with FakeWorker(1) as first, FakeWorker(1) as second, running_gateway(first, second) as gateway:
             first.crash()
             second.crash()
             clients = [await gateway.connect(f"c{i}") for i in range(3)]
@@ -201,7 +201,7 @@ def test_all_workers_die_and_one_comes_back() -> None:
             items = (await gateway.get("/api/queue"))["items"]
             assert [item["session_id"] for item in items] == ["c0", "c1", "c2"], f"expected the order, got {items}"
             assert (await gateway.http.get("/readyz")).status_code == 503
-            async with NullWorker(1, port=second.port) as again:
+            async with FakeWorker(1, port=second.port) as again:
                 for i in range(3):
                     await clients[i].prepared()
                     assert list(again.sessions) == [f"c{i}"], f"expected c{i} to be next, got {again.sessions}"
@@ -215,12 +215,12 @@ def test_all_workers_die_and_one_comes_back() -> None:
 @pytest.mark.parametrize("state", ["LOADING", "COMPILING", "WARMING_UP", "FAILED", "UNLOADED", "DRAINING"])
 def test_a_worker_that_takes_nobody_yet(state: str) -> None:
     async def story() -> None:
-        async with NullWorker(1) as worker:
+        async with FakeWorker(1) as worker:
             worker.state = state
             async with running_gateway(worker) as gateway:
                 client = await gateway.connect()
                 assert (await client.hear("queued"))["estimated_wait_s"] == 0
-                await until(lambda: gateway.gateway.desk.workers.all[0].health, "an answer")
+                await until(lambda: gateway.gateway.dispatcher.workers.all[0].health, "an answer")
                 [told] = (await gateway.get("/workers"))["workers"]
                 assert (told["state"], told["slots"]["total"]) == (state, 0), told
                 worker.state = "IDLE"
@@ -232,7 +232,7 @@ def test_a_worker_that_takes_nobody_yet(state: str) -> None:
 
 def test_a_worker_that_drains_keeps_who_it_has() -> None:
     async def story() -> None:
-        async with NullWorker(2) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(2) as worker, running_gateway(worker) as gateway:
             client = await (await gateway.connect("seated")).prepared()
             worker.state = "DRAINING"
             late = await gateway.connect("late")
@@ -250,7 +250,7 @@ def test_a_worker_ends_in_the_handshake() -> None:
     """It refuses, then it is there again; nobody is told of a place that was none."""
 
     async def story() -> None:
-        async with NullWorker(1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(1) as worker, running_gateway(worker) as gateway:
             worker.state = "LOADING"  # which the gateway has not heard of
             client = await gateway.connect()
             await client.hear("queued")
@@ -307,8 +307,8 @@ STORM = (abrupt, polite, mid_unit, stopped, mid_handshake, nonsense)
 def test_storms_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with (
-            NullWorker(2, think_s=0.01) as first,
-            NullWorker(3) as second,
+            FakeWorker(2, think_s=0.01) as first,
+            FakeWorker(3) as second,
             running_gateway(first, second) as gateway,
         ):
 
@@ -355,19 +355,19 @@ def test_a_thousand_who_wait_do_not_hold_up_who_talks() -> None:
         n = 1000
         workers = Workers([Address("127.0.0.1", 1)])
         workers.answered(workers.all[0], {"state": "IDLE", "slots": {"total": 1, "free": 1}})
-        desk = Desk(workers, Queue(n), Eta(EtaConfig()))
-        visits = [desk.arrive("omni_duplex", "x") for _ in range(n + 1)]
+        dispatcher = Dispatcher(workers, Queue(n), Eta(EtaConfig()))
+        visits = [dispatcher.arrive("omni_duplex", "x") for _ in range(n + 1)]
         calls = 0
-        places = desk.places
+        places = dispatcher.places
 
         def counted() -> dict:
             nonlocal calls
             calls += 1
             return places()
 
-        desk.places = counted
-        desk.leave(visits[0])
-        told = [desk.place(visit).position for visit in visits[2:]]
+        dispatcher.places = counted
+        dispatcher.leave(visits[0])
+        told = [dispatcher.place(pending).position for pending in visits[2:]]
         assert told == list(range(1, n)), "expected everybody's own place"
         assert calls < 20, f"expected one calculation for all of them, got {calls}"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.live.inbox import EACH, Gone, Inbox, Store, size_of
+from server.live.inbox import EACH, ByteBudget, ClientDisconnected, Inbox, size_of
 
 ROOM = 10_000
 
@@ -27,7 +27,7 @@ async def is_held_up(putting: Coroutine[Any, Any, None]) -> "asyncio.Task[None] 
 @given(messages=st.lists(st.one_of(st.text(max_size=20), st.binary(max_size=20))))
 def test_order_and_room(messages: list[str | bytes]) -> None:
     async def story() -> None:
-        store = Store(10**6)
+        store = ByteBudget(10**6)
         inbox = Inbox(store, 10**6)
         for message in messages:
             await inbox.put(message)
@@ -35,7 +35,7 @@ def test_order_and_room(messages: list[str | bytes]) -> None:
         inbox.end()
         got = [(await inbox.get()).data for _ in messages]
         assert got == messages, f"expected {messages}, got {got}"
-        with pytest.raises(Gone):
+        with pytest.raises(ClientDisconnected):
             await inbox.get()
         assert store.used == 0, f"expected all room back, got {store.used} bytes in use"
 
@@ -44,7 +44,7 @@ def test_order_and_room(messages: list[str | bytes]) -> None:
 
 def test_beyond_its_bound_a_client_waits() -> None:
     async def story() -> None:
-        inbox = Inbox(Store(10**6), ROOM)
+        inbox = Inbox(ByteBudget(10**6), ROOM)
         assert await is_held_up(inbox.put(bytes(ROOM - 3 * size_of(b"")))) is None
         waiting = await is_held_up(inbox.put(b""))
         assert waiting is None, "expected room up to the bound"
@@ -59,7 +59,7 @@ def test_beyond_its_bound_a_client_waits() -> None:
 
 def test_empty_messages_are_a_load_too() -> None:
     async def story() -> None:
-        inbox = Inbox(Store(10**6), ROOM)
+        inbox = Inbox(ByteBudget(10**6), ROOM)
 
         async def flood() -> None:
             while True:
@@ -77,7 +77,7 @@ def test_empty_messages_are_a_load_too() -> None:
 
 def test_all_together_have_room_for_so_much() -> None:
     async def story() -> None:
-        store = Store(ROOM)
+        store = ByteBudget(ROOM)
         greedy, modest = Inbox(store, 10**6), Inbox(store, 10**6)
         greedy_waits = await is_held_up(greedy.put(bytes(ROOM)))
         modest_waits = await is_held_up(modest.put(b"one"))
@@ -94,7 +94,7 @@ def test_all_together_have_room_for_so_much() -> None:
 
 def test_a_lower_bound_counts_from_then_on() -> None:
     async def story() -> None:
-        inbox = Inbox(Store(10**6), 10**6)
+        inbox = Inbox(ByteBudget(10**6), 10**6)
         for _ in range(3):
             await inbox.put(bytes(ROOM))
         inbox.most = ROOM
@@ -109,11 +109,11 @@ def test_a_lower_bound_counts_from_then_on() -> None:
 
 def test_the_end_is_told_to_who_waits_for_more() -> None:
     async def story() -> None:
-        inbox = Inbox(Store(10), 10)
+        inbox = Inbox(ByteBudget(10), 10)
         getting = asyncio.create_task(inbox.get())
         await asyncio.sleep(0)
         inbox.end()
-        with pytest.raises(Gone):
+        with pytest.raises(ClientDisconnected):
             await getting
 
     asyncio.run(story())

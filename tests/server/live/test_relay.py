@@ -10,11 +10,11 @@ import pytest
 import websockets
 from websockets.asyncio.server import ServerConnection
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from server.live import inbox, relay
-from server.live.duplex import MOST_IN_FLIGHT
+from server.live.duplex import MAX_IN_FLIGHT
 from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, Client, run, running_gateway, special_worker, until
-from worker.protocol.connection import MOST_AT_ONCE, LiveProtocol
+from worker.protocol.connection import MAX_AT_ONCE, LiveProtocol
 
 MB = 2**20
 ODD_MESSAGES = (
@@ -44,7 +44,7 @@ async def echo(connection: ServerConnection) -> None:
 def test_every_byte_goes_through_as_it_is() -> None:
     async def story() -> None:
         async with special_worker(echo) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             early = await gateway.connect()
             await early.say(*ODD_MESSAGES)  # some before, some behind `queue_done`
             await early.hear("queue_done")
@@ -59,7 +59,7 @@ def test_every_byte_goes_through_as_it_is() -> None:
 @pytest.mark.parametrize("n", [4, 30])
 def test_a_burst_is_answered_one_by_one(n: int) -> None:
     async def story() -> None:
-        async with NullWorker(slots=1, think_s=0.003) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1, think_s=0.003) as worker, running_gateway(worker) as gateway:
             client = await (await gateway.connect()).prepared()
             await client.say(*[CHUNK] * n)
             units = [(await client.hear("result"))["current_time"] for _ in range(n)]
@@ -92,7 +92,7 @@ def test_how_a_worker_closes_is_passed_on(code: int, reason: str, expected: tupl
             await connection.close(code, reason)
 
         async with special_worker(talk) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             client = await (await gateway.connect()).seated()
             await client.hear("timeout")
             assert await client.closed() == expected
@@ -108,7 +108,7 @@ def test_a_message_of_128_mib() -> None:
                 await connection.send(json.dumps({"type": "length", "n": len(message)}))
 
         async with special_worker(measure) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             client = await (await gateway.connect()).seated()
             await client.say("x" * (128 * MB))
             got = (await client.hear("length"))["n"]
@@ -142,7 +142,7 @@ def test_who_does_not_read_holds_up_only_itself() -> None:
                 sent += 1
 
         async with special_worker(pour) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             slow = await (await gateway.connect("slow", sock=small_buffers(gateway.port), max_queue=1)).seated()
             quick = await (await gateway.connect("quick")).seated()
             before = psutil.Process().memory_info().rss
@@ -158,7 +158,7 @@ def test_who_does_not_read_holds_up_only_itself() -> None:
             grown = (psutil.Process().memory_info().rss - before) / MB
             assert sent < 64 and grown < 150, f"expected little to be kept, got {sent} MB sent and {grown:.0f} MB more"
             slow.abort()
-            await until(lambda: gateway.gateway.desk.workers.n_free == 3, "the slow one's slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free == 3, "the slow one's slot")
 
     run(story)
 
@@ -176,7 +176,7 @@ def test_a_worker_that_does_not_read_holds_up_its_client_only() -> None:
                 await over.wait()
 
         async with special_worker(sulk) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             fast = await (await gateway.connect("fast")).seated()
             other = await (await gateway.connect("other")).seated()
             n_sent = 0
@@ -196,10 +196,10 @@ def test_a_worker_that_does_not_read_holds_up_its_client_only() -> None:
                 await asyncio.sleep(0.1)
                 assert time.monotonic() - since < 20, f"expected the client to be held up, got {n_sent} messages"
             used = gateway.gateway.duplex._store.used
-            assert used < MOST_IN_FLIGHT + MB, f"expected about {MOST_IN_FLIGHT} bytes to be kept, got {used}"
+            assert used < MAX_IN_FLIGHT + MB, f"expected about {MAX_IN_FLIGHT} bytes to be kept, got {used}"
             pouring.cancel()
             fast.abort()  # nobody reads that client now: its loss has to be seen all the same
-            await until(lambda: gateway.gateway.desk.workers.n_free == 3, "the fast one's slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free == 3, "the fast one's slot")
             over.set()
 
     run(story)
@@ -215,7 +215,7 @@ def test_floods_of_tiny_messages_let_others_talk() -> None:
                 pass
 
         async with special_worker(swallow, slots=2) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             first = await (await gateway.connect("first")).seated()
             other = await (await gateway.connect("other")).seated()
             flood = await gateway.connect("flood")
@@ -248,7 +248,7 @@ def test_who_is_there_and_never_reads_is_let_go() -> None:
 
         options = {"ws_ping_interval": 0.2, "ws_ping_timeout": 0.5}
         async with special_worker(pour) as port, running_gateway(port, options=options) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).seated()
             client.socket.transport.pause_reading()
             await gateway.clean()
@@ -266,7 +266,7 @@ def test_who_talks_and_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) ->
                 await connection.send("x" * MB)
 
         async with special_worker(pour) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
             client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).seated()
             client.socket.transport.pause_reading()
             await client.say("x" * MB)
@@ -288,13 +288,13 @@ def test_floods_of_empty_frames_let_others_talk(frame: bytes, monkeypatch: pytes
     monkeypatch.setattr(LiveProtocol, "data_received", counting)
 
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client = await gateway.connect()
             await client.hear("queue_done")
             begin = b"\x01\x80\0\0\0\0" if frame[0] == 0 else b""
             client.socket.transport.write(begin + frame * 50_000)
             await until(lambda: longest, "something to be read")
-            assert longest <= MOST_AT_ONCE, f"expected at most {MOST_AT_ONCE} bytes at once, got {longest}"
+            assert longest <= MAX_AT_ONCE, f"expected at most {MAX_AT_ONCE} bytes at once, got {longest}"
 
     run(story)
 
@@ -309,7 +309,7 @@ def test_a_worker_sends_nobody_elsewhere() -> None:
         async with special_worker(elsewhere) as target:
             to = f"ws://127.0.0.1:{target}/ws/duplex"
             async with special_worker(elsewhere, redirect=to) as port, running_gateway(port) as gateway:
-                await until(lambda: gateway.gateway.desk.workers.n_free, "a slot")
+                await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
                 client = await gateway.connect()
                 await client.hear("queued")
         assert not reached, f"expected nobody to be sent on, got {reached}"
@@ -320,7 +320,7 @@ def test_a_worker_sends_nobody_elsewhere() -> None:
 def test_a_client_that_answers_pings_may_say_nothing() -> None:
     async def story() -> None:
         options = {"ws_ping_interval": 0.05, "ws_ping_timeout": 5.0}
-        async with NullWorker(slots=1) as worker, running_gateway(worker, options=options) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker, options=options) as gateway:
             client = await (await gateway.connect()).prepared()
             with pytest.raises(TimeoutError):
                 await client.hear_raw(0.5)
@@ -331,7 +331,7 @@ def test_a_client_that_answers_pings_may_say_nothing() -> None:
 
 def test_paused_sessions_are_told_apart() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client = await (await gateway.connect()).prepared()
 
             async def told() -> tuple[str, bool]:
@@ -358,7 +358,7 @@ def test_paused_sessions_are_told_apart() -> None:
 
 def test_measured_on_the_way() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client: Client = await (await gateway.connect("adx_1")).prepared()
             for _ in range(5):
                 await client.unit()
@@ -382,7 +382,7 @@ def test_measured_on_the_way() -> None:
 
 def test_handshakes_that_are_none() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             for path in ("/ws/duplex", "/ws/duplex/a/b", "/ws/nothing/a"):
                 with pytest.raises(websockets.InvalidStatus):
                     await websockets.connect(f"ws://127.0.0.1:{gateway.port}{path}")

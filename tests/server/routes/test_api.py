@@ -11,7 +11,7 @@ import pytest
 import websockets
 from fastapi import FastAPI
 
-from benchmarks.serve.fake_worker import NullWorker
+from benchmarks.serve.fake_worker import FakeWorker
 from server.app import build_app
 from server.registry.apps import KNOWN
 from server.routes.bodies import WorkerInfo
@@ -22,7 +22,7 @@ from tests.server.routes.http_gateway import IDLE, asked, gateway_of
 async def told(path: str, *, health: dict[str, Any] | None = None, n_workers: int = 1) -> Any:
     gateway = gateway_of(n_workers)
     if health is not None:
-        gateway.desk.workers.answered(gateway.desk.workers.all[0], health)
+        gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], health)
     async with asked(gateway) as http:
         return await http.get(path)
 
@@ -46,7 +46,7 @@ def test_probes_before_any_worker_answers() -> None:
 def test_ready_until_it_drains() -> None:
     async def story() -> None:
         gateway = gateway_of()
-        gateway.desk.workers.answered(gateway.desk.workers.all[0], IDLE)
+        gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], IDLE)
         async with asked(gateway) as http:
             ready = await http.get("/readyz")
             assert (ready["ready"], ready["free_slots"], ready["total_slots"]) == (True, 2, 2), ready
@@ -83,7 +83,7 @@ def test_whatever_a_worker_says_of_itself_the_gateway_answers() -> None:
                 progress = dict.fromkeys(("what", "done", "total", "seconds"), value)
                 odd = [{key: value} for key in keys] + [{"progress": progress}, {"compile": {"counts": {"x": value}}}]
                 for health in odd:
-                    gateway.desk.workers.answered(gateway.desk.workers.all[0], {**IDLE, **health})
+                    gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], {**IDLE, **health})
                     for path in ("/status", "/workers", "/metrics"):
                         answer = await http.http.get(path)
                         assert answer.status_code == 200, f"{path}, {health}: expected 200, got {answer.status_code}"
@@ -94,7 +94,7 @@ def test_whatever_a_worker_says_of_itself_the_gateway_answers() -> None:
 def test_status_counts_every_worker_once() -> None:
     async def story() -> None:
         gateway = gateway_of(5)
-        workers = gateway.desk.workers
+        workers = gateway.dispatcher.workers
         workers.answered(workers.all[0], IDLE)
         workers.answered(workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}})
         workers.answered(workers.all[2], {**IDLE, "state": "COMPILING", "worker_status": "loading"})
@@ -114,10 +114,10 @@ def test_status_counts_every_worker_once() -> None:
 
 def test_a_live_session_in_every_answer() -> None:
     async def story() -> None:
-        async with NullWorker(slots=1) as worker, running_gateway(worker) as running:
+        async with FakeWorker(slots=1) as worker, running_gateway(worker) as running:
             client = await (await running.connect("adx_live")).prepared()
             await client.unit()
-            await until(lambda: running.gateway.desk.workers.leases[0].n_units == 1, "a unit counted")
+            await until(lambda: running.gateway.dispatcher.workers.leases[0].n_units == 1, "a unit counted")
             status, queue = await running.get("/status"), await running.get("/api/queue")
             [task] = status["running_tasks"]
             assert queue["running_tasks"][0]["session_id"] == task["session_id"] == "adx_live"
@@ -168,7 +168,7 @@ def test_an_estimate_that_is_left_out_stays() -> None:
 def test_what_was_measured_is_told_by_old_names_too() -> None:
     async def story() -> None:
         gateway = gateway_of()
-        gateway.desk.eta.record("omni_duplex", 42.04)
+        gateway.dispatcher.eta.record("omni_duplex", 42.04)
         async with asked(gateway) as http:
             got = await http.get("/api/config/eta")
         assert (got["ema_omni_duplex_s"], got["ema_omni_duplex_samples"]) == (42.0, 1)
@@ -286,7 +286,7 @@ async def _refusal(running: Any, name: str) -> int:
 
 def test_sockets_of_an_app_that_is_switched_off_are_refused() -> None:
     async def story() -> None:
-        async with NullWorker(slots=2) as worker, running_gateway(worker) as running:
+        async with FakeWorker(slots=2) as worker, running_gateway(worker) as running:
             talking = await (await running.connect("adx_before")).prepared()
             await running.http.put("/api/admin/apps/audio_duplex", json={"enabled": False})
             for name in ("adx_me", "audio_duplex_me", "adx.me"):  # the last becomes adx_me
@@ -295,7 +295,7 @@ def test_sockets_of_an_app_that_is_switched_off_are_refused() -> None:
             await (await (await running.connect("omni_me")).seated()).close()
             await talking.unit()
             await running.http.put("/api/admin/apps/audio_duplex", json={"enabled": True})
-            await until(lambda: len(running.gateway.desk.workers.leases) == 1, "the other's slot")
+            await until(lambda: len(running.gateway.dispatcher.workers.leases) == 1, "the other's slot")
             await (await (await running.connect("adx_me")).seated()).close()
             await talking.close()
             await running.clean()
@@ -353,7 +353,7 @@ def test_errors_are_json() -> None:
             ):
                 answer = await http.ask(method, path, status)
                 assert answer.json().keys() == {"detail"}, f"{method} {path}: got {answer.text}"
-            object.__setattr__(gateway.desk.eta, "measured", None)  # a fault of ours
+            object.__setattr__(gateway.dispatcher.eta, "measured", None)  # a fault of ours
             broken = await http.ask("GET", "/api/config/eta", 500)
             assert broken.json() == {"detail": "Internal server error"}
 
@@ -391,9 +391,9 @@ def test_examples_of_the_documentation_are_answers(root: Path) -> None:
 
 async def _live_answer(path: str) -> Any:
     gateway = gateway_of()
-    gateway.desk.workers.answered(gateway.desk.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
-    gateway.desk.arrive("omni_duplex", "omni_a")
-    gateway.desk.arrive("omni_duplex", "omni_b")
+    gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
+    gateway.dispatcher.arrive("omni_duplex", "omni_a")
+    gateway.dispatcher.arrive("omni_duplex", "omni_b")
     async with asked(gateway) as http:
         return await http.get(path)
 

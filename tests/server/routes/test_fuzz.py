@@ -10,8 +10,8 @@ from fastapi.encoders import jsonable_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.serve.fake_worker import NullWorker
-from server.dispatch.dispatcher import Desk
+from benchmarks.serve.fake_worker import FakeWorker
+from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import Address, Workers
@@ -41,15 +41,15 @@ def test_whatever_a_worker_says_of_itself(health: object) -> None:
             return httpx.Response(200, text=json.dumps(health))
 
         workers = Workers([Address("127.0.0.1", 1)])
-        desk, metrics = Desk(workers, Queue(10), Eta(EtaConfig())), Metrics()
+        dispatcher, metrics = Dispatcher(workers, Queue(10), Eta(EtaConfig())), Metrics()
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), trust_env=False, verify=False) as asking:
-            await Watch(desk, metrics, asking, 1.0)._ask(workers.all[0])
+            await Watch(dispatcher, metrics, asking, 1.0)._ask(workers.all[0])
         for _ in range(3):
-            desk.arrive("omni_duplex", "x")
+            dispatcher.arrive("omni_duplex", "x")
         assert workers.n_slots >= len(workers.leases) >= 0
-        service_status(desk, draining=False, n_connections=0)
-        json.dumps(jsonable_encoder([worker_info(workers.all[0]), queue_status(desk)]), allow_nan=False)
-        metrics.text(desk)
+        service_status(dispatcher, draining=False, n_connections=0)
+        json.dumps(jsonable_encoder([worker_info(workers.all[0]), queue_status(dispatcher)]), allow_nan=False)
+        metrics.text(dispatcher)
 
     run(story)
 
@@ -70,7 +70,7 @@ def test_whatever_clients_say(caplog: pytest.LogCaptureFixture) -> None:
     """No message breaks more than its own answer; the session goes on, and others are not disturbed."""
 
     async def talk(messages: list[str | bytes]) -> None:
-        async with NullWorker(2) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(2) as worker, running_gateway(worker) as gateway:
             other = await (await gateway.connect("other")).prepared()
             client = await (await gateway.connect("fuzz")).prepared()
             for message in messages:
@@ -104,7 +104,7 @@ def test_whatever_clients_say(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_frames_that_are_none_end_only_their_sender() -> None:
     async def story() -> None:
-        async with NullWorker(3) as worker, running_gateway(worker) as gateway:
+        async with FakeWorker(3) as worker, running_gateway(worker) as gateway:
             other = await (await gateway.connect("other")).prepared()
             for data in (b"\xff" * 20, b"\x81\x85\x00\x00\x00\x00\xff\xff\xff\xff\xff", b"\x81\x05hello"):
                 client = await (await gateway.connect("broken")).prepared()

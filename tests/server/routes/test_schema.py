@@ -15,11 +15,11 @@ from tests.server.routes.http_gateway import IDLE, gateway_of
 
 def application() -> FastAPI:
     gateway = gateway_of(2, presets=Presets.load(), lang="en")
-    desk = gateway.desk
-    desk.workers.answered(desk.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
+    dispatcher = gateway.dispatcher
+    dispatcher.workers.answered(dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
     for name in ("omni_talks", "omni_waits", "adx_waits"):
-        desk.arrive("audio_duplex" if name.startswith("adx_") else "omni_duplex", name)
-    assert len(desk.workers.leases) == 1 and len(desk.queue) == 2
+        dispatcher.arrive("audio_duplex" if name.startswith("adx_") else "omni_duplex", name)
+    assert len(dispatcher.workers.leases) == 1 and len(dispatcher.queue) == 2
     return build_app(gateway)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from worker.assembly.backend_flags import apply_toggles
+from worker.assembly.backend_flags import apply_backend_flags
 from worker.config.compile import CompileConfig
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -33,13 +33,13 @@ def as_before() -> Iterator[None]:
 
 def test_a_cpu_is_left_alone() -> None:
     before = switches()
-    told = apply_toggles(CompileConfig(tf32=True, cudnn_benchmark=True, attention="eager"), CPU)
+    told = apply_backend_flags(CompileConfig(tf32=True, cudnn_benchmark=True, attention="eager"), CPU)
     assert switches() == before and set(told.values()) == {"not on a CPU"}
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_tf32_and_cudnn(is_on: bool) -> None:
-    told = apply_toggles(CompileConfig(tf32=is_on, cudnn_benchmark=is_on), GPU)
+    told = apply_backend_flags(CompileConfig(tf32=is_on, cudnn_benchmark=is_on), GPU)
     assert switches()[:3] == ("high" if is_on else "highest", is_on, is_on)
     assert (told["tf32"], told["cudnn_benchmark"]) == (is_on, is_on)
 
@@ -54,6 +54,6 @@ def test_tf32_and_cudnn(is_on: bool) -> None:
 )
 def test_attention(attention: str, expected: tuple[bool, ...], words: str) -> None:
     before = kernels()
-    assert apply_toggles(CompileConfig(), GPU)["attention"].startswith("auto (") and kernels() == before
-    assert apply_toggles(CompileConfig(attention=attention), GPU)["attention"] == words
+    assert apply_backend_flags(CompileConfig(), GPU)["attention"].startswith("auto (") and kernels() == before
+    assert apply_backend_flags(CompileConfig(attention=attention), GPU)["attention"] == words
     assert kernels() == expected

@@ -40,11 +40,11 @@ from worker.loop.results import Event, Failure, Partial, Prefilled, ReplyResult
 from worker.loop.session import Session
 from worker.loop.sessions import Prompt, Sessions
 from worker.loop.unit_loop import UnitLoop
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 
 LLM_LEN, SPEECH_LEN = 512, 768
 CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
-MOST_TURNS = 300  # of the loop, until something must have happened
+MAX_TURNS = 300  # of the loop, until something must have happened
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
 LONGER = SPOKEN.model_copy(update={"max_new_tokens": 35, "seed": 3})
@@ -165,7 +165,7 @@ class AnsweringEngine:
     def use(self, vocoder: Any, observer: Observer | None = None) -> None:
         """Begin anew with this vocoder."""
         self.vocoder, self.observer = vocoder, observer or Script()
-        self.desk = VoiceDesk(self.duplex, vocoder)
+        self.desk = VoiceManager(self.duplex, vocoder)
         self.loop = UnitLoop(self.duplex, vocoder, self.desk, observer=self.observer)
         config = make_config(self.parts.n_slots, LLM_LEN)
         self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
@@ -203,11 +203,11 @@ class AnsweringEngine:
 
     def run_until(self, done: Callable[[], bool]) -> None:
         """As `settle`, but only until something has happened, which it must."""
-        for _ in range(MOST_TURNS):
+        for _ in range(MAX_TURNS):
             if done():
                 return
             self.step()
-        raise AssertionError(f"expected an end within {MOST_TURNS} turns of the loop")
+        raise AssertionError(f"expected an end within {MAX_TURNS} turns of the loop")
 
     def heard(self, name: str) -> list[Event]:
         """What a session was told since, prompts aside."""

@@ -9,7 +9,7 @@ from models.inputs.prompts import PromptOptions
 from models.sampling.settings import HALF_DUPLEX_TEXT, TURN_CODES
 from worker.chat.config import SEGMENT_ROWS, HalfDuplexConfig, ReplyConfig
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET
-from worker.config.settings import KnobError
+from worker.config.settings import SettingError
 
 
 def test_defaults_are_the_released_ones() -> None:
@@ -98,7 +98,7 @@ def test_rows_an_answer_may_take(compat: str, n: int, expected: int) -> None:
 )
 def test_odd_knobs_are_refused(knobs: dict[str, Any]) -> None:
     (name,) = knobs
-    with pytest.raises(KnobError, match=rf"setting {name}: expected .+, got "):
+    with pytest.raises(SettingError, match=rf"setting {name}: expected .+, got "):
         ReplyConfig(**knobs)
 
 
@@ -117,7 +117,7 @@ def test_marks_leave_room_for_a_round() -> None:
     assert config.marks(20_000) == (8000, 6000)
     assert config.marks(6_500) == (6_500 - SEGMENT_ROWS - 250, 6_500 - SEGMENT_ROWS - 250)
     assert config.marks(100) == (0, 0)
-    with pytest.raises(KnobError, match=r"setting low_tokens: expected at most high_tokens \(10\), got 11"):
+    with pytest.raises(SettingError, match=r"setting low_tokens: expected at most high_tokens \(10\), got 11"):
         HalfDuplexConfig(high_tokens=10, low_tokens=11)
-    with pytest.raises(KnobError, match="min_silence_ms"):
+    with pytest.raises(SettingError, match="min_silence_ms"):
         HalfDuplexConfig(min_silence_ms=50)

@@ -20,7 +20,7 @@ from worker.assembly import backend_flags as toggles
 from worker.compile import graph_compiler as tuner
 from worker.compile import tuning
 from worker.compile.state import CompileCounts, TargetPhase, TargetState
-from worker.compile.targets import AIMS, SERVING
+from worker.compile.targets import COMPILE_TARGETS, SERVING
 from worker.compile.tuning import LateWatch, Tuned, count, tune, untune
 from worker.config.compile import TARGETS, CompileConfig, Target
 
@@ -35,7 +35,7 @@ def tuned_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False
     """Tune an engine, perhaps as if its model were on a GPU; layers are traced and run as they are."""
     parts = replace(engine.parts, model=StubModel()) if gpu else engine.parts
     config = engine.config.model_copy(update={"compile": compile})
-    with mock.patch.object(tuning, "apply_toggles", lambda *_: {}):
+    with mock.patch.object(tuning, "apply_backend_flags", lambda *_: {}):
         return tune(parts, config, **{"backend": "eager", **options})
 
 
@@ -260,7 +260,7 @@ def test_a_capture_that_memory_is_short_for_takes_its_targets_graphs_along(monke
     assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_captured == 1
     assert table.captured == {"vision"}, table.captured
     before = count(engine.parts)
-    table.warm_up(["vision", *AIMS["apm"].all_regions])
+    table.warm_up(["vision", *COMPILE_TARGETS["apm"].all_regions])
     assert count(engine.parts).since(before).is_clean
 
 
@@ -382,4 +382,4 @@ def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypa
 
 
 def test_every_target_has_an_aim() -> None:
-    assert set(AIMS) == set(TARGETS)
+    assert set(COMPILE_TARGETS) == set(TARGETS)

@@ -47,7 +47,7 @@ def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> Tuned:
 
 @pytest.fixture
 def plain_toggles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "apply_toggles", lambda *_: {})
+    monkeypatch.setattr(tuning, "apply_backend_flags", lambda *_: {})
 
 
 @pytest.mark.usefixtures("plain_toggles")
@@ -167,7 +167,7 @@ def test_sizes_that_were_chosen_for_kernels_go_when_they_do(made: list[Replayed]
 def test_an_engine_knows_the_sizes_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocoder that no kernels suit is built with those of compiled layers."""
     monkeypatch.setattr(building, "_make_room", lambda model: None)
-    monkeypatch.setattr(building, "apply_toggles", lambda *_: {})
+    monkeypatch.setattr(building, "apply_backend_flags", lambda *_: {})
     config = make_config(compile=CompileConfig(enabled=True))
     for wanted in (True, False):
         monkeypatch.setattr(building, "wants_kernels", lambda *_, wanted=wanted: wanted)
@@ -342,7 +342,7 @@ def test_the_vocoder_is_made_of_what_the_model_is(
 
     monkeypatch.setattr(building, "wants_kernels", lambda *_: wanted)
     monkeypatch.setattr(building, "_make_room", lambda model: None)
-    monkeypatch.setattr(building, "apply_toggles", lambda *_: happened.append("toggles"))
+    monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("toggles"))
     monkeypatch.setattr(building, "Vocoder", make)
     config = make_config(compile=CompileConfig(enabled=compiles))
     building.assemble(*loaded(), config, vocoder_kernels=asked)

@@ -13,7 +13,7 @@ from worker.config.compile import TARGETS
 from worker.config.doc import table
 from worker.config.layers import MAX_FILE_BYTES, knobs
 from worker.config.service import ROOT, Config, load_config
-from worker.config.settings import KnobError
+from worker.config.settings import SettingError
 
 # What a file for the public implementation holds, a key of an older version included.
 PUBLIC = {
@@ -76,8 +76,8 @@ def load(
     return load_config(file, flags=flags or {}, environ=environ or {})
 
 
-def refused(file: Path, content: object, **given: Any) -> KnobError:
-    with pytest.raises(KnobError) as caught:
+def refused(file: Path, content: object, **given: Any) -> SettingError:
+    with pytest.raises(SettingError) as caught:
         load(file, content, **given)
     return caught.value
 
@@ -247,7 +247,7 @@ def test_no_value_gives_any_other_error(flags: dict[str, object], value: str) ->
     variables = {knob.variable: value for knob in knobs(Config) if knob.key not in flags}
     try:
         load_config(flags=flags, environ={name: variables[name] for name in list(variables)[:5]})
-    except KnobError as error:
+    except SettingError as error:
         assert error.problems
 
 

@@ -22,7 +22,7 @@ from worker.config.session import (
     SessionConfig,
     WindowConfig,
 )
-from worker.config.settings import KnobError, Settings, allowed
+from worker.config.settings import SettingError, Settings, allowed
 
 DEFAULTS = SessionConfig()
 MAX_COUNT = 2**31 - 1
@@ -63,8 +63,8 @@ JSON = st.recursive(
 )
 
 
-def refused(settings: type[Settings], **given: object) -> KnobError:
-    with pytest.raises(KnobError) as caught:
+def refused(settings: type[Settings], **given: object) -> SettingError:
+    with pytest.raises(SettingError) as caught:
         settings(**given)
     return caught.value
 
@@ -143,7 +143,7 @@ def test_whole_numbers_will_do_for_floats() -> None:
 
 
 def test_every_bad_knob_is_named() -> None:
-    with pytest.raises(KnobError) as caught:
+    with pytest.raises(SettingError) as caught:
         SessionConfig.of(DEFAULTS, {"temperature": 9, "seed": -1, "window": {"mode": "on", "max_units": 0}, "top_k": 5})
     error = caught.value
     got = [one.knob for one in error.problems]
@@ -180,7 +180,7 @@ def test_no_input_gives_any_other_error(values: dict[str, object]) -> None:
     try:
         config, _ = SessionConfig.of(DEFAULTS, values)
     except SettingsError as error:
-        assert isinstance(error, KnobError)
+        assert isinstance(error, SettingError)
         for one in error.problems:
             assert one.knob.partition(".")[0] in values, f"expected a knob that was given, got {one.knob}"
             assert one.knob in str(error)
@@ -188,7 +188,7 @@ def test_no_input_gives_any_other_error(values: dict[str, object]) -> None:
         assert isinstance(config, SessionConfig)
     try:
         SessionConfig(**values)
-    except KnobError as error:
+    except SettingError as error:
         assert error.problems
 
 
@@ -358,14 +358,14 @@ def test_a_slot_holds_the_window_and_a_unit() -> None:
 def test_a_sessions_own_window_is_checked_too() -> None:
     engine = EngineConfig(llm_len=5000)
     engine.check_session(SessionConfig(window={"high_tokens": 4900}))
-    with pytest.raises(KnobError, match=r"setting window\.high_tokens: .* got 4901"):
+    with pytest.raises(SettingError, match=r"setting window\.high_tokens: .* got 4901"):
         engine.check_session(SessionConfig(window={"high_tokens": 4901}))
     context = {"mode": "context", "previous_max_tokens": 4901}
-    with pytest.raises(KnobError, match=r"setting window\.previous_max_tokens"):
+    with pytest.raises(SettingError, match=r"setting window\.previous_max_tokens"):
         engine.check_session(SessionConfig(window=context))
     engine.check_session(SessionConfig(window={"mode": "off", "high_tokens": 4901}))
     more_slices = SessionConfig(max_slice_nums=2, window={"high_tokens": 4900})
-    with pytest.raises(KnobError, match=r"leaves 232 rows"):
+    with pytest.raises(SettingError, match=r"leaves 232 rows"):
         engine.check_session(more_slices)
 
 
@@ -379,7 +379,7 @@ def test_nested_knobs_are_named_from_the_top() -> None:
 def test_no_engine_setting_gives_any_other_error(values: dict[str, object]) -> None:
     try:
         EngineConfig(**values)
-    except KnobError as error:
+    except SettingError as error:
         assert error.problems
 
 

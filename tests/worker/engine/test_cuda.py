@@ -13,7 +13,7 @@ from models.graphs.region_graphs import compile_counters
 from models.stages.region_table import Shapes
 from models.token2wav.region_table import VocoderShapes
 from tests.models.token2wav.vocoders import make_voice
-from worker.assembly.backend_flags import apply_toggles
+from worker.assembly.backend_flags import apply_backend_flags
 from worker.assembly.parts import build, most_sessions
 from worker.compile.state import TargetPhase
 from worker.compile.tuning import tune
@@ -100,7 +100,7 @@ def switches_stay() -> Iterator[None]:
 
 def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
     # TF32 turns a drawn code now and then, and with it all sound behind.
-    apply_toggles(CompileConfig(tf32=False), torch.device("cuda"))
+    apply_backend_flags(CompileConfig(tf32=False), torch.device("cuda"))
     eager = converse(make_engine(tiny))
     engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on", tf32=False))
     tables = [engine.parts.duplex.runner.regions, engine.parts.vocoder.regions]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.stages.speech_steps import PendingLook, Speaker
+from models.stages.speech_steps import Readback, Speaker
 from tests.worker.engine.session_scripts import Prompter, conversation, play_alone, play_together
 from tests.worker.loop.engines import ALOUD, N_SLOTS, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from worker.loop.results import Event, Failure, Partial, UnitResult
@@ -52,7 +52,7 @@ class Stage:
         scripts = [
             lambda seed=seed: conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0) for seed in seeds
         ]
-        with mock.patch.object(PendingLook, "is_here", property(lambda look: luck.random() < 0.5)):
+        with mock.patch.object(Readback, "is_here", property(lambda look: luck.random() < 0.5)):
             play_together(engine, scripts, lambda n: 0 if luck.random() < patience else luck.randrange(n))
         names = {seed: f"session {seed}" for seed in seeds}
         return {seed: (engine.take(name), observer.logits[name]) for seed, name in names.items()}

@@ -78,8 +78,8 @@ def test_layers_that_compile_have_scratch_slots_of_their_own(
         def run(self) -> None:
             shared.extend(share(engine))
 
-    monkeypatch.setattr(tuning, "Tuner", Fails)
-    monkeypatch.setattr(tuning, "apply_toggles", lambda *_: {})
+    monkeypatch.setattr(tuning, "GraphCompiler", Fails)
+    monkeypatch.setattr(tuning, "apply_backend_flags", lambda *_: {})
     done = by_kernels(engine, StubModel())
     assert shared == expected and done.toggles["kernels"] is expected[-1]
     state = engine.duplex.state

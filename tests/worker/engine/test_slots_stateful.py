@@ -31,7 +31,7 @@ from worker.config.session import WindowConfig
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session import Gate, OrderError, Phase, Session
 
-MOST_WAITING = 3
+MAX_WAITING = 3
 PROMPTS = ("Be kind.", "Be brief.", "Be good.", "so " * 300)
 NAMES = ("ada", "bob", "cy", "di", "eve")
 SMALL_WINDOW = WindowConfig(mode="basic", high_tokens=40, low_tokens=20)
@@ -48,7 +48,7 @@ LIVE = (Phase.READY, Phase.PREFILLED, Phase.GENERATED)
 @cache
 def engine() -> tuple[SmallEngine, list[Tensor]]:
     """One for all examples: what one leaves behind, the next one meets. And its slots as they were before the first."""
-    small = SmallEngine(make_config(max_waiting_units=MOST_WAITING), Director(listen=0.15, unit_end=0.4))
+    small = SmallEngine(make_config(max_waiting_units=MAX_WAITING), Director(listen=0.15, unit_end=0.4))
     return small, copy_state(small.duplex.state)
 
 
@@ -57,7 +57,7 @@ def is_legal(event: str, session: Session) -> bool:
     live, gate = session.phase in LIVE, session.gate
     return {
         "prepare": session.phase in (Phase.NEW, Phase.READY) and gate is Gate.OPEN,
-        "unit": live and takes_units(session) and len(session.waiting) < MOST_WAITING,
+        "unit": live and takes_units(session) and len(session.waiting) < MAX_WAITING,
         "pause": live and gate is Gate.OPEN,
         "resume": live and gate is Gate.PAUSED,
         "stop": live,

@@ -31,8 +31,8 @@ from worker.loop.session import Session
 N_SESSIONS, N_UNITS, WARM, STEP = 4, 72, 32, 8
 SPEAKS, ENDS = 3, 4  # of `STEP` units: one that begins a turn, one that ends it
 # Pages come and go a little with the allocator. Keeping all sound that goes by would be 10 MB between the two ends.
-MOST_BYTES = 4 * 2**20
-MOST_OBJECTS = 40  # the loop makes thousands a unit
+MAX_BYTES = 4 * 2**20
+MAX_OBJECTS = 40  # the loop makes thousands a unit
 BUSY = (
     "mel_unit",
     "audio_unit",
@@ -128,8 +128,8 @@ def test_a_long_conversation_costs_what_a_short_one_does() -> None:
         objects.append(n_objects())
     assert compile_counters() == graphs, f"expected no new graphs, got {compile_counters()}, before {graphs}"
     grown = min(sizes[-2:]) - max(sizes[:2])
-    assert grown < MOST_BYTES, f"expected at most {MOST_BYTES} bytes more, got {grown}: {np.diff(sizes)}"
-    assert objects[-1] - objects[0] < MOST_OBJECTS, f"expected at most {MOST_OBJECTS} more, got {np.diff(objects)}"
+    assert grown < MAX_BYTES, f"expected at most {MAX_BYTES} bytes more, got {grown}: {np.diff(sizes)}"
+    assert objects[-1] - objects[0] < MAX_OBJECTS, f"expected at most {MAX_OBJECTS} more, got {np.diff(objects)}"
     for counts in calls:
         regular = {name: counts[name] for name in ("mel_unit", "audio_unit")}
         assert set(regular.values()) == {STEP}, f"expected {STEP} calls of each, got {regular}"

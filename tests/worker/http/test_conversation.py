@@ -14,7 +14,7 @@ import pytest
 from worker.config.service import Config
 from worker.config.session import SessionConfig
 from worker.engine import EngineError
-from worker.http.conversation import FAILED, MOST_FRAMES, MOST_UNSENT, NORMAL, Conversation, Goodbye
+from worker.http.conversation import FAILED, MAX_FRAMES, MAX_UNSENT, NORMAL, Conversation, Goodbye
 from worker.http.metrics import Metrics
 from worker.loop.results import Failure, Partial, UnitResult
 from worker.loop.session import OrderError
@@ -256,7 +256,7 @@ async def test_an_interrupt_between_units_of_a_turn_stays() -> None:
 @staged
 async def test_pictures_do_not_pile_up() -> None:
     stage = Stage()
-    await stage.say(*[VideoFrame(frame="AAAA")] * (MOST_FRAMES + 2))
+    await stage.say(*[VideoFrame(frame="AAAA")] * (MAX_FRAMES + 2))
     for _ in range(2):
         error = await stage.hear()
         assert isinstance(error, Error) and error.code == "backlog_full", f"expected a limit, got {error!r}"
@@ -268,7 +268,7 @@ async def test_who_does_not_read_gets_no_more_answers() -> None:
     await stage.say(*[Interrupt()] * 100)
     await asyncio.sleep(0.05)
     waiting = stage.conversation.outbox.qsize()
-    assert waiting == MOST_UNSENT + 1, f"expected {MOST_UNSENT + 1} unsent messages, got {waiting}"
+    assert waiting == MAX_UNSENT + 1, f"expected {MAX_UNSENT + 1} unsent messages, got {waiting}"
     for _ in range(100):
         assert isinstance(await stage.hear(), Interrupted)
     await stage.say(Stop())

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, fields
 
 import pytest
 
-from worker.loop.unit_decoder import Step, Talk, TalkIds
+from worker.loop.unit_decoder import ControlTokens, Step, UnitDecoder
 
-IDS = TalkIds(listen=100, speak=101, chunk_eos=102, chunk_tts_eos=103, turn_eos=104, tts_bos=105)
+IDS = ControlTokens(listen=100, speak=101, chunk_eos=102, chunk_tts_eos=103, turn_eos=104, tts_bos=105)
 LISTEN, SPEAK, CUT, TTS_CUT, END, BOS = (getattr(IDS, entry.name) for entry in fields(IDS))
 SPECIAL = (LISTEN, SPEAK, CUT, TTS_CUT, END, BOS)
 OUTCOME = ("terminator", "spoken", "all_ids", "res_ids", "is_listen", "end_of_turn", "turn_open")
@@ -19,16 +19,16 @@ def n_chars(ids: Sequence[int]) -> int:
     return sum(token for token in ids if token not in SPECIAL)
 
 
-def make(*, compat: bool = False, turn_open: bool = False, max_tokens: int = 20, **options) -> Talk:
+def make(*, compat: bool = False, turn_open: bool = False, max_tokens: int = 20, **options) -> UnitDecoder:
     """A unit of these ids, with wide limits unless others are given."""
-    return Talk(IDS, max_tokens=max_tokens, compat=compat, length=n_chars, turn_open=turn_open, **options)
+    return UnitDecoder(IDS, max_tokens=max_tokens, compat=compat, length=n_chars, turn_open=turn_open, **options)
 
 
 @dataclass
 class Run:
     """What a driver saw: fed tokens, the hidden buffer by place, and how many tokens it sampled."""
 
-    talk: Talk
+    talk: UnitDecoder
     fed: list[int] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
     n_sampled: int = 0
@@ -47,7 +47,7 @@ class Run:
         return {name: getattr(self.talk, name) for name in OUTCOME}
 
 
-def drive(talk: Talk, sampled: Sequence[int], *, interrupt_after: int | None = None) -> Run:
+def drive(talk: UnitDecoder, sampled: Sequence[int], *, interrupt_after: int | None = None) -> Run:
     """Run a unit to its end. interrupt_after: break off after that many sampled tokens, if it gets there."""
     run = Run(talk)
     if interrupt_after == 0:

@@ -39,7 +39,7 @@ from worker.loop.results import Event, Failure, Partial, UnitResult
 from worker.loop.session import Session, UnitInput
 from worker.loop.sessions import Prompt, Sessions
 from worker.loop.unit_loop import UnitLoop
-from worker.loop.voice_manager import VoiceDesk
+from worker.loop.voice_manager import VoiceManager
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 N_SLOTS = 3
@@ -111,7 +111,7 @@ class SmallEngine:
         self.config = config or make_config()
         self.parts = make_parts(self.config, **options)
         self.duplex, self.vocoder = self.parts.duplex, self.parts.vocoder
-        self.desk = VoiceDesk(self.duplex, self.vocoder)
+        self.desk = VoiceManager(self.duplex, self.vocoder)
         self.loop = UnitLoop(self.duplex, self.vocoder, self.desk, observer=observer)
         self.sessions = Sessions(self.duplex, self.parts.language, self.desk, self.loop, self.config)
         self.events: dict[str, list[Event]] = defaultdict(list)

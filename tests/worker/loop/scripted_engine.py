@@ -30,7 +30,7 @@ class Spoken(NamedTuple):
 
 
 @dataclass
-class Record:
+class LoopLog:
     """What the loop did for one session. fed: `Observer.fed`'s kind, rows held before and rows, one after the other.
     n_samples: of all sound in results.
     """
@@ -68,7 +68,7 @@ class Puppet(Observer):
     def __init__(self) -> None:
         self.is_off = False
         self.lines: dict[str, list[list[int]]] = defaultdict(list)
-        self.record: dict[str, Record] = defaultdict(Record)
+        self.record: dict[str, LoopLog] = defaultdict(LoopLog)
         self.before_token: Callable[[Any, int], None] | None = None
 
     def token(self, session: str, job: Any, token: int) -> int:
@@ -123,7 +123,7 @@ class PuppetEngine(SmallEngine):
         self.puppet.lines[name] = [self.ids(line) if isinstance(line, str) else line for line in lines]
         return self.open(name, config, make_prompt(**prompt))
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> LoopLog:
         return self.puppet.record[name]
 
     def run(self, session: Session, n: int, **knobs: Any) -> list[UnitResult | Failure]:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.worker.loop.engines import QUIET, SmallEngine
 from worker.config.session import WindowConfig
-from worker.config.settings import KnobError
+from worker.config.settings import SettingError
 from worker.loop.results import UnitResult
 from worker.loop.session import OrderError
 from worker.loop.sessions import SETTLED_KNOBS
@@ -54,6 +54,6 @@ def test_what_a_session_is_built_from_stays(knob):
         "seed": 99,
         "compat": "reference",
     }
-    with pytest.raises(KnobError, match=f"{knob}: expected .*, as prepared, got"):
+    with pytest.raises(SettingError, match=f"{knob}: expected .*, as prepared, got"):
         engine.sessions.adjust(session, session.config.model_copy(update={knob: other[knob]}))
     assert session.config == QUIET

@@ -7,14 +7,14 @@ from unittest import mock
 
 import pytest
 
-from models.stages.speech_steps import Look, PendingLook, Speaker
-from tests.worker.chat.reply_engine import MOST_TURNS, SPOKEN, AnsweringEngine, make_parts, short_chunks
+from models.stages.speech_steps import Look, Readback, Speaker
+from tests.worker.chat.reply_engine import MAX_TURNS, SPOKEN, AnsweringEngine, make_parts, short_chunks
 from tests.worker.loop.engines import ALOUD, QUIET, assert_told, short_speech
 from worker.assembly.parts import Parts
 from worker.loop.job import SpeechCall
 from worker.loop.observer import Observer
 from worker.loop.results import Event, UnitResult
-from worker.loop.speech_stages import MOST_LOOKS
+from worker.loop.speech_stages import MAX_LOOKS
 
 ASKED = "Hello there, how are you?"
 
@@ -24,7 +24,7 @@ class HeldLook:
 
     all: ClassVar[list["HeldLook"]] = []
 
-    def __init__(self, look: PendingLook):
+    def __init__(self, look: Readback):
         self._look, self.is_here, self.is_taken = look, False, False
         HeldLook.all.append(self)
 
@@ -69,7 +69,7 @@ def on_the_way() -> list[HeldLook]:
 
 
 def until_codes_are_awaited(engine: AnsweringEngine) -> None:
-    engine.run_until(lambda: len(on_the_way()) == MOST_LOOKS)
+    engine.run_until(lambda: len(on_the_way()) == MAX_LOOKS)
 
 
 def let_all_arrive(engine: AnsweringEngine) -> None:
@@ -87,7 +87,7 @@ def test_more_is_asked_for_before_the_first_is_seen(engine: AnsweringEngine, exp
     n_drawn = job.calls[0].n_drawn
     for _ in range(3):
         engine.step()
-    assert len(on_the_way()) == MOST_LOOKS and job.calls[0].n_drawn == n_drawn, "expected no more than that"
+    assert len(on_the_way()) == MAX_LOOKS and job.calls[0].n_drawn == n_drawn, "expected no more than that"
     assert not job.windows and job.n_codes == 0, "expected nothing to be voiced that nobody has seen"
     let_all_arrive(engine)
     assert_told("answer", engine.heard("a"), expected)
@@ -119,12 +119,12 @@ def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[E
         engine.send(session, number, force_listen=True)
         engine.run_until(lambda: not session.is_busy and not session.waiting)
         assert isinstance(engine.take("listens")[-1], UnitResult), "expected a unit to end meanwhile"
-    assert len(on_the_way()) == MOST_LOOKS, "expected the codes not to have been waited for"
+    assert len(on_the_way()) == MAX_LOOKS, "expected the codes not to have been waited for"
     let_all_arrive(engine)
     assert_told("answer", engine.heard("a"), expected)
 
 
-@pytest.mark.parametrize("arrived", [0, 1, MOST_LOOKS])
+@pytest.mark.parametrize("arrived", [0, 1, MAX_LOOKS])
 def test_codes_that_are_undone_are_drawn_again(engine: AnsweringEngine, expected: list[Event], arrived: int) -> None:
     """As when a step of the same answer fails and all of its slot goes back."""
     engine.ask("a", ASKED, config=SPOKEN)
@@ -157,12 +157,12 @@ def talk(engine: AnsweringEngine, names: Sequence[str], late: random.Random | No
             engine.send(session, unit)
             for _ in range(late.randrange(8) if late else 0):
                 engine.step()
-        for _ in range(MOST_TURNS):
+        for _ in range(MAX_TURNS):
             if not engine.step():
                 break
             for look in on_the_way()[: late.randrange(2)] if late else ():
                 look.is_here = True
-        assert engine.loop.is_idle, f"unit {unit}: expected an end within {MOST_TURNS} turns of the loop"
+        assert engine.loop.is_idle, f"unit {unit}: expected an end within {MAX_TURNS} turns of the loop"
     for session in sessions:
         engine.sessions.close(session)
     return {name: engine.take(name) for name in names}

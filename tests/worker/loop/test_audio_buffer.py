@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models.errors import AudioError
 from models.inputs.audio_sizes import FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES, SAMPLE_RATE, UNIT_SAMPLES
-from worker.loop.audio_buffer import Hearing, checked
+from worker.loop.audio_buffer import AudioBuffer, checked
 
 LEAD, LEFT = 560, 80
 # Around every count at which something changes: units of either kind, zeros in front or not.
@@ -21,10 +21,10 @@ def sound(n_samples: int, first: int = 1) -> np.ndarray:
     return (np.arange(first, first + n_samples) * 2.0**-24).astype(np.float32)
 
 
-def taken(hearing: Hearing) -> Iterator[np.ndarray]:
+def taken(audio_buffer: AudioBuffer) -> Iterator[np.ndarray]:
     """Units until there are too few samples."""
-    while (unit := hearing.peek()) is not None:
-        hearing.commit()
+    while (unit := audio_buffer.peek()) is not None:
+        audio_buffer.commit()
         yield unit
 
 
@@ -41,17 +41,19 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_a_second_at_a_time(reference: bool) -> None:
-    hearing, all_sound = Hearing(reference=reference), sound(5 * UNIT_SAMPLES)
+    audio_buffer, all_sound = AudioBuffer(reference=reference), sound(5 * UNIT_SAMPLES)
     heard = np.concatenate((np.zeros(LEAD, dtype=np.float32), all_sound))
     for n, push in enumerate(np.split(all_sound, 5)):
-        assert hearing.peek() is None and hearing.n_whole == 0, f"unit {n}: expected too few samples, got a unit"
-        hearing.push(push)
-        assert hearing.n_whole == 1
-        [unit] = taken(hearing)
+        assert audio_buffer.peek() is None and audio_buffer.n_whole == 0, (
+            f"unit {n}: expected too few samples, got a unit"
+        )
+        audio_buffer.push(push)
+        assert audio_buffer.n_whole == 1
+        [unit] = taken(audio_buffer)
         first = 0 if n == 0 else 480 + n * UNIT_SAMPLES
         same(f"unit {n}", unit, heard[first : 480 + (n + 1) * UNIT_SAMPLES])
-        assert (hearing.n_waiting, hearing.n_units) == (LEFT, n + 1)
-        assert hearing.lag_s == LEFT / SAMPLE_RATE
+        assert (audio_buffer.n_waiting, audio_buffer.n_units) == (LEFT, n + 1)
+        assert audio_buffer.lag_s == LEFT / SAMPLE_RATE
 
 
 @given(
@@ -62,93 +64,97 @@ def test_a_second_at_a_time(reference: bool) -> None:
 def test_units_depend_on_the_samples_alone(n_samples: int, cuts: list[int], ask: str) -> None:
     all_sound = sound(n_samples)
     heard = np.concatenate((np.zeros(LEAD, dtype=np.float32), all_sound))
-    hearing, units = Hearing(), []
+    audio_buffer, units = AudioBuffer(), []
     for push in np.split(all_sound, sorted(cut for cut in set(cuts) if 0 < cut < n_samples)):
-        hearing.push(push)
+        audio_buffer.push(push)
         if ask != "at the end":
-            n_whole, before = hearing.n_whole, len(units)
-            units += taken(hearing)
+            n_whole, before = audio_buffer.n_whole, len(units)
+            units += taken(audio_buffer)
             assert len(units) - before == n_whole, f"expected n_whole {n_whole}, got {len(units) - before} units"
-    n_whole, before = hearing.n_whole, len(units)
-    units += taken(hearing)
+    n_whole, before = audio_buffer.n_whole, len(units)
+    units += taken(audio_buffer)
     assert len(units) - before == n_whole
 
     n_units = max(0, (len(heard) - 480) // UNIT_SAMPLES)
-    assert len(units) == n_units == hearing.n_units, f"expected {n_units} units, got {len(units)}"
+    assert len(units) == n_units == audio_buffer.n_units, f"expected {n_units} units, got {len(units)}"
     ends = [480 + (n + 1) * UNIT_SAMPLES for n in range(n_units)]
     for n, (unit, expected) in enumerate(zip(units, np.split(heard, ends), strict=False)):
         same(f"unit {n}", unit, expected)
-    assert hearing.n_waiting == (len(heard) - ends[-1] if ends else n_samples)
+    assert audio_buffer.n_waiting == (len(heard) - ends[-1] if ends else n_samples)
 
 
 @given(steps=st.lists(st.integers(1, 30_000) | st.sampled_from(["peek", "commit", "no sound"]), max_size=40))
 def test_no_sample_is_lost_or_heard_twice(steps: list[int | str]) -> None:
     """Any order of pushes, looks and commits; a look may be repeated, and pushes may come before its commit."""
-    hearing, n_sent, peeked = Hearing(max_waiting_s=10_000), 0, None
+    audio_buffer, n_sent, peeked = AudioBuffer(max_waiting_s=10_000), 0, None
     heard = [np.zeros(0, dtype=np.float32)]
     for step in steps:
         if isinstance(step, int):
-            hearing.push(sound(step, first=n_sent + 1))
+            audio_buffer.push(sound(step, first=n_sent + 1))
             n_sent += step
         elif step == "peek":
-            peeked = hearing.peek()
+            peeked = audio_buffer.peek()
         elif step == "no sound":
-            hearing.mark_heard_without_sound()
+            audio_buffer.mark_heard_without_sound()
             peeked = None
         elif peeked is not None:
-            hearing.commit()
+            audio_buffer.commit()
             heard.append(peeked)
             peeked = None
         n_heard = sum(map(len, heard))
         expected = n_sent - max(0, n_heard - LEAD)
-        assert hearing.n_waiting == expected, f"expected {expected} samples waiting, got {hearing.n_waiting}"
-    rest = list(taken(hearing))
+        assert audio_buffer.n_waiting == expected, f"expected {expected} samples waiting, got {audio_buffer.n_waiting}"
+    rest = list(taken(audio_buffer))
     everything = np.concatenate((np.zeros(LEAD, dtype=np.float32), sound(n_sent)))
     units = np.concatenate((*heard, *rest))
     same("all units", units, everything[: len(units)])
-    assert len(everything) - len(units) < (UNIT_SAMPLES if hearing.n_units else FIRST_UNIT_SAMPLES)
+    assert len(everything) - len(units) < (UNIT_SAMPLES if audio_buffer.n_units else FIRST_UNIT_SAMPLES)
 
 
 def test_a_look_takes_nothing_and_is_the_callers() -> None:
-    hearing = Hearing()
-    hearing.push(sound(UNIT_SAMPLES))
-    first = hearing.peek()
+    audio_buffer = AudioBuffer()
+    audio_buffer.push(sound(UNIT_SAMPLES))
+    first = audio_buffer.peek()
     expected = first.copy()
     first[:] = 7
-    same("second look", hearing.peek(), expected)
-    hearing.push(sound(UNIT_SAMPLES, first=UNIT_SAMPLES + 1))
-    same("look after a push", hearing.peek(), expected)
-    assert hearing.n_waiting == 2 * UNIT_SAMPLES and hearing.n_units == 0
+    same("second look", audio_buffer.peek(), expected)
+    audio_buffer.push(sound(UNIT_SAMPLES, first=UNIT_SAMPLES + 1))
+    same("look after a push", audio_buffer.peek(), expected)
+    assert audio_buffer.n_waiting == 2 * UNIT_SAMPLES and audio_buffer.n_units == 0
 
 
 def test_sound_pushed_is_copied() -> None:
-    hearing, push = Hearing(), sound(UNIT_SAMPLES)
-    hearing.push(push)
+    audio_buffer, push = AudioBuffer(), sound(UNIT_SAMPLES)
+    audio_buffer.push(push)
     push[:] = 7
-    same("unit", hearing.peek()[LEAD:], sound(UNIT_SAMPLES - LEFT))
+    same("unit", audio_buffer.peek()[LEAD:], sound(UNIT_SAMPLES - LEFT))
 
 
-SPOILERS: dict[str, Callable[[Hearing], object]] = {
-    "no look": lambda hearing: None,
-    "committed": lambda hearing: (hearing.peek(), hearing.commit()),
-    "a unit without sound since": lambda hearing: (hearing.peek(), hearing.mark_heard_without_sound()),
-    "reset since": lambda hearing: (hearing.peek(), hearing.reset(), hearing.push(sound(UNIT_SAMPLES))),
-    "a look in vain": lambda hearing: (hearing.peek(), hearing.commit(), hearing.peek()),
+SPOILERS: dict[str, Callable[[AudioBuffer], object]] = {
+    "no look": lambda audio_buffer: None,
+    "committed": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit()),
+    "a unit without sound since": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.mark_heard_without_sound()),
+    "reset since": lambda audio_buffer: (
+        audio_buffer.peek(),
+        audio_buffer.reset(),
+        audio_buffer.push(sound(UNIT_SAMPLES)),
+    ),
+    "a look in vain": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit(), audio_buffer.peek()),
 }
 
 
 @pytest.mark.parametrize("name", SPOILERS)
 def test_commit_needs_a_look(name: str) -> None:
-    hearing = Hearing()
-    hearing.push(sound(UNIT_SAMPLES))
-    SPOILERS[name](hearing)
+    audio_buffer = AudioBuffer()
+    audio_buffer.push(sound(UNIT_SAMPLES))
+    SPOILERS[name](audio_buffer)
     with pytest.raises(AssertionError, match="expected a peek that gave a unit, got none"):
-        hearing.commit()
+        audio_buffer.commit()
 
 
 def test_reset_is_as_new() -> None:
     for reference in (False, True):
-        used = Hearing(reference=reference)
+        used = AudioBuffer(reference=reference)
         used.push(sound(50_000))
         used.peek()
         used.commit()
@@ -156,9 +162,9 @@ def test_reset_is_as_new() -> None:
         used.push(sound(1_000))
         used.reset()
         assert (used.n_waiting, used.n_units, used.n_whole, used.lag_s) == (0, 0, 0, 0.0)
-        new = Hearing(reference=reference)
-        for hearing in (used, new):
-            hearing.push(sound(40_000))
+        new = AudioBuffer(reference=reference)
+        for audio_buffer in (used, new):
+            audio_buffer.push(sound(40_000))
         for n, (got, expected) in enumerate(zip(taken(used), taken(new), strict=True)):
             same(f"unit {n}", got, expected)
 
@@ -189,63 +195,65 @@ def plain(pushes: list[int | None]) -> list[tuple[int | None, int, int]]:
 
 @given(pushes=st.lists(st.none() | st.integers(1, 40_000) | st.sampled_from([16_000, 480, 80, *EDGES]), max_size=12))
 def test_reference_counts(pushes: list[int | None]) -> None:
-    hearing = Hearing(reference=True, max_waiting_s=60)
+    audio_buffer = AudioBuffer(reference=True, max_waiting_s=60)
     for n, (push, (need, left, index)) in enumerate(zip(pushes, plain(pushes), strict=True)):
         if push is None:
-            hearing.mark_heard_without_sound()
+            audio_buffer.mark_heard_without_sound()
         else:
-            hearing.push(sound(push))
-            n_whole, unit = hearing.n_whole, hearing.peek()
+            audio_buffer.push(sound(push))
+            n_whole, unit = audio_buffer.n_whole, audio_buffer.peek()
             got = None if unit is None else len(unit)
             assert got == need, f"push {n}: expected a unit of {need}, got {got}"
             assert (n_whole > 0) == (unit is not None), f"push {n}: expected n_whole to tell, got {n_whole}"
             if unit is not None:
-                hearing.commit()
-        assert (hearing.n_waiting, hearing.n_units) == (left, index), f"push {n}: expected {left} left, {index} units"
+                audio_buffer.commit()
+        assert (audio_buffer.n_waiting, audio_buffer.n_units) == (left, index), (
+            f"push {n}: expected {left} left, {index} units"
+        )
 
 
 @pytest.mark.parametrize("n_samples", [1, 79, 480, *EDGES])
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("pictures_first", [False, True])
 def test_units_are_foretold(n_samples: int, reference: bool, pictures_first: bool) -> None:
-    hearing = Hearing(reference=reference)
+    audio_buffer = AudioBuffer(reference=reference)
     if pictures_first:
-        hearing.mark_heard_without_sound()
-    hearing.push(sound(n_samples))
-    n_whole = hearing.n_whole
-    n_units = len(list(taken(hearing)))
+        audio_buffer.mark_heard_without_sound()
+    audio_buffer.push(sound(n_samples))
+    n_whole = audio_buffer.n_whole
+    n_units = len(list(taken(audio_buffer)))
     assert n_whole == n_units, f"expected {n_units} units foretold, got {n_whole}"
-    assert hearing.n_whole == 0, f"expected none to be left, got {hearing.n_whole}"
+    assert audio_buffer.n_whole == 0, f"expected none to be left, got {audio_buffer.n_whole}"
 
 
 def test_reference_fills_up_a_short_beginning() -> None:
-    hearing = Hearing(reference=True)
-    hearing.push(sound(8_000))
-    unit = hearing.peek()
+    audio_buffer = AudioBuffer(reference=True)
+    audio_buffer.push(sound(8_000))
+    unit = audio_buffer.peek()
     same("zeros in front", unit[:8_560], np.zeros(8_560, dtype=np.float32))
     same("sound behind", unit[8_560:], sound(7_920))
-    assert hearing.n_waiting == 8_000, "expected zeros that nobody sent not to count as waiting"
-    hearing.commit()
-    assert hearing.n_waiting == LEFT
+    assert audio_buffer.n_waiting == 8_000, "expected zeros that nobody sent not to count as waiting"
+    audio_buffer.commit()
+    assert audio_buffer.n_waiting == LEFT
 
 
 @pytest.mark.parametrize(("n_samples", "n_zeros", "n_left"), [(16_500, 60, 80), (16_560, 0, 80), (16_600, 0, 120)])
 def test_reference_pads_up_to_its_first_unit(n_samples: int, n_zeros: int, n_left: int) -> None:
-    hearing = Hearing(reference=True)
-    hearing.push(sound(n_samples))
-    unit = hearing.peek()
+    audio_buffer = AudioBuffer(reference=True)
+    audio_buffer.push(sound(n_samples))
+    unit = audio_buffer.peek()
     same("zeros in front", unit[:n_zeros], np.zeros(n_zeros, dtype=np.float32))
     same("sound behind", unit[n_zeros:], sound(16_480 - n_zeros))
-    hearing.commit()
-    assert hearing.n_waiting == n_left, f"expected {n_left} samples left, got {hearing.n_waiting}"
+    audio_buffer.commit()
+    assert audio_buffer.n_waiting == n_left, f"expected {n_left} samples left, got {audio_buffer.n_waiting}"
 
 
 def test_pictures_first() -> None:
     """In reference the first sound is then not padded and 480 samples are heard twice; else it is the first unit."""
-    reference, fixed = Hearing(reference=True), Hearing()
-    for hearing in (reference, fixed):
-        hearing.mark_heard_without_sound()
-        hearing.push(sound(UNIT_SAMPLES))
+    reference, fixed = AudioBuffer(reference=True), AudioBuffer()
+    for audio_buffer in (reference, fixed):
+        audio_buffer.mark_heard_without_sound()
+        audio_buffer.push(sound(UNIT_SAMPLES))
     assert reference.peek() is None and (reference.n_units, fixed.n_units) == (1, 0)
     same("fixed", next(taken(fixed))[LEAD:], sound(UNIT_SAMPLES - LEFT))
     reference.push(sound(UNIT_SAMPLES, first=UNIT_SAMPLES + 1))
@@ -259,27 +267,29 @@ def test_pictures_first() -> None:
 
 
 def test_no_more_waits_than_may() -> None:
-    hearing = Hearing(max_waiting_s=2)
-    hearing.push(sound(UNIT_SAMPLES))
-    [_] = taken(hearing)
+    audio_buffer = AudioBuffer(max_waiting_s=2)
+    audio_buffer.push(sound(UNIT_SAMPLES))
+    [_] = taken(audio_buffer)
     for _ in range(2):  # the look-ahead that is left does not count
-        hearing.push(sound(UNIT_SAMPLES))
-    before = hearing.peek()
+        audio_buffer.push(sound(UNIT_SAMPLES))
+    before = audio_buffer.peek()
     with pytest.raises(AudioError, match=r"^sound: expected at most 2 s waiting, got 3\.005 s$"):
-        hearing.push(sound(UNIT_SAMPLES))
-    assert hearing.n_waiting == 2 * UNIT_SAMPLES + LEFT
-    same("next unit", hearing.peek(), before)
-    list(taken(hearing))
-    hearing.push(sound(UNIT_SAMPLES))
+        audio_buffer.push(sound(UNIT_SAMPLES))
+    assert audio_buffer.n_waiting == 2 * UNIT_SAMPLES + LEFT
+    same("next unit", audio_buffer.peek(), before)
+    list(taken(audio_buffer))
+    audio_buffer.push(sound(UNIT_SAMPLES))
 
 
 def test_memory_is_bounded() -> None:
-    hearing = Hearing(max_waiting_s=4)
+    audio_buffer = AudioBuffer(max_waiting_s=4)
     for n in range(300):
-        hearing.push(sound(7_000 + n))
-        if hearing.n_whole > 2:
-            list(taken(hearing))
-    assert hearing._buffer.size <= 3 * 5 * SAMPLE_RATE, f"expected at most 15 s of buffer, got {hearing._buffer.size}"
+        audio_buffer.push(sound(7_000 + n))
+        if audio_buffer.n_whole > 2:
+            list(taken(audio_buffer))
+    assert audio_buffer._buffer.size <= 3 * 5 * SAMPLE_RATE, (
+        f"expected at most 15 s of buffer, got {audio_buffer._buffer.size}"
+    )
 
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {
@@ -301,10 +311,10 @@ def test_bad_sound(name: str) -> None:
     make, text = BAD[name]
     with pytest.raises(AudioError, match=f"^sound: .*{text.removeprefix('expected ')}$"):
         checked(make())
-    hearing = Hearing()
+    audio_buffer = AudioBuffer()
     with pytest.raises(AudioError):
-        hearing.push(make())
-    assert hearing.n_waiting == 0
+        audio_buffer.push(make())
+    assert audio_buffer.n_waiting == 0
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8", "<f2"])

@@ -96,7 +96,9 @@ def test_pictures_before_any_sound_leave_the_first_sound_the_first(engine: Puppe
     assert pictures.n_slices == 1, f"expected a unit of one picture, got {pictures}"
     for session in (plain, seen):
         results([engine.say(session, number) for number in range(3)])
-        assert session.hearing.n_waiting == 80, f"expected 80 samples to wait, got {session.hearing.n_waiting}"
+        assert session.audio_buffer.n_waiting == 80, (
+            f"expected 80 samples to wait, got {session.audio_buffer.n_waiting}"
+        )
     assert_same("sound behind pictures", engine.record("seen").heard, engine.record("plain").heard)
 
 
@@ -207,7 +209,7 @@ def test_more_seconds_than_fit_fail_once(engine: PuppetEngine) -> None:
     window = WindowConfig(mode="context", max_units=100, previous_max_tokens=3)
     session = engine.start("a", QUIET.model_copy(update={"window": window}), *[CHATTY] * 20)
     results([hear(engine, session, make_sound(number, 24_000)) for number in range(20)])
-    assert session.hearing.lag_s > 9, f"expected ten seconds to wait, got {session.hearing.lag_s}"
+    assert session.audio_buffer.lag_s > 9, f"expected ten seconds to wait, got {session.audio_buffer.lag_s}"
     session.turn_open = False
     failed = hear(engine, session, make_sound(0))
     assert isinstance(failed, Failure), f"expected more seconds than the context holds to fail, got {failed}"

@@ -7,7 +7,7 @@ import pytest
 
 from models.inputs.tokens import Tokenizer
 from tests.worker.loop.decoder_helpers import BOS, CUT, END, LISTEN, SPEAK, TTS_CUT, both, check, drive, make
-from worker.loop.unit_decoder import Step, TalkIds
+from worker.loop.unit_decoder import ControlTokens, Step
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 
@@ -17,8 +17,8 @@ TINY = Path(__file__).parents[3] / "assets" / "tiny"
 
 def test_ids_of_a_tokenizer() -> None:
     special = Tokenizer.load(TINY).special
-    ids = TalkIds.of(special)
-    for entry in fields(TalkIds):
+    ids = ControlTokens.of(special)
+    for entry in fields(ControlTokens):
         assert getattr(ids, entry.name) == getattr(special, entry.name), entry.name
 
 

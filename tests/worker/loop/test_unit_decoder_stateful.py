@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.loop.decoder_helpers import BOS, CUT, END, LISTEN, OUTCOME, SPEAK, TTS_CUT, Run, drive, make, n_chars
-from worker.loop.unit_decoder import Talk
+from worker.loop.unit_decoder import UnitDecoder
 
 # against a plain loop
 
@@ -23,7 +23,7 @@ class Case:
     force: bool
     override: bool
 
-    def talk(self, *, compat: bool) -> Talk:
+    def talk(self, *, compat: bool) -> UnitDecoder:
         options = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "sampled"}
         return make(compat=compat, **options)
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from worker.protocol.codec import Message, PictureField, Reader, Record, SoundField, allowed, known, write_message
+from worker.protocol.codec import FieldGroup, Message, PictureField, Reader, SoundField, allowed, known, write_message
 from worker.protocol.wire import ErrorCode, Sound, WireError
 
 
-class Inner(Record):
+class Inner(FieldGroup):
     depth: int = Field(0, le=9)
 
 

@@ -1,4 +1,4 @@
-"""Views over one pool of rows, against lists cut the way each rule reads."""
+"""BlockTable over one pool of rows, against lists cut the way each rule reads."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from models.token2wav.flow.block_table import FIRST_ROW, HISTORY_FRAMES, SPILL_ROW, ZERO_ROW, Plan, Trim, Views
+from models.token2wav.flow.block_table import (
+    FIRST_ROW,
+    HISTORY_FRAMES,
+    SPILL_ROW,
+    ZERO_ROW,
+    BlockTable,
+    SlotMapping,
+    Trim,
+)
 from models.token2wav.flow.flow_state import FlowRules, FlowSizes, FlowState
 from tests.models.compare import assert_same
 from tests.models.token2wav.flow.flows import random_flow
@@ -33,7 +41,7 @@ def keep(seen: list[Label], new: list[Label], head: int, tail: int, trim: Trim) 
 
 
 class Pool:
-    """Views as a state allocates them, the labels written to its rows, and the lists they stand for.
+    """BlockTable as a state allocates them, the labels written to its rows, and the lists they stand for.
 
     Slots are called by the first of their session's two; `stands` is the one of them that counts.
     """
@@ -49,7 +57,7 @@ class Pool:
             voice_frames=sum(prompts),
         )
         state = FlowState(FLOW, sizes, FlowRules(code=trim, mel=trim, dit=trim))
-        self.views: Views = state.code if rate == 2 else state.dit
+        self.views: BlockTable = state.code if rate == 2 else state.dit
         self.trim, self.max_new = trim, 2 * max_chunk // rate
         self.heads = [prompts[0] // rate] * len(self.views.length)
         self.tail = HISTORY_FRAMES // rate
@@ -74,7 +82,7 @@ class Pool:
         n_scratch: int = 0,
         ring: int | None = None,
         failed: bool = False,
-    ) -> Plan:
+    ) -> SlotMapping:
         names = [*counts, *[SCRATCH] * n_scratch]
         slots, targets = (torch.tensor([of(name) for name in names]) for of in (self.stands.__getitem__, self.other))
         n_new = torch.tensor([*counts.values(), *[0] * n_scratch])
