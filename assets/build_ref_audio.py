@@ -34,7 +34,7 @@ FIRST_S = 0.06
 
 
 @dataclass(frozen=True)
-class Speaker:
+class SyntheticVoice:
     """Who says what. pitch, fall: in Hz and Hz per second. throat: formants relative to a long one's. n_harmonics: as
     many as fit below half the rate. each_s: seconds from one sound to the next.
     """
@@ -48,12 +48,12 @@ class Speaker:
 
 
 SPEAKERS = {
-    "default": Speaker("-malemiolu-melamia-", pitch=128.0, fall=14.0, throat=1.0, n_harmonics=60, each_s=0.108),
-    "high": Speaker("-lamole-umiamelimo-", pitch=218.0, fall=22.0, throat=1.17, n_harmonics=33, each_s=0.104),
+    "default": SyntheticVoice("-malemiolu-melamia-", pitch=128.0, fall=14.0, throat=1.0, n_harmonics=60, each_s=0.108),
+    "high": SyntheticVoice("-lamole-umiamelimo-", pitch=218.0, fall=22.0, throat=1.17, n_harmonics=33, each_s=0.104),
 }
 
 
-def synthesize(speaker: Speaker = SPEAKERS["default"]) -> np.ndarray:
+def synthesize(speaker: SyntheticVoice = SPEAKERS["default"]) -> np.ndarray:
     """[n] float64 in [-1, 1] at 16 kHz."""
     n = round((2 * FIRST_S + speaker.each_s * (len(speaker.said) - 1)) * RATE)
     time = np.arange(n) / RATE

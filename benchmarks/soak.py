@@ -26,7 +26,7 @@ from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine, Handle
 from worker.loop.observer import Observer
 from worker.loop.results import Failure, UnitResult
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 
 MINUTE = 60  # units
 SPEAKING = (3, 4, 5, 6, 7)  # of every twenty units, those that speak; a turn ends with the last
@@ -39,7 +39,7 @@ WINDOWS = (
 HEADER = "minute   RSS MB  device MB  objects  graphs  listen ms  speak ms  rows"
 
 
-class Script(Observer):
+class SoakScript(Observer):
     """Decides instead of the model who speaks when, all at once; the words are the model's own."""
 
     def token(self, session: str, job: Any, token: int) -> int:
@@ -84,7 +84,7 @@ class Soak:
         )
         parts = build(self.config)
         self.device = parts.model.device
-        self.engine = Engine(parts, self.config, observer=Script())
+        self.engine = Engine(parts, self.config, observer=SoakScript())
         self.engine.start()
         self.engine.submit(tune, parts, self.config).result()
         self.result: dict[str, Any] = {
@@ -120,16 +120,18 @@ class Soak:
             seed=number,
         )
         handle = self.engine.open(f"session {number}", config, self._events.put).result()
-        handle.prepare(Prompt.of("You are a helpful assistant.", self.sound[number], self._voice(number))).result()
+        handle.prepare(
+            SystemPrompt.of("You are a helpful assistant.", self.sound[number], self._voice(number))
+        ).result()
         return handle
 
     def _voice(self, seed: int) -> Voice | None:
         if self.engine.parts.vocoder is None:
             return None
         flow, generator = self.engine.parts.vocoder.parts.flow.config, torch.Generator().manual_seed(seed)
-        codes = torch.randint(0, flow.vocab_size, (75,), generator=generator)
+        speech_tokens = torch.randint(0, flow.vocab_size, (75,), generator=generator)
         mel = torch.randn(150, flow.n_mels, generator=generator) - 5
-        return Voice(codes, mel, torch.randn(flow.speaker_dim, generator=generator))
+        return Voice(speech_tokens, mel, torch.randn(flow.speaker_dim, generator=generator))
 
     def _minute(self, minute: int, handles: list[Handle]) -> None:
         times: dict[bool, list[float]] = {False: [], True: []}
@@ -150,7 +152,7 @@ class Soak:
             "graphs": compile_counters()["graphs"],
             "listen_ms": float(np.median(times[False])),
             "speak_ms": float(np.median(times[True])),
-            "rows": max(result.llm_rows for result in results),
+            "rows": max(result.context_len for result in results),
         }
         self.result["minutes"].append(row)
         self._save()

@@ -38,7 +38,7 @@ class Ceilings:
     matmul: dict[str, float]
 
 
-class Clock:
+class DeviceClock:
     """Times calls from a device at rest: what went before has ended, and its data has left the L2 cache."""
 
     def __init__(self, device: torch.device):

@@ -14,7 +14,7 @@ DUPLEX = "/ws/duplex"
 
 
 @dataclass(frozen=True)
-class Address:
+class TargetAddress:
     """A full address. is_gateway: answers with queue messages first; a worker does not. is_local: this machine."""
 
     url: str
@@ -23,7 +23,7 @@ class Address:
     is_local: bool
 
     @classmethod
-    def of(cls, url: str, session_id: str | None = None) -> "Address":
+    def of(cls, url: str, session_id: str | None = None) -> "TargetAddress":
         """A server's address to that of a conversation.
 
         Without a path it is a gateway's, /ws/duplex/SESSION_ID. `/ws/duplex` without a name behind it is a worker's.

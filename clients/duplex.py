@@ -23,7 +23,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from clients.address import Address
+from clients.address import TargetAddress
 from clients.errors import ConnectionLost, Refused, ServerError
 from worker.protocol.messages import (
     PLAIN_SPEC,
@@ -92,7 +92,7 @@ async def connect(
         open_timeout: s, for the connection, not for the queue.
     Raises: SettingsError for no address; Refused; ConnectionLost; ServerError, such as queue_full.
     """
-    address = Address.of(url, session_id)
+    address = TargetAddress.of(url, session_id)
     try:
         socket = await connect_socket(
             address.url,
@@ -120,7 +120,7 @@ class DuplexClient:
     conversation does, and raises ConnectionLost if that was no end.
     """
 
-    def __init__(self, socket: ClientConnection, address: Address, on_queue: OnQueue | None = None):
+    def __init__(self, socket: ClientConnection, address: TargetAddress, on_queue: OnQueue | None = None):
         self.session_id, self.spec = address.session_id, PLAIN_SPEC
         self._socket, self._address, self._on_queue = socket, address, on_queue
         self._expected: deque[_Expected] = deque()

@@ -19,7 +19,7 @@ DIGITS = 3
 
 
 @dataclass
-class UnitRecord:
+class ClientUnitLog:
     """One unit. index: the second that was heard, from 0. heard_s: when it was whole, in the conversation's time.
 
     decision: LISTEN, SPEAK or FAILED. reply_ms, first_sound_ms: from sending it to its result and its first sound.
@@ -54,7 +54,7 @@ class UnitRecord:
 
 
 @dataclass
-class Turn:
+class HeardTurn:
     """What was said in one go. start, end: its first and its last unit."""
 
     start: int
@@ -69,10 +69,10 @@ class TalkLog:
     """
 
     def __init__(self) -> None:
-        self.units: list[UnitRecord] = []
-        self.turns: list[Turn] = []
+        self.units: list[ClientUnitLog] = []
+        self.turns: list[HeardTurn] = []
         self.turn_open = False
-        self._open: deque[UnitRecord] = deque()
+        self._open: deque[ClientUnitLog] = deque()
 
     @property
     def n_open(self) -> int:
@@ -83,24 +83,24 @@ class TalkLog:
     def n_failed(self) -> int:
         return sum(unit.decision == "FAILED" for unit in self.units)
 
-    def sent(self, now: float, heard_s: float) -> UnitRecord:
+    def sent(self, now: float, heard_s: float) -> ClientUnitLog:
         """A unit goes out."""
-        unit = UnitRecord(len(self.units), now, heard_s)
+        unit = ClientUnitLog(len(self.units), now, heard_s)
         self.units.append(unit)
         self._open.append(unit)
         return unit
 
-    def current(self) -> UnitRecord | None:
+    def current(self) -> ClientUnitLog | None:
         """The unit that what comes next belongs to."""
         return self._open[0] if self._open else None
 
-    def sounded(self, unit: UnitRecord, now: float, n_samples: int, begin: int) -> None:
+    def sounded(self, unit: ClientUnitLog, now: float, n_samples: int, begin: int) -> None:
         """Sound of a unit came and was laid down."""
         if unit.first_sound_ms is None:
             unit.first_sound_ms, unit.sound_start = 1000 * (now - unit.sent), begin
         unit.n_samples += n_samples
 
-    def answered(self, message: Result, now: float) -> UnitRecord | None:
+    def answered(self, message: Result, now: float) -> ClientUnitLog | None:
         """Returns: the unit, complete; None for a result that nobody asked for."""
         if not self._open:
             return None
@@ -112,14 +112,14 @@ class TalkLog:
         unit.backlog, unit.context_rows = message.backlog_units, message.kv_cache_length
         if not message.is_listen:
             if not self.turn_open:
-                self.turns.append(Turn(unit.index, unit.index, ""))
+                self.turns.append(HeardTurn(unit.index, unit.index, ""))
             self.turns[-1].text += message.text
         if self.turns and (self.turn_open or not message.is_listen):
             self.turns[-1].end = unit.index
         self.turn_open = not message.is_listen and not message.end_of_turn
         return unit
 
-    def failed(self, message: Error, now: float) -> UnitRecord | None:
+    def failed(self, message: Error, now: float) -> ClientUnitLog | None:
         """Returns: the unit that came to nothing; None for an error that belongs to none."""
         if not self._open:
             return None

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from clients.units import Unit
+from clients.units import ClientUnit
 from models.errors import SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 
@@ -58,12 +58,12 @@ class SoundCard:
     async def __aexit__(self, *_: object) -> None:
         self._streams.close()
 
-    async def next(self) -> Unit | None:
+    async def next(self) -> ClientUnit | None:
         """The next second that is heard; what was heard meanwhile waits."""
         while len(self._second) < UNIT_SAMPLES:
             self._second = np.concatenate((self._second, await self._heard.get()))
         sound, self._second = np.split(self._second, [UNIT_SAMPLES])
-        return Unit(sound)
+        return ClientUnit(sound)
 
     def play(self, pcm: np.ndarray) -> None:
         """[n] float32 at 24 kHz, behind what still plays."""

@@ -17,11 +17,11 @@ from typing import Any
 from clients import talk_table
 from clients.duplex import DuplexClient, connect
 from clients.errors import ClientError
-from clients.record import TalkLog, UnitRecord
+from clients.record import ClientUnitLog, TalkLog
 from clients.reply_sound import ReplySound
 from clients.sound_card import SoundCard
 from clients.talk_options import check, parser, session_config, spec
-from clients.units import SILENCE, FileUnits, Source, Unit, read_voice
+from clients.units import SILENCE, ClientUnit, FileUnits, Source, read_voice
 from models.errors import ModelError
 from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout, WireError
 from worker.protocol.wire import Sound
@@ -137,7 +137,7 @@ class ClientSession:
             if self._args.fast:
                 await self._until_stop(self._answered.wait())
 
-    async def _next(self) -> Unit | None:
+    async def _next(self) -> ClientUnit | None:
         """Units of the input, then silence while the model is still speaking."""
         n = len(self._record.units) - self._n_tail
         unit = None if n == self._args.units or self._n_tail else await self._source.next()
@@ -182,7 +182,7 @@ class ClientSession:
             if done is not None:
                 self._tell(done)
 
-    def _tell(self, unit: UnitRecord) -> None:
+    def _tell(self, unit: ClientUnitLog) -> None:
         print(talk_table.row(unit))
         self._answered.set()
 

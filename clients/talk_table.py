@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from clients.record import UnitRecord
+from clients.record import ClientUnitLog
 from worker.protocol.messages import Queued, QueueUpdate
 
 # Times in ms. reply, first: from sending a unit to its result and its first sound; server: what it took there.
@@ -16,7 +16,7 @@ def header() -> str:
     return _line(COLUMNS, "text")
 
 
-def row(unit: UnitRecord) -> str:
+def row(unit: ClientUnitLog) -> str:
     """A unit's line. Its text is written as Python would, so that nothing in it moves the cursor."""
     times = [_ms(one) for one in (unit.reply_ms, unit.first_sound_ms, unit.server_ms, unit.headroom_ms)]
     text = repr(unit.text) + END_OF_TURN * unit.end_of_turn if unit.error is None else repr(unit.error)

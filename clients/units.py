@@ -23,20 +23,20 @@ MAX_VOICE_S = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class ClientUnit:
     """sound: [16000] float32 at 16 kHz in [-1, 1]. jpegs: encoded pictures of this second."""
 
     sound: np.ndarray
     jpegs: tuple[bytes, ...] = ()
 
 
-SILENCE = Unit(np.zeros(UNIT_SAMPLES, np.float32))
+SILENCE = ClientUnit(np.zeros(UNIT_SAMPLES, np.float32))
 
 
 class Source(Protocol):
     """Where units come from."""
 
-    async def next(self) -> Unit | None:
+    async def next(self) -> ClientUnit | None:
         """The next unit; None at the end. Raises: MediaError."""
 
 
@@ -47,7 +47,7 @@ class FileUnits:
         """loop: begin anew at the end of the file."""
         self._media, self._loop = media, loop
         self._units = self._decode()
-        self._ahead: asyncio.Task[Unit | None] | None = None
+        self._ahead: asyncio.Task[ClientUnit | None] | None = None
 
     @classmethod
     def of(cls, path: str | Path, *, video: bool = True, loop: bool = False) -> "FileUnits":
@@ -66,21 +66,21 @@ class FileUnits:
         await asyncio.gather(self._ahead, return_exceptions=True)  # a generator that runs cannot be closed
         await asyncio.to_thread(self._units.close)
 
-    async def next(self) -> Unit | None:
+    async def next(self) -> ClientUnit | None:
         """The next second; None at the end. Raises: MediaError."""
         unit = await asyncio.shield(self._ahead)
         if unit is not None:
             self._ahead = self._begin()
         return unit
 
-    def _begin(self) -> "asyncio.Task[Unit | None]":
+    def _begin(self) -> "asyncio.Task[ClientUnit | None]":
         return asyncio.create_task(asyncio.to_thread(next, self._units, None))
 
-    def _decode(self) -> Iterator[Unit]:
+    def _decode(self) -> Iterator[ClientUnit]:
         while True:
             with closing(iter(self._media)) as units:
                 for unit in units:
-                    yield Unit(unit.sound, tuple(map(_jpeg, unit.frames)))
+                    yield ClientUnit(unit.sound, tuple(map(_jpeg, unit.frames)))
             if not self._loop:
                 return
 

@@ -20,7 +20,7 @@ Ask = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
-class Gpu:
+class DriverGpu:
     """One GPU as the driver lists it. uuid: `GPU-...`; `MIG-...` of a part of one. total, free: bytes, 0: unknown."""
 
     index: int
@@ -39,7 +39,7 @@ class Device:
     """
 
     visible: str | None
-    gpu: Gpu | None = None
+    gpu: DriverGpu | None = None
     is_listed: bool = False
 
     @property
@@ -97,7 +97,7 @@ def oddity(asked: str, environ: Mapping[str, str], found: Sequence[Device], ask:
     return None
 
 
-def named(visible: str, listed: Sequence[Gpu]) -> list[str]:
+def named(visible: str, listed: Sequence[DriverGpu]) -> list[str]:
     """The entries of CUDA_VISIBLE_DEVICES. CUDA stops reading at the first one it does not know, without a word.
 
     Raises: SettingsError for one that is not a GPU here, and for one that is there twice.
@@ -120,7 +120,7 @@ def named(visible: str, listed: Sequence[Gpu]) -> list[str]:
     return names
 
 
-def list_gpus(ask: Ask) -> list[Gpu]:
+def list_gpus(ask: Ask) -> list[DriverGpu]:
     """What the driver has; the parts instead of a GPU that is divided. Empty without a driver."""
     known = {}
     said = ask(["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"])
@@ -128,11 +128,11 @@ def list_gpus(ask: Ask) -> list[Gpu]:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0].isdecimal():
             index, uuid, name, total, free = cells
-            known[uuid] = Gpu(int(index), uuid, name, _bytes(total), _bytes(free))
+            known[uuid] = DriverGpu(int(index), uuid, name, _bytes(total), _bytes(free))
     if not known:
         return []
-    found: list[Gpu] = []
-    whole: Gpu | None = None
+    found: list[DriverGpu] = []
+    whole: DriverGpu | None = None
     for line in (ask(["nvidia-smi", "-L"]) or "").splitlines():
         if not (entry := re.search(r"UUID: ((?:GPU|MIG)-[^)]+)\)", line)):
             continue
@@ -143,7 +143,7 @@ def list_gpus(ask: Ask) -> list[Gpu]:
             if found[-1] is whole:
                 found.pop()
             part = line.partition(":")[0].rpartition("Device")[0].strip()
-            found.append(Gpu(whole.index, entry[1], f"{whole.name} {part}"))
+            found.append(DriverGpu(whole.index, entry[1], f"{whole.name} {part}"))
     return found or list(known.values())
 
 
@@ -156,11 +156,11 @@ def run_program(command: Sequence[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _numbers(listed: Sequence[Gpu]) -> list[str]:
+def _numbers(listed: Sequence[DriverGpu]) -> list[str]:
     return [gpu.uuid if gpu.uuid.startswith("MIG-") else str(gpu.index) for gpu in listed]
 
 
-def _of(name: str, listed: Sequence[Gpu], is_sure: bool) -> Gpu | None:
+def _of(name: str, listed: Sequence[DriverGpu], is_sure: bool) -> DriverGpu | None:
     """is_sure: numbers mean the same to CUDA, which may put the fastest GPU first, and to the driver."""
     for gpu in listed:
         if name.isdecimal():

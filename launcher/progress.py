@@ -18,7 +18,7 @@ UP_AND_CLEAR = "\x1b[{n}F\x1b[J"
 
 
 @dataclass(frozen=True)
-class Line:
+class LiveLine:
     """A line that lives. key: what has to change before it is printed again where lines cannot be rewritten."""
 
     key: object
@@ -28,10 +28,10 @@ class Line:
 # --- health as text -------------------------------------------------------------------------------
 
 
-def starting_line(name: str, body: Mapping[str, Any] | None, seconds: float) -> Line:
+def starting_line(name: str, body: Mapping[str, Any] | None, seconds: float) -> LiveLine:
     """How far a worker is. body: of /health, None if it does not answer yet. seconds: since it was started."""
     if body is None:
-        return Line("starting", f"{name}  {'starting':<{STAGE_WIDTH}}  {_seconds(seconds)}")
+        return LiveLine("starting", f"{name}  {'starting':<{STAGE_WIDTH}}  {_seconds(seconds)}")
     state = str(body.get("state"))
     stage = STAGES.get(state, state.lower())
     progress = body.get("progress") or {}
@@ -43,7 +43,7 @@ def starting_line(name: str, body: Mapping[str, Any] | None, seconds: float) -> 
         cells += [f"[{'=' * n}{' ' * (BAR - n)}]", f"{done}/{total} {what}".rstrip()]
     elif what:
         cells.append(what)
-    return Line((state, what, done, total), "  ".join(cells).rstrip())
+    return LiveLine((state, what, done, total), "  ".join(cells).rstrip())
 
 
 def ready_text(name: str, body: Mapping[str, Any], seconds: float) -> str:
@@ -105,7 +105,7 @@ class Board:
         if is_terminal is None:
             is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._is_terminal = is_terminal
-        self._living: dict[str, Line] = {}
+        self._living: dict[str, LiveLine] = {}
         self._n_drawn = 0
         self._printed: dict[str, tuple[object, float]] = {}  # name -> key and time of the last printed line
 
@@ -116,7 +116,7 @@ class Board:
         else:
             self._write(f"{text}\n")
 
-    def show(self, name: str, line: Line) -> None:
+    def show(self, name: str, line: LiveLine) -> None:
         """Set a living line; names keep the order in which they came."""
         is_new = self._living.get(name) != line
         self._living[name] = line

@@ -17,7 +17,7 @@ import httpx
 from launcher.addresses import own_addresses
 from launcher.managed_process import ChildProcess, Program, ending
 from launcher.plan import LaunchPlan
-from launcher.progress import Board, Line, n_slots, ready_text, starting_line, totals_text
+from launcher.progress import Board, LiveLine, n_slots, ready_text, starting_line, totals_text
 from launcher.restart_policy import HealthTimeout, Policy, RestartBackoff, Verdict
 
 READY = ("IDLE", "BUSY")
@@ -54,7 +54,7 @@ class ManagedProcess:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """What a process said over HTTP. status: 0 if it did not answer."""
 
     status: int = 0
@@ -162,7 +162,7 @@ class Supervisor:
             path = "/readyz" if is_gateway else "/livez" if process.is_ready else "/health"
             answer = await self._ask(client, process.program.url + path)
             if answer.status and not process.is_ready and not process.child.listens_on(process.program.port):
-                answer = Answer()  # somebody else's
+                answer = ProbeResult()  # somebody else's
             if is_gateway:
                 self._heard_gateway(process, answer)
             elif not process.is_ready:
@@ -177,17 +177,17 @@ class Supervisor:
             await asyncio.sleep(self._policy.serving_poll_s if is_calm else self._policy.starting_poll_s)
         return ""
 
-    async def _ask(self, client: httpx.AsyncClient, url: str) -> Answer:
+    async def _ask(self, client: httpx.AsyncClient, url: str) -> ProbeResult:
         try:
             response = await client.get(url)
         except (httpx.HTTPError, OSError):
-            return Answer()
+            return ProbeResult()
         body: Any = None
         with suppress(ValueError):
             body = response.json()
-        return Answer(response.status_code, body if isinstance(body, dict) else {})
+        return ProbeResult(response.status_code, body if isinstance(body, dict) else {})
 
-    def _heard_gateway(self, process: ManagedProcess, answer: Answer) -> None:
+    def _heard_gateway(self, process: ManagedProcess, answer: ProbeResult) -> None:
         process.is_open = answer.status == 200
         if not answer.status:
             return
@@ -199,7 +199,7 @@ class Supervisor:
             self._board.say(f"gateway  answers at {self._plan.url()}{state}")
         self._announce()
 
-    def _heard_start(self, process: ManagedProcess, answer: Answer) -> None:
+    def _heard_start(self, process: ManagedProcess, answer: ProbeResult) -> None:
         seconds = self._clock() - process.started_at
         body = answer.body if answer.status == 200 else None
         if body is None or body.get("state") not in READY:
@@ -260,7 +260,7 @@ class Supervisor:
             if is_told:
                 names = ", ".join(process.name for process in running)
                 most = f"sessions have up to {self._plan.drain_s:g} s, Ctrl-C again ends all"
-                self._board.show("stopping", Line(names, f"waiting {seconds:.0f} s for {names}: {most}"))
+                self._board.show("stopping", LiveLine(names, f"waiting {seconds:.0f} s for {names}: {most}"))
             await asyncio.sleep(POLL_S)
         self._board.drop("stopping")
         for process in running:

@@ -81,7 +81,7 @@ class OmniModel(nn.Module):
         from models.kernels.fused_decoder import FusedDecoder
         from models.kernels.fused_encoders import FusedAudio, FusedVision
         from models.kernels.pinned_embedding import PinnedEmbedding
-        from models.kernels.speech_sampler import draw_codes
+        from models.kernels.speech_sampler import draw_speech_tokens
         from models.kernels.text_sampler import choose_tokens
 
         kinds = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
@@ -101,7 +101,7 @@ class OmniModel(nn.Module):
             part.table = table
         self.choose = choose_tokens
         if self.config.init_tts:
-            self.tts.draw = draw_codes
+            self.tts.draw = draw_speech_tokens
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what the weights leave behind is as large as they are
 

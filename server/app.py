@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from server.dispatch.dispatcher import Dispatcher
-from server.live.duplex import Duplex, request_type_of, session_id_of
-from server.metrics import Metrics
+from server.live.duplex import GatewaySockets, request_type_of, session_id_of
+from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.pages import add_pages
 from server.registry.apps import Apps
@@ -38,8 +38,8 @@ class Gateway:
     """What the routes answer from. default_voice: of sessions that bring none."""
 
     dispatcher: Dispatcher
-    duplex: Duplex
-    metrics: Metrics
+    duplex: GatewaySockets
+    metrics: GatewayMetrics
     origins: Origins
     frontend: FrontendDefaults
     default_voice: Path | None = None

@@ -10,7 +10,7 @@ import httpx
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.workers import Worker
 from server.live.worker_link import nobody_listens
-from server.metrics import Metrics
+from server.metrics import GatewayMetrics
 
 LOG = logging.getLogger(__name__)
 EVERY_S = 1.0
@@ -19,7 +19,7 @@ EVERY_S = 1.0
 class Watch:
     """One task a worker. timeout: seconds without a sign of life after which a worker counts as lost."""
 
-    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, asking: httpx.AsyncClient, timeout: float):
+    def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, asking: httpx.AsyncClient, timeout: float):
         self._dispatcher, self._metrics, self._asking, self._timeout = dispatcher, metrics, asking, timeout
         self._tasks: list[asyncio.Task[None]] = []
 

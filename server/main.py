@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from models.errors import ModelError, SettingsError
-from server.dispatch.workers import Address
+from server.dispatch.workers import WorkerAddress
 from server.registry.presets import Presets
 from server.serving import Tls, check_tls, serve
 from worker import log
@@ -88,20 +88,20 @@ def main(argv: list[str] | None = None) -> int:
         return serve(config, addresses, listening, tls, presets=presets, lang=args.lang, reports=args.log_dir)
 
 
-def worker_addresses(args: argparse.Namespace, config: Config) -> list[Address]:
+def worker_addresses(args: argparse.Namespace, config: Config) -> list[WorkerAddress]:
     """Raises: SettingsError."""
     if args.workers is None:
         n = 1 if args.num_workers is None else args.num_workers
         most = min(MAX_WORKERS, MAX_PORT + 1 - config.service.worker_base_port)
         if not 1 <= n <= most:
             raise SettingsError("--num-workers", expected=f"1 to {most}", got=n)
-        return [Address("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
+        return [WorkerAddress("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
     addresses = []
     for text in args.workers.split(","):
         host, _, port = text.strip().rpartition(":")
         if not HOST.fullmatch(host) or not PORT.fullmatch(port) or not 1 <= int(port) <= MAX_PORT:
             raise SettingsError("--workers", expected="HOST:PORT, or several with commas between", got=repr(text))
-        addresses.append(Address(host, int(port)))
+        addresses.append(WorkerAddress(host, int(port)))
     if len(set(addresses)) < len(addresses):
         raise SettingsError("--workers", expected="each address once", got=args.workers)
     return addresses

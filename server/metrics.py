@@ -28,7 +28,7 @@ CODES = frozenset(ErrorCode)
 MOST = 2.0**63  # of a worker's numbers
 
 
-class Metrics:
+class GatewayMetrics:
     """One registry; `text` is what /metrics answers."""
 
     def __init__(self) -> None:

@@ -18,11 +18,11 @@ from server.app import Gateway, build_app
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
-from server.dispatch.workers import Address, Workers
+from server.dispatch.workers import WorkerAddress, Workers
 from server.health_watch import Watch
 from server.live.diagnostics import Diagnostics
-from server.live.duplex import Duplex
-from server.metrics import Metrics
+from server.live.duplex import GatewaySockets
+from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.registry.presets import NO_PRESETS, Presets
 from server.routes.bodies import FrontendDefaults
@@ -47,7 +47,7 @@ class Tls:
 
 def serve(
     config: Config,
-    addresses: Sequence[Address],
+    addresses: Sequence[WorkerAddress],
     listening: socket.socket,
     tls: Tls | None,
     *,
@@ -65,7 +65,7 @@ def serve(
 
 async def _serve(
     config: Config,
-    addresses: Sequence[Address],
+    addresses: Sequence[WorkerAddress],
     listening: socket.socket,
     tls: Tls | None,
     presets: Presets,
@@ -96,7 +96,7 @@ async def _serve(
 
 def build_gateway(
     config: Config,
-    addresses: Sequence[Address],
+    addresses: Sequence[WorkerAddress],
     asking: httpx.AsyncClient,
     reports: Path,
     *,
@@ -119,8 +119,8 @@ def build_gateway(
         service.eta_ema_min_samples,
     )
     dispatcher = Dispatcher(Workers(addresses), Queue(service.max_queue_size), Eta(eta))
-    metrics = Metrics()
-    duplex = Duplex(dispatcher, metrics, Diagnostics(reports), asking)
+    metrics = GatewayMetrics()
+    duplex = GatewaySockets(dispatcher, metrics, Diagnostics(reports), asking)
     audio = config.audio
     frontend = FrontendDefaults(
         playback_delay_ms=audio.playback_delay_ms, chat_vocoder=audio.chat_vocoder, default_lang=lang
@@ -137,7 +137,7 @@ def build_gateway(
     return gateway, Watch(dispatcher, metrics, asking, service.worker_timeout_s)
 
 
-async def _drain(duplex: Duplex, timeout: float) -> None:
+async def _drain(duplex: GatewaySockets, timeout: float) -> None:
     """Sessions may end by themselves for a while; then they are ended."""
     duplex.drain()
     LOG.info("draining: %d connections have up to %.0f s", len(duplex.connections), timeout)
@@ -148,7 +148,7 @@ async def _drain(duplex: Duplex, timeout: float) -> None:
         await _until_none(duplex, LAST_WORDS_S)
 
 
-async def _until_none(duplex: Duplex, seconds: float) -> None:
+async def _until_none(duplex: GatewaySockets, seconds: float) -> None:
     until = time.monotonic() + seconds
     while duplex.connections and time.monotonic() < until:
         await asyncio.sleep(POLL_S)

@@ -29,7 +29,7 @@ from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine, Handle
 from worker.loop.observer import Observer
 from worker.loop.results import Failure, UnitResult
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -60,7 +60,7 @@ SHAPES = Shapes(
 )
 # Of the code loop: compiled are its layers, many times over is the same as five times.
 FEW_STEPS = (1, 5)
-VOCODER_SHAPES = VocoderShapes(batch=(2, 3), codes=(10, 28), columns=(256, 320), prompt=(60,))
+VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(256, 320), prompt=(60,))
 # Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
 # What a target's compiled layers run in, on a CPU.
@@ -103,7 +103,7 @@ def talk(engine: Engine, n_units: int) -> list[UnitResult]:
     handles: list[Handle] = []
     for n in range(2):
         handle = engine.open(f"session {n}", CONFIG.session.model_copy(update={"seed": n}), events.put).result()
-        handle.prepare(Prompt.of("You are kind.", make_sound(n), make_voice(n))).result()
+        handle.prepare(SystemPrompt.of("You are kind.", make_sound(n), make_voice(n))).result()
         handles.append(handle)
     results: list[UnitResult] = []
     for unit in range(n_units):
@@ -204,7 +204,10 @@ def test_every_target_compiles(bench: Bench) -> None:
 def test_many_units_compile_nothing(bench: Bench) -> None:
     results = talk(bench.engine, N_UNITS)
     assert len(results) == 2 * N_UNITS
-    n_listen, n_voiced = sum(result.is_listen for result in results), sum(result.n_codes > 0 for result in results)
+    n_listen, n_voiced = (
+        sum(result.is_listen for result in results),
+        sum(result.n_speech_tokens > 0 for result in results),
+    )
     assert 5 < n_listen < 2 * N_UNITS - 10, f"expected units of both kinds, got {n_listen} that listen"
     assert n_voiced > 20, f"expected units with sound, got {n_voiced}"
     assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
@@ -214,7 +217,7 @@ def test_the_same_conversation_sounds_the_same(bench: Bench) -> None:
     """Bit for bit, by the same engine."""
     first, second = (talk(bench.engine, 4) for _ in range(2))
     for one, other in zip(first, second, strict=True):
-        assert (one.session, one.tokens, one.n_codes) == (other.session, other.tokens, other.n_codes)
+        assert (one.session, one.tokens, one.n_speech_tokens) == (other.session, other.tokens, other.n_speech_tokens)
         assert (one.pcm is None and other.pcm is None) or np.array_equal(one.pcm, other.pcm)
 
 

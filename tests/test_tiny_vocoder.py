@@ -82,8 +82,8 @@ def test_no_weight_is_trivial(parts: Token2WavParts) -> None:
 
 
 def test_sound(parts: Token2WavParts) -> None:
-    codes = torch.randint(0, 6561, (3, 50), generator=torch.Generator().manual_seed(5))
-    f0, wave = offline_sound(parts, codes, n_steps=10)
+    speech_tokens = torch.randint(0, 6561, (3, 50), generator=torch.Generator().manual_seed(5))
+    f0, wave = offline_sound(parts, speech_tokens, n_steps=10)
     rms = wave.square().mean(1).sqrt()
     assert ((rms > 0.05) & (rms < 0.3)).all(), f"expected 0.05 to 0.3, got {rms}"
     assert (wave.abs() < 0.98).float().mean() > 0.9999, f"expected no clipping, got a peak of {wave.abs().max()}"
@@ -96,7 +96,7 @@ def test_sound(parts: Token2WavParts) -> None:
 
 def test_speech_tokenizer_hears(parts: Token2WavParts) -> None:
     mel = torch.randn(1, 128, 400, generator=torch.Generator().manual_seed(1))
-    codes, _ = parts.speech_tokenizer(mel, torch.tensor([400]))
-    assert codes.unique().numel() > 30, f"expected codes that vary, got {codes}"
+    speech_tokens, _ = parts.speech_tokenizer(mel, torch.tensor([400]))
+    assert speech_tokens.unique().numel() > 30, f"expected codes that vary, got {speech_tokens}"
     louder, _ = parts.speech_tokenizer(2 * mel, torch.tensor([400]))
-    assert not torch.equal(codes, louder)
+    assert not torch.equal(speech_tokens, louder)

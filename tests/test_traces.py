@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from tests.parity.report import Report
 from tests.trace_copies import GOLDEN, VARIED, altered, make_folder, with_field
 from tests.traces.account import Account
@@ -59,14 +59,14 @@ def batches() -> list[int]:
 @pytest.fixture(scope="module")
 def together(cast, traces, batches) -> dict[str, Account]:
     """Every trace as one session of one engine."""
-    step = Duplex.step
+    step = UnitSteps.step
 
-    def counted(duplex: Duplex, slots: list[int], *arguments: Any) -> Any:
+    def counted(duplex: UnitSteps, slots: list[int], *arguments: Any) -> Any:
         batches.append(len(slots))
         return step(duplex, slots, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Duplex, "step", counted)
+        patch.setattr(UnitSteps, "step", counted)
         return dict(zip(NAMES, play(cast, list(traces.values()), snapshots=SNAPSHOTS), strict=True))
 
 

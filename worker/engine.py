@@ -22,7 +22,7 @@ from models.errors import AudioError, ModelError, SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import image_patches, open_image, plan
 from models.stages.message_reader import Content, MessageReader
-from worker.assembly.parts import Parts, build
+from worker.assembly.parts import EngineParts, build
 from worker.chat.answers import Answers
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
@@ -32,7 +32,7 @@ from worker.loop.audio_buffer import checked
 from worker.loop.observer import Observer
 from worker.loop.results import Event
 from worker.loop.session import Session, UnitInput
-from worker.loop.sessions import Prompt, Sessions
+from worker.loop.sessions import Sessions, SystemPrompt
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 
@@ -60,14 +60,14 @@ class Handle:
     @property
     def n_rows(self) -> int:
         """Context rows held."""
-        return self._engine.parts.duplex.runner.llm_rows(self._session.slot)
+        return self._engine.parts.duplex.runner.context_len(self._session.slot)
 
     @property
     def most_waiting(self) -> int:
         """Units that may wait, beside the one that runs."""
         return self._engine.config.max_waiting_units
 
-    def prepare(self, prompt: Prompt, config: SessionConfig | None = None) -> Future[int]:
+    def prepare(self, prompt: SystemPrompt, config: SessionConfig | None = None) -> Future[int]:
         """Start the context anew. Gives: its rows. Errors: as `Sessions.prepare`. Raises: AudioError."""
         if prompt.ref_audio is not None:
             longest, n_samples = self._engine.config.max_prompt_s, len(checked(prompt.ref_audio))
@@ -163,7 +163,7 @@ class AnswerLine(Handle):
 class Engine:
     """Model, slots, loop and thread. Use as a context manager, or call `start` and `close`."""
 
-    def __init__(self, parts: Parts, config: EngineConfig, *, observer: Observer | None = None):
+    def __init__(self, parts: EngineParts, config: EngineConfig, *, observer: Observer | None = None):
         self.parts, self.config = parts, config
         voices = VoiceManager(parts.duplex, parts.vocoder)
         self.loop = UnitLoop(parts.duplex, parts.vocoder, voices, observer=observer)

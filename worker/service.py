@@ -69,7 +69,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Lease:
+class SlotLease:
     """A slot of an engine, from `Service.open` to `Service.close`."""
 
     handle: Handle
@@ -165,7 +165,7 @@ class Service:
         loaded = self.loaded
         return loaded.engine.parts.n_slots - loaded.n_sessions if self.is_ready and loaded is not None else 0
 
-    async def open(self, name: str, emit: Callable[[Event], None]) -> Lease:
+    async def open(self, name: str, emit: Callable[[Event], None]) -> SlotLease:
         """Lease a slot; it goes back through `close`. emit: gets the session's events, on the engine's thread.
 
         Raises: SlotError if all are taken; StateError if not ready; EngineError.
@@ -180,7 +180,7 @@ class Service:
             self._count(loaded, 1)
         opening = loaded.engine.open(f"{name}#{number}", None, emit)
         try:
-            return Lease(await asyncio.shield(asyncio.wrap_future(opening)), loaded)
+            return SlotLease(await asyncio.shield(asyncio.wrap_future(opening)), loaded)
         except asyncio.CancelledError:
             opening.add_done_callback(lambda opened: self._abandon(opened, loaded))
             raise
@@ -192,12 +192,12 @@ class Service:
     def _abandon(self, opened: "Future[Handle]", loaded: Loaded) -> None:
         """Nobody waits any more for what was opened."""
         if opened.exception() is None:
-            self.close(Lease(opened.result(), loaded))
+            self.close(SlotLease(opened.result(), loaded))
         else:
             with self._lock:
                 self._count(loaded, -1)
 
-    def close(self, lease: Lease) -> None:
+    def close(self, lease: SlotLease) -> None:
         """End a session at once; its slot is free when the step in flight is over."""
         lease.handle.close().add_done_callback(lambda closed: self._closed(closed, lease.loaded))
 

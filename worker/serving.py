@@ -14,8 +14,8 @@ import torch
 from worker.assembly.backend_flags import settle_threads
 from worker.config.service import ROOT, Config
 from worker.http.app import build_app
-from worker.http.metrics import Metrics
-from worker.http.socket import Duplex
+from worker.http.metrics import WorkerMetrics
+from worker.http.socket import WorkerSockets
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.protocol.messages import ErrorCode
 from worker.service import Service, WorkerSettings
@@ -63,8 +63,8 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
 
 
 async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
-    service, metrics = Service(settings), Metrics()
-    duplex = Duplex(service, metrics)
+    service, metrics = Service(settings), WorkerMetrics()
+    duplex = WorkerSockets(service, metrics)
     server = live_server(build_app(service, metrics, duplex))
     stop = stop_signal()
     serving = await begin(server, listening, "http")
@@ -78,7 +78,7 @@ async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     return status
 
 
-async def _live(service: Service, duplex: Duplex, stop: asyncio.Event) -> int:
+async def _live(service: Service, duplex: WorkerSockets, stop: asyncio.Event) -> int:
     """Until it is told to stop and drained, or until it fails to start."""
     has_served = False
     while not stop.is_set():
@@ -97,7 +97,7 @@ async def _live(service: Service, duplex: Duplex, stop: asyncio.Event) -> int:
     return 0
 
 
-async def _drain(service: Service, duplex: Duplex) -> None:
+async def _drain(service: Service, duplex: WorkerSockets) -> None:
     until = time.monotonic() + service.settings.drain_timeout
     LOG.info("draining: %d sessions have up to %.0f s", len(duplex.conversations), service.settings.drain_timeout)
     while not service.is_drained and time.monotonic() < until:

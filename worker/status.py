@@ -51,7 +51,7 @@ class StateError(ModelError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class StageProgress:
     """How far the stage is. what: a few words. total: 0 if nobody knows."""
 
     what: str = ""
@@ -60,12 +60,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Standing:
+class StatusSnapshot:
     """A status at one moment. since: monotonic seconds when the state began."""
 
     state: State
     since: float
-    progress: Progress = Progress()
+    progress: StageProgress = StageProgress()
     error: str | None = None
 
 
@@ -75,11 +75,11 @@ class Status:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._lock = threading.Lock()
         self._clock = clock
-        self._standing = Standing(State.LOADING, clock())
+        self._standing = StatusSnapshot(State.LOADING, clock())
         self.start_seconds: dict[State, float] = {}  # of the stages of the last start that are over
 
     @property
-    def now(self) -> Standing:
+    def now(self) -> StatusSnapshot:
         return self._standing
 
     @property
@@ -97,12 +97,12 @@ class Status:
                 self.start_seconds = {}
             elif before.state in START:
                 self.start_seconds[before.state] = now - before.since
-            self._standing = Standing(state, now, error=error)
+            self._standing = StatusSnapshot(state, now, error=error)
 
     def progress(self, what: str, done: int = 0, total: int = 0) -> None:
         """Tell how far the stage is."""
         with self._lock:
-            self._standing = replace(self._standing, progress=Progress(what, done, total))
+            self._standing = replace(self._standing, progress=StageProgress(what, done, total))
 
     def count_sessions(self, n: int) -> None:
         """IDLE and BUSY follow the number of open sessions; other states do not care."""

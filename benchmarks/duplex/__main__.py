@@ -23,7 +23,7 @@ import torch
 from benchmarks import report
 from benchmarks.compile_options import TOGGLES, WAYS
 from benchmarks.duplex.correctness import COMPARED_SLOTS
-from benchmarks.duplex.engine import Spec
+from benchmarks.duplex.engine import EngineSpec
 from benchmarks.duplex.process import Found, Processes
 from benchmarks.duplex.tables import lines, summary, toggle_table
 from benchmarks.duplex.verdicts import verdict_lines, verdicts
@@ -131,7 +131,7 @@ def _names(known: Sequence[str]) -> Any:
     return names
 
 
-class Run:
+class BenchRun:
     """One run under way."""
 
     def __init__(self, options: argparse.Namespace, command: list[str], folder: Path):
@@ -271,7 +271,7 @@ class Run:
             "warms_up": not options.no_warm_up,
             **more,
         }
-        return asdict(Spec(device=options.device, way=way, slots=slots, **given))
+        return asdict(EngineSpec(device=options.device, way=way, slots=slots, **given))
 
     def _found(self, name: str) -> Found:
         return self.result["processes"].get(name, {})
@@ -340,9 +340,9 @@ def main(arguments: list[str] | None = None) -> Found:
     command = ["python", "-m", "benchmarks.duplex", *arguments]
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
-        return Run(options, command, options.folder.resolve()).run()
+        return BenchRun(options, command, options.folder.resolve()).run()
     with tempfile.TemporaryDirectory(prefix="duplex-") as folder:
-        return Run(options, command, Path(folder)).run()
+        return BenchRun(options, command, Path(folder)).run()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks.duplex.engine import Running, Weights
 from benchmarks.duplex.region_errors import doubled, in_short
 from benchmarks.duplex.region_slots import paired_slots
 from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, Talker, converse
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.loop.observer import Observer
 
 WATCHED = "watched"
@@ -46,7 +46,7 @@ class Told:
     """All that a session came to. sounds: a digest for each unit, in text."""
 
     choices: list[Choice] = field(default_factory=list)
-    codes: list[list[int]] = field(default_factory=list)
+    speech_tokens: list[list[int]] = field(default_factory=list)
     sounds: list[str] = field(default_factory=list)
 
 
@@ -94,9 +94,9 @@ class Choices(Observer):
                 self.own[unit, step] = {one: float(logits[one]) for one in (token, expected)}
         self.told.choices.append(choice)
 
-    def spoke(self, session: str, start: int, rows: Any, least: int, codes: list[int]) -> None:
+    def spoke(self, session: str, start: int, rows: Any, least: int, speech_tokens: list[int]) -> None:
         if session == WATCHED:
-            self.told.codes.append(list(codes))
+            self.told.speech_tokens.append(list(speech_tokens))
 
 
 def _scripted(job: Any, token: int, *, listens: bool, ends: bool = False) -> int:
@@ -149,7 +149,7 @@ def difference(one: Told, other: Told) -> dict[str, Any]:
     """Whether two conversations are the same, and where each kind of thing first is not."""
     first = {
         "ids": _first([c.token for c in one.choices], [c.token for c in other.choices]),
-        "codes": _first(one.codes, other.codes),
+        "codes": _first(one.speech_tokens, other.speech_tokens),
         "sound": _first(one.sounds, other.sounds),
     }
     at = first["ids"]
@@ -158,8 +158,8 @@ def difference(one: Told, other: Told) -> dict[str, Any]:
         "first": first,
         "first_unit_of_ids": one.choices[at].unit if at is not None and at < len(one.choices) else None,
         "n_ids": len(one.choices),
-        "n_calls_of_codes": len(one.codes),
-        "n_codes": sum(map(len, one.codes)),
+        "n_calls_of_codes": len(one.speech_tokens),
+        "n_codes": sum(map(len, one.speech_tokens)),
         "n_units": len(one.sounds),
     }
 
@@ -261,7 +261,7 @@ def regions(
     return {"regions": found, "regions_left_out": ", ".join(left_out), "narrow": of_narrow}
 
 
-def _narrow(running: Running, weights: Weights, twin: Parts) -> tuple[Parts | None, dict[str, str] | None]:
+def _narrow(running: Running, weights: Weights, twin: EngineParts) -> tuple[EngineParts | None, dict[str, str] | None]:
     """Plain eager in the type that is served. Returns: it, and what `regions` says of it."""
     dtype = weights.model.dtype
     if dtype == torch.float32:
@@ -280,7 +280,7 @@ def _narrow(running: Running, weights: Weights, twin: Parts) -> tuple[Parts | No
     return narrow, told
 
 
-def _check_room(twin: Parts) -> None:
+def _check_room(twin: EngineParts) -> None:
     """Raises: MemoryError if an engine half as large as this one would leave too little for comparing."""
     device = twin.model.device
     if device.type != "cuda":

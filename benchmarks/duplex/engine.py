@@ -15,7 +15,7 @@ import torch
 from benchmarks import report
 from benchmarks.compile_options import WAYS
 from benchmarks.duplex.region_errors import exact
-from benchmarks.timing import Ceilings, Clock
+from benchmarks.timing import Ceilings, DeviceClock
 from models.checkpoint.config import load_config, load_preprocessor_config
 from models.inputs.tokens import Tokenizer
 from models.layers.weights import assign_weights, on_meta
@@ -30,10 +30,10 @@ from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
 from models.token2wav.region_table import VocoderShapes
-from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import wants_kernels
-from worker.assembly.parts import FRAMES_PER_SECOND, Parts, assemble
+from worker.assembly.parts import FRAMES_PER_SECOND, EngineParts, assemble
 from worker.compile.cache import CompileCache, facts_of
 from worker.compile.prefetch import start_compiler, start_triton
 from worker.compile.state import CompileCounts, Tuned
@@ -46,17 +46,17 @@ from worker.engine import Engine
 from worker.loop.observer import Observer
 from worker.media import MediaError
 from worker.start.releasing import settle_heap
-from worker.start.warmup import Unit, WarmUpMedia, extract, warm_up
+from worker.start.warmup import WarmUpMedia, WarmUpUnit, extract, warm_up
 
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
 VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
 WARM_UP_UNITS = ServiceSection.model_fields["max_warmup_chunks"].default  # as a worker has it
-PROMPT_CODES = 75  # three seconds of a voice's prompt
+PROMPT_TOKENS = 75  # three seconds of a voice's prompt
 WINDOW = WindowConfig()
 
 
 @dataclass(frozen=True)
-class Spec:
+class EngineSpec:
     """What to build.
 
     config: `tiny` or `real`. way: of `compile_options.WAYS`. slots: sessions at most. llm_len: context rows of a slot.
@@ -115,7 +115,7 @@ class Weights:
     flow: FlowAndHift
 
     @classmethod
-    def of(cls, spec: Spec) -> "Weights":
+    def of(cls, spec: EngineSpec) -> "Weights":
         device = torch.device(spec.device)
         dtype = _dtype(spec)
         if spec.config == "tiny":
@@ -144,7 +144,7 @@ class Weights:
         """`copied` in float32."""
         return self.copied(torch.float32)
 
-    def parts(self, spec: Spec, config: EngineConfig) -> Parts:
+    def parts(self, spec: EngineSpec, config: EngineConfig) -> EngineParts:
         """Slots around them."""
         shapes = vocoder_shapes = None
         if spec.unit_shapes:
@@ -175,8 +175,8 @@ class Running:
     out. counts: when it was ready.
     """
 
-    spec: Spec
-    parts: Parts
+    spec: EngineSpec
+    parts: EngineParts
     engine: Engine
     voice: Voice
     start: dict[str, Any]
@@ -195,13 +195,13 @@ class Running:
         self.engine.submit(lambda: None).result()
 
 
-def measure_ceilings(spec: Spec) -> Ceilings:
+def measure_ceilings(spec: EngineSpec) -> Ceilings:
     """What the device copies and multiplies in a second, in the type of the spec."""
-    return Clock(torch.device(spec.device)).ceilings(_dtype(spec))
+    return DeviceClock(torch.device(spec.device)).ceilings(_dtype(spec))
 
 
 def start(
-    spec: Spec, launched: float, cache: Path, *, observer: Observer | None = None, weights: Weights | None = None
+    spec: EngineSpec, launched: float, cache: Path, *, observer: Observer | None = None, weights: Weights | None = None
 ) -> Running:
     """Build and start an engine.
 
@@ -276,12 +276,12 @@ def device_used(device: torch.device) -> int | None:
 def make_voice(config: FlowConfig, seed: int = 0) -> Voice:
     """Nobody's."""
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, config.vocab_size, (PROMPT_CODES,), generator=generator)
-    mel = torch.randn(2 * PROMPT_CODES, config.n_mels, generator=generator)
-    return Voice(codes, mel, torch.randn(config.speaker_dim, generator=generator))
+    speech_tokens = torch.randint(0, config.vocab_size, (PROMPT_TOKENS,), generator=generator)
+    mel = torch.randn(2 * PROMPT_TOKENS, config.n_mels, generator=generator)
+    return Voice(speech_tokens, mel, torch.randn(config.speaker_dim, generator=generator))
 
 
-def _tuned(parts: Parts, config: EngineConfig, folder: Path) -> Tuned:
+def _tuned(parts: EngineParts, config: EngineConfig, folder: Path) -> Tuned:
     if not config.compile.enabled:
         return tune(parts, config)
     begun = time.perf_counter()
@@ -292,7 +292,7 @@ def _tuned(parts: Parts, config: EngineConfig, folder: Path) -> Tuned:
     return tuned
 
 
-def _warm_up_units(spec: Spec) -> tuple[list[Unit], str]:
+def _warm_up_units(spec: EngineSpec) -> tuple[list[WarmUpUnit], str]:
     """What the worker's own conversation hears. Returns: why it is not held too, if it is not."""
     if not spec.warms_up:
         return [], "left out"
@@ -302,33 +302,33 @@ def _warm_up_units(spec: Spec) -> tuple[list[Unit], str]:
         return [], str(error)
 
 
-def _warm_up(engine: Engine, voice: Voice, units: list[Unit]) -> None:
+def _warm_up(engine: Engine, voice: Voice, units: list[WarmUpUnit]) -> None:
     """The worker's own conversation."""
     sound = next(iter(sorted(REF_AUDIO.glob("*.wav"))), None)
     warm_up(engine, WarmUpMedia(VIDEO, sound), voice=lambda _: voice, units=units)
 
 
-def _not_captured(parts: Parts) -> list[str]:
+def _not_captured(parts: EngineParts) -> list[str]:
     """Regions that units call and that have no CUDA graph."""
     tables = (parts.duplex.runner.regions, parts.vocoder.regions)
     return [name for name in SERVING for table in tables if name in table.table and name not in table.captured]
 
 
-def _row_bytes(parts: Parts) -> int:
+def _row_bytes(parts: EngineParts) -> int:
     """Of one more context row in every slot, scratch slots included."""
     cache = parts.duplex.state.llm
     return held_bytes((*cache.k, *cache.v)) // cache.k[0].shape[2]
 
 
-def _voice_frame_bytes(parts: Parts) -> int:
+def _voice_frame_bytes(parts: EngineParts) -> int:
     """Of one more mel frame for voices, which all of them share."""
     state = parts.vocoder.state
     of_dit = sum(rows.nbytes for rows in state.dit_rows) // state.dit.n_rows
-    of_code = state.code_rows.nbytes // state.code.n_rows // FRAMES_PER_CODE
+    of_code = state.code_rows.nbytes // state.code.n_rows // FRAMES_PER_TOKEN
     return of_dit + state.mel_rows.nbytes // state.mel.n_rows + of_code
 
 
-def _dtype(spec: Spec) -> torch.dtype:
+def _dtype(spec: EngineSpec) -> torch.dtype:
     if spec.dtype == "auto":
         return torch.bfloat16 if spec.device == "cuda" else torch.float32
     return getattr(torch, spec.dtype)

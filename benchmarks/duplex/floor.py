@@ -8,10 +8,10 @@ from benchmarks.timing import Ceilings
 from benchmarks.token2wav.work import chunk_work
 from models.graphs.region_graphs import Bucket
 from models.token2wav.flow.block_table import HISTORY_FRAMES
-from models.token2wav.settings import FRAMES_PER_CODE
-from worker.assembly.parts import Parts
+from models.token2wav.settings import FRAMES_PER_TOKEN
+from worker.assembly.parts import EngineParts
 
-CODES = 25
+SPEECH_TOKENS = 25
 FED_TOKENS = 9  # speak and eight tokens of text
 PROMPT_FRAMES = 150
 SPEECH_ROWS = 512  # of a turn, held; a second adds 36
@@ -19,7 +19,7 @@ ROWS, ROWS_WITH_PICTURE = 16, 96  # that a unit's prefill is padded to
 
 
 def unit_floor(
-    parts: Parts, ceilings: Ceilings, *, speaks: bool, batch: int, context: int, n_frames: int, steps: int
+    parts: EngineParts, ceilings: Ceilings, *, speaks: bool, batch: int, context: int, n_frames: int, steps: int
 ) -> float:
     """Milliseconds: the sum over regions of the longer of copying and multiplying, for `batch` sessions at once.
 
@@ -39,7 +39,7 @@ def unit_floor(
         runs += [
             ("unit_step", kv, FED_TOKENS),
             ("speech_begin", {**speech, "tokens": regions.shapes.tokens[0]}, 1),
-            ("speech_step", speech, CODES),
+            ("speech_step", speech, SPEECH_TOKENS),
         ]
     dtype = str(parts.model.dtype).removeprefix("torch.")
     total = 0.0
@@ -49,6 +49,6 @@ def unit_floor(
         total += times * 1e3 * max((work.weights + work.state) / ceilings.copy, work.flops / rate)
     if speaks and parts.vocoder is not None:
         seen = PROMPT_FRAMES + HISTORY_FRAMES
-        sound = chunk_work(parts.vocoder.parts, batch, steps, FRAMES_PER_CODE * CODES, seen)
+        sound = chunk_work(parts.vocoder.parts, batch, steps, FRAMES_PER_TOKEN * SPEECH_TOKENS, seen)
         total += sound.floor_ms(ceilings, dtype)
     return total

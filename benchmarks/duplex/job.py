@@ -16,22 +16,22 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.duplex.correctness import Choices, against, conversation, identity, regions, told_from
-from benchmarks.duplex.engine import Running, Spec, Weights, measure_ceilings, start
+from benchmarks.duplex.engine import EngineSpec, Running, Weights, measure_ceilings, start
 from benchmarks.duplex.latency import add_floors, latency
 from benchmarks.duplex.live_sessions import LoadPlan, many_sessions
-from benchmarks.duplex.sessions_under_test import Script
+from benchmarks.duplex.sessions_under_test import DecisionScript
 from worker.assembly.backend_flags import settle_threads
 
 PARENT_EVERY_S = 1.0
 END_S = 5.0  # what a process needs at its end
 
 
-class Job:
+class BenchJob:
     """What one process does. part: name of one of the methods below."""
 
     def __init__(self, job: dict[str, Any]):
         self._job, self._options = job, job["options"]
-        self.spec = Spec(**job["spec"])
+        self.spec = EngineSpec(**job["spec"])
         self._out, self._cache = Path(job["out"]), Path(job["cache"])
         self._until = job["launched"] + job["limit_s"]
         self.result: dict[str, Any] = {"spec": job["spec"]}
@@ -48,7 +48,7 @@ class Job:
         self._start().engine.close()
 
     def latency(self) -> None:
-        with self._start(observer=Script()).engine:
+        with self._start(observer=DecisionScript()).engine:
             asked = {name: self._options[name] for name in ("n_units", "context", "n_frames")}
             found = latency(self._running, **asked, save=lambda found: self._save({"latency": found}))
             # Last: it takes memory, which the unit's peak must not hold.
@@ -58,7 +58,7 @@ class Job:
 
     def sessions(self) -> None:
         options = {**self._options, "contexts": tuple(self._options["contexts"])}
-        with self._start(observer=Script()).engine:
+        with self._start(observer=DecisionScript()).engine:
             many_sessions(
                 self._running,
                 LoadPlan(**options),
@@ -91,7 +91,7 @@ class Job:
 
     def regions(self) -> None:
         weights = Weights.of(self.spec)
-        with self._start(observer=Script(), weights=weights).engine:
+        with self._start(observer=DecisionScript(), weights=weights).engine:
             self._regions(weights)
 
     def _regions(self, weights: Weights) -> None:
@@ -125,6 +125,6 @@ def _end_with(parent: int) -> None:
 def main() -> None:
     _end_with(os.getppid())
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
-    Job(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()
+    BenchJob(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run()
     sys.stderr.flush()
     os._exit(0)  # what is loaded takes seconds to take apart, and nothing is left to do

@@ -12,7 +12,7 @@ import torch
 from benchmarks import report
 from benchmarks.duplex.engine import Running, device_used
 from benchmarks.duplex.floor import unit_floor
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, STAGES, Scenes, Sent, Talker, converse, percentiles
+from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, STAGES, Scenes, SentUnit, Talker, converse, percentiles
 from benchmarks.timing import Ceilings
 
 LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def add_floors(found: dict[str, Any], running: Running, ceilings: Ceilings, n_fr
 
 
 def _row(running: Running, mode: str, n_units: int, context: int, scenes: Scenes) -> dict[str, Any]:
-    units: list[Sent] = []
+    units: list[SentUnit] = []
     before = running.late()
     while len(units) < n_units:
         talker = Talker(running, f"{mode} {len(units)}", context=context)
@@ -60,7 +60,7 @@ def _row(running: Running, mode: str, n_units: int, context: int, scenes: Scenes
         units += converse(running, [talker], scenes, min(CONVERSATION, n_units - len(units)), first=UNCOUNTED)
         talker.close()
     times = {stage: [getattr(unit.result.times, stage) for unit in units] for stage in STAGES}
-    rows = [unit.result.llm_rows for unit in units]
+    rows = [unit.result.context_len for unit in units]
     late = running.late()
     n_sound = [unit.n_samples for unit in units]
     return {
@@ -72,7 +72,7 @@ def _row(running: Running, mode: str, n_units: int, context: int, scenes: Scenes
         "floor_ms": None,
         "llm_rows": [min(rows), max(rows)],
         "n_tokens": sorted({unit.result.n_tokens for unit in units}),
-        "n_codes": sorted({unit.result.n_codes for unit in units}),
+        "n_codes": sorted({unit.result.n_speech_tokens for unit in units}),
         "samples_mean": sum(n_sound) / len(n_sound),
         "late": {name: late[name] - before[name] for name in late},
     }

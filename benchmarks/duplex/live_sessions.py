@@ -20,7 +20,7 @@ import torch
 from benchmarks import report
 from benchmarks.duplex.engine import Running, device_used
 from benchmarks.duplex.gpu_busy import Busy
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, Sent, Talker, percentiles
+from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, SentUnit, Talker, percentiles
 
 LOG = logging.getLogger(__name__)
 DEADLINE_MS = 1000.0
@@ -112,7 +112,7 @@ def _row(running: Running, plan: LoadPlan, n: int) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats(running.device)
     talkers: list[Talker] = []
     try:
-        done: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+        done: queue.SimpleQueue[SentUnit] = queue.SimpleQueue()
         for number in range(n):
             mode = LISTEN if number % 2 else SPEAK
             context = plan.contexts[0] + (plan.contexts[1] - plan.contexts[0]) * number // max(n - 1, 1)
@@ -153,14 +153,14 @@ def _drain(talkers: Sequence[Talker]) -> None:
         time.sleep(0.02)
 
 
-def _outcome(units: list[Sent], sender: "_Sender") -> dict[str, Any]:
+def _outcome(units: list[SentUnit], sender: "_Sender") -> dict[str, Any]:
     totals = [unit.total_ms for unit in units]
     missed = sum(total is None or total > DEADLINE_MS for total in totals)
     speaking = [unit for unit in units if unit.session.startswith(SPEAK)]
     listening = [unit for unit in units if unit.session.startswith(LISTEN)]
     ended = [unit for unit in units if unit.result is not None]
     spoken = [unit.n_samples for unit in speaking if unit.result is not None]
-    rows = [unit.result.llm_rows for unit in ended]
+    rows = [unit.result.context_len for unit in ended]
     return {
         "n": len(units),
         "n_speaking": len(speaking),
@@ -175,7 +175,7 @@ def _outcome(units: list[Sent], sender: "_Sender") -> dict[str, Any]:
         "errors": sorted({unit.error for unit in units if unit.error})[:5],
         "n_caught_up": sum(unit.result.n_caught_up for unit in ended),
         "samples_per_spoken_unit": sum(spoken) / len(spoken) if spoken else None,
-        "n_codes": sorted({unit.result.n_codes for unit in ended if unit.session.startswith(SPEAK)}),
+        "n_codes": sorted({unit.result.n_speech_tokens for unit in ended if unit.session.startswith(SPEAK)}),
         "llm_rows": [min(rows), max(rows)] if rows else None,
         "send_late_ms": percentiles(sender.late_ms),
         "send_ms": percentiles(sender.send_ms),
@@ -187,7 +187,7 @@ class _Sender:
 
     def __init__(self, talkers: Sequence[Talker], scenes: Scenes, plan: LoadPlan):
         self._talkers, self._scenes, self._plan = talkers, scenes, plan
-        self._units: list[Sent] = []
+        self._units: list[SentUnit] = []
         self._is_over = threading.Event()
         self._failure: BaseException | None = None
         self.late_ms: list[float] = []
@@ -212,7 +212,7 @@ class _Sender:
         if self._failure is not None:
             raise self._failure
 
-    def measured(self) -> list[Sent]:
+    def measured(self) -> list[SentUnit]:
         """Units that were due in the measured stretch."""
         begin = self.begun + self._plan.warm_s
         return [unit for unit in self._units if begin <= unit.due < begin + self._plan.seconds]

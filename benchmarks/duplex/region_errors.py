@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.duplex.region_slots import Slots, paired_slots
+from benchmarks.duplex.region_slots import SlotTensors, paired_slots
 from models.graphs.input_block import Input
 from models.graphs.region_graphs import RegionTable
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 
 MAX_ADDED = 520  # cache rows that one call of a unit or a prompt adds
 NARROW_SHARE = 0.5  # of the time limit; the rest is left to the comparison itself
@@ -89,7 +89,7 @@ class Narrow:
     """The second twin. until: on the monotonic clock, what comes later it is not asked."""
 
     regions: RegionTable
-    slots: Slots
+    slots: SlotTensors
     until: float = math.inf
 
     def __call__(
@@ -110,8 +110,8 @@ class _Doubled:
         self,
         served: RegionTable,
         twin: RegionTable,
-        own: Slots,
-        others: Slots,
+        own: SlotTensors,
+        others: SlotTensors,
         until: float = math.inf,
         narrow: Narrow | None = None,
     ):
@@ -259,7 +259,9 @@ class _Difference:
 
 
 @contextmanager
-def doubled(served: Parts, twin: Parts, limit_s: float = math.inf, narrow: Parts | None = None) -> Iterator["Tables"]:
+def doubled(
+    served: EngineParts, twin: EngineParts, limit_s: float = math.inf, narrow: EngineParts | None = None
+) -> Iterator["Tables"]:
     """Inside, every call of a region is compared, until `limit_s` have passed: from then on calls are only served.
 
     Args: narrow: the second twin, of the served type, which is asked in the first half of that time.
@@ -301,7 +303,7 @@ class Tables:
         return sum(table.n_left_out for table in self._tables.values())
 
 
-def _owners(parts: Parts) -> dict[str, Any]:
+def _owners(parts: EngineParts) -> dict[str, Any]:
     """What calls the regions of each table."""
     return {"omni": parts.duplex.runner, **({} if parts.vocoder is None else {"vocoder": parts.vocoder})}
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from models.layers.kv_cache import KVCache
 from models.token2wav.flow.block_table import FIRST_ROW
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 
 
 @dataclass(frozen=True)
-class Slots:
+class SlotTensors:
     """What sessions own in one engine. whole: tensors as they are. caches: those whose rows are looked at as far as
     they are held. n: slots of them that count. scratch: the slot that rows of padding name.
     """
@@ -41,21 +41,21 @@ class Slots:
         return [*self.whole, *rows]
 
 
-def paired_slots(one: Parts, other: Parts) -> dict[str, tuple[Slots, Slots]]:
+def paired_slots(one: EngineParts, other: EngineParts) -> dict[str, tuple[SlotTensors, SlotTensors]]:
     """By table. Raises: AssertionError if they differ in shape."""
     pairs = {"omni": _pair(omni_slots(one), omni_slots(other))}
     return pairs if one.vocoder is None else {**pairs, "vocoder": _pair(vocoder_slots(one), vocoder_slots(other))}
 
 
-def omni_slots(parts: Parts) -> Slots:
+def omni_slots(parts: EngineParts) -> SlotTensors:
     """Without the scratch slot, where rows of padding overwrite each other in any order."""
     state, n = parts.duplex.state, parts.n_slots
     caches = [part for part in (state.llm, state.apm, state.speech and state.speech.cache) if part is not None]
     rows = {id(tensor) for cache in caches for tensor in (*cache.k, *cache.v)}
-    return Slots([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n, state.scratch)
+    return SlotTensors([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n, state.scratch)
 
 
-def vocoder_slots(parts: Parts) -> Slots:
+def vocoder_slots(parts: EngineParts) -> SlotTensors:
     """Without the scratch slot and its rows, and without the row that takes the writes of padding, in any order."""
     state, sound = parts.vocoder.state, parts.vocoder.vocode_state
     n, views = state.scratch, (state.code, state.mel, state.dit)
@@ -64,10 +64,10 @@ def vocoder_slots(parts: Parts) -> Slots:
     for view, tensors in zip(views, ([state.code_rows], [state.mel_rows], state.dit_rows), strict=True):
         own = slice(FIRST_ROW, view.first_voice_row - view.ring), slice(view.first_voice_row, None)
         slots += [tensor[..., rows, :, :] for tensor in tensors for rows in own]
-    return Slots([*slots, *(tensor[:n] for tensor in sound.tensors())], scratch=n)
+    return SlotTensors([*slots, *(tensor[:n] for tensor in sound.tensors())], scratch=n)
 
 
-def _pair(own: Slots, others: Slots) -> tuple[Slots, Slots]:
+def _pair(own: SlotTensors, others: SlotTensors) -> tuple[SlotTensors, SlotTensors]:
     every = [1 << 62] * len(own.caches)
     shapes = [[tensor.shape for tensor in slots.views(every)] for slots in (own, others)]
     assert shapes[0] == shapes[1], "expected slots of the same shapes in both engines"

@@ -18,8 +18,8 @@ from benchmarks.duplex.engine import Running
 from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.config.session import SessionConfig
 from worker.loop.observer import Observer
-from worker.loop.results import Failure, Partial, StageTimes, UnitResult
-from worker.loop.sessions import Prompt
+from worker.loop.results import Failure, PartialResult, StageTimes, UnitResult
+from worker.loop.sessions import SystemPrompt
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
 STAGES = [one.name for one in fields(StageTimes)]
@@ -27,7 +27,7 @@ TEXT_TOKENS = 8
 RESULT_TIMEOUT_S = 600.0
 
 
-class Script(Observer):
+class DecisionScript(Observer):
     """Decides instead of the model, whose sampler still works: sessions whose name begins with LISTEN listen, those
     that begin with SPEAK say so many tokens in every unit, others do as they like.
     """
@@ -48,7 +48,7 @@ class Script(Observer):
 
 
 @dataclass
-class Sent:
+class SentUnit:
     """A unit on its way, and what became of it. due, first_sound, done: moments on the monotonic clock. sound: kept if
     the session keeps it.
     """
@@ -84,13 +84,13 @@ class Talker:
         config: SessionConfig | None = None,
         seed: int = 0,
         keeps_sound: bool = False,
-        done: "queue.SimpleQueue[Sent] | None" = None,
+        done: "queue.SimpleQueue[SentUnit] | None" = None,
     ):
         """context: tokens of its prompt. done: gets every unit when it is over."""
-        self.name, self._flight, self._keeps = name, deque[Sent](), keeps_sound
-        self.done: queue.SimpleQueue[Sent] = done or queue.SimpleQueue()
+        self.name, self._flight, self._keeps = name, deque[SentUnit](), keeps_sound
+        self.done: queue.SimpleQueue[SentUnit] = done or queue.SimpleQueue()
         self.handle = running.engine.open(name, config, self._take).result()
-        prompt = Prompt(chr(ord("a") + seed % 26) * context, "", None, running.voice)
+        prompt = SystemPrompt(chr(ord("a") + seed % 26) * context, "", None, running.voice)
         self.n_prompt = self.handle.prepare(prompt).result()
 
     @property
@@ -98,9 +98,9 @@ class Talker:
         """Units without a result."""
         return len(self._flight)
 
-    def send(self, sound: np.ndarray, pictures: Sequence[Image.Image], due: float | None = None) -> Sent:
+    def send(self, sound: np.ndarray, pictures: Sequence[Image.Image], due: float | None = None) -> SentUnit:
         """One unit. due: when it was to be sent; None: now."""
-        sent = Sent(self.name, time.monotonic() if due is None else due)
+        sent = SentUnit(self.name, time.monotonic() if due is None else due)
         self._flight.append(sent)
         self.handle.send(sound, pictures).add_done_callback(lambda future: self._taken(sent, future))
         return sent
@@ -108,7 +108,7 @@ class Talker:
     def close(self) -> None:
         self.handle.close().result()
 
-    def _taken(self, sent: Sent, future: "Future[None]") -> None:
+    def _taken(self, sent: SentUnit, future: "Future[None]") -> None:
         if (error := future.exception()) is not None:
             self._flight.remove(sent)
             self._over(sent, error)
@@ -116,7 +116,7 @@ class Talker:
     def _take(self, event: Any) -> None:
         """On the engine's thread."""
         now = time.monotonic()
-        if isinstance(event, Partial) and event.pcm is not None and self._flight[0].first_sound is None:
+        if isinstance(event, PartialResult) and event.pcm is not None and self._flight[0].first_sound is None:
             self._flight[0].first_sound = now
         elif isinstance(event, Failure):
             self._over(self._flight.popleft(), event.error)
@@ -128,7 +128,7 @@ class Talker:
                 sent.sound = event.pcm.tobytes() if self._keeps else b""
             self.done.put(sent)
 
-    def _over(self, sent: Sent, error: BaseException) -> None:
+    def _over(self, sent: SentUnit, error: BaseException) -> None:
         sent.done, sent.error = time.monotonic(), f"{type(error).__name__}: {error}"
         self.done.put(sent)
 
@@ -151,9 +151,11 @@ class Scenes:
         return self.sounds[(unit + 7 * session) % len(self.sounds)]
 
 
-def converse(running: Running, talkers: Sequence[Talker], scenes: Scenes, n_units: int, first: int = 0) -> list[Sent]:
+def converse(
+    running: Running, talkers: Sequence[Talker], scenes: Scenes, n_units: int, first: int = 0
+) -> list[SentUnit]:
     """Units of all sessions at once, the next when all are closed. Raises: RuntimeError for a unit that failed."""
-    units: list[Sent] = []
+    units: list[SentUnit] = []
     for unit in range(first, first + n_units):
         sent = [talker.send(scenes.sound(unit, n), scenes.pictures) for n, talker in enumerate(talkers)]
         for talker in talkers:

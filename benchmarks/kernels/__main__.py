@@ -36,12 +36,12 @@ PRODUCTS = {"ours_us": ".1f", "library_us": ".1f", "gb_per_s": ".0f", "library_g
 ATTENTION = {"ours_us": ".1f", "sdpa_us": ".1f", "flex_us": ".1f", "gb_per_s": ".0f", "error": ".1e"}
 # In the order of a run: the last of them ends with what can best be spared.
 PARTS = {
-    "regions": Part("kernels_regions", "cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "busy_ms": ".3f"}),
-    "products": Part("kernels_products", "cases", PRODUCTS),
-    "rows": Part("kernels_rows", "row_cases", {"ours_us": ".2f", "plain_us": ".2f", "error": ".1e"}),
-    "codes": Part("kernels_rows", "code_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_codes": ""}),
-    "tokens": Part("kernels_rows", "token_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_tokens": ""}),
-    "attention": Part("kernels_attention", "cases", ATTENTION),
+    "regions": Part("regions", "cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "busy_ms": ".3f"}),
+    "products": Part("products", "cases", PRODUCTS),
+    "rows": Part("rows", "row_cases", {"ours_us": ".2f", "plain_us": ".2f", "error": ".1e"}),
+    "codes": Part("rows", "speech_token_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_codes": ""}),
+    "tokens": Part("rows", "token_cases", {"ours_us": ".1f", "plain_us": ".1f", "same_tokens": ""}),
+    "attention": Part("attention", "cases", ATTENTION),
 }
 
 
@@ -69,7 +69,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
-class Bench:
+class KernelBench:
     """One run: its rows so far, and how much time is left."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]):
@@ -103,7 +103,7 @@ class Bench:
     @torch.no_grad()
     def _part(self, name: str, part: Part) -> None:
         # Only here: kernels cannot be imported without Triton, which is told before whether to interpret them.
-        cases = getattr(import_module(f"benchmarks.{part.module}"), part.cases)
+        cases = getattr(import_module(f"benchmarks.kernels.{part.module}"), part.cases)
         if self._is_over():
             self.result["left_out"].append(name)
             return
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if options.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    Bench(options, ["python", "-m", "benchmarks.kernels", *arguments]).run()
+    KernelBench(options, ["python", "-m", "benchmarks.kernels", *arguments]).run()
 
 
 if __name__ == "__main__":

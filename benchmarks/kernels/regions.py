@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.kernels.timing import Case, Figures, Meter
 from benchmarks.model.midway import FEEDING, Midway, new_rows
-from benchmarks.timing import Clock
+from benchmarks.timing import DeviceClock
 from models.checkpoint.config import load_config
 from models.graphs.captured import Bucket, Captured
 from models.inputs.audio import LogMel
@@ -31,7 +31,7 @@ from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
 from models.token2wav.region_table import VocoderShapes
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import apply_backend_flags
@@ -42,8 +42,8 @@ TINY, RELEASED = ROOT / "assets" / "tiny", ROOT / "tests" / "data" / "released_c
 BATCH = (1, 8, 32)
 CONTEXT, SPOKEN = 2000, 300  # rows held when the call is over, of the language model and of the code model
 KV, SPEECH_KV = {"kv": 2048}, {"kv": 512}
-CODES = (10, 16, 28)
-COLUMNS, PROMPT_CODES, N_STEPS = 512, 150, 10  # a voice of six seconds
+SPEECH_TOKENS = (10, 16, 28)
+COLUMNS, PROMPT_TOKENS, N_STEPS = 512, 150, 10  # a voice of six seconds
 TINY_COLUMNS = 144
 WARM_UP, REPEATS = 3, 20
 
@@ -73,7 +73,7 @@ def cases(meter: Meter) -> Iterator[Case]:
     apply_backend_flags(CompileConfig(), meter.device)  # as a worker has them
     # Gigabytes: made when the first row of theirs is begun.
     regions = cache(_tiny_regions if meter.is_tiny else partial(_regions, meter))
-    clock = Clock(meter.device)
+    clock = DeviceClock(meter.device)
     for name, bucket, variant in TINY_CALLS if meter.is_tiny else CALLS:
         yield Case(name, {**bucket, **variant}, partial(_omni, regions, clock, name, bucket, variant))
     for name, bucket, variant in TINY_CALLS[-1:] if meter.is_tiny else LIBRARY_CALLS:
@@ -81,12 +81,12 @@ def cases(meter: Meter) -> Iterator[Case]:
         yield Case(f"{name}, library", {**bucket, **variant}, partial(_by_library, run))
     del regions, run
     vocoder = cache(_tiny_vocoder if meter.is_tiny else partial(_vocoder, meter))
-    batch, counts, columns = ((1,), (10,), TINY_COLUMNS) if meter.is_tiny else (BATCH, CODES, COLUMNS)
+    batch, counts, columns = ((1,), (10,), TINY_COLUMNS) if meter.is_tiny else (BATCH, SPEECH_TOKENS, COLUMNS)
     for name, axes in (("flow", {"columns": columns}), ("hift", {})):
         for n, count in ((n, count) for count in counts for n in batch):
-            bucket = {"batch": n, "codes": count, **axes}
+            bucket = {"batch": n, "speech_tokens": count, **axes}
             yield Case(name, bucket, partial(_vocoded, vocoder, clock, name, bucket))
-    bucket = {"batch": batch[0], "codes": counts[0], "columns": columns}
+    bucket = {"batch": batch[0], "speech_tokens": counts[0], "columns": columns}
     yield Case("flow, library", bucket, partial(_by_library, partial(_vocoded, vocoder, clock, "flow", bucket)))
 
 
@@ -95,7 +95,7 @@ def _by_library(run: Callable[[], Figures]) -> Figures:
         return run()
 
 
-def _omni(made: Callable[[], Regions], clock: Clock, name: str, bucket: Bucket, variant: Variant) -> Figures:
+def _omni(made: Callable[[], Regions], clock: DeviceClock, name: str, bucket: Bucket, variant: Variant) -> Figures:
     regions = made()
     setting, state = Midway(regions, name, bucket), regions.state
 
@@ -121,7 +121,7 @@ def _hold(cache: KVCache, n_rows: int) -> None:
     cache.positions.fill_(n_rows)
 
 
-def _vocoded(made: Callable[[], Vocoder], clock: Clock, name: str, bucket: Bucket) -> Figures:
+def _vocoded(made: Callable[[], Vocoder], clock: DeviceClock, name: str, bucket: Bucket) -> Figures:
     """A call writes other slots than it reads, so that each replay finds what the first one found."""
     vocoder = made()
     inputs, static = vocoder.regions.table[name].example(bucket)
@@ -135,7 +135,7 @@ def _vocoded(made: Callable[[], Vocoder], clock: Clock, name: str, bucket: Bucke
     return _replayed(clock, captured.graph.replay, lambda: None)
 
 
-def _replayed(clock: Clock, replay: Callable[[], Any], restore: Callable[[], None]) -> Figures:
+def _replayed(clock: DeviceClock, replay: Callable[[], Any], restore: Callable[[], None]) -> Figures:
     for _ in range(WARM_UP):
         clock.sample(replay, restore)
     timing = clock.measure(replay, restore, REPEATS, head_start=True)
@@ -143,7 +143,7 @@ def _replayed(clock: Clock, replay: Callable[[], Any], restore: Callable[[], Non
     return asdict(timing) | _kernels(clock, replay)
 
 
-def _kernels(clock: Clock, replay: Callable[[], Any]) -> Figures:
+def _kernels(clock: DeviceClock, replay: Callable[[], Any]) -> Figures:
     """How many there are, and the sum of their times: those that start early count while they wait."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -197,17 +197,17 @@ def _tiny_vocoder() -> Vocoder:
 def _vocoder(meter: Meter) -> Vocoder:
     """Sessions that see all they will ever see: a voice's prompt, and the newest frames of two chunks."""
     parts = random_parts(device=meter.device, dtype=meter.dtype, hift_dtype=meter.dtype)
-    sizes = FlowSizes(n_sessions=BATCH[-1], n_voices=1, max_steps=N_STEPS, max_chunk=CODES[-1])
-    shapes = VocoderShapes(batch=BATCH, codes=CODES, columns=(COLUMNS,))
+    sizes = FlowSizes(n_sessions=BATCH[-1], n_voices=1, max_steps=N_STEPS, max_chunk=SPEECH_TOKENS[-1])
+    shapes = VocoderShapes(batch=BATCH, speech_tokens=SPEECH_TOKENS, columns=(COLUMNS,))
     vocoder = Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=(N_STEPS,), kernels="fused")
     config = parts.flow.config
     voice = Voice(
-        torch.randint(0, config.vocab_size, (PROMPT_CODES,)),
-        torch.randn(FRAMES_PER_CODE * PROMPT_CODES, config.n_mels),
+        torch.randint(0, config.vocab_size, (PROMPT_TOKENS,)),
+        torch.randn(FRAMES_PER_TOKEN * PROMPT_TOKENS, config.n_mels),
         torch.randn(config.speaker_dim),
     )
-    codes = torch.randint(0, config.vocab_size, (CODES[-1] + vocoder.lookahead,)).tolist()
-    chunks = [Chunk(vocoder.open(voice), codes) for _ in range(BATCH[-1])]
+    speech_tokens = torch.randint(0, config.vocab_size, (SPEECH_TOKENS[-1] + vocoder.lookahead,)).tolist()
+    chunks = [Chunk(vocoder.open(voice), speech_tokens) for _ in range(BATCH[-1])]
     for _ in range(2):
         vocoder.speak(chunks)
     return vocoder

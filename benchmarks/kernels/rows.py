@@ -17,15 +17,15 @@ from models.kernels.rows import add_layer_norm, add_rms_norm, qkv_rows, silu_mul
 from models.layers import speech_loop as speech
 from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
-from models.layers.speech_loop import CODES_PER_CALL, SpeechState
+from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL, SpeechState
 from models.layers.transformer import RMSNorm
-from models.sampling.settings import CHAT_TEXT, DUPLEX_CODES, DUPLEX_TEXT, TextSampling
+from models.sampling.settings import CHAT_TEXT, DUPLEX_SPEECH, DUPLEX_TEXT, TextSampling
 from models.sampling.text import SamplerState, TokenSet, TokenSets
 from models.stages import regions
 
 EPS, THETA = 1e-6, 1e6
 CALLS = 24  # in one graph
-N_CODES, N_TOKENS = 6562, 151748
+N_SPEECH_TOKENS, N_TOKENS = 6562, 151748
 
 Pair = tuple[Callable[[], Tensor], Callable[[], Tensor]]  # a kernel and what it stands for
 
@@ -51,7 +51,7 @@ def row_cases(meter: Meter) -> Iterator[Case]:
         yield Case("silu_mul", {"rows": rows, "width": width}, partial(_compared, meter, _gate, rows, width))
 
 
-def code_cases(meter: Meter) -> Iterator[Case]:
+def speech_token_cases(meter: Meter) -> Iterator[Case]:
     for batch in (2,) if meter.is_tiny else (1, 8, 32):
         yield Case("draw_codes", {"batch": batch}, partial(_draws, meter, batch))
 
@@ -129,14 +129,14 @@ def _gate(meter: Meter, rows: int, width: int) -> Pair:
 
 
 def _draws(meter: Meter, batch: int) -> Figures:
-    n_codes = 62 if meter.is_tiny else N_CODES
-    states = [_speaking(meter, batch, n_codes) for _ in range(2)]
+    n_speech_tokens = 62 if meter.is_tiny else N_SPEECH_TOKENS
+    states = [_speaking(meter, batch, n_speech_tokens) for _ in range(2)]
     slots = torch.arange(batch, device=meter.device)
     active = torch.ones(batch, dtype=torch.bool, device=meter.device)
-    logits = meter.noise(batch, n_codes, dtype=torch.float32, scale=3.0)
+    logits = meter.noise(batch, n_speech_tokens, dtype=torch.float32, scale=3.0)
     calls = [
         partial(draw, state, slots, logits, active)
-        for draw, state in zip((code_kernel.draw_codes, speech.draw_codes), states, strict=True)
+        for draw, state in zip((code_kernel.draw_speech_tokens, speech.draw_speech_tokens), states, strict=True)
     ]
     is_same = all(torch.equal(calls[0](), calls[1]()) for _ in range(3))
     ours, plain = (meter.us(lambda i, call=call: call(), CALLS) for call in calls)
@@ -162,15 +162,15 @@ def _chooses(meter: Meter, batch: int, settings: TextSampling) -> Figures:
     return {"ours_us": ours, "plain_us": plain, "same_tokens": is_same}
 
 
-def _speaking(meter: Meter, batch: int, n_codes: int) -> SpeechState:
+def _speaking(meter: Meter, batch: int, n_speech_tokens: int) -> SpeechState:
     """Slots in a call that is not going to end."""
     cache = KVCache(
         n_layers=1, n_slots=batch, max_len=8, kv_heads=1, head_dim=4, dtype=meter.dtype, device=meter.device
     )
     state = SpeechState.allocate(cache)
     for slot in range(batch):
-        state.sampler.configure(slot, DUPLEX_CODES, n_codes - 1, seed=slot)
-    for tensor in (state.sampler.min_codes, state.limit):
-        tensor.fill_(CODES_PER_CALL)
+        state.sampler.configure(slot, DUPLEX_SPEECH, n_speech_tokens - 1, seed=slot)
+    for tensor in (state.sampler.min_speech_tokens, state.limit):
+        tensor.fill_(SPEECH_TOKENS_PER_CALL)
     state.done.fill_(False)
     return state

@@ -13,8 +13,8 @@ import torch
 from benchmarks import report
 from benchmarks.model.floors import floor, tensor_bytes, work_of
 from benchmarks.model.midway import Midway, is_possible
-from benchmarks.model.settings import MODES, Settings, parse
-from benchmarks.timing import Ceilings, Clock, Timing
+from benchmarks.model.settings import MODES, BenchSettings, parse
+from benchmarks.timing import Ceilings, DeviceClock, Timing
 from models.checkpoint.config import load_config
 from models.errors import ModelError, SettingsError
 from models.graphs.region_graphs import Bucket, Captured, compile_counters
@@ -65,13 +65,13 @@ LARGE_SHAPES = Shapes(
 LARGE_LLM_LEN, SMALL_LLM_LEN, TTS_LEN = 4096, 1024, 1024
 
 
-class Bench:
+class ModelBench:
     """One model on one device, and what has been measured of it so far."""
 
-    def __init__(self, settings: Settings, command: list[str]):
+    def __init__(self, settings: BenchSettings, command: list[str]):
         self.settings, self.device = settings, settings.device
         self._began = time.monotonic()
-        self.clock = Clock(self.device)
+        self.clock = DeviceClock(self.device)
         torch.manual_seed(0)
         torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
         self.dtype = str(settings.dtype).removeprefix("torch.")
@@ -282,7 +282,7 @@ def _label(row: report.Row, mode: str) -> str:
     return " ".join([row["region"], *(f"{axis}={size}" for axis, size in row["bucket"].items()), mode])
 
 
-def _model(settings: Settings) -> OmniModel:
+def _model(settings: BenchSettings) -> OmniModel:
     if settings.config.is_file():
         return random_model(load_config(settings.config), device=settings.device, dtype=settings.dtype)
     return load_model(settings.config, device=settings.device, dtype=settings.dtype)
@@ -291,7 +291,7 @@ def _model(settings: Settings) -> OmniModel:
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        Bench(parse(arguments), ["python", "-m", "benchmarks.model", *arguments]).run()
+        ModelBench(parse(arguments), ["python", "-m", "benchmarks.model", *arguments]).run()
     except ModelError as error:
         sys.exit(f"benchmarks.model: {error}")
 

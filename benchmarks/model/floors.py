@@ -24,7 +24,7 @@ EVICTED_ROWS = 8  # rows the eviction that is timed drops
 
 
 @dataclass(frozen=True)
-class Work:
+class RegionWork:
     """Bytes of weights read and of slot state read and written; floating-point operations of the large products."""
 
     weights: int = 0
@@ -32,8 +32,8 @@ class Work:
     flops: int = 0
     is_float64: bool = False
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "RegionWork") -> "RegionWork":
+        return RegionWork(
             self.weights + other.weights,
             self.state + other.state,
             self.flops + other.flops,
@@ -49,14 +49,14 @@ class Floor:
     bound: str
 
 
-def floor(work: Work, io_bytes: int, ceilings: Ceilings, dtype: str) -> Floor:
+def floor(work: RegionWork, io_bytes: int, ceilings: Ceilings, dtype: str) -> Floor:
     """The longer of the two times the device's own rates allow. io_bytes: inputs and outputs together."""
     bytes_ms = (work.weights + work.state + io_bytes) / ceilings.copy * 1e3
     flops_ms = work.flops / ceilings.matmul["float64" if work.is_float64 else dtype] * 1e3
     return Floor(bytes_ms, "bytes") if bytes_ms >= flops_ms else Floor(flops_ms, "flops")
 
 
-def work_of(regions: Regions, name: str, bucket: Bucket) -> Work | None:
+def work_of(regions: Regions, name: str, bucket: Bucket) -> RegionWork | None:
     """The region's least work for one bucket; None for a region nobody has counted yet."""
     count = _COUNTS.get(name)
     return count(regions, bucket) if count else None
@@ -94,17 +94,17 @@ def _cache_row(cache: KVCache) -> int:
     return sum(tensor[0, :, 0].nbytes for tensor in (*cache.k, *cache.v))
 
 
-def _decoder(backbone: Backbone, cache: KVCache, batch: int, rows: int, kv_len: int) -> Work:
+def _decoder(backbone: Backbone, cache: KVCache, batch: int, rows: int, kv_len: int) -> RegionWork:
     layers, attn = backbone.layers, backbone.layers[0].self_attn
     n = batch * rows
-    return Work(
+    return RegionWork(
         weights=_weights(layers, backbone.norm),
         state=batch * (kv_len + rows) * _cache_row(cache),
         flops=_linears(layers, n) + _attention(len(layers), n, kv_len, attn.heads * attn.head_dim),
     )
 
 
-def _vision(regions: Regions, b: Bucket) -> Work:
+def _vision(regions: Regions, b: Bucket) -> RegionWork:
     vpm, resampler = regions.model.vpm, regions.model.resampler
     config = regions.model.config
     n, length = b["slices"], b["patches"]
@@ -121,10 +121,10 @@ def _vision(regions: Regions, b: Bucket) -> Work:
         + 2 * (2 * patches + 3 * queries) * square  # keys, values; queries, output, projection
         + _attention(1, queries, length, resampler.width)
     )
-    return Work(_weights(vpm, resampler, without=[positions]) + _rows(positions, patches) + waves, 0, flops)
+    return RegionWork(_weights(vpm, resampler, without=[positions]) + _rows(positions, patches) + waves, 0, flops)
 
 
-def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: int, positions: int) -> Work:
+def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: int, positions: int) -> RegionWork:
     """frames: columns both convolutions pass; rows: encoder rows per clip; keys: rows each of them sees."""
     apm = regions.model.apm
     table = apm.embed_positions.weight
@@ -135,43 +135,43 @@ def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: i
         + _linears(apm.layers, n)
         + _attention(len(apm.layers), n, keys, table.shape[1])
     )
-    return Work(_weights(apm, without=[table]) + _rows(table, positions), 0, flops)
+    return RegionWork(_weights(apm, without=[table]) + _rows(table, positions), 0, flops)
 
 
-def _audio_projector(regions: Regions, n_rows: int) -> Work:
+def _audio_projector(regions: Regions, n_rows: int) -> RegionWork:
     projector = regions.model.audio_projection_layer
-    return Work(_weights(projector), 0, _linears(projector, n_rows))
+    return RegionWork(_weights(projector), 0, _linears(projector, n_rows))
 
 
-def _clips(regions: Regions, b: Bucket) -> Work:
+def _clips(regions: Regions, b: Bucket) -> RegionWork:
     n, rows = b["batch"], (b["frames"] + 1) // 2
     encoder = _audio_encoder(regions, n, b["frames"], rows, rows, positions=rows)
     return encoder + _audio_projector(regions, n * rows)
 
 
-def _audio_unit(regions: Regions, b: Bucket) -> Work:
+def _audio_unit(regions: Regions, b: Bucket) -> RegionWork:
     n, keys = b["batch"], regions.model.apm.max_positions
     encoder = _audio_encoder(regions, n, UNIT_COLUMNS, UNIT_ROWS, keys, positions=n * UNIT_ROWS)
-    cache = Work(state=n * (keys + UNIT_ROWS) * _cache_row(regions.state.apm))
+    cache = RegionWork(state=n * (keys + UNIT_ROWS) * _cache_row(regions.state.apm))
     return encoder + _audio_projector(regions, n * UNIT_ROWS) + cache
 
 
-def _audio_overlap(regions: Regions, b: Bucket) -> Work:
+def _audio_overlap(regions: Regions, b: Bucket) -> RegionWork:
     """One clip of the units that are remembered, each with the frames around it; all rows it sees are its own."""
     n, heard = b["batch"], regions.state.heard
     n_units = heard.mel.shape[1] - 1
     rows = n_units * UNIT_ROWS
     encoder = _audio_encoder(regions, n, n_units * UNIT_COLUMNS, rows, rows, positions=rows)
-    return encoder + Work(state=n * (n_units * heard.mel[0, 0].nbytes + rows * _cache_row(regions.state.apm)))
+    return encoder + RegionWork(state=n * (n_units * heard.mel[0, 0].nbytes + rows * _cache_row(regions.state.apm)))
 
 
-def _mel_unit(regions: Regions, b: Bucket) -> Work:
+def _mel_unit(regions: Regions, b: Bucket) -> RegionWork:
     log_mel, state = regions.table["mel_unit"].bound[0], regions.state.mel
     n, new = b["batch"], b["samples"] // HOP
     computed = -(-b["samples"] // HOP) + MIRRORED_FIRST + 1  # the window's first two and its mirrored last one
     frame = state.raw[0, 0].nbytes
     per_slot = 2 * state.tail[0].nbytes + (new + UNIT_COLUMNS) * frame + state.frame_max[0].nbytes + 4 * new
-    return Work(
+    return RegionWork(
         weights=log_mel.basis.nbytes + log_mel.filters.nbytes,
         state=n * per_slot,
         flops=2 * n * computed * (log_mel.basis.numel() + log_mel.filters.numel()),
@@ -179,64 +179,64 @@ def _mel_unit(regions: Regions, b: Bucket) -> Work:
     )
 
 
-def _llm(regions: Regions, batch: int, rows: int, kv_len: int) -> Work:
+def _llm(regions: Regions, batch: int, rows: int, kv_len: int) -> RegionWork:
     llm = regions.model.llm
-    ends = Work(
+    ends = RegionWork(
         weights=_weights(llm.lm_head) + _rows(llm.model.embed_tokens.weight, batch * rows),
         flops=_linears(llm.lm_head, batch),
     )
     return _decoder(llm.model, regions.state.llm, batch, rows, kv_len) + ends
 
 
-def _sample_text(regions: Regions, b: Bucket) -> Work:
+def _sample_text(regions: Regions, b: Bucket) -> RegionWork:
     sets = regions.table["sample_text"].bound[1]
     masks = sum(_rows(mask, b["batch"]) for mask in (sets.forbidden, sets.length_ids))
-    return Work(weights=masks, state=b["batch"] * regions.state.text.history[0].nbytes)
+    return RegionWork(weights=masks, state=b["batch"] * regions.state.text.history[0].nbytes)
 
 
-def _unit_prefill(regions: Regions, b: Bucket) -> Work:
+def _unit_prefill(regions: Regions, b: Bucket) -> RegionWork:
     return _llm(regions, b["batch"], b["rows"], b["kv"]) + _sample_text(regions, b)
 
 
-def _unit_step(regions: Regions, b: Bucket) -> Work:
-    kept = Work(state=b["batch"] * regions.state.hidden[0, 0].nbytes)  # the token's state, for speech
+def _unit_step(regions: Regions, b: Bucket) -> RegionWork:
+    kept = RegionWork(state=b["batch"] * regions.state.hidden[0, 0].nbytes)  # the token's state, for speech
     return _llm(regions, b["batch"], 1, b["kv"]) + _sample_text(regions, b) + kept
 
 
-def _llm_evict(regions: Regions, b: Bucket) -> Work:
+def _llm_evict(regions: Regions, b: Bucket) -> RegionWork:
     cache = regions.state.llm
     moved = cache.max_len - EVICTED_ROWS  # read and written once; the rows that fall free are zeroed
-    return Work(state=b["batch"] * (2 * moved + EVICTED_ROWS) * _cache_row(cache))
+    return RegionWork(state=b["batch"] * (2 * moved + EVICTED_ROWS) * _cache_row(cache))
 
 
-def _reset(regions: Regions, b: Bucket) -> Work:
+def _reset(regions: Regions, b: Bucket) -> RegionWork:
     """Every byte of the slots written once."""
-    return Work(state=b["batch"] * sum(tensor[0].nbytes for tensor in regions.state.tensors()))
+    return RegionWork(state=b["batch"] * sum(tensor[0].nbytes for tensor in regions.state.tensors()))
 
 
-def _condition(regions: Regions, n: int) -> Work:
+def _condition(regions: Regions, n: int) -> RegionWork:
     """For n tokens in all."""
     tts = regions.model.tts
     table = _rows(tts.emb_text.weight, n + 2)  # two more: end of text and begin of audio
-    return Work(_weights(tts.projector_semantic) + table, 0, _linears(tts.projector_semantic, n))
+    return RegionWork(_weights(tts.projector_semantic) + table, 0, _linears(tts.projector_semantic, n))
 
 
-def _spoken_rows(regions: Regions, b: Bucket) -> Work:
+def _spoken_rows(regions: Regions, b: Bucket) -> RegionWork:
     n = b["batch"] * b["spoken"]
-    return _condition(regions, n) + Work(state=n * regions.state.hidden[0, 0].nbytes)
+    return _condition(regions, n) + RegionWork(state=n * regions.state.hidden[0, 0].nbytes)
 
 
-def _speech(regions: Regions, batch: int, rows: int, kv_len: int, looked_up: int) -> Work:
+def _speech(regions: Regions, batch: int, rows: int, kv_len: int, looked_up: int) -> RegionWork:
     tts = regions.model.tts
     head = tts.head_code[0].weight
-    ends = Work(
+    ends = RegionWork(
         weights=head.nbytes + _rows(tts.emb_code[0].weight, looked_up),
         flops=2 * batch * head.numel(),
     )
     return _decoder(tts.model, regions.state.speech.cache, batch, rows, kv_len) + ends
 
 
-_COUNTS: dict[str, Callable[[Regions, Bucket], Work]] = {
+_COUNTS: dict[str, Callable[[Regions, Bucket], RegionWork]] = {
     "vision": _vision,
     "clips": _clips,
     "mel_unit": _mel_unit,

@@ -18,7 +18,7 @@ from models.graphs.region_graphs import Bucket
 from models.inputs.audio import UNIT_COLUMNS
 from models.layers.apm import UNIT_ROWS
 from models.layers.kv_cache import KVCache
-from models.sampling.settings import DUPLEX_CODES, DUPLEX_TEXT
+from models.sampling.settings import DUPLEX_SPEECH, DUPLEX_TEXT
 from models.stages.region_table import Regions
 from models.stages.state import SlotState
 
@@ -113,9 +113,9 @@ def _speak(regions: Regions, held: int) -> None:
     tts = regions.model.config.tts_config
     _hold(speech.cache, held)
     for slot in range(regions.state.n_slots):
-        speech.sampler.configure(slot, DUPLEX_CODES, tts.eos_code, seed=slot)
-    n_codes = speech.codes.shape[1]
-    speech.sampler.min_codes.fill_(n_codes)
-    speech.limit.fill_(n_codes)
+        speech.sampler.configure(slot, DUPLEX_SPEECH, tts.eos_code, seed=slot)
+    n_speech_tokens = speech.speech_tokens.shape[1]
+    speech.sampler.min_speech_tokens.fill_(n_speech_tokens)
+    speech.limit.fill_(n_speech_tokens)
     speech.newest.copy_(torch.randint(0, tts.eos_code, speech.newest.shape, device=speech.newest.device))
     speech.done.fill_(False)

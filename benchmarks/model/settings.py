@@ -16,7 +16,7 @@ MODES = ("eager", "compiled", "by_layer", "graph")
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What to run; see `--help`."""
 
     config: Path
@@ -48,7 +48,7 @@ def _axis(text: str) -> tuple[str, tuple[int, ...]]:
     return axis, _sizes(sizes)
 
 
-def parse(arguments: list[str]) -> Settings:
+def parse(arguments: list[str]) -> BenchSettings:
     """Command line to settings; ends the process with a message if it makes no sense."""
     has_cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model", description="Times every region of the model.")
@@ -85,7 +85,7 @@ def parse(arguments: list[str]) -> Settings:
     config = CONFIGS.get(options.config, Path(options.config))
     if not config.exists():
         parser.error(f"--config: expected a folder or file, got {config}, which does not exist")
-    return Settings(
+    return BenchSettings(
         config=config,
         device=torch.device(options.device),
         dtype=getattr(torch, options.dtype or ("bfloat16" if is_cuda else "float32")),

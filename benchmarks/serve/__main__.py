@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import report
 from benchmarks.serve.clients import Load
-from benchmarks.serve.processes import ROOT, Outcome, Program, free_port, put_under
+from benchmarks.serve.processes import ROOT, ServedProgram, ServeOutcome, free_port, put_under
 
 UNIT_MS, DEADLINE_MS = 1000.0, 1000.0
 # A user's last word ends anywhere within a unit, which is heard when it is whole.
@@ -73,9 +73,9 @@ def main(arguments: list[str] | None = None) -> None:
             report.write_json(options.json, result)
 
 
-def _gateway(stack: ExitStack, worker: Program) -> Program:
+def _gateway(stack: ExitStack, worker: ServedProgram) -> ServedProgram:
     arguments = ("--port", str(free_port()), "--workers", f"127.0.0.1:{worker.port}", "--log-level", "INFO")
-    gateway = stack.enter_context(Program(GATEWAY, *arguments))
+    gateway = stack.enter_context(ServedProgram(GATEWAY, *arguments))
     gateway.wait_log("is ready")
     return gateway
 
@@ -94,7 +94,7 @@ def _real(options: argparse.Namespace, result: dict[str, Any]) -> None:
     flags += ["--model-path", str(options.model_path)] if options.model_path else []
     with ExitStack() as stack:
         cache = options.cache or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        worker = stack.enter_context(Program(WORKER, *flags, environ={"TORCHINDUCTOR_CACHE_DIR": str(cache)}))
+        worker = stack.enter_context(ServedProgram(WORKER, *flags, environ={"TORCHINDUCTOR_CACHE_DIR": str(cache)}))
         health = worker.wait_ready(state="IDLE")
         model = Path(health["model"]["path"]).name
         result["model"], result["device"] = {**health["model"], "path": model}, health["device"]
@@ -123,7 +123,7 @@ def _real(options: argparse.Namespace, result: dict[str, Any]) -> None:
             print(f"{'':8} CPU ms a second of a session: {used}")
 
 
-def _decision(sessions: int, decision: str, outcome: Outcome) -> dict[str, Any] | None:
+def _decision(sessions: int, decision: str, outcome: ServeOutcome) -> dict[str, Any] | None:
     units = [unit for unit in outcome.units if unit["is_listen"] == (decision == "LISTEN")]
     if not units:
         return None
@@ -151,7 +151,7 @@ def _transport(unit: dict[str, Any]) -> float:
     return unit["reply"] - unit["wall"] - (unit["lag"] - (unit["stages"]["wait"] or 0.0))
 
 
-def _first_sound(outcome: Outcome) -> dict[str, Any] | None:
+def _first_sound(outcome: ServeOutcome) -> dict[str, Any] | None:
     """From the end of what a user says to the first sound of the answer, of units that have sound."""
     units = [unit for unit in outcome.units if unit["first"] is not None and unit["stages"]["first_sound"] is not None]
     if not units:
@@ -170,7 +170,7 @@ def _first_sound(outcome: Outcome) -> dict[str, Any] | None:
     }
 
 
-def _costs(outcome: Outcome, sessions: int) -> dict[str, Any]:
+def _costs(outcome: ServeOutcome, sessions: int) -> dict[str, Any]:
     cpu = {name: 1000 * one.cpu_s / outcome.wall_s / sessions for name, one in outcome.watched.items()}
     peak = {name: one.peak for name, one in outcome.watched.items()}
     return {"cpu_ms_per_session_s": cpu, "memory": peak, "wall_s": outcome.wall_s}
@@ -211,13 +211,13 @@ def _overhead(options: argparse.Namespace, result: dict[str, Any]) -> None:
     )
     for sessions in options.gateway_sessions:
         with ExitStack() as stack:
-            worker = stack.enter_context(Program(NULL, "--port", "0", "--slots", str(sessions)))
+            worker = stack.enter_context(ServedProgram(NULL, "--port", "0", "--slots", str(sessions)))
             gateway = _gateway(stack, worker)
             ways = {
                 "direct": (f"ws://127.0.0.1:{worker.port}/ws/duplex", (worker,)),
                 "gateway": (f"ws://127.0.0.1:{gateway.port}", (gateway, worker)),
             }
-            outcomes: dict[str, list[Outcome]] = {way: [] for way in ways}
+            outcomes: dict[str, list[ServeOutcome]] = {way: [] for way in ways}
             for number in range(options.rounds):
                 order = ways.items() if number % 2 == 0 else reversed(ways.items())
                 for way, (url, programs) in order:
@@ -230,7 +230,7 @@ def _overhead(options: argparse.Namespace, result: dict[str, Any]) -> None:
             print(line)
 
 
-def _gateway_row(sessions: int, outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+def _gateway_row(sessions: int, outcomes: dict[str, list[ServeOutcome]]) -> dict[str, Any]:
     replies = {way: [unit["reply"] for one in rounds for unit in one.units] for way, rounds in outcomes.items()}
     row: dict[str, Any] = {"sessions": sessions, "n": {way: len(values) for way, values in replies.items()}}
     row["reply_ms"] = {way: _percentiles(values) for way, values in replies.items()}

@@ -14,8 +14,8 @@ from typing import Any
 
 import websockets
 
-from benchmarks.worker.process import MAX_FRAME, Script
-from clients.address import Address
+from benchmarks.worker.process import MAX_FRAME, ClientScript
+from clients.address import TargetAddress
 from worker.protocol.messages import (
     Partial,
     Prepare,
@@ -61,7 +61,7 @@ class _Client:
         self.units: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        load, address = self._load, Address.of(self._load.url, f"omni_bench_{self._number}")
+        load, address = self._load, TargetAddress.of(self._load.url, f"omni_bench_{self._number}")
         async with websockets.connect(address.url, max_size=MAX_FRAME, compression=None, proxy=None) as socket:
             self._socket = socket
             while address.is_gateway and not isinstance(await self._receive(QueueDone, Queued, QueueUpdate), QueueDone):
@@ -123,7 +123,7 @@ class _Client:
 
 async def _run(load: Load) -> list[dict[str, Any]]:
     spec = Spec(sound_in=load.sound, sound_out=load.sound)
-    script = Script.of(Path(load.video), load.units, spec, {})
+    script = ClientScript.of(Path(load.video), load.units, spec, {})
     chunks = [script.chunk(number) for number in range(len(script.sounds))]
     together = asyncio.Barrier(load.sessions)
     clients = [_Client(load, number, chunks, together) for number in range(load.sessions)]

@@ -67,7 +67,7 @@ class Manner(Protocol):
         """A unit is answered."""
 
 
-class Waiting(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message that waits for its turn. received: monotonic seconds. None: nobody is there any more."""
 
     message: ClientMessage | WireError | None
@@ -92,7 +92,7 @@ class FakeReplies:
         """free: gives the slot back."""
         self.name, self.units, self.paused = name, 0, False
         self._manner, self._socket, self._free = manner, socket, free
-        self._inbox: asyncio.Queue[Waiting] = asyncio.Queue(MAX_WAITING)
+        self._inbox: asyncio.Queue[QueuedMessage] = asyncio.Queue(MAX_WAITING)
         self._n_chunks = 0  # received and not begun
         self._spec = PLAIN_SPEC
         self._prepared = self._sounds = self._turn_open = False
@@ -125,10 +125,10 @@ class FakeReplies:
                         self._n_chunks += 1
                     case Interrupt() if self._turn_open or self._unit_runs:
                         self._broken_off.set()
-                await self._inbox.put(Waiting(message, received))
+                await self._inbox.put(QueuedMessage(message, received))
         finally:
             with suppress(asyncio.QueueFull):  # then sending tells
-                self._inbox.put_nowait(Waiting(None, 0.0))
+                self._inbox.put_nowait(QueuedMessage(None, 0.0))
 
     async def _answer_all(self) -> None:
         while True:

@@ -36,8 +36,8 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-class Program:
-    """`with Program("worker.main", ...) as worker:` gives one that listens. port: where. process: psutil's view."""
+class ServedProgram:
+    """`with ServedProgram("worker.main", ...) as worker:` gives one that listens. port: where. process: psutil's view."""
 
     def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] = {}):
         self._command = [sys.executable, "-m", module, *arguments]
@@ -118,7 +118,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServeOutcome:
     """What clients saw, unit by unit, and what it took. watched: by the program's name."""
 
     units: list[dict[str, Any]]
@@ -126,7 +126,7 @@ class Outcome:
     watched: dict[str, Watched]
 
 
-def put_under(load: Load, programs: Sequence[Program]) -> Outcome:
+def put_under(load: Load, programs: Sequence[ServedProgram]) -> ServeOutcome:
     """Run the clients in their own process. Raises: RuntimeError if they fail."""
     command = [sys.executable, "-m", "benchmarks.serve.clients"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -151,7 +151,7 @@ def put_under(load: Load, programs: Sequence[Program]) -> Outcome:
             over.set()
             if clients.poll() is None and sys.exc_info()[0] is not None:
                 clients.kill()
-    return Outcome(units, wall_s, watched)
+    return ServeOutcome(units, wall_s, watched)
 
 
 def _expect(clients: "subprocess.Popen[str]", word: str) -> None:
@@ -159,7 +159,7 @@ def _expect(clients: "subprocess.Popen[str]", word: str) -> None:
         raise RuntimeError(f"clients: expected {word}, got {line or 'their end'}")
 
 
-def _look(programs: Sequence[Program], watched: dict[str, Watched], over: threading.Event) -> None:
+def _look(programs: Sequence[ServedProgram], watched: dict[str, Watched], over: threading.Event) -> None:
     for number in itertools.count():
         for program in programs:
             peak = watched[program.name].peak

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.timing import Ceilings, Clock, Timing
+from benchmarks.timing import Ceilings, DeviceClock, Timing
 from benchmarks.token2wav.work import chunk_work
 from models.graphs.region_graphs import compile_counters
 from models.layers.weights import assign_weights, on_meta
@@ -29,10 +29,10 @@ from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
 from models.token2wav.prompt.features import prompt_mel
 from models.token2wav.region_table import VocoderShapes, columns_for
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
-from models.token2wav.windows import CHUNK_CODES
+from models.token2wav.windows import CHUNK_TOKENS
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -46,7 +46,7 @@ WAYS = {
     "graph": ("fused", False, True),
 }
 MODES = tuple(WAYS)
-PROMPT_CODES = 150  # a voice of six seconds
+PROMPT_TOKENS = 150  # a voice of six seconds
 SETTLED_AFTER = 4  # chunks until a turn sees all it will ever see
 HEADER = (
     f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
@@ -91,24 +91,24 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in _names(text))
 
 
-class Bench:
+class VocoderBench:
     """One set of weights, in every precision and mode."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]):
         self.options, self.device = options, torch.device(options.device)
         self._began = time.monotonic()
-        self.clock = Clock(self.device)
+        self.clock = DeviceClock(self.device)
         torch.manual_seed(0)
         self.plain = self._plain_parts()
-        self.codes = torch.randint(
-            0, self.plain.flow.config.vocab_size, (64, self.plain.flow.encoder.lookahead + CHUNK_CODES)
+        self.speech_tokens = torch.randint(
+            0, self.plain.flow.config.vocab_size, (64, self.plain.flow.encoder.lookahead + CHUNK_TOKENS)
         ).tolist()
         self.waves: dict[str, Tensor] = {}
         self.result: dict[str, Any] = {
             "command": command,
             "environment": report.environment(self.device),
             "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
-            "prompt_codes": PROMPT_CODES,
+            "prompt_codes": PROMPT_TOKENS,
             "rows": [],
             "ceilings": {},
             "difference": {},
@@ -166,7 +166,7 @@ class Bench:
         vocoder.prepare(self._voice(vocoder, 0), n_steps)
         voice_s, _ = self.clock.seconds(lambda: vocoder.prepare(self._voice(vocoder, 1), n_steps))
         sessions = [vocoder.open(self._voice(vocoder, n), n_steps) for n in range(batch)]
-        chunks = [Chunk(session, self.codes[n]) for n, session in enumerate(sessions)]
+        chunks = [Chunk(session, self.speech_tokens[n]) for n, session in enumerate(sessions)]
         seconds, _ = self.clock.seconds(lambda: vocoder.speak(chunks))
         first_s = capture_s + seconds
         for _ in range(SETTLED_AFTER):
@@ -175,8 +175,8 @@ class Bench:
         self.clock.measure(lambda: vocoder.speak(chunks), lambda: None, 2)
         timing = self.clock.measure(lambda: vocoder.speak(chunks), lambda: None, self.options.repeats)
         parts = self._part_times(vocoder, chunks)
-        n_frames = FRAMES_PER_CODE * CHUNK_CODES
-        work = chunk_work(vocoder.parts, batch, n_steps, n_frames, FRAMES_PER_CODE * PROMPT_CODES + HISTORY_FRAMES)
+        n_frames = FRAMES_PER_TOKEN * CHUNK_TOKENS
+        work = chunk_work(vocoder.parts, batch, n_steps, n_frames, FRAMES_PER_TOKEN * PROMPT_TOKENS + HISTORY_FRAMES)
         floor_ms = work.floor_ms(ceilings, "bfloat16" if precision == "bfloat16" else "float32")
         kernels, busy_ms = self._kernels(lambda: vocoder.speak(chunks))
         now = compile_counters()
@@ -247,7 +247,7 @@ class Bench:
     def _stream(self, vocoder: Vocoder, session: int) -> Tensor:
         """Four seconds of one session from the start of a turn."""
         vocoder.begin_turn(session)
-        return torch.cat([vocoder.speak([Chunk(session, self.codes[n])])[0] for n in range(4)]).cpu()
+        return torch.cat([vocoder.speak([Chunk(session, self.speech_tokens[n])])[0] for n in range(4)]).cpu()
 
     def _differences(self) -> None:
         """How far each precision's sound is from float32's, as signal to noise and as distance of log-mels."""
@@ -288,17 +288,17 @@ class Bench:
         )
 
     def _vocoder(self, parts: FlowAndHift, batch: int, kernels: str) -> Vocoder:
-        frames = FRAMES_PER_CODE * PROMPT_CODES
-        columns = columns_for(frames, CHUNK_CODES)
+        frames = FRAMES_PER_TOKEN * PROMPT_TOKENS
+        columns = columns_for(frames, CHUNK_TOKENS)
         sizes = FlowSizes(
             n_sessions=batch,
             n_voices=2 * len(self.options.steps),
             max_steps=max(self.options.steps),
-            max_chunk=CHUNK_CODES,
+            max_chunk=CHUNK_TOKENS,
             max_prompt=frames,
             voice_frames=2 * len(self.options.steps) * frames,
         )
-        shapes = VocoderShapes(batch=(batch,), codes=(CHUNK_CODES,), columns=(columns,), prompt=(frames,))
+        shapes = VocoderShapes(batch=(batch,), speech_tokens=(CHUNK_TOKENS,), columns=(columns,), prompt=(frames,))
         return Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=self.options.steps, kernels=kernels)
 
     def _voice(self, vocoder: Vocoder, n: int) -> Voice:
@@ -306,8 +306,8 @@ class Bench:
         config = vocoder.parts.flow.config
         generator = torch.Generator().manual_seed(n % 2)
         return Voice(
-            torch.randint(0, config.vocab_size, (PROMPT_CODES,), generator=generator),
-            torch.randn(FRAMES_PER_CODE * PROMPT_CODES, config.n_mels, generator=generator),
+            torch.randint(0, config.vocab_size, (PROMPT_TOKENS,), generator=generator),
+            torch.randn(FRAMES_PER_TOKEN * PROMPT_TOKENS, config.n_mels, generator=generator),
             torch.randn(config.speaker_dim, generator=generator),
         )
 
@@ -333,7 +333,7 @@ def _precision(name: str) -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    Bench(parse(arguments), ["python", "-m", "benchmarks.token2wav", *arguments]).run()
+    VocoderBench(parse(arguments), ["python", "-m", "benchmarks.token2wav", *arguments]).run()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.timing import Ceilings
 from models.token2wav.hift.hift import Hift
-from models.token2wav.region_table import Parts
+from models.token2wav.region_table import VocoderParts
 from models.token2wav.vocode import TAIL_FRAMES
 
 # Per mel frame, how many columns each of HiFT's stages computes.
@@ -17,7 +17,7 @@ _STAGE_COLUMNS = (8, 40, 120)
 
 
 @dataclass(frozen=True)
-class Work:
+class ChunkWork:
     """Bytes of weights and of cached rows, and multiply-adds times two, for a whole batch."""
 
     weights: int
@@ -30,7 +30,7 @@ class Work:
         return 1e3 * max(copy_s, self.flops / ceilings.matmul[dtype])
 
 
-def chunk_work(parts: Parts, batch: int, n_steps: int, n_frames: int, n_seen: int) -> Work:
+def chunk_work(parts: VocoderParts, batch: int, n_steps: int, n_frames: int, n_seen: int) -> ChunkWork:
     """Work of one chunk of `n_frames` mel frames for `batch` sessions that see `n_seen` frames before it."""
     flow, hift = parts.flow, parts.hift
     dit, encoder = flow.decoder.estimator, flow.encoder
@@ -48,7 +48,7 @@ def chunk_work(parts: Parts, batch: int, n_steps: int, n_frames: int, n_seen: in
     code_rate = _numel(encoder.encoders, "linear_pos") + _numel(encoder.pre_lookahead_layer) + _numel(encoder.embed)
     mel_rate = encoder_weights - code_rate
     flops = batch * (dit_flops + 2 * (code_rate * n_frames // 2 + mel_rate * n_frames))
-    return Work(weights, rows, flops + batch * hift_flops(hift, n_frames + TAIL_FRAMES))
+    return ChunkWork(weights, rows, flops + batch * hift_flops(hift, n_frames + TAIL_FRAMES))
 
 
 def hift_flops(hift: Hift, n_frames: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
-from benchmarks.worker.process import ROOT, Conversation, Script, WorkerProcess, converse
+from benchmarks.worker.process import ROOT, ClientRun, ClientScript, WorkerProcess, converse
 from worker.protocol.messages import Spec
 
 STATES = ("LOADING", "COMPILING", "WARMING_UP", "IDLE", "BUSY")
@@ -105,7 +105,7 @@ def _look(state: str, ms: dict[str, float]) -> str:
 
 def _conversations(options: argparse.Namespace, worker: WorkerProcess, result: dict[str, Any]) -> None:
     spec = Spec(sound_in=options.sound, sound_out=options.sound)
-    script = Script.of(options.video, options.units, spec, {"force_listen_count": 0})
+    script = ClientScript.of(options.video, options.units, spec, {"force_listen_count": 0})
     columns = f"{'sessions':8}{'decision':>10}{'units':>7}{'reply p50':>11}{'p95':>8}{'p99':>8}"
     print(f"{columns}{'first sound p95':>17}{'late':>6}  (ms)")
     for n_sessions in options.sessions:
@@ -139,7 +139,7 @@ def _unload(worker: WorkerProcess) -> dict[str, Any]:
     return {"seconds": seconds, **memory}
 
 
-def _row(n_sessions: int, decision: str, talks: list[Conversation]) -> dict[str, Any] | None:
+def _row(n_sessions: int, decision: str, talks: list[ClientRun]) -> dict[str, Any] | None:
     pairs = [
         (ms, one)
         for talk in talks

@@ -111,7 +111,7 @@ class WorkerProcess:
 
 
 @dataclass
-class Conversation:
+class ClientRun:
     """What one client saw. replies_ms: from sending a chunk to its result. Results without their sound."""
 
     replies_ms: list[float] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Script:
+class ClientScript:
     """What clients send: seconds of sound and encoded pictures, over and over. spec: how sound travels."""
 
     sounds: list[np.ndarray]
@@ -129,7 +129,7 @@ class Script:
     config: dict[str, Any]
 
     @classmethod
-    def of(cls, video: Path, n_units: int, spec: Spec, config: dict[str, Any]) -> "Script":
+    def of(cls, video: Path, n_units: int, spec: Spec, config: dict[str, Any]) -> "ClientScript":
         """The units of a media file."""
         sounds, pictures = [], []
         for unit in read_units(video):
@@ -146,18 +146,18 @@ class Script:
         return write(AudioChunk(audio_base64=self.sounds[index], frame_base64_list=[self.pictures[index]]), self.spec)
 
 
-def converse(worker: WorkerProcess, script: Script, n_sessions: int) -> list[Conversation]:
+def converse(worker: WorkerProcess, script: ClientScript, n_sessions: int) -> list[ClientRun]:
     """So many clients at once, each sends a unit every second; their seconds begin at different moments."""
     return asyncio.run(_converse(f"ws://{worker.host}:{worker.port}/ws/duplex", script, n_sessions))
 
 
-async def _converse(url: str, script: Script, n_sessions: int) -> list[Conversation]:
+async def _converse(url: str, script: ClientScript, n_sessions: int) -> list[ClientRun]:
     together = asyncio.Barrier(n_sessions)
     return await asyncio.gather(*(_talk(url, script, k, n_sessions, together) for k in range(n_sessions)))
 
 
-async def _talk(url: str, script: Script, number: int, n_sessions: int, together: asyncio.Barrier) -> Conversation:
-    talk, sent = Conversation(), []
+async def _talk(url: str, script: ClientScript, number: int, n_sessions: int, together: asyncio.Barrier) -> ClientRun:
+    talk, sent = ClientRun(), []
     async with websockets.connect(f"{url}?session_id=bench_{number}", max_size=MAX_FRAME, compression=None) as socket:
 
         async def receive(kind: type) -> Any:

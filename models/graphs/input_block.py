@@ -24,7 +24,7 @@ _TYPES = {
 }
 
 
-class Block:
+class InputBlock:
     """Bytes on a device, cut into tensors, and memory to write them from.
 
     tensors: like those given, in order; each begins at a multiple of 16 bytes.
@@ -80,7 +80,7 @@ class StaticInputs:
         self._name = name
         self._is_small = [tensor.dtype in SMALL for tensor in example]
         small = [tensor for tensor in example if tensor.dtype in SMALL]
-        self._block = Block(small, small[0].device) if small else None
+        self._block = InputBlock(small, small[0].device) if small else None
         cut = iter(self._block.tensors if self._block is not None else ())
         self.tensors = [next(cut).copy_(one) if one.dtype in SMALL else one for one in example]
         self._shapes = [tensor.shape for tensor in example]
@@ -127,7 +127,7 @@ def sent(device: torch.device, given: Sequence[Input]) -> Sequence[Tensor]:
         return given
     tensors = [torch.from_numpy(array) for array in arrays]
     if device.type == "cuda":
-        block = Block(tensors, device, n_ahead=1)
+        block = InputBlock(tensors, device, n_ahead=1)
         block.write(arrays)
         tensors = block.tensors
     there = iter(tensors)

@@ -73,7 +73,7 @@ class Region:
                 yield bucket
 
 
-class Piece:
+class SharedPiece:
     """A plain function inside regions that compiles by itself where layers do: `table.compile(by_layer=True)`."""
 
     def __init__(self, function: Callable[..., Any]):
@@ -112,7 +112,7 @@ class RegionTable:
         root: nn.Module,
         table: Iterable[Region],
         shapes: ShapeTable,
-        pieces: dict[str, Piece] | None = None,
+        pieces: dict[str, SharedPiece] | None = None,
         *,
         device: torch.device = CPU,
     ):

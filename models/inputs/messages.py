@@ -18,14 +18,14 @@ Part = str | Image.Image | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class ChatMessage:
     """One turn. parts: text, images and sound (mono float samples at 16 kHz, [n]) in the order they are said."""
 
     role: Role
     parts: tuple[Part, ...]
 
 
-def parse_messages(messages: object) -> tuple[Message, ...]:
+def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
     """Check a conversation: a non-empty list of `{"role": ..., "content": text, or list of parts}`.
 
     Raises: MessageError naming the message and part that is wrong.
@@ -43,8 +43,8 @@ def check_role(what: str, role: object) -> Role:
     return role
 
 
-def _message(what: str, message: object) -> Message:
-    if isinstance(message, Message):
+def _message(what: str, message: object) -> ChatMessage:
+    if isinstance(message, ChatMessage):
         message = {"role": message.role, "content": message.parts}
     if not isinstance(message, Mapping):
         raise MessageError(what, expected="an object with role and content", got=type(message).__name__)
@@ -58,7 +58,7 @@ def _message(what: str, message: object) -> Message:
         raise MessageError(f"{what}.content", expected="text, an image or sound", got="nothing")
     for i, part in enumerate(parts):
         _check_part(f"{what}.content[{i}]", part)
-    return Message(role, parts)
+    return ChatMessage(role, parts)
 
 
 def _check_part(what: str, part: object) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from models.checkpoint.config import PreprocessorConfig
 from models.errors import MessageError, SettingsError
 from models.inputs.image import SlicePlan, plan
-from models.inputs.messages import Message, check_role, parse_messages
+from models.inputs.messages import ChatMessage, check_role, parse_messages
 from models.inputs.tokens import Tokenizer
 
 UNK, IMAGE, SLICE, IMAGE_ID, AUDIO = "<unk>", "<image>", "<slice>", "<image_id>", "<|audio_start|>"
@@ -127,7 +127,7 @@ def build_prompt(
 
 
 def build_segment(
-    message: Message,
+    message: ChatMessage,
     tokenizer: Tokenizer,
     settings: PreprocessorConfig,
     audio_groups: AudioGroups,
@@ -225,7 +225,7 @@ class _Writer:
         self.images: list[tuple[Image.Image, SlicePlan]] = []
         self.audios: list[tuple[list[np.ndarray], list[int]]] = []  # per message: sounds, rows of placeholders
 
-    def content(self, message: Message) -> str:
+    def content(self, message: ChatMessage) -> str:
         waves, groups, texts = [], [], []
         for part in message.parts:
             if isinstance(part, np.ndarray):

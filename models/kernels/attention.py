@@ -23,7 +23,7 @@ JOINED_AT_ONCE = 16  # parts that one tile of the joining kernel holds
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, because inf - inf is NaN
 
 
-class Tiles(NamedTuple):
+class AttentionTiles(NamedTuple):
     """How one launch is laid out."""
 
     queries: int  # rows of queries in a tile, at least 16
@@ -33,21 +33,21 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def attention_tiles(n_rows: int, n_bytes: int) -> Tiles:
+def attention_tiles(n_rows: int, n_bytes: int) -> AttentionTiles:
     """The layout for `n_rows` rows of queries (T times the heads of a group) and keys of `n_bytes` a number.
 
     It goes by the number of queries alone: a layout chosen by batch or context would change a session's bits with its
     neighbours. Measured on one H200 at the released sizes.
     """
     if n_bytes > 2:
-        return Tiles(16, 32, 128 if n_rows <= 128 else 1024, 8, 2)
+        return AttentionTiles(16, 32, 128 if n_rows <= 128 else 1024, 8, 2)
     if n_rows <= 32:
-        return Tiles(16, 64, 256, 4, 3)
+        return AttentionTiles(16, 64, 256, 4, 3)
     if n_rows <= 128:
-        return Tiles(64, 64, 256, 4, 3)
+        return AttentionTiles(64, 64, 256, 4, 3)
     if n_rows <= 1024:
-        return Tiles(64, 64, 512, 4, 3)
-    return Tiles(64, 64, 0, 4, 3)
+        return AttentionTiles(64, 64, 512, 4, 3)
+    return AttentionTiles(64, 64, 0, 4, 3)
 
 
 @triton.jit
@@ -228,7 +228,14 @@ def slot_attention(
 
 
 def attend_tiled(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None, first: Tensor | None, last: Tensor, most: int, tiles: Tiles
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor | None,
+    first: Tensor | None,
+    last: Tensor,
+    most: int,
+    tiles: AttentionTiles,
 ) -> Tensor:
     """`slot_attention` in a given layout."""
     (B, T, H, D), KV = q.shape, k.shape[1]

@@ -1,6 +1,6 @@
 """One kernel that draws a speech code for each slot: penalties, top-p, top-k, random number, draw, bookkeeping.
 
-Computes what `models.layers.speech_loop.draw_codes` computes; exponentials, and powers of the penalty, may differ in their last
+Computes what `models.layers.speech_loop.draw_speech_tokens` computes; exponentials, and powers of the penalty, may differ in their last
 bits. Knows pointers and one row of logits a program. Does not know the model. Import only where Triton is.
 """
 
@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from models.kernels.draws import LOWEST, N_ROUNDS, NO_KEY, fixed_point, ordered, sort_key, uniform
-from models.layers.speech_loop import CODES_PER_CALL, SpeechState
-from models.sampling.rng import N_STREAMS, STREAM_CODE, WEIGHT_ONE
-from models.sampling.speech_tokens import PENALTY_WINDOW
+from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL, SpeechState
+from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
+from models.sampling.speech import PENALTY_WINDOW
 
 WARPS = 16
 ID_BITS = 16  # of a sort key; no vocabulary of codes is larger
@@ -58,8 +58,8 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
 
 @triton.jit
 def _draw_kernel(
-    logits, slots, active, history, count, step, min_codes, seed, draws, eos_id, greedy, temperature, penalty, top_p,
-    top_k, min_keep, codes, newest, limit, done, bad, drawn, V,
+    logits, slots, active, history, count, step, min_speech_tokens, seed, draws, eos_id, greedy, temperature, penalty, top_p,
+    top_k, min_keep, speech_tokens, newest, limit, done, bad, drawn, V,
     WINDOW: tl.constexpr, MOST: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr,
     ONE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +83,7 @@ def _draw_kernel(
     kept = inside
     if (n_held > 0) & ((p < 1.0) | (k != 0)):
         kept &= _kept_from(scores, column, inside, p, k, least, ONE, BITS)
-    too_early = n_step < tl.load(min_codes + slot)
+    too_early = n_step < tl.load(min_speech_tokens + slot)
     scores = tl.where(kept & ~((column == end) & too_early), scores, float("-inf"))
 
     highest, peak = tl.max(given, 0), tl.max(scores, 0)
@@ -104,24 +104,24 @@ def _draw_kernel(
     tl.store(count + slot, n_held + 1, mask=remembered)
     tl.store(step + slot, n_step + 1, mask=counts)
     tl.store(draws + slot, tl.load(draws + slot) + 1, mask=counts)
-    tl.store(codes + slot * MOST + tl.minimum(n_step, MOST - 1), code, mask=counts)
+    tl.store(speech_tokens + slot * MOST + tl.minimum(n_step, MOST - 1), code, mask=counts)
     tl.store(newest + slot, code, mask=counts)
     tl.store(bad + slot, 1, mask=is_active & ~usable)
     over = ~usable | (code == end) | (n_step + 1 >= tl.load(limit + slot))
     tl.store(done + slot, over.to(tl.int8), mask=is_active)
 
 
-def draw_codes(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
-    """Shapes and effects as `models.layers.speech_loop.draw_codes`."""
+def draw_speech_tokens(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
+    """Shapes and effects as `models.layers.speech_loop.draw_speech_tokens`."""
     sampler, (B, V) = state.sampler, logits.shape
     drawn = torch.empty_like(slots)
     flags = (tensor.view(torch.int8) for tensor in (active, sampler.greedy, state.done, state.bad))
     is_active, greedy, done, bad = flags
     _draw_kernel[(B,)](
-        logits, slots, is_active, sampler.history, sampler.count, sampler.step, sampler.min_codes, sampler.seed,
+        logits, slots, is_active, sampler.history, sampler.count, sampler.step, sampler.min_speech_tokens, sampler.seed,
         sampler.draws, sampler.eos_id, greedy, sampler.temperature, sampler.repetition_penalty, sampler.top_p,
-        sampler.top_k, sampler.min_keep, state.codes, state.newest, state.limit, done, bad, drawn, V,
-        WINDOW=PENALTY_WINDOW, MOST=CODES_PER_CALL, STREAMS=N_STREAMS, STREAM=STREAM_CODE, ROUNDS=N_ROUNDS,
+        sampler.top_k, sampler.min_keep, state.speech_tokens, state.newest, state.limit, done, bad, drawn, V,
+        WINDOW=PENALTY_WINDOW, MOST=SPEECH_TOKENS_PER_CALL, STREAMS=N_STREAMS, STREAM=STREAM_SPEECH, ROUNDS=N_ROUNDS,
         ONE=float(WEIGHT_ONE), BITS=ID_BITS, BLOCK=triton.next_power_of_2(V), num_warps=WARPS,
     )  # fmt: skip
     return drawn

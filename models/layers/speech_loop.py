@@ -14,11 +14,11 @@ from torch import Tensor
 
 from models.layers.kv_cache import KVCache
 from models.layers.tts import TTS
-from models.sampling.speech_tokens import CodeSamplerState, sample_codes
+from models.sampling.speech import SpeechSamplerState, sample_speech_tokens
 
-Drawer = Callable[..., Tensor]  # `draw_codes`, or the same compiled by itself
+Drawer = Callable[..., Tensor]  # `draw_speech_tokens`, or the same compiled by itself
 
-CODES_PER_CALL = 2048  # most codes one call may draw (82 s of speech)
+SPEECH_TOKENS_PER_CALL = 2048  # most codes one call may draw (82 s of speech)
 
 
 @dataclass
@@ -35,8 +35,8 @@ class SpeechState:
     """
 
     cache: KVCache
-    sampler: CodeSamplerState
-    codes: Tensor
+    sampler: SpeechSamplerState
+    speech_tokens: Tensor
     newest: Tensor
     limit: Tensor
     done: Tensor
@@ -47,8 +47,8 @@ class SpeechState:
         device, rows = cache.lengths.device, cache.n_slots + 1
         return cls(
             cache=cache,
-            sampler=CodeSamplerState.allocate(cache.n_slots, device=device),
-            codes=torch.zeros(rows, CODES_PER_CALL, dtype=torch.int64, device=device),
+            sampler=SpeechSamplerState.allocate(cache.n_slots, device=device),
+            speech_tokens=torch.zeros(rows, SPEECH_TOKENS_PER_CALL, dtype=torch.int64, device=device),
             newest=torch.zeros(rows, dtype=torch.int64, device=device),
             limit=torch.zeros(rows, dtype=torch.int64, device=device),
             done=torch.ones(rows, dtype=torch.bool, device=device),
@@ -58,7 +58,7 @@ class SpeechState:
     def reset(self, slots: Tensor) -> None:
         self.cache.reset(slots)
         self.sampler.reset(slots)
-        for tensor in (self.codes, self.newest, self.limit):
+        for tensor in (self.speech_tokens, self.newest, self.limit):
             tensor.index_fill_(0, slots, 0)
         self.done.index_fill_(0, slots, True)
         self.bad.index_fill_(0, slots, False)
@@ -70,7 +70,7 @@ def begin(
     slots: Tensor,
     rows: Tensor,
     n_rows: Tensor,
-    min_codes: Tensor,
+    min_speech_tokens: Tensor,
     limit: Tensor,
     kv_len: int,
     draw: Drawer | None = None,
@@ -80,30 +80,30 @@ def begin(
     Args:
         rows: [B, T, D], n_rows [B] of them valid; 0 for a slot that sits out, whose own call is not disturbed.
         min_codes: [B] the end code is out of reach before this many. limit: [B] most codes to draw.
-        draw: what takes the place of `draw_codes`.
+        draw: what takes the place of `draw_speech_tokens`.
     Returns: [B] int64 codes drawn; the end code for a slot that sits out.
     """
     logits = tts.prefill(rows, state.cache, slots, n_rows, kv_len)
     active = n_rows > 0
-    state.sampler.begin_call(slots, min_codes, active)
+    state.sampler.begin_call(slots, min_speech_tokens, active)
     state.limit.index_copy_(0, slots, torch.where(active, limit, state.limit[slots]))
     state.bad.index_copy_(0, slots, state.bad[slots] & ~active)
-    return (tts.draw or draw or draw_codes)(state, slots, logits, active)
+    return (tts.draw or draw or draw_speech_tokens)(state, slots, logits, active)
 
 
 def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int, draw: Drawer | None = None) -> Tensor:
     """Feed the newest code of each slot [B] that is not done and draw the next. Returns: [B] int64 codes drawn."""
     active = ~state.done[slots]
     logits = tts.decode(state.newest[slots], state.cache, slots, active, kv_len)
-    return (tts.draw or draw or draw_codes)(state, slots, logits, active)
+    return (tts.draw or draw or draw_speech_tokens)(state, slots, logits, active)
 
 
-def draw_codes(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
+def draw_speech_tokens(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
     """Choose a code for each active slot from logits [B, codes] and count it in its call. Returns: [B] int64."""
-    place = state.sampler.step[slots].clamp(max=CODES_PER_CALL - 1)
-    drawn, bad, _ = sample_codes(logits, slots, active, state.sampler)
+    place = state.sampler.step[slots].clamp(max=SPEECH_TOKENS_PER_CALL - 1)
+    drawn, bad, _ = sample_speech_tokens(logits, slots, active, state.sampler)
     kept = active & ~bad
-    state.codes[slots, place] = torch.where(kept, drawn, state.codes[slots, place])
+    state.speech_tokens[slots, place] = torch.where(kept, drawn, state.speech_tokens[slots, place])
     state.newest.index_copy_(0, slots, torch.where(kept, drawn, state.newest[slots]))
     ended = drawn == state.sampler.eos_id[slots]
     state.bad.index_copy_(0, slots, state.bad[slots] | bad)

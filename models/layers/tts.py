@@ -1,6 +1,6 @@
 """Speech-code model `tts` (Llama shape): text tokens and their LLM states in, code logits out, over slots.
 
-Knows conditioning rows, its cache and the folded head. Does not know how codes are chosen (`code_sampling`)
+Knows conditioning rows, its cache and the folded head. Does not know how codes are chosen (`speech_sampling`)
 nor when a unit or turn ends (`speech`).
 """
 
@@ -66,7 +66,7 @@ class TTS(nn.Module):
         self.table: Callable[..., Tensor] | None = (
             None  # what takes the place of `emb_text`: `host_table.PinnedEmbedding`
         )
-        self.draw: Callable[..., Tensor] | None = None  # what takes the place of `speech.draw_codes`
+        self.draw: Callable[..., Tensor] | None = None  # what takes the place of `speech.draw_speech_tokens`
 
     def text_rows(self, ids: Tensor, hidden: Tensor, normalize: bool) -> Tensor:
         """One row per spoken text token: its embedding plus its projected LLM state.
@@ -109,9 +109,9 @@ class TTS(nn.Module):
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
         return self._logits(hidden.gather(1, last)[:, 0])
 
-    def decode(self, codes: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int) -> Tensor:
+    def decode(self, speech_tokens: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int) -> Tensor:
         """Feed one code [B] per slot; slots that are not active keep their cache. Returns: [B, codes] float32."""
-        rows = self.emb_code[0](codes[:, None])  # a view of a tensor would be compiled for once more
+        rows = self.emb_code[0](speech_tokens[:, None])  # a view of a tensor would be compiled for once more
         return self._logits(self.model(rows, cache, slots, active.long(), kv_len)[:, 0])
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 # One number per draw and stream; two questions asked in the same step must use different streams.
 STREAM_STOP_PROBE = 0
 STREAM_TEXT = 1
-STREAM_CODE = 2
+STREAM_SPEECH = 2
 N_STREAMS = 8
 
 WEIGHT_ONE = 2**40  # weight of the likeliest entry; 2**22 such entries still sum without overflow

@@ -60,7 +60,7 @@ class TextSampling:
 
 
 @dataclass(frozen=True)
-class CodeSampling:
+class SpeechSampling:
     """Settings of one slot's speech-code sampler.
 
     repetition_penalty: MIN_FACTOR to MAX_FACTOR, raised to the number of times a code occurs in the recent codes.
@@ -127,5 +127,5 @@ HALF_DUPLEX_TEXT = TextSampling(
 DUPLEX_TEXT = TextSampling(
     temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05, length_penalty=1.1, stop_probe=True
 )
-TURN_CODES = CodeSampling()
-DUPLEX_CODES = CodeSampling(top_p=1.0, top_k=0, history_per_call=True)
+TURN_SPEECH = SpeechSampling()
+DUPLEX_SPEECH = SpeechSampling(top_p=1.0, top_k=0, history_per_call=True)

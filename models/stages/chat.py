@@ -28,7 +28,7 @@ Compat = Literal["reference", "fixed"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ReplyPiece:
     """One generated token. id: the token. text: what it completes; empty in the middle of a character."""
 
     id: int
@@ -36,7 +36,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatReply:
     """A whole answer. ids: all generated tokens, a stop token included. text: without special tokens."""
 
     ids: list[int]
@@ -115,7 +115,7 @@ class Chat:
         max_new_tokens: int = MAX_NEW_TOKENS,
         stop_ids: Collection[int] | None = None,
         compat: Compat = "fixed",
-    ) -> Iterator[Piece]:
+    ) -> Iterator[ReplyPiece]:
         """Generate token by token; the slot is given back when the iterator ends or is closed.
 
         stop_ids: tokens that end the answer (default: end of message, of text, of speech); the stop token is
@@ -149,7 +149,7 @@ class Chat:
 
     def _generate(
         self, rows: Rows, sampling: TextSampling, seed: int, limit: int, stop_ids: frozenset[int]
-    ) -> Iterator[Piece]:
+    ) -> Iterator[ReplyPiece]:
         runner, text = self.runner, TextStream(self.tokenizer)
         with runner.lease() as slot:
             runner.configure_text(slot, sampling, seed)
@@ -162,9 +162,9 @@ class Chat:
                 stopped = token in stop_ids
                 piece = "" if stopped else text.push([token])
                 if stopped or n == limit:
-                    yield Piece(token, piece + text.flush())
+                    yield ReplyPiece(token, piece + text.flush())
                     return
-                yield Piece(token, piece)
+                yield ReplyPiece(token, piece)
                 _, logits = runner.decode([slot], [token])
 
     def reply(
@@ -174,12 +174,12 @@ class Chat:
         *,
         stop_ids: Collection[int] | None = None,
         **settings: object,
-    ) -> Answer:
+    ) -> ChatReply:
         """The whole answer; arguments and errors as `stream`."""
         stops = self._stops(stop_ids)
         pieces = list(self.stream(messages, options, stop_ids=stops, **settings))
         ids = [piece.id for piece in pieces]
-        return Answer(ids, "".join(piece.text for piece in pieces), "stop" if ids[-1] in stops else "length")
+        return ChatReply(ids, "".join(piece.text for piece in pieces), "stop" if ids[-1] in stops else "length")
 
 
 def greedy(sampling: TextSampling = CHAT_TEXT) -> TextSampling:

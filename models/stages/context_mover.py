@@ -76,7 +76,7 @@ class ContextMover:
         Raises: ContextOverflowError if it does not fit, before anything is moved.
         """
         runner, cache, one = self._runner, self._cache, self._one(slot)
-        total, by = runner.llm_rows(slot), prefix + len(ids) - first_kept
+        total, by = runner.context_len(slot), prefix + len(ids) - first_kept
         runner.check_room(slot, by)
         frequencies, held = runner.model.llm.model.frequencies, slot in self._held
         first, places = torch.full_like(one, first_kept), torch.full_like(one, by)
@@ -86,10 +86,10 @@ class ContextMover:
             self._bring_up(slot, -by)
         # Rows behind the place that is fed exist, but a query sees only what lies before it.
         cache.set_length(one, torch.full_like(one, prefix))
-        runner.set_llm_rows(slot, prefix)
+        runner.set_context_len(slot, prefix)
         self._feed(slot, Rows.mixed(ids, []))
         cache.set_length(one, torch.full_like(one, total + by))
-        runner.set_llm_rows(slot, total + by)
+        runner.set_context_len(slot, total + by)
 
     def _bring_up(self, slot: int, by: int) -> None:
         """Turn what is held by that many positions more; turn everything back if that is too far."""

@@ -15,7 +15,7 @@ from models.checkpoint.config import OmniConfig, PreprocessorConfig
 from models.errors import MessageError
 from models.inputs.audio import frame_count, placeholder_groups, token_count, validate_audio
 from models.inputs.image import ImagePatches, image_patches
-from models.inputs.messages import Message
+from models.inputs.messages import ChatMessage
 from models.inputs.prompts import Bound, PlacedAudio, Prompt, PromptOptions, build_prompt, build_segment
 from models.inputs.tokens import Tokenizer
 from models.stages.runner import Rows, Runner
@@ -82,7 +82,7 @@ class MessageReader:
         """
         return self._checked(build_prompt(messages, self._tokenizer, self._settings, placeholder_groups, options))
 
-    def read_segment(self, message: Message, options: PromptOptions) -> Prompt:
+    def read_segment(self, message: ChatMessage, options: PromptOptions) -> Prompt:
         """The same for one message's bare content, without the template."""
         return self._checked(build_segment(message, self._tokenizer, self._settings, placeholder_groups, options))
 

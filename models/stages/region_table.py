@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from models.graphs.region_graphs import Bucket, Piece, Region, RegionTable, ShapeTable
+from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable, SharedPiece
 from models.inputs.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
 from models.layers import speech_loop as speech
 from models.layers.apm import UNIT_ROWS, AudioLayer
@@ -66,7 +66,7 @@ class Regions(RegionTable):
 
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
         # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
-        pieces = {"choose": Piece(stages.choose), "draw": Piece(speech.draw_codes)}
+        pieces = {"choose": SharedPiece(stages.choose), "draw": SharedPiece(speech.draw_speech_tokens)}
         table = _table(model, state, log_mel, sets, shapes, pieces)
         super().__init__(model, table, shapes, pieces, device=model.device)
         self.model, self.state = model, state
@@ -90,7 +90,7 @@ def _is_among(least: int, most: int, bucket: Bucket) -> bool:
 
 
 def _table(
-    model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes, pieces: dict[str, Piece]
+    model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes, pieces: dict[str, SharedPiece]
 ) -> Iterator[Region]:
     """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
     config, device = model.config, model.device

@@ -184,12 +184,12 @@ def speech_begin(
     slots: Tensor,
     rows: Tensor,
     n_rows: Tensor,
-    min_codes: Tensor,
+    min_speech_tokens: Tensor,
     limit: Tensor,
     kv_len: int,
 ) -> Tensor:
     """Feed conditioning rows and draw each slot's first code [B]; shapes as `speech.begin`."""
-    return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_codes, limit, kv_len, draw)
+    return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_speech_tokens, limit, kv_len, draw)
 
 
 def speech_step(

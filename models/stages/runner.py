@@ -54,7 +54,7 @@ class Rows:
         table = torch.from_numpy(np.array(ids, np.int64))
         if not media:
             return cls(table)
-        in_order = [rows for _, rows in sorted(media, key=lambda stretch: stretch[0])]
+        in_order = [rows for _, rows in sorted(media, key=lambda span: span[0])]
         return cls(table, torch.cat(in_order), torch.from_numpy(is_row))
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Rows:
         return Rows(self.ids[start:end], self.media[first:last], self.is_row[start:end])
 
 
-def check_stretch(what: str, held: int, first: int, count: int) -> None:
+def check_span(what: str, held: int, first: int, count: int) -> None:
     """Raises: ContextOverflowError unless rows [first, first + count) are among the `held` ones."""
     if first < 0 or count < 0 or first + count > held:
         raise ContextOverflowError(what, expected=f"rows inside 0..{held}", got=f"{first}..{first + count}")
@@ -107,7 +107,7 @@ class Runner:
         self.use_shapes(shapes or Shapes())
         self.pool = SlotPool(self.state)
         # Host mirrors of the caches' lengths, so that choosing a bucket needs no sync.
-        self._llm_rows = [0] * n_slots
+        self._context_len = [0] * n_slots
         self.speech_rows = [0] * n_slots
 
     def use_shapes(self, shapes: Shapes) -> None:
@@ -141,22 +141,22 @@ class Runner:
         self.check_text(sampling, seed)
         self.state.text.configure(slot, sampling, seed)
 
-    def llm_rows(self, slot: int) -> int:
+    def context_len(self, slot: int) -> int:
         """Context rows the slot holds."""
-        return self._llm_rows[slot]
+        return self._context_len[slot]
 
-    def set_llm_rows(self, slot: int, n_rows: int) -> None:
+    def set_context_len(self, slot: int, n_rows: int) -> None:
         """Tell the runner what the slot holds after something else has changed it."""
-        self._llm_rows[slot] = n_rows
+        self._context_len[slot] = n_rows
 
-    def add_llm_rows(self, slots: Sequence[int], n_rows: int) -> None:
+    def add_context_len(self, slots: Sequence[int], n_rows: int) -> None:
         """Each of these slots has been fed so many rows."""
         for slot in slots:
-            self._llm_rows[slot] += n_rows
+            self._context_len[slot] += n_rows
 
     def forget_rows(self, slot: int) -> None:
         """The slot has been emptied."""
-        self._llm_rows[slot] = self.speech_rows[slot] = 0
+        self._context_len[slot] = self.speech_rows[slot] = 0
 
     def tensor(self, values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
         """A short host list as a device tensor of `size`, padded with `fill`."""
@@ -186,7 +186,7 @@ class Runner:
 
     def check_room(self, slot: int, n_rows: int) -> None:
         """Raises: ContextOverflowError if `n_rows` more do not fit the slot's context."""
-        total = self._llm_rows[slot] + n_rows
+        total = self._context_len[slot] + n_rows
         if total > self.llm_len:
             raise ContextOverflowError(
                 f"context of slot {slot}", expected=f"at most {self.llm_len} rows", got=f"{total} rows"
@@ -267,15 +267,15 @@ class Runner:
         Raises: SlotError, ShapeError or ContextOverflowError before anything is fed.
         """
         self.check_slots(slots, stretches)
-        for slot, stretch in zip(slots, stretches, strict=True):
-            if len(stretch) == 0:
+        for slot, span in zip(slots, stretches, strict=True):
+            if len(span) == 0:
                 raise ShapeError(f"feed to slot {slot}", expected="at least one row", got="none")
-            self.check_room(slot, len(stretch))
+            self.check_room(slot, len(span))
         hidden: list[list[Tensor]] = [[] for _ in slots]
         logits: list[Tensor | None] = [None] * len(slots)
         most = self.shapes.rows[-1]
         for start in range(0, max(map(len, stretches)), most):
-            live = [i for i, stretch in enumerate(stretches) if len(stretch) > start]
+            live = [i for i, span in enumerate(stretches) if len(span) > start]
             states, last = self._feed_piece(
                 [slots[i] for i in live], [stretches[i].cut(start, start + most) for i in live]
             )
@@ -288,7 +288,7 @@ class Runner:
         inputs, kv_len = self.prefill_inputs("llm_prefill", slots, pieces)
         hidden, logits = self.regions("llm_prefill", *inputs, kv_len=kv_len)
         for slot, piece in zip(slots, pieces, strict=True):
-            self._llm_rows[slot] += len(piece)
+            self._context_len[slot] += len(piece)
         return [hidden[row, : len(piece)] for row, piece in enumerate(pieces)], logits[: len(slots)]
 
     def prefill_inputs(
@@ -314,7 +314,7 @@ class Runner:
 
     def kv_len(self, region: str, slots: Sequence[int], n_new: int) -> int:
         """Context bucket for feeding `n_new` rows to the longest of `slots`. Raises: ShapeError."""
-        longest = max(self._llm_rows[slot] for slot in slots) + n_new
+        longest = max(self._context_len[slot] for slot in slots) + n_new
         return self.shapes.fit(region, "kv", min(longest, self.llm_len))
 
     def decode(self, slots: Sequence[int], ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -324,7 +324,7 @@ class Runner:
             self.check_room(slot, 1)
         _, *inputs = self.batch("llm_decode", slots, (ids, 0), ([True] * len(slots), False))
         hidden, logits = self.regions("llm_decode", *inputs, kv_len=self.kv_len("llm_decode", slots, 1))
-        self.add_llm_rows(slots, 1)
+        self.add_context_len(slots, 1)
         return hidden[: len(slots)], logits[: len(slots)]
 
     def sample(self, slots: Sequence[int], logits: Tensor) -> Sampled:
@@ -342,8 +342,8 @@ class Runner:
         """
         self.check_slots(slots, keep, drop)
         for slot, first, count in zip(slots, keep, drop, strict=True):
-            check_stretch(f"evict from slot {slot}", self._llm_rows[slot], first, count)
+            check_span(f"evict from slot {slot}", self._context_len[slot], first, count)
         _, *inputs = self.batch("llm_evict", slots, (keep, 0), (drop, 0))
         self.regions("llm_evict", *inputs, turn=turn)
         for slot, count in zip(slots, drop, strict=True):
-            self._llm_rows[slot] -= count
+            self._context_len[slot] -= count

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
 from models.graphs.streams import AsyncHostCopy, SideStream
-from models.layers.speech_loop import CODES_PER_CALL
-from models.sampling.settings import CodeSampling, check_number
+from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL
+from models.sampling.settings import SpeechSampling, check_number
 from models.stages.region_table import SPEECH_STEPS
-from models.stages.runner import Runner, check_stretch
+from models.stages.runner import Runner, check_span
 
-CODES_PER_SECOND = 25
-CHAT_MIN_CODES = 50
+SPEECH_TOKENS_PER_SECOND = 25
+CHAT_MIN_SPEECH_TOKENS = 50
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Call:
     after them, so the slot's turn is over.
     """
 
-    codes: list[int]
+    speech_tokens: list[int]
     ended: bool
     bad: bool
 
     def without_last(self) -> "Call":
         """The same without the last ordinary code if the call ran into its limit: that code was never fed."""
-        return self if self.ended or self.bad else replace(self, codes=self.codes[:-1])
+        return self if self.ended or self.bad else replace(self, speech_tokens=self.speech_tokens[:-1])
 
 
 @dataclass(frozen=True)
-class Look:
+class Poll:
     """A call seen while it runs. codes: ordinary codes so far. over: no more will come. ended, bad: as `Call`."""
 
-    codes: list[int]
+    speech_tokens: list[int]
     over: bool
     ended: bool
     bad: bool
@@ -75,14 +75,14 @@ class Readback:
         """Whether `take` would not wait."""
         return self._arrival.is_here
 
-    def take(self) -> list[Look]:
+    def take(self) -> list[Poll]:
         """Waited for: the one sync of all that was drawn until then."""
-        looks = []
-        for n_drawn, eos, over, bad, *codes in self._arrival.take().tolist():
-            codes = codes[:n_drawn]
-            ended = bool(codes) and codes[-1] == eos
-            looks.append(Look(codes[: len(codes) - ended], bool(over), ended, bool(bad)))
-        return looks
+        polls = []
+        for n_drawn, eos, over, bad, *speech_tokens in self._arrival.take().tolist():
+            speech_tokens = speech_tokens[:n_drawn]
+            ended = bool(speech_tokens) and speech_tokens[-1] == eos
+            polls.append(Poll(speech_tokens[: len(speech_tokens) - ended], bool(over), ended, bool(bad)))
+        return polls
 
 
 class Speaker:
@@ -108,7 +108,9 @@ class Speaker:
         """What the caller's stream is given next starts when all codes asked for so far are drawn."""
         self._beside.join()
 
-    def start_turn(self, slot: int, settings: CodeSampling, *, seed: int | None = None, eos: int | None = None) -> None:
+    def start_turn(
+        self, slot: int, settings: SpeechSampling, *, seed: int | None = None, eos: int | None = None
+    ) -> None:
         """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's.
 
         Raises: SlotError or SettingsError, with nothing changed.
@@ -118,9 +120,9 @@ class Speaker:
         self.join()
         self.state.sampler.configure(slot, settings, eos, seed)
         self.empty_cache(slot)
-        self.forget_codes(slot)
+        self.forget_tokens(slot)
 
-    def forget_codes(self, slot: int) -> None:
+    def forget_tokens(self, slot: int) -> None:
         """The next code is the first of its turn."""
         self.join()
         self.state.sampler.forget(self.runner.tensor([slot], 1, slot))
@@ -136,15 +138,15 @@ class Speaker:
 
         Raises: ContextOverflowError if the slot does not hold them.
         """
-        check_stretch(f"speech of slot {slot}", self.rows(slot), keep, drop)
+        check_span(f"speech of slot {slot}", self.rows(slot), keep, drop)
         one = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
         self.join()
         self.state.cache.evict(*one, self.runner.model.tts.model.frequencies, turn)
         self.runner.speech_rows[slot] -= drop
 
-    def code_rows(self, codes: list[int]) -> Tensor:
+    def code_rows(self, speech_tokens: list[int]) -> Tensor:
         """The rows [n, D] that feeding these codes would feed."""
-        return self.runner.model.tts.emb_code[0](self.runner.tensor(codes, len(codes), 0).long())
+        return self.runner.model.tts.emb_code[0](self.runner.tensor(speech_tokens, len(speech_tokens), 0).long())
 
     def rows(self, slot: int) -> int:
         """Rows the slot's cache holds."""
@@ -157,13 +159,13 @@ class Speaker:
         if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != width or len(rows) < 1:
             raise ShapeError(f"speech of slot {slot}", expected=f"conditioning rows [1 or more, {width}]", got=shape)
 
-    def check(self, slot: int, n_rows: int, max_codes: int, held: int | None = None) -> None:
+    def check(self, slot: int, n_rows: int, max_speech_tokens: int, held: int | None = None) -> None:
         """Raises: SettingsError, ShapeError or ContextOverflowError if a slot that holds `held` rows (default: what
-        it holds now) cannot take `n_rows` more and draw `max_codes`.
+        it holds now) cannot take `n_rows` more and draw `max_speech_tokens`.
         """
-        check_number("max_codes", max_codes, at_least=1, at_most=CODES_PER_CALL, whole=True)
+        check_number("max_speech_tokens", max_speech_tokens, at_least=1, at_most=SPEECH_TOKENS_PER_CALL, whole=True)
         self._token_bucket(n_rows)
-        total = (self.rows(slot) if held is None else held) + n_rows + max_codes - 1
+        total = (self.rows(slot) if held is None else held) + n_rows + max_speech_tokens - 1
         if total > self.state.cache.max_len:
             raise ContextOverflowError(
                 f"speech of slot {slot}", expected=f"at most {self.state.cache.max_len} rows", got=f"{total} rows"
@@ -193,33 +195,43 @@ class Speaker:
         return [rows[row, :length].clone() for row, length in enumerate(lengths)]
 
     def call(
-        self, slots: Sequence[int], rows: Sequence[Tensor], *, min_codes: Sequence[int], max_codes: Sequence[int]
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Tensor],
+        *,
+        min_speech_tokens: Sequence[int],
+        max_speech_tokens: Sequence[int],
     ) -> list[Call]:
         """Feed conditioning rows [n, D] to each slot and draw codes until each ends or has max_codes.
 
         Raises: as `begin`.
         """
-        self.begin(slots, rows, min_codes=min_codes, max_codes=max_codes)
-        n_drawn, most = 1, max(max_codes)
+        self.begin(slots, rows, min_speech_tokens=min_speech_tokens, max_speech_tokens=max_speech_tokens)
+        n_drawn, most = 1, max(max_speech_tokens)
         while n_drawn < most:
             # One look from the host per second of speech: slots that are done stand still meanwhile.
-            if n_drawn % CODES_PER_SECOND == 0 and all(look.over for look in self.look(slots)):
+            if n_drawn % SPEECH_TOKENS_PER_SECOND == 0 and all(poll.over for poll in self.poll(slots)):
                 break
-            n_steps = min(CODES_PER_SECOND - n_drawn % CODES_PER_SECOND, most - n_drawn)
+            n_steps = min(SPEECH_TOKENS_PER_SECOND - n_drawn % SPEECH_TOKENS_PER_SECOND, most - n_drawn)
             self.advance(slots, n_steps)
             n_drawn += n_steps
         return self.end(slots)
 
     def begin(
-        self, slots: Sequence[int], rows: Sequence[Tensor], *, min_codes: Sequence[int], max_codes: Sequence[int]
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Tensor],
+        *,
+        min_speech_tokens: Sequence[int],
+        max_speech_tokens: Sequence[int],
     ) -> None:
         """Start a call in each slot: feed its conditioning rows [n, D] and draw the first code.
 
         Raises: SlotError, or as `check`, before anything is fed; ShapeError for too many slots.
         """
         runner = self.runner
-        runner.check_slots(slots, rows, min_codes, max_codes)
-        for slot, own, most in zip(slots, rows, max_codes, strict=True):
+        runner.check_slots(slots, rows, min_speech_tokens, max_speech_tokens)
+        for slot, own, most in zip(slots, rows, max_speech_tokens, strict=True):
             assert slot not in self._running, f"slot {slot} is in a call"
             self.check_rows(slot, own)
             self.check(slot, len(own), most)
@@ -227,15 +239,24 @@ class Speaker:
         with self._beside.work():
             most = runner.shapes.most_fed(self._token_bucket(max(map(len, rows))))
             for start in range(0, len(slots), most):
-                self._begin(*(list(values[start : start + most]) for values in (slots, rows, min_codes, max_codes)))
+                self._begin(
+                    *(
+                        list(values[start : start + most])
+                        for values in (slots, rows, min_speech_tokens, max_speech_tokens)
+                    )
+                )
         for slot, own in zip(slots, rows, strict=True):
             self._running[slot] = _Running(len(own))
 
-    def _begin(self, slots: list[int], rows: list[Tensor], min_codes: list[int], max_codes: list[int]) -> None:
+    def _begin(
+        self, slots: list[int], rows: list[Tensor], min_speech_tokens: list[int], max_speech_tokens: list[int]
+    ) -> None:
         runner, n_rows = self.runner, [len(own) for own in rows]
         n_padded = self._token_bucket(max(n_rows)) + 2
         kv_len = self._kv_len("speech_begin", [self.rows(slot) + n_padded for slot in slots])
-        size, slot_ids, *counts = runner.batch("speech_begin", slots, (n_rows, 0), (min_codes, 0), (max_codes, 0))
+        size, slot_ids, *counts = runner.batch(
+            "speech_begin", slots, (n_rows, 0), (min_speech_tokens, 0), (max_speech_tokens, 0)
+        )
         padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=runner.model.device)
         for row, own in enumerate(rows):
             padded[row, : len(own)] = own
@@ -257,7 +278,7 @@ class Speaker:
                     call.n_drawn += size
                 n_steps -= size
 
-    def look(self, slots: Sequence[int]) -> list[Look]:
+    def poll(self, slots: Sequence[int]) -> list[Poll]:
         """What the calls of `slots` have drawn so far: one sync for all of them."""
         return self.start_look(slots).take()
 
@@ -267,20 +288,20 @@ class Speaker:
         with self._beside.work():
             slot_ids = self.runner.tensor(slots, len(slots), 0)
             columns = (state.sampler.step, state.sampler.eos_id, state.done.long(), state.bad.long())
-            table = torch.cat((torch.stack(columns, 1)[slot_ids], state.codes[slot_ids, :n_shown]), 1)
+            table = torch.cat((torch.stack(columns, 1)[slot_ids], state.speech_tokens[slot_ids, :n_shown]), 1)
             return Readback(table)
 
     def is_in_call(self, slot: int) -> bool:
         return slot in self._running
 
-    def end(self, slots: Sequence[int], looks: Sequence[Look] | None = None) -> list[Call]:
+    def end(self, slots: Sequence[int], polls: Sequence[Poll] | None = None) -> list[Call]:
         """Close the calls of `slots`, over or not, and count what is in their caches. looks: what was seen last."""
         calls = []
-        for slot, look in zip(slots, looks or self.look(slots), strict=True):
-            n_drawn = len(look.codes) + look.ended
+        for slot, poll in zip(slots, polls or self.poll(slots), strict=True):
+            n_drawn = len(poll.speech_tokens) + poll.ended
             # The newest code is in the cache only if another draw, be it a bad one, was made after it.
-            self.runner.speech_rows[slot] += self._running.pop(slot).n_rows + max(n_drawn - 1 + look.bad, 0)
-            calls.append(Call(look.codes, look.ended, look.bad))
+            self.runner.speech_rows[slot] += self._running.pop(slot).n_rows + max(n_drawn - 1 + poll.bad, 0)
+            calls.append(Call(poll.speech_tokens, poll.ended, poll.bad))
         return calls
 
     def drop_call(self, slot: int) -> None:
@@ -290,25 +311,32 @@ class Speaker:
     def _kv_len(self, region: str, held: Sequence[int]) -> int:
         return self.runner.shapes.fit(region, "speech_kv", min(max(held), self.state.cache.max_len))
 
-    def one(self, slot: int, rows: Tensor, min_codes: int, max_codes: int) -> Call:
+    def one(self, slot: int, rows: Tensor, min_speech_tokens: int, max_speech_tokens: int) -> Call:
         """`call` for a single slot. Raises: NumericsError too."""
-        (call,) = self.call([slot], [rows], min_codes=[min_codes], max_codes=[max_codes])
+        (call,) = self.call(
+            [slot], [rows], min_speech_tokens=[min_speech_tokens], max_speech_tokens=[max_speech_tokens]
+        )
         if call.bad:
             raise NumericsError(f"speech of slot {slot}", expected="finite logits", got="NaN or infinity")
         return call
 
     def answer(
-        self, slot: int, rows: Tensor, *, min_codes: int = CHAT_MIN_CODES, max_codes: int = CODES_PER_CALL
+        self,
+        slot: int,
+        rows: Tensor,
+        *,
+        min_speech_tokens: int = CHAT_MIN_SPEECH_TOKENS,
+        max_speech_tokens: int = SPEECH_TOKENS_PER_CALL,
     ) -> list[int]:
         """Chat: the codes of one whole answer, at most max_codes - 1. Raises: as `one`."""
-        return self.one(slot, rows, min_codes, max_codes).without_last().codes
+        return self.one(slot, rows, min_speech_tokens, max_speech_tokens).without_last().speech_tokens
 
     def unit(self, slots: Sequence[int], rows: Sequence[Tensor], may_end: Sequence[bool]) -> list[Call]:
         """Duplex: up to 25 codes for each slot's second; fewer only where the turn `may_end` (first or last unit).
 
         A slot whose call is bad does not keep the others from their codes.
         """
-        most = CODES_PER_SECOND + 1
-        min_codes = [0 if free else most for free in may_end]
-        calls = self.call(slots, rows, min_codes=min_codes, max_codes=[most] * len(slots))
+        most = SPEECH_TOKENS_PER_SECOND + 1
+        min_speech_tokens = [0 if free else most for free in may_end]
+        calls = self.call(slots, rows, min_speech_tokens=min_speech_tokens, max_speech_tokens=[most] * len(slots))
         return [call.without_last() for call in calls]

@@ -12,13 +12,13 @@ from torch import Tensor
 from models.checkpoint.config import AttentionType
 from models.errors import NumericsError, SettingsError
 from models.sampling.settings import check_number
-from models.stages.speech_steps import CODES_PER_SECOND, Speaker
+from models.stages.speech_steps import SPEECH_TOKENS_PER_SECOND, Speaker
 
-STREAM_MAX_CODES = 500
+STREAM_MAX_SPEECH_TOKENS = 500
 
 
 @dataclass
-class CodeStream:
+class SpeechStream:
     """Text chunks in, batches of codes out, for one slot and one turn.
 
     Whoever draws codes side by side for many slots calls `make_room` before a chunk's call and `close` after it, and
@@ -36,8 +36,8 @@ class CodeStream:
     slot: int
     attention_type: AttentionType | None = None
     window: int | None = None
-    max_codes: int = STREAM_MAX_CODES
-    batch: int = CODES_PER_SECOND
+    max_speech_tokens: int = STREAM_MAX_SPEECH_TOKENS
+    batch: int = SPEECH_TOKENS_PER_SECOND
     compat: Literal["reference", "fixed"] = "fixed"
     buffer: list[int] = field(default_factory=list)
     _chunks: list[int] = field(default_factory=list)  # rows each text chunk left in the cache
@@ -56,7 +56,7 @@ class CodeStream:
         ):
             if value not in allowed:
                 raise SettingsError(name, expected=f"one of {', '.join(allowed)}", got=value)
-        for name in ("window", "max_codes", "batch"):
+        for name in ("window", "max_speech_tokens", "batch"):
             check_number(name, getattr(self, name), at_least=1, whole=True)
 
     def push(self, rows: Tensor, final: bool) -> list[list[int]]:
@@ -66,12 +66,14 @@ class CodeStream:
         Raises: as `Speaker.one`; what is refused before a code is drawn leaves the turn as it was.
         """
         fed = self.make_room(rows)
-        (call,) = self.speaker.call([self.slot], [fed], min_codes=[0], max_codes=[self.max_codes])
+        (call,) = self.speaker.call(
+            [self.slot], [fed], min_speech_tokens=[0], max_speech_tokens=[self.max_speech_tokens]
+        )
         if call.bad:
             self._failed = True
             raise NumericsError(f"speech of slot {self.slot}", expected="finite logits", got="NaN or infinity")
-        self.close(call.codes, call.ended)
-        return self.batches(call.codes, final and call.ended)
+        self.close(call.speech_tokens, call.ended)
+        return self.batches(call.speech_tokens, final and call.ended)
 
     def make_room(self, rows: Tensor) -> Tensor:
         """Prepare the slot for one text chunk's call, which the caller makes. Returns: the rows that call must feed.
@@ -85,19 +87,19 @@ class CodeStream:
         self._chunk = rows, self.speaker.rows(self.slot)
         return fed
 
-    def close(self, codes: list[int], ended: bool) -> None:
-        """The call that `make_room` prepared is over and has drawn `codes`; ended: by its end code."""
+    def close(self, speech_tokens: list[int], ended: bool) -> None:
+        """The call that `make_room` prepared is over and has drawn `speech_tokens`; ended: by its end code."""
         rows, before = self._chunk
         if not ended:
             # The last code was never fed, yet counts as spoken: the next chunk leaves a gap of one position.
             self.speaker.join()
             self.speaker.state.cache.positions[self.slot] += 1
         self._chunks.append(self.speaker.rows(self.slot) - before)
-        self._last = (rows, codes)
+        self._last = (rows, speech_tokens)
 
-    def batches(self, codes: list[int], last: bool) -> list[list[int]]:
-        """Full batches that `codes` complete; with `last` also the rest, be it empty."""
-        self.buffer += codes
+    def batches(self, speech_tokens: list[int], last: bool) -> list[list[int]]:
+        """Full batches that `speech_tokens` complete; with `last` also the rest, be it empty."""
+        self.buffer += speech_tokens
         full = len(self.buffer) // self.batch * self.batch
         batches = [self.buffer[i : i + self.batch] for i in range(0, full, self.batch)]
         self.buffer = self.buffer[full:]
@@ -113,15 +115,15 @@ class CodeStream:
         speaker, slot, held = self.speaker, self.slot, self.speaker.rows(self.slot)
         fed, keep, drop = rows, 0, 0
         if self._last is not None and self.attention_type == "sliding_recompute":
-            previous, codes = self._last
-            fed, drop = torch.cat((previous, speaker.code_rows(codes), rows)), held
+            previous, speech_tokens = self._last
+            fed, drop = torch.cat((previous, speaker.code_rows(speech_tokens), rows)), held
         elif self.attention_type == "reindex":
             keep, drop = sum(self._chunks[:1]), sum(self._chunks[1:-1])
         elif self.attention_type == "sliding_window":
             drop = max(0, held - self.window)
-        elif self.compat == "fixed" and held + len(rows) + self.max_codes - 1 > speaker.state.cache.max_len:
+        elif self.compat == "fixed" and held + len(rows) + self.max_speech_tokens - 1 > speaker.state.cache.max_len:
             drop = held - held // 2
-        speaker.check(slot, len(fed), self.max_codes, held=held - drop)
+        speaker.check(slot, len(fed), self.max_speech_tokens, held=held - drop)
         cache = speaker.state.cache
         if self.attention_type == "sliding_recompute":
             speaker.empty_cache(slot)

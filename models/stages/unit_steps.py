@@ -19,7 +19,7 @@ from models.inputs.audio import N_FFT
 from models.inputs.mel_stream import plan_emission
 from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import needs_overlap
-from models.sampling.settings import CodeSampling, TextSampling
+from models.sampling.settings import SpeechSampling, TextSampling
 from models.stages.context_mover import ContextMover
 from models.stages.runner import Rows, Runner
 from models.stages.speech_steps import Speaker
@@ -46,11 +46,11 @@ class Chosen(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Where a slot stands. llm_rows, speech_rows: first, since `Duplex.counters` fills these two in. tail: [400] newest
-    samples that were heard, on the CPU. heard, recent_codes: what `hold_hearing` and `hold_codes` kept.
+    """Where a slot stands. llm_rows, speech_rows: first, since `UnitSteps.counters` fills these two in. tail: [400] newest
+    samples that were heard, on the CPU. heard, recent_codes: what `hold_hearing` and `hold_tokens` kept.
     """
 
-    llm_rows: int
+    context_len: int
     speech_rows: int
     draws: int
     remembered: int
@@ -60,16 +60,16 @@ class Counters(NamedTuple):
     n_units: int
     audio_rows: int
     tail: Tensor
-    code_draws: int
-    codes_remembered: int
+    speech_draws: int
+    tokens_remembered: int
     heard: tuple[Tensor, ...] = ()
-    recent_codes: Tensor | None = None
+    recent_tokens: Tensor | None = None
 
 
 _EMPTY = Counters(0, 0, 0, 0, 0, 0, 0, 0, 0, torch.zeros(N_FFT), 0, 0)
 
 
-class Duplex:
+class UnitSteps:
     """The stages of a unit over a runner's slots. speaker: None for a checkpoint that does not speak.
 
     context: how rows leave a slot's context.
@@ -102,13 +102,13 @@ class Duplex:
         self.context.let_go(slot)
         self._at[slot] = _EMPTY
 
-    def configure(self, slot: int, text: TextSampling, codes: CodeSampling, seed: int) -> None:
+    def configure(self, slot: int, text: TextSampling, speech_tokens: SpeechSampling, seed: int) -> None:
         """How the slot's tokens and codes are chosen; random numbers start at `seed`. Raises: SettingsError."""
         self.runner.configure_text(slot, text, seed)
         self._at[slot] = self._at[slot]._replace(draws=0)
         if self.speaker is not None:
-            self.speaker.start_turn(slot, codes, seed=seed)
-            self._at[slot] = self._at[slot]._replace(code_draws=0, codes_remembered=0)
+            self.speaker.start_turn(slot, speech_tokens, seed=seed)
+            self._at[slot] = self._at[slot]._replace(speech_draws=0, tokens_remembered=0)
 
     def adjust_text(self, slot: int, text: TextSampling) -> None:
         """Other settings from now on; history and random numbers go on. Raises: SettingsError."""
@@ -118,13 +118,13 @@ class Duplex:
         """Where the slot stands now."""
         runner = self.runner
         _, _, *others = self._at[slot]  # asked for at each step of each slot: in half the time of `_replace`
-        return Counters(runner.llm_rows(slot), runner.speech_rows[slot], *others)
+        return Counters(runner.context_len(slot), runner.speech_rows[slot], *others)
 
     def rewind(self, slot: int, to: Counters) -> None:
         """Put a slot back to where it stood; nothing that came after is left, not even a NaN beyond its rows."""
         one, state = self._one(slot), self.state
-        self._set_rows(state.llm, one, to.llm_rows)
-        self.runner.set_llm_rows(slot, to.llm_rows)
+        self._set_rows(state.llm, one, to.context_len)
+        self.runner.set_context_len(slot, to.context_len)
         for tensor, value in (
             (state.text.draws, to.draws),
             (state.text.count, to.remembered),
@@ -139,17 +139,17 @@ class Duplex:
             state.heard.n_units[slot] = to.n_units
             for tensor, kept in zip(self._audio_buffer() if to.heard else (), to.heard, strict=True):
                 tensor[slot] = kept
-        self._at[slot] = to._replace(heard=(), recent_codes=None)
+        self._at[slot] = to._replace(heard=(), recent_tokens=None)
         self.rewind_speech(slot, to)
 
     def hold_hearing(self, slot: int, at: Counters) -> Counters:
         """Counters to go back to across several units of sound, of which the rings remember one only."""
         return at._replace(heard=tuple(tensor[slot].clone() for tensor in self._audio_buffer()))
 
-    def hold_codes(self, slot: int, at: Counters) -> Counters:
+    def hold_tokens(self, slot: int, at: Counters) -> Counters:
         """Counters to go back to across codes that are remembered beyond their call, more than the ring holds."""
         self.speaker.join()
-        return at._replace(recent_codes=self.state.speech.sampler.history[slot].clone())
+        return at._replace(recent_tokens=self.state.speech.sampler.history[slot].clone())
 
     def _audio_buffer(self) -> list[Tensor]:
         return [*self.state.apm.tensors(), *self.state.mel.tensors(), *self.state.heard.tensors()]
@@ -163,13 +163,13 @@ class Duplex:
         self.speaker.join()
         self._set_rows(self.state.speech.cache, one, to.speech_rows)
         self.runner.speech_rows[slot] = to.speech_rows
-        sampler.draws[slot], sampler.count[slot] = to.code_draws, to.codes_remembered
-        if to.recent_codes is not None:
-            sampler.history[slot] = to.recent_codes
+        sampler.draws[slot], sampler.count[slot] = to.speech_draws, to.tokens_remembered
+        if to.recent_tokens is not None:
+            sampler.history[slot] = to.recent_tokens
         self._at[slot] = self._at[slot]._replace(
             speech_rows=to.speech_rows,
-            code_draws=to.code_draws,
-            codes_remembered=to.codes_remembered,
+            speech_draws=to.speech_draws,
+            tokens_remembered=to.tokens_remembered,
         )
 
     def _set_rows(self, cache: object, one: Tensor, rows: int) -> None:
@@ -184,7 +184,7 @@ class Duplex:
 
     def save(self, slot: int) -> list[Tensor]:
         """A copy of the slot's context, for other slots to start from."""
-        return self.state.llm.save(slot, self.runner.llm_rows(slot))
+        return self.state.llm.save(slot, self.runner.context_len(slot))
 
     def save_keys(self, slot: int, n: int) -> list[Tensor]:
         """A copy of the keys of the slot's first n rows, for `context.hold`."""
@@ -193,7 +193,7 @@ class Duplex:
     def load(self, slot: int, saved: list[Tensor]) -> None:
         """Start an empty slot from a copy."""
         self.state.llm.load(slot, saved)
-        self.runner.set_llm_rows(slot, saved[0].shape[1])
+        self.runner.set_context_len(slot, saved[0].shape[1])
 
     # --- hearing -------------------------------------------------------------------------------
 
@@ -269,14 +269,14 @@ class Duplex:
         """
         runner = self.runner
         runner.check_slots(slots, stretches, wants)
-        for slot, stretch in zip(slots, stretches, strict=True):
-            if len(stretch) == 0:
+        for slot, span in zip(slots, stretches, strict=True):
+            if len(span) == 0:
                 raise ShapeError(f"feed to slot {slot}", expected="at least one row", got="none")
-            runner.check_room(slot, len(stretch))
+            runner.check_room(slot, len(span))
         most = runner.shapes.rows[-1]
         chosen: dict[int, Chosen] = {}
         for start in range(0, max(map(len, stretches)), most):
-            live = [i for i, stretch in enumerate(stretches) if len(stretch) > start]
+            live = [i for i, span in enumerate(stretches) if len(span) > start]
             longest = min(most, max(len(stretches[i]) - start for i in live))
             held = runner.shapes.most_fed(runner.shapes.fit("unit_prefill", "rows", longest))
             for part in self._parts(live, held):
@@ -299,7 +299,7 @@ class Duplex:
         inputs, kv_len = self.runner.prefill_inputs("unit_prefill", slots, pieces, (wants, False))
         out = self.runner.regions("unit_prefill", *inputs, kv_len=kv_len)
         for slot, piece in zip(slots, pieces, strict=True):
-            self.runner.set_llm_rows(slot, self.runner.llm_rows(slot) + len(piece))
+            self.runner.set_context_len(slot, self.runner.context_len(slot) + len(piece))
         return self._chosen(slots, wants, *out)
 
     def step(
@@ -322,7 +322,7 @@ class Duplex:
             columns = ((fed, 0), ([True] * len(own), False), (kept, -1), (wanted, False))
             _, *inputs = runner.batch("unit_step", own, *columns)
             out = runner.regions("unit_step", *inputs, kv_len=runner.kv_len("unit_step", own, 1))
-            runner.add_llm_rows(own, 1)
+            runner.add_context_len(own, 1)
             chosen += self._chosen(own, wanted, *out)
         return chosen
 
@@ -353,17 +353,17 @@ class Duplex:
         """Forget what was spoken; settings and random numbers go on, those of a call that runs are taken back."""
         if self.speaker.is_in_call(slot):
             self.speaker.join()
-            self.state.speech.sampler.draws[slot] = self._at[slot].code_draws
+            self.state.speech.sampler.draws[slot] = self._at[slot].speech_draws
             self.speaker.drop_call(slot)
         self.speaker.empty_cache(slot)
-        self.speaker.forget_codes(slot)
-        self._at[slot] = self._at[slot]._replace(codes_remembered=0)
+        self.speaker.forget_tokens(slot)
+        self._at[slot] = self._at[slot]._replace(tokens_remembered=0)
 
-    def count_codes(self, slot: int, n_drawn: int, n_codes: int, *, per_call: bool) -> None:
-        """A call of the slot has ended after `n_drawn` draws, `n_codes` of them ordinary codes."""
+    def count_tokens(self, slot: int, n_drawn: int, n_speech_tokens: int, *, per_call: bool) -> None:
+        """A call of the slot has ended after `n_drawn` draws, `n_speech_tokens` of them ordinary codes."""
         at = self._at[slot]
-        before = 0 if per_call else at.codes_remembered
-        self._at[slot] = at._replace(code_draws=at.code_draws + n_drawn, codes_remembered=before + n_codes)
+        before = 0 if per_call else at.tokens_remembered
+        self._at[slot] = at._replace(speech_draws=at.speech_draws + n_drawn, tokens_remembered=before + n_speech_tokens)
 
     def _parts(self, items: list[Item], most: int | None = None) -> list[list[Item]]:
         """Items in groups of at most the largest batch, or of `most`."""

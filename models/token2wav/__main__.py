@@ -1,4 +1,4 @@
-"""`python -m models.token2wav codes.json --voice me.wav --out out.wav`: speech codes to a sound file.
+"""`python -m models.token2wav speech_tokens.json --voice me.wav --out out.wav`: speech codes to a sound file.
 
 The only file of the vocoder that reads arguments and prints.
 
@@ -23,13 +23,13 @@ from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift, load_voice_parts
 from models.token2wav.prompt.sound_file import read_sound, write_sound
 from models.token2wav.region_table import VocoderShapes, columns_for
-from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE
+from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE
 from models.token2wav.vocoder import Chunk, Vocoder
 from models.token2wav.voice.maker_digest import maker_digest
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_cache import VoiceCache
 from models.token2wav.voice.voice_maker import VoiceMaker
-from models.token2wav.windows import CHUNK_CODES, CodeWindows
+from models.token2wav.windows import CHUNK_TOKENS, TokenWindows
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
 MAX_STEPS = 100
@@ -66,12 +66,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
-    codes = _read_codes(args.codes)
+    speech_tokens = _read_tokens(args.codes)
     sound = read_sound(args.voice)
     begun = time.perf_counter()
     parts = load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     vocab_size = parts.flow.config.vocab_size
-    if (wrong := next((code for code in codes if not 0 <= code < vocab_size), None)) is not None:
+    if (wrong := next((code for code in speech_tokens if not 0 <= code < vocab_size), None)) is not None:
         raise TokenError(f"{args.codes}: codes", expected=f"0 to {vocab_size - 1}", got=wrong)
     loaded = time.perf_counter()
     voice = _voice(args, parts, *sound)
@@ -79,7 +79,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.stream:
         vocoder.prepare(voice)
     prepared = time.perf_counter()
-    speech = _stream(vocoder, voice, codes, args.compat) if args.stream else _whole(vocoder, voice, codes)
+    speech = (
+        _stream(vocoder, voice, speech_tokens, args.compat) if args.stream else _whole(vocoder, voice, speech_tokens)
+    )
     done = time.perf_counter()
     try:
         write_sound(args.out, speech.wave)
@@ -112,21 +114,21 @@ def _cannot_write(name: str, error: OSError) -> ModelError:
     return ModelError(name, expected="a place for a file", got=error.strerror)
 
 
-def _read_codes(name: str) -> list[int]:
+def _read_tokens(name: str) -> list[int]:
     try:
         data = json.loads(Path(name).read_bytes())
     except OSError as error:
         raise ModelError(name, expected="a readable file", got=error.strerror) from None
     except (ValueError, RecursionError) as error:
         raise TokenError(name, expected="JSON", got=error) from None
-    codes = data.get("codes") if isinstance(data, dict) else data
-    if not isinstance(codes, list):
-        raise TokenError(name, expected='a list of codes, or {"codes": [...]}', got=type(codes).__name__)
-    if not codes:
+    speech_tokens = data.get("codes") if isinstance(data, dict) else data
+    if not isinstance(speech_tokens, list):
+        raise TokenError(name, expected='a list of codes, or {"codes": [...]}', got=type(speech_tokens).__name__)
+    if not speech_tokens:
         raise TokenError(f"{name}: codes", expected="at least one", got="none")
-    if (wrong := next((code for code in codes if type(code) is not int), None)) is not None:
+    if (wrong := next((code for code in speech_tokens if type(code) is not int), None)) is not None:
         raise TokenError(f"{name}: codes", expected="whole numbers", got=repr(wrong)[:40])
-    return codes
+    return speech_tokens
 
 
 def _voice(args: argparse.Namespace, parts: FlowAndHift, wave: Tensor, rate: int) -> Voice:
@@ -147,12 +149,12 @@ def _voice(args: argparse.Namespace, parts: FlowAndHift, wave: Tensor, rate: int
 
 def _vocoder(args: argparse.Namespace, parts: FlowAndHift, voice: Voice) -> Vocoder:
     """With room for one session of this voice; a whole utterance needs no slots."""
-    n_prompt = voice.n_frames if args.stream else FRAMES_PER_CODE
+    n_prompt = voice.n_frames if args.stream else FRAMES_PER_TOKEN
     sizes = FlowSizes(
         n_sessions=1,
         n_voices=1,
         max_steps=args.steps,
-        max_chunk=CHUNK_CODES + parts.flow.config.encoder.lookahead,
+        max_chunk=CHUNK_TOKENS + parts.flow.config.encoder.lookahead,
         max_prompt=n_prompt,
         voice_frames=n_prompt,
     )
@@ -163,33 +165,33 @@ def _vocoder(args: argparse.Namespace, parts: FlowAndHift, voice: Voice) -> Voco
     )
 
 
-def _whole(vocoder: Vocoder, voice: Voice, codes: list[int]) -> Speech:
+def _whole(vocoder: Vocoder, voice: Voice, speech_tokens: list[int]) -> Speech:
     begun = time.perf_counter()
-    with _bar(len(codes)) as bar:
-        wave = vocoder.offline(codes, voice).cpu()
-        bar.update(len(codes))
+    with _bar(len(speech_tokens)) as bar:
+        wave = vocoder.offline(speech_tokens, voice).cpu()
+        bar.update(len(speech_tokens))
     return Speech(wave, time.perf_counter() - begun)
 
 
-def _stream(vocoder: Vocoder, voice: Voice, codes: list[int], compat: str | None) -> Speech:
+def _stream(vocoder: Vocoder, voice: Voice, speech_tokens: list[int], compat: str | None) -> Speech:
     session = vocoder.open(voice)
-    windows = CodeWindows(lookahead=vocoder.lookahead, compat=compat)
+    windows = TokenWindows(lookahead=vocoder.lookahead, compat=compat)
     pieces, first_s, begun = [], 0.0, time.perf_counter()
-    with _bar(len(codes) + windows.n_waiting) as bar:
-        for start in range(0, len(codes), CHUNK_CODES):
-            end = start + CHUNK_CODES
-            for window in windows.push(codes[start:end], last=end >= len(codes)):
-                [wave] = vocoder.speak([Chunk(session, window.codes, window.last)])
+    with _bar(len(speech_tokens) + windows.n_waiting) as bar:
+        for start in range(0, len(speech_tokens), CHUNK_TOKENS):
+            end = start + CHUNK_TOKENS
+            for window in windows.push(speech_tokens[start:end], last=end >= len(speech_tokens)):
+                [wave] = vocoder.speak([Chunk(session, window.speech_tokens, window.last)])
                 pieces.append(wave.cpu())
                 first_s = first_s or time.perf_counter() - begun
-                bar.update(len(window.codes) - vocoder.lookahead * (not window.last))
+                bar.update(len(window.speech_tokens) - vocoder.lookahead * (not window.last))
     vocoder.close(session)
     return Speech(torch.cat(pieces), first_s)
 
 
-def _bar(n_codes: int) -> tqdm:
+def _bar(n_speech_tokens: int) -> tqdm:
     """Codes voiced, on stderr if that is a terminal."""
-    return tqdm(total=n_codes, desc="voiced", unit="code", leave=False, mininterval=0, disable=None)
+    return tqdm(total=n_speech_tokens, desc="voiced", unit="code", leave=False, mininterval=0, disable=None)
 
 
 if __name__ == "__main__":

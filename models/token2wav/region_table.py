@@ -20,7 +20,7 @@ from models.token2wav.flow.dit import DiTBlock
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
 from models.token2wav.hift.hift import Hift, Snake
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from models.token2wav.vocode import VocodeRules, VocodeState
 
 if TYPE_CHECKING:
@@ -34,15 +34,19 @@ COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, 
 class VocoderShapes(ShapeTable):
     """Sizes of the vocoder's axes."""
 
-    codes: tuple[int, ...] = (10, 25, 28)  # codes voiced at once; few where sound should leave early, and at the end
+    speech_tokens: tuple[int, ...] = (
+        10,
+        25,
+        28,
+    )  # codes voiced at once; few where sound should leave early, and at the end
     columns: tuple[int, ...] = (256, 512, 768, 1664)  # mel frames attended to, cached and new
     prompt: tuple[int, ...] = (300, 600, 1500)  # mel frames of a voice's prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = HISTORY_FRAMES + FRAMES_PER_CODE * self.codes[-1]
+        least = HISTORY_FRAMES + FRAMES_PER_TOKEN * self.speech_tokens[-1]
         odd = [n for n in self.columns if n % COLUMN_STEP or n < least]
-        odd += [n for n in self.prompt if n % FRAMES_PER_CODE]
+        odd += [n for n in self.prompt if n % FRAMES_PER_TOKEN]
         if odd:
             expected = f"columns in multiples of {COLUMN_STEP} from {least} on, and even prompts"
             raise SettingsError("vocoder shapes", expected=expected, got=odd)
@@ -50,16 +54,16 @@ class VocoderShapes(ShapeTable):
     def fitted(self, sizes: FlowSizes) -> Self:
         """The same up to what slots of these sizes can hold, and no further."""
         columns = columns_for(sizes.max_prompt, sizes.max_chunk)
-        shapes = self.capped(codes=sizes.max_chunk, prompt=sizes.max_prompt, columns=columns)
+        shapes = self.capped(speech_tokens=sizes.max_chunk, prompt=sizes.max_prompt, columns=columns)
         return shapes.capped(batch=sizes.n_sessions) if shapes.batch[-1] > sizes.n_sessions else shapes
 
 
-def columns_for(n_prompt: int, n_codes: int) -> int:
-    """The least size of `columns` that holds everything a chunk of `n_codes` sees after `n_prompt` mel frames."""
-    return -(-(n_prompt + HISTORY_FRAMES + FRAMES_PER_CODE * n_codes) // COLUMN_STEP) * COLUMN_STEP
+def columns_for(n_prompt: int, n_speech_tokens: int) -> int:
+    """The least size of `columns` that holds everything a chunk of `n_speech_tokens` sees after `n_prompt` mel frames."""
+    return -(-(n_prompt + HISTORY_FRAMES + FRAMES_PER_TOKEN * n_speech_tokens) // COLUMN_STEP) * COLUMN_STEP
 
 
-class Parts(nn.Module):
+class VocoderParts(nn.Module):
     """Flow and HiFT under the names that compile targets use."""
 
     def __init__(self, flow: Flow, hift: Hift):
@@ -81,7 +85,7 @@ class VocoderRegions(RegionTable):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: VocoderParts,
         flow_state: FlowState,
         vocode_state: VocodeState,
         schedules: dict[int, Schedule],
@@ -145,7 +149,7 @@ def _table(
     def no(n: int) -> Tensor:
         return torch.zeros(n, dtype=torch.bool, device=device)
 
-    def codes(n: int, count: int) -> Tensor:
+    def speech_tokens(n: int, count: int) -> Tensor:
         return torch.randint(0, config.vocab_size, (n, count), device=device)
 
     def begin_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -155,28 +159,28 @@ def _table(
     yield Region("begin", "state", stages.begin, bound, {"batch": "batch"}, begin_example)
 
     def flow_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, count = b["batch"], b["codes"] + lookahead
-        width = b["columns"] - FRAMES_PER_CODE * b["codes"]
-        return (scratch(n), scratch(n), codes(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
+        n, count = b["batch"], b["speech_tokens"] + lookahead
+        width = b["columns"] - FRAMES_PER_TOKEN * b["speech_tokens"]
+        return (scratch(n), scratch(n), speech_tokens(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
 
     bound = (flow, run, solver, state, schedules, noise)
-    axes = {"batch": "batch", "codes": "codes", "columns": "columns"}
+    axes = {"batch": "batch", "speech_tokens": "speech_tokens", "columns": "columns"}
     yield Region("flow", "flow", stages.flow_chunk, bound, axes, flow_example, steps)
 
     def hift_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, frames = b["batch"], FRAMES_PER_CODE * b["codes"]
+        n, frames = b["batch"], FRAMES_PER_TOKEN * b["speech_tokens"]
         mel = torch.randn(n, frames, config.n_mels, device=device)
         return (scratch(n), scratch(n), mel, full(n, frames), no(n)), {"rules": rules}
 
-    axes = {"batch": "batch", "codes": "codes"}
+    axes = {"batch": "batch", "speech_tokens": "speech_tokens"}
     yield Region("hift", "hift", stages.vocode_chunk, (hift, vocode_state), axes, hift_example)
 
     def voice_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        count = b["prompt"] // FRAMES_PER_CODE
+        count = b["prompt"] // FRAMES_PER_TOKEN
         mel = torch.randn(1, b["prompt"], config.n_mels, device=device)
         speaker = torch.randn(1, config.speaker_dim, device=device)
         # No frames of its own: the example must not write to rows that belong to a voice.
-        return (scratch(1), full(1, 0), codes(1, count + lookahead), full(1, lookahead), mel, speaker), steps[0]
+        return (scratch(1), full(1, 0), speech_tokens(1, count + lookahead), full(1, lookahead), mel, speaker), steps[0]
 
     bound = (flow, solver, state, schedules, noise)
     yield Region("voice", "flow", stages.prepare_voice, bound, {"prompt": "prompt"}, voice_example, steps)

@@ -10,7 +10,7 @@ from models.token2wav.flow.conformer import RunLayers
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowState, encode, voiced
 from models.token2wav.hift.hift import Hift
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from models.token2wav.vocode import VocodeRules, VocodeState, vocode
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ def flow_chunk(
     noise: Tensor,
     slots: Tensor,
     targets: Tensor,
-    codes: Tensor,
-    n_codes: Tensor,
+    speech_tokens: Tensor,
+    n_speech_tokens: Tensor,
     last: Tensor,
     width: int,
     n_steps: int,
 ) -> Tensor:
     """One chunk of codes to mel [B, 2T, n_mels]; shapes as `encode`, which takes `run`, and `solve` as `solver`."""
-    mu = encode(flow, state, slots, codes, n_codes, last, width, targets=targets, run=run)
-    n_frames = FRAMES_PER_CODE * voiced(n_codes, last, flow.encoder.lookahead)
+    mu = encode(flow, state, slots, speech_tokens, n_speech_tokens, last, width, targets=targets, run=run)
+    n_frames = FRAMES_PER_TOKEN * voiced(n_speech_tokens, last, flow.encoder.lookahead)
     return solver(state, schedules[n_steps], noise, slots, mu, n_frames, width, targets=targets)
 
 
@@ -68,8 +68,8 @@ def prepare_voice(
     noise: Tensor,
     voices: Tensor,
     starts: Tensor,
-    codes: Tensor,
-    n_codes: Tensor,
+    speech_tokens: Tensor,
+    n_speech_tokens: Tensor,
     mel: Tensor,
     speaker: Tensor,
     n_steps: int,
@@ -81,7 +81,16 @@ def prepare_voice(
         codes: [B, T + lookahead] prompt codes and what follows them; n_codes: [B] both counted.
         mel: [B, 2T, n_mels] of the prompts, two frames a code. speaker: [B, speaker_dim].
     """
-    n_frames = FRAMES_PER_CODE * (n_codes - flow.encoder.lookahead)
+    n_frames = FRAMES_PER_TOKEN * (n_speech_tokens - flow.encoder.lookahead)
     state.place(voices, starts, n_frames, flow.speaker(speaker))
-    mu = encode(flow, state, voices, codes, n_codes, torch.zeros_like(n_codes, dtype=torch.bool), 0, mel.shape[1])
+    mu = encode(
+        flow,
+        state,
+        voices,
+        speech_tokens,
+        n_speech_tokens,
+        torch.zeros_like(n_speech_tokens, dtype=torch.bool),
+        0,
+        mel.shape[1],
+    )
     solver(state, schedules[n_steps], noise, voices, mu, n_frames, 0, mel, mel.shape[1])

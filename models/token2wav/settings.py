@@ -9,11 +9,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MEL_RATE = 50  # mel frames a second
-FRAMES_PER_CODE = 2
+FRAMES_PER_TOKEN = 2
 SAMPLE_RATE = 24_000
 SAMPLES_PER_FRAME = SAMPLE_RATE // MEL_RATE
-SAMPLES_PER_CODE = FRAMES_PER_CODE * SAMPLES_PER_FRAME
-SILENCE_CODE = 4218  # what the look-ahead of a voice's prompt and the start of every turn are filled with
+SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
+SILENCE_TOKEN = 4218  # what the look-ahead of a voice's prompt and the start of every turn are filled with
 
 Count = Annotated[int, Field(ge=1)]
 # A settings file can ask for layers without end, which are built before the first missing weight is noticed.

@@ -23,13 +23,13 @@ from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSize
 from models.token2wav.fused_choice import Kernels, fused_flow, fused_hift
 from models.token2wav.hift.hift import Hift
 from models.token2wav.noise import NOISE_FRAMES, noise_table
-from models.token2wav.region_table import Parts, VocoderRegions, VocoderShapes
-from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_CODE, SILENCE_CODE
+from models.token2wav.region_table import VocoderParts, VocoderRegions, VocoderShapes
+from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLES_PER_TOKEN, SILENCE_TOKEN
 from models.token2wav.vocode import REFERENCE_RULES, VocodeRules, VocodeState, vocode
-from models.token2wav.vocoder_future import Session, VocoderFuture
+from models.token2wav.vocoder_future import VocoderFuture, VocoderSession
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_slots import VoiceSlots
-from models.token2wav.windows import CHUNK_CODES
+from models.token2wav.windows import CHUNK_TOKENS
 
 Taken = TypeVar("Taken")
 
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
     """One session's codes for one call, the look-ahead included unless `last`."""
 
     session: int
-    codes: Sequence[int]
+    speech_tokens: Sequence[int]
     last: bool = False
 
 
@@ -76,8 +76,8 @@ class Vocoder:
         ):
             if value not in allowed:
                 raise SettingsError(name, expected=f"one of {allowed}", got=value)
-        if flow.config.vocab_size <= SILENCE_CODE:
-            expected = f"more than {SILENCE_CODE}, which is silence"
+        if flow.config.vocab_size <= SILENCE_TOKEN:
+            expected = f"more than {SILENCE_TOKEN}, which is silence"
             raise SettingsError("vocab_size", expected=expected, got=flow.config.vocab_size)
         most = sizes.max_steps if sizes else None
         if not steps or not all(isinstance(n, int) and 1 <= n <= (most or n) for n in steps):
@@ -85,13 +85,13 @@ class Vocoder:
             raise SettingsError("euler steps", expected=expected, got=tuple(steps))
         lookahead = flow.config.encoder.lookahead
         # The last window of a turn may hold a whole look-ahead beside a chunk.
-        max_chunk = CHUNK_CODES + lookahead
+        max_chunk = CHUNK_TOKENS + lookahead
         self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps), max_chunk=max_chunk)
-        most = NOISE_FRAMES - HISTORY_FRAMES - FRAMES_PER_CODE * self.sizes.max_chunk
+        most = NOISE_FRAMES - HISTORY_FRAMES - FRAMES_PER_TOKEN * self.sizes.max_chunk
         if self.sizes.max_prompt > most:
             raise SettingsError("token2wav sizes: max_prompt", expected=f"at most {most}", got=self.sizes.max_prompt)
         self.shapes = (shapes or VocoderShapes()).fitted(self.sizes)
-        self.parts, self.device = Parts(flow, hift), flow.device
+        self.parts, self.device = VocoderParts(flow, hift), flow.device
         self.lookahead = lookahead
         reference = compat == "reference"
         flow_rules = REFERENCE_FLOW if reference else FlowRules()
@@ -104,7 +104,7 @@ class Vocoder:
         self.regions = self._regions(kernels)
         self.voices = VoiceSlots(self.sizes)
         self._stream = SideStream(self.device)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, VocoderSession] = {}
         self._free = list(range(self.sizes.n_sessions))
 
     @property
@@ -147,7 +147,7 @@ class Vocoder:
         if not self._free:
             raise SlotError("vocoder session", expected="a free slot", got=f"all {self.sizes.n_sessions} leased")
         voice_slot, number = self._voice_slot(voice, n_steps), self._free[0]
-        new = Session(number + self.sizes.n_sessions, number, voice_slot, voice.n_frames, n_steps).begun()
+        new = VocoderSession(number + self.sizes.n_sessions, number, voice_slot, voice.n_frames, n_steps).begun()
         with self._stream.work():
             self._begin([new])
         self.voices.hold(voice_slot)
@@ -193,7 +193,7 @@ class Vocoder:
         self._move(moves)
         return taken
 
-    def offline(self, codes: Sequence[int], voice: Voice, n_steps: int | None = None) -> Tensor:
+    def offline(self, speech_tokens: Sequence[int], voice: Voice, n_steps: int | None = None) -> Tensor:
         """A whole utterance in one pass: better than streamed, since every frame sees all others.
 
         What it needs grows with the square of the length.
@@ -204,17 +204,17 @@ class Vocoder:
         flow, hift = self.parts.flow, self.parts.hift
         schedule = self.schedules[self._checked_steps(n_steps)]
         voice.check(flow.config)
-        self._check_codes("codes", codes, at_least=1)
-        n_prompt, n_all = len(voice.codes), len(voice.codes) + len(codes)
-        most = NOISE_FRAMES // FRAMES_PER_CODE - n_prompt
-        if len(codes) > most:
+        self._check_tokens("speech_tokens", speech_tokens, at_least=1)
+        n_prompt, n_all = len(voice.speech_tokens), len(voice.speech_tokens) + len(speech_tokens)
+        most = NOISE_FRAMES // FRAMES_PER_TOKEN - n_prompt
+        if len(speech_tokens) > most:
             raise ShapeError(
-                "codes in one pass", expected=f"at most {most} with this voice; stream more", got=len(codes)
+                "codes in one pass", expected=f"at most {most} with this voice; stream more", got=len(speech_tokens)
             )
         # Each utterance has a length of its own: compiled for that, a region would never be used again.
         with torch.no_grad(), as_written():
-            ids = torch.tensor([[*voice.codes.tolist(), *codes]], device=self.device)
-            prompt = torch.zeros(1, FRAMES_PER_CODE * n_all, flow.config.n_mels, device=self.device)
+            ids = torch.tensor([[*voice.speech_tokens.tolist(), *speech_tokens]], device=self.device)
+            prompt = torch.zeros(1, FRAMES_PER_TOKEN * n_all, flow.config.n_mels, device=self.device)
             prompt[:, : voice.n_frames] = voice.mel.to(self.device)
             mel = flow.offline(
                 ids,
@@ -223,19 +223,19 @@ class Vocoder:
                 flow.speaker(voice.speaker[None].to(self.device)),
                 self.noise[None, : prompt.shape[1]],
                 schedule,
-            )[:, FRAMES_PER_CODE * n_prompt :]
+            )[:, FRAMES_PER_TOKEN * n_prompt :]
             state = VocodeState.allocate(0, flow.config.n_mels, self.device)
             slot, n_frames = torch.tensor([[0], [mel.shape[1]]], device=self.device)
             whole = torch.ones(1, dtype=torch.bool, device=self.device)
             wave, _ = vocode(hift, state, slot, mel.transpose(1, 2), n_frames, whole, self.rules)
-        return wave[0, : SAMPLES_PER_CODE * len(codes)]
+        return wave[0, : SAMPLES_PER_TOKEN * len(speech_tokens)]
 
     def _regions(self, kernels: Kernels) -> VocoderRegions:
         state, settled = (self.state, self.vocode_state), (self.schedules, self.noise, self.rules, self.shapes)
         fused = fused_flow(self.parts.flow, kernels), fused_hift(self.parts.hift, kernels)
         return VocoderRegions(self.parts, *state, *settled, *fused)
 
-    def _begin(self, sessions: list[Session]) -> None:
+    def _begin(self, sessions: list[VocoderSession]) -> None:
         """Put the slots of sessions that are to begin a turn where their voices ended."""
         scratch = self.state.scratch
         for rows in self._batches(len(sessions)):
@@ -244,36 +244,36 @@ class Vocoder:
             slots = column([session.slot for session in part], size, scratch)
             self.regions("begin", slots, column([s.voice for s in part], size, scratch))
 
-    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[Session, Tensor]]:
+    def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[VocoderSession, Tensor]]:
         """One batch. Returns: per chunk where its session goes, and the sound."""
         sessions = [self._sessions[chunk.session] for chunk in chunks]
-        n_voiced = [len(chunk.codes) - self.lookahead * (not chunk.last) for chunk in chunks]
+        n_voiced = [len(chunk.speech_tokens) - self.lookahead * (not chunk.last) for chunk in chunks]
         size = self.shapes.fit("flow", "batch", len(chunks))
-        count = self.shapes.fit("flow", "codes", max(n_voiced))
+        count = self.shapes.fit("flow", "speech_tokens", max(n_voiced))
         seen = max(session.n_seen for session in sessions)
-        columns = self.shapes.fit("flow", "columns", seen + FRAMES_PER_CODE * count)
+        columns = self.shapes.fit("flow", "columns", seen + FRAMES_PER_TOKEN * count)
         scratch = self.state.scratch
         slots = column([session.slot for session in sessions], size, scratch)
         targets = column([session.spare for session in sessions], size, scratch)
-        codes = np.zeros((size, count + self.lookahead), np.int64)
+        speech_tokens = np.zeros((size, count + self.lookahead), np.int64)
         for row, chunk in enumerate(chunks):
-            codes[row, : len(chunk.codes)] = chunk.codes
+            speech_tokens[row, : len(chunk.speech_tokens)] = chunk.speech_tokens
         last = column([bool(chunk.last) for chunk in chunks], size, False)
-        n_codes = column([len(chunk.codes) for chunk in chunks], size, 0)
+        n_speech_tokens = column([len(chunk.speech_tokens) for chunk in chunks], size, 0)
         mel = self.regions(
             "flow",
             slots,
             targets,
-            codes,
-            n_codes,
+            speech_tokens,
+            n_speech_tokens,
             last,
-            width=columns - FRAMES_PER_CODE * count,
+            width=columns - FRAMES_PER_TOKEN * count,
             n_steps=n_steps,
         )
-        n_new = column([FRAMES_PER_CODE * n for n in n_voiced], size, 0)
+        n_new = column([FRAMES_PER_TOKEN * n for n in n_voiced], size, 0)
         wave, _ = self.regions("hift", slots, targets, mel, n_new, last, rules=self.rules)
         spoken = [
-            session.spoken(FRAMES_PER_CODE * n, chunk.last, self.rules)
+            session.spoken(FRAMES_PER_TOKEN * n, chunk.last, self.rules)
             for session, n, chunk in zip(sessions, n_voiced, chunks, strict=True)
         ]
         return [(session, wave[row, :n].clone()) for row, (session, n) in enumerate(spoken)]
@@ -302,9 +302,9 @@ class Vocoder:
         return slot
 
     def _run_prompt(self, voice: Voice, n_steps: int, size: int, slot: int, start: int) -> None:
-        codes = np.zeros((1, size // FRAMES_PER_CODE + self.lookahead), np.int64)
-        seen = torch.cat((voice.codes, torch.full((self.lookahead,), SILENCE_CODE)))
-        codes[0, : len(seen)] = seen
+        speech_tokens = np.zeros((1, size // FRAMES_PER_TOKEN + self.lookahead), np.int64)
+        seen = torch.cat((voice.speech_tokens, torch.full((self.lookahead,), SILENCE_TOKEN)))
+        speech_tokens[0, : len(seen)] = seen
         mel = torch.zeros(1, size, voice.mel.shape[1])
         mel[0, : voice.n_frames] = voice.mel
         numbers = [column([value], 1, 0) for value in (slot, start)]
@@ -313,7 +313,7 @@ class Vocoder:
             self.regions(
                 "voice",
                 *numbers,
-                codes,
+                speech_tokens,
                 column([len(seen)], 1, 0),
                 mel.numpy(),
                 voice.speaker[None].numpy(),
@@ -335,16 +335,16 @@ class Vocoder:
         self._check_sessions([chunk.session for chunk in chunks])
         for chunk in chunks:
             what = f"codes of session {chunk.session}"
-            self._check_codes(what, chunk.codes, at_least=1 if chunk.last else self.lookahead + 1)
-            self.shapes.fit(what, "codes", len(chunk.codes) - self.lookahead * (not chunk.last))
+            self._check_tokens(what, chunk.speech_tokens, at_least=1 if chunk.last else self.lookahead + 1)
+            self.shapes.fit(what, "speech_tokens", len(chunk.speech_tokens) - self.lookahead * (not chunk.last))
 
-    def _check_codes(self, what: str, codes: Sequence[int], at_least: int) -> None:
-        if not isinstance(codes, Sequence | np.ndarray) or isinstance(codes, str | bytes):
-            raise TokenError(what, expected="a sequence of whole numbers", got=type(codes).__name__)
-        if len(codes) < at_least:
-            raise TokenError(what, expected=f"at least {at_least}", got=len(codes))
+    def _check_tokens(self, what: str, speech_tokens: Sequence[int], at_least: int) -> None:
+        if not isinstance(speech_tokens, Sequence | np.ndarray) or isinstance(speech_tokens, str | bytes):
+            raise TokenError(what, expected="a sequence of whole numbers", got=type(speech_tokens).__name__)
+        if len(speech_tokens) < at_least:
+            raise TokenError(what, expected=f"at least {at_least}", got=len(speech_tokens))
         vocab_size = self.parts.flow.config.vocab_size
-        for code in codes:
+        for code in speech_tokens:
             # A float would be cut to a whole number further on without a word.
             if not isinstance(code, Integral) or isinstance(code, bool) or not 0 <= code < vocab_size:
                 raise TokenError(what, expected=f"whole numbers from 0 to {vocab_size - 1}", got=code)
@@ -369,10 +369,10 @@ class Vocoder:
         self._move(launch.moves)
         return taken
 
-    def _launch(self, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[Session, Session]], list[Tensor]]:
+    def _launch(self, chunks: Sequence[Chunk]) -> tuple[dict[int, tuple[VocoderSession, VocoderSession]], list[Tensor]]:
         """Run all chunks. Returns: where each session stood and where it goes, and the chunks' sounds."""
         self._check(chunks)
-        spoken: dict[int, tuple[Session, Tensor]] = {}
+        spoken: dict[int, tuple[VocoderSession, Tensor]] = {}
         for n_steps in self.schedules:
             group = [chunk for chunk in chunks if self._sessions[chunk.session].n_steps == n_steps]
             for rows in self._batches(len(group)):
@@ -381,7 +381,7 @@ class Vocoder:
         moves = {number: (self._sessions[number], session) for number, (session, _) in spoken.items()}
         return moves, [spoken[chunk.session][1] for chunk in chunks]
 
-    def _move(self, moves: dict[int, tuple[Session, Session]]) -> None:
+    def _move(self, moves: dict[int, tuple[VocoderSession, VocoderSession]]) -> None:
         """Sessions stand where their chunks ended, but for those that have begun a turn or gone away since."""
         for number, (before, behind) in moves.items():
             if self._sessions.get(number) is before:

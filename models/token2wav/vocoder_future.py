@@ -16,7 +16,7 @@ from models.token2wav.vocode import TAIL_FRAMES, VocodeRules
 
 
 @dataclass(frozen=True)
-class Session:
+class VocoderSession:
     """Where a session stands, and what the host remembers so that choosing a bucket needs no look at the device."""
 
     slot: int
@@ -27,11 +27,11 @@ class Session:
     n_seen: int = 0  # mel frames that the next chunk sees
     n_held: int = 0  # mel frames whose sound waits for the next chunk
 
-    def begun(self) -> "Session":
+    def begun(self) -> "VocoderSession":
         """At the start of a turn."""
         return replace(self, slot=self.spare, spare=self.slot, n_seen=self.n_prompt, n_held=0)
 
-    def spoken(self, n_frames: int, last: bool, rules: VocodeRules) -> tuple["Session", int]:
+    def spoken(self, n_frames: int, last: bool, rules: VocodeRules) -> tuple["VocoderSession", int]:
         """One chunk further, and the samples that leave with it."""
         n_seen = min(self.n_seen + n_frames, self.n_prompt + HISTORY_FRAMES)
         n_frames += self.n_held
@@ -47,7 +47,7 @@ class VocoderFuture:
     moves: for each session where it stood, and where it goes. sounds: one each, on the vocoder's device.
     """
 
-    def __init__(self, moves: dict[int, tuple[Session, Session]], sounds: list[Tensor]):
+    def __init__(self, moves: dict[int, tuple[VocoderSession, VocoderSession]], sounds: list[Tensor]):
         self.moves, self._lengths = moves, [len(sound) for sound in sounds]
         self._arrival = AsyncHostCopy(torch.cat(sounds))
 

@@ -6,27 +6,27 @@ Knows counts only. A turn starts with a little silence, which is also what lets 
 from typing import Literal, NamedTuple
 
 from models.errors import SettingsError
-from models.token2wav.settings import SILENCE_CODE
+from models.token2wav.settings import SILENCE_TOKEN
 
-CHUNK_CODES = 25  # voiced at once: one second
+CHUNK_TOKENS = 25  # voiced at once: one second
 
 
 class Window(NamedTuple):
     """Codes for one chunk, the look-ahead included; none is left for later if `last`."""
 
-    codes: tuple[int, ...]
+    speech_tokens: tuple[int, ...]
     last: bool
 
 
-class CodeWindows:
+class TokenWindows:
     """One turn's codes. `push` gives what can be voiced, and with `last` the rest."""
 
     def __init__(
         self,
         *,
         lookahead: int = 3,
-        chunk: int = CHUNK_CODES,
-        least: int = CHUNK_CODES,
+        chunk: int = CHUNK_TOKENS,
+        least: int = CHUNK_TOKENS,
         silence: bool = True,
         compat: Literal["reference"] | None = None,
     ):
@@ -43,26 +43,26 @@ class CodeWindows:
         if not 1 <= least <= chunk:
             raise SettingsError("least", expected=f"1 to {chunk}", got=least)
         self.lookahead, self.chunk, self.least, self.compat = lookahead, chunk, least, compat
-        self._codes: list[int] = [SILENCE_CODE] * lookahead if silence else []
+        self._speech_tokens: list[int] = [SILENCE_TOKEN] * lookahead if silence else []
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """Codes that no window has consumed, those seen as look-ahead included."""
-        return tuple(self._codes)
+        return tuple(self._speech_tokens)
 
     @property
     def n_waiting(self) -> int:
-        return len(self._codes)
+        return len(self._speech_tokens)
 
-    def push(self, codes: list[int], last: bool = False) -> list[Window]:
-        """Windows that `codes` complete; with `last` also the rest of the turn, so that nothing waits any more."""
-        self._codes.extend(codes)
+    def push(self, speech_tokens: list[int], last: bool = False) -> list[Window]:
+        """Windows that `speech_tokens` complete; with `last` also the rest of the turn, so that nothing waits any more."""
+        self._speech_tokens.extend(speech_tokens)
         windows = []
-        while len(self._codes) >= self.lookahead + self.least:
-            n = min(self.lookahead + self.chunk, len(self._codes))
-            windows.append(Window(tuple(self._codes[:n]), last and self.compat == "reference"))
-            del self._codes[: n - self.lookahead]
-        if last and self._codes:
-            windows.append(Window(tuple(self._codes), True))
-            self._codes.clear()
+        while len(self._speech_tokens) >= self.lookahead + self.least:
+            n = min(self.lookahead + self.chunk, len(self._speech_tokens))
+            windows.append(Window(tuple(self._speech_tokens[:n]), last and self.compat == "reference"))
+            del self._speech_tokens[: n - self.lookahead]
+        if last and self._speech_tokens:
+            windows.append(Window(tuple(self._speech_tokens), True))
+            self._speech_tokens.clear()
         return windows

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, RequestType, Ticket
-from server.dispatch.workers import Lease, Workers
+from server.dispatch.workers import WorkerLease, Workers
 
 FRESH_S = 0.2  # how old an estimate may be that clients are told
 
@@ -20,7 +20,7 @@ class PendingSession:
     """One client from its ticket to its end. lease: once it has a slot. changed: set when there is news for it."""
 
     ticket: Ticket
-    lease: Lease | None = None
+    lease: WorkerLease | None = None
     is_cancelled: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -126,7 +126,7 @@ class Dispatcher:
             self._told = self._clock(), self.places()
         return self._told[1].get(pending.ticket)
 
-    def elapsed(self, lease: Lease) -> float:
+    def elapsed(self, lease: WorkerLease) -> float:
         """s: since a session got its slot."""
         return self._clock() - lease.since
 
@@ -134,6 +134,6 @@ class Dispatcher:
         """s: since a ticket was given."""
         return self._clock() - ticket.since
 
-    def remaining(self, lease: Lease) -> float:
+    def remaining(self, lease: WorkerLease) -> float:
         """s: what is probably left of a session."""
         return self.eta.remaining(lease.request_type, self.elapsed(lease))

@@ -22,7 +22,7 @@ KNOWN_NAMES = READY_NAMES | {"loading", "error"}
 
 
 @dataclass(frozen=True)
-class Address:
+class WorkerAddress:
     """Where a worker listens."""
 
     host: str
@@ -33,7 +33,7 @@ class Address:
 
 
 @dataclass(eq=False)
-class Lease:
+class WorkerLease:
     """One slot of one worker, for one session. since: monotonic s. started_at: Unix s. n_units: results so far."""
 
     worker: "Worker"
@@ -55,11 +55,11 @@ class Worker:
     """
 
     index: int
-    address: Address
+    address: WorkerAddress
     health: dict[str, Any] = field(default_factory=dict)
     seen: float = 0.0
     heard_at: float | None = None
-    leases: list[Lease] = field(default_factory=list)
+    leases: list[WorkerLease] = field(default_factory=list)
     n_foreign: int = 0
     distrusted: bool = False
     n_requests: int = 0
@@ -124,7 +124,7 @@ class Workers:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[WorkerAddress],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ):
@@ -160,22 +160,22 @@ class Workers:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def lend(self, request_type: RequestType, session_id: str) -> Lease | None:
+    def lend(self, request_type: RequestType, session_id: str) -> WorkerLease | None:
         """A slot of the worker with the largest share free, the first of several; None: there is none."""
         free = [worker for worker in self.all if worker.n_free > 0]
         if not free:
             return None
         worker = max(free, key=lambda one: one.n_free / one.n_slots)
-        lease = Lease(worker, request_type, session_id, self._clock(), self._wall())
+        lease = WorkerLease(worker, request_type, session_id, self._clock(), self._wall())
         worker.leases.append(lease)
         return lease
 
-    def take_back(self, lease: Lease) -> None:
+    def take_back(self, lease: WorkerLease) -> None:
         """The slot can be lent again."""
         lease.worker.leases.remove(lease)
 
     @property
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[WorkerLease]:
         """Oldest first."""
         return sorted((lease for worker in self.all for lease in worker.leases), key=lambda lease: lease.since)
 

@@ -20,7 +20,7 @@ from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Inbox
 from server.live.relay import NORMAL, Relay
 from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link
-from server.metrics import Metrics
+from server.metrics import GatewayMetrics
 from worker.protocol.connection import until_gone
 from worker.protocol.messages import Error, ErrorCode, FromServer, Queued, QueueDone, QueueUpdate, write
 from worker.protocol.wire import CloseReason
@@ -39,7 +39,7 @@ ODD = re.compile(r"[^A-Za-z0-9_-]")
 AUDIO_PREFIXES = ("adx_", "audio_duplex_")
 
 
-class Goodbye(NamedTuple):
+class SocketClose(NamedTuple):
     """How a connection ends. how: a word for counting."""
 
     code: int
@@ -48,7 +48,7 @@ class Goodbye(NamedTuple):
     error: Error | None = None
 
 
-CLIENT_GONE = Goodbye(NORMAL, "", "client gone")
+CLIENT_GONE = SocketClose(NORMAL, "", "client gone")
 
 
 def session_id_of(given: str) -> str:
@@ -61,14 +61,16 @@ def request_type_of(session_id: str) -> RequestType:
     return "audio_duplex" if session_id.startswith(AUDIO_PREFIXES) else "omni_duplex"
 
 
-class Duplex:
+class GatewaySockets:
     """All duplex sockets of the gateway. connections: those that are not closed yet, with or without a slot."""
 
-    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, diagnostics: Diagnostics, asking: httpx.AsyncClient):
+    def __init__(
+        self, dispatcher: Dispatcher, metrics: GatewayMetrics, diagnostics: Diagnostics, asking: httpx.AsyncClient
+    ):
         self._dispatcher, self._metrics, self._diagnostics, self._asking = dispatcher, metrics, diagnostics, asking
         self._store = ByteBudget(MAX_EARLY_OF_ALL)
-        self.connections: dict[asyncio.Task[Goodbye], PendingSession] = {}
-        self._ending: dict[asyncio.Task[Goodbye], Goodbye] = {}
+        self.connections: dict[asyncio.Task[SocketClose], PendingSession] = {}
+        self._ending: dict[asyncio.Task[SocketClose], SocketClose] = {}
         self.draining = False
 
     async def serve(self, websocket: WebSocket, given_id: str) -> None:
@@ -83,7 +85,7 @@ class Duplex:
         except QueueFullError:
             text = f"Queue full ({self._dispatcher.queue.most} requests)"
             error = Error(error=text, code=ErrorCode.QUEUE_FULL)
-            await self._say_goodbye(websocket, Goodbye(TRY_LATER, "Queue full", "queue full", error))
+            await self._say_goodbye(websocket, SocketClose(TRY_LATER, "Queue full", "queue full", error))
             return
         inbox = Inbox(self._store, MAX_EARLY)
         talking = asyncio.create_task(self._talk(websocket, pending, inbox), name="talk")
@@ -97,8 +99,8 @@ class Duplex:
         LOG.info("session %s ended: %s", session_id, goodbye.how)
 
     async def _host(
-        self, websocket: WebSocket, pending: PendingSession, inbox: Inbox, talking: "asyncio.Task[Goodbye]"
-    ) -> Goodbye:
+        self, websocket: WebSocket, pending: PendingSession, inbox: Inbox, talking: "asyncio.Task[SocketClose]"
+    ) -> SocketClose:
         """Until it is over. Returns: what is still to be said."""
         reading = asyncio.create_task(_read(websocket, inbox), name="read")
         watching = asyncio.create_task(until_gone(websocket), name="watch")
@@ -119,7 +121,7 @@ class Duplex:
             await asyncio.gather(*tasks, return_exceptions=True)
             inbox.forget()
 
-    async def _talk(self, websocket: WebSocket, pending: PendingSession, inbox: Inbox) -> Goodbye:
+    async def _talk(self, websocket: WebSocket, pending: PendingSession, inbox: Inbox) -> SocketClose:
         """The order of things: wait, connect, pass on."""
         try:
             return await self._in_order(websocket, pending, inbox)
@@ -128,14 +130,14 @@ class Duplex:
         except WorkerLostError as error:
             LOG.warning("session %s: %s", pending.ticket.session_id, error)
             told = Error(error=f"The worker was lost: {error}", code=ErrorCode.WORKER_LOST)
-            return Goodbye(FAILED, "Worker lost", "worker lost", told)
+            return SocketClose(FAILED, "Worker lost", "worker lost", told)
         except Exception as error:  # a fault of ours ends this session, and says so
             LOG.exception("session %s", pending.ticket.session_id)
-            return Goodbye(FAILED, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))
+            return SocketClose(FAILED, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))
         finally:
             self._dispatcher.leave(pending)
 
-    async def _in_order(self, websocket: WebSocket, pending: PendingSession, inbox: Inbox) -> Goodbye:
+    async def _in_order(self, websocket: WebSocket, pending: PendingSession, inbox: Inbox) -> SocketClose:
         ticket, since = pending.ticket, time.monotonic()
         is_told = False
         while True:
@@ -146,7 +148,7 @@ class Duplex:
                 is_told = True
             if pending.is_cancelled:
                 error = Error(error="Request cancelled", code=ErrorCode.CANCELLED)
-                return Goodbye(TRY_LATER, "Request cancelled", "cancelled", error)
+                return SocketClose(TRY_LATER, "Request cancelled", "cancelled", error)
             worker = pending.lease.worker
             try:
                 link = await open_link(self._asking, pending.lease)
@@ -170,7 +172,7 @@ class Duplex:
             keep = partial(self._diagnostics.keep, session_id=ticket.session_id)
             relay = Relay(websocket, inbox, link, lease, self._dispatcher.workers, self._metrics, keep)
             ended = await relay.run()
-            return Goodbye(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
+            return SocketClose(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
         except WorkerLostError:
             politely = False
             raise
@@ -196,7 +198,7 @@ class Duplex:
             if pending.lease is None:  # all who wait have the same news: one after the other, as others are talking
                 await asyncio.sleep(min(MAX_APART_S, place.position * APART_S))
 
-    async def _say_goodbye(self, websocket: WebSocket, goodbye: Goodbye) -> None:
+    async def _say_goodbye(self, websocket: WebSocket, goodbye: SocketClose) -> None:
         self._metrics.ended(goodbye.how)
         with suppress(TimeoutError, WebSocketDisconnect, RuntimeError, ClientDisconnected):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -217,15 +219,15 @@ class Duplex:
         for task in self.connections:
             self._end(task)
 
-    def _end(self, task: "asyncio.Task[Goodbye]") -> None:
+    def _end(self, task: "asyncio.Task[SocketClose]") -> None:
         if not task.done():
             self._ending[task] = _draining()
             task.cancel()
 
 
-def _draining() -> Goodbye:
+def _draining() -> SocketClose:
     error = Error(error="The server is shutting down", code=ErrorCode.DRAINING)
-    return Goodbye(RESTART, "Shutting down", "draining", error)
+    return SocketClose(RESTART, "Shutting down", "draining", error)
 
 
 async def _read(websocket: WebSocket, inbox: Inbox) -> None:

@@ -15,7 +15,7 @@ Data = str | bytes
 EACH = 256  # bytes that a message takes beside its own: millions of empty ones are a load too
 
 
-class Sent(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """One message as it came. received: monotonic s. n_bytes: of memory."""
 
     data: Data
@@ -42,7 +42,7 @@ class Inbox:
         self.most = most
         self._store = store
         self._n_bytes = 0
-        self._waiting: deque[Sent] = deque()
+        self._waiting: deque[ReceivedMessage] = deque()
         self._changed = asyncio.Event()
         self._is_over = False
 
@@ -51,7 +51,7 @@ class Inbox:
 
     async def put(self, data: Data) -> None:
         """Returns once another message may be read."""
-        sent = Sent(data, time.monotonic(), size_of(data))
+        sent = ReceivedMessage(data, time.monotonic(), size_of(data))
         self._waiting.append(sent)
         self._count(sent.n_bytes)
         self._changed.set()
@@ -59,7 +59,7 @@ class Inbox:
             self._changed.clear()
             await self._changed.wait()
 
-    async def get(self) -> Sent:
+    async def get(self) -> ReceivedMessage:
         """The next message. Raises: ClientDisconnected when there is none left and the client is gone."""
         while not self._waiting:
             if self._is_over:

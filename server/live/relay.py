@@ -13,10 +13,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from server.dispatch.workers import Lease, Workers
+from server.dispatch.workers import WorkerLease, Workers
 from server.live.inbox import ClientDisconnected, Data, Inbox
 from server.live.worker_link import WorkerLostError
-from server.metrics import Metrics
+from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
 from worker.protocol.connection import STUCK_S
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed
@@ -42,9 +42,9 @@ class Relay:
         websocket: WebSocket,
         inbox: Inbox,
         link: ClientConnection,
-        lease: Lease,
+        lease: WorkerLease,
         workers: Workers,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         keep: Callable[[Data], bool],
     ):
         self._websocket, self._inbox, self._link, self._lease = websocket, inbox, link, lease

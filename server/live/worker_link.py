@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from models.errors import ModelError
-from server.dispatch.workers import Lease, Worker
+from server.dispatch.workers import Worker, WorkerLease
 from worker.protocol.connection import MAX_FRAME
 
 PROBE_S = 1.0  # a worker that works answers within milliseconds
@@ -35,7 +35,7 @@ class WorkerLostError(ModelError, RuntimeError):
     """Nobody listens there, or nothing is heard any more."""
 
 
-async def open_link(asking: httpx.AsyncClient, lease: Lease) -> ClientConnection:
+async def open_link(asking: httpx.AsyncClient, lease: WorkerLease) -> ClientConnection:
     """Connect the session to its worker, once that has shown that it lives.
 
     Raises: WorkerRefusedError; WorkerLostError.

@@ -23,7 +23,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Voice(_Part):
+class PresetVoice(_Part):
     """A sound file. path: from the folder above all presets."""
 
     path: str
@@ -37,7 +37,7 @@ class TextItem(_Part):
     text: str
 
 
-class AudioItem(Voice):
+class AudioItem(PresetVoice):
     """A sound between them."""
 
     type: Literal["audio"]
@@ -56,7 +56,7 @@ class Preset(_Part):
     lang: str | None = None
     system_prompt: str | None = None
     system_content: list[Annotated[TextItem | AudioItem, Discriminator("type")]] | None = None
-    ref_audio: Voice | None = None
+    ref_audio: PresetVoice | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -70,7 +70,7 @@ class Preset(_Part):
         return [item for item in self.system_content or () if isinstance(item, AudioItem)]
 
     @property
-    def voices(self) -> Iterator[Voice]:
+    def voices(self) -> Iterator[PresetVoice]:
         """Every sound that it names."""
         yield from self.sounds
         if self.ref_audio is not None:
@@ -107,7 +107,7 @@ class Presets:
     def find(self, mode: str, preset_id: str) -> Preset | None:
         return next((one for one in self.modes.get(mode, []) if one.id == preset_id), None)
 
-    def file_of(self, voice: Voice) -> Path:
+    def file_of(self, voice: PresetVoice) -> Path:
         return self._folder.parent / voice.path
 
 
@@ -120,7 +120,7 @@ def _read(file: Path) -> Preset:
         raise ConfigError(str(file), expected="a preset", got=f"{where}: {first['msg']}") from None
 
 
-def _duration(file: Path, assets: Path, voice: Voice) -> float:
+def _duration(file: Path, assets: Path, voice: PresetVoice) -> float:
     path = (assets / voice.path).resolve()
     if not path.is_relative_to(assets.resolve()):
         raise ConfigError(str(file), expected=f"a sound inside {assets.name}", got=voice.path)

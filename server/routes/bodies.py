@@ -156,7 +156,7 @@ class QueueStatus(BaseModel):
     running_tasks: list[RunningTask]
 
 
-class Ticket(BaseModel):
+class TicketStatus(BaseModel):
     ticket_id: str
     request_type: RequestType
     session_id: str
@@ -168,7 +168,7 @@ class Ticket(BaseModel):
 
 class TicketFound(BaseModel):
     found: Literal[True] = True
-    ticket: Ticket
+    ticket: TicketStatus
 
 
 class TicketUnknown(BaseModel):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException
 
 from models.errors import AudioError
 from models.inputs.audio_sizes import SAMPLE_RATE
-from server.registry.presets import AudioItem, Preset, Presets, TextItem, Voice
+from server.registry.presets import AudioItem, Preset, Presets, PresetVoice, TextItem
 from server.registry.reference_sound import SoundFiles
 from server.routes.bodies import (
     AudioPart,
@@ -32,7 +32,7 @@ def preset_routes(presets: Presets, default_voice: Path | None, defaults: Fronte
     sounds = SoundFiles()
     listed = {mode: [_info(preset, presets) for preset in found] for mode, found in presets.modes.items()}
 
-    async def sound_of(voice: Voice) -> PresetSound:
+    async def sound_of(voice: PresetVoice) -> PresetSound:
         duration = presets.durations[voice.path]
         try:
             sound = await sounds.read(presets.file_of(voice))
@@ -98,5 +98,5 @@ def _part(item: TextItem | AudioItem, presets: Presets) -> TextPart | AudioPart:
     return AudioPart(type="audio", **_voice(item, presets))
 
 
-def _voice(voice: Voice, presets: Presets) -> dict[str, str | float | None]:
+def _voice(voice: PresetVoice, presets: Presets) -> dict[str, str | float | None]:
     return {"data": None, "path": voice.path, "name": voice.name, "duration": presets.durations[voice.path]}

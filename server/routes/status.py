@@ -7,13 +7,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.dispatch.dispatcher import Dispatcher
-from server.live.duplex import Duplex
-from server.metrics import Metrics
+from server.live.duplex import GatewaySockets
+from server.metrics import GatewayMetrics
 from server.routes.bodies import Alive, CacheStatus, Health, Ready, ServiceStatus, WorkerList
 from server.routes.status_report import cache_status, readiness, service_status, worker_list
 
 
-def status_routes(dispatcher: Dispatcher, duplex: Duplex, metrics: Metrics) -> APIRouter:
+def status_routes(dispatcher: Dispatcher, duplex: GatewaySockets, metrics: GatewayMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")

@@ -5,8 +5,8 @@ What a worker says of itself is passed on where it is what it should be, and lef
 
 from server.dispatch.dispatcher import Dispatcher, Place
 from server.dispatch.eta import KINDS
-from server.dispatch.queue import Ticket as Waiting
-from server.dispatch.workers import OFFLINE, Lease, Worker, iso
+from server.dispatch.queue import TicketStatus as Waiting
+from server.dispatch.workers import OFFLINE, Worker, WorkerLease, iso
 from server.routes.bodies import (
     CacheStatus,
     EtaSettings,
@@ -18,8 +18,8 @@ from server.routes.bodies import (
     RunningTask,
     ServiceStatus,
     Slots,
-    Ticket,
     TicketFound,
+    TicketStatus,
     TicketUnknown,
     WorkerInfo,
     WorkerList,
@@ -69,7 +69,7 @@ def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int
     )
 
 
-def running_task(dispatcher: Dispatcher, lease: Lease) -> RunningTask:
+def running_task(dispatcher: Dispatcher, lease: WorkerLease) -> RunningTask:
     return RunningTask(
         worker_id=lease.worker.name,
         request_type=lease.request_type,
@@ -164,7 +164,7 @@ def ticket_status(dispatcher: Dispatcher, ticket_id: str) -> TicketFound | Ticke
     if ticket is None:
         return TicketUnknown(message=f"No ticket {ticket_id[:60]} waits")
     item = queue_item(dispatcher, ticket, dispatcher.places()[ticket])
-    return TicketFound(ticket=Ticket(**item.model_dump(exclude={"wait_elapsed_s"})))
+    return TicketFound(ticket=TicketStatus(**item.model_dump(exclude={"wait_elapsed_s"})))
 
 
 def eta_status(dispatcher: Dispatcher) -> EtaStatus:

@@ -4,7 +4,7 @@ import ssl
 
 import pytest
 
-from clients.address import Address
+from clients.address import TargetAddress
 from models.errors import SettingsError
 
 GATEWAY, WORKER = True, False
@@ -23,34 +23,34 @@ GATEWAY, WORKER = True, False
     ],
 )
 def test_of(given: str, url: str, name: str, is_gateway: bool) -> None:
-    got = Address.of(given, "me")
+    got = TargetAddress.of(given, "me")
     assert (got.url, got.session_id, got.is_gateway) == (url, name, is_gateway), got
 
 
 def test_a_new_name_each_time() -> None:
-    first, second = Address.of("ws://host"), Address.of("ws://host")
+    first, second = TargetAddress.of("ws://host"), TargetAddress.of("ws://host")
     assert first.session_id != second.session_id and first.session_id in first.url
 
 
 def test_names_are_quoted() -> None:
-    assert Address.of("ws://host", "a/b?c").url == "ws://host/ws/duplex/a%2Fb%3Fc"
+    assert TargetAddress.of("ws://host", "a/b?c").url == "ws://host/ws/duplex/a%2Fb%3Fc"
 
 
 @pytest.mark.parametrize("given", ["", "ftp://host", "ws://", "ws://host:port", "ws://host:99999999"])
 def test_no_address(given: str) -> None:
     with pytest.raises(SettingsError, match="url: expected ws://host:port"):
-        Address.of(given)
+        TargetAddress.of(given)
 
 
 @pytest.mark.parametrize(
     ("given", "is_local"), [("localhost:1", True), ("127.0.0.9:1", True), ("[::1]:1", True), ("example.org", False)]
 )
 def test_this_machine(given: str, is_local: bool) -> None:
-    assert Address.of(given).is_local is is_local
+    assert TargetAddress.of(given).is_local is is_local
 
 
 def test_what_is_trusted() -> None:
-    secure, plain = Address.of("wss://host"), Address.of("ws://host")
+    secure, plain = TargetAddress.of("wss://host"), TargetAddress.of("ws://host")
     assert plain.tls(None, insecure=True) is None
     assert secure.tls(None, insecure=False).verify_mode is ssl.CERT_REQUIRED
     assert secure.tls(None, insecure=True).verify_mode is ssl.CERT_NONE

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.__main__ import main
-from launcher.devices import CPU, Device, Gpu
+from launcher.devices import CPU, Device, DriverGpu
 from launcher.preflight import PlannedMachine, certificate_problems, folder_problems, memory_problems, owner
 from tests.launcher.processes import free_ports, launcher
 from worker.config.service import load_config
@@ -112,8 +112,8 @@ def test_a_log_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_memory(tiny: Path) -> None:
     config, _ = load_config(None, flags={"model.model_path": str(tiny)}, environ={})
-    gpu = Gpu(0, "GPU-a", "NVIDIA H200", total=100 << 30, free=1 << 20)
-    small, large = Device("0", gpu), Device("1", Gpu(1, "GPU-b", "NVIDIA H200", total=100 << 30, free=99 << 30))
+    gpu = DriverGpu(0, "GPU-a", "NVIDIA H200", total=100 << 30, free=1 << 20)
+    small, large = Device("0", gpu), Device("1", DriverGpu(1, "GPU-b", "NVIDIA H200", total=100 << 30, free=99 << 30))
     machine = PlannedMachine(config, [small, large], {})
     [got] = memory_problems(machine, [small, large])
     assert got.startswith("GPU 0 (NVIDIA H200): 1.0 MiB of 100.0 GiB free, the model needs at least "), got

@@ -3,7 +3,7 @@
 import io
 
 from launcher.managed_process import ending, last_words
-from launcher.progress import Board, Line, ready_text, starting_line, totals_text
+from launcher.progress import Board, LiveLine, ready_text, starting_line, totals_text
 from worker.compile.cache import CacheReport, CacheState
 from worker.status import START
 
@@ -65,15 +65,15 @@ class Clock:
 def test_elsewhere_lines_come_as_they_change_and_not_too_often() -> None:
     stream, clock = io.StringIO(), Clock()
     board = Board(stream, is_terminal=False, clock=clock)
-    board.show("w", Line(1, "one"))
-    board.show("w", Line(1, "one, later"))
+    board.show("w", LiveLine(1, "one"))
+    board.show("w", LiveLine(1, "one, later"))
     clock.now = 0.5
-    board.show("w", Line(2, "two"))
+    board.show("w", LiveLine(2, "two"))
     board.say("event")
     clock.now = 1.0
-    board.show("w", Line(3, "three"))
+    board.show("w", LiveLine(3, "three"))
     board.drop("w")
-    board.show("w", Line(1, "anew"))
+    board.show("w", LiveLine(1, "anew"))
     assert stream.getvalue().splitlines() == ["one", "event", "three", "anew"]
 
 
@@ -100,9 +100,9 @@ class Screen:
 def test_on_a_terminal_lines_are_rewritten_below_those_that_stay() -> None:
     stream = io.StringIO()
     board = Board(stream, is_terminal=True)
-    board.show("a", Line(1, "a1"))
-    board.show("b", Line(1, "b1"))
-    board.show("a", Line(2, "a2"))
+    board.show("a", LiveLine(1, "a1"))
+    board.show("b", LiveLine(1, "b1"))
+    board.show("a", LiveLine(2, "a2"))
     assert Screen(stream.getvalue()).text == "a2\nb1"
     board.say("event")
     assert Screen(stream.getvalue()).text == "event\na2\nb1"
@@ -116,7 +116,7 @@ def test_on_a_terminal_lines_are_rewritten_below_those_that_stay() -> None:
 
 def test_a_living_line_never_wraps() -> None:
     stream = io.StringIO()
-    Board(stream, is_terminal=True).show("a", Line(1, "x" * 500))
+    Board(stream, is_terminal=True).show("a", LiveLine(1, "x" * 500))
     assert len(stream.getvalue().strip()) < 80
 
 

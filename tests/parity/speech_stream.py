@@ -8,10 +8,10 @@ from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
-from models.stages.speech_stream import CodeStream
-from tests.parity.code_sampling import greedy_codes
+from models.stages.speech_stream import SpeechStream
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
+from tests.parity.speech_sampling import greedy_codes
 
 
 def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
@@ -30,12 +30,12 @@ def _turn(
 ) -> None:
     """One turn; it ends where the rows of a text chunk are missing, since what follows builds on them."""
     kind, number, batches = case["attention_type"], case["case"], case["yields"]
-    stream = CodeStream(
+    stream = SpeechStream(
         speaker,
         1,
         kind,
         window=window,
-        max_codes=case["max_new_token"],
+        max_speech_tokens=case["max_new_token"],
         batch=case["chunk_size"],
         compat="reference",
     )
@@ -48,7 +48,7 @@ def _turn(
         got = stream.push(chunk_rows(speaker.runner.model, text[0], final), final)
         n_spoken += sum(map(len, got))
         name = f"speech_stream {kind}.{number}"
-        report.equal(name, f"chunk {chunk} batches", got, [codes for codes, _ in expected])
+        report.equal(name, f"chunk {chunk} batches", got, [speech_tokens for speech_tokens, _ in expected])
         visible, start = cache_state(speaker, 1)
         own = {
             "kv_len": visible,

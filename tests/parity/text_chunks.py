@@ -49,7 +49,9 @@ def _case(case: dict[str, Any], tensors: dict[str, torch.Tensor], model: OmniMod
                 sampled[-1].append(token)
             if (complete := reply.take_chunk()) is not None:
                 ids, _ = complete
-                got.append({"emitted_ids": ids, "kv_len": runner.llm_rows(slot), "finished": reply.stopped == "stop"})
+                got.append(
+                    {"emitted_ids": ids, "kv_len": runner.context_len(slot), "finished": reply.stopped == "stop"}
+                )
                 hidden.append(states[: len(ids)].clone())
             if step.feed is not None:
                 state, logits = runner.decode([slot], [step.feed])

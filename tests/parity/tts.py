@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 
 from models.omni import OmniModel
-from models.sampling.settings import CodeSampling
+from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
-from models.stages.speech_stream import STREAM_MAX_CODES, CodeStream
+from models.stages.speech_stream import STREAM_MAX_SPEECH_TOKENS, SpeechStream
 from tests.parity.build import slot_cache
-from tests.parity.code_sampling import greedy_codes
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
+from tests.parity.speech_sampling import greedy_codes
 from tests.parity.speech_stream import cache_state, chunk_rows
 
 Tensors = dict[str, torch.Tensor]
@@ -77,7 +77,7 @@ def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, r
         report.close("tts raw", "logits", torch.stack(logits, 1)[..., columns], expected[..., columns])
 
 
-def _answers(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: Report) -> None:
+def _answers(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report: Report) -> None:
     """`generate.CASE`: one answer. A case with its own end code reaches it, after at least 3 codes; one without
     runs to its limit, after at least 5, and drops the last code drawn.
     """
@@ -85,13 +85,17 @@ def _answers(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report:
         return
     for case in sorted({m[1] for name in tensors if (m := re.fullmatch(r"generate\.(\w+)\.new_ids", name))}):
         eos, expected = tensors.get(f"generate.{case}.eos_token"), tensors[f"generate.{case}.new_ids"]
-        limits = {"min_codes": 5, "max_codes": len(expected) + 1} if eos is None else {"min_codes": 3, "max_codes": 500}
+        limits = (
+            {"min_speech_tokens": 5, "max_speech_tokens": len(expected) + 1}
+            if eos is None
+            else {"min_speech_tokens": 3, "max_speech_tokens": 500}
+        )
         speaker.start_turn(1, sampling, eos=None if eos is None else int(eos))
-        codes = speaker.answer(1, tensors[CONDITION][0], **limits)
-        report.equal(f"tts generate {case}", "codes", codes, expected)
+        speech_tokens = speaker.answer(1, tensors[CONDITION][0], **limits)
+        report.equal(f"tts generate {case}", "codes", speech_tokens, expected)
 
 
-def _units(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: Report) -> None:
+def _units(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report: Report) -> None:
     """`duplex.unitU`: one turn of units; the first may end, the others not, each with the end code of the last.
 
     Each unit builds on those before it, so the chain ends where a condition or an end code is missing.
@@ -106,18 +110,18 @@ def _units(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: R
         else:
             speaker.start_turn(0, sampling)
         (call,) = speaker.unit([0], [tensors[f"{key}.condition"][0]], may_end=[unit == 0])
-        report.equal_if(case, "codes", call.codes, tensors.get(f"{key}.new_ids"))
+        report.equal_if(case, "codes", call.speech_tokens, tensors.get(f"{key}.new_ids"))
         state = [int(speaker.state.cache.lengths[0]), int(speaker.state.cache.positions[0])]
         report.equal_if(case, "cache, next start", state, tensors.get(f"{key}.cache_len_and_next_start"))
         eos = tensors.get(f"{key}.eos_for_next")
     if {"duplex.eosstop.eos", "duplex.unit0.condition"} <= tensors.keys():
         speaker.start_turn(0, sampling, eos=int(tensors["duplex.eosstop.eos"]))
         (call,) = speaker.unit([0], [tensors["duplex.unit0.condition"][0]], may_end=[True])
-        report.equal_if("tts duplex eosstop", "codes", call.codes, tensors.get("duplex.eosstop.new_ids"))
+        report.equal_if("tts duplex eosstop", "codes", call.speech_tokens, tensors.get("duplex.eosstop.new_ids"))
         report.equal_if("tts duplex eosstop", "cache", [speaker.rows(0)], tensors.get("duplex.eosstop.cache_len"))
 
 
-def _streams(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report: Report) -> None:
+def _streams(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report: Report) -> None:
     """`stream.TYPE.callN`: text chunks one after another. state = [batches, codes left, next start, cache length].
 
     The limits are told from the states, so a type with a condition or a state missing is skipped.
@@ -133,18 +137,18 @@ def _streams(tensors: Tensors, speaker: Speaker, sampling: CodeSampling, report:
         first_codes = len(tensors[f"{keys[0]}.yielded"]) + states[0][1]
         # A call that ran into its limit left a code unfed, so the next start is ahead of the cache.
         n_rows = len(tensors["stream.condition0"][0]) + 1
-        limit = first_codes if states[0][2] == n_rows + first_codes else STREAM_MAX_CODES
+        limit = first_codes if states[0][2] == n_rows + first_codes else STREAM_MAX_SPEECH_TOKENS
         window = max(state[3] for state in states)
         speaker.start_turn(1, sampling)
-        stream = CodeStream(speaker, 1, kind, window=window, max_codes=limit, compat="reference")
+        stream = SpeechStream(speaker, 1, kind, window=window, max_speech_tokens=limit, compat="reference")
         spoken: list[int] = []
         for call, key in enumerate(keys):
             final = call == calls[-1]
             rows = chunk_rows(speaker.runner.model, tensors[f"stream.condition{call}"][0], final)
             batches = stream.push(rows, final)
-            codes = [code for batch in batches for code in batch]
-            spoken += codes
-            report.equal_if(f"tts stream {kind}", f"call{call} codes", codes, tensors.get(f"{key}.yielded"))
+            speech_tokens = [code for batch in batches for code in batch]
+            spoken += speech_tokens
+            report.equal_if(f"tts stream {kind}", f"call{call} codes", speech_tokens, tensors.get(f"{key}.yielded"))
             visible, start = cache_state(speaker, 1)
             state = [len(batches), len(stream.buffer), start, visible]
             report.equal(f"tts stream {kind}", f"call{call} state", state, tensors[f"{key}.state"])

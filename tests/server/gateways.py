@@ -22,7 +22,7 @@ from websockets.http11 import Request, Response
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
-from server.dispatch.workers import Address
+from server.dispatch.workers import WorkerAddress
 from server.health_watch import Watch
 from server.serving import ASKING, build_gateway
 from worker.config.service import default_config
@@ -126,7 +126,7 @@ async def running_gateway(
     """workers: themselves, or their ports. reports: folder for diagnostics. options: of uvicorn. service: settings."""
     config = default_config()
     config = config.model_copy(update={"service": config.service.model_copy(update=service)})
-    addresses = [Address("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
+    addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
     plain = {"trust_env": False, "verify": False}  # loading certificates takes longer than most tests
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]

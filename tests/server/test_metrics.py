@@ -18,7 +18,7 @@ from server.metrics import (
     STAGES,
     UNIT_SECONDS,
     WAIT_SECONDS,
-    Metrics,
+    GatewayMetrics,
 )
 from tests.server.gateways import STOP, Running, running_gateway, until
 from tests.server.routes.http_gateway import IDLE, gateway_of
@@ -137,7 +137,7 @@ def result(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_late_unit_is_a_miss_and_its_times_are_seconds() -> None:
-    metrics, gateway = Metrics(), gateway_of(0)
+    metrics, gateway = GatewayMetrics(), gateway_of(0)
     metrics.unit(result(stages={"decode": 30.0, "first_sound": 60.0}), "omni_duplex")
     metrics.unit(result(headroom_ms=-0.5), "omni_duplex")
     got = samples(metrics.text(gateway.dispatcher).decode())
@@ -156,7 +156,7 @@ def test_a_late_unit_is_a_miss_and_its_times_are_seconds() -> None:
     "odd", [None, "x", [], True, math.inf, math.nan, 10**400, {"decode": "x"}], ids=lambda one: str(one)[:9]
 )
 def test_an_odd_result_is_counted_and_harms_nothing(odd: Any) -> None:
-    metrics, gateway = Metrics(), gateway_of(0)
+    metrics, gateway = GatewayMetrics(), gateway_of(0)
     metrics.unit(result(wall_clock_ms=odd, lag_ms=odd, headroom_ms=odd, stages=odd, is_listen=odd), "omni_duplex")
     metrics.unit({"stages": {"first_sound": odd, "decode": odd, "unheard_of": 1.0}}, "omni_duplex")
     metrics.error("made up by a worker")
@@ -199,7 +199,7 @@ def rows(document: str) -> dict[str, tuple[str, set[str], str]]:
 
 
 def test_documentation_names_every_metric_and_no_other(document: str) -> None:
-    registry = Metrics().registry
+    registry = GatewayMetrics().registry
     collectors = set(registry._collector_to_names)
     expected = {}
     for collector in collectors:
@@ -215,7 +215,7 @@ def test_documentation_has_the_buckets(document: str) -> None:
     got = {name: tuple(float(one) for one in numbers.split(",")) for name, numbers in told.items()}
     assert got == {name: tuple(map(float, bounds)) for name, bounds in BUCKETS.items()}, f"got {got}"
     named = {name: buckets for name, (kind, _, buckets) in rows(document).items() if kind == "histogram"}
-    for collector in set(Metrics().registry._collector_to_names):
+    for collector in set(GatewayMetrics().registry._collector_to_names):
         name = collector._name.removeprefix(f"{PREFIX}_")
         if name in named:
             bounds = tuple(bound for bound in collector._kwargs["buckets"] if bound != math.inf)

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.inputs.audio import HOP
 from models.inputs.mel_stream import window_start
 from models.inputs.tokens import Tokenizer
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from tests.parity.checksum import checksum
 from tests.traces.watch import UnitLog
 from worker.loop.session import Session
@@ -27,7 +27,7 @@ class Account:
     keeps_rows: units whose context is wanted as tensors. from_snapshot: the prompt was copied, not fed.
     """
 
-    duplex: Duplex
+    duplex: UnitSteps
     session: Session
     tokenizer: Tokenizer
     keeps_rows: frozenset[int] = frozenset()
@@ -121,7 +121,7 @@ class Account:
             "end_of_turn": result.end_of_turn,
             "current_time": result.index,
             "n_tokens": result.n_tokens,
-            "n_tts_tokens": result.n_codes,
+            "n_tts_tokens": result.n_speech_tokens,
             "all_ids": list(result.tokens),
             "text_ids": [] if talk is None else list(talk.spoken),
             "terminator_id": None if talk is None else talk.terminator,
@@ -139,7 +139,7 @@ class Account:
                     "pos": call.start,
                     "min": call.least,
                     "max": call.most,
-                    "codes": call.codes,
+                    "codes": call.speech_tokens,
                     "kv_len": call.n_after,
                 }
                 for call in log.speech

@@ -13,7 +13,7 @@ from tests.traces.watch import UnitLog
 from worker.config.session import SessionConfig
 from worker.loop.results import Failure
 from worker.loop.session import Phase, UnitInput
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 
 SPARE_ROWS = 64  # context beyond what the recording held, so that one that goes wrong is compared and not refused
 
@@ -60,7 +60,7 @@ class _Player:
         log = stage.watcher.fresh(self._trace.name)
         prefix, suffix = given.get("prefix") or "", given.get("suffix") or ""
         sound = stage.cast.folder.reference_sound if given.get("ref_audio") else None
-        stage.sessions.prepare(self._session, Prompt(prefix, suffix, sound, VOICE))
+        stage.sessions.prepare(self._session, SystemPrompt(prefix, suffix, sound, VOICE))
         self.account.take_prepare(log, prefix, suffix)
 
     def go_on(self) -> None:

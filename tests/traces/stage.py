@@ -11,7 +11,7 @@ from models.omni import OmniModel
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from tests.traces.folder import TraceFolder
 from tests.traces.vocoder import FakeVocoder
 from tests.traces.watch import WatchedLoop, Watcher
@@ -63,7 +63,7 @@ class Stage:
             llm_len=llm_len,
             shapes=Shapes(batch=(*(size for size in BATCHES if size < n_slots), n_slots)),
         )
-        self.duplex = Duplex(runner, Speaker(runner) if model.config.init_tts else None)
+        self.duplex = UnitSteps(runner, Speaker(runner) if model.config.init_tts else None)
         self.watcher, vocoder = Watcher(self.duplex), FakeVocoder()
         self.language = Language(cast.tokenizer, image_rows=model.config.query_num)
         self.voices = VoiceManager(self.duplex, vocoder)

@@ -11,7 +11,7 @@ from tests.traces.settings import CODE_TEMPERATURE
 from tests.traces.stage import VOICE, Cast, Stage
 from worker.chat.answers import Answers
 from worker.chat.config import ReplyConfig
-from worker.loop.results import Event, Failure, Partial, ReplyResult
+from worker.loop.results import Event, Failure, PartialResult, ReplyResult
 
 NAME = "turn_streaming"
 SPARE_ROWS = 64
@@ -51,11 +51,11 @@ def _answer(cast: Cast, case: dict[str, Any], config: ReplyConfig, name: str, re
     if isinstance(result, Failure):
         raise result.error
     assert isinstance(result, ReplyResult), f"{name}: expected a result at the end, got {result}"
-    leaving = [event for event in events if isinstance(event, Partial) and (event.text or event.pcm is not None)]
+    leaving = [event for event in events if isinstance(event, PartialResult) and (event.text or event.pcm is not None)]
     yields = [{"samples": 0 if one.pcm is None else len(one.pcm), "text": one.text} for one in leaving]
     got = {
         "kv_after_prefill": result.n_prompt - len(opened),
-        "kv_after_generate": result.llm_rows,
+        "kv_after_generate": result.context_len,
         "emitted_ids": list(result.tokens),
         "t2w_calls": log.windows,
         "yields": yields,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.token2wav.settings import SAMPLES_PER_CODE
+from models.token2wav.settings import SAMPLES_PER_TOKEN
 from models.token2wav.vocoder import Chunk
 from tests.traces.folder import FULL_SCALE
 
@@ -40,12 +40,17 @@ class FakeVocoder:
         slots = [chunk.session for chunk in chunks]
         assert len(set(slots)) == len(slots) and set(slots) <= self._open, f"start: expected open slots, got {slots}"
         return FakeLaunch(
-            [self._sound(chunk.codes if chunk.last else chunk.codes[: -self.lookahead]) for chunk in chunks]
+            [
+                self._sound(chunk.speech_tokens if chunk.last else chunk.speech_tokens[: -self.lookahead])
+                for chunk in chunks
+            ]
         )
 
     def finish(self, launch: FakeLaunch) -> list[np.ndarray]:
         return launch.sounds
 
-    def _sound(self, codes: Sequence[int]) -> np.ndarray:
-        heights = np.array([code * 37 % 2000 - 1000 for code in codes], dtype=np.float32) / np.float32(FULL_SCALE)
-        return heights.repeat(SAMPLES_PER_CODE)
+    def _sound(self, speech_tokens: Sequence[int]) -> np.ndarray:
+        heights = np.array([code * 37 % 2000 - 1000 for code in speech_tokens], dtype=np.float32) / np.float32(
+            FULL_SCALE
+        )
+        return heights.repeat(SAMPLES_PER_TOKEN)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from models.stages.runner import Rows
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from worker.loop.observer import Observer
 from worker.loop.results import Event
 from worker.loop.unit_loop import UnitLoop
@@ -41,7 +41,7 @@ class SpeechSeen:
     rows: Tensor
     least: int
     most: int
-    codes: list[int] = field(default_factory=list)
+    speech_tokens: list[int] = field(default_factory=list)
     n_after: int = 0
 
 
@@ -65,7 +65,7 @@ class UnitLog:
 class Watcher(Observer):
     """Keeps a log for every session; `fresh` begins its next unit. One for an engine, whose regions it taps."""
 
-    def __init__(self, duplex: Duplex):
+    def __init__(self, duplex: UnitSteps):
         self._duplex, self._state = duplex, duplex.state
         self.logs: dict[str, UnitLog] = {}
         self._names: dict[int, str] = {}
@@ -109,12 +109,15 @@ class Watcher(Observer):
         self.logs[session].choices.append(Choice(logits, token, remembered))
         return token
 
-    def spoke(self, session: str, start: int, rows: Tensor, least: int, codes: list[int]) -> None:
+    def spoke(self, session: str, start: int, rows: Tensor, least: int, speech_tokens: list[int]) -> None:
         call = self.logs[session].speech[-1]
-        call.codes, call.n_after = list(codes), int(self._state.speech.cache.lengths[self._slot(session)])
+        call.speech_tokens, call.n_after = (
+            list(speech_tokens),
+            int(self._state.speech.cache.lengths[self._slot(session)]),
+        )
 
-    def voiced(self, session: str, codes: tuple[int, ...], last: bool) -> None:
-        self.logs[session].windows.append({"tokens": list(codes), "last_chunk": last})
+    def voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
+        self.logs[session].windows.append({"tokens": list(speech_tokens), "last_chunk": last})
 
     def done(self, session: str, event: Event) -> None:
         log = self.logs[session]

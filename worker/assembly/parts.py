@@ -20,7 +20,7 @@ from models.stages.region_table import Shapes
 from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
 from models.stages.state import SlotState
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.fused_choice import Kernels
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
@@ -43,7 +43,7 @@ FRAMES_PER_SECOND = 50  # of a voice's prompt
 
 
 @dataclass(frozen=True)
-class Parts:
+class EngineParts:
     """What was built.
 
     vocoder: None for a checkpoint that does not speak or a folder without one. compiled_shapes,
@@ -52,7 +52,7 @@ class Parts:
     """
 
     model: OmniModel
-    duplex: Duplex
+    duplex: UnitSteps
     vocoder: Vocoder | None
     language: Language
     pictures: PreprocessorConfig
@@ -79,7 +79,9 @@ def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> T
     return TokenSets.build([sets[index] for index in sorted(sets)], vocab_size, device)
 
 
-def build(config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes: VocoderShapes | None = None) -> Parts:
+def build(
+    config: EngineConfig, *, shapes: Shapes | None = None, vocoder_shapes: VocoderShapes | None = None
+) -> EngineParts:
     """Load a checkpoint and allocate its slots.
 
     Raises: CheckpointError, ConfigError, TokenError for files that do not fit; SettingsError for a device that is not
@@ -118,7 +120,7 @@ def assemble(
     shapes: Shapes | None = None,
     vocoder_shapes: VocoderShapes | None = None,
     vocoder_kernels: Kernels | None = None,
-) -> Parts:
+) -> EngineParts:
     """Slots and regions around weights that are loaded.
 
     Args:
@@ -158,9 +160,9 @@ def assemble(
         )
         if compiled_vocoder is not None and not vocoder.regions.kernels:  # none suit it
             vocoder.use_plain(compiled_vocoder)
-    return Parts(
+    return EngineParts(
         model=model,
-        duplex=Duplex(runner, Speaker(runner) if model.config.init_tts else None),
+        duplex=UnitSteps(runner, Speaker(runner) if model.config.init_tts else None),
         vocoder=vocoder,
         language=Language(tokenizer, image_rows=model.config.query_num),
         pictures=pictures,
@@ -190,7 +192,7 @@ def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, b
 def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShapes:
     if by_kernels:  # as above; what large batches share of plain layers is not
         # A turn's first ten codes, the rest of its second, and whole seconds.
-        return VocoderShapes(batch=batch, codes=(10, 16, 28), columns=(1664,))
+        return VocoderShapes(batch=batch, speech_tokens=(10, 16, 28), columns=(1664,))
     return VocoderShapes(batch=batch)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from models.errors import ContextOverflowError
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.reply_job import ReplyJob, RoundJob
 from worker.chat.rounds import Rounds
@@ -23,7 +23,7 @@ from worker.loop.voice_manager import VoiceManager
 class Answers:
     """content: everywhere a `models.stages.message_reader.Content`. voice: a `models.token2wav.voice.voice.Voice` or None."""
 
-    def __init__(self, sessions: Sessions, duplex: Duplex, language: Language, voices: VoiceManager, loop: UnitLoop):
+    def __init__(self, sessions: Sessions, duplex: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop):
         self._sessions, self._duplex, self._language, self._voices, self._loop = (
             sessions,
             duplex,
@@ -113,7 +113,7 @@ class Answers:
             # Without a voice nothing is kept from being written.
             config = config.model_copy(update={"speak": self._voices.can_speak(session)})
             seed = self._sessions.seed(session.config)
-            self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), seed)
+            self._duplex.configure(session.slot, config.text_sampling(), config.speech_sampling(), seed)
             session.move("prepare")
         except BaseException:
             self._sessions.close(session)

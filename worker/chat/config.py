@@ -15,13 +15,13 @@ from models.sampling.settings import (
     HALF_DUPLEX_TEXT,
     MAX_COUNT,
     MIN_TEMPERATURE,
-    TURN_CODES,
-    CodeSampling,
+    TURN_SPEECH,
+    SpeechSampling,
     TextSampling,
 )
 from worker.chat.reply import TEXT_CHUNK
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET, SessionConfig, WindowConfig
-from worker.config.settings import Problem, Settings, notes, overlaid, shown
+from worker.config.settings import SettingProblem, Settings, notes, overlaid, shown
 
 SEGMENT_ROWS = 450  # most context rows of what is said in a round: 30 s with their marks, a template around them
 
@@ -109,8 +109,8 @@ class ReplyConfig(Settings):
             top_p=self.top_p,
         )
 
-    def code_sampling(self) -> CodeSampling:
-        return replace(TURN_CODES, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
+    def speech_sampling(self) -> SpeechSampling:
+        return replace(TURN_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
 
 
 class HalfDuplexConfig(Settings):
@@ -130,8 +130,8 @@ class HalfDuplexConfig(Settings):
         high = min(self.high_tokens, llm_len - SEGMENT_ROWS - self.reply.most_tokens)
         return max(high, 0), max(min(self.low_tokens, high), 0)
 
-    def _misfits(self) -> list[Problem]:
+    def _misfits(self) -> list[SettingProblem]:
         if self.low_tokens <= self.high_tokens:
             return []
         expected = f"at most high_tokens ({self.high_tokens})"
-        return [Problem("low_tokens", expected, str(self.low_tokens))]
+        return [SettingProblem("low_tokens", expected, str(self.low_tokens))]

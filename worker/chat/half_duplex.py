@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from models.inputs.audio_sizes import CLIP_SAMPLES, SAMPLE_RATE
-from models.inputs.messages import Message
+from models.inputs.messages import ChatMessage
 from models.inputs.prompts import PromptOptions
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.vad import SpeechEnded, SpeechStarted, VoiceDetector, VoiceSettings
@@ -25,7 +25,7 @@ from worker.loop.results import Event, Failure, Generating, ReplyResult, VoiceSt
 SEGMENT = PromptOptions(stream_input=True)  # a pair of marks around every second
 
 
-class Line(Protocol):
+class SessionPort(Protocol):
     """The way to the conversation's session; every call returns at once."""
 
     name: str
@@ -55,14 +55,14 @@ class HalfDuplex:
         self._reader, self._emit, self._clock = reader, emit, clock
         settings = VoiceSettings(config.threshold, config.min_speech_ms, config.min_silence_ms, config.speech_pad_ms)
         self._detector = VoiceDetector(settings)
-        self._line: Line | None = None
+        self._line: SessionPort | None = None
         self._hears_from = float("inf")
         self._is_speaking = False  # the user
         self._is_answering = False
         self._is_over = False
         self._n_turns = 0
 
-    def begin(self, line: Line) -> None:
+    def begin(self, line: SessionPort) -> None:
         """The session is there; soon somebody listens."""
         self._line = line
         self._hears_from = self._clock() + self.config.deaf_s
@@ -95,7 +95,7 @@ class HalfDuplex:
         self._tell_speaking(False)
         self._detector.reset()
         sound = sound[-CLIP_SAMPLES:]
-        content = self._reader.cut(self._reader.read_segment(Message("user", (sound,)), SEGMENT))
+        content = self._reader.cut(self._reader.read_segment(ChatMessage("user", (sound,)), SEGMENT))
         self._is_answering = True
         self._emit(Generating(self._line.name, 1000 * len(sound) / SAMPLE_RATE))
         asked = self._line.answer(content, self.config.reply, arrived)

@@ -7,7 +7,7 @@ is sampled, nor tensors or sound.
 from collections.abc import Collection
 from typing import Literal
 
-from worker.loop.unit_decoder import Step
+from worker.loop.unit_decoder import DecoderStep
 
 TEXT_CHUNK = 10
 
@@ -46,13 +46,13 @@ class Reply:
         self.stopped: Literal["stop", "length", "interrupted"] | None = None
         self.begins_chunk = False
 
-    def start(self) -> Step:
+    def start(self) -> DecoderStep:
         """The first step: sample."""
         assert not self._started, "start: expected once per reply, got another"
         self._started = self.begins_chunk = True
-        return Step(None, None, True)
+        return DecoderStep(None, None, True)
 
-    def take(self, token: int) -> Step:
+    def take(self, token: int) -> DecoderStep:
         """What becomes of a sampled token. A step's place is its token's index within its text chunk, 0 to 9."""
         assert self._started and self.stopped is None, "take: expected a reply that samples, got one before or after"
         if token in self._terminators:
@@ -66,9 +66,9 @@ class Reply:
         self.ids.append(token)
         # The sampler runs one token ahead of the text chunks, so its chunks begin one token late.
         self.begins_chunk = len(self.ids) % TEXT_CHUNK == 1 and len(self.ids) > 1
-        return Step(token, place, True)
+        return DecoderStep(token, place, True)
 
-    def interrupt(self) -> Step:
+    def interrupt(self) -> DecoderStep:
         """Break off at a token boundary: what is emitted stays, chunks not handed over yet are not voiced."""
         assert self.stopped is None, "interrupt: expected a reply that goes on, got a complete one"
         self._started = True
@@ -80,12 +80,12 @@ class Reply:
         complete, self._complete = self._complete, None
         return complete
 
-    def _end(self, why: Literal["stop", "length", "interrupted"], *, text_finished: bool) -> Step:
+    def _end(self, why: Literal["stop", "length", "interrupted"], *, text_finished: bool) -> DecoderStep:
         if self._chunk:
             self._complete_chunk(text_finished=text_finished)
         self.begins_chunk = False
         self.stopped = why
-        return Step(None, None, False)
+        return DecoderStep(None, None, False)
 
     def _complete_chunk(self, *, text_finished: bool) -> None:
         assert self._complete is None, "take_chunk: expected a call for every chunk, got a chunk left behind"

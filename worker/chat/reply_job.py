@@ -13,10 +13,10 @@ import numpy as np
 from worker.chat.config import ReplyConfig
 from worker.chat.reply import Reply
 from worker.chat.rounds import Rounds
-from worker.loop.duplex_job import EARLY_CODES
+from worker.loop.duplex_job import EARLY_SPEECH_TOKENS
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
-from worker.loop.results import Event, Partial, Prefilled, ReplyResult
+from worker.loop.results import Event, PartialResult, Prefilled, ReplyResult
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop
 
@@ -37,12 +37,12 @@ class ReplyJob(Job):
     voices: VoiceManager
     reply: Reply = field(init=False)
     n_fed: int = field(default=0, init=False)
-    n_codes: int = field(default=0, init=False)
-    _stream: Any = field(default=None, init=False)  # CodeStream, None for an answer that is not voiced (any more)
+    n_speech_tokens: int = field(default=0, init=False)
+    _stream: Any = field(default=None, init=False)  # SpeechStream, None for an answer that is not voiced (any more)
     _writer: Any = field(default=None, init=False)  # TextStream
     _n_written: int = field(default=0, init=False)  # tokens
     _unsent: str = field(default="", init=False)
-    _codes: list[int] = field(default_factory=list, init=False)  # of the running call
+    _speech_tokens: list[int] = field(default_factory=list, init=False)  # of the running call
     _n_chunks: int = field(default=0, init=False)
     _is_broken: bool = field(default=False, init=False)
 
@@ -112,40 +112,42 @@ class ReplyJob(Job):
         if pcm is None and (self._waits_for_sound or not self._unsent):
             return
         text, self._unsent = self._unsent, ""
-        self.session.tell(Partial(self.session.id, self.index, text, pcm))
+        self.session.tell(PartialResult(self.session.id, self.index, text, pcm))
 
     # --- speech --------------------------------------------------------------------------------
 
     def _plan_speech(self, ids: list[int], is_finished: bool) -> None:
-        early = EARLY_CODES if self._n_chunks == 0 and not self.session.reference else 0
+        early = EARLY_SPEECH_TOKENS if self._n_chunks == 0 and not self.session.reference else 0
         stream = self._stream
-        call = SpeechCall(ids, text_eos=is_finished, most=stream.max_codes, early=early, per_call=False, stream=stream)
+        call = SpeechCall(
+            ids, text_eos=is_finished, most=stream.max_speech_tokens, early=early, per_call=False, stream=stream
+        )
         self.calls.append(call)
         self._n_chunks += 1
 
-    def drew(self, call: SpeechCall, codes: list[int], over: bool, ended: bool) -> None:
-        is_first = call.n_taken == len(codes)
+    def drew(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
+        is_first = call.n_taken == len(speech_tokens)
         is_last = over and self.is_text_done and len(self.calls) == 1
         if self._waits_for_sound and is_first:
             self._write(self._n_written + len(call.ids))
-        self._codes += codes
-        self.n_codes += len(codes)
+        self._speech_tokens += speech_tokens
+        self.n_speech_tokens += len(speech_tokens)
         if over:
-            self._stream.close(self._codes, ended)
-            self._codes = []
-        self.windows.extend(self._windows(codes, is_last))
+            self._stream.close(self._speech_tokens, ended)
+            self._speech_tokens = []
+        self.windows.extend(self._windows(speech_tokens, is_last))
         if is_last:
             if self._waits_for_sound:
                 self.say(self._writer.flush())
-            self.voices.end_codes(self.session)
+            self.voices.end_tokens(self.session)
 
-    def _windows(self, codes: list[int], is_last: bool) -> list[Any]:
+    def _windows(self, speech_tokens: list[int], is_last: bool) -> list[Any]:
         cutter = self.session.voice.windows
-        windows = cutter.push(codes)
+        windows = cutter.push(speech_tokens)
         if windows:
             # Early sound first, then more and more at once, for a small window costs as much as a large one.
             cutter.least = min(2 * cutter.least, cutter.chunk)
-        if is_last and (self.n_codes > 0 or self.session.reference):
+        if is_last and (self.n_speech_tokens > 0 or self.session.reference):
             windows += cutter.push([], last=True)
         return windows
 
@@ -172,7 +174,7 @@ class ReplyJob(Job):
             pcm=np.concatenate(self.pieces) if self.pieces else None,
             voice_error=self.error,
             n_prompt=len(self.content),
-            n_codes=self.n_codes,
+            n_speech_tokens=self.n_speech_tokens,
             tokens=tuple(self.reply.ids),
             times=self.times,
         )

@@ -26,7 +26,7 @@ import torch
 
 from models.atomic_file import PENDING, write_atomically
 from models.graphs.kernel_support import Made
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.compile.kernel_archive import pack, unpack
 from worker.config.compile import CompileConfig
 from worker.version import VERSION
@@ -75,7 +75,7 @@ class CacheReport:
         return "; ".join([line, *([] if self.state is CacheState.WARM else [str(self.state)]), *self.problems])
 
 
-def facts_of(parts: Parts, config: CompileConfig) -> dict[str, str]:
+def facts_of(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
     """Everything that decides whether compiled code fits, by name."""
     device = parts.model.device
     tables = [parts.duplex.runner.regions, *([parts.vocoder.regions] if parts.vocoder is not None else [])]

@@ -140,8 +140,8 @@ class GraphCompiler:
     # --- targets -------------------------------------------------------------------------------
 
     def _compile(self, name: Target) -> None:
-        target, state = COMPILE_TARGETS[name], self._tuned.targets[name]
-        table, regions = self._tables.get(target.table), self._regions(target)
+        spec, state = COMPILE_TARGETS[name], self._tuned.targets[name]
+        table, regions = self._tables.get(spec.table), self._regions(spec)
         if table is None or not regions:
             state.phase, state.error = TargetPhase.OFF, "the checkpoint does not have it"
             return
@@ -163,7 +163,7 @@ class GraphCompiler:
             except Exception as error:
                 self.was_misled |= cache_counts()[0] > hits and is_misfit(error)
                 if name in self._by_kernels:
-                    self.kernels_error = target.table, f"{name}: {reason_of(error)}"
+                    self.kernels_error = spec.table, f"{name}: {reason_of(error)}"
                 else:
                     self._fall_back(name, error)
         LOG.info(
@@ -187,9 +187,9 @@ class GraphCompiler:
 
     def _fall_back(self, name: Target, error: Exception) -> None:
         """From now on nothing of the target is compiled or captured; kernels that run it go on."""
-        target, state = COMPILE_TARGETS[name], self._tuned.targets[name]
-        table, regions = self._tables[target.table], self._regions(target)
-        table.uncompile([region for region in target.whole if region in regions], self._parts(name))
+        spec, state = COMPILE_TARGETS[name], self._tuned.targets[name]
+        table, regions = self._tables[spec.table], self._regions(spec)
+        table.uncompile([region for region in spec.whole if region in regions], self._parts(name))
         table.drop_graphs(regions)
         state.phase, state.n_captured = TargetPhase.FELL_BACK, 0
         state.error = f"{state.error}; {reason_of(error)}" if state.error else reason_of(error)
@@ -204,7 +204,7 @@ class GraphCompiler:
             state.error += f"; eager warm-up: {first_line(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
             if name in self._by_kernels:
-                self.kernels_error = target.table, f"{name}: {reason_of(second)}"
+                self.kernels_error = spec.table, f"{name}: {reason_of(second)}"
 
     # --- regions -------------------------------------------------------------------------------
 
@@ -216,17 +216,17 @@ class GraphCompiler:
         """Regions of it that compile in one piece."""
         return COMPILE_TARGETS[target].whole_regions(self._is_gpu, target in self._by_kernels)
 
-    def _regions(self, target: CompileTarget) -> list[str]:
-        table = self._tables.get(target.table)
-        return [] if table is None else [name for name in target.all_regions if name in table.table]
+    def _regions(self, spec: CompileTarget) -> list[str]:
+        table = self._tables.get(spec.table)
+        return [] if table is None else [name for name in spec.all_regions if name in table.table]
 
     def _to_warm(self, target: Target) -> list[str]:
         """Regions to run once this target is wrapped: all of its own, unless nothing of it compiles and others ran."""
-        target = COMPILE_TARGETS[target]
+        spec = COMPILE_TARGETS[target]
         if self._parts(target) or self._whole(target):
-            return self._regions(target)
+            return self._regions(spec)
         before = {name for names in self._warmed.values() for name in names}
-        return [name for name in self._regions(target) if name not in before]
+        return [name for name in self._regions(spec) if name not in before]
 
     def _calls(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """What of a region serving can meet."""
@@ -263,7 +263,7 @@ class GraphCompiler:
         return found
 
     def _owners(self, region: str) -> list[Target]:
-        return [target for target, target in COMPILE_TARGETS.items() if region in target.all_regions]
+        return [target for target, spec in COMPILE_TARGETS.items() if region in spec.all_regions]
 
     def _warm_up(self, what: str, table: RegionTable, regions: list[str], calls: Calls | None = None) -> None:
         """calls: which of a region; None = those that have to come before it is captured."""

@@ -21,7 +21,7 @@ from models.graphs.compiler import counters, forget
 from models.graphs.kernel_support import Made
 from models.graphs.region_graphs import RegionTable, compile_counters
 from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.compile.graph_compiler import GraphCompiler, Progress
 from worker.compile.state import CompileCounts, TargetPhase, TargetState, Tuned
 from worker.compile.targets import COMPILE_TARGETS, Table
@@ -33,7 +33,7 @@ WORDS: dict[Table, str] = {"omni": "the model", "vocoder": "the vocoder"}
 
 
 def tune(
-    parts: Parts,
+    parts: EngineParts,
     config: EngineConfig,
     *,
     targets: dict[str, TargetState] | None = None,
@@ -64,7 +64,7 @@ def tune(
 
 
 def _run(
-    parts: Parts, config: CompileConfig, tuned: Tuned, progress: Progress | None, backend: Any, is_warm: bool
+    parts: EngineParts, config: CompileConfig, tuned: Tuned, progress: Progress | None, backend: Any, is_warm: bool
 ) -> None:
     by_kernels, was_emptied = wants_kernels(config, parts.model.device), False
     while True:
@@ -101,7 +101,7 @@ def _run(
         tuned.toggles["vocoder_kernels"] = bool(parts.vocoder.regions.kernels)
 
 
-def _targets_of(parts: Parts, by_kernels: bool) -> list[Target]:
+def _targets_of(parts: EngineParts, by_kernels: bool) -> list[Target]:
     """Targets whose layers kernels run: the model's all or none, by_kernels; the vocoder's as it was built."""
     ours = parts.vocoder.regions.kernels if parts.vocoder is not None else frozenset()
     return [
@@ -119,7 +119,7 @@ def set_states(targets: dict[str, TargetState], config: CompileConfig) -> None:
         targets[name] = TargetState(name, TargetPhase.WAITING if name in asked else TargetPhase.OFF)
 
 
-def untune(parts: Parts) -> None:
+def untune(parts: EngineParts) -> None:
     """Back to eager, the model's kernels off, CUDA graphs gone: what holds on to an engine that is to be let go."""
     for table in _tables(parts).values():
         table.uncompile()
@@ -129,7 +129,7 @@ def untune(parts: Parts) -> None:
         parts.model.use_kernels(False)
 
 
-def count(parts: Parts) -> CompileCounts:
+def count(parts: EngineParts) -> CompileCounts:
     """What compiling has done so far; cheap, and for any thread."""
     now = compile_counters()
     return CompileCounts(
@@ -143,7 +143,7 @@ def count(parts: Parts) -> CompileCounts:
 class LateWatch:
     """Notices what compiles after warm-up: a second or more in the middle of somebody's sentence."""
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: EngineParts):
         """From now on nothing may be added."""
         self._parts, self._before, self._told = parts, count(parts), CompileCounts()
 
@@ -156,7 +156,7 @@ class LateWatch:
         return late
 
 
-def _tables(parts: Parts) -> dict[str, RegionTable]:
+def _tables(parts: EngineParts) -> dict[str, RegionTable]:
     tables: dict[str, RegionTable] = {"omni": parts.duplex.runner.regions}
     if parts.vocoder is not None:
         tables["vocoder"] = parts.vocoder.regions

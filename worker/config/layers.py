@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from models.errors import ConfigError
-from worker.config.settings import Problem, SettingError, Settings, shown
+from worker.config.settings import SettingError, SettingProblem, Settings, shown
 
 VARIABLE_PREFIX = "DUOLOGUE_"
 MAX_FILE_BYTES = 1 << 20
@@ -77,7 +77,7 @@ class Layers:
     switches: frozenset[str]  # groups with an `enabled` that true or false alone may stand for
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[SettingProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Layers:
                 self._add_one(knob.key, _from_text(text, knob), variable, base)
             elif variable.startswith(sections):
                 near = next(iter(difflib.get_close_matches(variable, by_variable, n=1)), None)
-                self.problems.append(Problem(variable, _existing(near, "a variable"), shown(text)))
+                self.problems.append(SettingProblem(variable, _existing(near, "a variable"), shown(text)))
 
     def build(self) -> Any:
         """The settings. Raises: SettingError naming every value that cannot be and where it came from."""
@@ -139,7 +139,7 @@ class Layers:
             if key in self.dead:
                 self.notes.append(f"setting {key} ({source}) has no effect: {self.dead[key]}")
             elif knob is None:
-                self.problems.append(Problem(key[:80], _existing(self._near(key)), f"{shown(value)} ({source})"))
+                self.problems.append(SettingProblem(key[:80], _existing(self._near(key)), f"{shown(value)} ({source})"))
             elif knob.group:
                 self._merge_group(knob, value, into, source, base, whole)
             elif not (knob.must_be_path and value in (None, "")):  # a line there to be filled in
@@ -156,7 +156,7 @@ class Layers:
             value = {"enabled": True, **value}
         if not isinstance(value, Mapping):
             expected = "true, false or an object" if can_switch else "an object"
-            self.problems.append(Problem(knob.key, expected, f"{shown(value)} ({source})"))
+            self.problems.append(SettingProblem(knob.key, expected, f"{shown(value)} ({source})"))
             return
         inner = into.setdefault(knob.name, {})
         self._merge(value, inner, f"{knob.key}.", source, base, whole)
@@ -167,7 +167,7 @@ class Layers:
         same = [known for known in self._known if known.rpartition(".")[2] == name]
         return next(iter([*same, *difflib.get_close_matches(key[:80], self._known, n=1)]), None)
 
-    def _with_source(self, problem: Problem) -> Problem:
+    def _with_source(self, problem: SettingProblem) -> SettingProblem:
         source = self.sources.get(problem.knob)
         return problem._replace(got=f"{problem.got} ({source})") if source else problem
 

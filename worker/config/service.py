@@ -13,7 +13,7 @@ from pydantic import Field
 from worker.config.compile import CompileConfig
 from worker.config.layers import Layers, read_json, setting_fields
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import Problem, SettingError, Settings
+from worker.config.settings import SettingError, SettingProblem, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_NAME = "config.json"
@@ -95,14 +95,14 @@ class ServiceSection(Settings):
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="seconds that sessions have to end at a stop")
     cache_dir: Path = Field(Path("torch_compile_cache"), strict=False, description="compiled kernels")
 
-    def _misfits(self) -> list[Problem]:
+    def _misfits(self) -> list[SettingProblem]:
         found = []
         if self.gateway_port == self.worker_base_port:
             expected = f"another port than service.gateway_port ({self.gateway_port})"
-            found.append(Problem("worker_base_port", expected, str(self.worker_base_port)))
+            found.append(SettingProblem("worker_base_port", expected, str(self.worker_base_port)))
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             missing = "ssl_certfile" if self.ssl_certfile is None else "ssl_keyfile"
-            found.append(Problem(missing, "a path, as the other half of the pair is given", "null"))
+            found.append(SettingProblem(missing, "a path, as the other half of the pair is given", "null"))
         return found
 
 
@@ -139,12 +139,12 @@ class Config(Settings):
     duplex: DuplexSection = DuplexSection()
     recording: RecordingSection = RecordingSection()
 
-    def _misfits(self) -> list[Problem]:
+    def _misfits(self) -> list[SettingProblem]:
         asked, held = ATTENTION[self.model.attn_implementation], self.service.compile.attention
         if "auto" in (asked, held) or asked == held:
             return []
         expected = f"auto, or the same as model.attn_implementation ({self.model.attn_implementation})"
-        return [Problem("service.compile.attention", expected, repr(held))]
+        return [SettingProblem("service.compile.attention", expected, repr(held))]
 
     @property
     def compile(self) -> CompileConfig:
@@ -226,7 +226,7 @@ def _with_defaults() -> Layers:
     return layers
 
 
-def _as_in_the_file(problem: Problem) -> Problem:
+def _as_in_the_file(problem: SettingProblem) -> SettingProblem:
     """An engine's problem in the file's names."""
     knob = f"duplex.session.{problem.knob.removeprefix('session.')}"
     return problem._replace(knob=knob, expected=problem.expected.replace("llm_len", "duplex.context_rows"))

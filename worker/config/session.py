@@ -12,9 +12,16 @@ from typing import Literal
 from pydantic import Field
 
 from models.errors import SettingsError
-from models.sampling.settings import DUPLEX_CODES, DUPLEX_TEXT, MAX_COUNT, MIN_TEMPERATURE, CodeSampling, TextSampling
+from models.sampling.settings import (
+    DUPLEX_SPEECH,
+    DUPLEX_TEXT,
+    MAX_COUNT,
+    MIN_TEMPERATURE,
+    SpeechSampling,
+    TextSampling,
+)
 from worker.config.compile import CompileConfig
-from worker.config.settings import Problem, SettingError, Settings, notes, overlaid, shown
+from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid, shown
 
 # Rows of the shared token sets: duplex as the public implementation has it, duplex as meant, turn-based replies
 # with and without speech.
@@ -36,11 +43,11 @@ class WindowConfig(Settings):
     max_units: int = Field(24, ge=1, le=10_000, description="context: units kept whole")
     marker: str = Field("\n\nprevious: ", max_length=200, description="context: text in front of what was said")
 
-    def _misfits(self) -> list[Problem]:
+    def _misfits(self) -> list[SettingProblem]:
         if self.low_tokens <= self.high_tokens:
             return []
         expected = f"at most high_tokens ({self.high_tokens})"
-        return [Problem("low_tokens", expected, str(self.low_tokens))]
+        return [SettingProblem("low_tokens", expected, str(self.low_tokens))]
 
 
 class SessionConfig(Settings):
@@ -117,9 +124,9 @@ class SessionConfig(Settings):
             set_index=REFERENCE_SET if reference else FIXED_SET,
         )
 
-    def code_sampling(self) -> CodeSampling:
+    def speech_sampling(self) -> SpeechSampling:
         """How this session's speech codes are chosen; `decode_mode` is about text and does not matter here."""
-        return replace(DUPLEX_CODES, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
+        return replace(DUPLEX_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
 
     @property
     def unit_rows(self) -> int:
@@ -173,18 +180,18 @@ class EngineConfig(Settings):
         problems = [self._overflow(session)]
         if session.euler_steps not in (None, self.euler_steps):
             problems.append(
-                Problem("euler_steps", f"null or {self.euler_steps}, the engine's", str(session.euler_steps))
+                SettingProblem("euler_steps", f"null or {self.euler_steps}, the engine's", str(session.euler_steps))
             )
         if problems := [problem for problem in problems if problem]:
             raise SettingError(problems)
 
-    def _misfits(self) -> list[Problem]:
+    def _misfits(self) -> list[SettingProblem]:
         problem = self._overflow(self.session)
         return [problem._replace(knob=f"session.{problem.knob}")] if problem else []
 
-    def _overflow(self, session: SessionConfig) -> Problem | None:
+    def _overflow(self, session: SessionConfig) -> SettingProblem | None:
         if session.rows_needed <= self.llm_len:
             return None
         knob = {"off": "mode", "basic": "high_tokens", "context": "previous_max_tokens"}[session.window.mode]
         expected = f"one that leaves {session.unit_rows} rows for a unit in llm_len ({self.llm_len})"
-        return Problem(f"window.{knob}", expected, repr(getattr(session.window, knob)))
+        return SettingProblem(f"window.{knob}", expected, repr(getattr(session.window, knob)))

@@ -17,7 +17,7 @@ MAX_SHOWN = 60  # characters of a bad value in an error
 MAX_NOTES = 20  # unknown keys that are told one by one
 
 
-class Problem(NamedTuple):
+class SettingProblem(NamedTuple):
     """One knob that cannot be as asked for."""
 
     knob: str
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 class SettingError(SettingsError):
     """One or more knobs outside their range; `problems` and the text name every one of them."""
 
-    def __init__(self, problems: list[Problem]):
+    def __init__(self, problems: list[SettingProblem]):
         self.problems = problems
         if len(problems) == 1:
             [(knob, expected, got)] = problems
@@ -55,7 +55,7 @@ class Settings(BaseModel):
         if problems := self._misfits():
             raise SettingError(problems)
 
-    def _misfits(self) -> list[Problem]:
+    def _misfits(self) -> list[SettingProblem]:
         """Knobs that are in range and do not fit each other."""
         return []
 
@@ -114,19 +114,19 @@ def shown(value: object) -> str:
         return f"{type(value).__name__} too large to show"
 
 
-def _problems(settings: type[Settings], error: ValidationError) -> list[Problem]:
-    found: list[Problem] = []
+def _problems(settings: type[Settings], error: ValidationError) -> list[SettingProblem]:
+    found: list[SettingProblem] = []
     for entry in error.errors(include_url=False):
         knob = str(entry["loc"][0])
         cause = entry.get("ctx", {}).get("error")
         if isinstance(cause, SettingError):
             found += [one._replace(knob=f"{knob}.{one.knob}") for one in cause.problems]
         elif knob in settings.model_fields:
-            found.append(Problem(knob, allowed(settings, knob), shown(entry["input"])))
+            found.append(SettingProblem(knob, allowed(settings, knob), shown(entry["input"])))
         else:
             near = _nearest(knob, settings)
             expected = f"a setting that exists, such as {near}" if near else "a setting that exists"
-            found.append(Problem(_cut(knob), expected, shown(entry["input"])))
+            found.append(SettingProblem(_cut(knob), expected, shown(entry["input"])))
     return found
 
 

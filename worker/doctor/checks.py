@@ -3,7 +3,7 @@
 Knows what the programs need; does not know where facts come from. `checks_gpu` has those about torch and GPUs.
 """
 
-from worker.doctor.facts import MediaFacts, Program
+from worker.doctor.facts import MediaFacts, ProgramFacts
 from worker.doctor.findings import GIB, Finding, Level, note, ok, problem, size
 from worker.doctor.machine import Machine
 from worker.doctor.versions import fits
@@ -194,7 +194,7 @@ def _media(name: str, path: str, facts: MediaFacts, remedy: str) -> Finding:
     return ok(name, f"{path}: {facts.text}")
 
 
-def _runs(program: Program) -> bool:
+def _runs(program: ProgramFacts) -> bool:
     return program.path is not None and program.error is None
 
 

@@ -5,7 +5,7 @@ Knows which versions and settings go together; does not know where facts come fr
 
 import re
 
-from worker.doctor.facts import Gpu
+from worker.doctor.facts import TorchGpu
 from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
 from worker.doctor.versions import numbers
@@ -172,7 +172,7 @@ def gpu_memory(machine: Machine) -> Finding:
     return ok("gpu-memory", found)
 
 
-def _used(machine: Machine) -> dict[int, Gpu]:
+def _used(machine: Machine) -> dict[int, TorchGpu]:
     """Index -> GPU, of those that workers may run on."""
     visible = dict(enumerate(machine.torch.gpus))
     if not machine.on_gpu:
@@ -204,7 +204,7 @@ def _wrong_devices(visible: str | None, n_gpus: int | None) -> str | None:
     return None
 
 
-def _runs_on(gpu: Gpu, architectures: tuple[str, ...]) -> bool:
+def _runs_on(gpu: TorchGpu, architectures: tuple[str, ...]) -> bool:
     """Whether kernels for one of these run there: same major version and no newer, or text that the driver compiles."""
     for one in architectures:
         found = re.match(r"(sm|compute)_(\d+)(\d)", one)

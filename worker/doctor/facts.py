@@ -21,7 +21,7 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class TorchGpu:
     """A GPU that torch sees. total, free: bytes. error: why it cannot be used."""
 
     name: str
@@ -44,7 +44,7 @@ class TorchFacts:
     version: str | None = None
     cuda: str | None = None
     architectures: tuple[str, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[TorchGpu, ...] = ()
     driver: tuple[int, int] | None = None
     triton: str | None = None
     triton_wanted: str | None = None
@@ -52,7 +52,7 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramFacts:
     """A program that was looked for. path: None if there is none. error: why it does not run."""
 
     path: str | None

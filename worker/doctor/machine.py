@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker.doctor.checkpoint_facts import checkpoint_facts
-from worker.doctor.facts import FolderFacts, Gpu, MediaFacts, ModelFacts, NotKnown, Program, Requirement, TorchFacts
+from worker.doctor.facts import (
+    FolderFacts,
+    MediaFacts,
+    ModelFacts,
+    NotKnown,
+    ProgramFacts,
+    Requirement,
+    TorchFacts,
+    TorchGpu,
+)
 
 if TYPE_CHECKING:
     from worker.config.service import Config
@@ -98,15 +107,15 @@ class Machine:
         return found and found[0]
 
     @cached_property
-    def cpp_compiler(self) -> Program:
+    def cpp_compiler(self) -> ProgramFacts:
         return _program([self.environ.get("CXX"), "g++", "clang++"])
 
     @cached_property
-    def c_compiler(self) -> Program:
+    def c_compiler(self) -> ProgramFacts:
         return _program([self.environ.get("CC"), "gcc", "clang"])
 
     @cached_property
-    def ffmpeg(self) -> Program:
+    def ffmpeg(self) -> ProgramFacts:
         """The one on the PATH, else the one that a dependency ships."""
         found = _program(["ffmpeg"], "-version")
         if found.path:
@@ -116,7 +125,7 @@ class Machine:
 
             return _program([imageio_ffmpeg.get_ffmpeg_exe()], "-version")
         except (ImportError, RuntimeError) as error:
-            return Program(None, error=str(error))
+            return ProgramFacts(None, error=str(error))
 
     # --- the settings and what they name ---
 
@@ -241,21 +250,21 @@ def _requirement(line: str) -> Requirement:
 
 
 def _torch_facts(said: dict) -> TorchFacts:
-    gpus = tuple(Gpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in said.pop("gpus", ()))
+    gpus = tuple(TorchGpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in said.pop("gpus", ()))
     driver = said.pop("driver", None)
     architectures = tuple(said.pop("architectures", ()))
     return TorchFacts(gpus=gpus, driver=driver and tuple(driver), architectures=architectures, **said)
 
 
-def _program(names: Sequence[str | None], flag: str = "--version") -> Program:
+def _program(names: Sequence[str | None], flag: str = "--version") -> ProgramFacts:
     for name in filter(None, names):
         if not (path := shutil.which(name.split()[0])):  # CXX may carry flags
             continue
         said = _output([path, flag])
         if not said:
-            return Program(path, error=f"{path} {flag} does not run")
-        return Program(path, said.splitlines()[0])
-    return Program(None)
+            return ProgramFacts(path, error=f"{path} {flag} does not run")
+        return ProgramFacts(path, said.splitlines()[0])
+    return ProgramFacts(None)
 
 
 def _output(command: Sequence[str]) -> str | None:
@@ -314,7 +323,7 @@ def _sound(path: Path) -> MediaFacts:
     return MediaFacts(f"{info.duration:.1f} s at {info.samplerate} Hz")
 
 
-def _video(path: Path, ffmpeg: Program) -> MediaFacts:
+def _video(path: Path, ffmpeg: ProgramFacts) -> MediaFacts:
     if not path.is_file():
         return MediaFacts(error="no such file")
     if not ffmpeg.path:

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from models.errors import ModelError, SettingsError
 from worker.config.service import ROOT
 from worker.http.health import health
-from worker.http.metrics import Metrics
-from worker.http.socket import Duplex
+from worker.http.metrics import WorkerMetrics
+from worker.http.socket import WorkerSockets
 from worker.service import Service
 from worker.status import State, StateError
 from worker.version import VERSION
@@ -31,7 +31,7 @@ class LoadRequest(BaseModel):
     compile: bool | None = None
 
 
-def build_app(service: Service, metrics: Metrics, duplex: Duplex) -> FastAPI:
+def build_app(service: Service, metrics: WorkerMetrics, duplex: WorkerSockets) -> FastAPI:
     """All routes of one worker."""
     app = FastAPI(title="Duologue worker", version=VERSION)
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from worker.engine import EngineError
 from worker.http.error_codes import code_of
-from worker.http.metrics import Metrics
-from worker.http.unit_message import Clock, partial_message, result_message
-from worker.loop.results import Event, Failure, Partial, UnitResult
-from worker.loop.sessions import Prompt
+from worker.http.metrics import WorkerMetrics
+from worker.http.unit_message import UnitClock, partial_message, result_message
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.sessions import SystemPrompt
 from worker.protocol.messages import (
     AudioChunk,
     ClientDiagnostic,
@@ -42,7 +42,7 @@ from worker.protocol.messages import (
     WireError,
 )
 from worker.protocol.wire import CloseReason
-from worker.service import Lease, Service
+from worker.service import Service, SlotLease
 
 LOG = logging.getLogger(__name__)
 NORMAL, FAILED, RESTART = 1000, 1011, 1012  # WebSocket close codes
@@ -51,14 +51,14 @@ MAX_UNSENT = 8  # messages; a client that does not read gets nothing further ans
 MIN_BYTES = 1024  # that a message takes up in memory, however short it is
 
 
-class Goodbye(NamedTuple):
+class ConversationEnd(NamedTuple):
     """How a conversation ends. code: the socket's close code."""
 
     code: int
     reason: str
 
 
-class Waiting(NamedTuple):
+class PendingMessage(NamedTuple):
     """A message that waits for its turn. n_bytes: the room it takes."""
 
     message: ClientMessage | WireError
@@ -73,15 +73,15 @@ class Conversation:
     farewell: how it ends if `run` is cancelled.
     """
 
-    def __init__(self, service: Service, metrics: Metrics, name: str):
+    def __init__(self, service: Service, metrics: WorkerMetrics, name: str):
         self.name, self._service, self._metrics = name, service, metrics
         self.outbox: asyncio.Queue[tuple[ServerMessage, Spec]] = asyncio.Queue()
         self.paused = False
         self.n_units = 0
-        self.farewell = Goodbye(NORMAL, "cancelled")
-        self.lease: Lease | None = None
+        self.farewell = ConversationEnd(NORMAL, "cancelled")
+        self.lease: SlotLease | None = None
         self._loop = asyncio.get_running_loop()
-        self._inbox: deque[Waiting] = deque()
+        self._inbox: deque[PendingMessage] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -93,7 +93,7 @@ class Conversation:
         self._pause_timeout = 0.0
         self._frames: list[VideoFrame] = []
         self._n_frame_bytes = 0
-        self._in_flight: deque[Clock] = deque()
+        self._in_flight: deque[UnitClock] = deque()
         self._answered = asyncio.Event()
         self._turn_open = False
         self._break_open = False
@@ -108,7 +108,7 @@ class Conversation:
         if isinstance(message, Interrupt):
             self._interrupt()
         n_bytes = max(n_bytes, MIN_BYTES)
-        self._inbox.append(Waiting(message, n_bytes, received))
+        self._inbox.append(PendingMessage(message, n_bytes, received))
         self._n_bytes += n_bytes
         if self._n_bytes > self._service.settings.max_backlog:
             self._room.clear()
@@ -118,11 +118,11 @@ class Conversation:
         """The engine's events, on its thread."""
         self._loop.call_soon_threadsafe(self._on_event, event)
 
-    async def run(self) -> Goodbye:
+    async def run(self) -> ConversationEnd:
         """Answer messages until the conversation is over by its own rules."""
         while True:
             waiting = await self._next()
-            if isinstance(waiting, Goodbye):
+            if isinstance(waiting, ConversationEnd):
                 return waiting
             if self.outbox.qsize() > MAX_UNSENT:
                 await self.outbox.join()
@@ -133,10 +133,10 @@ class Conversation:
             if over is not None:
                 return over
 
-    async def _next(self) -> Waiting | Goodbye:
+    async def _next(self) -> PendingMessage | ConversationEnd:
         while not self._inbox or self._broken is not None:
             if self._broken is not None:
-                return Goodbye(FAILED, CloseReason.ENGINE)
+                return ConversationEnd(FAILED, CloseReason.ENGINE)
             self._arrived.clear()
             try:
                 async with asyncio.timeout_at(self._deadline()):
@@ -157,14 +157,14 @@ class Conversation:
         idle = self._service.settings.idle_timeout
         return None if idle is None else self._loop.time() + idle
 
-    async def _time_out(self) -> Goodbye:
+    async def _time_out(self) -> ConversationEnd:
         await self._until(0)
         reason = CloseReason.PAUSE if self.paused else CloseReason.IDLE
         seconds = self._pause_timeout if self.paused else self._service.settings.idle_timeout
         self._say(Timeout(reason=f"{reason} ({seconds:.1f}s)"))
-        return Goodbye(NORMAL, reason)
+        return ConversationEnd(NORMAL, reason)
 
-    async def _answer(self, waiting: Waiting) -> Goodbye | None:
+    async def _answer(self, waiting: PendingMessage) -> ConversationEnd | None:
         message = waiting.message
         if isinstance(message, AudioChunk):
             await self._unit(message, waiting.received)
@@ -193,7 +193,7 @@ class Conversation:
                 self._say(Interrupted())
             case Stop():
                 self._say(Stopped(session_id=self.name))
-                return Goodbye(NORMAL, CloseReason.STOPPED)
+                return ConversationEnd(NORMAL, CloseReason.STOPPED)
             case ClientDiagnostic():
                 LOG.debug("session %s: a diagnostic message is ignored", self.name)
         return None
@@ -233,7 +233,7 @@ class Conversation:
         self.paused, self._pause_ends = True, self._loop.time() + self._pause_timeout
         self._say(Paused(timeout=self._pause_timeout))
 
-    def _prompt(self, message: Prepare) -> Prompt:
+    def _prompt(self, message: Prepare) -> SystemPrompt:
         service = self._service
         if message.ref_audio_path is not None:
             heard = service.reference(named=message.ref_audio_path)
@@ -241,14 +241,14 @@ class Conversation:
             heard = service.reference(samples=message.ref_audio())
         own = message.tts_ref_audio_base64
         spoken = service.reference(samples=message.tts_ref_audio()) if own else heard
-        return Prompt.of(message.system_prompt, heard and heard.heard, spoken and spoken.voice)
+        return SystemPrompt.of(message.system_prompt, heard and heard.heard, spoken and spoken.voice)
 
     # --- units ---------------------------------------------------------------------------------
 
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
         keep = self._spec.backlog == "keep"
         await self._until(0 if keep else self._handle.most_waiting - 1)
-        clock = Clock(received, time.monotonic())
+        clock = UnitClock(received, time.monotonic())
         frames, self._frames, self._n_frame_bytes = self._frames, [], 0
         try:
             if not self._prepared:
@@ -285,7 +285,7 @@ class Conversation:
         """On the loop's thread, in the order the engine told."""
         if self.lease is None:  # over: nobody is there to hear it
             return
-        if isinstance(event, Partial):
+        if isinstance(event, PartialResult):
             if self._spec.partial_results and self._in_flight:
                 self._n_parts += 1
                 self._say(partial_message(event, self._n_parts))
@@ -308,7 +308,7 @@ class Conversation:
                 self._broken = event.error
                 self._arrived.set()
 
-    def _on_result(self, event: UnitResult, clock: Clock, n_parts: int) -> None:
+    def _on_result(self, event: UnitResult, clock: UnitClock, n_parts: int) -> None:
         self.n_units += 1
         # What was broken off before anything of it was heard is no turn that ends.
         ends_turn = event.end_of_turn and (self._turn_open or not event.is_listen or n_parts > 0)
@@ -329,7 +329,7 @@ class Conversation:
             self._break_open = True
             _forget(self._handle.break_speech())
 
-    def end(self, error: Error, farewell: Goodbye) -> None:
+    def end(self, error: Error, farewell: ConversationEnd) -> None:
         """Say why; to be called before `run` is cancelled."""
         self._say(error)
         self.farewell = farewell
@@ -346,11 +346,11 @@ class Conversation:
         self._metrics.error(code)
         self._say(Error.of(error, code))
 
-    async def _tell_error(self, error: Exception) -> Goodbye | None:
+    async def _tell_error(self, error: Exception) -> ConversationEnd | None:
         """Returns: the end of the conversation, if the error is one."""
         await self._until(0)
         self._say_error(error)
-        return Goodbye(FAILED, CloseReason.ENGINE) if isinstance(error, EngineError) else None
+        return ConversationEnd(FAILED, CloseReason.ENGINE) if isinstance(error, EngineError) else None
 
     @property
     def n_rows(self) -> int:

@@ -16,7 +16,7 @@ SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.13, 0.2, 
 STAGES = ("wait", "see", "hear", "prefill", "decode", "condition", "speech", "sound")
 
 
-class Metrics:
+class WorkerMetrics:
     """One registry; `text` is what /metrics answers."""
 
     def __init__(self) -> None:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from models.errors import ModelError, SlotError
-from worker.http.conversation import FAILED, RESTART, Conversation, Goodbye
+from worker.http.conversation import FAILED, RESTART, Conversation, ConversationEnd
 from worker.http.error_codes import code_of
-from worker.http.metrics import Metrics
+from worker.http.metrics import WorkerMetrics
 from worker.protocol.connection import MAX_MESSAGE, STUCK_S, until_gone
 from worker.protocol.messages import (
     ClientMessage,
@@ -29,7 +29,7 @@ from worker.protocol.messages import (
     write,
 )
 from worker.protocol.wire import CloseReason
-from worker.service import Lease, Service
+from worker.service import Service, SlotLease
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ MAX_VALUES = 20_000  # of a message; a sound is one value, and millions of small
 ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class Duplex:
+class WorkerSockets:
     """All duplex sockets of one worker."""
 
-    def __init__(self, service: Service, metrics: Metrics):
+    def __init__(self, service: Service, metrics: WorkerMetrics):
         self._service, self._metrics = service, metrics
-        self.conversations: dict[Conversation, asyncio.Task[Goodbye]] = {}
+        self.conversations: dict[Conversation, asyncio.Task[ConversationEnd]] = {}
 
     async def serve(self, websocket: WebSocket) -> None:
         """From handshake to close. Without a free slot within 5 s the handshake is refused."""
@@ -73,7 +73,7 @@ class Duplex:
             self._metrics.ended(how)
             LOG.info("session %s ended: %s, %d units", name, how, conversation.n_units)
 
-    async def _lease(self, conversation: Conversation) -> Lease:
+    async def _lease(self, conversation: Conversation) -> SlotLease:
         until = time.monotonic() + WAIT_FOR_SLOT_S
         while True:
             try:
@@ -115,7 +115,7 @@ class Duplex:
     def end_all(self, code: ErrorCode, text: str) -> None:
         """End every conversation with an error, as before a restart."""
         is_draining = code is ErrorCode.DRAINING
-        farewell = Goodbye(*((RESTART, CloseReason.DRAINING) if is_draining else (FAILED, CloseReason.ENGINE)))
+        farewell = ConversationEnd(*((RESTART, CloseReason.DRAINING) if is_draining else (FAILED, CloseReason.ENGINE)))
         for conversation, task in self.conversations.items():
             if not task.done():  # otherwise it is saying its last words
                 conversation.end(Error(error=text, code=code), farewell)

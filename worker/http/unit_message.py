@@ -7,25 +7,25 @@ import numpy as np
 
 from worker.loop import results
 from worker.loop.results import SOUND_RATE, UNIT_MS, UnitResult
-from worker.protocol.messages import Partial, Result
+from worker.protocol.messages import PartialResult, Result
 from worker.protocol.wire import Sound
 
 
 @dataclass(eq=False)
-class Clock:
+class UnitClock:
     """When a chunk came and when it was its turn, in monotonic seconds."""
 
     received: float
     begun: float
 
 
-def partial_message(event: results.Partial, part: int) -> Partial:
+def partial_message(event: results.PartialResult, part: int) -> PartialResult:
     """part: counts the unit's pieces from 1."""
-    return Partial(current_time=event.unit, part=part, text=event.text, audio_data=_sound(event.pcm))
+    return PartialResult(current_time=event.unit, part=part, text=event.text, audio_data=_sound(event.pcm))
 
 
 def result_message(
-    event: UnitResult, clock: Clock, *, ends_turn: bool, speaks: bool, n_parts: int, n_behind: int
+    event: UnitResult, clock: UnitClock, *, ends_turn: bool, speaks: bool, n_parts: int, n_behind: int
 ) -> Result:
     """
     Args:
@@ -50,10 +50,10 @@ def result_message(
         # Stages that ran beside each other count in full: this may be more than has passed since the unit was fed.
         cost_all_ms=times.decode + times.condition + times.speech + times.sound,
         n_tokens=event.n_tokens,
-        n_tts_tokens=event.n_codes,
+        n_tts_tokens=event.n_speech_tokens,
         server_send_ts=time.time(),
         wall_clock_ms=wall_ms,
-        kv_cache_length=event.llm_rows,
+        kv_cache_length=event.context_len,
         vision_slices=event.n_slices,
         lag_ms=lag_ms,
         backlog_units=n_behind,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from worker.loop.job import Job
 from worker.loop.observer import Observer
 from worker.loop.session import Phase
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 class BatchRunner:
     """jobs: in flight. Everything that may raise on account of one of them goes through here."""
 
-    def __init__(self, duplex: Duplex, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
+    def __init__(self, duplex: UnitSteps, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
         self.duplex, self.voices, self.observer, self.clock = duplex, voices, observer, clock
         self.jobs: list[Job] = []
 
@@ -76,7 +76,7 @@ class BatchRunner:
     def _stand(self, job: Job) -> Any:
         stand = self.duplex.counters(job.slot)
         if job.calls and job.calls[0].is_begun:
-            stand = stand._replace(recent_codes=job.calls[0].at.recent_codes)
+            stand = stand._replace(recent_tokens=job.calls[0].at.recent_tokens)
         return stand
 
     def undo_call(self, job: Job) -> None:

@@ -18,11 +18,11 @@ from worker.loop.unit_decoder import UnitDecoder
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop, Rebuild, UnitRecord
 
-CODES_PER_UNIT = 25
-DRAWN_PER_UNIT = CODES_PER_UNIT + 1  # the last one drawn is never voiced
+SPEECH_TOKENS_PER_UNIT = 25
+DRAWN_PER_UNIT = SPEECH_TOKENS_PER_UNIT + 1  # the last one drawn is never voiced
 # The vocoder takes five. But a turn opens with 120 ms of silence and the newest 160 ms wait for the cross-fade: of ten
 # codes 120 ms of speech leave, of five none.
-EARLY_CODES = 10
+EARLY_SPEECH_TOKENS = 10
 MAX_WAITING_FRAMES = 32
 DRAIN = "drain"
 
@@ -35,7 +35,7 @@ class DuplexJob(Job):
     language: Language
     voices: VoiceManager
     talk: UnitDecoder | None = field(default=None, init=False)
-    n_codes: int = field(default=0, init=False)
+    n_speech_tokens: int = field(default=0, init=False)
     _frames: list[list[Any]] = field(default_factory=list, init=False)
     _sounds: list[np.ndarray] = field(default_factory=list, init=False)
     _n_rows: int = field(default=0, init=False)  # of the unit itself, without seconds caught up
@@ -190,7 +190,7 @@ class DuplexJob(Job):
         silenced = session.voice.draining and talk.is_listen and (self.unit.force_listen or talk.end_of_turn)
         if talk.forced_end or silenced:
             self._ends_turn = talk.end_of_turn or not session.reference
-            self.voices.cut(session, keep_codes=session.reference)
+            self.voices.cut(session, keep_speech_tokens=session.reference)
         self._plan_speech()
 
     def _plan_speech(self) -> None:
@@ -217,18 +217,18 @@ class DuplexJob(Job):
     @property
     def _early(self) -> int:
         config = self.session.config
-        return EARLY_CODES if config.early_sound and not self.session.reference else 0
+        return EARLY_SPEECH_TOKENS if config.early_sound and not self.session.reference else 0
 
     # --- speech --------------------------------------------------------------------------------
 
-    def drew(self, call: SpeechCall, codes: list[int], over: bool, ended: bool) -> None:
+    def drew(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
         session, voice = self.session, self.session.voice
-        voice.n_codes += len(codes)
-        self.n_codes += len(codes)
+        voice.n_speech_tokens += len(speech_tokens)
+        self.n_speech_tokens += len(speech_tokens)
         finished = False
         if over and call.what == DRAIN:
-            voice.n_drained += CODES_PER_UNIT
-            finished = ended or voice.n_drained >= session.config.drain_s * CODES_PER_UNIT
+            voice.n_drained += SPEECH_TOKENS_PER_UNIT
+            finished = ended or voice.n_drained >= session.config.drain_s * SPEECH_TOKENS_PER_UNIT
             if not finished and len(self.calls) > 1:
                 self.calls.insert(1, self._drain_call())  # a new turn waits for the rest of the old one
         elif over and self.talk.end_of_turn:
@@ -239,9 +239,11 @@ class DuplexJob(Job):
         self._ends_turn = (self._ends_turn and not voice.draining) or ends
         if voice.slot is None and not session.reference:
             return
-        self.windows.extend(voice.windows.push(codes, last=finished and (voice.n_codes > 0 or session.reference)))
+        self.windows.extend(
+            voice.windows.push(speech_tokens, last=finished and (voice.n_speech_tokens > 0 or session.reference))
+        )
         if finished:
-            self.voices.end_codes(session)
+            self.voices.end_tokens(session)
 
     def break_off(self) -> bool:
         """What is not voiced yet never will be, and the turn is over; while text is chosen, that is up to `chose`."""
@@ -286,7 +288,7 @@ class DuplexJob(Job):
             end_of_turn=self._ends_turn,
             pcm=self._pcm(),
             n_tokens=len(talk.spoken) if heard else 0,
-            n_codes=self.n_codes,
+            n_speech_tokens=self.n_speech_tokens,
             n_slices=len(self.images()),
             n_caught_up=max(len(self._sounds) - 1, 0),
             lag_s=session.audio_buffer.lag_s + session.waiting_s,

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from worker.loop.results import Event, Failure, Partial, StageTimes
+from worker.loop.results import Event, Failure, PartialResult, StageTimes
 from worker.loop.session import Session
-from worker.loop.unit_decoder import Step
+from worker.loop.unit_decoder import DecoderStep
 
-CODES_PER_LOOK = 25  # a call without a known end is looked at once a second of speech
+SPEECH_TOKENS_PER_POLL = 25  # a call without a known end is looked at once a second of speech
 
 
 class Layout(NamedTuple):
@@ -34,7 +34,7 @@ class SpeechCall:
         early: look at the codes as soon as there are so many; 0: when the call is over.
         per_call: duplex: the repetition penalty looks at this call's codes only, and the last code that a full call
             draws is neither fed nor voiced.
-        stream: `models.stages.speech_stream.CodeStream` of the turn this call belongs to; None in duplex.
+        stream: `models.stages.speech_stream.SpeechStream` of the turn this call belongs to; None in duplex.
         what: the job's own mark.
     Set by the loop:
         rows: [n, D] conditioning rows. at: the slot's counters when it began. n_drawn: codes drawn at most.
@@ -69,21 +69,23 @@ class SpeechCall:
         """Codes drawn when somebody has to look at them again."""
         if self.n_drawn < self.early:
             return self.early
-        return self.most if self.stream is None else min(self.n_drawn + CODES_PER_LOOK, self.most)
+        return self.most if self.stream is None else min(self.n_drawn + SPEECH_TOKENS_PER_POLL, self.most)
 
     @property
     def is_due(self) -> bool:
         """Whether the codes drawn matter now: there may be sound in them, or an end."""
         return self.n_taken < self.early <= self.n_drawn or self.n_drawn >= self.most or self.n_drawn > self.least
 
-    def cuts(self, n_codes: int, over: bool) -> list[int]:
-        """Counts up to which codes go on, those that went before left out; the last one is `n_codes` if `over`.
+    def cuts(self, n_speech_tokens: int, over: bool) -> list[int]:
+        """Counts up to which codes go on, those that went before left out; the last one is `n_speech_tokens` if `over`.
 
         They do not hang on when somebody looked, which is a matter of who else speaks: sound is cut alike then.
         """
-        seconds = () if self.stream is None else range(CODES_PER_LOOK, n_codes + 1, CODES_PER_LOOK)
-        cuts = [n for n in sorted({self.early, *seconds}) if self.n_taken < n <= n_codes]
-        return cuts if not over or n_codes in cuts else [*cuts, n_codes]
+        seconds = (
+            () if self.stream is None else range(SPEECH_TOKENS_PER_POLL, n_speech_tokens + 1, SPEECH_TOKENS_PER_POLL)
+        )
+        cuts = [n for n in sorted({self.early, *seconds}) if self.n_taken < n <= n_speech_tokens]
+        return cuts if not over or n_speech_tokens in cuts else [*cuts, n_speech_tokens]
 
 
 @dataclass(eq=False)
@@ -104,7 +106,7 @@ class Job:
     is_begun: bool = field(default=False, init=False)
     rows: Any = field(default=None, init=False)
     is_prefilled: bool = field(default=False, init=False)
-    step: Step | None = field(default=None, init=False)
+    step: DecoderStep | None = field(default=None, init=False)
     is_text_done: bool = field(default=False, init=False)
     begins_text_chunk: bool = field(default=False, init=False)
     error: Exception | None = field(default=None, init=False)
@@ -123,7 +125,7 @@ class Job:
         if pcm is not None:
             self.pieces.append(pcm)
         if (text or pcm is not None) and not self.session.reference:
-            self.session.tell(Partial(self.session.id, self.index, text, pcm))
+            self.session.tell(PartialResult(self.session.id, self.index, text, pcm))
 
     def fail(self, error: Exception) -> Event:
         """What the session gets instead of a result."""
@@ -170,7 +172,7 @@ class Job:
         """Nothing more will be chosen and everything is fed: count it in the session, say what is spoken."""
         raise NotImplementedError
 
-    def drew(self, call: SpeechCall, codes: list[int], over: bool, ended: bool) -> None:
+    def drew(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
         """New codes of the running call. over: it is done; ended: by its end code."""
         raise NotImplementedError
 

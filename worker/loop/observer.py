@@ -27,10 +27,10 @@ class Observer:
         """The sampler's answer. Returns: the token to go on with."""
         return token
 
-    def spoke(self, session: str, start: int, rows: Any, least: int, codes: list[int]) -> None:
+    def spoke(self, session: str, start: int, rows: Any, least: int, speech_tokens: list[int]) -> None:
         """A speech call has ended. start: rows held before it. rows: [n, D] it fed. least: codes it had to draw."""
 
-    def voiced(self, session: str, codes: tuple[int, ...], last: bool) -> None:
+    def voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
         """One window of codes goes to the vocoder."""
 
     def done(self, session: str, event: Event) -> None:

@@ -36,7 +36,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialResult:
     """Something a job has so far. unit: index as in the result. pcm: [n] float32 at 24 kHz or None."""
 
     session: str
@@ -62,8 +62,8 @@ class UnitResult:
     end_of_turn: bool
     pcm: np.ndarray | None = None
     n_tokens: int = 0
-    n_codes: int = 0
-    llm_rows: int = 0
+    n_speech_tokens: int = 0
+    context_len: int = 0
     n_slices: int = 0
     n_caught_up: int = 0
     lag_s: float = 0.0
@@ -95,8 +95,8 @@ class ReplyResult:
     pcm: np.ndarray | None = None
     voice_error: Exception | None = None
     n_prompt: int = 0
-    n_codes: int = 0
-    llm_rows: int = 0
+    n_speech_tokens: int = 0
+    context_len: int = 0
     tokens: tuple[int, ...] = ()
     times: StageTimes = field(default_factory=StageTimes)
 
@@ -126,4 +126,4 @@ class Generating:
     speech_ms: float
 
 
-Event = Partial | UnitResult | Prefilled | ReplyResult | Failure | VoiceState | Generating
+Event = PartialResult | UnitResult | Prefilled | ReplyResult | Failure | VoiceState | Generating

@@ -77,7 +77,7 @@ class UnitInput:
 
 
 @dataclass(eq=False)
-class Voice:
+class SpeechProgress:
     """A session's speech between units.
 
     slot: the vocoder's, None without a voice. windows: codes on their way to it. draining: the turn's text has ended,
@@ -88,7 +88,7 @@ class Voice:
     windows: Any = None
     draining: bool = False
     n_drained: int = 0
-    n_codes: int = 0
+    n_speech_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class Session:
     emit: Callable[[Event], None]
     audio_buffer: AudioBuffer
     window: UnitWindow
-    voice: Voice = field(default_factory=Voice)
+    voice: SpeechProgress = field(default_factory=SpeechProgress)
     phase: Phase = Phase.NEW
     gate: Gate = Gate.OPEN
     waiting: deque[Any] = field(default_factory=deque)

@@ -16,9 +16,9 @@ import torch
 
 from models.errors import ContextOverflowError, NumericsError
 from models.stages.runner import Rows
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import Problem, SettingError, shown
+from worker.config.settings import SettingError, SettingProblem, shown
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language
@@ -44,7 +44,7 @@ REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end o
 
 
 @dataclass(frozen=True)
-class Prompt:
+class SystemPrompt:
     """What a session starts from.
 
     prefix, suffix: text before and behind the reference voice. ref_audio: [n] float32 at 16 kHz, heard by the language
@@ -57,7 +57,7 @@ class Prompt:
     voice: Any = None
 
     @classmethod
-    def of(cls, system: str, ref_audio: np.ndarray | None = None, voice: Any = None) -> "Prompt":
+    def of(cls, system: str, ref_audio: np.ndarray | None = None, voice: Any = None) -> "SystemPrompt":
         """The template the model is trained with around a system text."""
         return cls(f"<|im_start|>system\n{system}\n<|audio_start|>", "<|audio_end|><|im_end|>", ref_audio, voice)
 
@@ -65,7 +65,9 @@ class Prompt:
 class Sessions:
     """All sessions of one engine."""
 
-    def __init__(self, duplex: Duplex, language: Language, voices: VoiceManager, loop: UnitLoop, config: EngineConfig):
+    def __init__(
+        self, duplex: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop, config: EngineConfig
+    ):
         self._duplex, self._language, self._voices, self._loop = duplex, language, voices, loop
         self._config = config
         self._open: dict[str, Session] = {}
@@ -95,7 +97,7 @@ class Sessions:
         self._open[name] = session
         return session
 
-    def prepare(self, session: Session, prompt: Prompt, config: SessionConfig | None = None) -> int:
+    def prepare(self, session: Session, prompt: SystemPrompt, config: SessionConfig | None = None) -> int:
         """Start the session's context anew from a prompt. config: other settings from now on.
 
         Returns: context rows of the prompt.
@@ -113,11 +115,11 @@ class Sessions:
             session.drop_waiting("the session could not be prepared")
             raise
 
-    def _prepare(self, session: Session, prompt: Prompt, config: SessionConfig) -> int:
+    def _prepare(self, session: Session, prompt: SystemPrompt, config: SessionConfig) -> int:
         self._config.check_session(config)
         self._duplex.empty(session.slot)
         session.renew(config, self._audio_buffer(config), self._window(config))
-        self._duplex.configure(session.slot, config.text_sampling(), config.code_sampling(), self.seed(config))
+        self._duplex.configure(session.slot, config.text_sampling(), config.speech_sampling(), self.seed(config))
         tokenizer = self._language.tokenizer
         prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
         if config.generate_audio:
@@ -153,7 +155,7 @@ class Sessions:
         if (saved := self._snapshots.get(key)) is not None:
             self._snapshots.move_to_end(key)
             duplex.load(slot, saved)
-            return duplex.runner.llm_rows(slot)
+            return duplex.runner.context_len(slot)
         rows = self._prompt_rows(prefix, ref_audio, suffix)
         if rows is None:
             return 0
@@ -221,7 +223,9 @@ class Sessions:
         settled = [knob for knob in SETTLED_KNOBS if getattr(config, knob) != getattr(session.config, knob)]
         if settled:
             values = ((knob, getattr(session.config, knob), getattr(config, knob)) for knob in settled)
-            raise SettingError([Problem(knob, f"{held!r}, as prepared", shown(asked)) for knob, held, asked in values])
+            raise SettingError(
+                [SettingProblem(knob, f"{held!r}, as prepared", shown(asked)) for knob, held, asked in values]
+            )
         session.config = config
         self._duplex.adjust_text(session.slot, config.text_sampling())
 

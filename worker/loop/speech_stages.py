@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from models.errors import NumericsError
-from models.stages.speech_steps import Look, Readback
+from models.stages.speech_steps import Poll, Readback
 from models.token2wav.vocoder import Chunk
 from worker.loop.batch_runner import BatchRunner, nothing
 from worker.loop.job import Job, SpeechCall
 
-SLICE_CODES = 5  # codes drawn between two decode steps of others
-MAX_LOOKS = 2  # of one call, on their way: codes needed in any case are asked for before the last ones are seen
+SLICE_SPEECH_TOKENS = 5  # codes drawn between two decode steps of others
+MAX_POLLS = 2  # of one call, on their way: codes needed in any case are asked for before the last ones are seen
 MAX_FLIGHTS = 2  # batches of windows at the vocoder: one that it is at, and one so that it need not wait for the host
 POLL_S = 1e-4
 
@@ -29,7 +29,7 @@ class _Slice:
     """Codes that somebody has to look at. calls: whose; look: what they have drawn. start: when it set out."""
 
     calls: list[tuple[Job, SpeechCall]]
-    look: Readback
+    poll: Readback
     start: float
 
 
@@ -54,7 +54,7 @@ class SpeechStages:
         self._duplex, self._speaker = batch.duplex, batch.duplex.speaker
         self._slices: list[_Slice] = []
         self._flights: list[_InFlightBatch] = []
-        self._most_looks = MAX_LOOKS if self._speaker is not None and self._speaker.is_beside else 1
+        self._most_looks = MAX_POLLS if self._speaker is not None and self._speaker.is_beside else 1
 
     # --- codes ---------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class SpeechStages:
         is_alone = all(job.is_prefilled and job.step is None for job in self._batch.jobs)
         while jobs := [job for job in jobs if self._may_draw(job)]:
             # To the next look if nothing else waits for its turn, and on from there before it is seen.
-            n_steps = min(_to_look(job.calls[0]) for job in jobs) if is_alone else SLICE_CODES
+            n_steps = min(_to_look(job.calls[0]) for job in jobs) if is_alone else SLICE_SPEECH_TOKENS
             draw = partial(self._draw, n_steps=n_steps, start=start)
             drawn = self._batch.run_with_retry(jobs, draw, self._batch.undo_call, fail=self._batch.disable_speech)
             self._batch.count([job for job, is_due in drawn if not is_due], "speech", start)
@@ -112,13 +112,13 @@ class SpeechStages:
             if held + len(call.rows) + call.most > self._duplex.state.speech.cache.max_len:
                 self._speaker.drop_rows(slot, 0, held - held // 2, turn=True)
         at = self._duplex.counters(slot)
-        call.at = at if call.per_call else self._duplex.hold_codes(slot, at)
+        call.at = at if call.per_call else self._duplex.hold_tokens(slot, at)
 
     def _begin_calls(self, jobs: list[Job]) -> list[None]:
         calls = [job.calls[0] for job in jobs]
         slots = [job.slot for job in jobs]
         least, most = [call.least for call in calls], [call.most for call in calls]
-        self._speaker.begin(slots, [call.rows for call in calls], min_codes=least, max_codes=most)
+        self._speaker.begin(slots, [call.rows for call in calls], min_speech_tokens=least, max_speech_tokens=most)
         for call in calls:
             call.n_drawn = 1
         return [None] * len(jobs)
@@ -131,8 +131,8 @@ class SpeechStages:
             job.calls[0].n_drawn += n_steps
         due = [job for job in jobs if job.calls[0].is_due]
         if due:
-            look = self._speaker.start_look([job.slot for job in due])
-            self._slices.append(_Slice([(job, job.calls[0]) for job in due], look, start))
+            poll = self._speaker.start_look([job.slot for job in due])
+            self._slices.append(_Slice([(job, job.calls[0]) for job in due], poll, start))
         return [job in due for job in jobs]
 
     def _draw_again(self, jobs: list[Job]) -> None:
@@ -143,12 +143,12 @@ class SpeechStages:
             self._speaker.advance([job.slot], n_drawn - 1)
             job.calls[0].n_drawn = n_drawn
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take up the codes that have arrived; nothing waits for the others."""
         while self._slices:
             one = self._slices[0]
             jobs = self._speaking(one)
-            if jobs and not one.look.is_here:
+            if jobs and not one.poll.is_here:
                 return
             self._slices.pop(0)
             see = partial(self._see, one)
@@ -157,8 +157,8 @@ class SpeechStages:
                 # What was asked for before the last look was on its way behind it.
                 self._batch.count([job] if job in jobs else [], "speech", max(one.start, call.seen_at))
                 call.seen_at = self._batch.clock()
-            for job, look in seen:
-                self._batch.guarded(job, self._drew, look, fail=self._batch.disable_speech)
+            for job, poll in seen:
+                self._batch.guarded(job, self._drew, poll, fail=self._batch.disable_speech)
 
     def _speaking(self, one: _Slice) -> list[Job]:
         """Those of a slice that still speak; whose codes were undone meanwhile draws them again with the next slice."""
@@ -168,30 +168,32 @@ class SpeechStages:
             if job in self._batch.jobs and job.calls and job.calls[0] is call and self._speaker.is_in_call(job.slot)
         ]
 
-    def _see(self, one: _Slice, jobs: list[Job]) -> list[Look]:
+    def _see(self, one: _Slice, jobs: list[Job]) -> list[Poll]:
         undone = [job for job in jobs if not self._speaker.is_in_call(job.slot)]
         if undone:
             self._draw_again(undone)
-            return self._speaker.look([job.slot for job in jobs])
-        looks = dict(zip((job for job, _ in one.calls), one.look.take(), strict=True))
-        return [looks[job] for job in jobs]
+            return self._speaker.poll([job.slot for job in jobs])
+        polls = dict(zip((job for job, _ in one.calls), one.poll.take(), strict=True))
+        return [polls[job] for job in jobs]
 
-    def _drew(self, job: Job, look: Look) -> None:
+    def _drew(self, job: Job, poll: Poll) -> None:
         call = job.calls[0]
-        if look.bad:
+        if poll.bad:
             what = f"speech of session {job.session.id}"
             raise NumericsError(what, expected="finite logits", got="NaN or infinity")
-        codes = look.codes
-        if look.over:
-            self._speaker.end([job.slot], [look])
-            self._duplex.count_codes(job.slot, len(codes) + look.ended, len(codes), per_call=call.per_call)
-            if call.per_call and not look.ended:
-                codes = codes[: call.most - 1]
-            self._batch.observer.spoke(job.session.id, call.at.speech_rows, call.rows, call.least, codes)
-        for n in call.cuts(len(codes), look.over):
-            new, call.n_taken = codes[call.n_taken : n], n
-            job.drew(call, new, look.over and n == len(codes), look.ended)
-        if look.over:
+        speech_tokens = poll.speech_tokens
+        if poll.over:
+            self._speaker.end([job.slot], [poll])
+            self._duplex.count_tokens(
+                job.slot, len(speech_tokens) + poll.ended, len(speech_tokens), per_call=call.per_call
+            )
+            if call.per_call and not poll.ended:
+                speech_tokens = speech_tokens[: call.most - 1]
+            self._batch.observer.spoke(job.session.id, call.at.speech_rows, call.rows, call.least, speech_tokens)
+        for n in call.cuts(len(speech_tokens), poll.over):
+            new, call.n_taken = speech_tokens[call.n_taken : n], n
+            job.drew(call, new, poll.over and n == len(speech_tokens), poll.ended)
+        if poll.over:
             job.calls.popleft()
             if job.session.voice.slot is None:
                 job.windows.clear()
@@ -206,7 +208,7 @@ class SpeechStages:
 
     def rest(self) -> None:
         """There is nothing to do but to wait for codes or sound: not for long, since something else may come."""
-        coming = [one.look for one in self._slices[:1]] + [one.launch for one in self._flights[:1]]
+        coming = [one.poll for one in self._slices[:1]] + [one.launch for one in self._flights[:1]]
         is_idle = not any(self._may_draw(job) for job in self._batch.jobs)
         if is_idle and coming and not any(one.is_here for one in coming):
             time.sleep(POLL_S)
@@ -216,7 +218,7 @@ class SpeechStages:
         return job in self._batch.jobs and bool(job.windows) and not any(job in _waiting(one) for one in self._flights)
 
     def _chunks(self, jobs: list[Job]) -> list[Chunk]:
-        return [Chunk(job.session.voice.slot, job.windows[0].codes, job.windows[0].last) for job in jobs]
+        return [Chunk(job.session.voice.slot, job.windows[0].speech_tokens, job.windows[0].last) for job in jobs]
 
     def _take_off(self, jobs: list[Job]) -> list[None]:
         start = self._batch.clock()
@@ -254,7 +256,7 @@ class SpeechStages:
         if not np.isfinite(pcm).all():
             raise NumericsError(f"sound of session {job.session.id}", expected="finite samples", got="NaN or infinity")
         window = job.windows.popleft()
-        self._batch.observer.voiced(job.session.id, window.codes, window.last)
+        self._batch.observer.voiced(job.session.id, window.speech_tokens, window.last)
         if len(pcm):
             if job.times.first_sound is None:
                 job.times.first_sound = 1000 * (self._batch.clock() - job.arrived)

@@ -45,7 +45,7 @@ class TextStages:
         job.is_prefilled = job.layout is None
         if job.is_prefilled:
             return
-        held, new, limit = self._duplex.runner.llm_rows(job.slot), len(job.layout.ids), self._duplex.runner.llm_len
+        held, new, limit = self._duplex.runner.context_len(job.slot), len(job.layout.ids), self._duplex.runner.llm_len
         if held + new > limit:
             what = f"context of session {job.session.id}"
             raise ContextOverflowError(what, expected=f"at most {limit} rows", got=f"{held} and {new} more")
@@ -68,7 +68,9 @@ class TextStages:
             own = [*zip(layout.images, seen, strict=True), *zip(layout.sounds, heard[job.slot], strict=True)]
             stretches.append(Rows.mixed(layout.ids, [*own, *other]))
             self._batch.observer.saw(job.session.id, seen)
-            self._batch.observer.fed(job.session.id, "prefill", self._duplex.runner.llm_rows(job.slot), stretches[-1])
+            self._batch.observer.fed(
+                job.session.id, "prefill", self._duplex.runner.context_len(job.slot), stretches[-1]
+            )
         return stretches
 
     def _piece(self, job: Job) -> int:
@@ -120,7 +122,7 @@ class TextStages:
     def decode(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        past = {job.slot: self._duplex.runner.llm_rows(job.slot) for job in jobs}
+        past = {job.slot: self._duplex.runner.context_len(job.slot) for job in jobs}
         with self._batch.timed(jobs, "decode"):
             done = self._batch.run_with_retry(jobs, self._decode_batch, self._batch.way_back(jobs))
         for job, one in done:

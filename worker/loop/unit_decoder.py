@@ -36,7 +36,7 @@ class ControlTokens:
         )
 
 
-class Step(NamedTuple):
+class DecoderStep(NamedTuple):
     """What to do next.
 
     feed: token to feed to the model now; None feeds nothing. place: its index among the spoken tokens, which is its
@@ -116,7 +116,7 @@ class UnitDecoder:
         self.turn_open = turn_open
         self.forced_end = False
 
-    def start(self) -> Step:
+    def start(self) -> DecoderStep:
         """The first step: sample, or the whole unit if listening is forced or no token is allowed."""
         assert not self._started, "start: expected once per unit, got another"
         self._started = True
@@ -129,9 +129,9 @@ class UnitDecoder:
             return self._end(self._ids.listen, feed=closing)
         if self._limit == 0:
             return self._cut(feed=closing)
-        return Step(None, None, True)
+        return DecoderStep(None, None, True)
 
-    def take(self, token: int) -> Step:
+    def take(self, token: int) -> DecoderStep:
         """What becomes of a sampled token."""
         assert self._started and not self._done, "take: expected a unit that samples, got one before or after"
         ids = self._ids
@@ -146,7 +146,7 @@ class UnitDecoder:
             return self._end(token)
         return self._feed(token)
 
-    def interrupt(self) -> Step:
+    def interrupt(self) -> DecoderStep:
         """Break off: a silent unit that ends the turn; nothing of it is voiced any more."""
         assert not self._done, "interrupt: expected a unit that goes on, got a complete one"
         self._started = True
@@ -165,7 +165,7 @@ class UnitDecoder:
         self.all_ids.insert(len(self.all_ids) - (self.terminator is not None), self._ids.turn_eos)
         return [self._ids.turn_eos]
 
-    def _feed(self, token: int) -> Step:
+    def _feed(self, token: int) -> DecoderStep:
         spoken = self._n_fed > 0
         if spoken and self._length([*self.spoken, token]) >= self._max_chars:
             if self._compat:
@@ -182,7 +182,7 @@ class UnitDecoder:
         self.turn_open = not self.end_of_turn
         if self._n_fed == self._limit:
             return self._cut(feed=token, place=place)
-        return Step(token, place, True)
+        return DecoderStep(token, place, True)
 
     def _close_turn(self) -> int:
         self.all_ids.append(self._ids.turn_eos)
@@ -190,16 +190,16 @@ class UnitDecoder:
         self.forced_end = True
         return self._ids.turn_eos
 
-    def _cut(self, feed: int | None = None, place: int | None = None) -> Step:
+    def _cut(self, feed: int | None = None, place: int | None = None) -> DecoderStep:
         """The unit is full. Unlike a sampled terminator, implicit mode's cut leaves nothing on record."""
         if self._explicit:
             return self._end(self._ids.chunk_eos, feed, place)
         self._done = True
-        return Step(feed, place, False)
+        return DecoderStep(feed, place, False)
 
-    def _end(self, terminator: int, feed: int | None = None, place: int | None = None) -> Step:
+    def _end(self, terminator: int, feed: int | None = None, place: int | None = None) -> DecoderStep:
         self.all_ids.append(terminator)
         if self._explicit:
             self.terminator = terminator
         self._done = True
-        return Step(feed, place, False)
+        return DecoderStep(feed, place, False)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.stages.runner import Rows
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
 from worker.loop.observer import Observer
@@ -36,7 +36,7 @@ class UnitLoop:
 
     def __init__(
         self,
-        duplex: Duplex,
+        duplex: UnitSteps,
         vocoder: Any,
         voices: VoiceManager,
         *,
@@ -74,7 +74,7 @@ class UnitLoop:
         self._speech.speak([job for job in self.jobs if job.calls])
         self._text.prefill([job for job in self.jobs if not job.is_prefilled])
         self._text.decode([job for job in self.jobs if job.is_prefilled and job.step is not None])
-        self._speech.look()
+        self._speech.poll()
         self._speech.voice([job for job in self.jobs if job.windows])
         self._finish([job for job in self.jobs if job.is_prefilled and not (job.step or job.calls or job.windows)])
         if all(job.is_prefilled and job.step is None for job in self.jobs):
@@ -132,13 +132,13 @@ class UnitLoop:
 
     def _check_rows(self, job: Job) -> None:
         """The window's account and the cache agree, whatever has been fed and dropped."""
-        expected, held = job.rows_expected(), self._duplex.runner.llm_rows(job.slot)
+        expected, held = job.rows_expected(), self._duplex.runner.context_len(job.slot)
         assert expected in (None, held), f"session {job.session.id}: the window counts {expected} rows, {held} are held"
 
     def _tell(self, job: Job) -> None:
         event = job.fail(job.error) if job.error is not None else job.result()
         if not isinstance(event, Failure):
-            event = replace(event, llm_rows=self._duplex.runner.llm_rows(job.slot))
+            event = replace(event, context_len=self._duplex.runner.context_len(job.slot))
         job.session.move("generate")
         job.session.tell(event)
         self.observer.done(job.session.id, event)
@@ -147,7 +147,7 @@ class UnitLoop:
         """In reference a unit is closed at once; otherwise its last rows go in front of the next unit's."""
         slots = [job.slot for job in jobs]
         for job in jobs:
-            past = self._duplex.runner.llm_rows(job.slot)
+            past = self._duplex.runner.context_len(job.slot)
             self.observer.fed(job.session.id, "finalize", past, job.session.pending)
         self._duplex.feed(slots, [Rows.mixed(job.session.pending, []) for job in jobs], [False] * len(jobs))
         for job in jobs:

@@ -5,22 +5,22 @@ Knows the three resources. Does not know why a turn ends.
 
 from typing import Any
 
-from models.stages.speech_stream import CodeStream
-from models.stages.unit_steps import Duplex
-from models.token2wav.windows import CodeWindows
-from worker.loop.session import Session, Voice
+from models.stages.speech_stream import SpeechStream
+from models.stages.unit_steps import UnitSteps
+from models.token2wav.windows import TokenWindows
+from worker.loop.session import Session, SpeechProgress
 
-MIN_CODES = 5  # new codes the vocoder takes at least, beside the look-ahead
+MIN_SPEECH_TOKENS = 5  # new codes the vocoder takes at least, beside the look-ahead
 
 
 class VoiceManager:
     """duplex: the code model's side. vocoder: sound; None for an engine that only writes."""
 
-    def __init__(self, duplex: Duplex, vocoder: Any):
+    def __init__(self, duplex: UnitSteps, vocoder: Any):
         self._duplex, self._vocoder = duplex, vocoder
 
     def lend(self, session: Session, voice: Any) -> None:
-        """Give a session a voice (`models.token2wav.voice.voice.Voice`), None for none; whatever it had goes back.
+        """Give a session a voice (`models.token2wav.voice.voice.SpeechProgress`), None for none; whatever it had goes back.
 
         Raises: as `Vocoder.open`.
         """
@@ -28,13 +28,13 @@ class VoiceManager:
         slot = None
         if voice is not None and self._vocoder is not None:
             slot = self._vocoder.open(voice, session.config.euler_steps)
-        session.voice = Voice(slot, self._windows())
+        session.voice = SpeechProgress(slot, self._windows())
 
     def take_back(self, session: Session) -> None:
         """The session speaks no more."""
         if session.voice.slot is not None:
             self._vocoder.close(session.voice.slot)
-        session.voice = Voice()
+        session.voice = SpeechProgress()
 
     def can_speak(self, session: Session) -> bool:
         """Whether codes are worth drawing; in reference they are drawn for nobody too."""
@@ -45,34 +45,34 @@ class VoiceManager:
         """Whether nothing of the turn has been spoken."""
         return self._duplex.runner.speech_rows[session.slot] == 0
 
-    def end_codes(self, session: Session) -> None:
+    def end_tokens(self, session: Session) -> None:
         """The turn's speech is drawn: the next call begins a turn."""
         self._duplex.end_turn(session.slot)
-        session.voice = Voice(session.voice.slot, self._windows())
+        session.voice = SpeechProgress(session.voice.slot, self._windows())
 
-    def cut(self, session: Session, *, keep_codes: bool = False) -> None:
+    def cut(self, session: Session, *, keep_speech_tokens: bool = False) -> None:
         """Break off: what is not voiced yet never will be. keep_codes: leave the code model in its turn (reference)."""
-        if self._duplex.speaker is not None and not keep_codes:
+        if self._duplex.speaker is not None and not keep_speech_tokens:
             self._duplex.end_turn(session.slot)
-        session.voice = Voice(session.voice.slot, self._windows())
+        session.voice = SpeechProgress(session.voice.slot, self._windows())
         self.begin_turn(session)
 
     def begin_answer(self, session: Session) -> Any:
-        """All of it as new for a turn-based answer. Returns: its `CodeStream`; None if it is not spoken."""
+        """All of it as new for a turn-based answer. Returns: its `SpeechStream`; None if it is not spoken."""
         if not self.can_speak(session):
             return None
         self.cut(session)
         if session.reference:
-            session.voice.windows = CodeWindows(lookahead=self._lookahead, compat="reference")
-        return CodeStream(self._duplex.speaker, session.slot, compat=session.config.compat)
+            session.voice.windows = TokenWindows(lookahead=self._lookahead, compat="reference")
+        return SpeechStream(self._duplex.speaker, session.slot, compat=session.config.compat)
 
     def begin_turn(self, session: Session) -> None:
         """The vocoder starts anew."""
         if session.voice.slot is not None:
             self._vocoder.begin_turn(session.voice.slot)
 
-    def _windows(self) -> CodeWindows:
-        return CodeWindows(lookahead=self._lookahead, least=MIN_CODES)
+    def _windows(self) -> TokenWindows:
+        return TokenWindows(lookahead=self._lookahead, least=MIN_SPEECH_TOKENS)
 
     @property
     def _lookahead(self) -> int:

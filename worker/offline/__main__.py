@@ -26,23 +26,23 @@ from models.token2wav.voice.voice import Voice
 from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine, EngineError
 from worker.loop.results import Failure
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 from worker.media import MediaUnits, read_units
 from worker.offline import reply as offline_reply
 from worker.offline import table as offline_table
 from worker.offline.options import check, engine_config, parser, session_config
-from worker.offline.reply import Outcome
-from worker.offline.run import Conversation
+from worker.offline.reply import UnitOutcome
+from worker.offline.run import OfflineSession
 from worker.start.voices import ReferenceSound, Voices
 
 INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Run:
+class OfflineRun:
     """A conversation that is over. model: what spoke, in words. Times in s."""
 
-    outcomes: list[Outcome]
+    outcomes: list[UnitOutcome]
     model: dict[str, Any]
     load_s: float
     prepare_s: float
@@ -105,12 +105,12 @@ def _converse(
     session: SessionConfig,
     units: MediaUnits,
     reference: ReferenceSound,
-) -> Run:
+) -> OfflineRun:
     begun = time.perf_counter()
     with Engine.build(config) as engine:
         loaded = time.perf_counter()
         voice = _voice(args, engine, session, reference)
-        conversation = Conversation(engine, session, Prompt.of(args.system, reference.heard(), voice))
+        conversation = OfflineSession(engine, session, SystemPrompt.of(args.system, reference.heard(), voice))
         prepared = time.perf_counter()
         outcomes = []
         with tqdm(total=_n_units(units), desc="units", unit="unit", disable=None) as bar:
@@ -122,7 +122,7 @@ def _converse(
         done = time.perf_counter()
     model = engine.parts.model
     described = {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
-    return Run(outcomes, described, loaded - begun, prepared - loaded, done - prepared)
+    return OfflineRun(outcomes, described, loaded - begun, prepared - loaded, done - prepared)
 
 
 def _voice(args: argparse.Namespace, engine: Engine, session: SessionConfig, reference: ReferenceSound) -> Voice | None:
@@ -146,11 +146,11 @@ def _n_units(units: MediaUnits) -> int | None:
     return sum(1 for _ in read_units(units.path, frames_per_second=0, max_units=units.max_units))
 
 
-def _write_sound(args: argparse.Namespace, session: SessionConfig, run: Run) -> None:
+def _write_sound(args: argparse.Namespace, session: SessionConfig, run: OfflineRun) -> None:
     write_sound(args.out, torch.from_numpy(offline_reply.sound(run.outcomes, args.delay_ms)))
 
 
-def _write_transcript(args: argparse.Namespace, session: SessionConfig, run: Run) -> None:
+def _write_transcript(args: argparse.Namespace, session: SessionConfig, run: OfflineRun) -> None:
     head = {
         "file": Path(args.file).name,
         "model": Path(args.model).resolve().name,
@@ -175,7 +175,7 @@ def _write_transcript(args: argparse.Namespace, session: SessionConfig, run: Run
     write_atomically(Path(args.transcript), offline_reply.to_json(document))
 
 
-def _summarize(run: Run) -> None:
+def _summarize(run: OfflineRun) -> None:
     n, n_turns = len(run.outcomes), len(offline_reply.turns(run.outcomes))
     _note(
         f"[{n} units, {n_turns} turns, {run.n_failed} failed: load {run.load_s:.2f} s, prepare {run.prepare_s:.2f} s, "

@@ -16,7 +16,7 @@ from worker.loop.results import SOUND_RATE, Failure, UnitResult
 PLAYER_DELAY_MS = 200
 
 
-class Standing(NamedTuple):
+class OfflineState(NamedTuple):
     """A session between two units. turn_open: the model is speaking. draining: its speech goes on without text."""
 
     is_live: bool
@@ -29,13 +29,13 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UnitOutcome:
     """What came of one unit. index: the second that was heard, from 0. before, after: the session around it."""
 
     index: int
     event: UnitResult | Failure
-    before: Standing
-    after: Standing
+    before: OfflineState
+    after: OfflineState
 
     @property
     def decision(self) -> str:
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass
-class Turn:
+class TranscriptTurn:
     """What was said in one go. start, end: its first and its last unit."""
 
     start: int
@@ -79,7 +79,7 @@ def starts(n_samples: Sequence[int], delay_ms: int = 0) -> list[int]:
     return begins
 
 
-def sound(outcomes: Sequence[Outcome], delay_ms: int = 0) -> np.ndarray:
+def sound(outcomes: Sequence[UnitOutcome], delay_ms: int = 0) -> np.ndarray:
     """[n] float32 at 24 kHz: what a listener hears from the first unit on, silence included, to the end of both."""
     pieces = [one.pcm for one in outcomes]
     begins = starts([len(piece) for piece in pieces], delay_ms)
@@ -90,17 +90,17 @@ def sound(outcomes: Sequence[Outcome], delay_ms: int = 0) -> np.ndarray:
     return wave
 
 
-def turns(outcomes: Sequence[Outcome]) -> list[Turn]:
+def turns(outcomes: Sequence[UnitOutcome]) -> list[TranscriptTurn]:
     """What was said, turn by turn."""
-    found: list[Turn] = []
-    current: Turn | None = None
+    found: list[TranscriptTurn] = []
+    current: TranscriptTurn | None = None
     for one in outcomes:
         speaks = one.decision == "SPEAK"
         if current is not None and one.before.draining and (one.text or one.after.turn_open):
             # The last of the old turn's sound, and the first words of a new one.
             current.end, current = one.index, None
         if current is None and speaks:
-            current = Turn(one.index, one.index, "")
+            current = TranscriptTurn(one.index, one.index, "")
             found.append(current)
         if current is not None and speaks:
             current.text += one.text
@@ -110,14 +110,14 @@ def turns(outcomes: Sequence[Outcome]) -> list[Turn]:
     return found
 
 
-def transcript(outcomes: Sequence[Outcome], head: dict[str, Any], delay_ms: int = 0) -> dict[str, Any]:
+def transcript(outcomes: Sequence[UnitOutcome], head: dict[str, Any], delay_ms: int = 0) -> dict[str, Any]:
     """`head`, then turns and units: nothing that differs between two runs alike."""
     begins = starts([len(one.pcm) for one in outcomes], delay_ms)
     units = [_unit(one, begin) for one, begin in zip(outcomes, begins, strict=True)]
     return {**head, "turns": [asdict(turn) for turn in turns(outcomes)], "units": units}
 
 
-def times(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def times(outcomes: Sequence[UnitOutcome]) -> list[dict[str, Any]]:
     """Stage times in ms of each unit that came to a result."""
     return [{"index": one.index, **asdict(one.event.times)} for one in outcomes if not isinstance(one.event, Failure)]
 
@@ -134,7 +134,7 @@ def to_json(document: dict[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(entries) + "\n}\n").encode()
 
 
-def _unit(one: Outcome, begin: int) -> dict[str, Any]:
+def _unit(one: UnitOutcome, begin: int) -> dict[str, Any]:
     event = one.event
     told: dict[str, Any] = {"index": one.index, "decision": one.decision}
     if isinstance(event, Failure):
@@ -145,10 +145,10 @@ def _unit(one: Outcome, begin: int) -> dict[str, Any]:
         "text": event.text,
         "end_of_turn": event.end_of_turn,
         "n_tokens": event.n_tokens,
-        "n_codes": event.n_codes,
+        "n_codes": event.n_speech_tokens,
         "n_samples": n_samples,
         "sound_start": begin if n_samples else None,
-        "llm_rows": event.llm_rows,
+        "llm_rows": event.context_len,
         "tokens": list(event.tokens),
     }
 

@@ -14,18 +14,18 @@ from models.errors import ModelError
 from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.config.session import SessionConfig
 from worker.engine import Engine
-from worker.loop.results import Event, Failure, Partial, UnitResult
-from worker.loop.sessions import Prompt, Sessions
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.sessions import Sessions, SystemPrompt
 from worker.media import MediaUnit
-from worker.offline.reply import Outcome, Standing
+from worker.offline.reply import OfflineState, UnitOutcome
 
 NAME = "offline"
 
 
-class Conversation:
+class OfflineSession:
     """A session that hears one unit at a time."""
 
-    def __init__(self, engine: Engine, config: SessionConfig, prompt: Prompt):
+    def __init__(self, engine: Engine, config: SessionConfig, prompt: SystemPrompt):
         """Open and prepare the session. Raises: as `Sessions.open` and `Sessions.prepare`; EngineError."""
         self._engine, self._prompt = engine, prompt
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -33,7 +33,7 @@ class Conversation:
         self._prepare()
         self._n_heard = 0
 
-    def hear(self, units: Iterable[MediaUnit], tail: int) -> Iterator[Outcome]:
+    def hear(self, units: Iterable[MediaUnit], tail: int) -> Iterator[UnitOutcome]:
         """All units, then up to `tail` of silence while a turn goes on.
 
         Raises: what reading the units raises; EngineError. A unit that fails is an outcome like others.
@@ -46,7 +46,7 @@ class Conversation:
                 return
             yield self._say(np.zeros(UNIT_SAMPLES, np.float32), [])
 
-    def _say(self, sound: np.ndarray, frames: list[Any]) -> Outcome:
+    def _say(self, sound: np.ndarray, frames: list[Any]) -> UnitOutcome:
         before, index = self._standing, self._n_heard
         self._n_heard += 1
         try:
@@ -60,18 +60,18 @@ class Conversation:
             event = self._events.get()
         if not self._standing.is_live:
             self._prepare()
-        return Outcome(index, event, before, self._standing)
+        return UnitOutcome(index, event, before, self._standing)
 
     def _prepare(self) -> None:
         self._handle.prepare(self._prompt).result()
-        self._standing = Standing(True, False, False)
+        self._standing = OfflineState(True, False, False)
 
     def _wait(self) -> UnitResult | Failure:
-        while isinstance(event := self._events.get(), Partial):
+        while isinstance(event := self._events.get(), PartialResult):
             pass
         return event
 
 
-def _standing(sessions: Sessions) -> Standing:
+def _standing(sessions: Sessions) -> OfflineState:
     session = sessions.get(NAME)
-    return Standing(session.is_live, session.turn_open, session.voice.draining)
+    return OfflineState(session.is_live, session.turn_open, session.voice.draining)

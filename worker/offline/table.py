@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from worker.loop.results import SOUND_RATE, Failure, StageTimes
-from worker.offline.reply import Outcome
+from worker.offline.reply import UnitOutcome
 
 FACTS = ("unit", "decision", "tokens", "codes", "sound_ms", "rows")
 STAGES = tuple(field.name for field in fields(StageTimes) if field.name not in ("total", "first_sound"))
@@ -17,13 +17,13 @@ def header() -> str:
     return _line(FACTS, TIMES, "text")
 
 
-def row(one: Outcome) -> str:
+def row(one: UnitOutcome) -> str:
     """A unit's line. Its text is written as Python would, so that nothing in it moves the cursor."""
     event, begin = one.event, [str(one.index), one.decision]
     if isinstance(event, Failure):
         empty = [""] * len(FACTS[len(begin) :])
         return _line([*begin, *empty], [""] * len(TIMES), f"{type(event.error).__name__}: {event.error}")
-    counts = (event.n_tokens, event.n_codes, round(1000 * len(one.pcm) / SOUND_RATE), event.llm_rows)
+    counts = (event.n_tokens, event.n_speech_tokens, round(1000 * len(one.pcm) / SOUND_RATE), event.context_len)
     times = [f"{getattr(event.times, name):.1f}" for name in TIMES]
     return _line([*begin, *map(str, counts)], times, repr(event.text) + END_OF_TURN * event.end_of_turn)
 

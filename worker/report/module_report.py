@@ -308,27 +308,31 @@ class _Bench:
 def as_before() -> Iterator[None]:
     """Whatever is compiled inside is forgotten, and the compiler's counters are as they were."""
     tracked = torch._dynamo.convert_frame.input_codes, torch._dynamo.convert_frame.output_codes
-    seen = [[code for reference in codes.seen if (code := reference()) is not None] for codes in tracked]
+    seen = [
+        [code for reference in speech_tokens.seen if (code := reference()) is not None] for speech_tokens in tracked
+    ]
     counted = {key: Counter(values) for key, values in counters.items()}
     try:
         with _sizes_unknown():
             yield
     finally:
-        for codes, before in zip(tracked, seen, strict=True):
-            _forget(codes, before)
+        for speech_tokens, before in zip(tracked, seen, strict=True):
+            _forget(speech_tokens, before)
         for key in list(counters):
             counters[key].clear()
             counters[key].update(counted.get(key, {}))
 
 
-def _forget(codes: Any, before: list[Any]) -> None:
+def _forget(speech_tokens: Any, before: list[Any]) -> None:
     """Drop what was compiled from, or as, code objects that a tracker of torch's did not know before."""
     known = {id(code) for code in before}
-    new = [(at, code) for at, one in enumerate(codes.seen) if (code := one()) is not None and id(code) not in known]
+    new = [
+        (at, code) for at, one in enumerate(speech_tokens.seen) if (code := one()) is not None and id(code) not in known
+    ]
     for at, code in reversed(new):
         reset_code(code)
-        codes.seen_ids.discard(id(code))
-        del codes.seen[at]  # its reference too, or the next report would take the code for somebody else's
+        speech_tokens.seen_ids.discard(id(code))
+        del speech_tokens.seen[at]  # its reference too, or the next report would take the code for somebody else's
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from models.errors import SettingsError
 from models.graphs.region_graphs import Bucket, Region, RegionTable
 from models.stages.state import SlotState
 from models.token2wav.vocoder import Vocoder
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.compile.state import TargetPhase
 from worker.compile.targets import COMPILE_TARGETS
 from worker.compile.tuning import Tuned
@@ -180,7 +180,7 @@ class Trial:
 
 
 def region_report(
-    parts: Parts,
+    parts: EngineParts,
     config: EngineConfig,
     tuned: Tuned | None = None,
     *,
@@ -240,7 +240,7 @@ def settings(config: EngineConfig) -> dict[str, Scalar]:
     return {**known, "dtype": config.dtype}
 
 
-def _check_nobody(parts: Parts) -> None:
+def _check_nobody(parts: EngineParts) -> None:
     runner, vocoder = parts.duplex.runner, parts.vocoder
     n_open = runner.state.n_slots - runner.pool.n_free
     n_open += vocoder.sizes.n_sessions - vocoder.n_free if vocoder else 0
@@ -248,7 +248,9 @@ def _check_nobody(parts: Parts) -> None:
         raise ReportError("report of regions", expected="no session", got=f"{n_open} slots in use")
 
 
-def _chosen(parts: Parts, names: Sequence[str] | None) -> list[tuple[RegionTable, OmniSlots | SoundSlots, Region]]:
+def _chosen(
+    parts: EngineParts, names: Sequence[str] | None
+) -> list[tuple[RegionTable, OmniSlots | SoundSlots, Region]]:
     runner = parts.duplex.runner
     tables: list[tuple[RegionTable, Any]] = [(runner.regions, OmniSlots(runner.state))]
     if parts.vocoder is not None:

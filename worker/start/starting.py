@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from worker.assembly.parts import Parts, build, pick_device
+from worker.assembly.parts import EngineParts, build, pick_device
 from worker.compile.cache import REPORTS, CacheReport, CompileCache, facts_of
 from worker.compile.prefetch import start_compiler, start_triton
 from worker.compile.state import TargetPhase, TargetState
@@ -136,7 +136,9 @@ def _keep(report: CompileReport, path: Path) -> None:
         LOG.warning("the compile report is not kept: %s", error)
 
 
-def _compile(parts: Parts, config: EngineConfig, cache_dir: Path, watch: TargetWatch) -> tuple[Tuned, CacheReport]:
+def _compile(
+    parts: EngineParts, config: EngineConfig, cache_dir: Path, watch: TargetWatch
+) -> tuple[Tuned, CacheReport]:
     """On the engine's thread: with whatever an earlier start left, and leaving something to the next."""
     start = time.perf_counter()
     cache = CompileCache.open(cache_dir, facts_of(parts, config.compile))

@@ -24,12 +24,12 @@ import torch
 from models.errors import ModelError
 from models.graphs.region_graphs import RegionTable, compile_counters
 from models.inputs.audio_sizes import UNIT_SAMPLES
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.config.session import SessionConfig
 from worker.engine import Engine
 from worker.loop.audio_buffer import checked
-from worker.loop.results import Event, Failure, Partial, UnitResult
-from worker.loop.sessions import Prompt, Sessions
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.sessions import Sessions, SystemPrompt
 from worker.media import MediaError, read_units
 from worker.start.voices import ReferenceSound
 from worker.start.warmup_report import UnitTimes, WarmUpReport
@@ -64,7 +64,7 @@ class WarmUpMedia:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class WarmUpUnit:
     """One second. sound: [16000] float32 at 16 kHz. picture: JPEG."""
 
     sound: np.ndarray
@@ -79,7 +79,7 @@ def warm_up(
     log: Log = LOG.info,
     progress: Tell | None = None,
     max_units: int = 10,
-    units: list[Unit] | None = None,
+    units: list[WarmUpUnit] | None = None,
 ) -> WarmUpReport:
     """Hold the conversation. The engine runs, and has no sessions.
 
@@ -117,7 +117,7 @@ def warm_up(
     return report
 
 
-def extract(video: Path, max_units: int) -> list[Unit]:
+def extract(video: Path, max_units: int) -> list[WarmUpUnit]:
     """The file's whole seconds that have sound and a picture, from the first one on. Raises: MediaError."""
     units = []
     try:
@@ -126,7 +126,7 @@ def extract(video: Path, max_units: int) -> list[Unit]:
                 break
             jpeg = io.BytesIO()
             unit.frames[0].save(jpeg, "JPEG", quality=JPEG_QUALITY)
-            units.append(Unit(unit.sound, jpeg.getvalue()))
+            units.append(WarmUpUnit(unit.sound, jpeg.getvalue()))
     except MediaError as error:
         if error.what != str(video):
             raise
@@ -152,7 +152,7 @@ def named(what: str) -> Iterator[None]:
 class _Talker:
     """One session of the warm-up."""
 
-    def __init__(self, engine: Engine, name: str, config: SessionConfig, prompt: Prompt):
+    def __init__(self, engine: Engine, name: str, config: SessionConfig, prompt: SystemPrompt):
         self._engine, self._events, self._prompt = engine, queue.SimpleQueue[Event](), prompt
         self._most_rows = engine.parts.duplex.runner.llm_len - config.unit_rows
         self.handle = engine.open(name, config, self._events.put).result()
@@ -160,7 +160,7 @@ class _Talker:
     def prepare(self) -> None:
         self.handle.prepare(self._prompt).result()
 
-    def send(self, unit: Unit) -> float:
+    def send(self, unit: WarmUpUnit) -> float:
         """Returns: ms on this thread until the unit was handed over."""
         if self.handle.n_rows > self._most_rows:
             self.prepare()  # nothing leaves its context, and there are more seconds in the file than room in that
@@ -172,7 +172,7 @@ class _Talker:
 
     def result(self) -> UnitResult:
         """Raises: what the unit failed of; then it has not counted, or its session is lost."""
-        while isinstance(event := self._events.get(), Partial):
+        while isinstance(event := self._events.get(), PartialResult):
             pass
         # Asked behind the unit: it is closed by then, and if that failed, it has been told.
         self._engine.submit(lambda: None).result()
@@ -197,7 +197,7 @@ class _Run:
         self._tell(what, 0, 0)
 
     def converse(
-        self, units: list[Unit], ref_audio: Path | None, make_voice: Callable[[ReferenceSound], Any] | None
+        self, units: list[WarmUpUnit], ref_audio: Path | None, make_voice: Callable[[ReferenceSound], Any] | None
     ) -> WarmUpReport:
         """Steps 2 to 5."""
         report = WarmUpReport()
@@ -207,7 +207,7 @@ class _Run:
             reference = ReferenceSound.read(ref_audio)
             with named("reference voice"):
                 heard, voice = reference.heard(), make_voice and make_voice(reference)
-        prompt = Prompt.of(SYSTEM, heard, voice)
+        prompt = SystemPrompt.of(SYSTEM, heard, voice)
         self.step(3, "prepare the session")
         config = self._engine.config.session.model_copy(update={"seed": SEED})
         with named("prepare"):
@@ -219,13 +219,13 @@ class _Run:
         self._speak(report)
         return report
 
-    def _open(self, config: SessionConfig, prompt: Prompt) -> _Talker:
+    def _open(self, config: SessionConfig, prompt: SystemPrompt) -> _Talker:
         talker = _Talker(self._engine, f"warm-up {len(self._talkers) + 1}", config, prompt)
         self._talkers.append(talker)
         talker.prepare()
         return talker
 
-    def _hear(self, talker: _Talker, units: list[Unit], report: WarmUpReport) -> None:
+    def _hear(self, talker: _Talker, units: list[WarmUpUnit], report: WarmUpReport) -> None:
         """One unit after the other, up to the end of a turn."""
         begun, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):
@@ -244,10 +244,12 @@ class _Run:
 
     def _spoke(self, result: UnitResult, report: WarmUpReport) -> None:
         """Note what of speech a unit has come to."""
-        report.tts_triggered |= result.n_codes > 0
+        report.tts_triggered |= result.n_speech_tokens > 0
         self._has_sound |= result.times.sound > 0
 
-    def _burst(self, units: list[Unit], config: SessionConfig, prompt: Prompt, report: WarmUpReport) -> None:
+    def _burst(
+        self, units: list[WarmUpUnit], config: SessionConfig, prompt: SystemPrompt, report: WarmUpReport
+    ) -> None:
         """As many sessions as there are slots, the first of them there already: a unit in every size of batch."""
         parts, begun, n_spoken = self._engine.parts, time.perf_counter(), 0
         eager = config.model_copy(update={"force_listen_count": 0})  # to speak
@@ -311,7 +313,7 @@ def _run_examples(tables: list[tuple[RegionTable, Sequence[str]]]) -> None:
             table.clear_scratch()
 
 
-def _free_memory(parts: Parts) -> None:
+def _free_memory(parts: EngineParts) -> None:
     gc.collect()
     if parts.model.device.type == "cuda":
         torch.cuda.empty_cache()

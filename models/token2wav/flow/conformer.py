@@ -145,7 +145,7 @@ class RelativeAttention(Derived):
         return self.linear_q, self.linear_k, self.linear_v
 
 
-class FeedForward(nn.Module):
+class ConformerFeedForward(nn.Module):
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.w_1 = nn.Linear(width, inner)
@@ -161,7 +161,7 @@ class ConformerLayer(nn.Module):
     def __init__(self, width: int, heads: int, inner: int):
         super().__init__()
         self.self_attn = RelativeAttention(width, heads)
-        self.feed_forward = FeedForward(width, inner)
+        self.feed_forward = ConformerFeedForward(width, inner)
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 

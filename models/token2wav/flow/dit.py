@@ -29,7 +29,7 @@ class Modulation(NamedTuple):
     final: Tensor  # [..., 2, width] float32
 
 
-class Attention(nn.Module):
+class DiTAttention(nn.Module):
     def __init__(self, width: int, heads: int, head_dim: int):
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
@@ -88,7 +88,7 @@ class DiTBlock(nn.Module):
     def __init__(self, config: DiTConfig):
         super().__init__()
         width = config.width
-        self.attn = Attention(width, config.heads, config.head_dim)
+        self.attn = DiTAttention(width, config.heads, config.head_dim)
         self.conv = ConvBlock(width)
         self.mlp = MLP(width, int(width * config.mlp_ratio))
         self.adaLN_modulation = _modulation(width, N_SHIFTS)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.token2wav.flow.conformer import UpsampleConformer, without_cache
 from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, Modulation, linear32
 from models.token2wav.flow.solver import time_grid
-from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig, FrontConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig, FrontConfig
 
 
 class Schedule(NamedTuple):
@@ -92,7 +92,13 @@ class Flow(FlowFront):
         return x + width * ((1 + rate) * conditional - rate * unconditional), new_rows, new_tails
 
     def offline(
-        self, codes: Tensor, n_codes: Tensor, prompt: Tensor, speaker: Tensor, noise: Tensor, schedule: Schedule
+        self,
+        speech_tokens: Tensor,
+        n_speech_tokens: Tensor,
+        prompt: Tensor,
+        speaker: Tensor,
+        noise: Tensor,
+        schedule: Schedule,
     ) -> Tensor:
         """Whole sequences at once: prompt and speech in one pass, as the public offline entry does.
 
@@ -102,8 +108,8 @@ class Flow(FlowFront):
             noise: [B, 2T, n_mels] float32.
         Returns: [B, 2T, n_mels] float32 including the prompt's frames; rows beyond 2 n_codes are meaningless.
         """
-        mu = self.encoder_proj(self.encoder.offline(self.input_embedding(codes), n_codes))
-        return self.solve_offline(mu, FRAMES_PER_CODE * n_codes, prompt, speaker, noise, schedule)
+        mu = self.encoder_proj(self.encoder.offline(self.input_embedding(speech_tokens), n_speech_tokens))
+        return self.solve_offline(mu, FRAMES_PER_TOKEN * n_speech_tokens, prompt, speaker, noise, schedule)
 
     def solve_offline(
         self, mu: Tensor, n_frames: Tensor, prompt: Tensor, speaker: Tensor, noise: Tensor, schedule: Schedule

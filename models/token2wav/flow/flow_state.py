@@ -27,7 +27,7 @@ from models.token2wav.flow.block_table import HISTORY_FRAMES, BlockTable, SlotMa
 from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, RunLayers, Tails
 from models.token2wav.flow.dit import CONV_TAIL, N_CONVS
 from models.token2wav.flow.flow import Flow, Schedule
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FlowSizes:
         for name in ("n_sessions", "n_voices", "max_steps", "max_chunk", "max_prompt", "voice_frames"):
             if (value := getattr(self, name)) < 1:
                 raise SettingsError(f"token2wav sizes: {name}", expected="at least 1", got=value)
-        if self.max_prompt % FRAMES_PER_CODE or self.voice_frames % FRAMES_PER_CODE:
+        if self.max_prompt % FRAMES_PER_TOKEN or self.voice_frames % FRAMES_PER_TOKEN:
             got = (self.max_prompt, self.voice_frames)
             raise SettingsError("token2wav sizes: max_prompt, voice_frames", expected="even counts", got=got)
 
@@ -87,7 +87,7 @@ class FlowState:
             return BlockTable(
                 n_sessions=sizes.n_sessions,
                 n_voices=sizes.n_voices,
-                ring=(kept + FRAMES_PER_CODE * sizes.max_chunk) // rate,
+                ring=(kept + FRAMES_PER_TOKEN * sizes.max_chunk) // rate,
                 width=(sizes.max_prompt + HISTORY_FRAMES) // rate,
                 n_voice_rows=sizes.voice_frames // rate,
                 device=device,
@@ -130,7 +130,7 @@ class FlowState:
 
     def place(self, voices: Tensor, starts: Tensor, n_frames: Tensor, speaker: Tensor) -> None:
         """Empty voice slots [B] and give them rows: `n_frames` [B] from `starts` [B] on among all voices' rows."""
-        for views, rate in ((self.code, FRAMES_PER_CODE), (self.mel, 1), (self.dit, 1)):
+        for views, rate in ((self.code, FRAMES_PER_TOKEN), (self.mel, 1), (self.dit, 1)):
             views.length.index_fill_(0, voices, 0)
             views.start.index_copy_(0, voices, views.first_voice_row + starts // rate)
         for tensor in self.copied():
@@ -150,8 +150,8 @@ def encode(
     flow: Flow,
     state: FlowState,
     slots: Tensor,
-    codes: Tensor,
-    n_codes: Tensor,
+    speech_tokens: Tensor,
+    n_speech_tokens: Tensor,
     last: Tensor,
     width: int,
     ring: int | None = None,
@@ -171,16 +171,18 @@ def encode(
     Returns: [B, 2T, n_mels], of which 2 * n_voiced frames count.
     """
     encoder = flow.encoder
-    T = codes.shape[1] - encoder.lookahead
-    n_new = voiced(n_codes, last, encoder.lookahead)
+    T = speech_tokens.shape[1] - encoder.lookahead
+    n_new = voiced(n_speech_tokens, last, encoder.lookahead)
     plans = (
         state.code.plan(slots, n_new, T, width // 2, ring and ring // 2),
-        state.mel.plan(slots, FRAMES_PER_CODE * n_new, FRAMES_PER_CODE * T, width, ring),
+        state.mel.plan(slots, FRAMES_PER_TOKEN * n_new, FRAMES_PER_TOKEN * T, width, ring),
     )
     tails = Tails(state.lookahead_tail[slots], state.up_tail[slots])
     caches = (state.code_rows, state.mel_rows)
     targets = slots if targets is None else targets
-    hidden, tails, rows = encoder(flow.input_embedding(codes), n_codes, n_new, tails, plans, caches, run)
+    hidden, tails, rows = encoder(
+        flow.input_embedding(speech_tokens), n_speech_tokens, n_new, tails, plans, caches, run
+    )
     mu = flow.encoder_proj(hidden)
     prompt = state.prompt[slots]
     for pool, plan, new in zip(caches, plans, rows, strict=True):
@@ -238,9 +240,9 @@ def solve(
     return x
 
 
-def voiced(n_codes: Tensor, last: Tensor, lookahead: int) -> Tensor:
+def voiced(n_speech_tokens: Tensor, last: Tensor, lookahead: int) -> Tensor:
     """How many of n_codes [B] given codes are voiced: all at the end, else all but the look-ahead."""
-    return torch.where(last, n_codes, (n_codes - lookahead).clamp(min=0))
+    return torch.where(last, n_speech_tokens, (n_speech_tokens - lookahead).clamp(min=0))
 
 
 def _store(pool: Tensor, plan: SlotMapping, rows: Tensor) -> None:

@@ -19,7 +19,7 @@ from models.kernels.launch import launch_options
 MAX_ROWS = 128  # beyond, separate products and norms are faster in any case
 
 
-class Tiles(NamedTuple):
+class LinearTiles(NamedTuple):
     """How one product is cut; at least the whole inner axis in `inner` means that there is no loop."""
 
     rows: int
@@ -107,18 +107,18 @@ def _product_kernel(
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
 
 
-def product_tiles(M: int, N: int, K: int, n_bytes: int, norm: bool) -> Tiles:
+def product_tiles(M: int, N: int, K: int, n_bytes: int, norm: bool) -> LinearTiles:
     """Tiles for M rows of a product K -> N with weights of `n_bytes` a number."""
     whole = triton.next_power_of_2(K)
     few = M <= 64
     if n_bytes > 2:
-        tiles = Tiles(16, 16, whole, 1, 4, 1) if norm else Tiles(16, 32, min(whole, 64), 1, 4, 2)
+        tiles = LinearTiles(16, 16, whole, 1, 4, 1) if norm else LinearTiles(16, 32, min(whole, 64), 1, 4, 2)
     elif norm:
-        tiles = Tiles(16, 32, whole, 4, 4, 1) if few else Tiles(32, 32, whole, 4, 8, 1)
+        tiles = LinearTiles(16, 32, whole, 4, 4, 1) if few else LinearTiles(32, 32, whole, 4, 8, 1)
     elif few:
-        tiles = Tiles(16, 16, 512, 4, 4, 3) if K > 512 else Tiles(16, 16, whole, 4, 4, 1)
+        tiles = LinearTiles(16, 16, 512, 4, 4, 3) if K > 512 else LinearTiles(16, 16, whole, 4, 4, 1)
     else:
-        tiles = Tiles(32, 32, 256, 4, 4, 4) if K > 512 else Tiles(32, 16, whole, 4, 4, 1)
+        tiles = LinearTiles(32, 32, 256, 4, 4, 4) if K > 512 else LinearTiles(32, 16, whole, 4, 4, 1)
     inner = max(tiles.inner, 16)
     return tiles._replace(inner=inner, split=min(tiles.split, inner // 16))
 
@@ -133,7 +133,7 @@ def product(
     activation: Literal["", "gelu", "silu"] = "",
     base: Tensor | None = None,
     gate: Tensor | None = None,
-    tiles: Tiles | None = None,
+    tiles: LinearTiles | None = None,
 ) -> Tensor:
     """out = base + gate * activation(norm(a) weight^T + bias), summed up in float32; all contiguous.
 

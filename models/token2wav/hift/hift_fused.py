@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.token2wav.hift.hift import KERNELS, LAST_SLOPE, LIMIT, SLOPE, UPS, Hift, ResBlock, spectrum_of
-from models.token2wav.hift.hift_kernels import Step, conv, enter, leave
+from models.token2wav.hift.hift_kernels import ConvStep, conv, enter, leave
 from models.token2wav.settings import SAMPLES_PER_FRAME
 
 
 class _Blocks(NamedTuple):
     """Residual blocks that read the same rows, all with as many steps."""
 
-    steps: list[tuple[Step, Step]]  # the dilated and the plain convolutions, one of each block
+    steps: list[tuple[ConvStep, ConvStep]]  # the dilated and the plain convolutions, one of each block
     alphas: list[tuple[Tensor, Tensor]]  # [J, C] float32 of the activations before them
 
 
@@ -79,10 +79,10 @@ def _blocks(blocks: Sequence[ResBlock]) -> _Blocks:
     return _Blocks(steps, alphas)
 
 
-def _step(convs: Sequence[nn.Conv1d]) -> Step:
+def _step(convs: Sequence[nn.Conv1d]) -> ConvStep:
     taps = [conv.kernel_size[0] for conv in convs]
     device = convs[0].weight.device
-    return Step(
+    return ConvStep(
         weight=torch.cat([conv.weight.permute(2, 0, 1) for conv in convs]).contiguous(),
         bias=torch.stack([conv.bias for conv in convs]),
         taps=torch.tensor(taps, dtype=torch.int32, device=device),

@@ -19,7 +19,7 @@ SMALL_GRID = 264  # programs, two for each multiprocessor of an H200
 BLOCK_ROWS = 16  # of a program that goes by element
 
 
-class Tiles(NamedTuple):
+class ConvTiles(NamedTuple):
     rows: int
     columns: int
     inner: int
@@ -27,7 +27,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-class Step(NamedTuple):
+class ConvStep(NamedTuple):
     """One convolution of each of J blocks of the same width and dilation."""
 
     weight: Tensor  # [sum of taps, C, C] by block, tap, output and input channel
@@ -144,24 +144,24 @@ def _leave_kernel(
     tl.store(out + place, y.to(out.dtype.element_ty), mask=stored)
 
 
-def conv_tiles(L: int, C: int, n_groups: int, n_bytes: int) -> Tiles:
+def conv_tiles(L: int, C: int, n_groups: int, n_bytes: int) -> ConvTiles:
     """Tiles for rows of L frames and C channels, `n_groups` = batch rows times blocks."""
     width = max(triton.next_power_of_2(C), 16)
     inner = min(width, 64 if n_bytes > 2 else 128)
     if triton.cdiv(L, 64) * triton.cdiv(C, 64) * n_groups > SMALL_GRID:
-        return Tiles(128, min(width, 128), min(inner, 64), 8, 3)
+        return ConvTiles(128, min(width, 128), min(inner, 64), 8, 3)
     if triton.cdiv(L, 64) * triton.cdiv(C, 64) * n_groups > SMALL_GRID // 3:
-        return Tiles(64, min(width, 64), inner, 4, 3)
-    return Tiles(32, min(width, 32), inner, 4, 4)
+        return ConvTiles(64, min(width, 64), inner, 4, 3)
+    return ConvTiles(32, min(width, 32), inner, 4, 4)
 
 
 def conv(
     x: Tensor,
     lengths: Tensor,
-    step: Step,
+    step: ConvStep,
     alpha: Tensor | None,
     stream: Tensor | None = None,
-    tiles: Tiles | None = None,
+    tiles: ConvTiles | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """One convolution of each block, then what the next one reads.
 

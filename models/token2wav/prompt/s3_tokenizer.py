@@ -47,7 +47,7 @@ class MemoryAttention(nn.Module):
         return self.out(looked_up) + memory
 
 
-class Block(nn.Module):
+class TokenizerBlock(nn.Module):
     def __init__(self, config: S3TokenizerConfig):
         super().__init__()
         width = config.width
@@ -66,7 +66,7 @@ class Encoder(Derived):
         super().__init__()
         self.conv1 = nn.Conv1d(config.n_mels, config.width, 3, stride=2, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(TokenizerBlock(config) for _ in range(config.n_layers))
         self.register_buffer("frequencies", torch.empty(HEAD_DIM // 2), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -115,9 +115,9 @@ class S3Tokenizer(nn.Module):
         Returns: [B, ceil(ceil(F / 2) / 2)] int64 codes in 0..6560, zero behind a row; [B] int64 codes of each row.
         Source: golden `s3tokenizer_*`.
         """
-        hidden, n_codes = self.encoder(log_mel, n_frames)
-        codes = self.codebook(hidden)
-        return torch.where(_valid(n_codes, codes.shape[1]), codes, 0), n_codes
+        hidden, n_speech_tokens = self.encoder(log_mel, n_frames)
+        speech_tokens = self.codebook(hidden)
+        return torch.where(_valid(n_speech_tokens, speech_tokens.shape[1]), speech_tokens, 0), n_speech_tokens
 
     @property
     def codebook(self) -> Codebook:

@@ -26,9 +26,9 @@ from models.token2wav.prompt.campplus import CampPlus
 from models.token2wav.prompt.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 from models.token2wav.s3gen.unet import UNetEstimator, solve
-from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE, SAMPLES_PER_FRAME, S3FlowConfig, S3GenConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE, SAMPLES_PER_FRAME, S3FlowConfig, S3GenConfig
 
-FINAL_SILENCE_CODE = 4299
+FINAL_SILENCE_TOKEN = 4299
 FINAL_SILENCE = 3  # codes of it that the public caller of the mean-flow variant ends every utterance with
 BUCKET_FRAMES = 64
 PROMPT_SECONDS = 10  # of a voice's sound, the rest is not used
@@ -39,7 +39,7 @@ MUTED_SAMPLES = FADED_SAMPLES = SAMPLE_RATE // 50  # 20 ms each: the prompt's la
 class S3Voice(NamedTuple):
     """A prepared voice, on the CPU or where the model is."""
 
-    codes: Tensor  # [m] int64
+    speech_tokens: Tensor  # [m] int64
     mel: Tensor  # [P, n_mels] float32, P = 2m or 2m + 1
     speaker: Tensor  # [speaker_dim] float32
 
@@ -57,8 +57,8 @@ class UNetFlow(FlowFront):
 
     def forward(
         self,
-        codes: Tensor,
-        n_codes: Tensor,
+        speech_tokens: Tensor,
+        n_speech_tokens: Tensor,
         n_frames: Tensor,
         prompt: Tensor,
         speaker: Tensor,
@@ -74,8 +74,10 @@ class UNetFlow(FlowFront):
             noise: [B, n_mels, 2T] float32. grid: [N + 1] float64 times, see `unet.solve`.
         Returns: [B, n_mels, 2T] float32, zero beyond n_frames.
         """
-        mask = torch.arange(prompt.shape[2], device=codes.device) < n_frames[:, None]
-        mu = self.encoder_proj(self.encoder.offline(self.input_embedding(codes), n_codes)).transpose(1, 2)
+        mask = torch.arange(prompt.shape[2], device=speech_tokens.device) < n_frames[:, None]
+        mu = self.encoder_proj(self.encoder.offline(self.input_embedding(speech_tokens), n_speech_tokens)).transpose(
+            1, 2
+        )
         mu = torch.where(mask[:, None], mu, 0)  # not a product: padding may be NaN here
         spks = self.speaker(speaker).to(mu.dtype)
         return solve(self.decoder.estimator, noise, mask, mu, spks, prompt.to(mu.dtype), grid, self.config.cfg_rate)
@@ -113,14 +115,14 @@ class S3Gen(Derived):
         )
         mel = prompt_mel(wave_24k, self.config.flow.n_mels)
         log_mel = log_mel_128(wave_16k, self.config.tokenizer.n_mels)[None]
-        codes, _ = self.tokenizer(log_mel, torch.tensor([log_mel.shape[2]], device=self.device))
+        speech_tokens, _ = self.tokenizer(log_mel, torch.tensor([log_mel.shape[2]], device=self.device))
         energies = remove_mean(fbank(wave_16k, self.config.speaker_encoder.n_mels))
-        return S3Voice(_prompt_part(codes[0], mel), mel, self.speaker_encoder(energies[None])[0])
+        return S3Voice(_prompt_part(speech_tokens[0], mel), mel, self.speaker_encoder(energies[None])[0])
 
     def mel(
         self,
-        codes: Tensor,
-        prompt_codes: Tensor,
+        speech_tokens: Tensor,
+        prompt_tokens: Tensor,
         prompt_mel: Tensor,
         speaker: Tensor,
         *,
@@ -143,16 +145,16 @@ class S3Gen(Derived):
         config = self.config.flow
         _check_shape("prompt mel", prompt_mel, (None, config.n_mels))
         _check_shape("speaker vector", speaker, (config.speaker_dim,))
-        self._check_codes("prompt codes", prompt_codes)
-        self._check_codes("speech codes", codes)
+        self._check_tokens("prompt codes", prompt_tokens)
+        self._check_tokens("speech codes", speech_tokens)
         lookahead = 0 if finalize else config.encoder.lookahead
-        if len(codes) <= lookahead:
-            raise TokenError("speech codes", expected=f"more than {lookahead}", got=len(codes))
+        if len(speech_tokens) <= lookahead:
+            raise TokenError("speech codes", expected=f"more than {lookahead}", got=len(speech_tokens))
 
-        parts = _prompt_part(prompt_codes, prompt_mel), codes
+        parts = _prompt_part(prompt_tokens, prompt_mel), speech_tokens
         both = torch.cat([part.to(self.device) for part in parts])
-        n_prompt, n_frames = len(prompt_mel), FRAMES_PER_CODE * (len(both) - lookahead)
-        n_padded = _bucket(FRAMES_PER_CODE * len(both))
+        n_prompt, n_frames = len(prompt_mel), FRAMES_PER_TOKEN * (len(both) - lookahead)
+        n_padded = _bucket(FRAMES_PER_TOKEN * len(both))
         _check_shape("noise", noise, (config.n_mels, None))
         if noise.shape[1] < n_frames:
             raise ShapeError("noise", expected=f"at least {n_frames} columns", got=noise.shape[1])
@@ -161,7 +163,7 @@ class S3Gen(Derived):
         grid = time_grid(n_steps, "linear" if self.flow.meanflow else "cosine")
 
         out = self.flow(
-            _padded(both[None], n_padded // FRAMES_PER_CODE),
+            _padded(both[None], n_padded // FRAMES_PER_TOKEN),
             torch.tensor([len(both)], device=self.device),
             torch.tensor([n_frames], device=self.device),
             _padded(prompt_mel.T[None].to(self.device), n_padded),
@@ -173,8 +175,8 @@ class S3Gen(Derived):
 
     def sound(
         self,
-        codes: Tensor,
-        prompt_codes: Tensor,
+        speech_tokens: Tensor,
+        prompt_tokens: Tensor,
         prompt_mel: Tensor,
         speaker: Tensor,
         *,
@@ -186,9 +188,9 @@ class S3Gen(Derived):
 
         Returns: [480 T] float32 at 24 kHz, within +-0.99.
         """
-        noise, phase = draw(seed, self.config.flow.n_mels, len(prompt_mel) + FRAMES_PER_CODE * len(codes))
-        voice = S3Voice(prompt_codes, prompt_mel, speaker)
-        mel = self.mel(codes, *voice, noise=noise, finalize=finalize, n_steps=n_steps)
+        noise, phase = draw(seed, self.config.flow.n_mels, len(prompt_mel) + FRAMES_PER_TOKEN * len(speech_tokens))
+        voice = S3Voice(prompt_tokens, prompt_mel, speaker)
+        mel = self.mel(speech_tokens, *voice, noise=noise, finalize=finalize, n_steps=n_steps)
         n_frames = mel.shape[1]
         padded = _padded(mel[None], _bucket(n_frames))
         wave = self.vocode(padded, torch.tensor([n_frames], device=self.device), phase[None].to(self.device))
@@ -210,12 +212,12 @@ class S3Gen(Derived):
         n = len(self.onset)
         return torch.cat((wave[:, :n] * self.onset, wave[:, n:]), dim=1)
 
-    def _check_codes(self, what: str, codes: Tensor) -> None:
-        _check_shape(what, codes, (None,))
-        if codes.dtype != torch.int64:
-            raise TokenError(what, expected="int64", got=codes.dtype)
+    def _check_tokens(self, what: str, speech_tokens: Tensor) -> None:
+        _check_shape(what, speech_tokens, (None,))
+        if speech_tokens.dtype != torch.int64:
+            raise TokenError(what, expected="int64", got=speech_tokens.dtype)
         top = self.config.flow.vocab_size - 1
-        odd = codes[(codes < 0) | (codes > top)]
+        odd = speech_tokens[(speech_tokens < 0) | (speech_tokens > top)]
         if len(odd):
             raise TokenError(what, expected=f"codes in 0..{top}", got=odd.tolist())
 
@@ -231,17 +233,17 @@ def draw(seed: int, n_mels: int, n_frames: int) -> tuple[Tensor, Tensor]:
     return torch.randn(_bucket(n_frames), n_mels, generator=generator).T, phase
 
 
-def end_with_silence(codes: Tensor) -> Tensor:
+def end_with_silence(speech_tokens: Tensor) -> Tensor:
     """Speech codes [n] followed by three of silence, which the mean-flow variant's public caller always adds."""
-    return F.pad(codes, (0, FINAL_SILENCE), value=FINAL_SILENCE_CODE)
+    return F.pad(speech_tokens, (0, FINAL_SILENCE), value=FINAL_SILENCE_TOKEN)
 
 
-def _prompt_part(codes: Tensor, mel: Tensor) -> Tensor:
+def _prompt_part(speech_tokens: Tensor, mel: Tensor) -> Tensor:
     """As many of the prompt's codes as its mel has frames for; a mel of odd length is one frame longer."""
-    n = len(mel) // FRAMES_PER_CODE
-    if len(codes) < n:
-        raise ShapeError("prompt codes", expected=f"at least {n} for {len(mel)} mel frames", got=len(codes))
-    return codes[:n]
+    n = len(mel) // FRAMES_PER_TOKEN
+    if len(speech_tokens) < n:
+        raise ShapeError("prompt codes", expected=f"at least {n} for {len(mel)} mel frames", got=len(speech_tokens))
+    return speech_tokens[:n]
 
 
 def _bucket(n_frames: int) -> int:

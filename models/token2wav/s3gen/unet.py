@@ -89,7 +89,7 @@ class ResnetBlock(nn.Module):
         return self.block2(inner) + self.res_conv(x)
 
 
-class Attention(nn.Module):
+class UNetAttention(nn.Module):
     """Self-attention without positions; queries, keys and values have no bias."""
 
     def __init__(self, width: int, heads: int, head_dim: int):
@@ -116,7 +116,7 @@ class GELUProjection(nn.Module):
         return F.gelu(self.proj(x))
 
 
-class FeedForward(nn.Module):
+class UNetFeedForward(nn.Module):
     """Widen, GELU, narrow."""
 
     def __init__(self, width: int, inner: int):
@@ -133,9 +133,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: UNetConfig):
         super().__init__()
         self.norm1 = nn.LayerNorm(config.channels)
-        self.attn1 = Attention(config.channels, config.heads, config.head_dim)
+        self.attn1 = UNetAttention(config.channels, config.heads, config.head_dim)
         self.norm3 = nn.LayerNorm(config.channels)
-        self.ff = FeedForward(config.channels, _WIDEN * config.channels)
+        self.ff = UNetFeedForward(config.channels, _WIDEN * config.channels)
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         x = x + self.attn1(self.norm1(x), keys)

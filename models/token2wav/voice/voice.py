@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError
-from models.token2wav.settings import FRAMES_PER_CODE, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Voice:
     Compare by `digest`.
     """
 
-    codes: Tensor  # [n] int64
+    speech_tokens: Tensor  # [n] int64
     mel: Tensor  # [2n, n_mels] float32
     speaker: Tensor  # [speaker_dim] float32
 
@@ -32,7 +32,7 @@ class Voice:
     @cached_property
     def digest(self) -> str:
         """The same for equal content, whatever the voice was made from."""
-        parts = (self.codes.to(torch.int64), self.mel.float(), self.speaker.float())
+        parts = (self.speech_tokens.to(torch.int64), self.mel.float(), self.speaker.float())
         data = hashlib.sha256()
         for part in parts:
             data.update(f"{tuple(part.shape)}".encode())
@@ -41,13 +41,13 @@ class Voice:
 
     def check(self, config: FlowConfig) -> None:
         """Raises: AudioError if the parts do not fit each other or the flow."""
-        for name in ("codes", "mel", "speaker"):
+        for name in ("speech_tokens", "mel", "speaker"):
             if not isinstance(part := getattr(self, name), Tensor):
                 raise AudioError(f"voice: {name}", expected="a tensor", got=type(part).__name__)
-        n = len(self.codes) if self.codes.ndim else 0
+        n = len(self.speech_tokens) if self.speech_tokens.ndim else 0
         wanted = {
-            "codes": (torch.int64, (n,)),
-            "mel": (torch.float32, (FRAMES_PER_CODE * n, config.n_mels)),
+            "speech_tokens": (torch.int64, (n,)),
+            "mel": (torch.float32, (FRAMES_PER_TOKEN * n, config.n_mels)),
             "speaker": (torch.float32, (config.speaker_dim,)),
         }
         for name, (dtype, shape) in wanted.items():
@@ -57,6 +57,6 @@ class Voice:
                 raise AudioError(f"voice: {name}", expected=f"{dtype} {shape} on the CPU, at least one code", got=got)
             if part.is_floating_point() and not bool(part.isfinite().all()):
                 raise AudioError(f"voice: {name}", expected="finite numbers", got="NaN or infinity")
-        if not 0 <= int(self.codes.min()) <= int(self.codes.max()) < config.vocab_size:
-            got = (int(self.codes.min()), int(self.codes.max()))
+        if not 0 <= int(self.speech_tokens.min()) <= int(self.speech_tokens.max()) < config.vocab_size:
+            got = (int(self.speech_tokens.min()), int(self.speech_tokens.max()))
             raise AudioError("voice: codes", expected=f"0 to {config.vocab_size - 1}", got=got)

@@ -27,7 +27,7 @@ from models.token2wav.voice.voice import Voice
 MAX_BYTES = 256_000_000  # about 500 voices of 30 s
 SUFFIX = ".safetensors"
 _OURS = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}")
-_DTYPES = {"codes": torch.int64, "mel": torch.float32, "speaker": torch.float32}
+_DTYPES = {"codes": torch.int64, "mel": torch.float32, "speaker": torch.float32}  # by name in the file
 _SEAL = "seal"
 _ABANDONED_S = 3600.0  # a file still being written after that long never will be
 
@@ -83,7 +83,7 @@ class VoiceCache:
             seal = tensors.pop(_SEAL)
             if {name: tensor.dtype for name, tensor in tensors.items()} != _DTYPES:
                 return None
-            voice = Voice(**tensors)
+            voice = Voice(tensors["codes"], tensors["mel"], tensors["speaker"])
             if not torch.equal(seal, _seal(key, voice)):
                 return None
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError):
@@ -95,8 +95,8 @@ class VoiceCache:
         return voice
 
     def _store(self, path: Path, key: str, voice: Voice) -> None:
-        tensors = {name: getattr(voice, name).contiguous() for name in _DTYPES}
-        data = save({**tensors, _SEAL: _seal(key, voice)})
+        tensors = {"codes": voice.speech_tokens, "mel": voice.mel, "speaker": voice.speaker, _SEAL: _seal(key, voice)}
+        data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         if len(data) > self.max_bytes:
             self.problem = f"a voice of {len(data)} bytes, where all together may have {self.max_bytes}"
             return

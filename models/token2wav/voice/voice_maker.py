@@ -10,7 +10,7 @@ from models.errors import CheckpointError
 from models.token2wav.load.parts import Token2WavParts, VoiceParts
 from models.token2wav.prompt.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
 from models.token2wav.prompt.prompt_sound import check_prompt
-from models.token2wav.settings import FRAMES_PER_CODE, SAMPLE_RATE, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE, FlowConfig
 from models.token2wav.voice.voice import Voice
 
 
@@ -40,18 +40,18 @@ class VoiceMaker:
         """
         wave = check_prompt(wave, rate)
         first = resample(wave[0], rate, RATE_16K)
-        codes = self._codes(first)
+        speech_tokens = self._speech_tokens(first)
         mel = prompt_mel(resample(wave.mean(0), rate, SAMPLE_RATE), self.flow.n_mels)
-        voice = Voice(codes, fit_frames(mel, FRAMES_PER_CODE * len(codes)), self._speaker(first))
+        voice = Voice(speech_tokens, fit_frames(mel, FRAMES_PER_TOKEN * len(speech_tokens)), self._speaker(first))
         voice.check(self.flow)
         return voice
 
-    def _codes(self, wave: Tensor) -> Tensor:
+    def _speech_tokens(self, wave: Tensor) -> Tensor:
         device = _device(self.speech_tokenizer)
         log_mel = log_mel_128(wave, self.speech_tokenizer.config.n_mels)
         n_frames = torch.tensor([log_mel.shape[1]], device=device)
-        codes, _ = self.speech_tokenizer(log_mel[None].to(device), n_frames)
-        return codes[0].cpu()
+        speech_tokens, _ = self.speech_tokenizer(log_mel[None].to(device), n_frames)
+        return speech_tokens[0].cpu()
 
     def _speaker(self, wave: Tensor) -> Tensor:
         energies = remove_mean(fbank(wave, self.speaker_encoder.config.n_mels))

@@ -15,20 +15,20 @@ from benchmarks.compile_options import WAYS
 from benchmarks.duplex import __main__ as duplex
 from benchmarks.duplex import live_sessions as duplex_sessions
 from benchmarks.duplex.correctness import Choice, Choices, Told, against, conversation, difference, identity, regions
-from benchmarks.duplex.engine import Running, Spec, Weights, start
+from benchmarks.duplex.engine import EngineSpec, Running, Weights, start
 from benchmarks.duplex.gpu_busy import Busy
 from benchmarks.duplex.latency import latency
 from benchmarks.duplex.live_sessions import LoadPlan, many_sessions, sessions_ok
 from benchmarks.duplex.process import Processes
 from benchmarks.duplex.region_errors import _Doubled, doubled
-from benchmarks.duplex.region_slots import Slots, vocoder_slots
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, Script, Sent, Talker, converse
+from benchmarks.duplex.region_slots import SlotTensors, vocoder_slots
+from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, DecisionScript, Scenes, SentUnit, Talker, converse
 from benchmarks.duplex.tables import SUMMARY, lines, summary, toggle_table
 from benchmarks.duplex.verdicts import verdicts
 from models.token2wav.flow.block_table import SPILL_ROW
 from worker.config.compile import CompileConfig
 
-SPEC = Spec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
+SPEC = EngineSpec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
 
 
 class Both(Choices):
@@ -36,7 +36,7 @@ class Both(Choices):
 
     def __init__(self) -> None:
         super().__init__()
-        self._script = Script(2)
+        self._script = DecisionScript(2)
 
     def token(self, session: str, job: Any, token: int) -> int:
         scripted = session.startswith((LISTEN, SPEAK))
@@ -90,7 +90,7 @@ def test_sessions_that_are_served_and_such_that_are_not(running: Running) -> Non
 
 
 def test_a_unit_that_is_refused_is_told_and_the_others_are_not_mixed_up(running: Running) -> None:
-    done: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+    done: queue.SimpleQueue[SentUnit] = queue.SimpleQueue()
     talker, scenes = Talker(running, "LISTEN refused", context=10, done=done), Scenes(0)
     running.engine.ask(type(running.engine._sessions).pause, talker.handle._session).result()
     refused = talker.send(scenes.sound(0), [])
@@ -135,7 +135,7 @@ def test_the_same_conversation_twice_and_with_neighbours(running: Running, choic
     assert beside["first"]["ids"] is None and beside["first"]["codes"] is None
     assert {one.unit for one in alone.choices} == {0, 1} and len(alone.choices) > 12
     assert len(set(alone.sounds)) == 2
-    other = Told(alone.choices, [[1], *alone.codes[1:]], alone.sounds[:-1])
+    other = Told(alone.choices, [[1], *alone.speech_tokens[1:]], alone.sounds[:-1])
     assert difference(alone, other)["first"] == {"ids": None, "codes": 0, "sound": 1}
 
 
@@ -201,11 +201,11 @@ def test_what_padding_comes_to_does_not_count(running: Running) -> None:
         call.uncaptured = call
         return call
 
-    region = _Doubled(table(9.0), table(0.0), Slots([], scratch=4), Slots([], scratch=4))
+    region = _Doubled(table(9.0), table(0.0), SlotTensors([], scratch=4), SlotTensors([], scratch=4))
     region("step", np.array([0, 4, 2]), torch.tensor([1.0, 2.0, 3.0]))
     errors = region.errors["step"]
     assert (errors.relative, errors.integers, errors.n_integers) == (0, 0, 4) and not errors.error, errors
-    region = _Doubled(table(9.0), table(0.0), Slots([], scratch=5), Slots([], scratch=5))
+    region = _Doubled(table(9.0), table(0.0), SlotTensors([], scratch=5), SlotTensors([], scratch=5))
     region("step", np.array([0, 4, 2]), torch.tensor([1.0, 2.0, 3.0]))
     assert region.errors["step"].relative > 1 and region.errors["step"].integers == 2
 
@@ -342,7 +342,7 @@ def test_toggles_may_go_on_with_kernels_that_are_there(tmp_path: Path, monkeypat
     asked = ["--device", "cpu", "--parts", "toggles", "--toggles", "inductor", "--targets", "apm,vpm"]
     found = duplex.main([*asked, "--cache-dir", str(tmp_path)])
     assert [name for name, one in found["processes"].items() if one.get("is_kept")] == ["toggle inductor"]
-    assert Spec(**jobs[0]["spec"]).engine_config().compile.targets == ("apm", "vpm")
+    assert EngineSpec(**jobs[0]["spec"]).engine_config().compile.targets == ("apm", "vpm")
     assert len(jobs) == 1 and (tmp_path / "toggle-inductor/kernel").exists()
     (tmp_path / "folder/toggle-inductor").mkdir(parents=True)
     (tmp_path / "folder/toggle-inductor/kernel").touch()

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from benchmarks.duplex import correctness as duplex_correctness
 from benchmarks.duplex.correctness import regions
-from benchmarks.duplex.engine import Running, Spec, Weights, start
+from benchmarks.duplex.engine import EngineSpec, Running, Weights, start
 from benchmarks.duplex.region_errors import Narrow, _Doubled, doubled
-from benchmarks.duplex.region_slots import Slots
-from benchmarks.duplex.sessions_under_test import Script
+from benchmarks.duplex.region_slots import SlotTensors
+from benchmarks.duplex.sessions_under_test import DecisionScript
 from benchmarks.duplex.tables import lines
 from benchmarks.duplex.verdicts import verdict_lines, verdicts
 
 NARROW = torch.bfloat16
-SPEC = Spec(way="eager", slots=1, llm_len=768, steps=1, dtype="bfloat16", warms_up=False)
+SPEC = EngineSpec(way="eager", slots=1, llm_len=768, steps=1, dtype="bfloat16", warms_up=False)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def weights() -> Weights:
 @pytest.fixture(scope="module")
 def running(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     torch.set_num_threads(1)
-    running = start(SPEC, 0.0, tmp_path_factory.mktemp("cache"), observer=Script(2), weights=weights)
+    running = start(SPEC, 0.0, tmp_path_factory.mktemp("cache"), observer=DecisionScript(2), weights=weights)
     with running.engine:
         yield running
 
@@ -125,7 +125,7 @@ def test_calls_that_choose_otherwise_are_told_apart() -> None:
         return value.long()
 
     served, twin = table(int_of), table(lambda value: value.long().clamp(max=5))
-    region = _Doubled(served, twin, Slots([torch.zeros(2)]), Slots([torch.zeros(2)]))
+    region = _Doubled(served, twin, SlotTensors([torch.zeros(2)]), SlotTensors([torch.zeros(2)]))
     region("step", torch.tensor([7.0]))
     region("step", torch.tensor([2.0]))
     errors = region.errors["step"]
@@ -150,8 +150,8 @@ def test_only_calls_alike_in_both_are_set_beside_each_other() -> None:
 
     own, other, third = torch.zeros(3, 1)
     served, twin = table(0.25, own, lambda value: int(value) % 4), table(0.0, other)
-    narrow = Narrow(table(0.5, third, lambda value: int(value) * (value != 3.0), limit=6.0), Slots([third]))
-    region = _Doubled(served, twin, Slots([own]), Slots([other]), narrow=narrow)
+    narrow = Narrow(table(0.5, third, lambda value: int(value) * (value != 3.0), limit=6.0), SlotTensors([third]))
+    region = _Doubled(served, twin, SlotTensors([own]), SlotTensors([other]), narrow=narrow)
     for value in (1.0, 2.0, 3.0, 5.0, 7.0):  # ours chooses otherwise at 5 and 7, the third at 3, and has no 7
         region("step", torch.tensor([value]))
     errors = region.errors["step"]
@@ -160,11 +160,11 @@ def test_only_calls_alike_in_both_are_set_beside_each_other() -> None:
     assert not errors.error and "no such call" in errors.narrow_error
     region._narrow = Narrow(narrow.regions, narrow.slots, until=0.0)
     region("step", torch.tensor([1.0]))
-    region._narrow = Narrow(narrow.regions, Slots([third, third]))
+    region._narrow = Narrow(narrow.regions, SlotTensors([third, third]))
     region("step", torch.tensor([1.0]))
     assert (errors.n_alike, errors.n_narrow) == (5, 4) and "zip" in errors.narrow_error and not errors.error
 
-    alone = _Doubled(table(0.25, own), twin, Slots([own]), Slots([other]))
+    alone = _Doubled(table(0.25, own), twin, SlotTensors([own]), SlotTensors([other]))
     alone("step", torch.tensor([1.0]))
     assert alone.errors["step"].n_alike == 1 and alone.errors["step"].n_narrow == 0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.model import __main__ as bench
-from benchmarks.model.floors import Work, floor, tensor_bytes, work_of
+from benchmarks.model.floors import RegionWork, floor, tensor_bytes, work_of
 from benchmarks.model.midway import Midway, is_possible
 from benchmarks.model.settings import parse
 from benchmarks.timing import Ceilings
@@ -127,7 +127,7 @@ def test_graph_is_timed_with_and_without_its_launch(
     monkeypatch.setattr(bench, "Captured", Eager)
     options = ["--config", str(tiny), "--device", "cpu", "--repeats", "2", "--batch", "2", "--regions", "speech_step"]
     settings = replace(parse(options), modes=("graph",))
-    (row,) = bench.Bench(settings, options).run()["rows"]
+    (row,) = bench.ModelBench(settings, options).run()["rows"]
     assert row["modes"].keys() == {"graph"}
     timed = row["modes"]["graph"]
     assert timed["over"] == "eager"
@@ -203,7 +203,7 @@ def test_llm_decode_at_released_size(released: Regions) -> None:
     layer = matrices + 2 * 4096 + 2 * 128
     head = 4096 * 151748
     cache_row = 36 * 2 * 8 * 128 * 2
-    expected = Work(
+    expected = RegionWork(
         weights=2 * (36 * layer + 4096 + head + 8 * 4096),
         state=8 * 2049 * cache_row,
         flops=8 * (2 * (36 * matrices + head) + 4 * 36 * 2048 * 4096),
@@ -248,13 +248,13 @@ def test_audio_overlap_is_a_clip_of_ten_units(released: Regions) -> None:
 
 def test_spoken_rows_read_their_states_in_the_slots(released: Regions) -> None:
     plain = work_of(released, "speech_condition", {"batch": 3, "tokens": 24})
-    assert work_of(released, "spoken_rows", {"batch": 3, "spoken": 24}) == plain + Work(state=3 * 24 * 2 * 4096)
+    assert work_of(released, "spoken_rows", {"batch": 3, "spoken": 24}) == plain + RegionWork(state=3 * 24 * 2 * 4096)
 
 
 def test_speech_step_at_released_size(released: Regions) -> None:
     matrices = 4 * 768 * 768 + 3 * 768 * 3072
     head = 6562 * 768
-    expected = Work(
+    expected = RegionWork(
         weights=2 * (20 * (matrices + 2 * 768) + 768 + head + 768),
         state=513 * 20 * 2 * 768 * 2,
         flops=2 * (20 * matrices + head) + 4 * 20 * 512 * 768,
@@ -275,15 +275,15 @@ def test_vision_at_released_size(released: Regions) -> None:
 def test_evict_moves_the_whole_slot_once(released: Regions) -> None:
     row = 36 * 2 * 8 * 128 * 2
     work = work_of(released, "llm_evict", {"batch": 3})
-    assert work == Work(state=3 * (2 * (4096 - 8) + 8) * row)
+    assert work == RegionWork(state=3 * (2 * (4096 - 8) + 8) * row)
 
 
 def test_floor_is_the_longer_time() -> None:
     ceilings = Ceilings(copy=1000.0, matmul={"bfloat16": 100.0, "float64": 10.0})
-    assert floor(Work(weights=500, state=300, flops=50), 200, ceilings, "bfloat16").ms == 1000
-    assert floor(Work(weights=500, flops=50), 0, ceilings, "bfloat16").bound == "bytes"
-    assert floor(Work(weights=500, flops=70), 0, ceilings, "bfloat16").ms == 700
-    in_float64 = floor(Work(weights=500, flops=70, is_float64=True), 0, ceilings, "bfloat16")
+    assert floor(RegionWork(weights=500, state=300, flops=50), 200, ceilings, "bfloat16").ms == 1000
+    assert floor(RegionWork(weights=500, flops=50), 0, ceilings, "bfloat16").bound == "bytes"
+    assert floor(RegionWork(weights=500, flops=70), 0, ceilings, "bfloat16").ms == 700
+    in_float64 = floor(RegionWork(weights=500, flops=70, is_float64=True), 0, ceilings, "bfloat16")
     assert (in_float64.ms, in_float64.bound) == (7000, "flops")
 
 
@@ -305,11 +305,11 @@ def test_calls_fill_their_bucket_and_are_undone(small: Regions) -> None:
     ):
         (bucket,) = small.table[name].buckets(SHAPES)
         setting = Midway(small, name, bucket)
-        before = [tensor.clone() for tensor in (cache.lengths, cache.positions, state.speech.codes)]
+        before = [tensor.clone() for tensor in (cache.lengths, cache.positions, state.speech.speech_tokens)]
         small(name, *setting.tensors, **setting.static)
         assert cache.lengths[:2].tolist() == [bucket["kv"]] * 2, f"{name}: expected slots filled to the last row"
         setting.restore()
-        for was, now in zip(before, (cache.lengths, cache.positions, state.speech.codes), strict=True):
+        for was, now in zip(before, (cache.lengths, cache.positions, state.speech.speech_tokens), strict=True):
             assert torch.equal(was, now), f"{name}: expected {was}, got {now}"
 
 

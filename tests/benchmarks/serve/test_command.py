@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.serve import __main__ as serve
-from benchmarks.serve.processes import Outcome, Program, Watched
+from benchmarks.serve.processes import ServedProgram, ServeOutcome, Watched
 
 
 def unit(**given: Any) -> dict[str, Any]:
@@ -27,22 +27,22 @@ def unit(**given: Any) -> dict[str, Any]:
 
 def test_where_a_units_time_goes() -> None:
     late = unit(is_listen=True, reply=1500.0, first=None, stages={"wait": 0.0, "sound": 0.0, "first_sound": None})
-    outcome = Outcome([unit(), late], 2.0, {"server.main": Watched(0.02, {"rss": 1})})
+    outcome = ServeOutcome([unit(), late], 2.0, {"server.main": Watched(0.02, {"rss": 1})})
     row = serve._decision(1, "SPEAK", outcome)
     got = {key: row[key]["p50"] for key in ("waiting_ms", "model_ms", "vocoder_ms", "transport_ms")}
     assert got == {"waiting_ms": 15, "model_ms": 55, "vocoder_ms": 30, "transport_ms": 3}, got
     assert sum(got.values()) == row["reply_ms"]["p50"] and row["n_late"] == 0
     assert serve._decision(1, "LISTEN", outcome)["n_late"] == 1
-    assert serve._decision(1, "LISTEN", Outcome([unit()], 2.0, {})) is None
+    assert serve._decision(1, "LISTEN", ServeOutcome([unit()], 2.0, {})) is None
     assert serve._costs(outcome, 2)["cpu_ms_per_session_s"] == {"server.main": 5.0}
 
 
 def test_first_sound_begins_with_the_end_of_speech() -> None:
-    first = serve._first_sound(Outcome([unit()], 1.0, {}))
+    first = serve._first_sound(ServeOutcome([unit()], 1.0, {}))
     assert (first["worker_ms"]["p50"], first["transport_ms"]["p50"]) == (70, 2), first
     assert first["from_speech_end_ms"]["p50"] == pytest.approx(500 + 72, abs=1)
     assert first["from_speech_end_ms"]["p95"] == pytest.approx(950 + 72, abs=6)
-    assert serve._first_sound(Outcome([unit(first=None)], 1.0, {})) is None
+    assert serve._first_sound(ServeOutcome([unit(first=None)], 1.0, {})) is None
 
 
 def test_percentiles_of_a_histogram() -> None:
@@ -57,7 +57,7 @@ def test_percentiles_of_a_histogram() -> None:
 
 
 def test_everything_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Light(Program):
+    class Light(ServedProgram):
         """A worker without a model stands in for the real one."""
 
         def __init__(self, module: str, *arguments: str, **options: Any):

@@ -8,11 +8,11 @@ import torch
 
 from benchmarks.timing import Ceilings
 from benchmarks.token2wav import __main__ as bench
-from benchmarks.token2wav.work import Work, chunk_work, hift_flops
+from benchmarks.token2wav.work import ChunkWork, chunk_work, hift_flops
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.region_table import Parts
+from models.token2wav.region_table import VocoderParts
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
 
 
@@ -49,7 +49,7 @@ def test_nothing_new_is_begun_beyond_the_budget(tmp_path):
 
 def test_beside_kernels_nothing_is_compiled(monkeypatch):
     done: dict[str, list[str]] = {}
-    run = bench.Bench(bench.parse(["--device", "cpu", "--steps", "1"]), [])
+    run = bench.VocoderBench(bench.parse(["--device", "cpu", "--steps", "1"]), [])
     run.options.modes = bench.MODES
 
     def vocoder(parts, batch, kernels):
@@ -91,14 +91,14 @@ def test_options_that_make_no_sense(options):
 
 def test_floor_is_the_slower_of_copying_and_multiplying():
     ceilings = Ceilings(copy=1e12, matmul={"float32": 1e13})
-    assert Work(weights=10**9, rows=10**9, flops=10**9).floor_ms(ceilings, "float32") == pytest.approx(2.0)
-    assert Work(weights=10**9, rows=0, flops=10**11).floor_ms(ceilings, "float32") == pytest.approx(10.0)
+    assert ChunkWork(weights=10**9, rows=10**9, flops=10**9).floor_ms(ceilings, "float32") == pytest.approx(2.0)
+    assert ChunkWork(weights=10**9, rows=0, flops=10**11).floor_ms(ceilings, "float32") == pytest.approx(10.0)
 
 
 def test_work_at_released_size():
     """Against the sums one gets from the layers' sizes: 166 GFLOP of solve and 3 of encoder, 35 of HiFT a second."""
     with torch.device("meta"):
-        parts = Parts(Flow(FlowConfig()), Hift(HiftConfig()))
+        parts = VocoderParts(Flow(FlowConfig()), Hift(HiftConfig()))
     work = chunk_work(parts, 1, 10, 50, 400)
     hift = hift_flops(parts.hift, 58)
     assert hift == pytest.approx(35.5e9, rel=0.03)
@@ -116,5 +116,5 @@ def test_work_grows_with_the_batch_but_not_the_weights():
         estimator=DiTConfig(width=16, heads=1, head_dim=16, depth=1),
     )
     made = random_parts(flow, HiftConfig(base_channels=8, f0_channels=8))
-    one, four = (chunk_work(Parts(made.flow, made.hift), n, 2, 50, 100) for n in (1, 4))
+    one, four = (chunk_work(VocoderParts(made.flow, made.hift), n, 2, 50, 100) for n in (1, 4))
     assert (four.weights, four.rows, four.flops) == (one.weights, 4 * one.rows, 4 * one.flops)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.errors import ShapeError
 from models.graphs.captured import Captured
-from models.graphs.input_block import ALIGNED, CALLS_AHEAD, Block, StaticInputs, column, layout, sent
+from models.graphs.input_block import ALIGNED, CALLS_AHEAD, InputBlock, StaticInputs, column, layout, sent
 from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def assert_same(got: Tensor, expected: np.ndarray) -> None:
 @given(arrays())
 def test_what_is_written_is_read(some: list[np.ndarray]) -> None:
     """Whatever the shapes and types, call after call, beyond what memory is taken for at once."""
-    block = Block(like(some), CPU)
+    block = InputBlock(like(some), CPU)
     for number in range(2 * CALLS_AHEAD + 2):
         now = [np.roll(array, number) for array in some]
         block.write(now)

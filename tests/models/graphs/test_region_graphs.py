@@ -10,7 +10,7 @@ from models.errors import SettingsError, ShapeError
 from models.graphs.region_graphs import Captured, compile_counters
 from models.load import load_model
 from models.omni import OmniModel
-from models.sampling.settings import CHAT_TEXT, DUPLEX_CODES
+from models.sampling.settings import CHAT_TEXT, DUPLEX_SPEECH
 from models.sampling.text import TokenSet, TokenSets
 from models.stages import region_table
 from models.stages.region_table import Regions, Shapes
@@ -35,7 +35,7 @@ SERVING = (
 )
 WHOLE = ("mel_unit",)
 # Greedy: a draw that lands on the border of two tokens would tell rounding apart, not right from wrong.
-TEXT, CODES = replace(CHAT_TEXT, greedy=True), replace(DUPLEX_CODES, greedy=True)
+TEXT, SPEECH_TOKENS = replace(CHAT_TEXT, greedy=True), replace(DUPLEX_SPEECH, greedy=True)
 UNITS = 26
 FIRST_SAMPLES, SAMPLES = 16480, 16000
 
@@ -84,13 +84,13 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
     slots, pad = torch.tensor([0, 1]), state.scratch
     for slot in (0, 1):
         state.text.configure(slot, TEXT, seed=slot)
-        state.speech.sampler.configure(slot, CODES, config.tts_config.eos_code, seed=slot)
+        state.speech.sampler.configure(slot, SPEECH_TOKENS, config.tts_config.eos_code, seed=slot)
     patch = config.vision_config.patch_size
     for unit in range(UNITS):
         if unit == 18:
             regions("reset", torch.tensor([1, pad]))
             state.text.configure(1, TEXT, seed=5)
-            state.speech.sampler.configure(1, CODES, config.tts_config.eos_code, seed=5)
+            state.speech.sampler.configure(1, SPEECH_TOKENS, config.tts_config.eos_code, seed=5)
         on = torch.tensor([True, unit >= 3])
         live = torch.where(on, slots, pad)
         first = torch.tensor([unit == 0, unit in (3, 18)])
@@ -133,7 +133,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
             regions("speech_step", live, kv_len=256, n_steps=1)
         yield "ids", torch.stack(told)[:, on]
         yield "rows heard", torch.where((torch.arange(10) < n_rows[:, None])[..., None], heard, 0)[on]
-        yield "codes", state.speech.codes[slots[on], :6]
+        yield "speech_tokens", state.speech.speech_tokens[slots[on], :6]
         yield "lengths", torch.stack((state.llm.lengths, state.apm.lengths, state.speech.cache.lengths))[:, :2]
 
 

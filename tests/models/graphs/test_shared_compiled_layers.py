@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import SettingsError
-from models.graphs.region_graphs import Bucket, Piece, Region, RegionTable, ShapeTable, compile_counters
+from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable, SharedPiece, compile_counters
 from models.load import load_model
 from models.sampling.settings import CHAT_TEXT
 from models.sampling.text import TokenSet, TokenSets
@@ -28,11 +28,11 @@ def middle(x: Tensor) -> Tensor:
     return x.sort(1).values[:, x.shape[1] // 2]
 
 
-def shifted(piece: Piece, x: Tensor) -> Tensor:
+def shifted(piece: SharedPiece, x: Tensor) -> Tensor:
     return piece(x + 1)
 
 
-def turned(piece: Piece, x: Tensor) -> Tensor:
+def turned(piece: SharedPiece, x: Tensor) -> Tensor:
     return -piece(-x)
 
 
@@ -44,7 +44,7 @@ class Table(RegionTable):
     """Two regions around one piece, and one without."""
 
     def __init__(self) -> None:
-        self.piece = Piece(middle)
+        self.piece = SharedPiece(middle)
 
         def example(bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
             return (torch.randn(bucket["batch"], 5),), {}
@@ -69,7 +69,7 @@ def n_compiled(table: RegionTable, *names: str) -> int:
 
 
 def test_a_piece_is_its_function_compiled_or_not():
-    piece, x = Piece(middle), torch.randn(3, 5)
+    piece, x = SharedPiece(middle), torch.randn(3, 5)
     expected = middle(x)
     for change in (lambda: None, lambda: piece.compile(backend="eager"), piece.uncompile):
         change()

@@ -13,7 +13,7 @@ from PIL import Image
 from models.checkpoint.config import PreprocessorConfig
 from models.errors import ImageError, MessageError, SettingsError, TokenError
 from models.inputs.image import SlicePlan, plan
-from models.inputs.messages import Message, parse_messages
+from models.inputs.messages import ChatMessage, parse_messages
 from models.inputs.prompts import (
     PromptOptions,
     build_prompt,
@@ -247,7 +247,7 @@ def test_malformed_messages(messages, message):
 
 def test_parsed_messages_parse_again():
     message = parse_messages(user("a"))[0]
-    assert isinstance(message, Message)
+    assert isinstance(message, ChatMessage)
     assert parse_messages([message])[0].parts == ("a",)
 
 

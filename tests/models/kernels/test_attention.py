@@ -16,7 +16,7 @@ from tests.models.kernels.interpreter import chained_dot
 
 pytest.importorskip("triton")
 
-from models.kernels.attention import Tiles, attend_tiled, attention_tiles, slot_attention
+from models.kernels.attention import AttentionTiles, attend_tiled, attention_tiles, slot_attention
 
 ON_GPU = torch.cuda.is_available()
 cpu_only = pytest.mark.skipif(ON_GPU, reason="kernels are built for the GPU")
@@ -133,10 +133,17 @@ def test_each_use_is_a_plain_softmax(name: str, dtype: torch.dtype) -> None:
 
 @cpu_only
 @pytest.mark.parametrize(
-    "tiles", [Tiles(16, 16, 32, 4, 1), Tiles(32, 16, 48, 4, 1), Tiles(16, 32, 0, 4, 1), Tiles(64, 16, 0, 4, 1)], ids=str
+    "tiles",
+    [
+        AttentionTiles(16, 16, 32, 4, 1),
+        AttentionTiles(32, 16, 48, 4, 1),
+        AttentionTiles(16, 32, 0, 4, 1),
+        AttentionTiles(64, 16, 0, 4, 1),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["prefill", "audio", "vision"])
-def test_any_layout_computes_the_same(name: str, tiles: Tiles) -> None:
+def test_any_layout_computes_the_same(name: str, tiles: AttentionTiles) -> None:
     use = USES[name]
     use = use._replace(L=100, contexts=((99, 0), (40, 33), (64, -5))) if not use.fresh else use
     call = make(use)
@@ -148,7 +155,7 @@ def check_rounding(device: str) -> None:
     use = Use(1, 4, 2, 32, 1024, ((1023, 0), (1000, 0)))
     call = make(use, device=device)
     call.v.mul_(0.1).add_(1)
-    off = relative(attend_tiled(*call, use.L, Tiles(16, 32, 0, 8, 2)), plain(call))
+    off = relative(attend_tiled(*call, use.L, AttentionTiles(16, 32, 0, 8, 2)), plain(call))
     assert off < 2e-7, f"expected an error below 2e-7, got {off:.2g}"
 
 
@@ -167,12 +174,12 @@ def test_float32_sums_are_rounded_in_short_chains_on_the_gpu() -> None:
 def test_parts_may_be_more_than_are_joined_at_once() -> None:
     use = USES["decode"]
     call = make(use)
-    assert_close(attend_tiled(*call, use.L, Tiles(16, 16, 16, 4, 1)), plain(call), 2e-6)
+    assert_close(attend_tiled(*call, use.L, AttentionTiles(16, 16, 16, 4, 1)), plain(call), 2e-6)
 
 
 @cpu_only
-@pytest.mark.parametrize("tiles", [Tiles(16, 16, 32, 4, 1), Tiles(32, 16, 0, 4, 1)], ids=str)
-def test_a_query_that_sees_nothing_is_zero(tiles: Tiles) -> None:
+@pytest.mark.parametrize("tiles", [AttentionTiles(16, 16, 32, 4, 1), AttentionTiles(32, 16, 0, 4, 1)], ids=str)
+def test_a_query_that_sees_nothing_is_zero(tiles: AttentionTiles) -> None:
     """None yet, none any more, and the first queries of a row whose others see some."""
     call = make(Use(5, 4, 2, 16, 80, ((-1, 0), (40, 41), (42, 40))))
     got = attend_tiled(*call, 80, tiles)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import KVCache
-from models.layers.speech_loop import SpeechState, draw_codes
-from models.sampling.settings import DUPLEX_CODES, TURN_CODES, CodeSampling
+from models.layers.speech_loop import SpeechState, draw_speech_tokens
+from models.sampling.settings import DUPLEX_SPEECH, TURN_SPEECH, SpeechSampling
 from tests.models.compare import assert_same
 
 pytest.importorskip("triton")
@@ -15,14 +15,14 @@ DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
-N_CODES, EOS, STEPS = 62, 61, 7
+N_SPEECH_TOKENS, EOS, STEPS = 62, 61, 7
 SETTINGS = (
-    DUPLEX_CODES,
-    TURN_CODES,
-    CodeSampling(greedy=True),
-    CodeSampling(top_p=0.5, top_k=0, min_keep=1),
-    CodeSampling(top_p=1.0, top_k=4, repetition_penalty=1.6),
-    CodeSampling(top_p=0.2, top_k=2, min_keep=5, history_per_call=True),
+    DUPLEX_SPEECH,
+    TURN_SPEECH,
+    SpeechSampling(greedy=True),
+    SpeechSampling(top_p=0.5, top_k=0, min_keep=1),
+    SpeechSampling(top_p=1.0, top_k=4, repetition_penalty=1.6),
+    SpeechSampling(top_p=0.2, top_k=2, min_keep=5, history_per_call=True),
 )
 
 
@@ -36,7 +36,7 @@ def new_state(device: str) -> SpeechState:
         state.sampler.configure(slot, settings, EOS, seed=2**63 + slot)
     state.sampler.history[3] = torch.arange(16, device=device) * 3
     state.sampler.count[3] = 13
-    state.sampler.min_codes[:4] = 5
+    state.sampler.min_speech_tokens[:4] = 5
     state.limit.fill_(STEPS)
     state.limit[2] = 4
     state.done.fill_(False)
@@ -45,14 +45,14 @@ def new_state(device: str) -> SpeechState:
 
 def everything(state: SpeechState) -> dict[str, Tensor]:
     sampler = state.sampler
-    parts = {name: getattr(state, name) for name in ("codes", "newest", "done", "bad")}
+    parts = {name: getattr(state, name) for name in ("speech_tokens", "newest", "done", "bad")}
     return parts | {name: getattr(sampler, name) for name in ("history", "count", "step", "draws")}
 
 
 def logits_of(step: int, device: str) -> Tensor:
     """Peaked like a model's, with ties, bad rows in steps 2 and 3, ends too early in step 1 and in time in 5 and 6."""
     generator = torch.Generator().manual_seed(step)
-    logits = 3 * torch.randn(len(SETTINGS) + 1, N_CODES, generator=generator)
+    logits = 3 * torch.randn(len(SETTINGS) + 1, N_SPEECH_TOKENS, generator=generator)
     logits[:, 20:26] = logits[:, 20:21]
     logits[1, 7] = float("nan") if step == 2 else logits[1, 7]
     logits[3, 9] = float("inf") if step == 3 else logits[3, 9]
@@ -64,14 +64,14 @@ def logits_of(step: int, device: str) -> Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_kernel_draws_the_same_codes(device: str) -> None:
-    from models.kernels.speech_sampler import draw_codes as draw_by_kernel
+    from models.kernels.speech_sampler import draw_speech_tokens as draw_by_kernel
 
     slots = torch.tensor([3, 0, 5, 1, 4, 2, len(SETTINGS)], device=device)
     states = [new_state(device), new_state(device)]
     for step in range(STEPS):
         logits = logits_of(step, device)
         drawn = []
-        for draw, state in zip((draw_codes, draw_by_kernel), states, strict=True):
+        for draw, state in zip((draw_speech_tokens, draw_by_kernel), states, strict=True):
             active = ~state.done[slots] & (slots != len(SETTINGS))
             drawn.append(draw(state, slots, logits, active))
         assert_same(drawn[1], drawn[0], f"codes of step {step}")
@@ -86,17 +86,17 @@ def test_the_kernel_draws_the_same_codes(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_where_shares_end(device: str) -> None:
     """Of four codes alike the worst two hold what top-p drops, to the last of their weight."""
-    from models.kernels.speech_sampler import draw_codes as draw_by_kernel
+    from models.kernels.speech_sampler import draw_speech_tokens as draw_by_kernel
 
     slots = torch.arange(len(SETTINGS), device=device)
-    logits = torch.full((len(SETTINGS), N_CODES), float("-inf"), device=device)
+    logits = torch.full((len(SETTINGS), N_SPEECH_TOKENS), float("-inf"), device=device)
     logits[:, 20:24] = 1.0
     drawn = []
-    for draw in (draw_codes, draw_by_kernel):
+    for draw in (draw_speech_tokens, draw_by_kernel):
         state = new_state(device)
         for slot in range(len(SETTINGS)):
-            state.sampler.configure(slot, CodeSampling(top_p=0.5, top_k=0, min_keep=1), EOS, seed=slot)
+            state.sampler.configure(slot, SpeechSampling(top_p=0.5, top_k=0, min_keep=1), EOS, seed=slot)
         state.sampler.count.fill_(1)
         drawn.append(draw(state, slots, logits, slots >= 0))
-    assert_same(drawn[1], drawn[0], "codes")
+    assert_same(drawn[1], drawn[0], "speech_tokens")
     assert set(drawn[0].tolist()) == {20, 21}

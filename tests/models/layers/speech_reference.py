@@ -6,8 +6,8 @@ from torch import Tensor
 
 from models.layers.rotary import rotary_angles, rotate
 from models.layers.tts import TTS
-from models.sampling.settings import CodeSampling
-from models.sampling.speech_tokens import CodeSamplerState, sample_codes
+from models.sampling.settings import SpeechSampling
+from models.sampling.speech import SpeechSamplerState, sample_speech_tokens
 
 ONLY = torch.tensor([0])
 
@@ -59,8 +59,8 @@ class PlainSpeech:
     def feed_code(self, code: int) -> Tensor:
         return self.feed(self.code_rows([code]))
 
-    def code_rows(self, codes: list[int]) -> Tensor:
-        return self.tts.emb_code[0].weight[codes]
+    def code_rows(self, speech_tokens: list[int]) -> Tensor:
+        return self.tts.emb_code[0].weight[speech_tokens]
 
     def close_up(self, keep: int, drop: int) -> None:
         """Drop rows [keep, keep + drop); what stood behind them moves up by as many positions."""
@@ -73,31 +73,31 @@ class PlainSpeech:
 class PlainSpeaker:
     """Calls in a plain loop that looks at every code; chooses codes with a sampler of its own."""
 
-    def __init__(self, tts: TTS, settings: CodeSampling, *, seed: int, eos: int, window: int | None = None):
+    def __init__(self, tts: TTS, settings: SpeechSampling, *, seed: int, eos: int, window: int | None = None):
         self.model, self.eos = PlainSpeech(tts, window), eos
-        self.sampler = CodeSamplerState.allocate(1)
+        self.sampler = SpeechSamplerState.allocate(1)
         self.sampler.configure(0, settings, eos, seed)
 
-    def call(self, rows: Tensor, *, min_codes: int, max_codes: int) -> tuple[list[int], bool]:
+    def call(self, rows: Tensor, *, min_speech_tokens: int, max_speech_tokens: int) -> tuple[list[int], bool]:
         """Ordinary codes, and whether the end code came after them."""
-        self.sampler.begin_call(ONLY, torch.tensor([min_codes]), torch.tensor([True]))
+        self.sampler.begin_call(ONLY, torch.tensor([min_speech_tokens]), torch.tensor([True]))
         logits = self.model.feed(rows)
-        codes: list[int] = []
-        for n_drawn in range(1, max_codes + 1):
-            code = int(sample_codes(logits[None], ONLY, torch.tensor([True]), self.sampler).ids)
+        speech_tokens: list[int] = []
+        for n_drawn in range(1, max_speech_tokens + 1):
+            code = int(sample_speech_tokens(logits[None], ONLY, torch.tensor([True]), self.sampler).ids)
             if code == self.eos:
-                return codes, True
-            codes.append(code)
-            if n_drawn < max_codes:
+                return speech_tokens, True
+            speech_tokens.append(code)
+            if n_drawn < max_speech_tokens:
                 logits = self.model.feed_code(code)
-        return codes, False
+        return speech_tokens, False
 
 
 class PlainStream:
     """Text chunks in, batches of 25 codes out, as the four ways of attention between chunks are described."""
 
-    def __init__(self, speaker: PlainSpeaker, kind: str, max_codes: int, batch: int):
-        self.speaker, self.kind, self.max_codes, self.batch = speaker, kind, max_codes, batch
+    def __init__(self, speaker: PlainSpeaker, kind: str, max_speech_tokens: int, batch: int):
+        self.speaker, self.kind, self.max_speech_tokens, self.batch = speaker, kind, max_speech_tokens, batch
         self.texts: list[Tensor] = []
         self.spoken: list[list[int]] = []
         self.left: list[int] = []
@@ -113,13 +113,13 @@ class PlainStream:
             model.close_up(first, sum(middle))
             self.held = [first, last]
         before = len(model.positions)
-        codes, ended = self.speaker.call(fed, min_codes=0, max_codes=self.max_codes)
+        speech_tokens, ended = self.speaker.call(fed, min_speech_tokens=0, max_speech_tokens=self.max_speech_tokens)
         if not ended:
             model.next_position += 1  # the last code is heard but never fed
         self.held.append(len(model.positions) - before)
         self.texts.append(rows)
-        self.spoken.append(codes)
-        self.left += codes
+        self.spoken.append(speech_tokens)
+        self.left += speech_tokens
         out = []
         while len(self.left) >= self.batch:
             out.append(self.left[: self.batch])

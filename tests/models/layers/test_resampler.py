@@ -76,8 +76,8 @@ def plain(resampler: Resampler, hidden: Tensor, coords: Tensor) -> Tensor:
     q, k, v = (
         slow.heads_of(x @ matrix.T + bias, width // heads) for (x, matrix), bias in zip(packed, biases, strict=True)
     )
-    looked = torch.cat([slow.attention(*parts) for parts in zip(q, k, v, strict=True)], dim=1)
-    return slow.layer_norm(slow.linear(looked, w, "attn.out_proj"), w, "ln_post", 1e-6) @ w("proj")
+    polled = torch.cat([slow.attention(*parts) for parts in zip(q, k, v, strict=True)], dim=1)
+    return slow.layer_norm(slow.linear(polled, w, "attn.out_proj"), w, "ln_post", 1e-6) @ w("proj")
 
 
 @few

@@ -7,7 +7,7 @@ from torch import Tensor
 from models.layers import speech_loop as speech
 from models.layers.speech_loop import SpeechState
 from models.omni import OmniModel
-from models.sampling.settings import CodeSampling
+from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.runner import Runner
 from tests.models.layers.speech_reference import PlainSpeaker
@@ -15,7 +15,7 @@ from tests.models.stages.slot_copies import assert_fresh, assert_same, copy_stat
 
 KV = 128
 # top-k keeps the borders between codes few and far apart, so that rounding does not decide a draw.
-DRAWN, BEST = CodeSampling(), CodeSampling(greedy=True)
+DRAWN, BEST = SpeechSampling(), SpeechSampling(greedy=True)
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def rows(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def begin(runner: Runner, slots: list[int], own: list[Tensor], *, min_codes: int = 0, limit: int = 40) -> Tensor:
+def begin(
+    runner: Runner, slots: list[int], own: list[Tensor], *, min_speech_tokens: int = 0, limit: int = 40
+) -> Tensor:
     n_rows = torch.tensor([len(part) for part in own])
     padded = torch.full((len(own), int(n_rows.max()) + 2, 32), 7.0)  # what stands behind the rows is nobody's
     for row, part in enumerate(own):
@@ -41,7 +43,7 @@ def begin(runner: Runner, slots: list[int], own: list[Tensor], *, min_codes: int
     every = torch.ones(len(own), dtype=torch.int64)
     state = runner.state.speech
     return speech.begin(
-        runner.model.tts, state, torch.tensor(slots), padded, n_rows, every * min_codes, every * limit, KV
+        runner.model.tts, state, torch.tensor(slots), padded, n_rows, every * min_speech_tokens, every * limit, KV
     )
 
 
@@ -50,16 +52,18 @@ def step(runner: Runner, slots: list[int], times: int = 1) -> list[list[int]]:
 
 
 def drawn(state: SpeechState, slot: int) -> list[int]:
-    return state.codes[slot, : state.sampler.step[slot]].tolist()
+    return state.speech_tokens[slot, : state.sampler.step[slot]].tolist()
 
 
 @pytest.mark.parametrize("settings", [DRAWN, BEST], ids=["drawn", "best"])
-def test_equals_the_plain_loop(runner: Runner, state: SpeechState, eos: int, settings: CodeSampling) -> None:
+def test_equals_the_plain_loop(runner: Runner, state: SpeechState, eos: int, settings: SpeechSampling) -> None:
     state.sampler.configure(1, settings, eos, seed=4)
     own = rows(5)
     first = begin(runner, [1], [own], limit=12)
     later = step(runner, [1], 11)
-    expected, ended = PlainSpeaker(runner.model.tts, settings, seed=4, eos=eos).call(own, min_codes=0, max_codes=12)
+    expected, ended = PlainSpeaker(runner.model.tts, settings, seed=4, eos=eos).call(
+        own, min_speech_tokens=0, max_speech_tokens=12
+    )
     assert not ended
     assert [first.tolist(), *later] == [[code] for code in expected]
     assert drawn(state, 1) == expected
@@ -94,7 +98,7 @@ def test_the_end_code_waits_for_the_fewest_codes(runner: Runner, state: SpeechSt
     for fewest, n_drawn in ((3, 4), (4, 12)):
         state.reset(torch.tensor([0]))
         state.sampler.configure(0, BEST, end)
-        begin(runner, [0], [rows(5)], min_codes=fewest, limit=12)
+        begin(runner, [0], [rows(5)], min_speech_tokens=fewest, limit=12)
         step(runner, [0], 11)
         got = drawn(state, 0)
         assert end not in got[:fewest]
@@ -119,7 +123,9 @@ def test_done_slots_stand_still(runner: Runner, state: SpeechState, eos: int) ->
     before = copy_state(runner.state)
     returned = step(runner, [0, 2], 7)
     assert_same(runner.state, before, [0, 1])
-    assert all(codes[0] == eos for codes in returned), f"expected the end code of a slot that is done, got {returned}"
+    assert all(speech_tokens[0] == eos for speech_tokens in returned), (
+        f"expected the end code of a slot that is done, got {returned}"
+    )
     assert len(drawn(state, 2)) == 11
     before = copy_state(runner.state)
     step(runner, [0, 2], 2)
@@ -129,7 +135,7 @@ def test_done_slots_stand_still(runner: Runner, state: SpeechState, eos: int) ->
 def test_slots_in_different_phases_equal_each_alone(runner: Runner, state: SpeechState, eos: int) -> None:
     pad = runner.state.scratch
     own = {0: rows(3), 1: rows(9, seed=1), 2: rows(1, seed=2)}
-    settings = {0: DRAWN, 1: BEST, 2: CodeSampling(temperature=0.5, top_k=5, history_per_call=True)}
+    settings = {0: DRAWN, 1: BEST, 2: SpeechSampling(temperature=0.5, top_k=5, history_per_call=True)}
     for slot in own:
         state.sampler.configure(slot, settings[slot], eos, seed=40 + slot)
     begin(runner, [0], [own[0]], limit=30)
@@ -140,7 +146,7 @@ def test_slots_in_different_phases_equal_each_alone(runner: Runner, state: Speec
     assert state.done[:3].all()
     for slot in own:
         alone = PlainSpeaker(runner.model.tts, settings[slot], seed=40 + slot, eos=eos)
-        expected, _ = alone.call(own[slot], min_codes=0, max_codes=30 if slot == 0 else 9)
+        expected, _ = alone.call(own[slot], min_speech_tokens=0, max_speech_tokens=30 if slot == 0 else 9)
         assert drawn(state, slot) == expected, f"slot {slot}: expected {expected}, got {drawn(state, slot)}"
 
 
@@ -152,8 +158,8 @@ def test_a_slot_may_sit_out(runner: Runner, state: SpeechState, eos: int) -> Non
     before = copy_state(runner.state)
     cache = [tensor[0].clone() for tensor in state.cache.tensors()]
     draws, history = int(state.sampler.draws[0]), state.sampler.history[0].clone()
-    codes = begin(runner, [0, 1], [rows(0), rows(3)])
-    assert codes[0] == eos
+    speech_tokens = begin(runner, [0, 1], [rows(0), rows(3)])
+    assert speech_tokens[0] == eos
     assert_same(runner.state, before, [0])
     step(runner, [1], 3)
     assert drawn(state, 1) != []
@@ -163,7 +169,9 @@ def test_a_slot_may_sit_out(runner: Runner, state: SpeechState, eos: int) -> Non
     assert torch.equal(state.sampler.history[0], history)
     # Its call goes on as if nothing had been.
     step(runner, [0], 2)
-    expected, _ = PlainSpeaker(runner.model.tts, DRAWN, seed=0, eos=eos).call(rows(5), min_codes=0, max_codes=4)
+    expected, _ = PlainSpeaker(runner.model.tts, DRAWN, seed=0, eos=eos).call(
+        rows(5), min_speech_tokens=0, max_speech_tokens=4
+    )
     assert drawn(state, 0) == expected
 
 
@@ -184,5 +192,5 @@ def test_reset_leaves_nothing(runner: Runner, state: SpeechState, eos: int) -> N
     state.reset(torch.tensor([0]))
     assert_same(runner.state, before, [1, 2])
     assert_fresh(runner.state, [0])
-    for name, empty in (("codes", 0), ("newest", 0), ("limit", 0), ("done", True)):
+    for name, empty in (("speech_tokens", 0), ("newest", 0), ("limit", 0), ("done", True)):
         assert (getattr(state, name)[0] == empty).all(), f"{name}: expected {empty}, got {getattr(state, name)[0]}"

@@ -142,8 +142,8 @@ def test_codes_over_slots_equal_the_plain_reference(tiny_model, tts, seed, data)
         check(tts.prefill(rows, cache, slots, torch.tensor(counts), 40), [n > 0 for n in counts])
         for step in range(3):
             active = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
-            codes = integers(seed + step, tts.config.num_audio_tokens, 3)
+            speech_tokens = integers(seed + step, tts.config.num_audio_tokens, 3)
             for row, slot in enumerate(order):
                 if active[row]:
-                    fed[slot] = torch.cat((fed[slot], tts.emb_code[0].weight[codes[row]][None]))
-            check(tts.decode(codes, cache, slots, torch.tensor(active), 40), active)
+                    fed[slot] = torch.cat((fed[slot], tts.emb_code[0].weight[speech_tokens[row]][None]))
+            check(tts.decode(speech_tokens, cache, slots, torch.tensor(active), 40), active)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from models.sampling.rng import (
     N_STREAMS,
-    STREAM_CODE,
+    STREAM_SPEECH,
     STREAM_STOP_PROBE,
     STREAM_TEXT,
     WEIGHT_ONE,
@@ -53,7 +53,7 @@ def test_uniform_equals_plain_integers_in_any_batch(rows, stream):
 
 def test_numbers_spread_evenly_and_streams_differ():
     seed, draw = torch.full((20000,), 7), torch.arange(20000)
-    streams = [uniform(seed, draw, stream) for stream in (STREAM_STOP_PROBE, STREAM_TEXT, STREAM_CODE)]
+    streams = [uniform(seed, draw, stream) for stream in (STREAM_STOP_PROBE, STREAM_TEXT, STREAM_SPEECH)]
     streams.append(uniform(seed + 2**40, draw, STREAM_TEXT))
     for numbers in streams:
         assert numbers.min() >= 0 and numbers.max() < 1

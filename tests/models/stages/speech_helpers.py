@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 
 from models.omni import OmniModel
-from models.sampling.settings import CodeSampling
+from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
 
 WIDTH = 32
-DRAWN, BEST = CodeSampling(), CodeSampling(greedy=True)
+DRAWN, BEST = SpeechSampling(), SpeechSampling(greedy=True)
 # Duplex units draw from all codes; top-k here, so that rounding does not decide a draw.
-UNIT = CodeSampling(top_p=1.0, top_k=8, history_per_call=True, repetition_penalty=1.3)
+UNIT = SpeechSampling(top_p=1.0, top_k=8, history_per_call=True, repetition_penalty=1.3)
 KINDS = ("full_attention", "sliding_window", "sliding_recompute", "reindex")
 
 
@@ -26,6 +26,8 @@ def rows(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def new_code(codes: list[int], at_least: int) -> int:
+def new_code(speech_tokens: list[int], at_least: int) -> int:
     """A code that occurs first at place `at_least` or behind it."""
-    return next(code for place, code in enumerate(codes) if place >= at_least and code not in codes[:place])
+    return next(
+        code for place, code in enumerate(speech_tokens) if place >= at_least and code not in speech_tokens[:place]
+    )

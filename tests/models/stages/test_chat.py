@@ -13,7 +13,7 @@ from models.inputs.prompts import PromptOptions
 from models.omni import OmniModel
 from models.sampling.settings import CHAT_TEXT, TextSampling
 from models.sampling.text import Sampled
-from models.stages.chat import Chat, Piece, greedy
+from models.stages.chat import Chat, ReplyPiece, greedy
 from tests.models.stages.conversations import LLM_LEN, make_chat, picture, sound, user
 from tests.models.stages.slot_copies import assert_same, copy_state
 
@@ -25,7 +25,7 @@ def chat(tiny_model: OmniModel, tiny) -> Chat:
     return make_chat(tiny_model, tiny)
 
 
-def ids_of(pieces: Iterator[Piece]) -> list[int]:
+def ids_of(pieces: Iterator[ReplyPiece]) -> list[int]:
     return [piece.id for piece in pieces]
 
 

@@ -12,7 +12,7 @@ from models.load import load_model
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Shapes
 from models.stages.runner import Rows, Runner
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 
 PROMPT, UNIT, N_UNITS = 12, 20, 3
 
@@ -22,13 +22,13 @@ def model(tiny):
     return load_model(tiny)
 
 
-def make(model, *, n_slots: int = 2, llm_len: int = 256) -> Duplex:
+def make(model, *, n_slots: int = 2, llm_len: int = 256) -> UnitSteps:
     sets = TokenSets.build([TokenSet()], model.config.vocab_size)
     shapes = Shapes(batch=(n_slots,), rows=(32,), kv=(llm_len,))
-    return Duplex(Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes), None)
+    return UnitSteps(Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes), None)
 
 
-def feed(duplex: Duplex, slot: int, ids: Sequence[int]) -> torch.Tensor:
+def feed(duplex: UnitSteps, slot: int, ids: Sequence[int]) -> torch.Tensor:
     """Returns: the logits after the last of them."""
     return duplex.feed([slot], [Rows(torch.tensor(ids))], [False])[0].logits.clone()
 
@@ -38,7 +38,7 @@ def words(model, n: int, seed: int) -> list[int]:
     return torch.randint(0, model.config.vocab_size, (n,), generator=generator).tolist()
 
 
-def talk(duplex: Duplex, slot: int, *, held: bool) -> None:
+def talk(duplex: UnitSteps, slot: int, *, held: bool) -> None:
     """A prompt and three units."""
     feed(duplex, slot, words(duplex.runner.model, PROMPT, 0))
     if held:
@@ -61,7 +61,7 @@ def test_a_held_slot_and_a_turned_one_go_on_alike(model):
         ids = words(model, UNIT, 50 + unit)
         difference = worst(feed(held, 0, ids), feed(turned, 0, ids))
         assert difference < 1e-3, f"after drop {unit}: expected the same logits, got {difference:.2g} apart"
-        assert held.runner.llm_rows(0) == turned.runner.llm_rows(0) == int(held.state.llm.lengths[0])
+        assert held.runner.context_len(0) == turned.runner.context_len(0) == int(held.state.llm.lengths[0])
 
 
 def test_rows_that_stay_keep_their_keys_bit_for_bit(model):
@@ -94,7 +94,7 @@ def test_no_error_adds_up_in_bfloat16(model):
             k[0, :, : own.shape[1]] = own
         total = rows[0].shape[1]
         cache.set_length(torch.tensor([0]), torch.tensor([total]))
-        duplex.runner.set_llm_rows(0, total)
+        duplex.runner.set_context_len(0, total)
         if held:
             duplex.context.hold(0, duplex.save(0), PROMPT)
         for _ in range(8):
@@ -133,7 +133,7 @@ def test_a_held_slot_rebuilds_as_a_turned_one(model, n_ids):
         talk(duplex, 0, held=hold)
         duplex.context.rebuild(0, PROMPT, PROMPT + 2 * UNIT, words(model, n_ids, 9))
         duplex.context.rebuild(0, PROMPT, PROMPT + n_ids, words(model, n_ids + 2, 10))
-        assert duplex.runner.llm_rows(0) == int(duplex.state.llm.lengths[0]) == PROMPT + n_ids + 2 + UNIT
+        assert duplex.runner.context_len(0) == int(duplex.state.llm.lengths[0]) == PROMPT + n_ids + 2 + UNIT
     ids = words(model, UNIT, 11)
     difference = worst(feed(held, 0, ids), feed(turned, 0, ids))
     assert difference < 1e-3, f"expected the same logits, got {difference:.2g} apart"
@@ -155,7 +155,7 @@ def test_slots_of_both_kinds_share_a_call_and_neighbours_stay(model):
         talk(duplex, slot, held=held)
     neighbour = [k[2].clone() for k in duplex.state.llm.k]
     duplex.context.drop([0, 1], [PROMPT, PROMPT], [UNIT, 2 * UNIT])
-    assert [duplex.runner.llm_rows(slot) for slot in range(3)] == [52, 32, 72]
+    assert [duplex.runner.context_len(slot) for slot in range(3)] == [52, 32, 72]
     assert duplex.state.llm.lengths[:3].tolist() == [52, 32, 72]
     assert duplex.state.llm.positions[:3].tolist() == [72, 32, 72]
     same = all(torch.equal(a, k[2]) for a, k in zip(neighbour, duplex.state.llm.k, strict=True))

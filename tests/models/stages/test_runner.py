@@ -47,7 +47,7 @@ def assert_close(what: str, got: Tensor, expected: Tensor) -> None:
 
 
 def assert_mirrored(runner: Runner, slots: Sequence[int]) -> None:
-    got = [runner.llm_rows(slot) for slot in slots]
+    got = [runner.context_len(slot) for slot in slots]
     expected = runner.state.llm.lengths[list(slots)].tolist()
     assert got == expected, f"expected {expected} rows, got {got}"
 
@@ -58,7 +58,7 @@ def test_stretches_of_any_length_equal_one_slot_in_one_piece(runner: Runner, tin
     hidden, logits = runner.feed(order, stretches)
     again, more = runner.feed([2, 4], [text(33, 5), mixed(2, 6)])
     assert_mirrored(runner, range(6))
-    assert [runner.llm_rows(slot) for slot in range(6)] == [5, 17, 49, 0, 39, 0]
+    assert [runner.context_len(slot) for slot in range(6)] == [5, 17, 49, 0, 39, 0]
     later = {2: (text(33, 5), again[0], more[0]), 4: (mixed(2, 6), again[1], more[1])}
     for row, slot in enumerate(order):
         with whole.lease() as alone:
@@ -66,16 +66,16 @@ def test_stretches_of_any_length_equal_one_slot_in_one_piece(runner: Runner, tin
             assert_close(f"hidden states of slot {slot}", hidden[row], own_hidden[0])
             assert_close(f"logits of slot {slot}", logits[row], own_logits[0])
             if slot in later:
-                stretch, got_hidden, got_logits = later[slot]
-                own_hidden, own_logits = whole.feed([alone], [stretch])
+                span, got_hidden, got_logits = later[slot]
+                own_hidden, own_logits = whole.feed([alone], [span])
                 assert_close(f"later hidden states of slot {slot}", got_hidden, own_hidden[0])
                 assert_close(f"later logits of slot {slot}", got_logits, own_logits[0])
 
 
 def test_a_stretch_may_be_cut_anywhere(runner: Runner) -> None:
-    stretch = mixed(21, 7)
-    hidden, logits = runner.feed([0], [stretch])
-    parts = [runner.feed([1], [stretch.cut(start, end)]) for start, end in ((0, 1), (1, 18), (18, 21))]
+    span = mixed(21, 7)
+    hidden, logits = runner.feed([0], [span])
+    parts = [runner.feed([1], [span.cut(start, end)]) for start, end in ((0, 1), (1, 18), (18, 21))]
     assert_close("hidden states", torch.cat([part[0] for part, _ in parts]), hidden[0])
     assert_close("logits", parts[-1][1], logits)
 
@@ -93,12 +93,12 @@ def test_media_of_a_stretch_may_come_in_any_order() -> None:
 
 
 def test_media_stand_in_where_asked(runner: Runner) -> None:
-    stretch = mixed(9, 8)
-    embedded = runner.model.llm.model.embed_tokens(stretch.ids)
-    embedded[stretch.is_row] = stretch.media
-    other = Rows(torch.where(stretch.is_row, 3, stretch.ids), stretch.media, stretch.is_row)
-    first, _ = runner.feed([0, 1], [stretch, other])
-    everywhere, _ = runner.feed([2], [Rows(stretch.ids, embedded, torch.ones(9, dtype=torch.bool))])
+    span = mixed(9, 8)
+    embedded = runner.model.llm.model.embed_tokens(span.ids)
+    embedded[span.is_row] = span.media
+    other = Rows(torch.where(span.is_row, 3, span.ids), span.media, span.is_row)
+    first, _ = runner.feed([0, 1], [span, other])
+    everywhere, _ = runner.feed([2], [Rows(span.ids, embedded, torch.ones(9, dtype=torch.bool))])
     assert_close("ids under media", first[1], first[0])
     assert_close("media for all", everywhere[0], first[0])
 
@@ -152,7 +152,7 @@ def test_evicted_rows_are_gone(runner: Runner, tiny_model: OmniModel, together: 
     before = copy_state(runner.state)
     if together:
         runner.evict([1, 3, 2], [4, 0, 2], [7, 25, 0])
-        assert [runner.llm_rows(slot) for slot in (1, 2, 3)] == [23, 9, 15]
+        assert [runner.context_len(slot) for slot in (1, 2, 3)] == [23, 9, 15]
     else:
         runner.evict([1], [4], [7])
         assert_same(runner.state, before, [3])
@@ -170,7 +170,7 @@ def test_evicted_rows_are_gone(runner: Runner, tiny_model: OmniModel, together: 
 
 def test_refused_calls_change_nothing(runner: Runner) -> None:
     runner.feed([0, 1, 2], [text(10, 0), text(LLM_LEN, 1), text(60, 2)])
-    before, held = copy_state(runner.state), [runner.llm_rows(slot) for slot in range(6)]
+    before, held = copy_state(runner.state), [runner.context_len(slot) for slot in range(6)]
     none = text(0, 0)
     refused = [
         (ContextOverflowError, lambda: runner.feed([0, 2], [text(3, 0), text(5, 0)])),
@@ -191,16 +191,16 @@ def test_refused_calls_change_nothing(runner: Runner) -> None:
         with pytest.raises(error, match=r"expected .+, got "):
             call()
         assert_same(runner.state, before)
-        assert [runner.llm_rows(slot) for slot in range(6)] == held, f"refused call {number}"
+        assert [runner.context_len(slot) for slot in range(6)] == held, f"refused call {number}"
 
 
 def test_a_slot_takes_rows_to_the_last(runner: Runner) -> None:
     runner.feed([0], [text(LLM_LEN - 1, 0)])
     runner.check_room(0, 1)
     runner.decode([0], [1])
-    assert runner.llm_rows(0) == LLM_LEN
+    assert runner.context_len(0) == LLM_LEN
     runner.evict([0], [0], [LLM_LEN])
-    assert runner.llm_rows(0) == 0
+    assert runner.context_len(0) == 0
     assert_mirrored(runner, range(6))
 
 
@@ -210,7 +210,7 @@ def test_leased_slots_are_empty(runner: Runner) -> None:
         runner.state.text.configure(slot, CHAT_TEXT, seed=3)
         with runner.lease() as other:
             assert other != slot
-        assert runner.llm_rows(slot) == 20
+        assert runner.context_len(slot) == 20
     assert_fresh(runner.state, range(6))
     seen = set()
     for _ in range(6):
@@ -266,5 +266,5 @@ def test_lengths_are_forgotten_with_the_lease(runner: Runner) -> None:
     with runner.lease() as slot:
         runner.feed([slot], [text(3, 0)])
         runner.speech_rows[slot] = 7
-        assert runner.llm_rows(slot) == 3
-    assert runner.llm_rows(slot) == runner.speech_rows[slot] == 0 == int(runner.state.llm.lengths[slot])
+        assert runner.context_len(slot) == 3
+    assert runner.context_len(slot) == runner.speech_rows[slot] == 0 == int(runner.state.llm.lengths[slot])

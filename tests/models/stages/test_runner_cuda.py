@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from models.load import load_model
-from models.sampling.settings import CodeSampling
+from models.sampling.settings import SpeechSampling
 from models.stages.chat import Chat, greedy
-from models.stages.speech_stream import CodeStream
+from models.stages.speech_stream import SpeechStream
 from tests.models.stages.conversations import picture, sound, user
 from tests.models.stages.speech_helpers import make_speaker, rows
 
@@ -42,10 +42,10 @@ def test_speech_gives_the_same_codes(tiny: Path, kind: str) -> None:
     said = []
     for device in ("cpu", "cuda"):
         speaker = make_speaker(load_model(tiny, device=device))
-        speaker.start_turn(1, CodeSampling(greedy=True))
-        stream = CodeStream(speaker, 1, kind, window=20, max_codes=30)
+        speaker.start_turn(1, SpeechSampling(greedy=True))
+        stream = SpeechStream(speaker, 1, kind, window=20, max_speech_tokens=30)
         chunks = [stream.push(rows(n, n).to(device), final=n == 5) for n in (7, 3, 6, 5)]
-        speaker.start_turn(0, CodeSampling(greedy=True))
+        speaker.start_turn(0, SpeechSampling(greedy=True))
         units = speaker.unit([0, 1], [rows(4).to(device), rows(2).to(device)], may_end=[True, False])
         said.append((chunks, stream.flush(), units))
     assert said[0] == said[1]

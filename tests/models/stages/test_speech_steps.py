@@ -7,32 +7,32 @@ import torch
 
 from models.checkpoint.config import load_config
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError, SlotError
-from models.layers.speech_loop import CODES_PER_CALL
+from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL
 from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model
-from models.sampling.settings import CodeSampling
+from models.sampling.settings import SpeechSampling
 from models.stages.region_table import Shapes
 from models.stages.speech_steps import Speaker
-from models.stages.speech_stream import CodeStream
+from models.stages.speech_stream import SpeechStream
 from tests.models.layers.speech_reference import PlainSpeaker
 from tests.models.stages.slot_copies import assert_same, copy_state
 from tests.models.stages.speech_helpers import BEST, DRAWN, UNIT, WIDTH, make_speaker, new_code, rows
 
 
 @pytest.mark.parametrize("settings", [DRAWN, BEST], ids=["drawn", "best"])
-def test_answer_equals_the_plain_loop(speaker: Speaker, eos: int, settings: CodeSampling) -> None:
+def test_answer_equals_the_plain_loop(speaker: Speaker, eos: int, settings: SpeechSampling) -> None:
     tts, own = speaker.runner.model.tts, rows(6)
     speaker.start_turn(1, settings, seed=5)
-    got = speaker.answer(1, own, min_codes=3, max_codes=60)
-    expected, _ = PlainSpeaker(tts, settings, seed=5, eos=eos).call(own, min_codes=3, max_codes=60)
+    got = speaker.answer(1, own, min_speech_tokens=3, max_speech_tokens=60)
+    expected, _ = PlainSpeaker(tts, settings, seed=5, eos=eos).call(own, min_speech_tokens=3, max_speech_tokens=60)
     assert got == expected[:59], f"at the cap: expected all but the last of {expected}, got {got}"
     assert speaker.rows(1) == speaker.state.cache.lengths[1] == 6 + 59
 
     end = new_code(expected, 30)
     speaker.start_turn(1, settings, seed=5, eos=end)
-    got = speaker.answer(1, own, min_codes=3, max_codes=60)
-    expected, ended = PlainSpeaker(tts, settings, seed=5, eos=end).call(own, min_codes=3, max_codes=60)
+    got = speaker.answer(1, own, min_speech_tokens=3, max_speech_tokens=60)
+    expected, ended = PlainSpeaker(tts, settings, seed=5, eos=end).call(own, min_speech_tokens=3, max_speech_tokens=60)
     assert ended
     assert got == expected, f"at the end code: expected {expected}, got {got}"
     assert speaker.rows(1) == speaker.state.cache.lengths[1] == 6 + len(expected)
@@ -40,12 +40,12 @@ def test_answer_equals_the_plain_loop(speaker: Speaker, eos: int, settings: Code
 
 def test_an_answer_has_at_least_50_codes(speaker: Speaker) -> None:
     speaker.start_turn(0, BEST)
-    free = speaker.answer(0, rows(6), max_codes=80)
+    free = speaker.answer(0, rows(6), max_speech_tokens=80)
     early, late = free[2], new_code(free, 52)
     speaker.start_turn(0, BEST, eos=early)
-    assert len(speaker.answer(0, rows(6), max_codes=60)) >= 50
+    assert len(speaker.answer(0, rows(6), max_speech_tokens=60)) >= 50
     speaker.start_turn(0, BEST, eos=late)
-    assert speaker.answer(0, rows(6), max_codes=80) == free[: free.index(late)]
+    assert speaker.answer(0, rows(6), max_speech_tokens=80) == free[: free.index(late)]
 
 
 def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
@@ -55,9 +55,9 @@ def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
     for unit, n in enumerate((9, 1, 4)):
         own = rows(n, seed=unit)
         (call,) = speaker.unit([2], [own], may_end=[unit == 0])
-        expected, ended = plain.call(own, min_codes=0 if unit == 0 else 26, max_codes=26)
+        expected, ended = plain.call(own, min_speech_tokens=0 if unit == 0 else 26, max_speech_tokens=26)
         assert not ended
-        assert call.codes == expected[:25], f"unit {unit}: expected {expected[:25]}, got {call.codes}"
+        assert call.speech_tokens == expected[:25], f"unit {unit}: expected {expected[:25]}, got {call.speech_tokens}"
         n_rows += n + 25
         assert speaker.rows(2) == speaker.state.cache.lengths[2] == speaker.state.cache.positions[2] == n_rows
 
@@ -66,11 +66,13 @@ def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
 def test_only_some_units_may_end(speaker: Speaker, eos: int, may_end: bool) -> None:
     tts, own = speaker.runner.model.tts, rows(4)
     speaker.start_turn(0, UNIT, seed=1)
-    free = speaker.unit([0], [own], may_end=[True])[0].codes
+    free = speaker.unit([0], [own], may_end=[True])[0].speech_tokens
     end = new_code(free, 9)
     speaker.start_turn(0, UNIT, seed=1, eos=end)
-    got = speaker.unit([0], [own], may_end=[may_end])[0].codes
-    expected, ended = PlainSpeaker(tts, UNIT, seed=1, eos=end).call(own, min_codes=0 if may_end else 26, max_codes=26)
+    got = speaker.unit([0], [own], may_end=[may_end])[0].speech_tokens
+    expected, ended = PlainSpeaker(tts, UNIT, seed=1, eos=end).call(
+        own, min_speech_tokens=0 if may_end else 26, max_speech_tokens=26
+    )
     assert ended == may_end
     assert got == expected[:25]
     assert len(got) == (free.index(end) if may_end else 25)
@@ -78,14 +80,14 @@ def test_only_some_units_may_end(speaker: Speaker, eos: int, may_end: bool) -> N
 
 def test_an_end_at_the_last_code_costs_none(speaker: Speaker) -> None:
     speaker.start_turn(0, UNIT, seed=1)
-    (call,) = speaker.call([0], [rows(4)], min_codes=[0], max_codes=[26])
-    assert new_code(call.codes, 25) == call.codes[25]
-    speaker.start_turn(0, UNIT, seed=1, eos=call.codes[25])
-    (again,) = speaker.call([0], [rows(4)], min_codes=[0], max_codes=[26])
+    (call,) = speaker.call([0], [rows(4)], min_speech_tokens=[0], max_speech_tokens=[26])
+    assert new_code(call.speech_tokens, 25) == call.speech_tokens[25]
+    speaker.start_turn(0, UNIT, seed=1, eos=call.speech_tokens[25])
+    (again,) = speaker.call([0], [rows(4)], min_speech_tokens=[0], max_speech_tokens=[26])
     assert again.ended
-    assert again.codes == call.codes[:25]
-    speaker.start_turn(0, UNIT, seed=1, eos=call.codes[25])
-    assert speaker.unit([0], [rows(4)], may_end=[True])[0].codes == call.codes[:25]
+    assert again.speech_tokens == call.speech_tokens[:25]
+    speaker.start_turn(0, UNIT, seed=1, eos=call.speech_tokens[25])
+    assert speaker.unit([0], [rows(4)], may_end=[True])[0].speech_tokens == call.speech_tokens[:25]
 
 
 def test_a_batch_equals_each_alone(tiny_model: OmniModel) -> None:
@@ -97,16 +99,18 @@ def test_a_batch_equals_each_alone(tiny_model: OmniModel) -> None:
             together.start_turn(slot, how, seed=slot, eos=end)
         # Slot 0 has spoken before the others start.
         together.unit([0], [rows(3, 9)], may_end=[False])
-        calls = together.call(order, own, min_codes=[0, 4, 0], max_codes=[50, 7, 26])
+        calls = together.call(order, own, min_speech_tokens=[0, 4, 0], max_speech_tokens=[50, 7, 26])
         if ask == "free":
-            ends = [new_code(calls[0].codes, 30), None, new_code(calls[2].codes, 5)]
+            ends = [new_code(calls[0].speech_tokens, 30), None, new_code(calls[2].speech_tokens, 5)]
     assert [call.ended for call in calls] == [True, False, True]
     for place, slot in enumerate(order):
         alone = make_speaker(tiny_model, n_slots=1)
         alone.start_turn(0, settings[place], seed=slot, eos=ends[place])
         if slot == 0:
             alone.unit([0], [rows(3, 9)], may_end=[False])
-        (call,) = alone.call([0], [own[place]], min_codes=[[0, 4, 0][place]], max_codes=[[50, 7, 26][place]])
+        (call,) = alone.call(
+            [0], [own[place]], min_speech_tokens=[[0, 4, 0][place]], max_speech_tokens=[[50, 7, 26][place]]
+        )
         assert calls[place] == call, f"slot {slot}: expected {call}, got {calls[place]}"
         assert together.rows(slot) == alone.rows(0) == together.state.cache.lengths[slot]
 
@@ -123,7 +127,7 @@ def test_a_call_leaves_other_slots_alone(speaker: Speaker) -> None:
 def test_seeds_decide(speaker: Speaker) -> None:
     def say(slot: int, seed: int) -> list[int]:
         speaker.start_turn(slot, DRAWN, seed=seed)
-        return speaker.answer(slot, rows(6), max_codes=40)
+        return speaker.answer(slot, rows(6), max_speech_tokens=40)
 
     assert say(0, 7) == say(3, 7)
     assert say(0, 7) != say(0, 8)
@@ -138,7 +142,7 @@ def test_refused_calls_change_nothing(speaker: Speaker) -> None:
     room = 256 - speaker.rows(1)
     refused = [
         (SettingsError, [0, 1], [4, 4], [10, 0]),
-        (SettingsError, [0], [4], [CODES_PER_CALL + 1]),
+        (SettingsError, [0], [4], [SPEECH_TOKENS_PER_CALL + 1]),
         (ContextOverflowError, [0, 1], [4, 4], [10, room - 4 + 2]),
         (ContextOverflowError, [0, 1], [4, room], [10, 2]),
         (SlotError, [0, 0], [4, 4], [10, 10]),
@@ -149,12 +153,12 @@ def test_refused_calls_change_nothing(speaker: Speaker) -> None:
     ]
     for error, slots, sizes, most in refused:
         with pytest.raises(error, match=r"expected .+, got "):
-            speaker.call(slots, [rows(n) for n in sizes], min_codes=[0] * len(slots), max_codes=most)
+            speaker.call(slots, [rows(n) for n in sizes], min_speech_tokens=[0] * len(slots), max_speech_tokens=most)
         assert_same(speaker.runner.state, before)
         assert [speaker.rows(slot) for slot in range(4)] == held
     # To the last row it fits.
-    (call,) = speaker.call([1], [rows(4)], min_codes=[99], max_codes=[room - 4 + 1])
-    assert len(call.codes) == room - 4 + 1
+    (call,) = speaker.call([1], [rows(4)], min_speech_tokens=[99], max_speech_tokens=[room - 4 + 1])
+    assert len(call.speech_tokens) == room - 4 + 1
     assert speaker.rows(1) == 256
 
 
@@ -163,7 +167,7 @@ def test_more_rows_than_any_bucket_are_refused(tiny_model: OmniModel) -> None:
     speaker.start_turn(0, DRAWN)
     before = copy_state(speaker.runner.state)
     with pytest.raises(ShapeError, match=r"tokens: expected at most .+, got 1025"):
-        speaker.call([0], [rows(1027)], min_codes=[0], max_codes=[2])
+        speaker.call([0], [rows(1027)], min_speech_tokens=[0], max_speech_tokens=[2])
     assert_same(speaker.runner.state, before)
 
 
@@ -210,11 +214,11 @@ def test_nan_ends_one_slots_call_and_no_other(tiny_model: OmniModel) -> None:
         each.start_turn(0, UNIT, seed=1)
         each.start_turn(1, UNIT, seed=2)
     bad, good = speaker.unit([0, 1], [rows(5) * float("nan"), rows(4)], may_end=[False, False])
-    assert bad.bad and bad.codes == [] and not bad.ended
+    assert bad.bad and bad.speech_tokens == [] and not bad.ended
     assert [good] == alone.unit([1], [rows(4)], may_end=[False])
     speaker.start_turn(0, UNIT, seed=1)
     with pytest.raises(NumericsError, match="speech of slot 0: expected finite logits, got NaN"):
-        speaker.answer(0, rows(3) * float("nan"), max_codes=60)
+        speaker.answer(0, rows(3) * float("nan"), max_speech_tokens=60)
     speaker.start_turn(0, UNIT, seed=1)
     assert speaker.unit([0], [rows(4)], may_end=[False]) == alone.unit([0], [rows(4)], may_end=[False])
 
@@ -223,14 +227,14 @@ def test_nan_after_some_codes_keeps_count(tiny) -> None:
     model = load_model(tiny)
     speaker = make_speaker(model)
     speaker.start_turn(0, BEST)
-    (call,) = speaker.call([0], [rows(6)], min_codes=[0], max_codes=[10])
-    assert call.codes.index(call.codes[4]) == 4
+    (call,) = speaker.call([0], [rows(6)], min_speech_tokens=[0], max_speech_tokens=[10])
+    assert call.speech_tokens.index(call.speech_tokens[4]) == 4
     weight = model.tts.emb_code[0].weight.clone()
-    weight[call.codes[4]] = float("nan")
+    weight[call.speech_tokens[4]] = float("nan")
     model.tts.emb_code[0].weight = torch.nn.Parameter(weight, requires_grad=False)
     speaker.start_turn(0, BEST)
-    (broken,) = speaker.call([0], [rows(6)], min_codes=[0], max_codes=[10])
-    assert broken.bad and broken.codes == call.codes[:5]
+    (broken,) = speaker.call([0], [rows(6)], min_speech_tokens=[0], max_speech_tokens=[10])
+    assert broken.bad and broken.speech_tokens == call.speech_tokens[:5]
     assert speaker.rows(0) == speaker.state.cache.lengths[0] == 6 + 5
 
 
@@ -242,14 +246,14 @@ def test_codes_are_drawn_in_as_few_calls_as_there_are_sizes_for(tiny_model: Omni
     for each in (one, other):
         each.start_turn(0, UNIT, seed=1)
         each.start_turn(1, UNIT, seed=2)
-        each.begin([0, 1], [rows(begun), rows(3, 1)], min_codes=[40, 40], max_codes=[40, 12])
+        each.begin([0, 1], [rows(begun), rows(3, 1)], min_speech_tokens=[40, 40], max_speech_tokens=[40, 12])
     calls = []
     with mock.patch.object(one.runner, "regions", wraps=one.runner.regions) as regions:
         one.advance([0, 1], 25)
         calls = [call.kwargs for call in regions.call_args_list]
     for _ in range(25):
         other.advance([0, 1])
-    assert one.look([0, 1]) == other.look([0, 1]), "expected the same codes as one by one"
+    assert one.poll([0, 1]) == other.poll([0, 1]), "expected the same codes as one by one"
     assert_same(one.runner.state, copy_state(other.runner.state))
     first = 24 - max(begun, 3)  # steps that find room in the smaller bucket
     assert sum(call["n_steps"] for call in calls if call["kv_len"] == 24) == first, f"got {calls}"
@@ -265,7 +269,7 @@ def test_a_turn_needs_a_slot_of_the_runner(speaker: Speaker, slot: int) -> None:
     with pytest.raises(SlotError, match="expected different numbers from 0 to 3"):
         speaker.start_turn(slot, DRAWN)
     with pytest.raises(SlotError):
-        CodeStream(speaker, slot)
+        SpeechStream(speaker, slot)
     assert speaker.runner.speech_rows == held
     assert_same(speaker.runner.state, before)
 
@@ -279,8 +283,8 @@ def test_only_rows_that_are_there_can_be_dropped(speaker: Speaker, keep: int, dr
     assert speaker.rows(0) == speaker.state.cache.lengths[0] == 30
 
 
-@pytest.mark.parametrize("most", [0, 2.5, "a", CODES_PER_CALL + 1])
+@pytest.mark.parametrize("most", [0, 2.5, "a", SPEECH_TOKENS_PER_CALL + 1])
 def test_a_limit_is_a_whole_number_in_range(speaker: Speaker, most: object) -> None:
     speaker.start_turn(0, DRAWN)
     with pytest.raises(SettingsError, match=r"max_codes: expected a whole number at least 1 and at most 2048, got"):
-        speaker.call([0], [rows(3)], min_codes=[0], max_codes=[most])
+        speaker.call([0], [rows(3)], min_speech_tokens=[0], max_speech_tokens=[most])

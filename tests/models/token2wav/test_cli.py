@@ -22,8 +22,8 @@ from models.token2wav.voice.voice_maker import VoiceMaker
 from tests.models.compare import assert_close
 from tests.models.token2wav.prompt.prompt_sounds import prompt, write_pcm16
 
-N_CODES = 61
-CODES = np.random.default_rng(3).integers(0, 6561, N_CODES).tolist()
+N_SPEECH_TOKENS = 61
+SPEECH_TOKENS = np.random.default_rng(3).integers(0, 6561, N_SPEECH_TOKENS).tolist()
 FIGURES = (
     r"\[([\d.]+) s of sound: load [\d.]+ s, voice [\d.]+ s, codes to sound [\d.]+ s, [\d.]+ times real time"
     r"(, first sound after [\d.]+ s)?\]\n"
@@ -33,14 +33,14 @@ FIGURES = (
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """A folder with codes, a voice, and things that are neither."""
-    (tmp_path / "codes.json").write_text(json.dumps(CODES))
-    (tmp_path / "short.json").write_text(json.dumps({"codes": CODES[:2], "text": "hm"}))
+    (tmp_path / "codes.json").write_text(json.dumps(SPEECH_TOKENS))
+    (tmp_path / "short.json").write_text(json.dumps({"codes": SPEECH_TOKENS[:2], "text": "hm"}))
     write_pcm16(tmp_path / "voice.wav", prompt(1.1, 44_100, 2), 44_100)
     return tmp_path
 
 
-def command(files: Path, *args: object, codes: str = "codes.json") -> list[str]:
-    return [str(files / codes), "--voice", str(files / "voice.wav"), "--steps", "2", *map(str, args)]
+def command(files: Path, *args: object, speech_tokens: str = "codes.json") -> list[str]:
+    return [str(files / speech_tokens), "--voice", str(files / "voice.wav"), "--steps", "2", *map(str, args)]
 
 
 def run(root: Path, arguments: list[str], stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
@@ -73,12 +73,12 @@ def test_whole(root: Path, files: Path, tiny: Path) -> None:
     assert done.stdout == ""
     figures = re.fullmatch(FIGURES, done.stderr)
     assert figures and not figures[2], f"expected one line of figures, got {done.stderr}"
-    assert figures[1] == f"{N_CODES * 0.04:.2f}"
+    assert figures[1] == f"{N_SPEECH_TOKENS * 0.04:.2f}"
     got = pcm(files / "out.wav")
-    assert len(got) == 960 * N_CODES
+    assert len(got) == 960 * N_SPEECH_TOKENS
     parts = load_token2wav(tiny / "assets/token2wav")
     voice = VoiceMaker(parts, parts.config).make(prompt_of(files), 44_100)
-    expected = Vocoder(parts.flow, parts.hift, steps=(2,)).offline(CODES, voice)
+    expected = Vocoder(parts.flow, parts.hift, steps=(2,)).offline(SPEECH_TOKENS, voice)
     assert_close(torch.from_numpy(got) / 32767, expected.clamp(-1, 1), 1e-4)
     assert got.std() > 300, "expected sound, got silence"
 
@@ -94,22 +94,22 @@ def test_streamed_to_a_terminal(root: Path, files: Path) -> None:
     os.close(slave)
     shown = read_all(master).replace("\r\n", "\n")
     assert done.returncode == 0, shown
-    counts = [int(count) for count in re.findall(rf"voiced:.*?(\d+)/{N_CODES + 3} ", shown)]
+    counts = [int(count) for count in re.findall(rf"voiced:.*?(\d+)/{N_SPEECH_TOKENS + 3} ", shown)]
     assert counts[0] == 0 and {25, 50} <= set(counts), f"expected the bar at each chunk, got {counts} of {shown!r}"
     figures = re.fullmatch(FIGURES, shown.rpartition("\r")[2])
     assert figures and figures[2], f"expected a last line of figures, got {shown!r}"
-    assert figures[1] == f"{(N_CODES + 3) * 0.04:.2f}"
-    assert len(pcm(files / "out.wav")) == 960 * (N_CODES + 3)
+    assert figures[1] == f"{(N_SPEECH_TOKENS + 3) * 0.04:.2f}"
+    assert len(pcm(files / "out.wav")) == 960 * (N_SPEECH_TOKENS + 3)
     assert main(command(files, "--out", files / "again.wav", "--stream", "--cache", files / "cache")) == 0
     assert (files / "again.wav").read_bytes() == (files / "out.wav").read_bytes()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("n_codes", [1, 2, 24, 25, 26, 50, 78])
-def test_how_many_samples(files: Path, stream: bool, n_codes: int) -> None:
-    (files / "codes.json").write_text(json.dumps((CODES * 2)[:n_codes]))
+@pytest.mark.parametrize("n_speech_tokens", [1, 2, 24, 25, 26, 50, 78])
+def test_how_many_samples(files: Path, stream: bool, n_speech_tokens: int) -> None:
+    (files / "codes.json").write_text(json.dumps((SPEECH_TOKENS * 2)[:n_speech_tokens]))
     assert main(command(files, "--out", files / "out.wav", "--steps", "1", *["--stream"] * stream)) == 0
-    assert len(pcm(files / "out.wav")) == 960 * (n_codes + 3 * stream)
+    assert len(pcm(files / "out.wav")) == 960 * (n_speech_tokens + 3 * stream)
 
 
 def test_a_turn_starts_with_silence_codes(files: Path, monkeypatch) -> None:
@@ -117,13 +117,13 @@ def test_a_turn_starts_with_silence_codes(files: Path, monkeypatch) -> None:
     speak = Vocoder.speak
 
     def listen(self, chunks):
-        given.extend((list(chunk.codes), chunk.last) for chunk in chunks)
+        given.extend((list(chunk.speech_tokens), chunk.last) for chunk in chunks)
         return speak(self, chunks)
 
     monkeypatch.setattr(Vocoder, "speak", listen)
     assert main(command(files, "--out", files / "out.wav", "--stream")) == 0
-    codes = [4218] * 3 + CODES
-    assert given == [(codes[:28], False), (codes[25:53], False), (codes[50:], True)]
+    speech_tokens = [4218] * 3 + SPEECH_TOKENS
+    assert given == [(speech_tokens[:28], False), (speech_tokens[25:53], False), (speech_tokens[50:], True)]
 
 
 def test_flags_reach_the_vocoder(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_a_bad_cache_is_told_and_does_no_harm(files: Path, capsys: pytest.Captur
     told, figures = capsys.readouterr().err.splitlines(keepends=True)
     assert told == f"voice not cached: {files / 'codes.json'}: File exists\n"
     assert re.fullmatch(FIGURES, figures)
-    assert json.loads((files / "codes.json").read_text()) == CODES
+    assert json.loads((files / "codes.json").read_text()) == SPEECH_TOKENS
 
 
 BAD_CODES = {
@@ -184,7 +184,7 @@ BAD_CODES = {
 def test_what_is_wrong_with_codes(files: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     content, expected = BAD_CODES[name]
     (files / "bad.json").write_text(content)
-    assert main(command(files, "--out", files / "out.wav", codes="bad.json")) == 2
+    assert main(command(files, "--out", files / "out.wav", speech_tokens="bad.json")) == 2
     got = capsys.readouterr().err
     assert re.fullmatch(rf"error: .+/bad\.json: {expected}\n", got), f"expected {expected}, got {got}"
     assert not (files / "out.wav").exists()
@@ -221,7 +221,7 @@ def test_one_line_says_what_is_wrong(files: Path, capsys, monkeypatch, flags: li
 
 
 def test_missing_codes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(files, "--out", files / "out.wav", codes="absent.json")) == 2
+    assert main(command(files, "--out", files / "out.wav", speech_tokens="absent.json")) == 2
     assert capsys.readouterr().err.endswith("absent.json: expected a readable file, got No such file or directory\n")
 
 
@@ -232,7 +232,7 @@ def test_an_output_that_fails_late_keeps_the_old_file(files: Path, capsys, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cli, "write_sound", full)
-    assert main(command(files, "--out", files / "out.wav", codes="short.json")) == 2
+    assert main(command(files, "--out", files / "out.wav", speech_tokens="short.json")) == 2
     assert capsys.readouterr().err.endswith("expected a place for a file, got No space left on device\n")
     assert (files / "out.wav").read_bytes() == b"old"
 

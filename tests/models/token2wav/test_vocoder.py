@@ -11,10 +11,10 @@ from torch import Tensor
 from models.token2wav.flow.block_table import SPILL_ROW, BlockTable
 from models.token2wav.flow.flow_state import encode, solve
 from models.token2wav.load.parts import load_flow_and_hift
-from models.token2wav.settings import SAMPLES_PER_CODE
+from models.token2wav.settings import SAMPLES_PER_TOKEN
 from models.token2wav.vocode import VocodeState, vocode
 from models.token2wav.vocoder import Chunk, Vocoder
-from models.token2wav.windows import CodeWindows
+from models.token2wav.windows import TokenWindows
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
 from tests.parity.token2wav.build import set_up_voice
@@ -60,13 +60,13 @@ def poison(vocoder: Vocoder, session: int) -> None:
 def test_samples_of_each_kind_of_chunk(vocoder: Vocoder):
     """First, following, short, last: 960 a code in all, the newest 3840 always one chunk later."""
     session = vocoder.open(make_voice())
-    codes = make_codes(1, 25 + 25 + 5 + 1 + 24 + 13)
-    lengths = [len(wave) for wave in say(vocoder, session, codes, [25, 25, 5, 1, 24])]
+    speech_tokens = make_codes(1, 25 + 25 + 5 + 1 + 24 + 13)
+    lengths = [len(wave) for wave in say(vocoder, session, speech_tokens, [25, 25, 5, 1, 24])]
     assert lengths == [20160, 24000, 4800, 960, 23040, 960 * 13 + HELD]
     vocoder.begin_turn(session)
-    assert [len(wave) for wave in say(vocoder, session, codes[:9], [])] == [960 * 9]
+    assert [len(wave) for wave in say(vocoder, session, speech_tokens[:9], [])] == [960 * 9]
     vocoder.begin_turn(session)
-    assert [len(wave) for wave in say(vocoder, session, codes[:8], [2, 1, 2])] == [0, 0, 960, 960 * 7]
+    assert [len(wave) for wave in say(vocoder, session, speech_tokens[:8], [2, 1, 2])] == [0, 0, 960, 960 * 7]
     vocoder.close(session)
 
 
@@ -74,43 +74,45 @@ def test_samples_of_each_kind_of_chunk(vocoder: Vocoder):
 @given(data=st.data())
 def test_any_turn_has_960_samples_a_code(data: st.DataObject):
     vocoder = make_vocoder()
-    session = vocoder.open(make_voice(n_codes=data.draw(st.integers(1, 60))))
+    session = vocoder.open(make_voice(n_speech_tokens=data.draw(st.integers(1, 60))))
     for turn in range(2):
         counts = data.draw(st.lists(st.integers(1, 28), max_size=5))
-        codes = make_codes(turn, sum(counts) + data.draw(st.integers(3, 28)))
-        waves = say(vocoder, session, codes, counts)
-        assert sum(map(len, waves)) == SAMPLES_PER_CODE * len(codes)
+        speech_tokens = make_codes(turn, sum(counts) + data.draw(st.integers(3, 28)))
+        waves = say(vocoder, session, speech_tokens, counts)
+        assert sum(map(len, waves)) == SAMPLES_PER_TOKEN * len(speech_tokens)
         voiced = out = 0
         for n, wave in zip(counts, waves, strict=False):
             voiced, out = voiced + n, out + len(wave)
-            assert out == max(SAMPLES_PER_CODE * voiced - HELD, 0)
+            assert out == max(SAMPLES_PER_TOKEN * voiced - HELD, 0)
         assert all(wave.isfinite().all() for wave in waves)
         vocoder.begin_turn(session)
 
 
 def test_a_minute_of_windows_moves_no_memory(vocoder: Vocoder):
     """Codes as a talker gives them, 25 or 26 at a time, now and then few, in turns of about ten seconds."""
-    session = vocoder.open(make_voice(n_codes=60))
+    session = vocoder.open(make_voice(n_speech_tokens=60))
     addresses, n_bytes = [tensor.data_ptr() for tensor in tensors(vocoder)], vocoder.n_bytes
     sizes = torch.randint(1, 27, (75,), generator=torch.Generator().manual_seed(3)).tolist()
     sizes = [25 if i % 3 else n for i, n in enumerate(sizes)]
-    n_codes, kinds = 0, set()
-    windows = CodeWindows(least=5)
+    n_speech_tokens, kinds = 0, set()
+    windows = TokenWindows(least=5)
     turn_samples = turn_codes = 0
     for i, size in enumerate(sizes):
         ends = i % 12 == 11 or i == len(sizes) - 1
         turn_codes += size
         for window in windows.push(make_codes(i, size), last=ends):
             (wave,) = vocoder.speak([Chunk(session, *window)])
-            kinds.add((len(window.codes), window.last))
+            kinds.add((len(window.speech_tokens), window.last))
             turn_samples += len(wave)
             assert wave.isfinite().all() and wave.abs().max() <= 0.99
         if ends:
-            assert turn_samples == SAMPLES_PER_CODE * (turn_codes + 3), "the silence it starts with is voiced too"
-            n_codes, turn_samples, turn_codes = n_codes + turn_codes, 0, 0
+            assert turn_samples == SAMPLES_PER_TOKEN * (turn_codes + 3), "the silence it starts with is voiced too"
+            n_speech_tokens, turn_samples, turn_codes = n_speech_tokens + turn_codes, 0, 0
             vocoder.begin_turn(session)
-            windows = CodeWindows(least=5)
-    assert n_codes >= 1500 and len(kinds) > 10, f"expected a minute of many kinds, got {n_codes} codes, {kinds}"
+            windows = TokenWindows(least=5)
+    assert n_speech_tokens >= 1500 and len(kinds) > 10, (
+        f"expected a minute of many kinds, got {n_speech_tokens} codes, {kinds}"
+    )
     assert [tensor.data_ptr() for tensor in tensors(vocoder)] == addresses
     assert vocoder.n_bytes == n_bytes == sum(tensor.nbytes for tensor in tensors(vocoder))
     vocoder.close(session)
@@ -121,7 +123,7 @@ def test_a_prompt_looks_ahead_at_silence(vocoder: Vocoder):
     voice, flow, state = make_voice(), vocoder.parts.flow, make_vocoder().state
     slot = state.scratch + 1
     schedule = vocoder.schedules[2]
-    set_up_voice(flow, state, slot, voice.codes, voice.mel, voice.speaker, vocoder.noise, schedule, 0)
+    set_up_voice(flow, state, slot, voice.speech_tokens, voice.mel, voice.speaker, vocoder.noise, schedule, 0)
     session = vocoder.open(voice)
     for got, expected in zip(vocoder.state.copied(), state.copied(), strict=True):
         assert_close(got[slot_of(vocoder, session)], expected[slot], 1e-4, "what a session takes over")
@@ -132,37 +134,37 @@ def test_a_prompt_looks_ahead_at_silence(vocoder: Vocoder):
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "broken off"])
 def test_a_turn_leaves_nothing_behind(compat: str | None, ends: bool):
     vocoder = make_vocoder(compat=compat)
-    session, codes, counts = vocoder.open(make_voice()), make_codes(1, 110), [25, 25, 7, 25, 9]
-    expected = say(vocoder, session, codes, counts)
+    session, speech_tokens, counts = vocoder.open(make_voice()), make_codes(1, 110), [25, 25, 7, 25, 9]
+    expected = say(vocoder, session, speech_tokens, counts)
     vocoder.begin_turn(session)
     say(vocoder, session, make_codes(2, 90), [25, 25, 25])
     if not ends:
         vocoder.speak([Chunk(session, make_codes(3, 20))])
     poison(vocoder, session)
     vocoder.begin_turn(session)
-    for i, (got, want) in enumerate(zip(say(vocoder, session, codes, counts), expected, strict=True)):
+    for i, (got, want) in enumerate(zip(say(vocoder, session, speech_tokens, counts), expected, strict=True)):
         assert_same(got, want, f"chunk {i}")
 
 
 def test_without_a_new_turn_the_last_one_is_remembered(vocoder: Vocoder):
     """Codes after the end are the same turn to the flow, though their sound starts anew."""
-    session, codes = vocoder.open(make_voice()), make_codes(1, 20)
-    (first,), (second,) = (say(vocoder, session, codes, []) for _ in range(2))
+    session, speech_tokens = vocoder.open(make_voice()), make_codes(1, 20)
+    (first,), (second,) = (say(vocoder, session, speech_tokens, []) for _ in range(2))
     assert len(first) == len(second)
     assert (first - second).abs().max() > 0.01
     vocoder.close(session)
 
 
 def test_codes_voice_and_seed_are_heard(vocoder: Vocoder):
-    codes = make_codes(1, 20)
+    speech_tokens = make_codes(1, 20)
     session = vocoder.open(make_voice())
-    (plain,) = say(vocoder, session, codes, [])
+    (plain,) = say(vocoder, session, speech_tokens, [])
     vocoder.close(session)
     session = vocoder.open(make_voice(1))
-    (other_voice,) = say(vocoder, session, codes, [])
+    (other_voice,) = say(vocoder, session, speech_tokens, [])
     vocoder.close(session)
     other_seed = make_vocoder(seed=1)
-    (noise,) = say(other_seed, other_seed.open(make_voice()), codes, [])
+    (noise,) = say(other_seed, other_seed.open(make_voice()), speech_tokens, [])
     for other in (other_voice, noise):
         assert (other - plain).abs().max() > 0.01
 
@@ -208,21 +210,24 @@ def test_inside_chunks_sound_is_that_of_all_mel_at_once(monkeypatch: pytest.Monk
     assert heard > 1e-2, f"expected borders to be heard, got a difference of {heard}"
 
 
-@pytest.mark.parametrize("n_codes", [1, 20, 90])
-def test_a_whole_utterance_is_one_last_chunk_without_cache(n_codes: int):
+@pytest.mark.parametrize("n_speech_tokens", [1, 20, 90])
+def test_a_whole_utterance_is_one_last_chunk_without_cache(n_speech_tokens: int):
     """Prompt and speech as one chunk of an empty slot; the same sound, and no session is touched by it."""
-    vocoder, voice, codes = make_vocoder(), make_voice(), make_codes(1, n_codes)
+    vocoder, voice, speech_tokens = make_vocoder(), make_voice(), make_codes(1, n_speech_tokens)
     session = vocoder.open(make_voice(1))
     vocoder.speak([Chunk(session, make_codes(2, 28))])
     before = copies(vocoder)
-    got = vocoder.offline(codes, voice)
+    got = vocoder.offline(speech_tokens, voice)
     for tensor, expected in zip(tensors(vocoder), before, strict=True):
         assert_same(tensor, expected, "state")
-    assert len(got) == SAMPLES_PER_CODE * n_codes
+    assert len(got) == SAMPLES_PER_TOKEN * n_speech_tokens
 
     flow, state = vocoder.parts.flow, make_vocoder().state
-    n = 2 * (30 + n_codes)
-    slots, ids = torch.tensor([state.scratch + 1]), torch.tensor([[*voice.codes.tolist(), *codes, 0, 0, 0]])
+    n = 2 * (30 + n_speech_tokens)
+    slots, ids = (
+        torch.tensor([state.scratch + 1]),
+        torch.tensor([[*voice.speech_tokens.tolist(), *speech_tokens, 0, 0, 0]]),
+    )
     prompt = torch.zeros(1, n, 80)
     prompt[0, :60] = voice.mel
     with torch.no_grad():
@@ -236,8 +241,8 @@ def test_a_whole_utterance_is_one_last_chunk_without_cache(n_codes: int):
 
 def test_whole_utterances_are_not_what_streaming_gives():
     """Even one chunk: offline the prompt sees the speech, streamed it was prepared before."""
-    vocoder, voice, codes = make_vocoder(), make_voice(), make_codes(1, 20)
-    whole = vocoder.offline(codes, voice)
-    (streamed,) = say(vocoder, vocoder.open(voice), codes, [])
+    vocoder, voice, speech_tokens = make_vocoder(), make_voice(), make_codes(1, 20)
+    whole = vocoder.offline(speech_tokens, voice)
+    (streamed,) = say(vocoder, vocoder.open(voice), speech_tokens, [])
     assert len(whole) == len(streamed)
     assert (whole - streamed).abs().max() > 0.01

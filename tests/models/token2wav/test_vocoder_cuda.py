@@ -64,8 +64,8 @@ def turns(vocoder: Vocoder, rounds: int = 2) -> list[Tensor]:
     opened = [vocoder.open(make_voice(n, 30 + 25 * n), steps) for n, steps in ((0, 2), (1, 2), (0, 1))]
     waves = []
     for number in range(rounds):
-        codes = [make_codes(10 * number + n, sum(COUNTS) + 13) for n in range(3)]
-        chunks = [cut(session, one, COUNTS) for session, one in zip(opened, codes, strict=True)]
+        speech_tokens = [make_codes(10 * number + n, sum(COUNTS) + 13) for n in range(3)]
+        chunks = [cut(session, one, COUNTS) for session, one in zip(opened, speech_tokens, strict=True)]
         for together in zip(*chunks, strict=True):
             waves += vocoder.speak(together)
         vocoder.begin_turn(*opened)
@@ -101,13 +101,13 @@ def test_replay_is_what_eager_gives(kernels: str):
 def test_replay_repeats_itself_after_other_sessions(kernels: str):
     """To the bit: nothing of another session's chunk stays in a graph's inputs, outputs or memory."""
     vocoder = on_gpu(kernels, captured=True)
-    codes = make_codes(1, sum(COUNTS) + 13)
+    speech_tokens = make_codes(1, sum(COUNTS) + 13)
     session = vocoder.open(make_voice())
-    expected = say(vocoder, session, codes, COUNTS)
+    expected = say(vocoder, session, speech_tokens, COUNTS)
     kept = [wave.clone() for wave in expected]
     turns(vocoder, 1)
     vocoder.begin_turn(session)
-    for i, (wave, want) in enumerate(zip(say(vocoder, session, codes, COUNTS), expected, strict=True)):
+    for i, (wave, want) in enumerate(zip(say(vocoder, session, speech_tokens, COUNTS), expected, strict=True)):
         assert_same(wave.cpu(), want.cpu(), f"chunk {i}")
     for wave, want in zip(expected, kept, strict=True):
         assert_same(wave.cpu(), want.cpu(), "sound that was handed out before")
@@ -152,8 +152,10 @@ def test_a_failed_call_has_not_happened(kernels: str, captured: bool, monkeypatc
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     vocoder = on_gpu(kernels, captured)
     plain, sessions = vocoder.regions, [vocoder.open(make_voice(n)) for n in range(2)]
-    codes = [make_codes(n, sum(COUNTS) + 13) for n in range(2)]
-    calls = list(zip(*(cut(session, one, COUNTS) for session, one in zip(sessions, codes, strict=True)), strict=True))
+    speech_tokens = [make_codes(n, sum(COUNTS) + 13) for n in range(2)]
+    calls = list(
+        zip(*(cut(session, one, COUNTS) for session, one in zip(sessions, speech_tokens, strict=True)), strict=True)
+    )
     expected = [vocoder.speak(chunks) for chunks in calls]
     vocoder.begin_turn(*sessions)
     for chunks, wanted in zip(calls, expected, strict=True):

@@ -17,7 +17,7 @@ from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
 from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
 
-CODES = make_codes(0, 28)
+SPEECH_TOKENS = make_codes(0, 28)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def vocoder() -> Vocoder:
     for seed in (0, 1, 0):
         vocoder.open(make_voice(seed))
     vocoder.close(2)
-    vocoder.speak([Chunk(0, CODES), Chunk(1, CODES)])
+    vocoder.speak([Chunk(0, SPEECH_TOKENS), Chunk(1, SPEECH_TOKENS)])
     return vocoder
 
 
@@ -43,7 +43,7 @@ def refused(vocoder: Vocoder, kind: type[ModelError], message: str) -> Iterator[
 
 
 def with_code(code: Any) -> list[Any]:
-    return [*CODES[:5], code, *CODES[5:27]]
+    return [*SPEECH_TOKENS[:5], code, *SPEECH_TOKENS[5:27]]
 
 
 WRONG_CODES = {
@@ -57,48 +57,51 @@ WRONG_CODES = {
     "numpy bool": (with_code(np.True_), "got True"),
     "nothing": (with_code(None), "got None"),
     "text": (with_code("7"), "got 7"),
-    "array of floats": (np.array(CODES, dtype=np.float64), "got "),
+    "array of floats": (np.array(SPEECH_TOKENS, dtype=np.float64), "got "),
 }
 
 
-@pytest.mark.parametrize(("codes", "message"), WRONG_CODES.values(), ids=WRONG_CODES)
-def test_codes_that_are_none(vocoder: Vocoder, codes: Any, message: str):
+@pytest.mark.parametrize(("speech_tokens", "message"), WRONG_CODES.values(), ids=WRONG_CODES)
+def test_codes_that_are_none(vocoder: Vocoder, speech_tokens: Any, message: str):
     """In the second of two chunks: the first one's session has not moved either."""
     with refused(vocoder, TokenError, message):
-        vocoder.speak([Chunk(0, CODES), Chunk(1, codes)])
+        vocoder.speak([Chunk(0, SPEECH_TOKENS), Chunk(1, speech_tokens)])
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
 @pytest.mark.parametrize("in_array", [True, False])
 def test_numpy_integers_are_codes(kind: type, in_array: bool):
     waves = []
-    for codes in (CODES, np.array(CODES, dtype=kind) if in_array else [kind(code) for code in CODES]):
+    for speech_tokens in (
+        SPEECH_TOKENS,
+        np.array(SPEECH_TOKENS, dtype=kind) if in_array else [kind(code) for code in SPEECH_TOKENS],
+    ):
         vocoder = make_vocoder()
-        waves.append(vocoder.speak([Chunk(vocoder.open(make_voice()), codes)])[0])
+        waves.append(vocoder.speak([Chunk(vocoder.open(make_voice()), speech_tokens)])[0])
     assert_same(waves[1], waves[0])
 
 
 @pytest.mark.parametrize(
-    ("codes", "last", "kind", "message"),
+    ("speech_tokens", "last", "kind", "message"),
     [
         ([], False, TokenError, "codes of session 1: expected at least 4, got 0"),
-        (CODES[:3], False, TokenError, "expected at least 4, got 3"),
+        (SPEECH_TOKENS[:3], False, TokenError, "expected at least 4, got 3"),
         ([], True, TokenError, "expected at least 1, got 0"),
-        ([*CODES, 1], True, ShapeError, "codes of session 1: codes: expected .*28.* got 29"),
-        ([*CODES, 1, 2, 3, 4], False, ShapeError, "got 29"),
+        ([*SPEECH_TOKENS, 1], True, ShapeError, "codes of session 1: codes: expected .*28.* got 29"),
+        ([*SPEECH_TOKENS, 1, 2, 3, 4], False, ShapeError, "got 29"),
     ],
     ids=["none", "look-ahead only", "none at the end", "too many at the end", "too many"],
 )
-def test_too_few_and_too_many_codes(vocoder: Vocoder, codes: list[int], last: bool, kind: type, message: str):
+def test_too_few_and_too_many_codes(vocoder: Vocoder, speech_tokens: list[int], last: bool, kind: type, message: str):
     with refused(vocoder, kind, message):
-        vocoder.speak([Chunk(0, CODES), Chunk(1, codes, last)])
+        vocoder.speak([Chunk(0, SPEECH_TOKENS), Chunk(1, speech_tokens, last)])
 
 
 def test_as_many_codes_as_fit():
     vocoder = make_vocoder()
     session = vocoder.open(make_voice())
-    assert len(vocoder.speak([Chunk(session, [*CODES, 1, 2, 3])])[0]) == 960 * 28 - 3840
-    assert len(vocoder.speak([Chunk(session, CODES, last=True)])[0]) == 960 * 28 + 3840
+    assert len(vocoder.speak([Chunk(session, [*SPEECH_TOKENS, 1, 2, 3])])[0]) == 960 * 28 - 3840
+    assert len(vocoder.speak([Chunk(session, SPEECH_TOKENS, last=True)])[0]) == 960 * 28 + 3840
 
 
 @pytest.mark.parametrize("wrong", [[2], [0, 0], [0, 2], [5], [-1], [99], []], ids=str)
@@ -106,7 +109,7 @@ def test_as_many_codes_as_fit():
 def test_sessions_that_are_not_open_or_named_twice(vocoder: Vocoder, wrong: list[int], verb: str):
     with refused(vocoder, SlotError, r"vocoder sessions: expected different ones of \[0, 1\], got"):
         if verb == "speak":
-            vocoder.speak([Chunk(session, CODES) for session in wrong])
+            vocoder.speak([Chunk(session, SPEECH_TOKENS) for session in wrong])
         else:
             vocoder.begin_turn(*wrong)
 
@@ -123,14 +126,16 @@ WRONG_VOICES = {
     "other speaker": make_voice(7, speaker_dim=25),
     "NaN": replace(VOICE, mel=VOICE.mel * math.nan),
     "no prompt": make_voice(7, 0),
-    "code beyond": replace(VOICE, codes=VOICE.codes + 6561),
+    "code beyond": replace(VOICE, speech_tokens=VOICE.speech_tokens + 6561),
 }
 
 
 @pytest.mark.parametrize("voice", WRONG_VOICES.values(), ids=WRONG_VOICES)
 @pytest.mark.parametrize("verb", ["open", "prepare", "offline"])
 def test_unfit_voices(vocoder: Vocoder, voice: Any, verb: str):
-    call: Callable = {"open": vocoder.open, "prepare": vocoder.prepare}.get(verb, lambda v: vocoder.offline(CODES, v))
+    call: Callable = {"open": vocoder.open, "prepare": vocoder.prepare}.get(
+        verb, lambda v: vocoder.offline(SPEECH_TOKENS, v)
+    )
     with refused(vocoder, AudioError, "voice: .* expected .* got"):
         call(voice)
 
@@ -139,20 +144,24 @@ def test_a_voice_too_long_to_stream(vocoder: Vocoder):
     """Whole utterances keep no state for it, so they may have it."""
     with refused(vocoder, AudioError, "voice: mel frames: expected at most 120, got 122"):
         vocoder.open(make_voice(7, 61))
-    assert len(vocoder.offline(CODES[:2], make_voice(7, 61))) == 1920
+    assert len(vocoder.offline(SPEECH_TOKENS[:2], make_voice(7, 61))) == 1920
 
 
 @pytest.mark.parametrize("n_steps", [0, 3, -1, 1.5])
 def test_steps_that_were_not_made_ready(vocoder: Vocoder, n_steps: float):
-    for call in (vocoder.open, vocoder.prepare, lambda voice, n: vocoder.offline(CODES, voice, n)):
+    for call in (vocoder.open, vocoder.prepare, lambda voice, n: vocoder.offline(SPEECH_TOKENS, voice, n)):
         with refused(vocoder, SettingsError, rf"euler steps: expected one of \(2, 1\), got {n_steps}"):
             call(make_voice(), n_steps)
 
 
 def test_whole_utterances_check_their_codes(vocoder: Vocoder):
-    for codes, message in (([], "codes: expected at least 1, got 0"), ([3, 6561], "got 6561"), ([3.0], "got 3.0")):
+    for speech_tokens, message in (
+        ([], "codes: expected at least 1, got 0"),
+        ([3, 6561], "got 6561"),
+        ([3.0], "got 3.0"),
+    ):
         with refused(vocoder, TokenError, message):
-            vocoder.offline(codes, make_voice())
+            vocoder.offline(speech_tokens, make_voice())
 
 
 def test_no_slot_is_free():
@@ -174,7 +183,7 @@ def test_no_room_for_one_more_voice():
             call(make_voice(2, 60))
     assert vocoder.n_free == 2
     assert vocoder.voices.find((make_voice(1, 10).digest, 2)) is not None
-    assert say(vocoder, session, CODES, [])[0].isfinite().all()
+    assert say(vocoder, session, SPEECH_TOKENS, [])[0].isfinite().all()
 
 
 def test_others_go_on_after_refusals(vocoder: Vocoder):
@@ -182,9 +191,16 @@ def test_others_go_on_after_refusals(vocoder: Vocoder):
     other = make_vocoder()
     for seed in (0, 1):
         other.open(make_voice(seed))
-    other.speak([Chunk(0, CODES), Chunk(1, CODES)])
-    for chunks in ([Chunk(0, CODES), Chunk(1, CODES)], [Chunk(1, CODES[:9], True), Chunk(0, CODES[:4])]):
-        for bad in ([Chunk(0, CODES), Chunk(1, [])], [Chunk(0, CODES), Chunk(3, CODES)], [Chunk(0, [-1] * 9)]):
+    other.speak([Chunk(0, SPEECH_TOKENS), Chunk(1, SPEECH_TOKENS)])
+    for chunks in (
+        [Chunk(0, SPEECH_TOKENS), Chunk(1, SPEECH_TOKENS)],
+        [Chunk(1, SPEECH_TOKENS[:9], True), Chunk(0, SPEECH_TOKENS[:4])],
+    ):
+        for bad in (
+            [Chunk(0, SPEECH_TOKENS), Chunk(1, [])],
+            [Chunk(0, SPEECH_TOKENS), Chunk(3, SPEECH_TOKENS)],
+            [Chunk(0, [-1] * 9)],
+        ):
             with pytest.raises(ModelError):
                 vocoder.speak(bad)
         for got, expected in zip(vocoder.speak(chunks), other.speak(chunks), strict=True):
@@ -218,6 +234,6 @@ def test_columns_reach_what_a_session_may_see():
         assert vocoder.shapes.columns[-1] == 768  # 600 + 100 + 2 * 28, a multiple of 16
         session = vocoder.open(make_voice(0, 300))
         for _ in range(4):
-            assert vocoder.speak([Chunk(session, [*CODES, 1, 2, 3])])[0].isfinite().all()
+            assert vocoder.speak([Chunk(session, [*SPEECH_TOKENS, 1, 2, 3])])[0].isfinite().all()
     with torch.no_grad():
         assert vocoder.state.dit.length[slot_of(vocoder, session)] == 700

@@ -18,7 +18,7 @@ from models.token2wav.flow.conformer import RelativeAttention
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
 from tests.models.token2wav.vocoders import (
@@ -32,9 +32,9 @@ from tests.models.token2wav.vocoders import (
     slot_of,
 )
 
-CODES = make_codes(0, 28)
+SPEECH_TOKENS = make_codes(0, 28)
 # One size of everything, so that a chunk has the same bits whoever is beside it.
-ONE_SIZE = VocoderShapes(batch=(2,), codes=(28,), columns=(288,), prompt=(60, 120))
+ONE_SIZE = VocoderShapes(batch=(2,), speech_tokens=(28,), columns=(288,), prompt=(60, 120))
 # Of a turn's chunks: the first; the one after which the oldest history is forgotten for good; the last.
 COUNTS = [25, 25, 25, 7, 12]
 FAILING_CHUNKS = (0, 3, 5)
@@ -113,8 +113,8 @@ def humming() -> FlowAndHift:
 def three(compat: str | None, parts: FlowAndHift | None = None) -> tuple[Vocoder, list[list[Chunk]]]:
     """Sessions of two voices, one of them with fewer steps, and the chunks of each call of a turn."""
     vocoder = make_vocoder(parts or humming(), shapes=ONE_SIZE, compat=compat)
-    for seed, n_codes, n_steps in ((0, 30, 2), (1, 40, 2), (0, 30, 1)):
-        vocoder.open(make_voice(seed, n_codes), n_steps)
+    for seed, n_speech_tokens, n_steps in ((0, 30, 2), (1, 40, 2), (0, 30, 1)):
+        vocoder.open(make_voice(seed, n_speech_tokens), n_steps)
     return vocoder, turn_of(vocoder, 10)
 
 
@@ -234,7 +234,7 @@ def test_a_session_that_cannot_open_takes_nothing(when: str):
     assert vocoder.n_free == 2
     opened = [v.open(make_voice(50, 20)) for v in (vocoder, undisturbed)]
     assert opened == [3, 3]
-    chunks = [*turn[1], Chunk(3, CODES)]
+    chunks = [*turn[1], Chunk(3, SPEECH_TOKENS)]
     for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
         assert_same(got, want)
 
@@ -274,11 +274,11 @@ def test_a_new_turn_asks_for_the_sizes_of_the_first():
     for _ in range(2):
         watched.sizes.clear()
         for _ in range(4):
-            vocoder.speak([Chunk(session, CODES)])
+            vocoder.speak([Chunk(session, SPEECH_TOKENS)])
         turns.append(list(watched.sizes))
         vocoder.begin_turn(session)
     assert turns[0] == turns[1]
-    n_new = FRAMES_PER_CODE * (len(CODES) - LOOKAHEAD)
+    n_new = FRAMES_PER_TOKEN * (len(SPEECH_TOKENS) - LOOKAHEAD)
     columns = [static["width"] + n_new for name, _, static in turns[0] if name == "flow"]
     assert columns == [176, 176, 256, 256], "a turn sees more and more, up to a bound"
 
@@ -295,10 +295,10 @@ def test_a_new_voice_compiles_nothing():
     vocoder.regions.compile(["flow"], by_layer=True, backend="eager")
     vocoder.open(make_voice(0, 30))
     session = vocoder.open(make_voice(1, 31))
-    vocoder.speak([Chunk(session, CODES)])
+    vocoder.speak([Chunk(session, SPEECH_TOKENS)])
     before = compile_counters()
     vocoder.open(make_voice(2, 32))
-    vocoder.offline(CODES, make_voice(2, 33))
+    vocoder.offline(SPEECH_TOKENS, make_voice(2, 33))
     assert compile_counters() == before
     torch._dynamo.reset()
 
@@ -316,8 +316,8 @@ def test_distances_of_every_bucket_are_ready(monkeypatch: pytest.MonkeyPatch):
     session = vocoder.open(make_voice(0, 750))
     monkeypatch.setattr(RelativeAttention, "_project", lambda *_: pytest.fail("projected again"))
     for _ in range(4):
-        vocoder.speak([Chunk(session, CODES)])
-    vocoder.speak([Chunk(session, CODES, last=True)])
+        vocoder.speak([Chunk(session, SPEECH_TOKENS)])
+    vocoder.speak([Chunk(session, SPEECH_TOKENS, last=True)])
 
 
 def test_one_pass_has_a_longest_utterance():

@@ -11,9 +11,9 @@ from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
 from tests.models.token2wav.vocoders import SIZES, cut, make_codes, make_vocoder, make_voice
 
-ONE_SIZE = VocoderShapes(batch=(2,), codes=(28,), columns=(288,), prompt=(60,))
+ONE_SIZE = VocoderShapes(batch=(2,), speech_tokens=(28,), columns=(288,), prompt=(60,))
 OTHER_ORDER = 1e-4  # the same sums where another voice lies
-CODES = make_codes(1, 40)
+SPEECH_TOKENS = make_codes(1, 40)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def expected() -> list[np.ndarray]:
 
 
 def turn(session: int) -> list[Chunk]:
-    return list(cut(session, CODES, [25]))
+    return list(cut(session, SPEECH_TOKENS, [25]))
 
 
 def heard(vocoder: Vocoder, *chunks: Chunk) -> list[np.ndarray]:

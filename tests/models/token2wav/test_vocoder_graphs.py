@@ -10,12 +10,12 @@ from models.graphs.region_graphs import compile_counters
 from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk, Vocoder
-from models.token2wav.windows import CodeWindows
+from models.token2wav.windows import TokenWindows
 from tests.models.compare import assert_close, assert_same
 from tests.models.graphs.fake_captures import replay_on_cpu
 from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
 
-SHAPES = VocoderShapes(batch=(2,), codes=(10, 28), columns=(256,), prompt=(60, 120))
+SHAPES = VocoderShapes(batch=(2,), speech_tokens=(10, 28), columns=(256,), prompt=(60, 120))
 VOICES = [make_voice(0, 30), make_voice(1, 55)]  # seeing them takes 210 and 260 frames: both sizes of columns
 TURNS, N_UNITS = (7, 3), 17  # units of a turn, by session; first, later, short and last ones meet as they can
 N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
@@ -39,15 +39,15 @@ def many(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
     Every window of both, each of four kinds: first, steady, short, last.
     """
     sessions = [vocoder.open(voice) for voice in VOICES]
-    windows = {session: CodeWindows(least=5) for session in sessions}
+    windows = {session: TokenWindows(least=5) for session in sessions}
     voiced, samples = 0, 0
     for unit in range(n_units):
         chunks: dict[int, list[Chunk]] = {}
         for session, length in zip(sessions, TURNS, strict=True):
             ends = unit % length == length - 1 or unit == n_units - 1
-            codes = make_codes(100 * unit + session, 1 + 11 * unit % 24 if unit % 4 == 3 else 25)
-            chunks[session] = [Chunk(session, *w) for w in windows[session].push(codes, last=ends)]
-            voiced += sum(len(c.codes) - 3 * (not c.last) for c in chunks[session])
+            speech_tokens = make_codes(100 * unit + session, 1 + 11 * unit % 24 if unit % 4 == 3 else 25)
+            chunks[session] = [Chunk(session, *w) for w in windows[session].push(speech_tokens, last=ends)]
+            voiced += sum(len(c.speech_tokens) - 3 * (not c.last) for c in chunks[session])
         while any(chunks.values()):
             for wave in vocoder.speak([waiting.pop(0) for waiting in chunks.values() if waiting]):
                 samples += len(wave)
@@ -55,7 +55,7 @@ def many(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
         for session, length in zip(sessions, TURNS, strict=True):
             if unit % length == length - 1:
                 vocoder.begin_turn(session)
-                windows[session] = CodeWindows(least=5)
+                windows[session] = TokenWindows(least=5)
     assert samples == 960 * voiced
 
 
@@ -107,16 +107,16 @@ def test_warm_up_leaves_sessions_and_voices_alone():
 def test_whole_utterances_compile_nothing():
     """Their lengths are all different; what is compiled for chunks must not be tried on them."""
     vocoder = own_vocoder()
-    codes = [make_codes(n, n) for n in (5, 17, 40)]
-    expected = [vocoder.offline(one, VOICES[0]) for one in codes]
+    speech_tokens = [make_codes(n, n) for n in (5, 17, 40)]
+    expected = [vocoder.offline(one, VOICES[0]) for one in speech_tokens]
     vocoder.regions.compile(["flow"], by_layer=True, backend="eager")
     vocoder.regions.compile(["hift"], backend="eager")
     before = compile_counters()
-    for one, want in zip(codes, expected, strict=True):
+    for one, want in zip(speech_tokens, expected, strict=True):
         assert_same(vocoder.offline(one, VOICES[0]), want)
     assert compile_counters() == before
     session = vocoder.open(VOICES[0])
-    vocoder.speak([Chunk(session, codes[1])])
+    vocoder.speak([Chunk(session, speech_tokens[1])])
     assert compile_counters()["graphs"] > before["graphs"], "chunks are compiled as before"
 
 
@@ -126,7 +126,7 @@ def test_layers_that_are_compiled_say_the_same():
 
     Traced and split as for kernels, without making any: tests/test_compile_equivalence.py has a look at those.
     """
-    shapes = VocoderShapes(batch=(1,), codes=(28,), columns=(288,), prompt=(120,))
+    shapes = VocoderShapes(batch=(1,), speech_tokens=(28,), columns=(288,), prompt=(120,))
     parts = load_flow_and_hift(FOLDER), load_flow_and_hift(FOLDER)
     plain, compiled = (make_vocoder(part, shapes=shapes, steps=(1,)) for part in parts)
     before = compile_counters()

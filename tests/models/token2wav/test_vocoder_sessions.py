@@ -18,7 +18,7 @@ from tests.models.token2wav.vocoders import SIZES, STEPS, cut, make_codes, make_
 
 # With one size of everything a row is computed by the same operations whoever is beside it. Other sizes, and another
 # row of the batch, may add up in another order; in sound, rounding of the pitch then counts for hundreds of samples.
-ONE_SIZE = VocoderShapes(batch=(4,), codes=(28,), columns=(288,), prompt=(60, 120))
+ONE_SIZE = VocoderShapes(batch=(4,), speech_tokens=(28,), columns=(288,), prompt=(60, 120))
 OTHER_ORDER = 1e-4
 COUNTS = ([25, 25, 7, 25], [25, 5, 25, 25], [28, 1, 25, 3], [25, 25, 25, 25], [24, 25, 12, 25])
 
@@ -28,10 +28,10 @@ def codes_of(session: int) -> list[int]:
 
 
 @cache
-def alone(session: int, shapes: VocoderShapes, n_codes: int = 30, n_steps: int | None = None) -> list[Tensor]:
+def alone(session: int, shapes: VocoderShapes, n_speech_tokens: int = 30, n_steps: int | None = None) -> list[Tensor]:
     """What session number `session` says with voice number `session`, in a vocoder of its own."""
     vocoder = make_vocoder(shapes=shapes)
-    slot = vocoder.open(make_voice(session, n_codes), n_steps)
+    slot = vocoder.open(make_voice(session, n_speech_tokens), n_steps)
     return say(vocoder, slot, codes_of(session), COUNTS[session])
 
 
@@ -106,7 +106,7 @@ def test_sound_belongs_to_the_caller():
 
 def test_slots_are_used_again():
     """Three rounds of four sessions in five slots; each starts as in a new vocoder."""
-    vocoder, voice, codes = make_vocoder(shapes=ONE_SIZE), make_voice(), make_codes(0, 40)
+    vocoder, voice, speech_tokens = make_vocoder(shapes=ONE_SIZE), make_voice(), make_codes(0, 40)
     expected = alone(0, ONE_SIZE)
     used = set()
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_slots_are_used_again():
         for wave, want in zip(say(vocoder, slots[0], codes_of(0), COUNTS[0]), expected, strict=True):
             assert_same(wave, want)
         for slot in slots[1:]:
-            vocoder.speak([Chunk(slot, codes[:28])])
+            vocoder.speak([Chunk(slot, speech_tokens[:28])])
         for slot in slots:
             vocoder.close(slot)
     assert used == set(range(5)) and vocoder.n_free == 5
@@ -221,8 +221,8 @@ def test_any_coming_and_going_is_each_alone(data: st.DataObject):
             chunks = []
             for slot in group:
                 last = data.draw(st.integers(0, 5)) == 0
-                codes = make_codes(100 * number + slot, data.draw(st.integers(1 if last else 4, 28)))
-                chunks.append(Chunk(slot, codes, last))
+                speech_tokens = make_codes(100 * number + slot, data.draw(st.integers(1 if last else 4, 28)))
+                chunks.append(Chunk(slot, speech_tokens, last))
             for chunk, wave in zip(chunks, vocoder.speak(chunks), strict=True):
                 own, only = solo[chunk.session]
                 expected = own.speak([chunk._replace(session=only)])[0]

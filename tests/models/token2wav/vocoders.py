@@ -46,11 +46,11 @@ def make_vocoder(parts: FlowAndHift | None = None, **options: Any) -> Vocoder:
     return Vocoder(parts.flow, parts.hift, **{"sizes": SIZES, "shapes": SHAPES, "steps": STEPS, **options})
 
 
-def make_voice(seed: int = 0, n_codes: int = 30, n_mels: int = 80, speaker_dim: int = 24) -> Voice:
+def make_voice(seed: int = 0, n_speech_tokens: int = 30, n_mels: int = 80, speaker_dim: int = 24) -> Voice:
     generator = torch.Generator().manual_seed(seed)
     return Voice(
-        torch.randint(6561, (n_codes,), generator=generator),
-        torch.randn(2 * n_codes, n_mels, generator=generator) - 5,
+        torch.randint(6561, (n_speech_tokens,), generator=generator),
+        torch.randn(2 * n_speech_tokens, n_mels, generator=generator) - 5,
         torch.randn(speaker_dim, generator=generator),
     )
 
@@ -59,18 +59,18 @@ def make_codes(seed: int, n: int) -> list[int]:
     return torch.randint(6561, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def cut(session: int, codes: Sequence[int], counts: Sequence[int]) -> Iterator[Chunk]:
+def cut(session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Chunk]:
     """One turn: chunks that voice `counts` codes each, the look-ahead included; the last voices what is left."""
     first = 0
     for n in counts:
-        yield Chunk(session, codes[first : first + n + LOOKAHEAD])
+        yield Chunk(session, speech_tokens[first : first + n + LOOKAHEAD])
         first += n
-    yield Chunk(session, codes[first:], last=True)
+    yield Chunk(session, speech_tokens[first:], last=True)
 
 
-def say(vocoder: Vocoder, session: int, codes: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
+def say(vocoder: Vocoder, session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
     """A turn in calls of its own."""
-    return [vocoder.speak([chunk])[0] for chunk in cut(session, codes, counts)]
+    return [vocoder.speak([chunk])[0] for chunk in cut(session, speech_tokens, counts)]
 
 
 def slot_of(vocoder: Vocoder, session: int) -> int:

@@ -10,7 +10,7 @@ from models.layers.weights import assign_weights
 from models.token2wav.flow.block_table import BlockTable
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowState, encode, solve
-from models.token2wav.settings import FRAMES_PER_CODE, SILENCE_CODE, DiTConfig, EncoderConfig, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN, DiTConfig, EncoderConfig, FlowConfig
 
 Tree = TypeVar("Tree", bound=nn.Module)
 
@@ -53,7 +53,7 @@ def set_up_voice(
     flow: Flow,
     state: FlowState,
     slot: int,
-    codes: Tensor,
+    speech_tokens: Tensor,
     mel: Tensor,
     speaker: Tensor,
     noise: Tensor,
@@ -68,9 +68,9 @@ def set_up_voice(
     """
     n_frames, slots = len(mel), torch.tensor([slot])
     state.place(slots, torch.tensor([first_frame]), torch.tensor([n_frames]), flow.speaker(speaker[None]))
-    codes = F.pad(codes, (0, flow.encoder.lookahead), value=SILENCE_CODE)[None]
-    n_codes, more_follows = torch.tensor([codes.shape[1]]), torch.tensor([False])
-    mu = encode(flow, state, slots, codes, n_codes, more_follows, width=0, ring=n_frames)
+    speech_tokens = F.pad(speech_tokens, (0, flow.encoder.lookahead), value=SILENCE_TOKEN)[None]
+    n_speech_tokens, more_follows = torch.tensor([speech_tokens.shape[1]]), torch.tensor([False])
+    mu = encode(flow, state, slots, speech_tokens, n_speech_tokens, more_follows, width=0, ring=n_frames)
     n = torch.tensor([n_frames])
     solve(flow, state, schedule, noise, slots, mu, n, width=0, prompt=mel[None], ring=n_frames)
 
@@ -90,7 +90,7 @@ def encoder_rows(state: FlowState, slot: int) -> tuple[Tensor, Tensor]:
 def packed_encoder_rows(state: FlowState, slot: int) -> Tensor:
     """As the reference packs them, [layers, 1, H, L, 2 hd]: at code rate twice in a row, to be as long as mel."""
     code, mel = encoder_rows(state, slot)
-    return torch.cat((code.repeat(1, 1, FRAMES_PER_CODE, 1), mel))[:, None]
+    return torch.cat((code.repeat(1, 1, FRAMES_PER_TOKEN, 1), mel))[:, None]
 
 
 def packed_encoder_tails(state: FlowState, slot: int) -> Tensor:

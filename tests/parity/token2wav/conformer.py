@@ -85,11 +85,11 @@ def _chunks(
     state.prompt.fill_(n_frames)  # as if all were prompt: nothing is cut
     first = 0
     for i, (n, last) in enumerate(chunks):
-        case, codes = f"{stem} chunk {i}", torch.arange(first, first + n)
+        case, speech_tokens = f"{stem} chunk {i}", torch.arange(first, first + n)
         first += n
-        padded = F.pad(codes, (0, most + config.lookahead - n))[None]
-        slots, n_codes = torch.tensor([0]), torch.tensor([n])
-        got = encode(flow, state, slots, padded, n_codes, torch.tensor([last]), width=n_frames)
+        padded = F.pad(speech_tokens, (0, most + config.lookahead - n))[None]
+        slots, n_speech_tokens = torch.tensor([0]), torch.tensor([n])
+        got = encode(flow, state, slots, padded, n_speech_tokens, torch.tensor([last]), width=n_frames)
         n_voiced = n if last else n - config.lookahead
         results = {
             "": ("frames", got[:, : 2 * n_voiced]),

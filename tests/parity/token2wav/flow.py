@@ -12,7 +12,7 @@ from torch import Tensor
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState, encode, solve, voiced
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.build import (
@@ -56,7 +56,7 @@ def _session(
     report: Report,
 ) -> None:
     schedule, noise = flow.schedule(settings["n_timesteps"]), tensors["in.rand_noise"][0].T.contiguous()
-    codes, mel = tensors["in.prompt_tokens"][0], tensors["in.prompt_mel"][0]
+    speech_tokens, mel = tensors["in.prompt_tokens"][0], tensors["in.prompt_mel"][0]
     lasts = [last == "last" for _, last in settings["schedule"]]
     chunks = [f"in.chunk{i}_tokens" for i in range(len(lasts))]
     if not report.has_inputs(stem, tensors, *chunks):
@@ -67,18 +67,18 @@ def _session(
         n_sessions=1, n_voices=1, max_steps=n_steps, max_chunk=most, max_prompt=n_prompt, voice_frames=n_prompt
     )
     state = FlowState(flow, sizes, rules)
-    set_up_voice(flow, state, VOICE, codes, mel, tensors["in.spk_emb"][0], noise, schedule)
+    set_up_voice(flow, state, VOICE, speech_tokens, mel, tensors["in.spk_emb"][0], noise, schedule)
     if name == "mel":
         _base(stem, state, tensors, report)
     slots = torch.tensor([SESSION])
     state.begin(slots, torch.tensor([VOICE]))
     for i, (chunk, last) in enumerate(zip(chunks, lasts, strict=True)):
         n = len(tensors[chunk])
-        padded, n_codes = F.pad(tensors[chunk], (0, most + flow.encoder.lookahead - n))[None], torch.tensor([n])
+        padded, n_speech_tokens = F.pad(tensors[chunk], (0, most + flow.encoder.lookahead - n))[None], torch.tensor([n])
         width, last = state.dit.width, torch.tensor([last])
-        uncut = _uncut_code_rows(state, slots, voiced(n_codes, last, flow.encoder.lookahead), most)
-        mu = encode(flow, state, slots, padded, n_codes, last, width)
-        n_frames = FRAMES_PER_CODE * voiced(n_codes, last, flow.encoder.lookahead)
+        uncut = _uncut_code_rows(state, slots, voiced(n_speech_tokens, last, flow.encoder.lookahead), most)
+        mu = encode(flow, state, slots, padded, n_speech_tokens, last, width)
+        n_frames = FRAMES_PER_TOKEN * voiced(n_speech_tokens, last, flow.encoder.lookahead)
         got = solve(flow, state, schedule, noise, slots, mu, n_frames, width)[:, : int(n_frames)]
         report.close_if(f"{stem} chunk {i}", name, got.transpose(1, 2), tensors.get(f"out.chunk{i}_{name}"))
         if name == "mel":
@@ -126,9 +126,11 @@ def _offline(stem: str, flow: Flow, tensors: dict[str, Tensor], n_steps: int, re
     """Prompt and speech in one pass, of which the speech counts."""
     if not report.has_inputs(stem, tensors, "in.offline_tokens"):
         return
-    codes = torch.cat((tensors["in.prompt_tokens"], tensors["in.offline_tokens"]), dim=1)
-    n_frames, n_prompt = FRAMES_PER_CODE * codes.shape[1], tensors["in.prompt_mel"].shape[1]
+    speech_tokens = torch.cat((tensors["in.prompt_tokens"], tensors["in.offline_tokens"]), dim=1)
+    n_frames, n_prompt = FRAMES_PER_TOKEN * speech_tokens.shape[1], tensors["in.prompt_mel"].shape[1]
     prompt = F.pad(tensors["in.prompt_mel"], (0, 0, 0, n_frames - n_prompt))
     noise, speaker = tensors["in.rand_noise"].transpose(1, 2)[:, :n_frames], flow.speaker(tensors["in.spk_emb"])
-    mel = flow.offline(codes, torch.tensor([codes.shape[1]]), prompt, speaker, noise, flow.schedule(n_steps))
+    mel = flow.offline(
+        speech_tokens, torch.tensor([speech_tokens.shape[1]]), prompt, speaker, noise, flow.schedule(n_steps)
+    )
     report.close_if(stem, "offline mel", mel[:, n_prompt:].transpose(1, 2), tensors.get("out.offline_mel"))

@@ -17,16 +17,16 @@ def run(golden: GoldenDir, report: Report) -> None:
         model = _model({k.removeprefix("w."): v for k, v in tensors.items() if k.startswith("w.")}, settings)
         mel, n_frames = tensors["in.mel"], tensors["in.lens"].long()
         hidden, _ = model.encoder(mel, n_frames)
-        codes, n_codes = model(mel, n_frames)
-        report.equal_if(stem, "number of codes", n_codes, tensors.get("out.code_lens"))
-        for row, n in enumerate(n_codes.tolist()):
+        speech_tokens, n_speech_tokens = model(mel, n_frames)
+        report.equal_if(stem, "number of codes", n_speech_tokens, tensors.get("out.code_lens"))
+        for row, n in enumerate(n_speech_tokens.tolist()):
             case, frames = f"{stem} {row}", n_frames[row : row + 1]
             alone, _ = model(mel[row : row + 1, :, : int(frames)], frames)
             for name, got in (("hidden", hidden), ("fsq_pre", model.codebook.project_down(hidden))):
                 if (expected := tensors.get(f"out.{name}")) is not None:
                     report.close(case, name, got[row, :n], expected[row, :n], TOLERANCE)
             if (expected := tensors.get("out.codes")) is not None:
-                report.equal(case, "codes", codes[row, :n], expected[row, :n])
+                report.equal(case, "codes", speech_tokens[row, :n], expected[row, :n])
                 report.equal(case, "codes, alone", alone[0], expected[row, :n])
 
 

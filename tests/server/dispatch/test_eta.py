@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import KINDS, UNKNOWN_S, Eta, EtaConfig
 from server.dispatch.queue import Queue
-from server.dispatch.workers import Address, Workers
+from server.dispatch.workers import WorkerAddress, Workers
 from tests.server.dispatch.test_queue import Clock, body
 from tests.server.gateways import run, running_gateway
 
@@ -77,7 +77,7 @@ def test_what_is_left_never_grows(duration: float, elapsed: list[float]) -> None
 )
 def test_what_is_told_at_a_place_never_jumps_up(running: list[str], queued: list[str], steps: list[float]) -> None:
     clock = Clock()
-    workers = Workers([Address("127.0.0.1", 1)], clock, clock)
+    workers = Workers([WorkerAddress("127.0.0.1", 1)], clock, clock)
     workers.answered(workers.all[0], body("IDLE", len(running), len(running)))
     dispatcher = Dispatcher(workers, Queue(10, clock, clock), Eta(EtaConfig()), clock)
     for kind in running:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue, QueueFullError, Ticket
-from server.dispatch.workers import Address, Workers
+from server.dispatch.workers import WorkerAddress, Workers
 
 MOST, N_WORKERS = 4, 2
 PICK = st.integers(0, 20)
@@ -34,7 +34,7 @@ class DeskMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.workers = Workers([Address("127.0.0.1", 1000 + i) for i in range(N_WORKERS)], self.clock, self.clock)
+        self.workers = Workers([WorkerAddress("127.0.0.1", 1000 + i) for i in range(N_WORKERS)], self.clock, self.clock)
         self.dispatcher = Dispatcher(
             self.workers, Queue(MOST, self.clock, self.clock), Eta(EtaConfig(min_samples=1)), clock=self.clock
         )
@@ -160,7 +160,7 @@ class DeskMachine(RuleBasedStateMachine):
     def teardown(self):
         for pending in self.here:
             self.dispatcher.leave(pending)
-        assert not self.workers.leases and not len(self.dispatcher.queue) and not self.dispatcher._visits, (
+        assert not self.workers.leases and not len(self.dispatcher.queue) and not self.dispatcher._pending_sessions, (
             "expected nothing left"
         )
 
@@ -170,7 +170,7 @@ TestDesk.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def desk_of(n_slots: int, most: int = 10) -> Dispatcher:
-    workers = Workers([Address("127.0.0.1", 1)])
+    workers = Workers([WorkerAddress("127.0.0.1", 1)])
     workers.answered(workers.all[0], body("IDLE", n_slots, n_slots))
     return Dispatcher(workers, Queue(most), Eta(EtaConfig()))
 
@@ -202,7 +202,7 @@ def test_who_steps_back_keeps_the_place_however_full_it_is() -> None:
 
 
 def test_the_emptiest_worker_is_taken() -> None:
-    workers = Workers([Address("127.0.0.1", 1), Address("127.0.0.1", 2)])
+    workers = Workers([WorkerAddress("127.0.0.1", 1), WorkerAddress("127.0.0.1", 2)])
     workers.answered(workers.all[0], body("IDLE", 2, 2))
     workers.answered(workers.all[1], body("IDLE", 4, 4))
     taken = [workers.lend("omni_duplex", "x").worker.index for _ in range(6)]

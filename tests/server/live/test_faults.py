@@ -14,7 +14,7 @@ from benchmarks.serve.fake_worker import FakeWorker
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
-from server.dispatch.workers import Address, Workers
+from server.dispatch.workers import WorkerAddress, Workers
 from server.live import worker_link
 from tests.server.gateways import (
     CHUNK,
@@ -353,7 +353,7 @@ def test_a_thousand_who_wait_do_not_hold_up_who_talks() -> None:
 
     async def story() -> None:
         n = 1000
-        workers = Workers([Address("127.0.0.1", 1)])
+        workers = Workers([WorkerAddress("127.0.0.1", 1)])
         workers.answered(workers.all[0], {"state": "IDLE", "slots": {"total": 1, "free": 1}})
         dispatcher = Dispatcher(workers, Queue(n), Eta(EtaConfig()))
         visits = [dispatcher.arrive("omni_duplex", "x") for _ in range(n + 1)]

@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI
 
 from server.app import Gateway, build_app
-from server.dispatch.workers import Address
+from server.dispatch.workers import WorkerAddress
 from server.registry.presets import NO_PRESETS, Presets
 from server.serving import build_gateway
 from worker.config.service import Config, default_config
@@ -22,7 +22,7 @@ def gateway_of(
     n_workers: int = 1, *, config: Config | None = None, presets: Presets = NO_PRESETS, **given: Any
 ) -> Gateway:
     """Workers that nobody has asked yet. given: lang."""
-    addresses = [Address("127.0.0.1", 9 + index) for index in range(n_workers)]
+    addresses = [WorkerAddress("127.0.0.1", 9 + index) for index in range(n_workers)]
     asking = httpx.AsyncClient(trust_env=False)  # asks nobody
     return build_gateway(config or default_config(), addresses, asking, Path("/nonexistent"), presets=presets, **given)[
         0

@@ -14,9 +14,9 @@ from benchmarks.serve.fake_worker import FakeWorker
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
-from server.dispatch.workers import Address, Workers
+from server.dispatch.workers import WorkerAddress, Workers
 from server.health_watch import Watch
-from server.metrics import Metrics
+from server.metrics import GatewayMetrics
 from server.routes.status_report import queue_status, service_status, worker_info
 from tests.server.gateways import CHUNK, PREPARE, run, running_gateway, until
 
@@ -40,8 +40,8 @@ def test_whatever_a_worker_says_of_itself(health: object) -> None:
         def answer(_: httpx.Request) -> httpx.Response:
             return httpx.Response(200, text=json.dumps(health))
 
-        workers = Workers([Address("127.0.0.1", 1)])
-        dispatcher, metrics = Dispatcher(workers, Queue(10), Eta(EtaConfig())), Metrics()
+        workers = Workers([WorkerAddress("127.0.0.1", 1)])
+        dispatcher, metrics = Dispatcher(workers, Queue(10), Eta(EtaConfig())), GatewayMetrics()
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), trust_env=False, verify=False) as asking:
             await Watch(dispatcher, metrics, asking, 1.0)._ask(workers.all[0])
         for _ in range(3):

@@ -21,29 +21,29 @@ from models.sampling.text import TokenSet, TokenSets
 from models.stages.message_reader import Content, MessageReader
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
-from models.stages.speech_stream import CodeStream
+from models.stages.speech_stream import SpeechStream
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.vocoder import Chunk
 from models.token2wav.voice.voice import Voice
-from models.token2wav.windows import CodeWindows
+from models.token2wav.windows import TokenWindows
 from tests.models.layers.speech_reference import PlainSpeaker, PlainStream
 from tests.worker.loop.engines import QUIET, make_config, make_unit, short_speech, voice
 from worker.assembly import parts as building
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.chat.answers import Answers
 from worker.chat.config import ReplyConfig
 from worker.config.session import SessionConfig
 from worker.loop import voice_manager as voice_module
 from worker.loop.language import Language
 from worker.loop.observer import Observer
-from worker.loop.results import Event, Failure, Partial, Prefilled, ReplyResult
+from worker.loop.results import Event, Failure, PartialResult, Prefilled, ReplyResult
 from worker.loop.session import Session
-from worker.loop.sessions import Prompt, Sessions
+from worker.loop.sessions import Sessions, SystemPrompt
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 
 LLM_LEN, SPEECH_LEN = 512, 768
-CHUNK_CODES = 8  # most codes of a text chunk, instead of 500
+CHUNK_TOKENS = 8  # most codes of a text chunk, instead of 500
 MAX_TURNS = 300  # of the loop, until something must have happened
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
@@ -53,12 +53,14 @@ MANY = 30  # codes of a text chunk, more than fit a window
 ASKED = "Hello there, how are you?"
 
 
-def short_chunks(max_codes: int = CHUNK_CODES, **stream: Any) -> Any:
+def short_chunks(max_speech_tokens: int = CHUNK_TOKENS, **stream: Any) -> Any:
     """Within it text chunks are spoken with few codes."""
-    return mock.patch.object(voice_module, "CodeStream", partial(CodeStream, max_codes=max_codes, **stream))
+    return mock.patch.object(
+        voice_module, "SpeechStream", partial(SpeechStream, max_speech_tokens=max_speech_tokens, **stream)
+    )
 
 
-def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> Parts:
+def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> EngineParts:
     n = (n_slots,)
     shapes = Shapes(
         batch=n,
@@ -71,7 +73,7 @@ def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> Parts:
         tokens=(96,),
         speech_kv=(SPEECH_LEN,),
     )
-    vocoder_shapes = VocoderShapes(batch=n, codes=(28,), columns=(224,), prompt=(60,))
+    vocoder_shapes = VocoderShapes(batch=n, speech_tokens=(28,), columns=(224,), prompt=(60,))
     with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
         return building.build(make_config(n_slots, LLM_LEN), shapes=shapes, vocoder_shapes=vocoder_shapes)
 
@@ -128,12 +130,12 @@ class ToneVocoder:
 
     def start(self, chunks: Sequence[Chunk]) -> ToneLaunch:
         launch = ToneLaunch({}, {}, not self.is_held)
-        for number, codes, last in chunks:
-            turn, voiced = self._turns[number], codes if last else codes[: -self.lookahead]
+        for number, speech_tokens, last in chunks:
+            turn, voiced = self._turns[number], speech_tokens if last else speech_tokens[: -self.lookahead]
             twice = [one for one in self.launches if not one.is_over and one.moves.get(number, (None,))[0] is turn]
             assert not twice, f"session {number}: a window was launched before the one in front of it had landed"
             tones = torch.tensor(voiced) + 7000 * (turn.n_voiced + torch.arange(len(voiced)))
-            sound = (tones + self._voices[number].codes[0] / 7000).float().repeat_interleave(960)
+            sound = (tones + self._voices[number].speech_tokens[0] / 7000).float().repeat_interleave(960)
             launch.sounds[number], launch.moves[number] = sound.numpy(), (turn, Turn(turn.n_voiced + len(voiced)))
         self.launches.append(launch)
         return launch
@@ -156,7 +158,7 @@ class ToneVocoder:
 class AnsweringEngine:
     """Sessions, answers and their loop as the engine's thread holds them, driven by hand; events by session name."""
 
-    def __init__(self, parts: Parts, observer: Observer | None = None):
+    def __init__(self, parts: EngineParts, observer: Observer | None = None):
         self.parts, self.duplex, self.language = parts, parts.duplex, parts.language
         self.reader = MessageReader(parts.model.config, self.language.tokenizer, parts.pictures)
         self.events: dict[str, list[Event]] = defaultdict(list)
@@ -184,7 +186,9 @@ class AnsweringEngine:
     def open(self, name: str, config: SessionConfig = QUIET, speaker: int | None = None) -> Session:
         """A duplex session that is ready for its first unit."""
         session = self.sessions.open(name, config, self.events[name].append)
-        self.sessions.prepare(session, Prompt.of("You are kind.", None, None if speaker is None else voice(speaker)))
+        self.sessions.prepare(
+            session, SystemPrompt.of("You are kind.", None, None if speaker is None else voice(speaker))
+        )
         return session
 
     def send(self, session: Session, *given: Any, **knobs: Any) -> None:
@@ -251,13 +255,13 @@ def words(engine: AnsweringEngine, n: int) -> list[int]:
     return [word] * n
 
 
-def partials(events: Sequence[Event]) -> list[Partial]:
+def partials(events: Sequence[Event]) -> list[PartialResult]:
     """Pieces of answers."""
-    return [event for event in events if isinstance(event, Partial)]
+    return [event for event in events if isinstance(event, PartialResult)]
 
 
 @contextmanager
-def answering(parts: Parts) -> Iterator[AnsweringEngine]:
+def answering(parts: EngineParts) -> Iterator[AnsweringEngine]:
     """Short chunks and short speech; every slot is free again behind it."""
     engine = AnsweringEngine(parts)
     free = engine.n_free
@@ -267,7 +271,7 @@ def answering(parts: Parts) -> Iterator[AnsweringEngine]:
     assert engine.n_free == free, f"slots: expected {free} free afterwards, got {engine.n_free}"
 
 
-def heard_alone(parts: Parts) -> dict[str, list[Event]]:
+def heard_alone(parts: EngineParts) -> dict[str, list[Event]]:
     """What answers of SETTINGS are told, by name."""
     engine = AnsweringEngine(parts)
     with short_chunks():
@@ -286,7 +290,7 @@ class Plain:
     """A greedy answer in a plain loop, text first and speech behind it."""
 
     ids: list[int] = field(default_factory=list)
-    codes: list[int] = field(default_factory=list)
+    speech_tokens: list[int] = field(default_factory=list)
     windows: list[tuple[tuple[int, ...], bool]] = field(default_factory=list)
 
 
@@ -332,7 +336,7 @@ def plain_answer(
     if config.speak and said.ids:
         window = window if kind == "sliding_window" else None
         eos = model.tts.config.eos_code if eos is None else eos
-        speaker = PlainSpeaker(model.tts, config.code_sampling(), seed=config.seed, eos=eos, window=window)
+        speaker = PlainSpeaker(model.tts, config.speech_sampling(), seed=config.seed, eos=eos, window=window)
         stream = PlainStream(speaker, kind, chunk, batch=10**6)
         speak(stream, said, hidden, is_stopped or not reference, reference)
     return said
@@ -351,7 +355,7 @@ def choose(logits: Tensor, seen: set[int], ends: set[int], never: set[int], conf
 def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: bool, reference: bool) -> None:
     """Codes of all text chunks and the windows they make, cut where the loop hands codes on."""
     tts = stream.speaker.model.tts
-    cutter = CodeWindows(least=25 if reference else 5)
+    cutter = TokenWindows(least=25 if reference else 5)
     for start in range(0, len(said.ids), 10):
         ids = said.ids[start : start + 10]
         is_last = start + 10 >= len(said.ids)
@@ -361,12 +365,12 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
             projected = torch.nn.functional.normalize(projected, dim=-1)
         rows = torch.cat((tts.emb_text(torch.tensor(ids)) + projected, tts.emb_text(torch.tensor(tail))))
         stream.push(rows, final=False)
-        codes = stream.spoken[-1]
-        said.codes += codes
+        speech_tokens = stream.spoken[-1]
+        said.speech_tokens += speech_tokens
         first = [10] if start == 0 and not reference else []
-        cuts = [n for n in (*first, *range(25, len(codes) + 1, 25)) if n < len(codes)]
-        for begin, end in zip((0, *cuts), (*cuts, len(codes)), strict=True):
-            windows = cutter.push(codes[begin:end])
+        cuts = [n for n in (*first, *range(25, len(speech_tokens) + 1, 25)) if n < len(speech_tokens)]
+        for begin, end in zip((0, *cuts), (*cuts, len(speech_tokens)), strict=True):
+            windows = cutter.push(speech_tokens[begin:end])
             if windows:
                 cutter.least = min(2 * cutter.least, 25)
             said.windows += windows
@@ -375,4 +379,4 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
 
 def rows_of(runner: Runner, slot: int) -> list[Tensor]:
     """Copies of a slot's context, keys and values of every layer."""
-    return [tensor.clone() for tensor in runner.state.llm.save(slot, runner.llm_rows(slot))]
+    return [tensor.clone() for tensor in runner.state.llm.save(slot, runner.context_len(slot))]

@@ -6,7 +6,7 @@ import pytest
 
 from models.errors import SettingsError
 from models.inputs.prompts import PromptOptions
-from models.sampling.settings import HALF_DUPLEX_TEXT, TURN_CODES
+from models.sampling.settings import HALF_DUPLEX_TEXT, TURN_SPEECH
 from worker.chat.config import SEGMENT_ROWS, HalfDuplexConfig, ReplyConfig
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET
 from worker.config.settings import SettingError
@@ -26,7 +26,7 @@ def test_defaults_are_the_released_ones() -> None:
         length_penalty=1.1,
         set_index=REPLY_TEXT_SET,
     )
-    assert config.code_sampling() == TURN_CODES
+    assert config.speech_sampling() == TURN_SPEECH
     assert config.prompt_options() == PromptOptions()
     half = HalfDuplexConfig()
     assert half.reply == ReplyConfig(speak=True)
@@ -64,8 +64,8 @@ def test_in_reference_clients_do_not_steer_chance() -> None:
 
 def test_knobs_of_speech_and_of_the_prompt() -> None:
     config = ReplyConfig(tts_temperature=0.5, tts_repetition_penalty=1.2, euler_steps=4, speak=True, seed=9)
-    codes = config.code_sampling()
-    assert (codes.temperature, codes.repetition_penalty) == (0.5, 1.2)
+    speech_tokens = config.speech_sampling()
+    assert (speech_tokens.temperature, speech_tokens.repetition_penalty) == (0.5, 1.2)
     session = config.session_config()
     assert (session.generate_audio, session.euler_steps, session.seed, session.compat) == (True, 4, 9, "fixed")
     assert session.window.mode == "off"

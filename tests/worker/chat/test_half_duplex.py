@@ -22,10 +22,10 @@ from tests.worker.chat.half_duplex_driver import (
 )
 from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, make_parts, rows_of, short_chunks
 from tests.worker.loop.engines import assert_told, make_config, voice
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
 from worker.engine import Engine
-from worker.loop.results import Event, Failure, Generating, Partial, Prefilled, ReplyResult, VoiceState
+from worker.loop.results import Event, Failure, Generating, PartialResult, Prefilled, ReplyResult, VoiceState
 from worker.loop.session import OrderError
 
 WRITING = CONFIG.model_copy(update={"reply": SPOKEN.model_copy(update={"speak": False, "max_new_tokens": 4})})
@@ -33,12 +33,12 @@ THOUGHT = "<think>\n\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return make_parts()
 
 
 @pytest.fixture
-def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
+def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
     # A slot of the small engine would be too short for a round of 30 s.
     monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
     engine = AnsweringEngine(parts)
@@ -59,7 +59,7 @@ def question(root: Any) -> np.ndarray:
 
 
 def segments(events: Sequence[Event]) -> list[Event]:
-    return [event for event in events if not isinstance(event, Partial)]
+    return [event for event in events if not isinstance(event, PartialResult)]
 
 
 # --- what is heard -------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_broken_answer_stays_as_far_as_it_went(
     talk = Conversation(engine)
     script(engine, "x" * 9)
     talk.hear(greeting)
-    while sum(bool(event.text) for event in talk.events if isinstance(event, Partial)) < 4:
+    while sum(bool(event.text) for event in talk.events if isinstance(event, PartialResult)) < 4:
         engine.step()
     talk.talk.break_speech()
     engine.settle()
@@ -227,7 +227,7 @@ def test_old_rounds_leave(engine: AnsweringEngine, greeting: np.ndarray, compat:
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
         sizes.append(talk.n_rows)
         assert talk.n_rows == talk.session.rounds.length == int(cache.lengths[talk.slot])
-        most = max(most, result.llm_rows)
+        most = max(most, result.context_len)
     rounds = talk.session.rounds
     assert rounds.n_dropped >= 3 and rounds.prefix == n_system
     assert max(sizes) <= 180 < most, f"expected rounds to leave above 180 rows, got {sizes} and at most {most}"
@@ -386,7 +386,7 @@ def test_conversations_side_by_side(
 # --- on the engine's thread ----------------------------------------------------------------------
 
 
-def test_an_engine_converses(parts: Parts, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_converses(parts: EngineParts, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
     told: queue.Queue[Event] = queue.Queue()
     config = CONFIG.model_copy(update={"deaf_s": 0.0, "reply": SPOKEN.model_copy(update={"max_new_tokens": 4})})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.chat.reply import TEXT_CHUNK, Reply
-from worker.loop.unit_decoder import Step
+from worker.loop.unit_decoder import DecoderStep
 
 STOP, OTHER_STOP = 1000, 1001
 STOPS = {STOP, OTHER_STOP}
@@ -32,7 +32,7 @@ class Run:
     chunk_starts: list[int] = field(default_factory=list)
     n_sampled: int = 0
 
-    def do(self, step: Step) -> Step:
+    def do(self, step: DecoderStep) -> DecoderStep:
         """Read a completed chunk's rows, then feed."""
         if (chunk := self.reply.take_chunk()) is not None:
             rows = [self.rows[place] for place in range(len(chunk[0]))]
@@ -63,7 +63,7 @@ def drive(reply: Reply, sampled: Sequence[int], *, interrupt_after: int | None =
         assert run.n_sampled < len(sampled), f"expected the reply to end with {sampled}, got a wish for more"
         run.n_sampled += 1
         step = run.do(reply.take(sampled[run.n_sampled - 1]))
-    assert step == Step(None, None, False), f"expected an end that feeds nothing, got {step}"
+    assert step == DecoderStep(None, None, False), f"expected an end that feeds nothing, got {step}"
     return run
 
 
@@ -77,11 +77,11 @@ def text(n: int, first: int = 0) -> list[int]:
 @both
 def test_first_steps(compat: bool) -> None:
     reply = make(compat=compat)
-    assert reply.start() == Step(None, None, True)
-    assert reply.take(7) == Step(7, 0, True)
-    assert reply.take(8) == Step(8, 1, True)
+    assert reply.start() == DecoderStep(None, None, True)
+    assert reply.take(7) == DecoderStep(7, 0, True)
+    assert reply.take(8) == DecoderStep(8, 1, True)
     assert reply.take_chunk() is None
-    assert reply.take(STOP) == Step(None, None, False)
+    assert reply.take(STOP) == DecoderStep(None, None, False)
     assert (reply.ids, reply.stopped, reply.take_chunk()) == ([7, 8], "stop", ([7, 8], True))
 
 
@@ -110,7 +110,7 @@ def test_a_full_chunk_waits_for_the_token_behind_it(compat: bool) -> None:
     for token in text(10):
         reply.take(token)
         assert reply.take_chunk() is None, f"expected no chunk at token {token}, got one"
-    assert reply.take(10) == Step(10, 0, True)
+    assert reply.take(10) == DecoderStep(10, 0, True)
     assert reply.take_chunk() == (text(10), False)
     assert reply.take_chunk() is None
 

@@ -24,25 +24,25 @@ from tests.worker.chat.reply_engine import (
     short_chunks,
 )
 from tests.worker.loop.engines import assert_told
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET
 from worker.loop.results import Event, Failure, ReplyResult
 from worker.loop.session import OrderError
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return make_parts()
 
 
 @pytest.fixture
-def engine(parts: Parts) -> Iterator[AnsweringEngine]:
+def engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
     with answering(parts) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def expected(parts: Parts) -> dict[str, list[Event]]:
+def expected(parts: EngineParts) -> dict[str, list[Event]]:
     return heard_alone(parts)
 
 
@@ -182,4 +182,4 @@ def test_without_a_voice_nothing_is_kept_from_being_written(engine: AnsweringEng
         session = engine.ask("a", ASKED, config=SPOKEN, speaker=speaker)
         assert int(engine.duplex.state.text.set_index[session.slot]) == expected
         result = engine.outcome("a")
-        assert (result.pcm is None, result.n_codes == 0) == (speaker is None,) * 2
+        assert (result.pcm is None, result.n_speech_tokens == 0) == (speaker is None,) * 2

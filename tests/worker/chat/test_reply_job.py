@@ -32,7 +32,7 @@ from tests.worker.chat.reply_engine import (
 )
 from tests.worker.engine.mixed_jobs import ANSWERS, Mixed, all_at_once, one_by_one
 from tests.worker.loop.engines import assert_told, make_config, short_speech, voice
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.chat.config import ReplyConfig
 from worker.engine import Engine
 from worker.loop.results import Event, Failure, Prefilled, ReplyResult
@@ -43,18 +43,18 @@ SILENCE = 3  # codes in front of every turn
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return make_parts()
 
 
 @pytest.fixture
-def engine(parts: Parts) -> Iterator[AnsweringEngine]:
+def engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
     with answering(parts) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def expected(parts: Parts) -> dict[str, list[Event]]:
+def expected(parts: EngineParts) -> dict[str, list[Event]]:
     return heard_alone(parts)
 
 
@@ -63,31 +63,33 @@ def expected(parts: Parts) -> dict[str, list[Event]]:
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
 @pytest.mark.parametrize(
-    ("speak", "n", "factor", "codes"),
+    ("speak", "n", "factor", "speech_tokens"),
     [(False, 23, 1.3, 0), (True, 9, 1.02, 5), (True, 10, 1.3, 5), (True, 23, 1.3, MANY)],
 )
 def test_an_answer_equals_the_plain_loop(
-    engine: AnsweringEngine, compat: str, speak: bool, n: int, factor: float, codes: int
+    engine: AnsweringEngine, compat: str, speak: bool, n: int, factor: float, speech_tokens: int
 ) -> None:
     config = ReplyConfig(
         max_new_tokens=n, speak=speak, compat=compat, repetition_penalty=factor, repetition_window=7, seed=4, **GREEDY
     )
     content = engine.content(ASKED, config=config)
-    expected = plain_answer(engine.parts.model, engine.language, content, config, chunk=codes)
-    with short_chunks(codes):
+    expected = plain_answer(engine.parts.model, engine.language, content, config, chunk=speech_tokens)
+    with short_chunks(speech_tokens):
         assert_equals_plain(engine, config, expected)
 
 
 def assert_equals_plain(engine: AnsweringEngine, config: ReplyConfig, expected: Any) -> None:
     windows: list[tuple[tuple[int, ...], bool]] = []
-    engine.observer.voiced = lambda session, codes, last: windows.append((codes, last))
+    engine.observer.voiced = lambda session, speech_tokens, last: windows.append((speech_tokens, last))
     engine.ask("a", ASKED, config=config)
     got = engine.outcome("a")
     assert got.voice_error is None, f"expected no error, got {got.voice_error}"
     assert list(got.tokens) == expected.ids, f"ids: expected {expected.ids}, got {got.tokens}"
-    assert got.n_codes == len(expected.codes), f"codes: expected {len(expected.codes)}, got {got.n_codes}"
+    assert got.n_speech_tokens == len(expected.speech_tokens), (
+        f"codes: expected {len(expected.speech_tokens)}, got {got.n_speech_tokens}"
+    )
     assert windows == expected.windows, f"windows: expected {expected.windows}, got {windows}"
-    assert got.llm_rows == got.n_prompt + len(expected.ids)
+    assert got.context_len == got.n_prompt + len(expected.ids)
     skip = config.compat == "fixed"
     assert got.text == engine.language.tokenizer.decode(expected.ids, skip_special=skip)
 
@@ -104,11 +106,11 @@ def test_speech_equals_the_plain_loop_where_it_ends(
     content, given = engine.content(ASKED, config=config), (engine.parts.model, engine.language)
     how = {"chunk": 12, "kind": kind, "window": 12}
     free = plain_answer(*given, content, config, **how)
-    eos = new_code(free.codes, 14)
+    eos = new_code(free.speech_tokens, 14)
     begin = Speaker.start_turn
     monkeypatch.setattr(Speaker, "start_turn", lambda self, *slot, seed: begin(self, *slot, seed=seed, eos=eos))
     expected = plain_answer(*given, content, config, eos=eos, **how)
-    assert 14 <= len(expected.codes) < len(free.codes), "expected speech that ends early somewhere"
+    assert 14 <= len(expected.speech_tokens) < len(free.speech_tokens), "expected speech that ends early somewhere"
     with short_chunks(12, attention_type=kind, window=12):
         assert_equals_plain(engine, config, expected)
 
@@ -130,7 +132,9 @@ def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, co
     assert bool(sounds) == speak
     if speak:
         assert np.array_equal(np.concatenate(sounds), result.pcm)
-        assert len(result.pcm) == 960 * (SILENCE + result.n_codes), f"expected all codes once, got {len(result.pcm)}"
+        assert len(result.pcm) == 960 * (SILENCE + result.n_speech_tokens), (
+            f"expected all codes once, got {len(result.pcm)}"
+        )
         assert result.times.first_sound < result.times.total
     assert result.voice_error is None
     assert len(engine.sessions) == 0, "expected the session to end behind its answer"
@@ -139,7 +143,7 @@ def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, co
 def test_sound_leaves_early_and_text_at_once(engine: AnsweringEngine) -> None:
     sizes: list[int] = []
     script(engine, a=words(engine, 24))
-    engine.observer.voiced = lambda session, codes, last: sizes.append(len(codes) - 3)
+    engine.observer.voiced = lambda session, speech_tokens, last: sizes.append(len(speech_tokens) - 3)
     engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": True}))
     with short_chunks(MANY):
         result = engine.outcome("a")
@@ -198,7 +202,7 @@ def test_an_end_as_first_token_is_an_empty_answer(engine: AnsweringEngine, compa
     script(engine, a=[engine.language.special.im_end])
     engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": speak, "compat": compat}))
     result = engine.outcome("a")
-    assert (result.text, result.tokens, result.stopped, result.pcm, result.n_codes) == ("", (), "stop", None, 0)
+    assert (result.text, result.tokens, result.stopped, result.pcm, result.n_speech_tokens) == ("", (), "stop", None, 0)
     assert engine.take("a") == [Prefilled("a", result.n_prompt), result]
 
 
@@ -251,7 +255,7 @@ def test_a_break_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> Non
     assert later == [result], f"expected the result and nothing more, got {later}"
     assert result.stopped == "interrupted"
     assert result.tokens == tuple(words(engine, n_tokens)) and result.text == "x" * n_tokens
-    assert result.llm_rows == result.n_prompt + n_tokens, "expected all that was said in the context, and no more"
+    assert result.context_len == result.n_prompt + n_tokens, "expected all that was said in the context, and no more"
     assert not session.break_asked
 
 
@@ -280,7 +284,7 @@ def test_a_break_before_the_first_token(engine: AnsweringEngine) -> None:
     engine.sessions.break_speech(session)
     result = engine.outcome("a")
     assert (result.stopped, result.tokens, result.pcm) == ("interrupted", (), None)
-    assert result.llm_rows == result.n_prompt
+    assert result.context_len == result.n_prompt
 
 
 def test_a_session_that_is_over_takes_nothing(engine: AnsweringEngine) -> None:
@@ -303,7 +307,7 @@ def test_closing_drops_an_answer(engine: AnsweringEngine) -> None:
 
 
 @pytest.fixture(scope="module")
-def separate(parts: Parts) -> dict[str, list[Event]]:
+def separate(parts: EngineParts) -> dict[str, list[Event]]:
     with short_chunks(), short_speech():
         return one_by_one(AnsweringEngine(parts, Mixed(listen=0.2)), list(ANSWERS))
 
@@ -329,7 +333,7 @@ def test_neighbours_change_no_sample(engine: AnsweringEngine) -> None:
 # --- on the engine's thread ----------------------------------------------------------------------
 
 
-def test_an_engine_chats(parts: Parts) -> None:
+def test_an_engine_chats(parts: EngineParts) -> None:
     told: queue.Queue[Event] = queue.Queue()
     messages = [{"role": "user", "content": ASKED}]
     with short_chunks(), Engine(parts, make_config(3, LLM_LEN)) as engine:

@@ -173,7 +173,7 @@ def test_an_engine_knows_the_sizes_of_both(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(building, "wants_kernels", lambda *_, wanted=wanted: wanted)
         parts = building.assemble(*loaded(), config)
         assert (parts.compiled_shapes is not None) == (parts.compiled_vocoder_shapes is not None) == wanted
-        assert parts.vocoder.shapes.codes[:2] == (10, 25) and len(parts.vocoder.shapes.columns) > 1
+        assert parts.vocoder.shapes.speech_tokens[:2] == (10, 25) and len(parts.vocoder.shapes.columns) > 1
     monkeypatch.setattr(building, "wants_kernels", lambda *_: True)
     assert SmallEngine().parts.compiled_shapes is None, "expected sizes that were given to stay"
 
@@ -278,11 +278,11 @@ def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
 @pytest.mark.usefixtures("plain_toggles")
 def test_sizes_of_a_vocoder_go_with_its_kernels(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = speaking_by(monkeypatch, SOUND, lambda: True)
-    more = replace(engine.vocoder.shapes, codes=(5, *engine.vocoder.shapes.codes))
+    more = replace(engine.vocoder.shapes, speech_tokens=(5, *engine.vocoder.shapes.speech_tokens))
     engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
     tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
     assert tuned.lost_kernels == ["vocoder"] and engine.vocoder.shapes == engine.vocoder.regions.shapes == more
-    assert tuned.regions["hift"].sizes["codes"] == list(more.codes)
+    assert tuned.regions["hift"].sizes["speech_tokens"] == list(more.speech_tokens)
 
 
 @pytest.mark.usefixtures("plain_toggles")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from models.errors import ConfigError
 from worker.config.compile import TARGETS
 from worker.config.doc import table
-from worker.config.layers import MAX_FILE_BYTES, knobs
+from worker.config.layers import MAX_FILE_BYTES, setting_fields
 from worker.config.service import ROOT, Config, load_config
 from worker.config.settings import SettingError
 
@@ -239,12 +239,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=5,
 )
-KEYS = [knob.key for knob in knobs(Config)]
+KEYS = [knob.key for knob in setting_fields(Config)]
 
 
 @given(flags=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), value=st.text(max_size=20))
 def test_no_value_gives_any_other_error(flags: dict[str, object], value: str) -> None:
-    variables = {knob.variable: value for knob in knobs(Config) if knob.key not in flags}
+    variables = {knob.variable: value for knob in setting_fields(Config) if knob.key not in flags}
     try:
         load_config(flags=flags, environ={name: variables[name] for name in list(variables)[:5]})
     except SettingError as error:
@@ -321,7 +321,7 @@ def test_variables_that_are_no_setting_are_refused(file: Path) -> None:
 
 
 def test_no_two_settings_share_a_variable() -> None:
-    names = [knob.variable for knob in knobs(Config)]
+    names = [knob.variable for knob in setting_fields(Config)]
     assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from models.errors import SettingsError
-from models.sampling.settings import DUPLEX_CODES, DUPLEX_TEXT
+from models.sampling.settings import DUPLEX_SPEECH, DUPLEX_TEXT
 from worker.config.session import (
     FIXED_SET,
     REFERENCE_SET,
@@ -268,7 +268,7 @@ def test_default_sampling_is_the_released_one() -> None:
     reference, fixed = SessionConfig(compat="reference"), SessionConfig()
     assert reference.text_sampling() == replace(DUPLEX_TEXT, sign_blind=True, set_index=0)
     assert fixed.text_sampling() == replace(DUPLEX_TEXT, listen_scale_on_probability=True, set_index=1)
-    assert reference.code_sampling() == fixed.code_sampling() == DUPLEX_CODES
+    assert reference.speech_sampling() == fixed.speech_sampling() == DUPLEX_SPEECH
 
 
 def test_every_sampling_knob_arrives() -> None:
@@ -297,7 +297,7 @@ def test_every_sampling_knob_arrives() -> None:
         listen_top_k=40,
         set_index=1,
     )
-    assert config.code_sampling() == replace(DUPLEX_CODES, temperature=1e-5, repetition_penalty=1.2)
+    assert config.speech_sampling() == replace(DUPLEX_SPEECH, temperature=1e-5, repetition_penalty=1.2)
 
 
 @pytest.mark.parametrize(
@@ -313,16 +313,16 @@ def test_every_sampling_knob_arrives() -> None:
 def test_greedy(knobs: dict[str, Any], greedy: bool) -> None:
     got = SessionConfig(**knobs).text_sampling().greedy
     assert got is greedy, f"{knobs}: expected greedy {greedy}, got {got}"
-    assert not SessionConfig(**knobs).code_sampling().greedy
+    assert not SessionConfig(**knobs).speech_sampling().greedy
 
 
 @given(knobs=session_knobs())
 def test_what_is_in_range_is_in_range_for_the_samplers(knobs: dict[str, Any]) -> None:
     config = SessionConfig(**knobs)
-    text, codes = config.text_sampling(), config.code_sampling()
+    text, speech_tokens = config.text_sampling(), config.speech_sampling()
     assert text.stop_probe and not text.chunked_window
     assert text.sign_blind is (config.compat == "reference") is not text.listen_scale_on_probability
-    assert codes.history_per_call
+    assert speech_tokens.history_per_call
 
 
 # --- engine ---------------------------------------------------------------------------------------

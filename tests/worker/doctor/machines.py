@@ -6,11 +6,11 @@ from typing import Any
 from worker.config.compile import CompileConfig
 from worker.config.service import Config, default_config
 from worker.doctor.__main__ import examine
-from worker.doctor.facts import FolderFacts, Gpu, MediaFacts, ModelFacts, Program, Requirement, TorchFacts
+from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, ProgramFacts, Requirement, TorchFacts, TorchGpu
 from worker.doctor.findings import GIB, MIB, Level
 from worker.doctor.machine import Machine
 
-H200 = Gpu("NVIDIA H200", (9, 0), 139 * GIB, 138 * GIB)
+H200 = TorchGpu("NVIDIA H200", (9, 0), 139 * GIB, 138 * GIB)
 ON_GPU = TorchFacts(
     version="2.13.0+cu130",
     cuda="13.0",
@@ -46,9 +46,9 @@ def machine(config: Config | None = None, environ: dict[str, str] | None = None,
         "torch": ON_GPU,
         "n_gpus": 2,
         "driver_version": "580.65.06",
-        "cpp_compiler": Program("/usr/bin/g++", "g++ 12.2.0"),
-        "c_compiler": Program("/usr/bin/gcc", "gcc 12.2.0"),
-        "ffmpeg": Program("/usr/bin/ffmpeg", "ffmpeg version 7.1 Copyright (c) 2000-2025"),
+        "cpp_compiler": ProgramFacts("/usr/bin/g++", "g++ 12.2.0"),
+        "c_compiler": ProgramFacts("/usr/bin/gcc", "gcc 12.2.0"),
+        "ffmpeg": ProgramFacts("/usr/bin/ffmpeg", "ffmpeg version 7.1 Copyright (c) 2000-2025"),
         "taken_ports": {},
         "cache_folder": FolderFacts(Path("/cache"), True, 100 * GIB, 300, 40 * MIB),
         "model": REAL_MODEL,

@@ -11,7 +11,7 @@ import pytest
 from tests.worker.doctor.machines import H200, NOTE, OK, ON_CPU, ON_GPU, PROBLEM, check, compiling, machine, settings
 from worker.config.service import default_config
 from worker.doctor.__main__ import CHECKS, examine
-from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, NotKnown, Program, Requirement, TorchFacts
+from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, NotKnown, ProgramFacts, Requirement, TorchFacts
 from worker.doctor.findings import GIB, MIB, Finding, Level, as_json, size, table
 from worker.doctor.machine import Machine
 from worker.doctor.versions import fits
@@ -38,9 +38,9 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, compile_on: bool) -
             PROBLEM,
             ["a>=2 is not installed", "b 2.0 is not >=1,<2", "start_all.sh"],
         ),
-        ("compiler", {"c_compiler": Program(None)}, NOTE, ["no C compiler", "apt-get install gcc"]),
-        ("ffmpeg", {"ffmpeg": Program(None)}, PROBLEM, ["none", "apt-get install ffmpeg"]),
-        ("ffmpeg", {"ffmpeg": Program("/f", error="/f -version does not run")}, PROBLEM, ["does not run"]),
+        ("compiler", {"c_compiler": ProgramFacts(None)}, NOTE, ["no C compiler", "apt-get install gcc"]),
+        ("ffmpeg", {"ffmpeg": ProgramFacts(None)}, PROBLEM, ["none", "apt-get install ffmpeg"]),
+        ("ffmpeg", {"ffmpeg": ProgramFacts("/f", error="/f -version does not run")}, PROBLEM, ["does not run"]),
         ("ffmpeg", {}, OK, ["ffmpeg version 7.1 at /usr/bin/ffmpeg"]),
         (
             "ports",
@@ -85,8 +85,12 @@ def test_what_compiling_needs() -> None:
     full = FolderFacts(Path("/cache"), True, GIB)
     locked = replace(full, free=9 * GIB, error="/cache: Permission denied")
     for facts, name, said in [
-        ({"torch": ON_CPU, "cpp_compiler": Program(None)}, "compiler", "no C++ compiler"),
-        ({"cpp_compiler": Program(None), "c_compiler": Program("/cc", error="/cc broke")}, "compiler", "/cc broke"),
+        ({"torch": ON_CPU, "cpp_compiler": ProgramFacts(None)}, "compiler", "no C++ compiler"),
+        (
+            {"cpp_compiler": ProgramFacts(None), "c_compiler": ProgramFacts("/cc", error="/cc broke")},
+            "compiler",
+            "/cc broke",
+        ),
         ({"python_headers": None}, "compiler", "python3-dev"),
         ({"cache_folder": full}, "cache", "1.0 GiB free, compiling may need 2.0 GiB"),
         ({"cache_folder": locked}, "cache", "Permission denied"),
@@ -94,7 +98,7 @@ def test_what_compiling_needs() -> None:
     ]:
         check(name, machine(**facts), NOTE, said)
         check(name, machine(settings(service=compiling()), **facts), PROBLEM, said, "service.")
-    check("compiler", machine(cpp_compiler=Program(None)), OK)
+    check("compiler", machine(cpp_compiler=ProgramFacts(None)), OK)
     empty = FolderFacts(Path("/cache"), False, 9 * GIB)
     check("cache", machine(settings(service=compiling()), cache_folder=empty), NOTE, "precompile.py")
     check("cache", machine(cache_folder=empty), OK, "/cache: 9.0 GiB free")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.worker.doctor.machines import NOTE, ON_GPU, check, machine
 from worker.doctor import machine as machine_module
-from worker.doctor.facts import Gpu, MediaFacts, Program
+from worker.doctor.facts import MediaFacts, ProgramFacts, TorchGpu
 from worker.doctor.findings import GIB, MIB
 from worker.doctor.machine import Machine
 from worker.doctor.versions import fits
@@ -117,16 +117,16 @@ def test_sounds_and_videos(root: Path, tmp_path: Path) -> None:
     (tmp_path / "noise.wav").write_bytes(b"no sound at all")
     file = tmp_path / "config.json"
 
-    def look(voice: Path, video: Path) -> tuple[MediaFacts | None, MediaFacts]:
+    def poll(voice: Path, video: Path) -> tuple[MediaFacts | None, MediaFacts]:
         given = {"audio": {"ref_audio_path": str(voice)}, "service": {"warmup_video": str(video)}}
         file.write_text(json.dumps(given))
         return real(file).voice, real(file).warmup_video
 
     sound = root / "assets" / "ref_audio" / "default.wav"
-    voice, video = look(tmp_path / "noise.wav", sound)
+    voice, video = poll(tmp_path / "noise.wav", sound)
     assert voice and "Format not recognised" in str(voice.error), voice
     assert video.error == "expected pictures and sound, got Audio only", video
-    voice, video = look(tmp_path / "gone.wav", tmp_path / "noise.wav")
+    voice, video = poll(tmp_path / "gone.wav", tmp_path / "noise.wav")
     assert voice == MediaFacts(error="no such file") and str(video.error).startswith("ffmpeg: "), (voice, video)
 
 
@@ -158,10 +158,10 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert real(CXX="good -O2").cpp_compiler == Program(str(tmp_path / "good"), "good 1.2")
+    assert real(CXX="good -O2").cpp_compiler == ProgramFacts(str(tmp_path / "good"), "good 1.2")
     bad = real(CC="bad").c_compiler
     assert bad.error == f"{tmp_path}/bad --version does not run", bad
-    assert real().cpp_compiler == Program(None)
+    assert real().cpp_compiler == ProgramFacts(None)
     assert real().n_gpus is None
 
 
@@ -202,7 +202,7 @@ def test_what_torch_says_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     got = real().torch
-    first = Gpu("GPU0", (9, 0), 9, 5)
+    first = TorchGpu("GPU0", (9, 0), 9, 5)
     assert got.gpus == (first, replace(first, name="GPU1", error="RuntimeError: out of memory")), got.gpus
     assert (got.version, got.cuda, got.triton, got.architectures) == ("2.13.0+cu130", "13.0", "3.7.0", ("sm_90",))
     assert got.errors["torchvision"] == "RuntimeError: operator torchvision::nms does not exist"

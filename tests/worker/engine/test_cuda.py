@@ -21,7 +21,7 @@ from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.loop.results import UnitResult
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,7 @@ def make_engine(tiny: Path, compile: CompileConfig = PLAIN) -> Engine:
         tokens=(24,),
         speech_kv=(512,),
     )
-    vocoder_shapes = VocoderShapes(batch=(N_SESSIONS,), codes=(10, 25, 28), columns=(256,))
+    vocoder_shapes = VocoderShapes(batch=(N_SESSIONS,), speech_tokens=(10, 25, 28), columns=(256,))
     parts = build(config, shapes=shapes, vocoder_shapes=vocoder_shapes)
     engine = Engine(parts, config)
     engine.start()
@@ -74,7 +74,7 @@ def converse(engine: Engine) -> list[UnitResult]:
     with engine:
         handles = [engine.open(str(n), None, events.put).result() for n in range(N_SESSIONS)]
         for handle in handles:
-            handle.prepare(Prompt.of("Hello.", None, make_voice())).result()
+            handle.prepare(SystemPrompt.of("Hello.", None, make_voice())).result()
         for unit in range(N_UNITS):
             for handle in handles:
                 sound = 0.1 * generator.standard_normal(16000)
@@ -145,7 +145,7 @@ def test_bfloat16_repeats_itself(tiny: Path) -> None:
         events: queue.Queue = queue.Queue()
         with engine:
             handle = engine.open("a", None, events.put).result()
-            handle.prepare(Prompt.of("Hello.", None, make_voice())).result()
+            handle.prepare(SystemPrompt.of("Hello.", None, make_voice())).result()
             for unit in range(4):
                 handle.send((0.1 * np.random.default_rng(unit).standard_normal(16000)).astype(np.float32))
             results = []

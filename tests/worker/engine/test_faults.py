@@ -33,7 +33,7 @@ from tests.worker.loop.engines import ALOUD, CODES, QUIET, SmallEngine, assert_m
 from worker.config.session import SessionConfig, WindowConfig
 from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.session import OrderError, Phase, Session
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 
 TEXT = ("mel_unit", "audio_unit", "audio_overlap", "vision", "unit_prefill", "unit_step")
 SPEECH = ("spoken_rows", "speech_begin", "speech_step")
@@ -51,7 +51,7 @@ def test_the_scene_is_lively() -> None:
     """What fails is in use where it fails, by all three at once."""
     for name in NAMES:
         result = outcomes(undisturbed().events[name])[AT]
-        assert result.n_codes >= CODES and result.pcm is not None and result.n_slices == 1, f"{name}: {result}"
+        assert result.n_speech_tokens >= CODES and result.pcm is not None and result.n_slices == 1, f"{name}: {result}"
     assert outcomes(undisturbed().events["victim"])[AT].text, "expected the victim to say something"
     idle = [name for name in TEXT + SPEECH + SOUND if not undisturbed().calls[name]]
     assert not idle, f"expected every region in use where something fails, got {idle} idle"
@@ -306,11 +306,11 @@ def test_a_context_that_is_full() -> None:
     session, other = small.open("full", QUIET), small.open("other", QUIET)
     rows, outcome = 0, None
     while not isinstance(outcome, Failure):
-        rows = small.duplex.runner.llm_rows(session.slot)
+        rows = small.duplex.runner.context_len(session.slot)
         outcome = small.say(session, 1, pictures=[0])
         assert rows < small.config.llm_len, "expected a failure before the context is full"
     assert isinstance(outcome.error, ContextOverflowError), outcome
-    assert small.duplex.runner.llm_rows(session.slot) == rows, "expected the context as it was"
+    assert small.duplex.runner.context_len(session.slot) == rows, "expected the context as it was"
     assert_mirrors(small.duplex, session.slot)
     assert isinstance(small.say(other, 1, pictures=[0]), UnitResult)
     if rows + 25 < small.config.llm_len:
@@ -338,7 +338,7 @@ def test_a_receiver_that_fails() -> None:
     assert len(outcomes(heard)) == 3, f"expected three results, got {outcomes(heard)}"
 
 
-def bad_prompts() -> list[tuple[str, Prompt, SessionConfig, type[Exception], str | None]]:
+def bad_prompts() -> list[tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]]:
     """name, prompt, config, error, region that breaks."""
     loud = make_prompt("Be kind.", ref=1, speaker=1)
     wide = QUIET.model_copy(update={"window": WindowConfig(high_tokens=5000)})
@@ -356,7 +356,7 @@ def bad_prompts() -> list[tuple[str, Prompt, SessionConfig, type[Exception], str
 
 
 @pytest.mark.parametrize("case", bad_prompts(), ids=lambda case: case[0])
-def test_a_prompt_that_fails(case: tuple[str, Prompt, SessionConfig, type[Exception], str | None]) -> None:
+def test_a_prompt_that_fails(case: tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]) -> None:
     """The session is new then, and as good as new; no slot of either kind is lost, and what waited fails."""
     _, prompt, config, error, region = case
     small = SmallEngine() if region in ("voice", "clips") else engine()  # what was prepared before is not made again

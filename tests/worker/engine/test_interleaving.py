@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from models.stages.speech_steps import Readback, Speaker
 from tests.worker.engine.session_scripts import Prompter, conversation, play_alone, play_together
 from tests.worker.loop.engines import ALOUD, N_SLOTS, SmallEngine, assert_told, make_config, make_prompt, short_speech
-from worker.loop.results import Event, Failure, Partial, UnitResult
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
 
 N_CONVERSATIONS = 12
 N_UNITS = 4
@@ -52,7 +52,7 @@ class Stage:
         scripts = [
             lambda seed=seed: conversation(engine, observer, seed, N_UNITS, speaks=seed % 2 == 0) for seed in seeds
         ]
-        with mock.patch.object(Readback, "is_here", property(lambda look: luck.random() < 0.5)):
+        with mock.patch.object(Readback, "is_here", property(lambda poll: luck.random() < 0.5)):
             play_together(engine, scripts, lambda n: 0 if luck.random() < patience else luck.randrange(n))
         names = {seed: f"session {seed}" for seed in seeds}
         return {seed: (engine.take(name), observer.logits[name]) for seed, name in names.items()}
@@ -75,7 +75,7 @@ def test_conversations_are_of_every_kind(stage: Stage) -> None:
         "sees": any(result.n_slices for result in results),
         "catches up": any(result.n_caught_up for result in results),
         "waits for more sound": any(not result.tokens for result in results),
-        "drains": any(result.n_codes > 8 for result in results),
+        "drains": any(result.n_speech_tokens > 8 for result in results),
     }
     assert all(seen.values()), f"expected all of them, got {seen}"
     errors = [event.error for event in events if isinstance(event, Failure)]
@@ -114,7 +114,7 @@ def test_sound_is_cut_alike_beside_somebody_who_writes(stage: Stage) -> None:
             engine.settle()
         heard.append(engine.take("speaker"))
         engine.close_all()
-    assert sum(isinstance(event, Partial) and event.pcm is not None for event in heard[0]) == 1, heard[0]
+    assert sum(isinstance(event, PartialResult) and event.pcm is not None for event in heard[0]) == 1, heard[0]
     assert_told("speaker", heard[1], heard[0])
 
 

@@ -16,7 +16,7 @@ def test_a_prompt_that_nobody_shares_is_kept_as_keys_of_the_rows_that_are_held(m
     session = engine.open("a", QUIET.model_copy(update={"window": window}))
     cache, context = engine.duplex.state.llm, engine.duplex.context
     keys, n = context._held[session.slot].keys, context.n_held(session.slot)
-    n_rows = engine.duplex.runner.llm_rows(session.slot)
+    n_rows = engine.duplex.runner.context_len(session.slot)
     assert (n == n_rows) is (mode == "basic") and 0 < n <= n_rows
     n_bytes = sum(one.untyped_storage().nbytes() for one in keys)
     assert n_bytes == n * cache.k[0][0, :, 0].nbytes * len(cache.k), "expected keys alone"

@@ -85,7 +85,7 @@ def test_nan_in_free_slots_reaches_nobody() -> None:
     )
     for name in expected:
         results = [event for event in expected[name] if isinstance(event, UnitResult)]
-        assert any(result.n_codes for result in results), f"{name}: expected speech, got none"
+        assert any(result.n_speech_tokens for result in results), f"{name}: expected speech, got none"
         assert_told(name, got[name], expected[name])
     assert got_logits == logits, "expected the same logits to the last bit"
 

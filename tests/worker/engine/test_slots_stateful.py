@@ -207,7 +207,7 @@ class Conversations(RuleBasedStateMachine):
     def windows_count_the_context(self) -> None:
         for session in self.open:
             if session.phase is Phase.READY:
-                rows = self.small.duplex.runner.llm_rows(session.slot) + len(session.pending)
+                rows = self.small.duplex.runner.context_len(session.slot) + len(session.pending)
                 assert rows == session.window.length, f"{session.id}: expected {session.window.length} rows, got {rows}"
 
     @invariant()

@@ -89,7 +89,7 @@ class Soak:
                 last = self.engine.take(session.id)[-1]
                 outcomes[type(last).__name__] += 1
                 outcomes["turns ended"] += getattr(last, "end_of_turn", False)
-                outcomes["spoken"] += getattr(last, "n_codes", 0) > 0
+                outcomes["spoken"] += getattr(last, "n_speech_tokens", 0) > 0
             self.n_done += 1
         return outcomes
 
@@ -142,7 +142,7 @@ def test_a_long_conversation_costs_what_a_short_one_does() -> None:
     assert outcomes["turns ended"] and outcomes["spoken"], f"expected turns to be spoken and to end, got {outcomes}"
     for session in soak.sessions:
         assert_mirrors(duplex, session.slot)
-        rows = duplex.runner.llm_rows(session.slot)
+        rows = duplex.runner.context_len(session.slot)
         assert session.window.events > 20, f"{session.id}: expected many evictions, got {session.window.events}"
         assert rows < 200, f"{session.id}: expected a small context, got {rows} rows"
         assert session.n_units == N_UNITS, f"{session.id}: expected {N_UNITS} units, got {session.n_units}"

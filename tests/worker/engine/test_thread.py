@@ -23,7 +23,7 @@ from tests.worker.loop.engines import (
     make_sound,
 )
 from worker.engine import Engine, Handle
-from worker.loop.results import Event, Failure, Partial, UnitResult
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError
 from worker.loop.sessions import Sessions
 
@@ -63,7 +63,7 @@ def test_events_come_in_order(engine: Engine) -> None:
     talker.leave()
     text, sounds, n_done = "", [], 0
     for event in events:
-        if isinstance(event, Partial):
+        if isinstance(event, PartialResult):
             assert event.unit == n_done + 1, f"expected a part of unit {n_done + 1}, got one of {event.unit}"
             text += event.text
             sounds += [] if event.pcm is None else [event.pcm]
@@ -121,7 +121,7 @@ def test_gone_in_the_middle_of_a_unit(engine: Engine, turnstile: Turnstile) -> N
         again = engine.open("talker", TIGHT, lambda event: None)
     assert gone.result(PATIENCE_S) is None
     while not talkers[1].events.empty():
-        assert isinstance(talkers[1].events.get(), Partial), "expected no outcome of the unit in flight"
+        assert isinstance(talkers[1].events.get(), PartialResult), "expected no outcome of the unit in flight"
     assert all(isinstance(one.exception(PATIENCE_S), OrderError) for one in late), "expected a closed session to refuse"
     assert isinstance(again.result(PATIENCE_S), Handle), "expected its slot for the next one"
     again.result().close().result(PATIENCE_S)

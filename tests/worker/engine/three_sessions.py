@@ -27,7 +27,7 @@ from tests.worker.loop.engines import (
     make_prompt,
 )
 from worker.config.session import WindowConfig
-from worker.loop.results import Event, Failure, Partial, UnitResult
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session import Session
 
 NAMES = ("left", "victim", "right")
@@ -79,7 +79,7 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
             heard.calls = calls | more
         for name, session in sessions.items():
             assert_mirrors(small.duplex, session.slot)
-            heard.rows[name].append(small.duplex.runner.llm_rows(session.slot))
+            heard.rows[name].append(small.duplex.runner.context_len(session.slot))
     heard.events = {name: small.take(name) for name in NAMES}
     heard.logits = {name: small.loop.observer.logits.pop(name) for name in NAMES}
     small.close_all()
@@ -140,7 +140,7 @@ def assert_never_sent(heard: Heard, error: type[Exception], speaks: bool = True)
     assert kinds == [error], f"expected one {error.__name__}, got {kinds}"
     assert events[failed[0]].unit == AT + 1, f"expected a failure of unit {AT + 1}, got {events[failed[0]].unit}"
     # Text of the unit may have left before it failed.
-    before = [event for event in events[: failed[0]] if not (isinstance(event, Partial) and event.unit == AT + 1)]
+    before = [event for event in events[: failed[0]] if not (isinstance(event, PartialResult) and event.unit == AT + 1)]
     assert_told("victim", before + events[failed[0] + 1 :], expected.events["victim"])
     assert heard.rows["victim"] == expected.rows["victim"], f"expected context rows {expected.rows['victim']}"
     assert heard.logits["victim"][-1] == expected.logits["victim"][-1], "expected the same logits to the last bit"
@@ -158,5 +158,5 @@ def assert_only_mute(heard: Heard, error: type[Exception]) -> None:
         if isinstance(one, UnitResult):
             assert (one.tokens, one.text) == (other.tokens, other.text), f"unit {one.index}"
     last = got[-1]
-    assert last.n_codes >= CODES, f"expected speech to go on, got {last.n_codes} codes"
+    assert last.n_speech_tokens >= CODES, f"expected speech to go on, got {last.n_speech_tokens} codes"
     assert last.pcm is not None and np.isfinite(last.pcm).all(), "expected finite sound to go on"

@@ -14,9 +14,9 @@ import pytest
 from worker.config.service import Config
 from worker.config.session import SessionConfig
 from worker.engine import EngineError
-from worker.http.conversation import FAILED, MAX_FRAMES, MAX_UNSENT, NORMAL, Conversation, Goodbye
-from worker.http.metrics import Metrics
-from worker.loop.results import Failure, Partial, UnitResult
+from worker.http.conversation import FAILED, MAX_FRAMES, MAX_UNSENT, NORMAL, Conversation, ConversationEnd
+from worker.http.metrics import WorkerMetrics
+from worker.loop.results import Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError
 from worker.protocol.messages import (
     AudioChunk,
@@ -82,7 +82,7 @@ class Stage:
             preparing=asyncio.Semaphore(),
             reference=lambda **given: None,
         )
-        self.conversation = Conversation(service, Metrics(), "c")
+        self.conversation = Conversation(service, WorkerMetrics(), "c")
         self.handle = Handle()
         self.conversation.lease = SimpleNamespace(handle=self.handle)
         self.running = asyncio.create_task(self.conversation.run())
@@ -109,7 +109,7 @@ class Stage:
         self.n_units += 1
         self.conversation.emit(UnitResult("c", self.n_units, is_listen, "", end_of_turn))
 
-    async def end(self) -> Goodbye:
+    async def end(self) -> ConversationEnd:
         async with asyncio.timeout(PATIENCE_S):
             return await self.running
 
@@ -186,8 +186,8 @@ async def test_an_engine_that_dies_before_it_takes_a_unit() -> None:
     goodbye = await stage.end()
     while not stage.conversation.outbox.empty():
         told.append(await stage.hear())
-    codes = {one.code for one in told}
-    assert goodbye.code == FAILED and codes == {"engine"}, f"expected the engine's errors alone, got {told}"
+    speech_tokens = {one.code for one in told}
+    assert goodbye.code == FAILED and speech_tokens == {"engine"}, f"expected the engine's errors alone, got {told}"
 
 
 @staged
@@ -211,7 +211,7 @@ async def test_parts_are_for_those_who_asked() -> None:
         assert isinstance(await stage.hear(), Prepared)
         await stage.sent(1)
         for text in "ab":
-            stage.conversation.emit(Partial("c", 1, text))
+            stage.conversation.emit(PartialResult("c", 1, text))
         stage.answer()
         parts = [await stage.hear() for _ in range(n)]
         result = await stage.hear()

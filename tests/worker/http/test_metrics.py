@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.http.metrics import PREFIX, SECONDS, Metrics
+from worker.http.metrics import PREFIX, SECONDS, WorkerMetrics
 from worker.loop.results import StageTimes, UnitResult
 from worker.protocol.messages import Result
 
@@ -30,7 +30,7 @@ def health(state: str = "IDLE") -> dict:
     }
 
 
-def samples(metrics: Metrics, **given: str) -> dict[tuple[str, tuple], float]:
+def samples(metrics: WorkerMetrics, **given: str) -> dict[tuple[str, tuple], float]:
     families = text_string_to_metric_families(metrics.text(health(**given)).decode())
     return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
 
@@ -52,7 +52,7 @@ def unit(is_listen: bool, headroom_ms: float, first_sound: float | None = None) 
 
 
 def test_units_are_counted_by_what_was_decided():
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     metrics.unit(*unit(True, 900.0))
     metrics.unit(*unit(False, 800.0, first_sound=60.0))
     metrics.unit(*unit(False, -1.0, first_sound=70.0))
@@ -73,7 +73,7 @@ def test_units_are_counted_by_what_was_decided():
 
 
 def test_one_state_at_a_time():
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     for state in ("LOADING", "IDLE"):
         got = samples(metrics, state=state)
         ones = [labels for (name, labels), value in got.items() if name == f"{PREFIX}_state" and value]
@@ -81,13 +81,13 @@ def test_one_state_at_a_time():
 
 
 def test_a_target_that_fell_back_shows():
-    got = samples(Metrics())
+    got = samples(WorkerMetrics())
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "vpm")))] == 1
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "apm")))] == 0
 
 
 def test_graphs_the_cache_and_the_weights_show():
-    got = samples(Metrics())
+    got = samples(WorkerMetrics())
     for name, labels, expected in (
         ("region_graphs", (("region", "vision"),), 8),
         ("region_graphs", (("region", "reset"),), 0),
@@ -105,7 +105,7 @@ def test_graphs_the_cache_and_the_weights_show():
 def test_documentation_names_every_metric_and_no_other(root: Path):
     text = (root / "docs" / "metrics.md").read_text(encoding="utf-8").split("\n## The gateway")[0]
     told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     registered = {family.name.removeprefix(f"{PREFIX}_") for family in metrics.registry.collect()}
     kinds = {family.name.removeprefix(f"{PREFIX}_"): family.type for family in metrics.registry.collect()}
     expected = {f"{name}_total" if kinds[name] == "counter" else name for name in registered}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 import pytest
 
-from worker.loop.unit_decoder import ControlTokens, Step, UnitDecoder
+from worker.loop.unit_decoder import ControlTokens, DecoderStep, UnitDecoder
 
 IDS = ControlTokens(listen=100, speak=101, chunk_eos=102, chunk_tts_eos=103, turn_eos=104, tts_bos=105)
 LISTEN, SPEAK, CUT, TTS_CUT, END, BOS = (getattr(IDS, entry.name) for entry in fields(IDS))
@@ -33,7 +33,7 @@ class Run:
     rows: dict[int, int] = field(default_factory=dict)
     n_sampled: int = 0
 
-    def do(self, step: Step) -> Step:
+    def do(self, step: DecoderStep) -> DecoderStep:
         if step.feed is not None:
             self.fed.append(step.feed)
             if step.place is not None:

@@ -25,19 +25,19 @@ from models.inputs.tokens import Tokenizer
 from models.load import load_model
 from models.omni import OmniModel
 from models.stages.region_table import Shapes
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
 from tests.models.token2wav.vocoders import make_voice
 from worker.assembly import parts as building
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.loop import duplex_job
 from worker.loop.observer import Observer
-from worker.loop.results import Event, Failure, Partial, UnitResult
+from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session import Session, UnitInput
-from worker.loop.sessions import Prompt, Sessions
+from worker.loop.sessions import Sessions, SystemPrompt
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 
@@ -54,7 +54,9 @@ QUIET = ALOUD.model_copy(update={"generate_audio": False})
 @contextmanager
 def short_speech() -> Iterator[None]:
     """Units of speech of 8 codes: what takes most of a unit's time."""
-    with mock.patch.multiple(duplex_job, CODES_PER_UNIT=CODES, DRAWN_PER_UNIT=CODES + 1, EARLY_CODES=CODES - 1):
+    with mock.patch.multiple(
+        duplex_job, SPEECH_TOKENS_PER_UNIT=CODES, DRAWN_PER_UNIT=CODES + 1, EARLY_SPEECH_TOKENS=CODES - 1
+    ):
         yield
 
 
@@ -82,7 +84,7 @@ def forgetful() -> OmniModel:
     return model
 
 
-def make_parts(config: EngineConfig, *, short_hearing: bool = True) -> Parts:
+def make_parts(config: EngineConfig, *, short_hearing: bool = True) -> EngineParts:
     """Model, vocoder and slots at one size per axis."""
     n = (config.max_sessions,)
     shapes = Shapes(
@@ -97,7 +99,7 @@ def make_parts(config: EngineConfig, *, short_hearing: bool = True) -> Parts:
         speech_kv=(SPEECH_LEN,),
     )
     # Wide enough for the voices below, and for whatever waits beside a unit of speech.
-    vocoder_shapes = VocoderShapes(batch=n, codes=(10,), columns=(192,), prompt=(60,))
+    vocoder_shapes = VocoderShapes(batch=n, speech_tokens=(10,), columns=(192,), prompt=(60,))
     model, *others = loaded()
     with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
         model = forgetful() if short_hearing else model
@@ -116,7 +118,7 @@ class SmallEngine:
         self.sessions = Sessions(self.duplex, self.parts.language, self.desk, self.loop, self.config)
         self.events: dict[str, list[Event]] = defaultdict(list)
 
-    def open(self, name: str, config: SessionConfig = QUIET, prompt: Prompt | None = None) -> Session:
+    def open(self, name: str, config: SessionConfig = QUIET, prompt: SystemPrompt | None = None) -> Session:
         """A session that is ready for its first unit."""
         session = self.sessions.open(name, config, self.events[name].append)
         self.sessions.prepare(session, prompt or make_prompt())
@@ -186,10 +188,10 @@ def voice(number: int) -> Voice:
     return make_voice(number)
 
 
-def make_prompt(text: str = "You are kind.", ref: int | None = None, speaker: int | None = None) -> Prompt:
+def make_prompt(text: str = "You are kind.", ref: int | None = None, speaker: int | None = None) -> SystemPrompt:
     """ref: seed of the sound that the language model hears. speaker: number of the voice."""
     sound = None if ref is None else make_sound(1000 + ref)
-    return Prompt.of(text, sound, None if speaker is None else voice(speaker))
+    return SystemPrompt.of(text, sound, None if speaker is None else voice(speaker))
 
 
 class Director(Observer):
@@ -222,7 +224,7 @@ def told(event: Event) -> tuple[Any, ...]:
     """All of an event that may not differ from one run to another."""
     if isinstance(event, Failure):
         return "failure", event.unit, type(event.error).__name__
-    if isinstance(event, Partial):
+    if isinstance(event, PartialResult):
         return "partial", event.unit, event.text, bits(event.pcm)
     kept = {name: value for name, value in vars(event).items() if name not in ("session", "times", "pcm")}
     return "result", *kept.items(), ("pcm", bits(event.pcm))
@@ -244,12 +246,12 @@ def assert_told(name: str, got: Sequence[Event], expected: Sequence[Event]) -> N
     assert len(got) == len(expected), f"{name}: expected {len(expected)} events, got {len(got)}"
 
 
-def assert_mirrors(duplex: Duplex, slot: int) -> None:
+def assert_mirrors(duplex: UnitSteps, slot: int) -> None:
     """What the host believes of a slot is what its tensors say."""
     at, state, held = duplex.counters(slot), duplex.state, duplex.context._held.get(slot)
     pairs = {
-        "context rows": (at.llm_rows, state.llm.lengths),
-        "context position": (at.llm_rows + (held.ahead if held else 0), state.llm.positions),
+        "context rows": (at.context_len, state.llm.lengths),
+        "context position": (at.context_len + (held.ahead if held else 0), state.llm.positions),
         "text draws": (at.draws, state.text.draws),
         "tokens remembered": (at.remembered, state.text.count),
         "chunk start": (at.chunk_start, state.text.chunk_start),
@@ -260,8 +262,8 @@ def assert_mirrors(duplex: Duplex, slot: int) -> None:
     }
     if not duplex.speaker.is_in_call(slot):  # within a call the host counts when it looks
         pairs["speech rows"] = (at.speech_rows, state.speech.cache.lengths, state.speech.cache.positions)
-        pairs["code draws"] = (at.code_draws, state.speech.sampler.draws)
-        pairs["codes remembered"] = (at.codes_remembered, state.speech.sampler.count)
+        pairs["code draws"] = (at.speech_draws, state.speech.sampler.draws)
+        pairs["codes remembered"] = (at.tokens_remembered, state.speech.sampler.count)
     wrong = {what: (own, [int(t[slot]) for t in tensors]) for what, (own, *tensors) in pairs.items()}
     wrong = {what: pair for what, pair in wrong.items() if set(pair[1]) != {pair[0]}}
     assert not wrong, f"slot {slot}: expected the host's counts on the device, got {wrong}"

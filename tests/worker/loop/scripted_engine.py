@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from models.token2wav.settings import SILENCE_CODE
+from models.token2wav.settings import SILENCE_TOKEN
 from models.token2wav.vocoder import Chunk
 from models.token2wav.windows import Window
 from tests.worker.loop.engines import QUIET, SmallEngine, make_config, make_prompt, voice
@@ -17,7 +17,7 @@ from worker.loop.observer import Observer
 from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.session import Session
 
-SILENCE = (SILENCE_CODE,) * 3
+SILENCE = (SILENCE_TOKEN,) * 3
 
 
 class Spoken(NamedTuple):
@@ -26,7 +26,7 @@ class Spoken(NamedTuple):
     start: int
     n_rows: int
     least: int
-    codes: list[int]
+    speech_tokens: list[int]
 
 
 @dataclass
@@ -43,16 +43,16 @@ class LoopLog:
     n_samples: int = 0
 
     @property
-    def codes(self) -> list[int]:
+    def speech_tokens(self) -> list[int]:
         """All codes drawn, in order."""
-        return [code for call in self.spoke for code in call.codes]
+        return [code for call in self.spoke for code in call.speech_tokens]
 
     @property
     def voiced_codes(self) -> list[tuple[int, ...]]:
         """What the vocoder got of each turn, every code once, the silence in front included."""
         turns: list[tuple[int, ...]] = [()]
         for window in self.voiced:
-            turns[-1] += window.codes if window.last else window.codes[: -len(SILENCE)]
+            turns[-1] += window.speech_tokens if window.last else window.speech_tokens[: -len(SILENCE)]
             if window.last:
                 turns.append(())
         return turns if turns[-1] else turns[:-1]
@@ -93,11 +93,11 @@ class Puppet(Observer):
     def prefilled(self, session: str, logits: Tensor) -> None:
         self.record[session].logits.append(logits.clone())
 
-    def spoke(self, session: str, start: int, rows: Tensor, least: int, codes: list[int]) -> None:
-        self.record[session].spoke.append(Spoken(start, len(rows), least, codes))
+    def spoke(self, session: str, start: int, rows: Tensor, least: int, speech_tokens: list[int]) -> None:
+        self.record[session].spoke.append(Spoken(start, len(rows), least, speech_tokens))
 
-    def voiced(self, session: str, codes: tuple[int, ...], last: bool) -> None:
-        self.record[session].voiced.append(Window(codes, last))
+    def voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
+        self.record[session].voiced.append(Window(speech_tokens, last))
 
     def done(self, session: str, event: Event) -> None:
         if isinstance(event, UnitResult) and event.pcm is not None:
@@ -158,9 +158,9 @@ class PuppetEngine(SmallEngine):
         waiting = session.voice.windows.waiting
         assert waiting == SILENCE, f"codes on their way to the vocoder: expected silence, got {waiting}"
         assert not session.voice.draining, "expected nothing left to drain"
-        codes = tuple(range(100, 107))
+        speech_tokens = tuple(range(100, 107))
         new = self.vocoder.open(voice(0), session.config.euler_steps)
-        own, fresh = (self.vocoder.speak([Chunk(slot, codes, True)])[0] for slot in (session.voice.slot, new))
+        own, fresh = (self.vocoder.speak([Chunk(slot, speech_tokens, True)])[0] for slot in (session.voice.slot, new))
         self.vocoder.close(new)
         assert torch.equal(own, fresh), "sound of a new turn: expected a fresh vocoder's, got another"
 

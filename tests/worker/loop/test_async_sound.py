@@ -6,23 +6,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from models.stages.speech_steps import Look
+from models.stages.speech_steps import Poll
 from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, ToneVocoder, make_parts, short_chunks
 from tests.worker.loop.engines import QUIET, assert_told, short_speech, told, voice
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.chat.config import HalfDuplexConfig, PromptOptions
-from worker.loop.results import Event, Partial, ReplyResult, UnitResult
+from worker.loop.results import Event, PartialResult, ReplyResult, UnitResult
 
 ASKED = "Hello there, how are you?"
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return make_parts()
 
 
 @pytest.fixture(scope="module")
-def expected(parts: Parts) -> list[Event]:
+def expected(parts: EngineParts) -> list[Event]:
     """A spoken answer whose sound is there at once."""
     engine = AnsweringEngine(parts)
     with short_chunks(), short_speech():
@@ -34,7 +34,7 @@ def expected(parts: Parts) -> list[Event]:
 
 
 @pytest.fixture
-def engine(parts: Parts) -> Iterator[AnsweringEngine]:
+def engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
     """One whose sound is held back."""
     engine = AnsweringEngine(parts)
     engine.vocoder.is_held = True
@@ -45,7 +45,7 @@ def engine(parts: Parts) -> Iterator[AnsweringEngine]:
 
 
 def is_sound(event: Event) -> bool:
-    return isinstance(event, Partial) and event.pcm is not None
+    return isinstance(event, PartialResult) and event.pcm is not None
 
 
 def on_the_way(vocoder: ToneVocoder) -> int:
@@ -68,7 +68,7 @@ def land_all(engine: AnsweringEngine) -> None:
 def assert_as_expected(events: Sequence[Event], expected: Sequence[Event]) -> None:
     """The same words, the same sounds in the same order, the same outcome behind all of them."""
     assert told(events[-1]) == told(expected[-1]), f"outcome: expected {expected[-1]}, got {events[-1]}"
-    for kind in (is_sound, lambda event: isinstance(event, Partial) and not is_sound(event)):
+    for kind in (is_sound, lambda event: isinstance(event, PartialResult) and not is_sound(event)):
         got, wanted = ([told(event) for event in one if kind(event)] for one in (events, expected))
         assert got == wanted, f"expected {wanted}, got {got}"
 
@@ -115,7 +115,7 @@ def test_sound_does_not_wait_for_codes(
         """Here once a sound has left that arrived meanwhile."""
 
         def __init__(self, slots: Sequence[int]):
-            self._look, self._has_let_land = start(slots), False
+            self._poll, self._has_let_land = start(slots), False
 
         @property
         def is_here(self) -> bool:
@@ -125,8 +125,8 @@ def test_sound_does_not_wait_for_codes(
             n_sounds.append(sum(is_sound(event) for event in engine.events["a"]))
             return n_sounds[-1] > 0
 
-        def take(self) -> list[Look]:
-            return self._look.take()
+        def take(self) -> list[Poll]:
+            return self._poll.take()
 
     monkeypatch.setattr(engine.duplex.speaker, "start_look", SlowLook)
     engine.ask("b", ASKED, config=SPOKEN)
@@ -198,9 +198,9 @@ def test_a_round_taken_back_meanwhile(engine: AnsweringEngine) -> None:
 
     ask()
     until_only_sound_is_left(engine)
-    n_rows, n_told = engine.duplex.runner.llm_rows(session.slot), len(events)
+    n_rows, n_told = engine.duplex.runner.context_len(session.slot), len(events)
     assert engine.answers.take_back(session), "expected a round to take back"
-    assert engine.duplex.runner.llm_rows(session.slot) < n_rows
+    assert engine.duplex.runner.context_len(session.slot) < n_rows
     ask()
     until_only_sound_is_left(engine)
     land_all(engine)

@@ -7,14 +7,14 @@ from unittest import mock
 
 import pytest
 
-from models.stages.speech_steps import Look, Readback, Speaker
+from models.stages.speech_steps import Poll, Readback, Speaker
 from tests.worker.chat.reply_engine import MAX_TURNS, SPOKEN, AnsweringEngine, make_parts, short_chunks
 from tests.worker.loop.engines import ALOUD, QUIET, assert_told, short_speech
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.loop.job import SpeechCall
 from worker.loop.observer import Observer
 from worker.loop.results import Event, UnitResult
-from worker.loop.speech_stages import MAX_LOOKS
+from worker.loop.speech_stages import MAX_POLLS
 
 ASKED = "Hello there, how are you?"
 
@@ -24,23 +24,23 @@ class HeldLook:
 
     all: ClassVar[list["HeldLook"]] = []
 
-    def __init__(self, look: Readback):
-        self._look, self.is_here, self.is_taken = look, False, False
+    def __init__(self, poll: Readback):
+        self._poll, self.is_here, self.is_taken = poll, False, False
         HeldLook.all.append(self)
 
-    def take(self) -> list[Look]:
+    def take(self) -> list[Poll]:
         assert self.is_here and not self.is_taken, "expected codes that have arrived to be seen, once"
         self.is_taken = True
-        return self._look.take()
+        return self._poll.take()
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return make_parts()
 
 
 @pytest.fixture(scope="module")
-def expected(parts: Parts) -> list[Event]:
+def expected(parts: EngineParts) -> list[Event]:
     """A spoken answer of an engine that sees codes before it asks for more."""
     engine = AnsweringEngine(parts)
     with short_chunks(), short_speech():
@@ -50,7 +50,7 @@ def expected(parts: Parts) -> list[Event]:
 
 
 @pytest.fixture
-def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
+def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
     """One that draws beside, whose codes are held back; ahead in every call, also where one ends sooner."""
     HeldLook.all = []
     monkeypatch.setattr(Speaker, "is_beside", True)
@@ -65,18 +65,18 @@ def engine(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringE
 
 
 def on_the_way() -> list[HeldLook]:
-    return [look for look in HeldLook.all if not look.is_here]
+    return [poll for poll in HeldLook.all if not poll.is_here]
 
 
 def until_codes_are_awaited(engine: AnsweringEngine) -> None:
-    engine.run_until(lambda: len(on_the_way()) == MAX_LOOKS)
+    engine.run_until(lambda: len(on_the_way()) == MAX_POLLS)
 
 
 def let_all_arrive(engine: AnsweringEngine) -> None:
     while not engine.loop.is_idle:
         engine.run_until(lambda: bool(on_the_way()) or engine.loop.is_idle)
-        for look in on_the_way()[:1]:
-            look.is_here = True
+        for poll in on_the_way()[:1]:
+            poll.is_here = True
         engine.step()
 
 
@@ -87,8 +87,8 @@ def test_more_is_asked_for_before_the_first_is_seen(engine: AnsweringEngine, exp
     n_drawn = job.calls[0].n_drawn
     for _ in range(3):
         engine.step()
-    assert len(on_the_way()) == MAX_LOOKS and job.calls[0].n_drawn == n_drawn, "expected no more than that"
-    assert not job.windows and job.n_codes == 0, "expected nothing to be voiced that nobody has seen"
+    assert len(on_the_way()) == MAX_POLLS and job.calls[0].n_drawn == n_drawn, "expected no more than that"
+    assert not job.windows and job.n_speech_tokens == 0, "expected nothing to be voiced that nobody has seen"
     let_all_arrive(engine)
     assert_told("answer", engine.heard("a"), expected)
 
@@ -119,20 +119,20 @@ def test_whoever_listens_does_not_wait(engine: AnsweringEngine, expected: list[E
         engine.send(session, number, force_listen=True)
         engine.run_until(lambda: not session.is_busy and not session.waiting)
         assert isinstance(engine.take("listens")[-1], UnitResult), "expected a unit to end meanwhile"
-    assert len(on_the_way()) == MAX_LOOKS, "expected the codes not to have been waited for"
+    assert len(on_the_way()) == MAX_POLLS, "expected the codes not to have been waited for"
     let_all_arrive(engine)
     assert_told("answer", engine.heard("a"), expected)
 
 
-@pytest.mark.parametrize("arrived", [0, 1, MAX_LOOKS])
+@pytest.mark.parametrize("arrived", [0, 1, MAX_POLLS])
 def test_codes_that_are_undone_are_drawn_again(engine: AnsweringEngine, expected: list[Event], arrived: int) -> None:
     """As when a step of the same answer fails and all of its slot goes back."""
     engine.ask("a", ASKED, config=SPOKEN)
     until_codes_are_awaited(engine)
     (job,) = engine.loop.jobs
     engine.duplex.rewind_speech(job.slot, job.calls[0].at)
-    for look in HeldLook.all[:arrived]:
-        look.is_here = True
+    for poll in HeldLook.all[:arrived]:
+        poll.is_here = True
     let_all_arrive(engine)
     assert_told("answer", engine.heard("a"), expected)
 
@@ -160,8 +160,8 @@ def talk(engine: AnsweringEngine, names: Sequence[str], late: random.Random | No
         for _ in range(MAX_TURNS):
             if not engine.step():
                 break
-            for look in on_the_way()[: late.randrange(2)] if late else ():
-                look.is_here = True
+            for poll in on_the_way()[: late.randrange(2)] if late else ():
+                poll.is_here = True
         assert engine.loop.is_idle, f"unit {unit}: expected an end within {MAX_TURNS} turns of the loop"
     for session in sessions:
         engine.sessions.close(session)
@@ -169,7 +169,7 @@ def talk(engine: AnsweringEngine, names: Sequence[str], late: random.Random | No
 
 
 @pytest.fixture(scope="module")
-def said(parts: Parts) -> list[Event]:
+def said(parts: EngineParts) -> list[Event]:
     """What one session comes to by itself, of an engine that sees codes before it asks for more."""
     with short_speech():
         (events,) = talk(AnsweringEngine(parts, Turns()), ["alone"]).values()
@@ -205,8 +205,8 @@ def test_the_loop_rests_and_does_not_hurry(engine: AnsweringEngine) -> None:
     with mock.patch("worker.loop.speech_stages.time.sleep") as sleep:
         engine.step()
         assert sleep.call_count == 1, f"expected one short rest, got {sleep.call_count}"
-        for look in on_the_way():
-            look.is_here = True
+        for poll in on_the_way():
+            poll.is_here = True
         engine.step()
         assert sleep.call_count == 1, "expected none where codes have arrived"
     let_all_arrive(engine)
@@ -215,14 +215,14 @@ def test_the_loop_rests_and_does_not_hurry(engine: AnsweringEngine) -> None:
 def test_times_of_what_was_asked_ahead_do_not_overlap(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speech takes as long as codes were on their way, however many looks were."""
     now, seconds = [0.0], 0.0
-    monkeypatch.setattr(engine.loop._crew, "clock", lambda: now[0])
+    monkeypatch.setattr(engine.loop._batch, "clock", lambda: now[0])
     engine.ask("a", ASKED, config=SPOKEN)
     while not engine.loop.is_idle:
         jobs = engine.loop.jobs[:]
         for _ in range(3):
             engine.step()
-        for look in on_the_way()[:1]:
-            look.is_here = True
+        for poll in on_the_way()[:1]:
+            poll.is_here = True
             now[0] += 1
             seconds += 1
     assert seconds > 1

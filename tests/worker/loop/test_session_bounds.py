@@ -41,7 +41,7 @@ def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
 
 def assert_every_row_is_known(engine: PuppetEngine, session: Session, what: str) -> None:
     window, device = session.window, engine.rows(session)
-    counted = engine.duplex.runner.llm_rows(session.slot)
+    counted = engine.duplex.runner.context_len(session.slot)
     assert counted == device, f"{what}: expected the host to count {device} rows, got {counted}"
     known = window.preserve + sum(unit.length for unit in window.units)
     held = device + len(session.pending)

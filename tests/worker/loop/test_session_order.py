@@ -57,7 +57,7 @@ def test_a_unit_is_closed_before_the_next_one_begins(engine: PuppetEngine, ls_mo
         engine.settle()
         told = [event for event in engine.take(name) if isinstance(event, UnitResult)]
         assert [one.index for one in told] == [1, 2, 3, 4], f"results: expected in order, got {told}"
-        rows.append(([one.llm_rows for one in told], [unit.length for unit in session.window.units]))
+        rows.append(([one.context_len for one in told], [unit.length for unit in session.window.units]))
         fed.append([rows.ids.tolist() for what, _, rows in engine.record(name).fed if what == "prefill"])
     assert rows[0] == rows[1], f"context rows: expected {rows[1]}, got {rows[0]}"
     special = engine.special
@@ -68,7 +68,7 @@ def test_a_unit_is_closed_before_the_next_one_begins(engine: PuppetEngine, ls_mo
 
 def test_closing_while_a_unit_runs_harms_nobody(engine: PuppetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every stage of the unit: its slot comes back empty, a neighbour and the next session never notice."""
-    monkeypatch.setattr(duplex_job, "EARLY_CODES", 3)  # codes in several steps
+    monkeypatch.setattr(duplex_job, "EARLY_SPEECH_TOKENS", 3)  # codes in several steps
     alone = engine.start("alone", ALOUD, *[HELLO] * 3)
     results(engine.run(alone, 1))
     for number in (1, 2):

@@ -21,7 +21,7 @@ from tests.worker.loop.scripted_engine import SILENCE, PuppetEngine, results
 from worker.config.session import SessionConfig
 from worker.engine import Engine
 from worker.loop import duplex_job
-from worker.loop.results import Failure, Partial, UnitResult
+from worker.loop.results import Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError, Session
 
 HELLO = "<|speak|>Hello there"
@@ -56,7 +56,7 @@ def test_the_end_of_a_turn_and_then_listen_is_spoken(engine: PuppetEngine) -> No
     [call] = engine.record("a").spoke
     n_rows = len(engine.ids("Hello there<|turn_eos|>")) + 1
     assert call.n_rows == n_rows, f"rows spoken from: expected {n_rows}, got {call.n_rows}"
-    assert engine.record("a").voiced_codes == [SILENCE + tuple(call.codes)], "expected every code to be voiced"
+    assert engine.record("a").voiced_codes == [SILENCE + tuple(call.speech_tokens)], "expected every code to be voiced"
     assert result.pcm is not None and result.pcm.any(), "expected sound, got none"
     engine.assert_silent_voice(session)
 
@@ -92,7 +92,7 @@ def test_half_a_character_is_told_at_the_end_of_the_turn(engine: PuppetEngine) -
 
 
 def assert_quiet(engine: PuppetEngine, result: UnitResult) -> None:
-    decided = result.is_listen, result.end_of_turn, result.n_codes
+    decided = result.is_listen, result.end_of_turn, result.n_speech_tokens
     assert decided == (True, True, 0), f"expected a silent unit that ends the turn, got {decided}"
     special = engine.special
     ends = result.tokens[-2:]
@@ -104,7 +104,7 @@ def assert_speaks_afresh(engine: PuppetEngine, session: Session, result: UnitRes
     record = engine.record(session.id)
     call = record.spoke[-1]
     assert (call.start, call.least) == (0, 0), f"code model: expected the start of a turn, got {call}"
-    assert record.voiced[-1].codes[:3] == SILENCE, f"vocoder: expected silence first, got {record.voiced[-1]}"
+    assert record.voiced[-1].speech_tokens[:3] == SILENCE, f"vocoder: expected silence first, got {record.voiced[-1]}"
     assert result.text == "Hello there" and not result.is_listen, f"expected words, got {result}"
 
 
@@ -138,7 +138,7 @@ def test_quiet_while_a_turn_drains_resets_speech(engine: PuppetEngine, how: str)
     if how == "broken":
         engine.sessions.break_speech(session)
     [result] = results([engine.say(session, 5, force_listen=how == "forced")])
-    decided = result.is_listen, result.end_of_turn, result.n_codes
+    decided = result.is_listen, result.end_of_turn, result.n_speech_tokens
     assert decided == (True, True, 0), f"expected a silent unit that ends the turn, got {decided}"
     engine.assert_silent_voice(session)
 
@@ -182,7 +182,7 @@ def test_a_break_resets_speech_completely(engine: PuppetEngine) -> None:
 def send_and_stop_in_its_speech(engine: PuppetEngine, session: Session) -> None:
     """Run a unit until some of its codes are drawn."""
     engine.send(session, 7)
-    with mock.patch.object(duplex_job, "EARLY_CODES", 3):
+    with mock.patch.object(duplex_job, "EARLY_SPEECH_TOKENS", 3):
         while engine.step():
             [job] = engine.loop.jobs
             if job.calls and job.calls[0].is_begun:
@@ -199,7 +199,7 @@ def test_a_break_while_codes_are_drawn_voices_no_more_of_them(engine: PuppetEngi
     engine.settle()
     *said, result = engine.take("a")[n_told:]
     assert not said, f"expected nothing but the result, got {said}"
-    decided = result.is_listen, result.end_of_turn, result.text, result.n_codes < CODES
+    decided = result.is_listen, result.end_of_turn, result.text, result.n_speech_tokens < CODES
     assert decided == (True, True, "Hello there", True), f"expected no more speech and the turn's end, got {decided}"
     ends = names(engine, session.pending)
     expected = "<|turn_eos|><|chunk_eos|></unit>" if mode == "explicit" else "<|turn_eos|></unit>"
@@ -207,7 +207,7 @@ def test_a_break_while_codes_are_drawn_voices_no_more_of_them(engine: PuppetEngi
     assert names(engine, result.tokens).endswith(expected.removesuffix("</unit>")), f"got {result.tokens}"
     assert session.window.length == engine.rows(session) + len(session.pending), "expected every row to be counted"
     drawn = int(engine.duplex.state.speech.sampler.draws[session.slot])
-    counted = engine.duplex.counters(session.slot).code_draws
+    counted = engine.duplex.counters(session.slot).speech_draws
     assert drawn == counted, f"random numbers used: expected those of finished units, {counted}, got {drawn}"
     [after] = results(engine.run(session, 1))
     assert_speaks_afresh(engine, session, after)
@@ -275,7 +275,7 @@ def test_a_stopped_session_refuses_units_and_forgets_those_that_wait(engine: Pup
     with pytest.raises(OrderError, match="a: unit: expected a session that is open, got stopped"):
         engine.send(session, 3)
     engine.settle()
-    done = [event for event in engine.take("a") if not isinstance(event, Partial)]
+    done = [event for event in engine.take("a") if not isinstance(event, PartialResult)]
     dropped = [event for event in done if isinstance(event, Failure)]
     assert len(dropped) == 2, f"expected to hear of the two that waited, got {done}"
     ran = [event for event in done if event not in dropped]

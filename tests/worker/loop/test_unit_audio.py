@@ -27,7 +27,7 @@ from worker.config.session import WindowConfig
 from worker.engine import Engine
 from worker.loop.results import Failure
 from worker.loop.session import Session, UnitInput
-from worker.loop.sessions import Prompt
+from worker.loop.sessions import SystemPrompt
 
 CHATTY = "<|speak|>one two three four five"
 
@@ -78,7 +78,7 @@ def test_a_session_changes_nothing_in_the_reference_voice_of_the_next() -> None:
     engine, prompts = PuppetEngine(make_config(snapshots=0)), []
     voices = [np.concatenate((make_sound(number), np.zeros(8000, np.float32))) for number in (1, 2)]
     for name, sound in (("fresh", voices[0]), ("later", voices[0]), ("other", voices[1])):
-        session = engine.open(name, QUIET, Prompt.of("You are kind.", sound))
+        session = engine.open(name, QUIET, SystemPrompt.of("You are kind.", sound))
         prompts.append(engine.record(name).fed[0][2].media)
         for number in range(6):
             results([hear(engine, session, 5 * make_sound(number))])
@@ -254,4 +254,4 @@ def test_slices_of_pictures_are_counted(engine: PuppetEngine) -> None:
     engine.settle()
     result = engine.take("a")[-1]
     assert result.n_slices == len(wide) == 3, f"slices of a wide picture: expected 3, got {result.n_slices}"
-    assert result.llm_rows - session.window.length == -2, "expected every row to be counted"
+    assert result.context_len - session.window.length == -2, "expected every row to be counted"

@@ -7,7 +7,7 @@ import pytest
 
 from models.inputs.tokens import Tokenizer
 from tests.worker.loop.decoder_helpers import BOS, CUT, END, LISTEN, SPEAK, TTS_CUT, both, check, drive, make
-from worker.loop.unit_decoder import ControlTokens, Step
+from worker.loop.unit_decoder import ControlTokens, DecoderStep
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 
@@ -46,11 +46,11 @@ def test_both_cuts_end_a_unit(compat: bool, terminator: int) -> None:
 @both
 def test_the_first_token_is_fed_and_never_spoken(compat: bool) -> None:
     talk = make(compat=compat)
-    assert talk.start() == Step(None, None, True)
-    assert talk.take(5) == Step(5, None, True)
-    assert talk.take(6) == Step(6, 0, True)
-    assert talk.take(7) == Step(7, 1, True)
-    assert talk.take(CUT) == Step(None, None, False)
+    assert talk.start() == DecoderStep(None, None, True)
+    assert talk.take(5) == DecoderStep(5, None, True)
+    assert talk.take(6) == DecoderStep(6, 0, True)
+    assert talk.take(7) == DecoderStep(7, 1, True)
+    assert talk.take(CUT) == DecoderStep(None, None, False)
     assert (talk.spoken, talk.res_ids) == ([6, 7], [5, 6, 7])
 
 
@@ -163,7 +163,7 @@ def test_force_listens_and_leaves_the_turn(compat: bool) -> None:
 @both
 def test_override_closes_an_open_turn(compat: bool) -> None:
     talk = make(compat=compat, turn_open=True, override=True)
-    assert talk.start() == Step(END, None, False)
+    assert talk.start() == DecoderStep(END, None, False)
     run = drive(make(compat=compat, turn_open=True, override=True), [])
     check(run, [END], terminator=LISTEN, all_ids=[END, LISTEN], spoken=[], res_ids=[], is_listen=True, turn_open=False)
     check(run, [END], end_of_turn=not compat, forced_end=True)
@@ -199,7 +199,7 @@ def test_interrupt_before_the_first_token(compat: bool) -> None:
 def test_interrupt_after_start_without_a_turn(compat: bool) -> None:
     talk = make(compat=compat)
     talk.start()
-    assert talk.interrupt() == Step(None, None, False)
+    assert talk.interrupt() == DecoderStep(None, None, False)
     assert (talk.is_listen, talk.end_of_turn, talk.forced_end) == (True, True, False)
 
 

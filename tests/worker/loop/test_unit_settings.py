@@ -156,7 +156,7 @@ def codes_of(engine: PuppetEngine, name: str, **knobs: Any) -> list[int]:
     engine.end_with(session, None)
     results(engine.run(session, 1))
     engine.sessions.close(session)
-    return engine.record(name).codes
+    return engine.record(name).speech_tokens
 
 
 def test_tts_temperature_of_each_session(engine: PuppetEngine) -> None:
@@ -180,7 +180,7 @@ def test_generate_audio_of_each_session(engine: PuppetEngine) -> None:
         session = engine.start(name, given(ALOUD, generate_audio=speaks), CHATTY, speaker=0)
         [result] = results(engine.run(session, 1))
         assert result.text, "expected text, got none"
-        assert (result.n_codes > 0) == speaks, f"{name}: got {result.n_codes} codes"
+        assert (result.n_speech_tokens > 0) == speaks, f"{name}: got {result.n_speech_tokens} codes"
         assert (result.pcm is not None) == speaks, f"{name}: got sound {result.pcm}"
         assert (session.voice.slot is not None) == speaks, f"{name}: got vocoder slot {session.voice.slot}"
 

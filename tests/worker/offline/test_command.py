@@ -16,7 +16,7 @@ import pytest
 import soundfile
 
 from models.stages.context_mover import ContextMover
-from models.stages.unit_steps import Duplex
+from models.stages.unit_steps import UnitSteps
 from worker import media
 from worker.engine import Engine
 from worker.loop.text_stages import TextStages
@@ -208,7 +208,7 @@ def failing(method: Callable, on_call: int) -> Callable:
 @pytest.mark.parametrize(
     ("owner", "method", "on_call", "flags"),
     [
-        (Duplex, "hear", 2, []),
+        (UnitSteps, "hear", 2, []),
         # The result is out when the window moves, which lets every unit go; the session has to start anew.
         (ContextMover, "drop", 2, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
     ],

@@ -7,33 +7,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.loop.results import Failure, StageTimes, UnitResult
-from worker.offline.reply import Outcome, Standing, Turn, sound, starts, to_json, transcript, turns
+from worker.offline.reply import OfflineState, TranscriptTurn, UnitOutcome, sound, starts, to_json, transcript, turns
 from worker.offline.table import header, row
 
 RATE = 24_000
-SILENT, OPEN, DRAINING = Standing(True, False, False), Standing(True, True, False), Standing(True, False, True)
+SILENT, OPEN, DRAINING = (
+    OfflineState(True, False, False),
+    OfflineState(True, True, False),
+    OfflineState(True, False, True),
+)
 LENGTHS = st.lists(st.just(0) | st.integers(0, 3 * RATE), max_size=12)
 
 
 def outcomes(
-    *told: tuple[str | None, Standing] | Exception, pcm: list[np.ndarray | None] | None = None
-) -> list[Outcome]:
+    *told: tuple[str | None, OfflineState] | Exception, pcm: list[np.ndarray | None] | None = None
+) -> list[UnitOutcome]:
     """One for each (text, standing behind it); None listens."""
     made, before = [], SILENT
     for index, one in enumerate(told):
         if isinstance(one, Exception):
-            made.append(Outcome(index, Failure("s", index + 1, one), before, before))
+            made.append(UnitOutcome(index, Failure("s", index + 1, one), before, before))
             continue
         text, after = one
         result = UnitResult(
             "s", index + 1, text is None, text or "", not after.is_speaking, pcm[index] if pcm else None
         )
-        made.append(Outcome(index, result, before, after))
+        made.append(UnitOutcome(index, result, before, after))
         before = after
     return made
 
 
-def with_sound(*lengths: int) -> list[Outcome]:
+def with_sound(*lengths: int) -> list[UnitOutcome]:
     pcm = [np.full(n, 0.1 * (k + 1), np.float32) if n else None for k, n in enumerate(lengths)]
     return outcomes(*[("a", OPEN)] * len(lengths), pcm=pcm)
 
@@ -96,26 +100,26 @@ def test_turns() -> None:
         )
     )
     assert got == [
-        Turn(1, 4, "Hello there."),
-        Turn(6, 6, "Yes."),
-        Turn(7, 10, "No way"),
-        Turn(10, 12, "Well."),
-        Turn(12, 12, "So."),
+        TranscriptTurn(1, 4, "Hello there."),
+        TranscriptTurn(6, 6, "Yes."),
+        TranscriptTurn(7, 10, "No way"),
+        TranscriptTurn(10, 12, "Well."),
+        TranscriptTurn(12, 12, "So."),
     ]
 
 
 def test_a_turn_that_is_broken_off() -> None:
     broken = outcomes(("One", OPEN), (None, SILENT), ("two", OPEN), (None, OPEN), (" three", OPEN))
-    assert turns(broken) == [Turn(0, 0, "One"), Turn(2, 4, "two three")]
+    assert turns(broken) == [TranscriptTurn(0, 0, "One"), TranscriptTurn(2, 4, "two three")]
 
 
 def test_a_turn_that_begins_without_words() -> None:
     got = turns(outcomes(("One.", DRAINING), ("", OPEN), ("Two.", SILENT)))
-    assert got == [Turn(0, 1, "One."), Turn(1, 2, "Two.")]
+    assert got == [TranscriptTurn(0, 1, "One."), TranscriptTurn(1, 2, "Two.")]
 
 
 def test_a_turn_without_words() -> None:
-    assert turns(outcomes(("", OPEN), ("", SILENT), (None, SILENT))) == [Turn(0, 1, "")]
+    assert turns(outcomes(("", OPEN), ("", SILENT), (None, SILENT))) == [TranscriptTurn(0, 1, "")]
 
 
 def test_transcript() -> None:
@@ -139,13 +143,13 @@ def test_rows_are_lines_in_columns() -> None:
     result = UnitResult("s", 8, False, 'a\n\x1b"b', True, np.zeros(840 * 24, np.float32), 3, 25, 99, times=times)
     stages = "total wait see hear prefill decode condition speech sound finalize"
     assert header().split("|")[1].split() == stages.split()
-    names, cells = header().split(), row(Outcome(7, result, OPEN, SILENT)).split()
+    names, cells = header().split(), row(UnitOutcome(7, result, OPEN, SILENT)).split()
     shown = dict(zip(names, cells, strict=False))
     assert {name: shown[name] for name in ("unit", "decision", "tokens", "codes", "sound_ms", "rows")} == {
         **{"unit": "7", "decision": "SPEAK", "tokens": "3", "codes": "25", "sound_ms": "840", "rows": "99"}
     }
     assert (shown["total"], shown["wait"], shown["decode"], shown["sound"]) == ("123.5", "0.2", "12.3", "5.0")
-    assert row(Outcome(7, result, OPEN, SILENT)).endswith(r""" | 'a\n\x1b"b' (end of turn)""")
+    assert row(UnitOutcome(7, result, OPEN, SILENT)).endswith(r""" | 'a\n\x1b"b' (end of turn)""")
     bars = {
         tuple(i for i, letter in enumerate(line) if letter == "|")
         for line in (header(), *map(row, outcomes((None, SILENT), KeyError("x"))))

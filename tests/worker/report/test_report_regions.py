@@ -12,7 +12,7 @@ from torch import Tensor
 from models.errors import SettingsError
 from tests.models.graphs.fake_captures import replay_on_cpu
 from tests.worker.loop.engines import make_config, make_parts
-from worker.assembly.parts import Parts
+from worker.assembly.parts import EngineParts
 from worker.compile.state import RegionState, TargetPhase, TargetState
 from worker.compile.tuning import Tuned, tune
 from worker.config.compile import TARGETS, CompileConfig
@@ -33,7 +33,7 @@ def forgotten() -> None:
     torch._dynamo.reset()
 
 
-def make(compile_config: CompileConfig = SETTINGS) -> tuple[Parts, EngineConfig]:
+def make(compile_config: CompileConfig = SETTINGS) -> tuple[EngineParts, EngineConfig]:
     config = make_config(2, compile=compile_config)
     return make_parts(config), config
 
@@ -53,7 +53,7 @@ def slanted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
     return lambda *given: tuple(map(off, graph.forward(*given)))
 
 
-def contents(parts: Parts) -> list[Tensor]:
+def contents(parts: EngineParts) -> list[Tensor]:
     """Everything in slots of sessions; of the vocoder what a session could see."""
     state, vocoder = parts.duplex.runner.state, parts.vocoder
     held = [tensor[: state.n_slots].clone() for tensor in state.tensors()]

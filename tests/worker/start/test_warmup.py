@@ -179,7 +179,7 @@ def test_a_file_longer_than_the_context() -> None:
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
         feed, held = engine.parts.duplex.feed, []
         engine.parts.duplex.feed = lambda slots, *rest: (
-            held.append(engine.parts.duplex.runner.llm_rows(slots[0])) or feed(slots, *rest)
+            held.append(engine.parts.duplex.runner.context_len(slots[0])) or feed(slots, *rest)
         )
         report, _ = warm(engine, 8)
         assert_clean(engine)
@@ -196,12 +196,12 @@ def test_speech_is_touched_if_no_unit_spoke(speaks: bool) -> None:
     session = TALKING.model_copy(update={"generate_audio": speaks})
     with make_engine(Director(listen=1.0 if speaks else 0.0), session=session) as engine:
         parts = engine.parts
-        with counted(parts.duplex.runner.regions) as codes, counted(parts.vocoder.regions) as sounds:
+        with counted(parts.duplex.runner.regions) as speech_tokens, counted(parts.vocoder.regions) as sounds:
             report, lines = warm(engine)
         assert_clean(engine)
     assert report.fallback_used and not report.tts_triggered
     assert (set(report.decisions) == {"LISTEN"}) == speaks
-    called = {name: n for name, n in {**codes, **sounds}.items() if name in (*SPEECH_REGIONS, *SOUND_REGIONS)}
+    called = {name: n for name, n in {**speech_tokens, **sounds}.items() if name in (*SPEECH_REGIONS, *SOUND_REGIONS)}
     # A voice that is lent begins a turn with it, spoken or not.
     assert all(n == 1 or (name == "begin" and n > 1 and speaks) for name, n in called.items()), called
     (line,) = [line for line in lines if "(5/6)" in line]

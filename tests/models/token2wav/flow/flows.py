@@ -9,13 +9,13 @@ from torch import Tensor
 from models.layers.weights import assign_weights, tensor_shapes
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowRules, FlowSizes, FlowState, encode, solve, voiced
-from models.token2wav.settings import FRAMES_PER_CODE, SILENCE_CODE, DiTConfig, EncoderConfig, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN, DiTConfig, EncoderConfig, FlowConfig
 from tests.parity.token2wav.build import set_up_voice
 
 # Sizes that differ from each other wherever they may, so that a mixed-up axis has the wrong length.
 ENCODER = EncoderConfig(width=16, heads=2, inner=24, n_layers=2, n_up_layers=1)
 ESTIMATOR = DiTConfig(width=12, heads=3, head_dim=6, depth=2, mlp_ratio=2.0)
-CONFIG = FlowConfig(vocab_size=SILENCE_CODE + 1, n_mels=5, speaker_dim=7, encoder=ENCODER, estimator=ESTIMATOR)
+CONFIG = FlowConfig(vocab_size=SILENCE_TOKEN + 1, n_mels=5, speaker_dim=7, encoder=ENCODER, estimator=ESTIMATOR)
 LOOKAHEAD = ENCODER.lookahead
 N_STEPS = 2
 
@@ -42,13 +42,13 @@ def random_codes(seed: int, n: int) -> Tensor:
     return torch.randint(CONFIG.vocab_size, (n,), generator=torch.Generator().manual_seed(seed))
 
 
-def split(codes: Tensor, counts: list[int]) -> list[Chunk]:
+def split(speech_tokens: Tensor, counts: list[int]) -> list[Chunk]:
     """Chunks that voice `counts` codes each, look-ahead included; the last one voices what is left."""
     chunks, first = [], 0
     for n in counts:
-        chunks.append((codes[first : first + n + LOOKAHEAD], False))
+        chunks.append((speech_tokens[first : first + n + LOOKAHEAD], False))
         first += n
-    return [*chunks, (codes[first:], True)]
+    return [*chunks, (speech_tokens[first:], True)]
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Rig:
     voice_seed: int = 0
 
     def __post_init__(self) -> None:
-        frames = [FRAMES_PER_CODE * n for n in self.prompts]
+        frames = [FRAMES_PER_TOKEN * n for n in self.prompts]
         sizes = FlowSizes(
             n_sessions=self.n_sessions,
             n_voices=len(frames),
@@ -83,12 +83,12 @@ class Rig:
     def set_up_voices(self, seed: int) -> None:
         """Put random voices into the voice slots, whatever was there."""
         first = 0
-        for voice, n_codes in enumerate(self.prompts):
+        for voice, n_speech_tokens in enumerate(self.prompts):
             generator = torch.Generator().manual_seed(100 * seed + voice)
-            mel = torch.randn(FRAMES_PER_CODE * n_codes, self.flow.config.n_mels, generator=generator)
+            mel = torch.randn(FRAMES_PER_TOKEN * n_speech_tokens, self.flow.config.n_mels, generator=generator)
             speaker = torch.randn(self.flow.config.speaker_dim, generator=generator)
-            codes, slot = random_codes(100 * seed + voice, n_codes), self.voice_slot(voice)
-            set_up_voice(self.flow, self.state, slot, codes, mel, speaker, self.noise, self.schedule, first)
+            speech_tokens, slot = random_codes(100 * seed + voice, n_speech_tokens), self.voice_slot(voice)
+            set_up_voice(self.flow, self.state, slot, speech_tokens, mel, speaker, self.noise, self.schedule, first)
             first += len(mel)
 
     def voice_slot(self, voice: int) -> int:
@@ -114,21 +114,21 @@ class Rig:
         slots = torch.tensor([*chunks, *[self.state.scratch] * n_scratch])
         if targets is not None:
             targets = torch.tensor([targets.get(slot, slot) for slot in slots.tolist()])
-        codes = torch.full((len(slots), bucket + LOOKAHEAD), noise_code)
-        n_codes, last = torch.zeros(len(slots), dtype=torch.int64), torch.zeros(len(slots), dtype=torch.bool)
+        speech_tokens = torch.full((len(slots), bucket + LOOKAHEAD), noise_code)
+        n_speech_tokens, last = torch.zeros(len(slots), dtype=torch.int64), torch.zeros(len(slots), dtype=torch.bool)
         for row, (given, ends) in enumerate(chunks.values()):
-            codes[row, : len(given)] = given
-            n_codes[row], last[row] = len(given), ends
-        mel, n_frames = self.call(slots, codes, n_codes, last, targets)
+            speech_tokens[row, : len(given)] = given
+            n_speech_tokens[row], last[row] = len(given), ends
+        mel, n_frames = self.call(slots, speech_tokens, n_speech_tokens, last, targets)
         lengths = n_frames.tolist()
         return {slot: mel[row, : lengths[row]] for row, slot in enumerate(chunks)}
 
     def call(
-        self, slots: Tensor, codes: Tensor, n_codes: Tensor, last: Tensor, targets: Tensor | None = None
+        self, slots: Tensor, speech_tokens: Tensor, n_speech_tokens: Tensor, last: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`encode` and `solve` on padded tensors. Returns: mel [B, 2T, n_mels] and how many frames count."""
-        width, n_frames = self.state.dit.width, FRAMES_PER_CODE * voiced(n_codes, last, LOOKAHEAD)
-        mu = encode(self.flow, self.state, slots, codes, n_codes, last, width, targets=targets)
+        width, n_frames = self.state.dit.width, FRAMES_PER_TOKEN * voiced(n_speech_tokens, last, LOOKAHEAD)
+        mu = encode(self.flow, self.state, slots, speech_tokens, n_speech_tokens, last, width, targets=targets)
         mel = solve(self.flow, self.state, self.schedule, self.noise, slots, mu, n_frames, width, targets=targets)
         return mel, n_frames
 

@@ -57,10 +57,10 @@ def session() -> FlowState:
 
 def stream(chunks: list[tuple[Tensor, bool]], padding: int) -> list[Tensor]:
     state, out = session(), []
-    for codes, last in chunks:
-        n = len(codes)
+    for speech_tokens, last in chunks:
+        n = len(speech_tokens)
         T = n + padding
-        given_codes = F.pad(codes, (0, T + LOOKAHEAD - n), value=5)[None]
+        given_codes = F.pad(speech_tokens, (0, T + LOOKAHEAD - n), value=5)[None]
         mu = encode(FLOW, state, torch.tensor([0]), given_codes, torch.tensor([n]), torch.tensor([last]), width=200)
         out.append(mu[0, : 2 * (n if last else max(0, n - LOOKAHEAD))])
     return out
@@ -82,9 +82,9 @@ def test_chunks_are_the_formulas(counts, rest, padding):
     """Also where a chunk voices nothing yet, or fewer codes than a convolution's tail holds."""
     chunks = split(random_codes(7, sum(counts) + LOOKAHEAD + rest), counts)
     slow = Conformer(ENCODER, ENCODER.heads)
-    for i, ((codes, last), got) in enumerate(zip(chunks, stream(chunks, padding), strict=True)):
-        if last or len(codes) > LOOKAHEAD:
-            hidden = slow(FLOW.input_embedding(codes), last)
+    for i, ((speech_tokens, last), got) in enumerate(zip(chunks, stream(chunks, padding), strict=True)):
+        if last or len(speech_tokens) > LOOKAHEAD:
+            hidden = slow(FLOW.input_embedding(speech_tokens), last)
             expected = hidden @ FLOW.encoder_proj.weight.double().T + FLOW.encoder_proj.bias.double()
         else:
             expected = torch.zeros(0, FLOW.config.n_mels)

@@ -46,10 +46,10 @@ def test_fused_layers_are_the_plain_ones(device: str):
     slots, others = torch.tensor([1, 0], device=device), torch.tensor([3, 2], device=device)
     width = SIZES.max_prompt + HISTORY_FRAMES
     for number, (counts, last) in enumerate((([13, 5], [0, 0]), ([0, 10], [0, 1]))):
-        codes = torch.randint(6561, (2, 13), generator=generator).to(device)
-        n_codes, ends = torch.tensor(counts, device=device), torch.tensor(last, device=device).bool()
+        speech_tokens = torch.randint(6561, (2, 13), generator=generator).to(device)
+        n_speech_tokens, ends = torch.tensor(counts, device=device), torch.tensor(last, device=device).bool()
         expected, got = (
-            encode(flow, state, slots, codes, n_codes, ends, width, targets=others, run=run)
+            encode(flow, state, slots, speech_tokens, n_speech_tokens, ends, width, targets=others, run=run)
             for state, run in zip(states, (None, FusedLayers(flow.encoder)), strict=True)
         )
         slots, others = others, slots

@@ -48,10 +48,10 @@ def make_state(flow: Flow, rules: FlowRules, solver: Solver | None = None) -> Fl
     noise, schedules, start = noise_table(20, 0).cuda(), {N_STEPS: flow.schedule(N_STEPS)}, 0
     for number, n in enumerate(PROMPTS):
         slot = torch.tensor([state.scratch + 1 + number], device="cuda")
-        codes = torch.randint(6561, (1, n + 3), device="cuda", generator=generator)
+        speech_tokens = torch.randint(6561, (1, n + 3), device="cuda", generator=generator)
         mel = torch.randn(1, 2 * n, 20, device="cuda", generator=generator)
         speaker = torch.randn(1, 12, device="cuda", generator=generator)
-        counts = torch.tensor([start], device="cuda"), codes, torch.tensor([n + 3], device="cuda")
+        counts = torch.tensor([start], device="cuda"), speech_tokens, torch.tensor([n + 3], device="cuda")
         prepare_voice(flow, solver, state, schedules, noise, slot, *counts, mel, speaker, N_STEPS)
         start += 2 * n
     voices = torch.tensor([0, 1, 0, 1, 1], device="cuda") + state.scratch + 1

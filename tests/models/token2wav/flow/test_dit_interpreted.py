@@ -42,12 +42,14 @@ def make_flow() -> Flow:
 def make_state(flow: Flow, solver: Solver) -> FlowState:
     """Both sessions begin after one voice's prompt, which the solver has seen: a mel to hold on to, and one slot."""
     state, generator = FlowState(flow, SIZES), torch.Generator().manual_seed(5)
-    codes = torch.randint(6561, (1, 3 + 3), generator=generator)
+    speech_tokens = torch.randint(6561, (1, 3 + 3), generator=generator)
     mel, speaker = torch.randn(1, 6, N_MELS, generator=generator), torch.randn(1, 5, generator=generator)
     schedules = {N_STEPS: flow.schedule(N_STEPS)}
-    voice, start, n_codes = torch.tensor([[state.scratch + 1], [0], [3 + 3]])
+    voice, start, n_speech_tokens = torch.tensor([[state.scratch + 1], [0], [3 + 3]])
     noise = noise_table(N_MELS, 0)
-    prepare_voice(flow, solver, state, schedules, noise, voice, start, codes, n_codes, mel, speaker, N_STEPS)
+    prepare_voice(
+        flow, solver, state, schedules, noise, voice, start, speech_tokens, n_speech_tokens, mel, speaker, N_STEPS
+    )
     state.begin(torch.arange(N_SESSIONS), voice.expand(N_SESSIONS))
     return state
 

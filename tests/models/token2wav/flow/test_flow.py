@@ -12,7 +12,7 @@ from models.layers.weights import assign_weights
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import encode, solve
 from models.token2wav.flow.solver import time_grid
-from models.token2wav.settings import FRAMES_PER_CODE
+from models.token2wav.settings import FRAMES_PER_TOKEN
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.flow.flow_reference import Conformer, Estimator
 from tests.models.token2wav.flow.flows import CONFIG, LOOKAHEAD, Rig, random_codes, random_flow, split
@@ -52,10 +52,13 @@ def test_chunks_are_plain_euler_steps(n_steps):
     rig.state.speaker[1] = speaker = noise_like(0, N_MELS)
     rig.state.prompt[1] = 60  # as if all were prompt: nothing is cut
     slow = SlowSolve(rig.noise, n_steps)
-    for i, (codes, last) in enumerate(split(random_codes(1, 24), [7, 1, 9])):
-        n = len(codes) if last else len(codes) - LOOKAHEAD
-        padded, n_codes = F.pad(codes, (0, 12 - len(codes)))[None], torch.tensor([len(codes)])
-        mu = encode(FLOW, rig.state, slots, padded, n_codes, torch.tensor([last]), width=80)
+    for i, (speech_tokens, last) in enumerate(split(random_codes(1, 24), [7, 1, 9])):
+        n = len(speech_tokens) if last else len(speech_tokens) - LOOKAHEAD
+        padded, n_speech_tokens = (
+            F.pad(speech_tokens, (0, 12 - len(speech_tokens)))[None],
+            torch.tensor([len(speech_tokens)]),
+        )
+        mu = encode(FLOW, rig.state, slots, padded, n_speech_tokens, torch.tensor([last]), width=80)
         prompt = noise_like(2, *mu.shape) if i == 0 else None
         n_frames = torch.tensor([2 * n])
         got = solve(FLOW, rig.state, rig.schedule, rig.noise, slots, mu, n_frames, 80, prompt)[0, : 2 * n]
@@ -67,11 +70,11 @@ def test_chunks_are_plain_euler_steps(n_steps):
 def test_offline_is_plain_euler_steps_of_each_row():
     """Rows of different length in one batch."""
     lengths, n_steps = [8, 5], 2
-    codes = torch.stack([F.pad(random_codes(n, n), (0, 8 - n)) for n in lengths])
+    speech_tokens = torch.stack([F.pad(random_codes(n, n), (0, 8 - n)) for n in lengths])
     prompt, speaker, noise = noise_like(1, 2, 16, N_MELS), noise_like(2, 2, N_MELS), noise_like(3, 2, 16, N_MELS)
-    got = FLOW.offline(codes, torch.tensor(lengths), prompt, speaker, noise, FLOW.schedule(n_steps))
+    got = FLOW.offline(speech_tokens, torch.tensor(lengths), prompt, speaker, noise, FLOW.schedule(n_steps))
     for row, n in enumerate(lengths):
-        hidden = Conformer(FLOW.encoder, CONFIG.encoder.heads)(FLOW.input_embedding(codes[row, :n]), last=True)
+        hidden = Conformer(FLOW.encoder, CONFIG.encoder.heads)(FLOW.input_embedding(speech_tokens[row, :n]), last=True)
         mu = hidden @ FLOW.encoder_proj.weight.double().T + FLOW.encoder_proj.bias
         expected = SlowSolve(noise[row], n_steps)(mu, speaker[row], prompt[row, : 2 * n])
         assert_close(got[row, : 2 * n], expected.float(), TOLERANCE, f"row {row}")
@@ -119,12 +122,12 @@ def test_half_precision_keeps_the_solve_in_float32():
 def test_offline_rows_do_not_see_each_other():
     """Another row's codes, prompt and noise change nothing: the same bits."""
     lengths = torch.tensor([9, 6])
-    codes, noise = random_codes(0, 18).view(2, 9), noise_like(0, 2, 18, N_MELS)
-    other = codes.clone(), noise.clone()
+    speech_tokens, noise = random_codes(0, 18).view(2, 9), noise_like(0, 2, 18, N_MELS)
+    other = speech_tokens.clone(), noise.clone()
     other[0][0], other[1][0] = 3, 1e3
     speaker, schedule = noise_like(1, 2, N_MELS), FLOW.schedule(2)
     got, expected = (
-        FLOW.offline(given[0], lengths, given[1], speaker, given[1], schedule)[1, : FRAMES_PER_CODE * 6]
-        for given in (other, (codes, noise))
+        FLOW.offline(given[0], lengths, given[1], speaker, given[1], schedule)[1, : FRAMES_PER_TOKEN * 6]
+        for given in (other, (speech_tokens, noise))
     )
     assert_same(got, expected)

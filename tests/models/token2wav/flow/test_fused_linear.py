@@ -8,7 +8,7 @@ from tests.models.compare import assert_close
 
 pytest.importorskip("triton")
 
-from models.token2wav.flow.fused_linear import Norm, Tiles, product, product_tiles
+from models.token2wav.flow.fused_linear import LinearTiles, Norm, product, product_tiles
 
 DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
@@ -22,10 +22,12 @@ def drawn(*shape: int, device: str) -> torch.Tensor:
     return torch.randn(shape, generator=generator, device=device)
 
 
-@pytest.mark.parametrize("tiles", [Tiles(16, 16, 64, 4, 4, 1), Tiles(16, 32, 32, 2, 4, 2)], ids=["whole", "loop"])
+@pytest.mark.parametrize(
+    "tiles", [LinearTiles(16, 16, 64, 4, 4, 1), LinearTiles(16, 32, 32, 2, 4, 2)], ids=["whole", "loop"]
+)
 @pytest.mark.parametrize("activation", ["", "gelu", "silu"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_activation_gate_and_what_is_added(device: str, activation: str, tiles: Tiles):
+def test_activation_gate_and_what_is_added(device: str, activation: str, tiles: LinearTiles):
     """Neither rows, columns nor the inner axis fill their tiles."""
     M, N, K = 21, 40, 52
     a, weight = drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from models.token2wav.hift import hift_kernels
 from models.token2wav.hift.hift_fused import FusedHift
-from models.token2wav.hift.hift_kernels import Tiles, enter, leave
+from models.token2wav.hift.hift_kernels import ConvTiles, enter, leave
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
 DEVICES = (pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu))
@@ -27,7 +27,7 @@ def snake(x: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large tiles: the interpreter's time goes by programs."""
-    monkeypatch.setattr(hift_kernels, "conv_tiles", lambda *_: Tiles(512, 16, 16, 4, 2))
+    monkeypatch.setattr(hift_kernels, "conv_tiles", lambda *_: ConvTiles(512, 16, 16, 4, 2))
     monkeypatch.setattr(hift_kernels, "BLOCK_ROWS", 512)
 
 

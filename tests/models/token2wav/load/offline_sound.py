@@ -5,21 +5,23 @@ from torch import Tensor
 
 from models.token2wav.hift.source import phase_lines
 from models.token2wav.load.parts import FlowAndHift, Token2WavParts
-from models.token2wav.settings import FRAMES_PER_CODE, SAMPLES_PER_FRAME
+from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLES_PER_FRAME
 
 
 @torch.inference_mode()
-def offline_sound(parts: FlowAndHift | Token2WavParts, codes: Tensor, n_steps: int = 4) -> tuple[Tensor, Tensor]:
+def offline_sound(
+    parts: FlowAndHift | Token2WavParts, speech_tokens: Tensor, n_steps: int = 4
+) -> tuple[Tensor, Tensor]:
     """codes: [B, T]. Returns: pitch [B, 2T] in Hz and sound [B, 960 T]; the same noise and speaker in every row."""
     flow, hift = parts.flow, parts.hift
-    n_rows, n_codes = codes.shape
-    n_frames = FRAMES_PER_CODE * n_codes
+    n_rows, n_speech_tokens = speech_tokens.shape
+    n_frames = FRAMES_PER_TOKEN * n_speech_tokens
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, n_frames, flow.config.n_mels, generator=generator).expand(n_rows, -1, -1)
     speaker = flow.speaker(torch.randn(1, flow.config.speaker_dim, generator=generator)).expand(n_rows, -1)
-    lengths = torch.full((n_rows,), n_codes)
-    mel = flow.offline(codes, lengths, torch.zeros_like(noise), speaker, noise, flow.schedule(n_steps))
-    mel, lengths = mel.transpose(1, 2).float(), FRAMES_PER_CODE * lengths
+    lengths = torch.full((n_rows,), n_speech_tokens)
+    mel = flow.offline(speech_tokens, lengths, torch.zeros_like(noise), speaker, noise, flow.schedule(n_steps))
+    mel, lengths = mel.transpose(1, 2).float(), FRAMES_PER_TOKEN * lengths
     f0 = hift.f0(mel, lengths)
     tape = hift.m_source.mixed_noise(torch.zeros(n_rows, dtype=torch.int64), SAMPLES_PER_FRAME * n_frames)
     source, _ = hift.m_source(f0, phase_lines("interp", f0, lengths), tape, lengths)

@@ -37,8 +37,8 @@ def test_complete_finite_and_typed(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("base", [32, 64])
 def test_sound_is_neither_silent_nor_clipped(seed: int, base: int) -> None:
     parts = random_parts(FLOW_CONFIG, HiftConfig(base_channels=base, f0_channels=24), seed=seed)
-    codes = torch.randint(0, 6561, (2, 40), generator=torch.Generator().manual_seed(seed))
-    f0, wave = offline_sound(parts, codes)
+    speech_tokens = torch.randint(0, 6561, (2, 40), generator=torch.Generator().manual_seed(seed))
+    f0, wave = offline_sound(parts, speech_tokens)
     rms = wave.square().mean(1).sqrt()
     assert ((rms > 0.03) & (rms < 0.4)).all(), f"expected 0.03 to 0.4, got {rms}"
     clipped = (wave.abs() > 0.98).float().mean()
@@ -54,6 +54,8 @@ def test_voice_parts_run() -> None:
     assert vector.shape == (2, SPEAKER_CONFIG.embedding)
     assert vector.isfinite().all()
     assert vector.std() > 1e-2, f"expected a vector that says something, got std {vector.std()}"
-    codes, n_codes = voice.speech_tokenizer(torch.randn(1, 128, 200, generator=generator), torch.tensor([200]))
-    assert n_codes.tolist() == [50]
-    assert len(codes.unique()) > 20, f"expected codes that vary, got {codes}"
+    speech_tokens, n_speech_tokens = voice.speech_tokenizer(
+        torch.randn(1, 128, 200, generator=generator), torch.tensor([200])
+    )
+    assert n_speech_tokens.tolist() == [50]
+    assert len(speech_tokens.unique()) > 20, f"expected codes that vary, got {speech_tokens}"

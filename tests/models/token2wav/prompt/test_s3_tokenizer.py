@@ -78,13 +78,13 @@ def plain(model: S3Tokenizer, mel: Tensor) -> tuple[Tensor, Tensor]:
     return x, slow.linear(x, w, "quantizer._codebook.project_down").tanh() * 0.999
 
 
-def assert_codes(codes: Tensor, digits: Tensor) -> None:
-    """`codes` [R] are what digits before rounding [R, 8] say, wherever those are not on an edge."""
+def assert_codes(speech_tokens: Tensor, digits: Tensor) -> None:
+    """`speech_tokens` [R] are what digits before rounding [R, 8] say, wherever those are not on an edge."""
     clear = ((digits.abs() - 0.5).abs() > 1e-3).all(1)
     assert clear.float().mean() > 0.7, f"expected most codes to be clear, got {clear}"
     level = (digits > 0.5).long() - (digits < -0.5).long() + 1
     expected = (level * torch.tensor([1, 3, 9, 27, 81, 243, 729, 2187])).sum(1)
-    assert codes[clear].tolist() == expected[clear].tolist()
+    assert speech_tokens[clear].tolist() == expected[clear].tolist()
 
 
 @few
@@ -94,9 +94,13 @@ def test_a_sound_equals_the_plain_reference(model, n, seed):
     arguments = mel[None], torch.tensor([n])
     hidden, digits = plain(model, mel)
     assert_close(model.encoder(*arguments)[0][0], hidden, 1e-4)
-    codes, n_codes = model(*arguments)
-    assert codes.shape == (1, count(n)) and codes.dtype == torch.int64 and n_codes.tolist() == [count(n)]
-    assert_codes(codes[0], digits)
+    speech_tokens, n_speech_tokens = model(*arguments)
+    assert (
+        speech_tokens.shape == (1, count(n))
+        and speech_tokens.dtype == torch.int64
+        and n_speech_tokens.tolist() == [count(n)]
+    )
+    assert_codes(speech_tokens[0], digits)
 
 
 @few
@@ -109,18 +113,18 @@ def test_padding_and_batch_mates_do_not_matter(model, lengths, padding, filler):
     sounds = [sound(n, n) for n in lengths]
     arguments = batch(sounds, max(lengths) + padding, filler)
     hidden, _ = model.encoder(*arguments)
-    codes, n_codes = model(*arguments)
-    assert n_codes.tolist() == [count(n) for n in lengths]
-    for row, (mel, n) in enumerate(zip(sounds, n_codes.tolist(), strict=True)):
+    speech_tokens, n_speech_tokens = model(*arguments)
+    assert n_speech_tokens.tolist() == [count(n) for n in lengths]
+    for row, (mel, n) in enumerate(zip(sounds, n_speech_tokens.tolist(), strict=True)):
         alone, _ = model.encoder(mel[None], torch.tensor([mel.shape[1]]))
         assert_close(hidden[row, :n], alone[0], 1e-5, f"sound {row}")
-        assert_codes(codes[row, :n], model.codebook.project_down(alone[0]).tanh() * 0.999)
-        assert codes[row, n:].eq(0).all()
+        assert_codes(speech_tokens[row, :n], model.codebook.project_down(alone[0]).tanh() * 0.999)
+        assert speech_tokens[row, n:].eq(0).all()
 
 
 def test_a_row_without_frames_has_no_codes(model):
-    codes, n_codes = model(*batch([sound(40), sound(0)], 48, float("nan")))
-    assert n_codes.tolist() == [10, 0] and codes[1].eq(0).all()
+    speech_tokens, n_speech_tokens = model(*batch([sound(40), sound(0)], 48, float("nan")))
+    assert n_speech_tokens.tolist() == [10, 0] and speech_tokens[1].eq(0).all()
 
 
 @pytest.mark.parametrize("push, code", [(-100.0, 0), (0.0, 3280), (100.0, 6560)])
@@ -128,8 +132,8 @@ def test_codes_reach_from_end_to_end(push, code):
     model = build(CONFIG)
     model.codebook.project_down.weight.zero_()
     model.codebook.project_down.bias.fill_(push)
-    codes, _ = model(sound(8)[None], torch.tensor([8]))
-    assert codes.tolist() == [[code, code]]
+    speech_tokens, _ = model(sound(8)[None], torch.tensor([8]))
+    assert speech_tokens.tolist() == [[code, code]]
 
 
 def test_sizes_come_from_the_weights(model):

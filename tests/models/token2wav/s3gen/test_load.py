@@ -27,8 +27,8 @@ def test_a_file_in_trained_spelling_loads(tmp_path: Path, suffix: str) -> None:
     assert state.keys() == TENSORS.keys()
     for name, expected in TENSORS.items():
         assert_close(state[name], expected, 1e-6, name)
-    codes, voice = torch.arange(9), tiny_s3gen.voice(5, 10)
-    assert_close(got.sound(codes, *voice), tiny_s3gen.make().sound(codes, *voice), 1e-3, "sound")
+    speech_tokens, voice = torch.arange(9), tiny_s3gen.voice(5, 10)
+    assert_close(got.sound(speech_tokens, *voice), tiny_s3gen.make().sound(speech_tokens, *voice), 1e-3, "sound")
 
 
 def test_the_mixer_makes_the_mean_flow_variant(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_only_the_flow_becomes_narrow(tmp_path: Path) -> None:
     for name, tensor in model.state_dict().items():
         expected = torch.bfloat16 if name.startswith("flow.") else torch.float32
         assert tensor.dtype == expected, f"{name}: expected {expected}, got {tensor.dtype}"
-    codes, voice = torch.arange(9), tiny_s3gen.voice(5, 10)
+    speech_tokens, voice = torch.arange(9), tiny_s3gen.voice(5, 10)
     noise = torch.randn(10, 64, generator=torch.Generator().manual_seed(0))
-    got, expected = (each.mel(codes, *voice, noise=noise) for each in (model, tiny_s3gen.make()))
+    got, expected = (each.mel(speech_tokens, *voice, noise=noise) for each in (model, tiny_s3gen.make()))
     assert got.dtype == torch.float32
     assert_close(got, expected, 0.1 * expected.abs().max().item(), "mel in bfloat16")
 

@@ -25,14 +25,14 @@ GUIDED, MEANFLOW = tiny_s3gen.make(), tiny_s3gen.make(meanflow=True)
 NOISE = torch.randn(N_MELS, 400, generator=torch.Generator().manual_seed(9))
 
 
-def some_codes(n: int, seed: int = 1) -> Tensor:
+def some_tokens(n: int, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB, (n,), generator=torch.Generator().manual_seed(seed))
 
 
-def plain_mel(model: S3Gen, codes: Tensor, voice: S3Voice, n_steps: int, n_dropped: int) -> Tensor:
+def plain_mel(model: S3Gen, speech_tokens: Tensor, voice: S3Voice, n_steps: int, n_dropped: int) -> Tensor:
     """One utterance at its own length: encoder, then plain Euler steps over prompt and speech."""
     flow = model.flow
-    both = torch.cat((voice.codes[: len(voice.mel) // 2], codes))
+    both = torch.cat((voice.speech_tokens[: len(voice.mel) // 2], speech_tokens))
     hidden = flow.encoder.offline(flow.input_embedding(both[None]), torch.tensor([len(both)]))
     mu = flow.encoder_proj(hidden)[0].T[:, : 2 * len(both) - n_dropped]
     cond = torch.zeros_like(mu)
@@ -58,26 +58,28 @@ def test_mel_equals_the_plain_way_without_buckets(
     n: int, n_prompt: int, is_odd: bool, finalize: bool, meanflow: bool
 ) -> None:
     model = MEANFLOW if meanflow else GUIDED
-    codes, voice = some_codes(n), tiny_s3gen.voice(n_prompt + 2, 2 * n_prompt + is_odd)
-    got = model.mel(codes, *voice, noise=NOISE, finalize=finalize, n_steps=3)
-    expected = plain_mel(model, codes, voice, n_steps=3, n_dropped=0 if finalize else 6)
+    speech_tokens, voice = some_tokens(n), tiny_s3gen.voice(n_prompt + 2, 2 * n_prompt + is_odd)
+    got = model.mel(speech_tokens, *voice, noise=NOISE, finalize=finalize, n_steps=3)
+    expected = plain_mel(model, speech_tokens, voice, n_steps=3, n_dropped=0 if finalize else 6)
     assert got.shape == (N_MELS, 2 * n - is_odd - (0 if finalize else 6))
     assert_close(got, expected, 1e-4 * (1 + expected.abs().max().item()), "mel")
 
 
 @pytest.mark.parametrize(("model", "n_steps"), [(GUIDED, 10), (MEANFLOW, 2)], ids=["guided", "mean flow"])
 def test_number_of_steps_if_none_is_asked_for(model: S3Gen, n_steps: int) -> None:
-    codes, voice = some_codes(9), tiny_s3gen.voice(5, 10)
-    assert_same(model.mel(codes, *voice, noise=NOISE), model.mel(codes, *voice, noise=NOISE, n_steps=n_steps))
+    speech_tokens, voice = some_tokens(9), tiny_s3gen.voice(5, 10)
+    assert_same(
+        model.mel(speech_tokens, *voice, noise=NOISE), model.mel(speech_tokens, *voice, noise=NOISE, n_steps=n_steps)
+    )
 
 
 def test_a_bucket_more_changes_nothing() -> None:
     """32 codes fill a bucket, with 33 the same frames stand in one twice as long."""
-    flow, (codes, mel, speaker) = GUIDED.flow, tiny_s3gen.voice(32, 20)
+    flow, (speech_tokens, mel, speaker) = GUIDED.flow, tiny_s3gen.voice(32, 20)
     results = []
     for length in (64, 128):
         prompt = F.pad(mel.T[None], (0, length - 20))
-        padded = F.pad(codes[None], (0, length // 2 - 32), value=VOCAB - 1)
+        padded = F.pad(speech_tokens[None], (0, length // 2 - 32), value=VOCAB - 1)
         counts = torch.tensor([32]), torch.tensor([64])
         results.append(flow(padded, *counts, prompt, speaker[None], NOISE[None, :, :length], time_grid(2))[..., :64])
     assert_close(results[1], results[0], 1e-5, "mel in a longer bucket")
@@ -86,12 +88,12 @@ def test_a_bucket_more_changes_nothing() -> None:
 def batch(lengths: list[int], n_prompt: int, T: int) -> tuple[Tensor, ...]:
     """Arguments of `UNetFlow.forward` for rows of `lengths` codes."""
     voice = tiny_s3gen.voice(n_prompt, 2 * n_prompt)
-    codes = torch.stack([some_codes(T, seed) for seed in range(len(lengths))])
+    speech_tokens = torch.stack([some_tokens(T, seed) for seed in range(len(lengths))])
     prompt = F.pad(voice.mel.T, (0, 2 * T - 2 * n_prompt)).expand(len(lengths), -1, -1).contiguous()
     speaker = torch.randn(len(lengths), SPEAKER_DIM, generator=torch.Generator().manual_seed(2))
     noise = torch.randn(len(lengths), N_MELS, 2 * T, generator=torch.Generator().manual_seed(3))
-    n_codes = torch.tensor(lengths)
-    return codes, n_codes, 2 * n_codes, prompt, speaker, noise, time_grid(2)
+    n_speech_tokens = torch.tensor(lengths)
+    return speech_tokens, n_speech_tokens, 2 * n_speech_tokens, prompt, speaker, noise, time_grid(2)
 
 
 def test_rows_of_a_batch_equal_themselves_alone_and_an_empty_row_is_zero() -> None:
@@ -102,9 +104,17 @@ def test_rows_of_a_batch_equal_themselves_alone_and_an_empty_row_is_zero() -> No
         if not n:
             assert_close(got[row], torch.zeros(N_MELS, 32), 0.0, "row without codes")
             continue
-        codes, n_codes, n_frames, prompt, speaker, noise = (part[row : row + 1] for part in arguments[:-1])
+        speech_tokens, n_speech_tokens, n_frames, prompt, speaker, noise = (
+            part[row : row + 1] for part in arguments[:-1]
+        )
         alone = GUIDED.flow(
-            codes[:, :n], n_codes, n_frames, prompt[..., : 2 * n], speaker, noise[..., : 2 * n], arguments[-1]
+            speech_tokens[:, :n],
+            n_speech_tokens,
+            n_frames,
+            prompt[..., : 2 * n],
+            speaker,
+            noise[..., : 2 * n],
+            arguments[-1],
         )
         assert_close(got[row, :, : 2 * n], alone[0], 1e-5, f"row {row}")
 
@@ -142,9 +152,9 @@ def test_the_two_regions_trace_into_one_graph_each(part: str) -> None:
 
 
 def test_sound_is_the_mel_of_its_seed_through_the_vocoder_with_an_onset() -> None:
-    codes, voice = some_codes(8), tiny_s3gen.voice(6, 13)
+    speech_tokens, voice = some_tokens(8), tiny_s3gen.voice(6, 13)
     noise, phase = draw(5, N_MELS, 13 + 16)
-    mel = GUIDED.mel(codes, *voice, noise=noise)[None]
+    mel = GUIDED.mel(speech_tokens, *voice, noise=noise)[None]
     n = torch.tensor([mel.shape[2]])
     hift = GUIDED.mel2wav
     f0 = hift.f0(mel, n)
@@ -156,17 +166,17 @@ def test_sound_is_the_mel_of_its_seed_through_the_vocoder_with_an_onset() -> Non
     ramp = torch.cat((torch.zeros(480), ((1 - torch.cos(math.pi * steps)) / 2).float()))
     expected[:960] *= ramp
 
-    got = GUIDED.sound(codes, *voice, seed=5)
+    got = GUIDED.sound(speech_tokens, *voice, seed=5)
     assert got.shape == (480 * 15,)
     assert expected[960:].abs().max() > 0.05, "expected sound to compare, got next to silence"
     assert_close(got, expected, 1e-4, "sound")
-    assert_same(GUIDED.sound(codes, *voice, seed=5), got, "the same seed")
-    assert (GUIDED.sound(codes, *voice, seed=6) - got).abs().max() > 1e-3
+    assert_same(GUIDED.sound(speech_tokens, *voice, seed=5), got, "the same seed")
+    assert (GUIDED.sound(speech_tokens, *voice, seed=6) - got).abs().max() > 1e-3
 
 
 def test_sound_that_goes_on_is_cut_before_the_lookahead() -> None:
-    codes, voice = some_codes(11), tiny_s3gen.voice(6, 12)
-    assert GUIDED.sound(codes, *voice, finalize=False, n_steps=1).shape == (960 * 8,)
+    speech_tokens, voice = some_tokens(11), tiny_s3gen.voice(6, 12)
+    assert GUIDED.sound(speech_tokens, *voice, finalize=False, n_steps=1).shape == (960 * 8,)
 
 
 def test_noise_of_a_longer_utterance_begins_as_that_of_a_shorter_one() -> None:
@@ -184,10 +194,10 @@ def test_prepared_voice_is_what_its_parts_make_of_the_sound() -> None:
     wave_16k, wave_24k = resample(wave, rate, 16_000), resample(wave, rate, 24_000)
     mel = prompt_mel(wave_24k, N_MELS)
     log_mel = log_mel_128(wave_16k, 16)[None]
-    codes, _ = GUIDED.tokenizer(log_mel, torch.tensor([log_mel.shape[2]]))
+    speech_tokens, _ = GUIDED.tokenizer(log_mel, torch.tensor([log_mel.shape[2]]))
     energies = fbank(wave_16k, 16)
     assert_same(got.mel, mel, "mel")
-    assert_same(got.codes, codes[0, : len(mel) // 2], "codes")
+    assert_same(got.speech_tokens, speech_tokens[0, : len(mel) // 2], "speech_tokens")
     assert_close(got.speaker, GUIDED.speaker_encoder(remove_mean(energies)[None])[0], 1e-6, "speaker vector")
 
 
@@ -195,15 +205,15 @@ def test_prepared_voice_is_what_its_parts_make_of_the_sound() -> None:
 def test_codes_and_mel_of_a_voice_fit_each_other(n_extra: int) -> None:
     voice = GUIDED.prepare_voice(torch.rand(24_000 + n_extra) - 0.5, 24_000)
     assert len(voice.mel) == (24_000 + n_extra) // 480
-    assert len(voice.codes) == len(voice.mel) // 2
+    assert len(voice.speech_tokens) == len(voice.mel) // 2
 
 
 def test_only_ten_seconds_of_a_voice_are_used() -> None:
     wave = torch.rand(16_000 * 12, generator=torch.Generator().manual_seed(1)) - 0.5
     voice = GUIDED.prepare_voice(wave, 16_000)
-    assert len(voice.mel) == 500 and len(voice.codes) == 250
+    assert len(voice.mel) == 500 and len(voice.speech_tokens) == 250
     shorter = GUIDED.prepare_voice(wave[: 16_000 * 10 + 4000], 16_000)
-    assert_same(voice.codes, shorter.codes, "codes")
+    assert_same(voice.speech_tokens, shorter.speech_tokens, "speech_tokens")
     assert_close(voice.speaker, shorter.speaker, 1e-6, "speaker vector")
 
 
@@ -223,14 +233,14 @@ VOICE = tiny_s3gen.voice(4, 8)
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"codes": torch.tensor([3, VOCAB])}, TokenError, rf"codes in 0\.\.{VOCAB - 1}, got \[{VOCAB}\]"),
-        ({"codes": torch.tensor([-1, 3])}, TokenError, r"got \[-1\]"),
-        ({"codes": torch.zeros(0, dtype=torch.int64)}, TokenError, "more than 0, got 0"),
-        ({"codes": torch.zeros(3, dtype=torch.int64), "finalize": False}, TokenError, "more than 3, got 3"),
-        ({"codes": torch.zeros(2)}, TokenError, r"int64, got torch\.float32"),
-        ({"codes": torch.zeros(1, 4, dtype=torch.int64)}, ShapeError, r"speech codes: .* got \[1, 4\]"),
-        ({"prompt_codes": torch.tensor([0, 1, 2, VOCAB])}, TokenError, "prompt codes"),
-        ({"prompt_codes": torch.tensor([0, 1, 2])}, ShapeError, "at least 4 for 8 mel frames, got 3"),
+        ({"speech_tokens": torch.tensor([3, VOCAB])}, TokenError, rf"codes in 0\.\.{VOCAB - 1}, got \[{VOCAB}\]"),
+        ({"speech_tokens": torch.tensor([-1, 3])}, TokenError, r"got \[-1\]"),
+        ({"speech_tokens": torch.zeros(0, dtype=torch.int64)}, TokenError, "more than 0, got 0"),
+        ({"speech_tokens": torch.zeros(3, dtype=torch.int64), "finalize": False}, TokenError, "more than 3, got 3"),
+        ({"speech_tokens": torch.zeros(2)}, TokenError, r"int64, got torch\.float32"),
+        ({"speech_tokens": torch.zeros(1, 4, dtype=torch.int64)}, ShapeError, r"speech codes: .* got \[1, 4\]"),
+        ({"prompt_tokens": torch.tensor([0, 1, 2, VOCAB])}, TokenError, "prompt codes"),
+        ({"prompt_tokens": torch.tensor([0, 1, 2])}, ShapeError, "at least 4 for 8 mel frames, got 3"),
         ({"prompt_mel": torch.zeros(8, N_MELS + 1)}, ShapeError, "prompt mel"),
         ({"speaker": torch.zeros(1, SPEAKER_DIM)}, ShapeError, "speaker vector"),
         ({"noise": NOISE[:, :27]}, ShapeError, "at least 28 columns, got 27"),
@@ -239,7 +249,7 @@ VOICE = tiny_s3gen.voice(4, 8)
     ],
 )
 def test_what_makes_no_mel_is_refused(change: dict[str, Any], error: type[ModelError], match: str) -> None:
-    arguments = {"codes": some_codes(10), "prompt_codes": VOICE.codes, "prompt_mel": VOICE.mel}
+    arguments = {"speech_tokens": some_tokens(10), "prompt_tokens": VOICE.speech_tokens, "prompt_mel": VOICE.mel}
     arguments |= {"speaker": VOICE.speaker, "noise": NOISE}
     call = partial(GUIDED.mel, **(arguments | change))
     with pytest.raises(error, match=match):

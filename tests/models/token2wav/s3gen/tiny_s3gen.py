@@ -80,10 +80,10 @@ def as_trained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
-def voice(n_codes: int, n_frames: int, seed: int = 0) -> S3Voice:
+def voice(n_speech_tokens: int, n_frames: int, seed: int = 0) -> S3Voice:
     generator = torch.Generator().manual_seed(seed)
     return S3Voice(
-        torch.randint(VOCAB, (n_codes,), generator=generator),
+        torch.randint(VOCAB, (n_speech_tokens,), generator=generator),
         torch.randn(n_frames, N_MELS, generator=generator),
         torch.randn(SPEAKER_DIM, generator=generator),
     )

@@ -25,9 +25,9 @@ def changed(part: str, index: tuple[int, ...], value: float) -> Voice:
 def test_equal_content_is_one_voice():
     voice, again = make_voice(), make_voice()
     assert voice.digest == again.digest
-    strided = Voice(voice.codes.repeat_interleave(2)[::2], voice.mel.T.contiguous().T, voice.speaker.double())
+    strided = Voice(voice.speech_tokens.repeat_interleave(2)[::2], voice.mel.T.contiguous().T, voice.speaker.double())
     assert strided.digest == voice.digest
-    assert Voice(voice.codes.int(), voice.mel, voice.speaker).digest == voice.digest
+    assert Voice(voice.speech_tokens.int(), voice.mel, voice.speaker).digest == voice.digest
     assert voice.n_frames == 60
     voice.check(CONFIG)
 
@@ -36,12 +36,12 @@ def test_equal_content_is_one_voice():
     "other",
     [
         make_voice(1),
-        make_voice(n_codes=29),
-        changed("codes", (3,), 17),
+        make_voice(n_speech_tokens=29),
+        changed("speech_tokens", (3,), 17),
         changed("mel", (59, 79), 0.5),
         changed("speaker", (0,), 0.5),
     ],
-    ids=["another", "shorter", "codes", "mel", "speaker"],
+    ids=["another", "shorter", "speech_tokens", "mel", "speaker"],
 )
 def test_any_difference_is_another_voice(other: Voice):
     assert other.digest != make_voice().digest
@@ -58,10 +58,10 @@ def test_a_part_moved_to_its_neighbour_is_another_voice():
 VOICE = make_voice()
 WRONG = {
     "no codes": (
-        Voice(VOICE.codes[:0], VOICE.mel[:0], VOICE.speaker),
+        Voice(VOICE.speech_tokens[:0], VOICE.mel[:0], VOICE.speaker),
         r"codes: expected .*at least one code, got .* \(0,",
     ),
-    "codes in rows": (replace(VOICE, codes=VOICE.codes[None]), "codes: expected"),
+    "codes in rows": (replace(VOICE, speech_tokens=VOICE.speech_tokens[None]), "codes: expected"),
     "mel too short": (replace(VOICE, mel=VOICE.mel[:59]), r"mel: expected .* \(60, 80\).*got .* \(59, 80\)"),
     "mel turned": (replace(VOICE, mel=VOICE.mel.T), r"mel: expected .* \(60, 80\).*got .* \(80, 60\)"),
     "mel in a batch": (replace(VOICE, mel=VOICE.mel[None]), r"got .* \(1, 60, 80\)"),
@@ -70,8 +70,8 @@ WRONG = {
     "NaN in mel": (changed("mel", (3, 5), NAN), "mel: expected finite numbers, got NaN or infinity"),
     "infinite mel": (changed("mel", (0, 0), -INF), "mel: expected finite"),
     "NaN in speaker": (changed("speaker", (23,), NAN), "speaker: expected finite"),
-    "negative code": (changed("codes", (0,), -1), r"codes: expected 0 to 6560, got \(-1,"),
-    "code too large": (changed("codes", (29,), 6561), r"codes: expected 0 to 6560, got \(\d+, 6561\)"),
+    "negative code": (changed("speech_tokens", (0,), -1), r"codes: expected 0 to 6560, got \(-1,"),
+    "code too large": (changed("speech_tokens", (29,), 6561), r"codes: expected 0 to 6560, got \(\d+, 6561\)"),
 }
 
 
@@ -82,5 +82,5 @@ def test_unfit_voices_are_refused(voice: Voice, message: str):
 
 
 def test_least_and_largest_code_are_fine():
-    changed("codes", (0,), 0).check(CONFIG)
-    changed("codes", (0,), 6560).check(CONFIG)
+    changed("speech_tokens", (0,), 0).check(CONFIG)
+    changed("speech_tokens", (0,), 6560).check(CONFIG)

@@ -26,21 +26,23 @@ SOUND = prompt(0.6, channels=2)
 class Maker:
     """Makes a voice that only this sound has, and counts."""
 
-    def __init__(self, n_codes: int = 13):
-        self.n_codes, self.n_made = n_codes, 0
+    def __init__(self, n_speech_tokens: int = 13):
+        self.n_speech_tokens, self.n_made = n_speech_tokens, 0
 
     def __call__(self, wave: torch.Tensor, rate: int) -> Voice:
         assert wave.dtype == torch.float32 and wave.ndim == 2
         self.n_made += 1
         generator = torch.Generator().manual_seed(int(wave.double().abs().sum() * 1e6) + rate)
-        codes = torch.randint(0, 6561, (self.n_codes,), generator=generator)
+        speech_tokens = torch.randint(0, 6561, (self.n_speech_tokens,), generator=generator)
         return Voice(
-            codes, torch.randn(2 * self.n_codes, 20, generator=generator), torch.randn(24, generator=generator)
+            speech_tokens,
+            torch.randn(2 * self.n_speech_tokens, 20, generator=generator),
+            torch.randn(24, generator=generator),
         )
 
 
 def assert_same_voice(got: Voice, expected: Voice) -> None:
-    for name in ("codes", "mel", "speaker"):
+    for name in ("speech_tokens", "mel", "speaker"):
         assert_same(getattr(got, name), getattr(expected, name), name)
 
 

@@ -52,19 +52,19 @@ def by_hand(maker: VoiceMaker, sound: np.ndarray, rate: int) -> Voice:
     first, mixed = at(sound[0], 16_000), at(sound.sum(0) / np.float32(len(sound)), 24_000)
     log_mel = features.log_mel_128(first, maker.speech_tokenizer.config.n_mels)
     F = log_mel.shape[1]
-    n_codes = ((F + 1) // 2 + 1) // 2
+    n_speech_tokens = ((F + 1) // 2 + 1) // 2
     with torch.no_grad():
-        codes = maker.speech_tokenizer(log_mel[None], torch.tensor([F]))[0][0, :n_codes]
+        speech_tokens = maker.speech_tokenizer(log_mel[None], torch.tensor([F]))[0][0, :n_speech_tokens]
         fbank = features.fbank(first, maker.speaker_encoder.config.n_mels)
         speaker = maker.speaker_encoder((fbank - fbank.mean(0))[None])[0]
-    frames = list(features.prompt_mel(mixed, maker.flow.n_mels))[: 2 * n_codes]
-    while len(frames) < 2 * n_codes:
+    frames = list(features.prompt_mel(mixed, maker.flow.n_mels))[: 2 * n_speech_tokens]
+    while len(frames) < 2 * n_speech_tokens:
         frames.append(frames[-1])
-    return Voice(codes, torch.stack(frames), speaker)
+    return Voice(speech_tokens, torch.stack(frames), speaker)
 
 
 def assert_same_voice(got: Voice, expected: Voice) -> None:
-    for name in ("codes", "mel", "speaker"):
+    for name in ("speech_tokens", "mel", "speaker"):
         assert_same(getattr(got, name), getattr(expected, name), name)
 
 
@@ -89,11 +89,11 @@ def test_files_become_voices(
         soundfile.write(path, sound.T, rate, subtype=subtype)
     got = maker.make(*read_sound(path))
     expected = by_hand(maker, sound, rate)
-    assert_same(got.codes, expected.codes, "codes")
+    assert_same(got.speech_tokens, expected.speech_tokens, "speech_tokens")
     assert_same(got.speaker, expected.speaker, "speaker")
     off = (got.mel - expected.mel).abs().max()  # the channels are summed in another order
     assert got.mel.shape == expected.mel.shape and off < 1e-3, f"mel: max diff {off}"
-    assert got.codes.unique().numel() > 2, f"expected codes that vary, got {got.codes}"
+    assert got.speech_tokens.unique().numel() > 2, f"expected codes that vary, got {got.speech_tokens}"
 
 
 @settings(max_examples=15)
@@ -106,10 +106,14 @@ def test_any_duration(other_maker: VoiceMaker, n: int, rate: int) -> None:
 
 
 def test_shortest_and_longest(other_maker: VoiceMaker) -> None:
-    for seconds, n_codes in ((0.5, 13), (30, 750)):
+    for seconds, n_speech_tokens in ((0.5, 13), (30, 750)):
         voice = other_maker.make(prompt(seconds, 16_000), 16_000)
-        assert (len(voice.codes), voice.n_frames) == (n_codes, 2 * n_codes)
-        assert (voice.codes.dtype, voice.mel.dtype, voice.speaker.dtype) == (torch.int64, torch.float32, torch.float32)
+        assert (len(voice.speech_tokens), voice.n_frames) == (n_speech_tokens, 2 * n_speech_tokens)
+        assert (voice.speech_tokens.dtype, voice.mel.dtype, voice.speaker.dtype) == (
+            torch.int64,
+            torch.float32,
+            torch.float32,
+        )
 
 
 def test_last_frame_is_repeated(other_maker: VoiceMaker) -> None:
@@ -128,9 +132,9 @@ def test_which_channel_tells_what(other_maker: VoiceMaker) -> None:
     sound = prompt(0.8, channels=2)
     base, swapped = other_maker.make(sound, 16_000), other_maker.make(sound[::-1], 16_000)
     assert_same(swapped.mel, base.mel)
-    assert not torch.equal(swapped.codes, base.codes) and not torch.equal(swapped.speaker, base.speaker)
+    assert not torch.equal(swapped.speech_tokens, base.speech_tokens) and not torch.equal(swapped.speaker, base.speaker)
     mono = other_maker.make(sound[0], 16_000)
-    assert_same(mono.codes, base.codes)
+    assert_same(mono.speech_tokens, base.speech_tokens)
     assert_same(mono.speaker, base.speaker)
     assert not torch.equal(mono.mel, base.mel)
 

@@ -10,34 +10,34 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from models.errors import SettingsError
-from models.sampling.rng import STREAM_CODE, uniform
-from models.sampling.settings import DUPLEX_CODES, TURN_CODES, CodeSampling
-from models.sampling.speech_tokens import PENALTY_WINDOW, CodeSamplerState, final_code_scores, sample_codes
+from models.sampling.rng import STREAM_SPEECH, uniform
+from models.sampling.settings import DUPLEX_SPEECH, TURN_SPEECH, SpeechSampling
+from models.sampling.speech import PENALTY_WINDOW, SpeechSamplerState, final_speech_scores, sample_speech_tokens
 
-N_CODES = 40
-EOS = N_CODES - 1
+N_SPEECH_TOKENS = 40
+EOS = N_SPEECH_TOKENS - 1
 
 
-def make_state(*rows: CodeSampling, seed: int = 0, min_codes: int = 0) -> CodeSamplerState:
-    state = CodeSamplerState.allocate(len(rows))
+def make_state(*rows: SpeechSampling, seed: int = 0, min_speech_tokens: int = 0) -> SpeechSamplerState:
+    state = SpeechSamplerState.allocate(len(rows))
     for slot, row in enumerate(rows):
         state.configure(slot, row, eos_id=EOS, seed=seed + slot)
     slots = torch.arange(len(rows))
-    state.begin_call(slots, torch.full_like(slots, min_codes), torch.ones_like(slots, dtype=torch.bool))
+    state.begin_call(slots, torch.full_like(slots, min_speech_tokens), torch.ones_like(slots, dtype=torch.bool))
     return state
 
 
-def put_history(state: CodeSamplerState, slot: int, codes: list[int]) -> None:
-    for code in codes:
+def put_history(state: SpeechSamplerState, slot: int, speech_tokens: list[int]) -> None:
+    for code in speech_tokens:
         state.remember(torch.tensor([slot]), torch.tensor([code]), torch.tensor([True]))
 
 
 def sample(state, logits, slots, candidates=None, active=None):
     active = torch.ones(len(slots), dtype=torch.bool) if active is None else torch.tensor(active)
-    return sample_codes(logits, torch.tensor(slots), active, state, candidates)
+    return sample_speech_tokens(logits, torch.tensor(slots), active, state, candidates)
 
 
-def dump(state: CodeSamplerState) -> dict[str, torch.Tensor]:
+def dump(state: SpeechSamplerState) -> dict[str, torch.Tensor]:
     return {field.name: getattr(state, field.name).clone() for field in fields(state)}
 
 
@@ -46,7 +46,9 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
         assert torch.equal(got[name][rows], expected[name][rows]), f"{name}: {expected[name]} became {got[name]}"
 
 
-def plain_scores(logits: np.ndarray, history: list[int], step: int, min_codes: int, s: CodeSampling) -> np.ndarray:
+def plain_scores(
+    logits: np.ndarray, history: list[int], step: int, min_speech_tokens: int, s: SpeechSampling
+) -> np.ndarray:
     """Processed logits, written the way the warpers are described: sort upwards, cut the tail."""
     scores = logits / np.float32(s.temperature)
     recent = history[-PENALTY_WINDOW:]
@@ -65,7 +67,7 @@ def plain_scores(logits: np.ndarray, history: list[int], step: int, min_codes: i
         if s.top_k:
             kth = np.sort(scores)[::-1][min(max(s.top_k, s.min_keep), len(scores)) - 1]
             scores[scores < kth] = -math.inf
-    if step < min_codes:
+    if step < min_speech_tokens:
         scores[EOS] = -math.inf
     return scores
 
@@ -78,7 +80,7 @@ def plain_draw(scores: np.ndarray, number: float) -> int:
 
 
 code_settings = st.builds(
-    CodeSampling,
+    SpeechSampling,
     greedy=st.booleans(),
     temperature=st.sampled_from([1e-5, 0.5, 0.8, 1.3]),
     repetition_penalty=st.sampled_from([0.9, 1.0, 1.05, 1.6]),
@@ -90,7 +92,7 @@ code_settings = st.builds(
 
 @st.composite
 def code_rows(draw):
-    logits = draw(st.lists(st.floats(-6, 6, width=32), min_size=N_CODES, max_size=N_CODES))
+    logits = draw(st.lists(st.floats(-6, 6, width=32), min_size=N_SPEECH_TOKENS, max_size=N_SPEECH_TOKENS))
     scale = np.float32(draw(st.sampled_from([1, 2, 1000])))  # coarse rounding makes ties
     logits = np.round(np.array(logits, np.float32) * scale) / scale
     return logits, draw(st.lists(st.integers(0, 5), max_size=20)), draw(code_settings)
@@ -98,66 +100,66 @@ def code_rows(draw):
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(code_rows(), min_size=1, max_size=3), st.integers(0, 2**64 - 4), st.sampled_from([0, 1, 50]))
-def test_equals_the_plain_reference(rows, seed, min_codes):
-    state = make_state(*(s for _, _, s in rows), seed=seed, min_codes=min_codes)
+def test_equals_the_plain_reference(rows, seed, min_speech_tokens):
+    state = make_state(*(s for _, _, s in rows), seed=seed, min_speech_tokens=min_speech_tokens)
     for slot, (_, history, _) in enumerate(rows):
         put_history(state, slot, history)
     slots = torch.arange(len(rows))
     logits = torch.tensor(np.stack([row[0] for row in rows]))
-    number = uniform(state.seed, state.draws, STREAM_CODE).tolist()
+    number = uniform(state.seed, state.draws, STREAM_SPEECH).tolist()
 
-    got_scores = final_code_scores(logits, slots, state)
-    codes, bad, _ = sample(state, logits, slots.tolist())
+    got_scores = final_speech_scores(logits, slots, state)
+    speech_tokens, bad, _ = sample(state, logits, slots.tolist())
     assert not bad.any()
     for slot, (row, history, s) in enumerate(rows):
-        scores = plain_scores(row, history, 0, min_codes, s)
+        scores = plain_scores(row, history, 0, min_speech_tokens, s)
         kept, got_kept = np.flatnonzero(np.isfinite(scores)), got_scores[slot].isfinite().nonzero()[:, 0].numpy()
         assert np.array_equal(got_kept, kept), f"row {slot}: expected {kept}, got {got_kept}"
         assert np.allclose(got_scores[slot].numpy()[kept], scores[kept], rtol=1e-5), f"row {slot}"
         expected = int(np.argmax(scores)) if s.greedy else plain_draw(scores, number[slot])
-        assert codes[slot] == expected, f"row {slot}: expected {expected}, got {codes[slot]}"
+        assert speech_tokens[slot] == expected, f"row {slot}: expected {expected}, got {speech_tokens[slot]}"
         assert state.count[slot] == len(history) + (expected != EOS)
 
 
 def test_first_code_is_exempt_until_a_code_has_been_drawn():
-    logits = torch.linspace(0, 1, N_CODES)[None]
-    state = make_state(CodeSampling(top_k=4, min_keep=3))
+    logits = torch.linspace(0, 1, N_SPEECH_TOKENS)[None]
+    state = make_state(SpeechSampling(top_k=4, min_keep=3))
     kept = []
     for _ in range(2):
-        kept.append(int(final_code_scores(logits, torch.tensor([0]), state).isfinite().sum()))
+        kept.append(int(final_speech_scores(logits, torch.tensor([0]), state).isfinite().sum()))
         put_history(state, 0, [0])
-    assert kept == [N_CODES, 4]
+    assert kept == [N_SPEECH_TOKENS, 4]
     state.forget(torch.tensor([0]))
-    assert final_code_scores(logits, torch.tensor([0]), state).isfinite().all()
+    assert final_speech_scores(logits, torch.tensor([0]), state).isfinite().all()
 
 
 def test_a_tail_that_sums_to_exactly_the_cut_goes():
-    state = make_state(CodeSampling(top_p=0.5, top_k=0, min_keep=1, repetition_penalty=1.0))
+    state = make_state(SpeechSampling(top_p=0.5, top_k=0, min_keep=1, repetition_penalty=1.0))
     put_history(state, 0, [0])
     logits = torch.tensor([[-math.inf, 1.0, -math.inf, 1.0]])
-    kept = final_code_scores(logits, torch.tensor([0]), state).isfinite()[0].nonzero()[:, 0].tolist()
+    kept = final_speech_scores(logits, torch.tensor([0]), state).isfinite()[0].nonzero()[:, 0].tolist()
     assert kept == [1], f"expected [1], got {kept}"
 
 
 def test_few_candidates_equal_the_full_sort_where_promised():
     torch.manual_seed(0)
     logits = (torch.randn(3, 500) * 3).round(decimals=1)
-    rows = [TURN_CODES, DUPLEX_CODES, replace(TURN_CODES, top_p=1.0, top_k=2)]
+    rows = [TURN_SPEECH, DUPLEX_SPEECH, replace(TURN_SPEECH, top_p=1.0, top_k=2)]
     state, slots = make_state(*rows), torch.arange(3)
     for slot in range(3):
         put_history(state, slot, [1, 2, 3])
-    expected = final_code_scores(logits, slots, state)
-    got = final_code_scores(logits, slots, state, candidates=64)
+    expected = final_speech_scores(logits, slots, state)
+    got = final_speech_scores(logits, slots, state, candidates=64)
     assert torch.equal(got, expected), f"kept expected {expected.isfinite().sum(1)}, got {got.isfinite().sum(1)}"
     assert expected.isfinite().sum(1)[1] == 500
 
 
 def test_end_code_is_masked_after_the_nucleus_and_is_not_remembered():
-    logits = torch.full((1, N_CODES), -9.0)
+    logits = torch.full((1, N_SPEECH_TOKENS), -9.0)
     logits[0, [EOS, 4, 5]] = torch.tensor([5.0, 1.0, 0.5])
-    state = make_state(CodeSampling(greedy=True, top_k=2, repetition_penalty=1.0), min_codes=2)
+    state = make_state(SpeechSampling(greedy=True, top_k=2, repetition_penalty=1.0), min_speech_tokens=2)
     put_history(state, 0, [7])
-    kept = final_code_scores(logits, torch.tensor([0]), state).isfinite()[0].nonzero()[:, 0].tolist()
+    kept = final_speech_scores(logits, torch.tensor([0]), state).isfinite()[0].nonzero()[:, 0].tolist()
     assert kept == [4, 5], f"expected the end code's place in the best three to stay empty, got {kept}"
     got = [int(sample(state, logits, [0]).ids) for _ in range(3)]
     assert got == [4, 4, EOS]
@@ -165,36 +167,36 @@ def test_end_code_is_masked_after_the_nucleus_and_is_not_remembered():
 
 
 def test_begin_call_empties_the_history_only_where_it_is_per_call():
-    state = make_state(DUPLEX_CODES, TURN_CODES)
+    state = make_state(DUPLEX_SPEECH, TURN_SPEECH)
     for slot in (0, 1):
         put_history(state, slot, [1, 2, 3])
     state.begin_call(torch.tensor([0, 1]), torch.tensor([26, 0]), torch.tensor([True, True]))
-    assert state.count.tolist() == [0, 3, 0] and state.min_codes.tolist() == [26, 0, 0]
+    assert state.count.tolist() == [0, 3, 0] and state.min_speech_tokens.tolist() == [26, 0, 0]
 
 
 def test_draws_follow_the_distribution():
     n = 20000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -1.5, 0.5])
-    state = CodeSamplerState.allocate(n)
+    state = SpeechSamplerState.allocate(n)
     state.eos_id.fill_(5)
-    state.min_codes.fill_(1)
+    state.min_speech_tokens.fill_(1)
     state.seed.copy_(torch.arange(n + 1))
-    codes = sample(state, logits.expand(n, -1), range(n)).ids
+    speech_tokens = sample(state, logits.expand(n, -1), range(n)).ids
     expected = torch.softmax(torch.where(torch.arange(6) == 5, -math.inf, logits / 0.8), 0)
-    counts = torch.bincount(codes, minlength=6)
+    counts = torch.bincount(speech_tokens, minlength=6)
     chi_square = ((counts - n * expected) ** 2 / (n * expected))[:5].sum().item()
     assert counts[5] == 0 and chi_square < 18.5, f"expected {n * expected}, got {counts}, chi square {chi_square}"
 
 
-MIXED = [TURN_CODES, DUPLEX_CODES, replace(TURN_CODES, greedy=True), replace(TURN_CODES, top_k=0)]
+MIXED = [TURN_SPEECH, DUPLEX_SPEECH, replace(TURN_SPEECH, greedy=True), replace(TURN_SPEECH, top_k=0)]
 
 
 def test_a_seed_gives_the_same_codes_in_any_slot_order_and_batch():
     torch.manual_seed(2)
-    logits = torch.randn(20, 4, N_CODES) * 2
+    logits = torch.randn(20, 4, N_SPEECH_TOKENS) * 2
 
     def run(n_slots, order, sequences):
-        state = CodeSamplerState.allocate(n_slots)
+        state = SpeechSamplerState.allocate(n_slots)
         for sequence, slot in zip(sequences, order, strict=True):
             state.configure(slot, MIXED[sequence], eos_id=EOS, seed=100 + sequence)
         steps = [sample(state, logits[step, sequences], order, 32).ids for step in range(20)]
@@ -209,19 +211,19 @@ def test_a_seed_gives_the_same_codes_in_any_slot_order_and_batch():
 
 
 def test_reset_slot_equals_a_fresh_one_and_touches_no_other():
-    state = make_state(*MIXED, seed=40, min_codes=3)
-    sample(state, torch.randn(4, N_CODES), range(4))
+    state = make_state(*MIXED, seed=40, min_speech_tokens=3)
+    sample(state, torch.randn(4, N_SPEECH_TOKENS), range(4))
     before = dump(state)
     state.reset(torch.tensor([0, 3]))
     assert_same(dump(state), before, [1, 2, 4])
-    assert_same(dump(state), dump(CodeSamplerState.allocate(4)), [0, 3])
+    assert_same(dump(state), dump(SpeechSamplerState.allocate(4)), [0, 3])
 
 
 @pytest.mark.parametrize("candidates", [None, 16])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_idle_and_bad_rows_return_the_end_code_and_change_nothing(poison, candidates):
     torch.manual_seed(3)
-    logits = torch.randn(4, N_CODES)
+    logits = torch.randn(4, N_SPEECH_TOKENS)
     clean, state = make_state(*MIXED), make_state(*MIXED)
     for one in (clean, state):
         for slot in range(4):
@@ -229,21 +231,21 @@ def test_idle_and_bad_rows_return_the_end_code_and_change_nothing(poison, candid
     before = dump(state)
     expected = sample(clean, logits, range(4), candidates)
     logits[1, 3 if poison != -math.inf else slice(None)] = poison
-    codes, bad, _ = sample(state, logits, range(4), candidates, active=[True, True, False, True])
+    speech_tokens, bad, _ = sample(state, logits, range(4), candidates, active=[True, True, False, True])
     assert bad.tolist() == [False, True, False, False]
-    assert codes.tolist() == [int(expected.ids[0]), EOS, EOS, int(expected.ids[3])]
+    assert speech_tokens.tolist() == [int(expected.ids[0]), EOS, EOS, int(expected.ids[3])]
     assert_same(dump(state), before, [1, 2, 4])
     assert_same(dump(state), dump(clean), [0, 3])
 
 
 def test_compiled_as_one_graph_equals_eager():
-    compiled = torch.compile(sample_codes, fullgraph=True, dynamic=False)
+    compiled = torch.compile(sample_speech_tokens, fullgraph=True, dynamic=False)
     torch.manual_seed(5)
     eager_state, state = make_state(*MIXED), make_state(*MIXED)
     slots, active = torch.tensor([3, 1, 0, 4]), torch.tensor([True, True, True, False])
     for _ in range(3):
-        logits = torch.randn(4, N_CODES) * 2
-        expected = sample_codes(logits, slots, active, eager_state, 32)
+        logits = torch.randn(4, N_SPEECH_TOKENS) * 2
+        expected = sample_speech_tokens(logits, slots, active, eager_state, 32)
         got = compiled(logits, slots, active, state, 32)
         assert torch.equal(got.ids, expected.ids), f"expected {expected.ids}, got {got.ids}"
     assert_same(dump(state), dump(eager_state), slice(None))
@@ -255,6 +257,6 @@ def test_compiled_as_one_graph_equals_eager():
 )
 def test_settings_outside_their_range_name_field_and_value(name, value):
     with pytest.raises(SettingsError, match=f"{name}: expected .*, got {value!r}"):
-        CodeSampling(**{name: value})
+        SpeechSampling(**{name: value})
     with pytest.raises(SettingsError, match="eos_id"):
-        CodeSamplerState.allocate(1).configure(0, TURN_CODES, eos_id=-1)
+        SpeechSamplerState.allocate(1).configure(0, TURN_SPEECH, eos_id=-1)

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import torch
 
-from models.sampling.settings import CodeSampling
-from models.sampling.speech_tokens import PENALTY_WINDOW, CodeSamplerState, final_code_scores, penalise_codes
+from models.sampling.settings import SpeechSampling
+from models.sampling.speech import PENALTY_WINDOW, SpeechSamplerState, final_speech_scores, penalise_speech_tokens
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 
@@ -23,24 +23,24 @@ def run(golden: GoldenDir, report: Report) -> None:
         _raw(tensors, settings, report)
 
 
-def greedy_codes(constants: dict[str, float]) -> CodeSampling:
+def greedy_codes(constants: dict[str, float]) -> SpeechSampling:
     """The recorded settings, the likeliest code taken instead of a draw; those not recorded have our defaults."""
     names = {"min_keep": "min_tokens_to_keep"}
-    known = {entry.name: names.get(entry.name, entry.name) for entry in fields(CodeSampling)}
+    known = {entry.name: names.get(entry.name, entry.name) for entry in fields(SpeechSampling)}
     given = {name: constants[stored] for name, stored in known.items() if stored in constants}
-    return CodeSampling(**{**given, "greedy": True})
+    return SpeechSampling(**{**given, "greedy": True})
 
 
-def _chain(tensors: dict[str, torch.Tensor], settings: CodeSampling, report: Report) -> None:
+def _chain(tensors: dict[str, torch.Tensor], settings: SpeechSampling, report: Report) -> None:
     logits, previous = tensors["chain.logits"].float(), tensors["chain.prev_tokens"]
     rows, steps = previous.shape
     state, slots = _state(rows, settings, eos_id=logits.shape[1] - 1)
     for step in range(steps):
         state.remember(slots, previous[:, step], torch.ones(rows, dtype=torch.bool))
     if "chain.after_penalty_prev" in tensors:
-        penalised = penalise_codes(logits, slots, state).gather(1, previous)
+        penalised = penalise_speech_tokens(logits, slots, state).gather(1, previous)
         report.close("code_sampling.chain", "after penalty", penalised, tensors["chain.after_penalty_prev"])
-    kept = final_code_scores(logits, slots, state).isfinite()
+    kept = final_speech_scores(logits, slots, state).isfinite()
     if "chain.keep_mask_count" in tensors:
         report.equal("code_sampling.chain", "kept codes", kept.sum(1), tensors["chain.keep_mask_count"])
     if "chain.kept_ids" in tensors:
@@ -50,14 +50,14 @@ def _chain(tensors: dict[str, torch.Tensor], settings: CodeSampling, report: Rep
             )
 
 
-def _raw(tensors: dict[str, torch.Tensor], settings: CodeSampling, report: Report) -> None:
+def _raw(tensors: dict[str, torch.Tensor], settings: SpeechSampling, report: Report) -> None:
     """The recorded history is greedy on the raw logits; it is replayed, not resampled."""
     logits, chosen = tensors["raw.logits"][0].float(), tensors["raw.greedy_ids"][0]
     state, slots = _state(1, settings, eos_id=logits.shape[1] - 1)
     counts, ids, values = (tensors.get(f"raw.processed_{n}") for n in ("keep_count", "top25_ids", "top25_vals"))
     for step, code in enumerate(chosen):
         name = f"code_sampling.raw.{step}"
-        scores = final_code_scores(logits[step : step + 1], slots, state)
+        scores = final_speech_scores(logits[step : step + 1], slots, state)
         if counts is not None:
             report.equal(name, "kept codes", scores.isfinite().sum(), counts[0, step])
         if step > 0 and ids is not None:
@@ -69,8 +69,8 @@ def _raw(tensors: dict[str, torch.Tensor], settings: CodeSampling, report: Repor
         state.remember(slots, code[None], torch.tensor([True]))
 
 
-def _state(rows: int, settings: CodeSampling, eos_id: int) -> tuple[CodeSamplerState, torch.Tensor]:
-    state = CodeSamplerState.allocate(rows)
+def _state(rows: int, settings: SpeechSampling, eos_id: int) -> tuple[SpeechSamplerState, torch.Tensor]:
+    state = SpeechSamplerState.allocate(rows)
     for slot in range(rows):
         state.configure(slot, settings, eos_id=eos_id)
     return state, torch.arange(rows)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from models.sampling.rng import STREAM_CODE, draw_index, fixed_point_weights, running_sum, uniform
-from models.sampling.settings import CodeSampling, check_number, signed_seed
+from models.sampling.rng import STREAM_SPEECH, draw_index, fixed_point_weights, running_sum, uniform
+from models.sampling.settings import SpeechSampling, check_number, signed_seed
 from models.sampling.text import NEVER, Sampled, best
 
 PENALTY_WINDOW = 16  # recent codes that the frequency penalty counts; fixed upstream
 
 
 @dataclass
-class CodeSamplerState:
+class SpeechSamplerState:
     """What each slot remembers between calls, and its parameters. Row n_slots is for padded batch rows.
 
     Memory:
@@ -27,13 +27,13 @@ class CodeSamplerState:
         step         [S+1]     int64  codes drawn in this call, end codes included; `begin_call` zeroes it
         min_codes    [S+1]     int64  the end code is out of reach while `step` is below this
         seed, draws  [S+1]     int64  64 bits; draws made since the slot was seeded
-    Parameters [S+1] each, written by `configure`: eos_id and the fields of `CodeSampling`, same names.
+    Parameters [S+1] each, written by `configure`: eos_id and the fields of `SpeechSampling`, same names.
     """
 
     history: Tensor
     count: Tensor
     step: Tensor
-    min_codes: Tensor
+    min_speech_tokens: Tensor
     seed: Tensor
     draws: Tensor
     eos_id: Tensor
@@ -46,11 +46,11 @@ class CodeSamplerState:
     history_per_call: Tensor
 
     @classmethod
-    def allocate(cls, n_slots: int, device: torch.device | str | None = None) -> "CodeSamplerState":
+    def allocate(cls, n_slots: int, device: torch.device | str | None = None) -> "SpeechSamplerState":
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(n_slots + 1, *shape, dtype=dtype, device=device)
 
-        memory = {name: zeros() for name in ("count", "step", "min_codes", "seed", "draws", "eos_id")}
+        memory = {name: zeros() for name in ("count", "step", "min_speech_tokens", "seed", "draws", "eos_id")}
         parameters = {name: zeros(dtype=dtype) for name, dtype in _parameter_types().items()}
         state = cls(history=zeros(PENALTY_WINDOW), **memory, **parameters)
         state.reset(torch.arange(n_slots + 1, device=device))
@@ -58,12 +58,12 @@ class CodeSamplerState:
 
     def reset(self, slots: Tensor) -> None:
         """Slots [N] as freshly allocated: nothing remembered, seed 0, end code 0, default parameters."""
-        for tensor in (self.history, self.count, self.step, self.min_codes, self.seed, self.draws, self.eos_id):
+        for tensor in (self.history, self.count, self.step, self.min_speech_tokens, self.seed, self.draws, self.eos_id):
             tensor.index_fill_(0, slots, 0)
         for name in _parameter_types():
             getattr(self, name).index_fill_(0, slots, getattr(_DEFAULT, name))
 
-    def configure(self, slot: int, settings: CodeSampling, eos_id: int, seed: int | None = None) -> None:
+    def configure(self, slot: int, settings: SpeechSampling, eos_id: int, seed: int | None = None) -> None:
         """Write one slot's parameters; its memory stays. A `seed` restarts the slot's random numbers.
 
         Raises: SettingsError if `eos_id` or `seed` is out of range, before anything is written.
@@ -81,22 +81,24 @@ class CodeSamplerState:
         """Empty the history of slots [N], as at the start of a turn."""
         self.count.index_fill_(0, slots, 0)
 
-    def begin_call(self, slots: Tensor, min_codes: Tensor, active: Tensor) -> None:
-        """A run of steps starts in the `active` [B] of slots [B], `min_codes` [B] int64 before their end code."""
+    def begin_call(self, slots: Tensor, min_speech_tokens: Tensor, active: Tensor) -> None:
+        """A run of steps starts in the `active` [B] of slots [B], `min_speech_tokens` [B] int64 before their end code."""
         self.step.index_copy_(0, slots, torch.where(active, 0, self.step[slots]))
-        self.min_codes.index_copy_(0, slots, torch.where(active, min_codes, self.min_codes[slots]))
+        self.min_speech_tokens.index_copy_(
+            0, slots, torch.where(active, min_speech_tokens, self.min_speech_tokens[slots])
+        )
         emptied = active & self.history_per_call[slots]
         self.count.index_copy_(0, slots, torch.where(emptied, 0, self.count[slots]))
 
-    def remember(self, slots: Tensor, codes: Tensor, where: Tensor) -> None:
+    def remember(self, slots: Tensor, speech_tokens: Tensor, where: Tensor) -> None:
         """Append codes [B] to the history of slots [B] in the rows that `where` [B] names."""
         count = self.count[slots]
         place = count % PENALTY_WINDOW
-        self.history[slots, place] = torch.where(where, codes, self.history[slots, place])
+        self.history[slots, place] = torch.where(where, speech_tokens, self.history[slots, place])
         self.count[slots] = count + where
 
 
-_DEFAULT = CodeSampling()
+_DEFAULT = SpeechSampling()
 
 
 def _parameter_types() -> dict[str, torch.dtype]:
@@ -104,8 +106,8 @@ def _parameter_types() -> dict[str, torch.dtype]:
     return {field.name: types[type(getattr(_DEFAULT, field.name))] for field in fields(_DEFAULT)}
 
 
-def sample_codes(
-    logits: Tensor, slots: Tensor, active: Tensor, state: CodeSamplerState, candidates: int | None = None
+def sample_speech_tokens(
+    logits: Tensor, slots: Tensor, active: Tensor, state: SpeechSamplerState, candidates: int | None = None
 ) -> Sampled:
     """The next code of each row; appends it to the slot's history unless it is the end code.
 
@@ -121,35 +123,37 @@ def sample_codes(
             at that place fit into C.
     """
     eos_id, seed, draws = state.eos_id[slots], state.seed[slots], state.draws[slots]
-    scores = final_code_scores(logits, slots, state, candidates)
+    scores = final_speech_scores(logits, slots, state, candidates)
     peak = scores.amax(1)
     usable = logits.amax(1).isfinite() & peak.isfinite()
 
-    drawn = draw_index(fixed_point_weights(scores, peak), uniform(seed, draws, STREAM_CODE))
-    codes = torch.where(state.greedy[slots], scores.argmax(1), drawn)
+    drawn = draw_index(fixed_point_weights(scores, peak), uniform(seed, draws, STREAM_SPEECH))
+    speech_tokens = torch.where(state.greedy[slots], scores.argmax(1), drawn)
 
     counts = active & usable
-    remembered = counts & (codes != eos_id)
-    state.remember(slots, codes, remembered)
+    remembered = counts & (speech_tokens != eos_id)
+    state.remember(slots, speech_tokens, remembered)
     state.step[slots] = state.step[slots] + counts
     state.draws[slots] = draws + counts
-    return Sampled(torch.where(counts, codes, eos_id), active & ~usable, remembered)
+    return Sampled(torch.where(counts, speech_tokens, eos_id), active & ~usable, remembered)
 
 
-def final_code_scores(logits: Tensor, slots: Tensor, state: CodeSamplerState, candidates: int | None = None) -> Tensor:
+def final_speech_scores(
+    logits: Tensor, slots: Tensor, state: SpeechSamplerState, candidates: int | None = None
+) -> Tensor:
     """Processed logits [B, V] whose softmax is drawn from; -inf where a code cannot come.
 
     The end code is masked after top-p and top-k, so a call below its minimum may leave fewer codes
     than `min_keep`.
     """
-    scores = penalise_codes(logits, slots, state)
-    kept = keep_codes(scores, slots, state, candidates)
+    scores = penalise_speech_tokens(logits, slots, state)
+    kept = keep_speech_tokens(scores, slots, state, candidates)
     is_eos = torch.arange(logits.shape[1], device=logits.device) == state.eos_id[slots, None]
-    too_early = (state.step[slots] < state.min_codes[slots])[:, None]
+    too_early = (state.step[slots] < state.min_speech_tokens[slots])[:, None]
     return torch.where(kept & ~(is_eos & too_early), scores, NEVER)
 
 
-def penalise_codes(logits: Tensor, slots: Tensor, state: CodeSamplerState) -> Tensor:
+def penalise_speech_tokens(logits: Tensor, slots: Tensor, state: SpeechSamplerState) -> Tensor:
     """Logits [B, V] over temperature, then pushed down by penalty**count for codes of the recent history."""
     scores = logits.float() / state.temperature[slots, None]
     in_use = torch.arange(PENALTY_WINDOW, device=logits.device) < state.count[slots, None]
@@ -158,7 +162,9 @@ def penalise_codes(logits: Tensor, slots: Tensor, state: CodeSamplerState) -> Te
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
-def keep_codes(scores: Tensor, slots: Tensor, state: CodeSamplerState, candidates: int | None = None) -> Tensor:
+def keep_speech_tokens(
+    scores: Tensor, slots: Tensor, state: SpeechSamplerState, candidates: int | None = None
+) -> Tensor:
     """[B, V] bool: what top-p, then top-k leave. Everything in a slot that has no code yet.
 
     Top-p drops the worst codes as long as they sum to 1 - p or less; top-k drops what scores below the
