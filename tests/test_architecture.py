@@ -1,23 +1,93 @@
-"""Who may import whom, and what stays free of torch."""
+"""The folders, the arrows between them, and which of them stay free of torch."""
 
 import ast
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.torch_free import assert_torch_free
 
-PARTS = {"vpm", "resampler", "apm", "llm", "tts"}
+PROGRAM = ("server", "worker", "models", "launcher", "clients")
+# Each line may import from the lines before it and from its own folder. `a b`: two nodes that do not see each other.
+# A node is a folder, or a file where a folder with sub-folders has files of its own.
+MODELS = """
+errors
+atomic_file
+checkpoint sampling
+inputs graphs
+layers
+kernels
+omni
+load
+random_weights
+stages
+token2wav.settings
+token2wav.prompt token2wav.flow token2wav.hift
+token2wav.load
+token2wav.voice
+token2wav.stream token2wav.s3gen
+token2wav.__main__ __main__
+"""
+WORKER = """
+version log status
+config protocol media
+loop
+assembly chat
+compile
+report engine
+start
+service doctor
+http
+serving
+main offline
+"""
+SERVER = """
+origins
+dispatch request_guard
+registry metrics
+pages
+live
+health_watch routes
+app
+serving
+main
+"""
+LAYERS = {"models": MODELS, "worker": WORKER, "server": SERVER}
+# What a package may import of the others: whole packages, or nodes of them.
+CONTRACT = {"worker.protocol", "worker.config", "worker.log", "worker.version", "worker.status"}
+WORDS = {"models.errors", "models.inputs.audio_sizes"}
+ABOVE = {
+    "models": set(),
+    "worker": {"models"},
+    "server": CONTRACT | WORDS,
+    "clients": CONTRACT | WORDS | {"worker.media"},
+    "launcher": CONTRACT | WORDS | {"worker.doctor"},
+}
 # Concurrency, sockets, processes and HTTP belong to the worker and the server.
 FOREIGN = {
     *("asyncio", "threading", "multiprocessing", "concurrent", "socket", "ssl", "http", "urllib", "subprocess"),
-    *("fastapi", "starlette", "uvicorn", "websockets", "aiohttp", "httpx", "requests", "transformers"),
-    *("worker", "server", "tests", "benchmarks", "assets"),
+    *("fastapi", "starlette", "uvicorn", "websockets", "aiohttp", "httpx", "requests"),
 }
-TORCH_FREE = ("errors", "config", "tokens", "messages", "prompts", "sampling_settings", "image", "positions")
+PARTS = {"vpm", "resampler", "apm", "llm", "tts"}
+TORCH_FREE = """
+models.errors models.checkpoint.config models.inputs.tokens models.inputs.messages models.inputs.prompts
+models.inputs.image models.inputs.positions models.inputs.audio_sizes models.sampling.settings
+worker.config.* worker.protocol.* worker.log worker.version worker.status worker.main worker.media
+worker.loop.audio_buffer worker.loop.results worker.loop.session worker.loop.unit_decoder worker.loop.window
+worker.chat.reply worker.compile.state worker.compile.targets worker.http.metrics worker.http.unit_message
+worker.doctor.__main__ worker.doctor.checks worker.doctor.checks_gpu worker.doctor.machine
+worker.report.__main__ worker.report.compile_report worker.start.warmup_report
+"""
+MAX_FILES = 20
+MAX_LINES = 400
 
 
-def imported(file: Path) -> set[str]:
+@cache
+def imported(file: Path) -> frozenset[str]:
     """Dotted names of everything a file imports, `from a.b import c` as both a.b and a.b.c."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -25,64 +95,148 @@ def imported(file: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: expected an absolute import, got a relative one"
+            assert node.module is not None
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return frozenset(names)
 
 
-def model_files(root: Path) -> list[Path]:
-    files = sorted((root / "models").rglob("*.py"))
-    assert len(files) > 10
-    return files
+def modules(root: Path, package: str) -> dict[str, Path]:
+    """Dotted module names of a package, without its `__init__` files."""
+    files = sorted((root / package).rglob("*.py"))
+    return {
+        ".".join(file.relative_to(root).with_suffix("").parts): file for file in files if file.name != "__init__.py"
+    }
 
 
-def test_models_know_no_outside_world(root: Path) -> None:
-    for file in model_files(root):
-        got = {name.partition(".")[0] for name in imported(file)} & FOREIGN
-        assert not got, f"{file.name}: expected none of these imports, got {sorted(got)}"
+def arrows(root: Path, package: str) -> Iterator[tuple[str, str, Path]]:
+    """Every import from one module of the package to another: who, whom, in which file."""
+    known = modules(root, package)
+    for name, file in known.items():
+        for target in sorted(imported(file) & known.keys()):
+            yield name, target, file
 
 
-def test_models_read_no_environment(root: Path) -> None:
-    for file in model_files(root):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv"}:
-                pytest.fail(f"{file.name}:{node.lineno}: expected no use of the environment, got .{node.attr}")
-        assert not imported(file) & {"os.environ", "os.getenv"}, file.name
+def node_of(module: str, nodes: dict[str, int]) -> str:
+    """The node of the layering that a module belongs to, without the package's name."""
+    path = module.split(".")[1:]
+    for end in range(len(path), 0, -1):
+        if (node := ".".join(path[:end])) in nodes:
+            return node
+    raise AssertionError(f"{module}: expected it in the layers of tests/test_architecture.py, found no line")
 
 
-def test_parts_do_not_import_each_other(root: Path) -> None:
-    parts = {f"models.{part}" for part in PARTS}
-    for part in sorted(PARTS):
-        got = imported(root / "models" / f"{part}.py") & (parts | {"models.omni", "models.load", "models.stages.state"})
-        assert not got, f"{part}: expected no other part, got {sorted(got)}"
+@pytest.mark.parametrize("package", LAYERS)
+def test_folders_import_downwards_only(root: Path, package: str) -> None:
+    floors = LAYERS[package].split("\n")
+    nodes = {node: floor for floor, line in enumerate(floors) for node in line.split()}
+    for who, whom, file in arrows(root, package):
+        upper, lower = node_of(who, nodes), node_of(whom, nodes)
+        allowed = upper == lower or nodes[lower] < nodes[upper]
+        assert allowed, f"{file}: expected {upper} to import only from the layers below it, got {lower} ({whom})"
 
 
-def test_the_vocoder_knows_no_other_part(root: Path) -> None:
-    """Of the rest of the room it may use what is common: errors, sound, file formats, regions, tensors into modules."""
-    common = {"audio", "checkpoint", "compiler", "errors", "graphs", "input_block", "kernels", "kernels_choice"}
-    common |= {"layers", "rotary", "streams", "weights"}
-    for file in sorted((root / "models" / "token2wav").glob("*.py")):
-        outside = {name.split(".")[1] for name in imported(file) if name.startswith("models.")} - {"token2wav"}
-        assert outside <= common, f"{file.name}: expected only {sorted(common)}, got {sorted(outside - common)}"
+@pytest.mark.parametrize("package", LAYERS)
+def test_the_layers_name_nothing_that_is_gone(root: Path, package: str) -> None:
+    for node in LAYERS[package].split():
+        path = root / package / node.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), f"{package}.{node}: expected a folder or a file"
 
 
-def test_no_cycles(root: Path) -> None:
-    known = {".".join(file.relative_to(root).with_suffix("").parts): file for file in model_files(root)}
-    arrows = {name: imported(file) & known.keys() for name, file in known.items()}
+@pytest.mark.parametrize("package", PROGRAM)
+def test_modules_do_not_import_in_circles(root: Path, package: str) -> None:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for who, whom, _ in arrows(root, package):
+        graph[who].add(whom)
+    done: set[str] = set()
 
     def walk(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, f"expected no cycle, got {' -> '.join((*path, name))}"
-        for target in sorted(arrows[name]):
-            walk(target, (*path, name))
+        if name not in done:
+            for target in sorted(graph[name]):
+                walk(target, (*path, name))
+            done.add(name)
 
-    for name in sorted(known):
+    for name in sorted(graph):
         walk(name, ())
 
 
-def test_packages_are_empty(root: Path) -> None:
-    for package in ("models", "tests"):
-        for file in sorted((root / package).rglob("__init__.py")):
-            assert not file.read_text().strip(), f"{file}: expected an empty file"
+@pytest.mark.parametrize("package", PROGRAM)
+def test_packages_import_what_is_granted(root: Path, package: str) -> None:
+    others = {"server", "worker", "models", "launcher", "clients", "tests", "benchmarks", "assets"} - {package}
+    for file in modules(root, package).values():
+        for name in sorted(imported(file)):
+            if name.partition(".")[0] not in others or any(one.startswith(f"{name}.") for one in ABOVE[package]):
+                continue
+            granted = any(name == one or name.startswith(f"{one}.") for one in ABOVE[package])
+            assert granted, f"{file}: expected imports of {sorted(ABOVE[package])} only, got {name}"
+
+
+def test_models_use_no_sockets_threads_or_processes(root: Path) -> None:
+    for file in modules(root, "models").values():
+        got = {name.partition(".")[0] for name in imported(file)} & FOREIGN
+        assert not got, f"{file}: expected none of these imports, got {sorted(got)}"
+
+
+def test_models_read_no_environment(root: Path) -> None:
+    for file in modules(root, "models").values():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv"}:
+                pytest.fail(f"{file}:{node.lineno}: expected no use of the environment, got .{node.attr}")
+        assert not imported(file) & {"os.environ", "os.getenv"}, file
+
+
+def test_parts_of_the_model_do_not_import_each_other(root: Path) -> None:
+    parts = {f"models.layers.{part}" for part in PARTS}
+    for part in sorted(PARTS):
+        got = imported(root / "models" / "layers" / f"{part}.py") & parts
+        assert not got, f"{part}: expected no other part, got {sorted(got)}"
 
 
 def test_torch_stays_unloaded(root: Path) -> None:
-    assert_torch_free(root, [f"models.{module}" for module in TORCH_FREE])
+    names: list[str] = []
+    for name in TORCH_FREE.split():
+        prefix = name.removesuffix("*")
+        known = modules(root, name.partition(".")[0])
+        found = [one for one in known if one.startswith(prefix)] if name.endswith("*") else [name]
+        assert found, f"{name}: expected modules, found none"
+        names += found
+    names += [name for package in ("server", "clients", "launcher") for name in modules(root, package)]
+    assert_torch_free(root, names)
+
+
+def test_package_files_are_empty(root: Path) -> None:
+    for package in (*PROGRAM, "benchmarks", "tests"):
+        found = sorted((root / package).rglob("__init__.py"))
+        assert found, f"{package}: expected __init__.py files, found none"
+        for file in found:
+            assert not file.read_text().strip(), f"{file}: expected an empty file"
+
+
+def test_class_names_have_one_meaning(root: Path) -> None:
+    where: dict[str, list[str]] = defaultdict(list)
+    for package in (*PROGRAM, "benchmarks"):
+        for name, file in modules(root, package).items():
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    where[node.name].append(name)
+    twice = {name: found for name, found in where.items() if len(found) > 1}
+    assert not twice, f"expected one public class of each name, got {twice}"
+
+
+def test_folders_and_files_stay_small(root: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True).stdout.split()
+    files = [Path(name) for name in tracked if (root / name).is_file()]
+    if not files:
+        pytest.skip("not a git checkout")
+    crowded = {
+        str(folder): n
+        for folder, n in Counter(file.parent for file in files if file.name != "__init__.py").items()
+        if n > MAX_FILES
+    }
+    assert not crowded, f"expected at most {MAX_FILES} files a folder, got {crowded}"
+    long = {
+        str(file): n
+        for file in files
+        if file.parts[0] in PROGRAM and (n := len((root / file).read_text(encoding="utf-8").splitlines())) > MAX_LINES
+    }
+    assert not long, f"expected at most {MAX_LINES} lines, got {long}"

@@ -17,8 +17,8 @@ from models.graphs.region_graphs import Bucket, RegionTable
 from models.stages import region_table
 from models.stages import speech_steps as speaker
 from models.stages.region_table import Shapes
-from models.token2wav.region_table import VocoderShapes
-from tests.models.token2wav.vocoders import make_voice
+from models.token2wav.stream.region_table import VocoderShapes
+from tests.models.token2wav.stream.vocoders import make_voice
 from tests.worker.loop.engines import TINY, make_picture, make_sound
 from worker.assembly.parts import build
 from worker.compile.state import CompileCounts, TargetPhase

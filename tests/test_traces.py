@@ -229,7 +229,7 @@ def test_what_a_recording_was_trimmed_of_is_not_compared(traces, varied):
 def test_counts_of_host_and_device_are_held_against_each_other(traces, varied):
     account = replace(varied, units=copy.deepcopy(varied.units))
     host, _ = account.units[2]["counts"]
-    host["llm_rows"] += 1
+    host["context_len"] += 1
     report = compared(traces[VARIED], account)
     assert [miss.name for miss in report.misses] == ["counts of host and device"], told(report)
 

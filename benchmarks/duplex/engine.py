@@ -29,8 +29,8 @@ from models.token2wav.hift import hift as hift_room
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.region_table import VocoderShapes
 from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
+from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import wants_kernels
 from worker.assembly.parts import FRAMES_PER_SECOND, EngineParts, assemble

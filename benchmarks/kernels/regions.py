@@ -30,9 +30,9 @@ from models.token2wav.flow import dit_fused
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.region_table import VocoderShapes
 from models.token2wav.settings import FRAMES_PER_TOKEN
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import apply_backend_flags
 from worker.config.compile import CompileConfig

@@ -28,11 +28,11 @@ from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
 from models.token2wav.prompt.features import prompt_mel
-from models.token2wav.region_table import VocoderShapes, columns_for
 from models.token2wav.settings import FRAMES_PER_TOKEN
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes, columns_for
+from models.token2wav.stream.vocoder import Chunk, Vocoder
+from models.token2wav.stream.windows import CHUNK_TOKENS
 from models.token2wav.voice.voice import Voice
-from models.token2wav.windows import CHUNK_TOKENS
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")

@@ -9,8 +9,8 @@ from torch import nn
 
 from benchmarks.timing import Ceilings
 from models.token2wav.hift.hift import Hift
-from models.token2wav.region_table import VocoderParts
-from models.token2wav.vocode import TAIL_FRAMES
+from models.token2wav.stream.region_table import VocoderParts
+from models.token2wav.stream.vocode import TAIL_FRAMES
 
 # Per mel frame, how many columns each of HiFT's stages computes.
 _STAGE_COLUMNS = (8, 40, 120)

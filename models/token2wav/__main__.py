@@ -22,14 +22,14 @@ from models.errors import ModelError, SettingsError, TokenError
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift, load_voice_parts
 from models.token2wav.prompt.sound_file import read_sound, write_sound
-from models.token2wav.region_table import VocoderShapes, columns_for
 from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes, columns_for
+from models.token2wav.stream.vocoder import Chunk, Vocoder
+from models.token2wav.stream.windows import CHUNK_TOKENS, TokenWindows
 from models.token2wav.voice.maker_digest import maker_digest
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_cache import VoiceCache
 from models.token2wav.voice.voice_maker import VoiceMaker
-from models.token2wav.windows import CHUNK_TOKENS, TokenWindows
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
 MAX_STEPS = 100

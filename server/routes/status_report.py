@@ -5,7 +5,7 @@ What a worker says of itself is passed on where it is what it should be, and lef
 
 from server.dispatch.dispatcher import Dispatcher, Place
 from server.dispatch.eta import KINDS
-from server.dispatch.queue import TicketStatus as Waiting
+from server.dispatch.queue import Ticket
 from server.dispatch.workers import OFFLINE, Worker, WorkerLease, iso
 from server.routes.bodies import (
     CacheStatus,
@@ -146,7 +146,7 @@ def queue_status(dispatcher: Dispatcher) -> QueueStatus:
     )
 
 
-def queue_item(dispatcher: Dispatcher, ticket: Waiting, place: Place) -> QueueItem:
+def queue_item(dispatcher: Dispatcher, ticket: Ticket, place: Place) -> QueueItem:
     return QueueItem(
         ticket_id=ticket.ticket_id,
         request_type=ticket.request_type,

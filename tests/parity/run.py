@@ -6,7 +6,8 @@ import torch
 
 from models.load import load_model
 from models.omni import OmniModel
-from tests.parity import (
+from tests.parity.golden import GoldenDir
+from tests.parity.omni import (
     audio_encoder,
     chat,
     image,
@@ -21,7 +22,6 @@ from tests.parity import (
     tts,
     vision,
 )
-from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav import (
     campplus,

@@ -209,7 +209,7 @@ class Account:
     @property
     def n_rows(self) -> int:
         """Context rows, by the device's count."""
-        return self._count("llm_rows")
+        return self._count("context_len")
 
     @property
     def _in_context(self) -> bool:
@@ -218,7 +218,7 @@ class Account:
     def _device_counts(self) -> dict[str, int]:
         state, slot = self.duplex.state, self.session.slot
         tensors = {
-            "llm_rows": state.llm.lengths,
+            "context_len": state.llm.lengths,
             "remembered": state.text.count,
             "audio_rows": None if state.apm is None else state.apm.lengths,
             "n_samples": None if state.mel is None else state.mel.n_samples,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from models.token2wav.settings import SAMPLES_PER_TOKEN
-from models.token2wav.vocoder import Chunk
+from models.token2wav.stream.vocoder import Chunk
 from tests.traces.folder import FULL_SCALE
 
 
@@ -18,7 +18,7 @@ class FakeLaunch(NamedTuple):
 
 
 class FakeVocoder:
-    """Stands in for `models.token2wav.vocoder.Vocoder`. The look-ahead is held back unless the turn ends."""
+    """Stands in for `models.token2wav.stream.vocoder.Vocoder`. The look-ahead is held back unless the turn ends."""
 
     lookahead = 3
 

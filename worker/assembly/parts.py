@@ -22,10 +22,10 @@ from models.stages.speech_steps import Speaker
 from models.stages.state import SlotState
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.flow.flow_state import FlowSizes
-from models.token2wav.fused_choice import Kernels
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Vocoder
+from models.token2wav.stream.fused_choice import Kernels
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
 from worker.assembly.load_times import Loading
 from worker.config.session import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig

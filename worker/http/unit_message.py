@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from worker.loop import results
-from worker.loop.results import SOUND_RATE, UNIT_MS, UnitResult
-from worker.protocol.messages import PartialResult, Result
+from worker.loop.results import SOUND_RATE, UNIT_MS, PartialResult, UnitResult
+from worker.protocol.messages import Partial, Result
 from worker.protocol.wire import Sound
 
 
@@ -19,9 +18,9 @@ class UnitClock:
     begun: float
 
 
-def partial_message(event: results.PartialResult, part: int) -> PartialResult:
+def partial_message(event: PartialResult, part: int) -> Partial:
     """part: counts the unit's pieces from 1."""
-    return PartialResult(current_time=event.unit, part=part, text=event.text, audio_data=_sound(event.pcm))
+    return Partial(current_time=event.unit, part=part, text=event.text, audio_data=_sound(event.pcm))
 
 
 def result_message(

@@ -14,7 +14,7 @@ import numpy as np
 
 from models.errors import NumericsError
 from models.stages.speech_steps import Poll, Readback
-from models.token2wav.vocoder import Chunk
+from models.token2wav.stream.vocoder import Chunk
 from worker.loop.batch_runner import BatchRunner, nothing
 from worker.loop.job import Job, SpeechCall
 
@@ -46,7 +46,7 @@ class SpeechStages:
     """speak: set out on codes for each job with a call. look: take up those that have arrived. voice: set out on
     windows that are complete, and hand out the sound of those that are through.
 
-    vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only.
+    vocoder: `models.token2wav.stream.vocoder.Vocoder` or what behaves like one; None for text only.
     """
 
     def __init__(self, batch: BatchRunner, vocoder: Any):

@@ -43,7 +43,7 @@ class UnitLoop:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """vocoder: `models.token2wav.vocoder.Vocoder` or what behaves like one; None for text only."""
+        """vocoder: `models.token2wav.stream.vocoder.Vocoder` or what behaves like one; None for text only."""
         self.observer = observer or Observer()
         self._duplex = duplex
         self._batch = BatchRunner(duplex, voices, self.observer, clock)

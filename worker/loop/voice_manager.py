@@ -7,7 +7,7 @@ from typing import Any
 
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
-from models.token2wav.windows import TokenWindows
+from models.token2wav.stream.windows import TokenWindows
 from worker.loop.session import Session, SpeechProgress
 
 MIN_SPEECH_TOKENS = 5  # new codes the vocoder takes at least, beside the look-ahead

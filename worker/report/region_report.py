@@ -15,7 +15,7 @@ from torch import Tensor
 from models.errors import SettingsError
 from models.graphs.region_graphs import Bucket, Region, RegionTable
 from models.stages.state import SlotState
-from models.token2wav.vocoder import Vocoder
+from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.parts import EngineParts
 from worker.compile.state import TargetPhase
 from worker.compile.targets import COMPILE_TARGETS

@@ -67,7 +67,7 @@ def test_everything_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
             )
             self.name = module
 
-    monkeypatch.setattr(serve, "Program", Light)
+    monkeypatch.setattr(serve, "ServedProgram", Light)
     told = tmp_path / "serve.json"
     serve.main(["--sessions", "1", "--gateway-sessions", "2", "--units", "2", "--rounds", "1", "--json", str(told)])
     result = json.loads(told.read_text())

@@ -12,8 +12,8 @@ from benchmarks.token2wav.work import ChunkWork, chunk_work, hift_flops
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.region_table import VocoderParts
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
+from models.token2wav.stream.region_table import VocoderParts
 
 
 def test_a_run_reports_every_row(tmp_path, capsys):

@@ -17,7 +17,7 @@ from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Shapes
 from models.stages.runner import Rows, Runner
 from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
-from tests.models.token2wav.vocoders import make_vocoder
+from tests.models.token2wav.stream.vocoders import make_vocoder
 
 BATCHES, ROWS = (1, 2), (4, 8)
 

@@ -17,7 +17,7 @@ import torch
 from models.token2wav import __main__ as cli
 from models.token2wav.__main__ import main
 from models.token2wav.load.parts import load_token2wav
-from models.token2wav.vocoder import Vocoder
+from models.token2wav.stream.vocoder import Vocoder
 from models.token2wav.voice.voice_maker import VoiceMaker
 from tests.models.compare import assert_close
 from tests.models.token2wav.prompt.prompt_sounds import prompt, write_pcm16

@@ -3,7 +3,7 @@
 import torch
 
 from models.token2wav.settings import SAMPLES_PER_FRAME
-from models.token2wav.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeState, vocode
+from models.token2wav.stream.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeState, vocode
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.hift import N_HARMONICS, golden_hift

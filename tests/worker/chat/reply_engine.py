@@ -22,10 +22,10 @@ from models.stages.message_reader import Content, MessageReader
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
 from models.stages.speech_stream import SpeechStream
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk
+from models.token2wav.stream.windows import TokenWindows
 from models.token2wav.voice.voice import Voice
-from models.token2wav.windows import TokenWindows
 from tests.models.layers.speech_reference import PlainSpeaker, PlainStream
 from tests.worker.loop.engines import QUIET, make_config, make_unit, short_speech, voice
 from worker.assembly import parts as building

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from models.errors import ContextOverflowError, NumericsError, SlotError
-from models.token2wav.vocoder import Chunk
+from models.token2wav.stream.vocoder import Chunk
 from tests.worker.chat.reply_engine import (
     ASKED,
     LLM_LEN,

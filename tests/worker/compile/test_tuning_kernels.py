@@ -13,12 +13,12 @@ import torch
 
 from models.errors import SettingsError, ShapeError
 from models.graphs.region_graphs import RegionTable
-from models.token2wav import vocoder as vocoders
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import solve
-from models.token2wav.fused_choice import FusedFlow, Kernels
 from models.token2wav.hift.hift import Hift
-from models.token2wav.vocoder import Vocoder
+from models.token2wav.stream import vocoder as vocoders
+from models.token2wav.stream.fused_choice import FusedFlow, Kernels
+from models.token2wav.stream.vocoder import Vocoder
 from tests.models.graphs.fake_captures import Replayed
 from tests.worker.compile.tuning_stubs import StubModel, capture_without
 from tests.worker.loop.engines import ALOUD, LLM_LEN, SmallEngine, loaded, make_config, make_prompt, short_speech

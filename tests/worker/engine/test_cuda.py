@@ -11,8 +11,8 @@ from PIL import Image
 
 from models.graphs.region_graphs import compile_counters
 from models.stages.region_table import Shapes
-from models.token2wav.region_table import VocoderShapes
-from tests.models.token2wav.vocoders import make_voice
+from models.token2wav.stream.region_table import VocoderShapes
+from tests.models.token2wav.stream.vocoders import make_voice
 from worker.assembly.backend_flags import apply_backend_flags
 from worker.assembly.parts import build, most_sessions
 from worker.compile.state import TargetPhase

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.token2wav.flow.block_table import FIRST_ROW, SPILL_ROW
-from models.token2wav.vocoder import Vocoder
+from models.token2wav.stream.vocoder import Vocoder
 from tests.models.stages.slot_copies import assert_same, copy_state
 from tests.worker.loop.engines import (
     ALOUD,

@@ -27,9 +27,9 @@ from models.omni import OmniModel
 from models.stages.region_table import Shapes
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from models.token2wav.region_table import VocoderShapes
+from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
-from tests.models.token2wav.vocoders import make_voice
+from tests.models.token2wav.stream.vocoders import make_voice
 from worker.assembly import parts as building
 from worker.assembly.parts import EngineParts
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from models.token2wav.settings import SILENCE_TOKEN
-from models.token2wav.vocoder import Chunk
-from models.token2wav.windows import Window
+from models.token2wav.stream.vocoder import Chunk
+from models.token2wav.stream.windows import Window
 from tests.worker.loop.engines import QUIET, SmallEngine, make_config, make_prompt, voice
 from worker.config.session import EngineConfig, SessionConfig
 from worker.loop.observer import Observer

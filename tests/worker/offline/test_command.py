@@ -49,7 +49,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "worker.offline", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    root = Path(offline.__file__).parents[1]
+    root = Path(offline.__file__).parents[2]
     # A shell that runs the tests in the background has them, and whatever they start, ignore interrupts.
     return subprocess.Popen(
         line,

@@ -11,9 +11,9 @@ from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState, solve
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.noise import noise_table
-from models.token2wav.regions import Solver, prepare_voice
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
+from models.token2wav.stream.noise import noise_table
+from models.token2wav.stream.regions import Solver, prepare_voice
 from tests.models.compare import assert_same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

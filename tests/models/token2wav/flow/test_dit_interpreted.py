@@ -10,9 +10,9 @@ from torch import Tensor
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
 from models.token2wav.load.random_weights import random_parts
-from models.token2wav.noise import noise_table
-from models.token2wav.regions import Solver, prepare_voice
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
+from models.token2wav.stream.noise import noise_table
+from models.token2wav.stream.regions import Solver, prepare_voice
 from tests.models.compare import assert_close, assert_same
 
 pytest.importorskip("triton")

@@ -8,7 +8,7 @@ import torch
 from models.errors import AudioError
 from models.token2wav.settings import FlowConfig
 from models.token2wav.voice.voice import Voice
-from tests.models.token2wav.vocoders import make_voice
+from tests.models.token2wav.stream.vocoders import make_voice
 
 CONFIG = FlowConfig(speaker_dim=24)
 NAN, INF = float("nan"), float("inf")
@@ -59,9 +59,9 @@ VOICE = make_voice()
 WRONG = {
     "no codes": (
         Voice(VOICE.speech_tokens[:0], VOICE.mel[:0], VOICE.speaker),
-        r"codes: expected .*at least one code, got .* \(0,",
+        r"speech_tokens: expected .*at least one code, got .* \(0,",
     ),
-    "codes in rows": (replace(VOICE, speech_tokens=VOICE.speech_tokens[None]), "codes: expected"),
+    "codes in rows": (replace(VOICE, speech_tokens=VOICE.speech_tokens[None]), "speech_tokens: expected"),
     "mel too short": (replace(VOICE, mel=VOICE.mel[:59]), r"mel: expected .* \(60, 80\).*got .* \(59, 80\)"),
     "mel turned": (replace(VOICE, mel=VOICE.mel.T), r"mel: expected .* \(60, 80\).*got .* \(80, 60\)"),
     "mel in a batch": (replace(VOICE, mel=VOICE.mel[None]), r"got .* \(1, 60, 80\)"),

@@ -10,8 +10,8 @@ from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
 from models.stages.speech_stream import SpeechStream
 from tests.parity.golden import GoldenDir
+from tests.parity.omni.speech_sampling import greedy_codes
 from tests.parity.report import Report
-from tests.parity.speech_sampling import greedy_codes
 
 
 def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:

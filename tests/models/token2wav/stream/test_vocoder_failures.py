@@ -17,11 +17,11 @@ from models.graphs.region_graphs import compile_counters
 from models.token2wav.flow.conformer import RelativeAttention
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from models.token2wav.region_table import VocoderShapes
 from models.token2wav.settings import FRAMES_PER_TOKEN
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
-from tests.models.token2wav.vocoders import (
+from tests.models.token2wav.stream.vocoders import (
     FOLDER,
     LOOKAHEAD,
     cut,

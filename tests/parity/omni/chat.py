@@ -12,9 +12,9 @@ from models.sampling.text import TokenSet, TokenSets, penalise
 from models.stages.chat import Chat, greedy
 from models.stages.runner import Runner
 from tests.parity.golden import GoldenDir
-from tests.parity.llm import HEAD
+from tests.parity.omni.llm import HEAD
+from tests.parity.omni.tokenizer import chat_messages, chat_options, missing_media
 from tests.parity.report import Report
-from tests.parity.tokenizer import chat_messages, chat_options, missing_media
 
 STEPS = ("generated_ids", "logits", "scores", "hidden")  # [1, steps, ...] each
 

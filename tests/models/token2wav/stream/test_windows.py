@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.errors import SettingsError
 from models.token2wav.settings import SILENCE_TOKEN
-from models.token2wav.windows import TokenWindows, Window
+from models.token2wav.stream.windows import TokenWindows, Window
 
 SILENCE = (SILENCE_TOKEN,) * 3
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.vocoders import (
+from tests.models.token2wav.stream.vocoders import (
     copies,
     cut,
     make_codes,

@@ -3,11 +3,11 @@
 import torch
 
 from models.token2wav.settings import SAMPLES_PER_TOKEN
-from models.token2wav.vocode import REFERENCE_RULES
-from models.token2wav.vocoder import Chunk
-from models.token2wav.windows import TokenWindows
+from models.token2wav.stream.vocode import REFERENCE_RULES
+from models.token2wav.stream.vocoder import Chunk
+from models.token2wav.stream.windows import TokenWindows
 from tests.models.compare import assert_close
-from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of
+from tests.models.token2wav.stream.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of
 
 HELD = 3840
 

@@ -12,10 +12,10 @@ import torch
 
 from models.errors import AudioError, ModelError, SettingsError, ShapeError, SlotError, TokenError
 from models.token2wav.flow.flow_state import FlowSizes
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
-from tests.models.token2wav.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
+from tests.models.token2wav.stream.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
 
 SPEECH_TOKENS = make_codes(0, 28)
 
@@ -87,7 +87,7 @@ def test_numpy_integers_are_codes(kind: type, in_array: bool):
         ([], False, TokenError, "codes of session 1: expected at least 4, got 0"),
         (SPEECH_TOKENS[:3], False, TokenError, "expected at least 4, got 3"),
         ([], True, TokenError, "expected at least 1, got 0"),
-        ([*SPEECH_TOKENS, 1], True, ShapeError, "codes of session 1: codes: expected .*28.* got 29"),
+        ([*SPEECH_TOKENS, 1], True, ShapeError, "codes of session 1: speech_tokens: expected .*28.* got 29"),
         ([*SPEECH_TOKENS, 1, 2, 3, 4], False, ShapeError, "got 29"),
     ],
     ids=["none", "look-ahead only", "none at the end", "too many at the end", "too many"],
@@ -156,7 +156,7 @@ def test_steps_that_were_not_made_ready(vocoder: Vocoder, n_steps: float):
 
 def test_whole_utterances_check_their_codes(vocoder: Vocoder):
     for speech_tokens, message in (
-        ([], "codes: expected at least 1, got 0"),
+        ([], "speech_tokens: expected at least 1, got 0"),
         ([3, 6561], "got 6561"),
         ([3.0], "got 3.0"),
     ):

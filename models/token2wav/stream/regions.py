@@ -11,7 +11,7 @@ from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowState, encode, voiced
 from models.token2wav.hift.hift import Hift
 from models.token2wav.settings import FRAMES_PER_TOKEN
-from models.token2wav.vocode import VocodeRules, VocodeState, vocode
+from models.token2wav.stream.vocode import VocodeRules, VocodeState, vocode
 
 if TYPE_CHECKING:
     from models.token2wav.hift.hift_fused import FusedHift

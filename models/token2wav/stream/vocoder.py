@@ -20,16 +20,16 @@ from models.graphs.streams import SideStream
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
-from models.token2wav.fused_choice import Kernels, fused_flow, fused_hift
 from models.token2wav.hift.hift import Hift
-from models.token2wav.noise import NOISE_FRAMES, noise_table
-from models.token2wav.region_table import VocoderParts, VocoderRegions, VocoderShapes
 from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLES_PER_TOKEN, SILENCE_TOKEN
-from models.token2wav.vocode import REFERENCE_RULES, VocodeRules, VocodeState, vocode
-from models.token2wav.vocoder_future import VocoderFuture, VocoderSession
+from models.token2wav.stream.fused_choice import Kernels, fused_flow, fused_hift
+from models.token2wav.stream.noise import NOISE_FRAMES, noise_table
+from models.token2wav.stream.region_table import VocoderParts, VocoderRegions, VocoderShapes
+from models.token2wav.stream.vocode import REFERENCE_RULES, VocodeRules, VocodeState, vocode
+from models.token2wav.stream.vocoder_future import VocoderFuture, VocoderSession
+from models.token2wav.stream.windows import CHUNK_TOKENS
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_slots import VoiceSlots
-from models.token2wav.windows import CHUNK_TOKENS
 
 Taken = TypeVar("Taken")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.graphs.region_graphs import compile_counters
 from models.token2wav.hift.hift import LIMIT, Hift
-from models.token2wav.vocode import (
+from models.token2wav.stream.vocode import (
     REFERENCE_RULES,
     TAIL_FRAMES,
     TAIL_SAMPLES,

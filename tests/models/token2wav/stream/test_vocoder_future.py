@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from models.errors import SlotError
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk, Vocoder
-from tests.models.token2wav.vocoders import SIZES, cut, make_codes, make_vocoder, make_voice
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
+from tests.models.token2wav.stream.vocoders import SIZES, cut, make_codes, make_vocoder, make_voice
 
 ONE_SIZE = VocoderShapes(batch=(2,), speech_tokens=(28,), columns=(288,), prompt=(60,))
 OTHER_ORDER = 1e-4  # the same sums where another voice lies

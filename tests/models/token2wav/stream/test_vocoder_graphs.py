@@ -8,12 +8,12 @@ from torch import Tensor
 
 from models.graphs.region_graphs import compile_counters
 from models.token2wav.load.parts import load_flow_and_hift
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk, Vocoder
-from models.token2wav.windows import TokenWindows
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
+from models.token2wav.stream.windows import TokenWindows
 from tests.models.compare import assert_close, assert_same
 from tests.models.graphs.fake_captures import replay_on_cpu
-from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
+from tests.models.token2wav.stream.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
 
 SHAPES = VocoderShapes(batch=(2,), speech_tokens=(10, 28), columns=(256,), prompt=(60, 120))
 VOICES = [make_voice(0, 30), make_voice(1, 55)]  # seeing them takes 210 and 260 frames: both sizes of columns

@@ -12,11 +12,11 @@ from models.layers.weights import assign_weights, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
 
-FOLDER = Path(__file__).parents[3] / "assets" / "tiny" / "assets" / "token2wav"
+FOLDER = Path(__file__).parents[4] / "assets" / "tiny" / "assets" / "token2wav"
 LOOKAHEAD = 3
 SIZES = FlowSizes(n_sessions=5, n_voices=4, max_steps=2, max_prompt=120, voice_frames=300)
 SHAPES = VocoderShapes(batch=(1, 2, 4), prompt=(60, 120))

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from models.errors import SettingsError
-from models.token2wav import fused_choice as choice
 from models.token2wav.flow.flow_state import solve
-from models.token2wav.fused_choice import FusedFlow, fused_flow, fused_hift
-from models.token2wav.vocoder import Chunk
+from models.token2wav.stream import fused_choice as choice
+from models.token2wav.stream.fused_choice import FusedFlow, fused_flow, fused_hift
+from models.token2wav.stream.vocoder import Chunk
 from tests.models.compare import assert_same
-from tests.models.token2wav.vocoders import make_codes, make_vocoder, make_voice
+from tests.models.token2wav.stream.vocoders import make_codes, make_vocoder, make_voice
 
 ROOM = "models.token2wav"
 
@@ -34,7 +34,7 @@ def hift_of(dtype: torch.dtype) -> Any:
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were Triton and a GPU: kernels are their names."""
     monkeypatch.setattr(choice, "suits", lambda device: device.type == "cuda")
-    for module, name in (("conformer", "Layers"), ("dit", "Solver"), ("hift", "Hift")):
+    for module, name in (("flow.conformer", "Layers"), ("flow.dit", "Solver"), ("hift.hift", "Hift")):
         stub = SimpleNamespace(**{f"Fused{name}": lambda part, name=name: name})
         monkeypatch.setitem(sys.modules, f"{ROOM}.{module}_fused", stub)
 
@@ -91,7 +91,7 @@ def test_a_vocoder_changes_over_in_the_middle_of_a_turn(monkeypatch: pytest.Monk
 
         return FusedFlow(None, solver) if kernels == "auto" else None
 
-    monkeypatch.setattr(f"{ROOM}.vocoder.fused_flow", fused)
+    monkeypatch.setattr(f"{ROOM}.stream.vocoder.fused_flow", fused)
     changed, plain = make_vocoder(), make_vocoder(kernels="plain")
     assert (changed.regions.kernels, plain.regions.kernels) == ({"flow"}, set())
     sounds = []

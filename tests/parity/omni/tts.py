@@ -14,9 +14,9 @@ from models.stages.speech_steps import Speaker
 from models.stages.speech_stream import STREAM_MAX_SPEECH_TOKENS, SpeechStream
 from tests.parity.build import slot_cache
 from tests.parity.golden import GoldenDir
+from tests.parity.omni.speech_sampling import greedy_codes
+from tests.parity.omni.speech_stream import cache_state, chunk_rows
 from tests.parity.report import Report
-from tests.parity.speech_sampling import greedy_codes
-from tests.parity.speech_stream import cache_state, chunk_rows
 
 Tensors = dict[str, torch.Tensor]
 

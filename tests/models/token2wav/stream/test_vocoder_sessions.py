@@ -10,11 +10,11 @@ from torch import Tensor
 
 from models.errors import SlotError
 from models.token2wav.flow.flow_state import FlowSizes
-from models.token2wav.region_table import VocoderShapes
-from models.token2wav.vocoder import Chunk, Vocoder
+from models.token2wav.stream.region_table import VocoderShapes
+from models.token2wav.stream.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.vocoders import SIZES, STEPS, cut, make_codes, make_vocoder, make_voice, say
+from tests.models.token2wav.stream.vocoders import SIZES, STEPS, cut, make_codes, make_vocoder, make_voice, say
 
 # With one size of everything a row is computed by the same operations whoever is beside it. Other sizes, and another
 # row of the batch, may add up in another order; in sound, rounding of the pitch then counts for hundreds of samples.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from models.token2wav.vocode import VocodeRules
-from models.token2wav.vocoder import Chunk, Vocoder
-from tests.models.token2wav.vocoders import FOLDER, cut, make_codes, make_vocoder, make_voice
+from models.token2wav.stream.vocode import VocodeRules
+from models.token2wav.stream.vocoder import Chunk, Vocoder
+from tests.models.token2wav.stream.vocoders import FOLDER, cut, make_codes, make_vocoder, make_voice
 
 HELD = 3840
 NEAR = 480  # samples to either side that a step is measured against: 20 ms

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.graphs.streams import AsyncHostCopy
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.settings import SAMPLES_PER_FRAME
-from models.token2wav.vocode import TAIL_FRAMES, VocodeRules
+from models.token2wav.stream.vocode import TAIL_FRAMES, VocodeRules
 
 
 @dataclass(frozen=True)

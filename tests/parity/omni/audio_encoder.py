@@ -10,7 +10,7 @@ from models.layers.apm import project
 from models.omni import OmniModel
 from tests.parity.build import slot_cache
 from tests.parity.golden import GoldenDir
-from tests.parity.mel import sound_in_units
+from tests.parity.omni.mel import sound_in_units
 from tests.parity.report import Report
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from models.errors import SettingsError
 from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable
-from models.token2wav import regions as stages
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.conformer import ConformerLayer, RunLayers
 from models.token2wav.flow.dit import DiTBlock
@@ -21,11 +20,12 @@ from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
 from models.token2wav.hift.hift import Hift, Snake
 from models.token2wav.settings import FRAMES_PER_TOKEN
-from models.token2wav.vocode import VocodeRules, VocodeState
+from models.token2wav.stream import regions as stages
+from models.token2wav.stream.vocode import VocodeRules, VocodeState
 
 if TYPE_CHECKING:
-    from models.token2wav.fused_choice import FusedFlow
     from models.token2wav.hift.hift_fused import FusedHift
+    from models.token2wav.stream.fused_choice import FusedFlow
 
 COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, at code rate too
 

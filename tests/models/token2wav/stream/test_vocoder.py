@@ -12,11 +12,20 @@ from models.token2wav.flow.block_table import SPILL_ROW, BlockTable
 from models.token2wav.flow.flow_state import encode, solve
 from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.settings import SAMPLES_PER_TOKEN
-from models.token2wav.vocode import VocodeState, vocode
-from models.token2wav.vocoder import Chunk, Vocoder
-from models.token2wav.windows import TokenWindows
+from models.token2wav.stream.vocode import VocodeState, vocode
+from models.token2wav.stream.vocoder import Chunk, Vocoder
+from models.token2wav.stream.windows import TokenWindows
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
+from tests.models.token2wav.stream.vocoders import (
+    FOLDER,
+    copies,
+    make_codes,
+    make_vocoder,
+    make_voice,
+    say,
+    slot_of,
+    tensors,
+)
 from tests.parity.token2wav.build import set_up_voice
 
 HELD = 3840  # samples that wait for the next chunk
