@@ -5,7 +5,8 @@ For measuring a gateway, and for tests that need a worker which crashes, freezes
     async with FakeWorker(slots=2) as worker:
         ...  # ws://127.0.0.1:{worker.port}/ws/duplex?session_id=me
 
-`python -m benchmarks.serve.fake_worker --port 22400 --slots 32` runs one until SIGTERM. Knows a worker's routes and how it
+`python -m benchmarks.serve.fake_worker --port 22400 --slots 32` runs one until SIGTERM. Knows a worker's routes and
+how it
 comes to harm. Does not know what is said in a conversation (`null_talk`).
 """
 

@@ -37,7 +37,9 @@ def free_port() -> int:
 
 
 class ServedProgram:
-    """`with ServedProgram("worker.main", ...) as worker:` gives one that listens. port: where. process: psutil's view."""
+    """`with ServedProgram("worker.main", ...) as worker:` gives one that listens. port: where. process: psutil's
+    view.
+    """
 
     def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] = {}):
         self._command = [sys.executable, "-m", module, *arguments]

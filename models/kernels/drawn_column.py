@@ -117,7 +117,8 @@ def drawn_column(
     HIGHS: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, RANKED: tl.constexpr, AGAINST: tl.constexpr,
     PASSED: tl.constexpr, WEIGHTLESS: tl.constexpr,
 ):  # fmt: skip
-    """The column drawn from a row of V tempered scores by top-k, top-p and a number in [0, 1), as by `models.sampling.text`,
+    """The column drawn from a row of V tempered scores by top-k, top-p and a number in [0, 1), as by
+    `models.sampling.text`,
     which puts all of them in order.
 
     highs: the maxima of n_pieces pieces of PIECE columns each, at most HIGHS. pieces, found: room for the numbers of

@@ -1,6 +1,7 @@
 """Triton kernels between a transformer layer's matrix products: adding, norms, gating, rows into a slot cache.
 
-Knows pointers, rows and heads; rounds where the modules of `models.layers.transformer` round. Does not know layers or weights
+Knows pointers, rows and heads; rounds where the modules of `models.layers.transformer` round. Does not know layers
+or weights
 beyond a norm's. Import only where Triton is.
 
 A product may come as partial sums: [P, ...] float32 with one dimension more than the product has, added up in order
@@ -169,7 +170,8 @@ def qkv_rows(
     Args:
         qkv: [B, T, (heads + 2 kv_heads) * D] in the caches' dtype, or partial sums of it; D a power of two.
         q_weight, k_weight: [D] of the per-head norms with `eps`; both None = no norm.
-        cos, sin: [B, T, D / 2] float32 as `models.layers.rotary.rotary_angles` gives them; both None = no turn, and then
+        cos, sin: [B, T, D / 2] float32 as `models.layers.rotary.rotary_angles` gives them; both None = no turn, and
+        then
             there are no norms nor partial sums either.
         row_slots, row_index: [B, T] int64 as in `CacheView`. Rows of padding share a place; which stays is open.
         k_cache, v_cache: [S, kv_heads, L, D] of the same strides, rows contiguous.

@@ -1,6 +1,7 @@
 """One kernel that draws a speech code for each slot: penalties, top-p, top-k, random number, draw, bookkeeping.
 
-Computes what `models.layers.speech_loop.draw_speech_tokens` computes; exponentials, and powers of the penalty, may differ in their last
+Computes what `models.layers.speech_loop.draw_speech_tokens` computes; exponentials, and powers of the penalty, may
+differ in their last
 bits. Knows pointers and one row of logits a program. Does not know the model. Import only where Triton is.
 """
 
@@ -58,7 +59,8 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
 
 @triton.jit
 def _draw_kernel(
-    logits, slots, active, history, count, step, min_speech_tokens, seed, draws, eos_id, greedy, temperature, penalty, top_p,
+    logits, slots, active, history, count, step, min_speech_tokens, seed, draws, eos_id, greedy, temperature,
+    penalty, top_p,
     top_k, min_keep, speech_tokens, newest, limit, done, bad, drawn, V,
     WINDOW: tl.constexpr, MOST: tl.constexpr, STREAMS: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr,
     ONE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,

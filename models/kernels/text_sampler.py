@@ -1,6 +1,7 @@
 """Kernels that choose a text token for each slot: masks, penalties, stop probe, listen rule, top-k, top-p, draw.
 
-Compute what `models.stages.regions.choose` computes; exponentials and logarithms may differ in their last bits. One launch
+Compute what `models.stages.regions.choose` computes; exponentials and logarithms may differ in their last bits. One
+launch
 clears and one marks what a slot remembers, one scores the vocabulary in blocks, one chooses.
 
 Know pointers and rows of logits. Do not know the model. Import only where Triton is.

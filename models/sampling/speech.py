@@ -82,7 +82,9 @@ class SpeechSamplerState:
         self.count.index_fill_(0, slots, 0)
 
     def begin_call(self, slots: Tensor, min_speech_tokens: Tensor, active: Tensor) -> None:
-        """A run of steps starts in the `active` [B] of slots [B], `min_speech_tokens` [B] int64 before their end code."""
+        """A run of steps starts in the `active` [B] of slots [B], `min_speech_tokens` [B] int64 before their end
+        code.
+        """
         self.step.index_copy_(0, slots, torch.where(active, 0, self.step[slots]))
         self.min_speech_tokens.index_copy_(
             0, slots, torch.where(active, min_speech_tokens, self.min_speech_tokens[slots])

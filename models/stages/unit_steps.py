@@ -46,7 +46,8 @@ class Chosen(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Where a slot stands. llm_rows, speech_rows: first, since `UnitSteps.counters` fills these two in. tail: [400] newest
+    """Where a slot stands. llm_rows, speech_rows: first, since `UnitSteps.counters` fills these two in. tail: [400]
+    newest
     samples that were heard, on the CPU. heard, recent_codes: what `hold_hearing` and `hold_tokens` kept.
     """
 

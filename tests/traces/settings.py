@@ -20,7 +20,9 @@ WINDOW_KNOBS = {
 
 
 def session_config(given: dict[str, Any], unit: dict[str, Any] | None = None) -> SessionConfig:
-    """The settings of a session, or those that one of its units was generated with. Raises: TraceError; SettingError."""
+    """The settings of a session, or those that one of its units was generated with. Raises: TraceError;
+    SettingError.
+    """
     knobs: dict[str, Any] = {
         "compat": "reference",
         "decode_mode": "greedy",

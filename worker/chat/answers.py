@@ -21,7 +21,9 @@ from worker.loop.voice_manager import VoiceManager
 
 
 class Answers:
-    """content: everywhere a `models.stages.message_reader.Content`. voice: a `models.token2wav.voice.voice.Voice` or None."""
+    """content: everywhere a `models.stages.message_reader.Content`. voice: a `models.token2wav.voice.voice.Voice` or
+    None.
+    """
 
     def __init__(self, sessions: Sessions, duplex: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop):
         self._sessions, self._duplex, self._language, self._voices, self._loop = (

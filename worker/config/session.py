@@ -174,7 +174,8 @@ class EngineConfig(Settings):
         return self.token2wav_path or self.model_path / "assets" / "token2wav"
 
     def check_session(self, session: SessionConfig) -> None:
-        """Raises: SettingError if a slot could not hold the session's window and one unit more, or for solver steps that
+        """Raises: SettingError if a slot could not hold the session's window and one unit more, or for solver steps
+        that
         the engine was not built for.
         """
         problems = [self._overflow(session)]

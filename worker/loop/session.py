@@ -98,7 +98,8 @@ class Session:
     pending: ids that close the last unit and are fed in front of the next one. turn_open: the model is speaking.
     n_decided: units that reached a decision. n_units: units heard. break_asked: stop speaking at the next token.
     n_unit_ids: units registered, for the window's records. frames_waiting: pictures that wait for the sound of their
-    unit. rounds: `worker.chat.rounds.Rounds` of a half-duplex conversation. ends_itself: it closes behind its first answer.
+    unit. rounds: `worker.chat.rounds.Rounds` of a half-duplex conversation. ends_itself: it closes behind its first
+    answer.
     """
 
     id: str

@@ -20,7 +20,8 @@ class VoiceManager:
         self._duplex, self._vocoder = duplex, vocoder
 
     def lend(self, session: Session, voice: Any) -> None:
-        """Give a session a voice (`models.token2wav.voice.voice.SpeechProgress`), None for none; whatever it had goes back.
+        """Give a session a voice (`models.token2wav.voice.voice.SpeechProgress`), None for none; whatever it had
+        goes back.
 
         Raises: as `Vocoder.open`.
         """

@@ -84,7 +84,8 @@ def warm_up(
     """Hold the conversation. The engine runs, and has no sessions.
 
     Args:
-        voice: makes a voice (`models.token2wav.voice.voice.Voice`) of a reference sound, such as `Voices.of`; None for an
+        voice: makes a voice (`models.token2wav.voice.voice.Voice`) of a reference sound, such as `Voices.of`; None
+        for an
             engine without a vocoder. The voice stays prepared in the vocoder until others need its room: it is the one
             that most sessions are going to speak with.
         progress: told a few words, how much is done and of how much.

@@ -1,6 +1,7 @@
 """The vocoder's table of regions: sizes, examples and what compiles as one piece.
 
-Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured (`models.graphs.region_graphs`).
+Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured
+(`models.graphs.region_graphs`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +60,9 @@ class VocoderShapes(ShapeTable):
 
 
 def columns_for(n_prompt: int, n_speech_tokens: int) -> int:
-    """The least size of `columns` that holds everything a chunk of `n_speech_tokens` sees after `n_prompt` mel frames."""
+    """The least size of `columns` that holds everything a chunk of `n_speech_tokens` sees after `n_prompt` mel
+    frames.
+    """
     return -(-(n_prompt + HISTORY_FRAMES + FRAMES_PER_TOKEN * n_speech_tokens) // COLUMN_STEP) * COLUMN_STEP
 
 

@@ -1,4 +1,6 @@
-"""The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of `models.stages.regions`."""
+"""The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of
+`models.stages.regions`.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -55,7 +55,9 @@ class TokenWindows:
         return len(self._speech_tokens)
 
     def push(self, speech_tokens: list[int], last: bool = False) -> list[Window]:
-        """Windows that `speech_tokens` complete; with `last` also the rest of the turn, so that nothing waits any more."""
+        """Windows that `speech_tokens` complete; with `last` also the rest of the turn, so that nothing waits any
+        more.
+        """
         self._speech_tokens.extend(speech_tokens)
         windows = []
         while len(self._speech_tokens) >= self.lookahead + self.least:

@@ -1,4 +1,5 @@
-"""Captured graphs where there is no GPU: a test double of `models.graphs.region_graphs.Captured`, nothing else is replaced.
+"""Captured graphs where there is no GPU: a test double of `models.graphs.region_graphs.Captured`, nothing else is
+replaced.
 
 It runs the region eagerly, but into tensors of its own that the next replay overwrites, and it takes no other shapes
 than its own: what a caller may rely on is what it may rely on with a graph.

@@ -286,5 +286,5 @@ def test_only_rows_that_are_there_can_be_dropped(speaker: Speaker, keep: int, dr
 @pytest.mark.parametrize("most", [0, 2.5, "a", SPEECH_TOKENS_PER_CALL + 1])
 def test_a_limit_is_a_whole_number_in_range(speaker: Speaker, most: object) -> None:
     speaker.start_turn(0, DRAWN)
-    with pytest.raises(SettingsError, match=r"max_speech_tokens: expected a whole number at least 1 and at most 2048, got"):
+    with pytest.raises(SettingsError, match=r"max_speech_tokens: expected a whole number at least 1 .* 2048, got"):
         speaker.call([0], [rows(3)], min_speech_tokens=[0], max_speech_tokens=[most])
