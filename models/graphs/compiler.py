@@ -29,3 +29,9 @@ def forget() -> None:
     """Let go of everything compiled, and of what it holds on to."""
     if is_loaded():
         torch._dynamo.reset()
+
+
+def cache_counts() -> tuple[int, int]:
+    """Hits and misses of the cache of compiled graphs; what may not be cached is a miss."""
+    inductor = counters()["inductor"]
+    return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from models.graphs.compiler import as_written, counters
+from models.graphs.compiler import as_written, cache_counts, counters
 from models.graphs.region_graphs import Bucket, CaptureFacts, RegionTable, as_it_varies
 from models.omni import OmniModel
 from worker.compile.errors import first_line, is_misfit, reason_of
@@ -368,8 +368,6 @@ class GraphCompiler:
             return self._uncaptured[region]
         return "no target of it is chosen" if region in SERVING else "no unit calls it"
 
-    # --- counting ------------------------------------------------------------------------------
-
     def _steps(self) -> Iterator[list[Any]]:
         for target in self._asked:
             for region in self._warmed[target]:
@@ -400,9 +398,3 @@ class GraphCompiler:
             state.seconds += time.perf_counter() - start
             state.n_graphs += counters()["stats"]["unique_graphs"] - graphs
             state.hits, state.misses = state.hits + hits - before[0], state.misses + misses - before[1]
-
-
-def cache_counts() -> tuple[int, int]:
-    """Hits and misses of the cache of compiled graphs; what may not be cached is a miss."""
-    inductor = counters()["inductor"]
-    return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]
