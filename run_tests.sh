@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# Lint, format check and all tests; further arguments go to pytest.
+# Lint, format check, type check and all tests. `--quick` runs the cheapest tests of every folder, without compiling or
+# a browser. Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/setup_env.sh
 
-# Tests start a hundred processes: each finds the modules compiled that the one before it has imported.
+quick=
+for argument; do [[ $argument == --quick ]] && quick=1; done
+# Tests start a hundred processes. Compiled modules of one serve the next.
 unset PYTHONDONTWRITEBYTECODE
 setup_env dev
-ensure_compiler
-ensure_chromium
+if [[ -z $quick ]]; then
+    ensure_compiler
+    ensure_chromium
+fi
 step "ruff check"
 "$PYTHON" -m ruff check .
 step "ruff format --check"
 "$PYTHON" -m ruff format --check .
-# Tests marked `alone` keep real time and have the machine to themselves; with arguments either half may hold none.
+step "mypy"
+"$PYTHON" -m mypy server worker models launcher clients
+# Tests marked `alone` measure real time and run without parallel processes. With arguments, either half may be empty.
 NO_TESTS=5
 run_pytest() {
     local status=0
@@ -23,6 +30,11 @@ run_pytest() {
     ((status == 0)) || failed=$status
 }
 empty=0 failed=0
+if [[ -n $quick ]]; then
+    run_pytest "not alone and not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
+    ((empty == 0)) || fail "no test was run"
+    exit "$failed"
+fi
 run_pytest "not alone" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"
 run_pytest alone "$@"
 ((empty < 2)) || fail "no test was run"

@@ -1,0 +1,97 @@
+"""pytest plugin: which test files run, in which order, and when garbage is collected.
+
+`durations.json` holds the seconds of each file that takes at least a second, as `--record-durations` wrote them. Files
+run longest first, because a file is the unit that xdist gives to a process. `--quick` runs the cheapest files of every
+folder.
+"""
+
+import gc
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILE = Path(__file__).with_name("durations.json")
+MIN_RECORDED_S = 1.0
+QUICK_FOLDER_S = 4.0  # test time that --quick spends on a folder at most
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("scheduling")
+    group.addoption("--quick", action="store_true", help="only the cheapest test files of every folder")
+    group.addoption("--record-durations", action="store_true", help=f"write {FILE.name} from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Modules imported by a collection are no garbage. Searching them takes nearly half of the collection's time.
+    gc.disable()
+    config.pluginmanager.register(Schedule(config), "schedule")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude everything that collection imported from later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    # Frozen objects of extension modules would be reported as leaks.
+    gc.unfreeze()
+
+
+def quick_files(seconds: dict[str, float], root: Path = ROOT) -> set[str]:
+    """Test files that `--quick` runs: of every folder the cheapest, up to QUICK_FOLDER_S in all, at least one.
+
+    Args:
+        seconds: by file, relative to `root`; a file without an entry takes less than MIN_RECORDED_S.
+    """
+    folders: dict[Path, list[str]] = defaultdict(list)
+    for file in (root / "tests").rglob("test_*.py"):
+        folders[file.parent].append(str(file.relative_to(root)))
+    chosen: set[str] = set()
+    for files in folders.values():
+        spent = 0.0
+        for name in sorted(files, key=lambda name: (seconds.get(name, 0.0), name)):
+            spent += seconds.get(name, MIN_RECORDED_S / 4)
+            if spent > QUICK_FOLDER_S and chosen.intersection(files):
+                break
+            chosen.add(name)
+    return chosen
+
+
+class Schedule:
+    """The order of test files, and the seconds that they took."""
+
+    def __init__(self, config: pytest.Config):
+        self._seconds: dict[str, float] = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        self._quick = quick_files(self._seconds) if config.getoption("--quick") else None
+        self._records = config.getoption("--record-durations") and not hasattr(config, "workerinput")
+        self._recorded: dict[str, float] = defaultdict(float)
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        """Skip the import of files that hold none of the tests asked for."""
+        if not collection_path.name.startswith("test_"):
+            return None
+        if self._quick is not None and str(collection_path.relative_to(ROOT)) not in self._quick:
+            return True
+        if config.option.markexpr == "alone":
+            return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
+        return None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: -self._seconds.get(item.nodeid.partition("::")[0], 0.0))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._recorded[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        if self._records:
+            kept = {
+                name: s for name, s in self._seconds.items() if name not in self._recorded and (ROOT / name).is_file()
+            }
+            kept |= {name: round(s, 1) for name, s in self._recorded.items() if s >= MIN_RECORDED_S}
+            FILE.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")
