@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "--num-workers", type=_positive, metavar="N", help="at most so many GPUs; on the CPU: so many, default 1"
     )
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start; default: on a GPU")
     parser.add_argument("--max-sessions", type=int, metavar="N", help="slots of each worker; default: as memory allows")
     parser.add_argument("--lang", choices=["zh", "en"], help="of the pages; default: the browser's")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")

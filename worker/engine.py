@@ -22,7 +22,8 @@ from models.errors import AudioError, ModelError, SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import image_patches, open_image, plan
 from models.stages.message_reader import Content, MessageReader
-from worker.assembly.parts import EngineParts, build
+from worker.assembly.backend_flags import resolve_compile
+from worker.assembly.parts import EngineParts, build, device_type
 from worker.chat.answers import Answers
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
@@ -182,6 +183,7 @@ class Engine:
 
         Returns: an engine whose thread runs, since what is compiled belongs to it.
         """
+        config = resolve_compile(config, device_type(config.device))
         parts = build(config)
         engine = cls(parts, config, observer=observer)
         engine.start()

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as memory holds")
     parser.add_argument("--duplex-pause-timeout", type=float, metavar="S", help="seconds until a paused session ends")
     parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start; default: on a GPU")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
@@ -54,6 +54,7 @@ FLAGS = {
     "drain_timeout": "service.drain_timeout_s",
     "max_sessions": "duplex.max_sessions",
     "duplex_pause_timeout": "duplex.pause_timeout",
+    "compile": "service.compile.enabled",
 }
 
 
@@ -84,12 +85,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
-    config, notes = load_config(args.config, flags=flags, environ=os.environ)
-    if args.compile is not None:
-        compiled = config.service.compile.model_copy(update={"enabled": args.compile})
-        service = config.service.model_copy(update={"compile": compiled})
-        config = config.model_copy(update={"service": service})
-    return config, notes
+    return load_config(args.config, flags=flags, environ=os.environ)
 
 
 def _port(args: argparse.Namespace, config: Config) -> int:

@@ -11,7 +11,8 @@ import time
 
 import torch
 
-from worker.assembly.backend_flags import settle_threads
+from worker.assembly.backend_flags import resolve_compile, settle_threads
+from worker.assembly.parts import device_type
 from worker.config.service import ROOT, Config
 from worker.http.app import build_app
 from worker.http.metrics import WorkerMetrics
@@ -33,7 +34,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
     """What the settings file says to one worker."""
     service, duplex = config.service, config.duplex
     return WorkerSettings(
-        engine=config.engine(),
+        engine=resolve_compile(config.engine(), device_type(config.model.device)),
         video=service.warmup_video,
         ref_audio=config.audio.ref_audio_path,
         ref_folder=ROOT / "assets" / "ref_audio",

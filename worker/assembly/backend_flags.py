@@ -10,6 +10,7 @@ import torch
 
 from models.graphs.kernel_support import suits
 from worker.config.compile import CompileConfig
+from worker.config.session import EngineConfig
 
 LOG = logging.getLogger(__name__)
 
@@ -43,12 +44,25 @@ def apply_backend_flags(config: CompileConfig, device: torch.device) -> dict[str
     return in_force
 
 
+def resolve_compile(config: EngineConfig, device_type: str) -> EngineConfig:
+    """`config` with `compile.enabled` true or false; a value of `auto` is replaced, and the choice is logged.
+
+    Args:
+        device_type: `cuda` or `cpu`, of the device that the model is loaded on.
+    """
+    if config.compile.enabled != "auto":
+        return config
+    compile = config.compile.resolved(device_type)
+    LOG.info("service.compile auto: %s on %s", "on" if compile.enabled else "off", device_type)
+    return config.model_copy(update={"compile": compile})
+
+
 def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
     """Whether the project's own kernels are to run the layers of a model on `device`; hundreds of launches that nobody
     captures would be slower than layers that are compiled.
     """
     as_they_come = config.mode == "default" and config.attention == "auto" and config.cuda_graphs != "off"
-    return config.enabled and config.kernels == "auto" and as_they_come and suits(device)
+    return config.enabled_on(device.type) and config.kernels == "auto" and as_they_come and suits(device)
 
 
 def settle_threads() -> None:

@@ -129,7 +129,7 @@ def assemble(
     Raises: SettingsError for memory that holds no session, and for kernels that cannot be had.
     """
     by_kernels = wants_kernels(config.compile, model.device)
-    if config.compile.enabled:  # what the vocoder is made of depends on them
+    if config.compile.enabled_on(model.device.type):  # what the vocoder is made of depends on them
         apply_backend_flags(config.compile, model.device)
     if by_kernels:
         _make_room(model)
@@ -199,11 +199,18 @@ def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShape
 def pick_device(name: str) -> torch.device:
     """Raises: SettingsError for a GPU that is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(device_type(name))
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingsError("device", expected=f"one of {torch.cuda.device_count()} GPUs or cpu", got=name)
     return device
+
+
+def device_type(name: str) -> str:
+    """`cuda` or `cpu`, of the device that a setting names; whether that device exists is not checked."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name).type
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

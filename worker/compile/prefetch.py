@@ -43,7 +43,9 @@ def start_compiler(config: CompileConfig, device: torch.device) -> None:
     without Triton it has no processes.
     """
     by_kernels = config.targets if wants_kernels(config, device) else ()
-    if not (config.enabled and compiles(config.targets, is_gpu=device.type == "cuda", by_kernels=by_kernels)):
+    if not (
+        config.enabled_on(device.type) and compiles(config.targets, is_gpu=device.type == "cuda", by_kernels=by_kernels)
+    ):
         return
     with suppress(Exception):
         from torch._inductor.async_compile import maybe_warm_pool

@@ -20,7 +20,7 @@ import torch.fx.experimental._config as symbol_config
 from models.graphs.compiler import counters, forget
 from models.graphs.kernel_support import Made
 from models.graphs.region_graphs import RegionTable, compile_counters
-from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
+from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, wants_kernels
 from worker.assembly.parts import EngineParts
 from worker.compile.graph_compiler import GraphCompiler, Progress
 from worker.compile.state import CompileCounts, TargetPhase, TargetState, Tuned
@@ -49,6 +49,7 @@ def tune(
         is_warm: as `CompileCache.has_everything`: no kernels have to be made ahead of their turn.
     Returns: what was done; a target that failed is in it, with the reason, and nothing is raised for it.
     """
+    config = resolve_compile(config, parts.model.device.type)
     tuned = Tuned({} if targets is None else targets)
     set_states(tuned.targets, config.compile)
     made, kept = Made.n, Made.n_kept

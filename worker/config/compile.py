@@ -1,6 +1,6 @@
 """What is compiled and how: `service.compile` and the other switches of speed. Torch-free."""
 
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import Field
 
@@ -11,9 +11,11 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 class CompileConfig(Settings):
-    """`enabled` off is plain eager, whatever else is said, the switches of speed included; see docs/compile.md."""
+    """With `enabled` false the model runs eagerly and no other key has an effect; see docs/compile.md."""
 
-    enabled: bool = Field(False, description="compile and capture at start; off: plain eager")
+    enabled: bool | Literal["auto"] = Field(
+        "auto", description="compile and capture at start; auto: on a GPU; false: plain eager"
+    )
     targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts that compile; the others stay eager")
     mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="as torch.compile's")
     dynamic: bool = Field(True, description="one graph for all sizes; false: one per bucket")
@@ -30,3 +32,11 @@ class CompileConfig(Settings):
     attention: Literal["auto", "flash", "sdpa", "eager"] = Field(
         "auto", description="attention kernels: flash alone where it applies, all of PyTorch's, or plain products"
     )
+
+    def enabled_on(self, device_type: str) -> bool:
+        """Whether a model on a device of this type, `cuda` or `cpu`, is compiled."""
+        return device_type == "cuda" if self.enabled == "auto" else self.enabled
+
+    def resolved(self, device_type: str) -> Self:
+        """These settings with `enabled` true or false, as `enabled_on` gives it."""
+        return self.model_copy(update={"enabled": self.enabled_on(device_type)})

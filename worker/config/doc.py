@@ -31,7 +31,7 @@ def _row(knob: SettingField) -> str:
 def _allowed(knob: SettingField) -> str:
     if knob.group is None:
         return allowed(knob.parent, knob.name)
-    return "true or false or an object" if "enabled" in knob.group.model_fields else "an object"
+    return "true or false or 'auto' or an object" if "enabled" in knob.group.model_fields else "an object"
 
 
 def _default(knob: SettingField) -> str:

@@ -74,7 +74,7 @@ class Layers:
 
     settings: type[Settings]
     dead: Mapping[str, str]  # keys that others know and that do nothing here -> why
-    switches: frozenset[str]  # groups with an `enabled` that true or false alone may stand for
+    switches: frozenset[str]  # groups with an `enabled` that true, false or auto alone may stand for
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     problems: list[SettingProblem] = field(default_factory=list)
@@ -150,12 +150,12 @@ class Layers:
         self, knob: SettingField, value: object, into: dict[str, Any], source: str, base: Path, whole: str
     ) -> None:
         can_switch = knob.key in self.switches
-        if can_switch and isinstance(value, bool):
+        if can_switch and (isinstance(value, bool) or value == "auto"):
             value = {"enabled": value}
         elif can_switch and isinstance(value, Mapping) and not whole.startswith(f"{knob.key}."):
             value = {"enabled": True, **value}
         if not isinstance(value, Mapping):
-            expected = "true, false or an object" if can_switch else "an object"
+            expected = "true, false, 'auto' or an object" if can_switch else "an object"
             self.problems.append(SettingProblem(knob.key, expected, f"{shown(value)} ({source})"))
             return
         inner = into.setdefault(knob.name, {})
@@ -218,6 +218,8 @@ def _from_text(text: str, knob: SettingField) -> object:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    if isinstance(value, bool) and bool in get_args(knob.annotation):
+        return value
     return text if knob.is_text and value is not None and not isinstance(value, str) else value
 
 

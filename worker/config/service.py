@@ -81,7 +81,7 @@ class ServiceSection(Settings):
     )
     request_timeout: float = Field(300.0, ge=0.1, le=MAX_S, description="seconds for a worker's answer over HTTP")
     compile: CompileConfig = Field(
-        CompileConfig(), description="true, false, or an object of the keys below, which means true"
+        CompileConfig(), description="true, false, auto, or an object of the keys below, which means true"
     )
     data_dir: Path = Field(Path("data"), strict=False, description="what the service keeps")
     eta_chat_s: float = Field(15.0, ge=0, le=MAX_S, description="seconds a chat takes, until some are measured")
@@ -236,7 +236,7 @@ def _without_effect(config: Config, layers: Layers) -> list[str]:
     found = []
     if config.audio.chat_vocoder != "token2wav":
         found.append("setting audio.chat_vocoder has no effect: token2wav speaks")
-    if config.compile.attention != "auto" and not config.compile.enabled:
+    if config.compile.attention != "auto" and config.compile.enabled is False:
         found.append("setting model.attn_implementation takes effect with service.compile only")
     if any(key.startswith("recording.") for key in layers.sources):
         found.append("settings of recording have no effect: sessions are not recorded")

@@ -7,7 +7,7 @@ import difflib
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -64,6 +64,9 @@ def allowed(settings: type[Settings], knob: str) -> str:
     """What a knob may be, in words, as errors and documentation say it: `a whole number from 0 to 4096`."""
     field = settings.model_fields[knob]
     annotation, null = field.annotation, ""
+    if get_origin(annotation) is Union:
+        [words] = set(get_args(annotation)) - {bool}
+        return f"true or false or {_choice(words)}"
     if get_origin(annotation) is types.UnionType:
         [annotation] = set(get_args(annotation)) - {types.NoneType}
         null = "null or "
@@ -127,7 +130,7 @@ def _problems(settings: type[Settings], error: ValidationError) -> list[SettingP
             near = _nearest(knob, settings)
             expected = f"a setting that exists, such as {near}" if near else "a setting that exists"
             found.append(SettingProblem(_cut(knob), expected, shown(entry["input"])))
-    return found
+    return list(dict.fromkeys(found))  # a union reports one error per member
 
 
 def _nearest(key: str, settings: type[Settings]) -> str | None:

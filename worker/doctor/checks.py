@@ -105,7 +105,7 @@ def cache(machine: Machine) -> Finding:
         found = f"{folder.path}: {size(folder.free)} free, compiling may need {size(CACHE_ROOM)}"
         return _needed_to_compile(machine, "cache", found, "free some room, or set service.cache_dir to another disk")
     room = f"{folder.path}: {size(folder.free)} free"
-    if not machine.config.compile.enabled:
+    if not machine.compiles:
         return ok("cache", room)
     if not folder.n_files:
         remedy = "run precompile.py once on each kind of machine; later starts find what it compiled"
@@ -181,7 +181,7 @@ def environment(machine: Machine) -> Finding:
     if not odd:
         return ok("environment", "no variable that changes what torch does")
     found = "\n".join(f"{name}={value}: {ODD_VARIABLES[name]}" for name, value in odd.items())
-    stops = machine.config.compile.enabled and any(name in odd for name in NO_COMPILING)
+    stops = machine.compiles and any(name in odd for name in NO_COMPILING)
     return Finding("environment", Level.PROBLEM if stops else Level.NOTE, found, f"unset {' '.join(odd)}")
 
 
@@ -200,5 +200,5 @@ def _runs(program: ProgramFacts) -> bool:
 
 def _needed_to_compile(machine: Machine, name: str, found: str, remedy: str) -> Finding:
     """A problem if something is to be compiled, worth knowing if not."""
-    level = Level.PROBLEM if machine.config.compile.enabled else Level.NOTE
+    level = Level.PROBLEM if machine.compiles else Level.NOTE
     return Finding(name, level, found, remedy)

@@ -111,7 +111,7 @@ def capability(machine: Machine) -> Finding:
         if not _runs_on(gpu, facts.architectures):
             found = f"{gpu.name} has {version}, and torch is built for {' '.join(facts.architectures)}"
             return problem("capability", found, "install a torch that is built for this GPU, or leave it out")
-        if config.compile.enabled and gpu.capability < MIN_FOR_TRITON:
+        if machine.compiles and gpu.capability < MIN_FOR_TRITON:
             found = f"{gpu.name} has {version}, and triton compiles from {'.'.join(map(str, MIN_FOR_TRITON))} on"
             return problem("capability", found, "turn service.compile off, or leave this GPU out")
         if config.model.dtype != "float32" and gpu.capability < MIN_FOR_BFLOAT16:
@@ -125,7 +125,7 @@ def kernels(machine: Machine) -> Finding:
     compiling, used = machine.config.compile, _used(machine)
     if not used:
         return ok("kernels", "no GPU is used")
-    if not compiling.enabled:
+    if not machine.compiles:
         return ok("kernels", "off, as service.compile is")
     switches = (
         ("kernels", compiling.kernels, "auto"),
@@ -146,7 +146,7 @@ def allocator(machine: Machine) -> Finding:
     set_to = {name: value for name in ALLOCATOR_VARIABLES if (value := machine.environ.get(name))}
     found = " ".join(f"{name}={value}" for name, value in set_to.items())
     compiling = machine.config.compile
-    graphs = compiling.enabled and (compiling.cuda_graphs != "off" or compiling.mode != "default")
+    graphs = machine.compiles and (compiling.cuda_graphs != "off" or compiling.mode != "default")
     if machine.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") and graphs and machine.on_gpu:
         found = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: CUDA graphs have no memory that stays theirs"
         return problem("allocator", found, "unset PYTORCH_NO_CUDA_MEMORY_CACHING")
@@ -162,7 +162,7 @@ def allocator(machine: Machine) -> Finding:
 def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
-    room = COMPILE_ROOM if machine.config.compile.enabled else 0
+    room = COMPILE_ROOM if machine.compiles else 0
     needed = machine.least_model_bytes + room
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
     found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session"])

@@ -223,6 +223,11 @@ class Machine:
         return device.startswith("cuda") or (device == "auto" and bool(self.torch.gpus))
 
     @property
+    def compiles(self) -> bool:
+        """Whether a worker with these settings compiles on the device that it will use."""
+        return self.config.compile.enabled_on("cuda" if self.on_gpu else "cpu")
+
+    @property
     def least_model_bytes(self) -> int:
         """Bytes of the model's weights and one session's context, as wide as they will be."""
         width = {"float32": 4, "bfloat16": 2, "auto": 2 if self.on_gpu else 4}[self.config.model.dtype]

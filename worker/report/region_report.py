@@ -16,6 +16,7 @@ from models.errors import SettingsError
 from models.graphs.region_graphs import Bucket, Region, RegionTable
 from models.stages.state import SlotState
 from models.token2wav.stream.vocoder import Vocoder
+from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.parts import EngineParts
 from worker.compile.state import TargetPhase
 from worker.compile.targets import COMPILE_TARGETS
@@ -201,6 +202,7 @@ def region_report(
     """
     _check_nobody(parts)
     chosen, device = _chosen(parts, names), parts.model.device
+    config = resolve_compile(config, device.type)
     rows = []
     with CompileWatch() as watch, measures.forked_draws():
         for table, slots, region in chosen:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.parts import EngineParts, build, pick_device
 from worker.compile.cache import REPORTS, CacheReport, CompileCache, facts_of
 from worker.compile.prefetch import start_compiler, start_triton
@@ -81,11 +82,12 @@ def start_engine(
     extract(video, 1)
     if ref_audio is not None:
         ReferenceSound.read(ref_audio)
+    device = pick_device(config.device)
+    config = resolve_compile(config, device.type)
     seconds: dict[str, float] = {}
     set_states(targets, config.compile)
     status.progress(f"weights of {config.model_path.name}")
     with_seconds = partial(_timed, seconds)
-    device = pick_device(config.device)
     start_triton(config.compile, device)
     start_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from worker.assembly.backend_flags import apply_backend_flags
+from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, wants_kernels
+from worker.assembly.parts import device_type, pick_device
 from worker.config.compile import CompileConfig
+from worker.config.session import EngineConfig
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 KERNELS = ("flash", "mem_efficient", "cudnn", "math")
@@ -57,3 +59,31 @@ def test_attention(attention: str, expected: tuple[bool, ...], words: str) -> No
     assert apply_backend_flags(CompileConfig(), GPU)["attention"].startswith("auto (") and kernels() == before
     assert apply_backend_flags(CompileConfig(attention=attention), GPU)["attention"] == words
     assert kernels() == expected
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", True), ("cpu", False)])
+def test_auto_compiles_on_a_gpu_only(device: str, expected: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = EngineConfig(model_path="m", compile=CompileConfig(mode="max-autotune"))
+    resolved = resolve_compile(config, device)
+    assert (resolved.compile.enabled, resolved.compile.mode) == (expected, "max-autotune")
+    assert caplog.messages == [f"service.compile auto: {'on' if expected else 'off'} on {device}"]
+    assert resolve_compile(resolved, "cpu") is resolved and len(caplog.messages) == 1, "expected one log line"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_explicit_compile_setting_holds_on_every_device(device: str, enabled: bool) -> None:
+    config = EngineConfig(model_path="m", compile=CompileConfig(enabled=enabled))
+    assert resolve_compile(config, device).compile.enabled is enabled
+
+
+def test_auto_device_is_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert device_type("auto") == pick_device("auto").type == ("cuda" if has_gpu else "cpu")
+        assert (device_type("cuda:3"), device_type("cpu")) == ("cuda", "cpu")
+
+
+def test_auto_wants_no_kernels_on_a_cpu() -> None:
+    assert not wants_kernels(CompileConfig(), CPU)

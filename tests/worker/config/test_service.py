@@ -49,7 +49,7 @@ PROMISED = {
     "service.worker_base_port": 22400,
     "service.max_queue_size": 1000,
     "service.request_timeout": 300,
-    "service.compile.enabled": False,
+    "service.compile.enabled": "auto",
     "service.eta_chat_s": 15,
     "service.eta_half_duplex_s": 180,
     "service.eta_audio_duplex_s": 120,
@@ -191,12 +191,18 @@ def test_every_problem_is_told_at_once_with_where_it_came_from(file: Path) -> No
     got = {one.knob: (one.expected, one.got) for one in error.problems}
     assert got == {
         "service.gateway_port": ("a whole number from 1 to 65535", "True (config.json)"),
-        "service.compile": ("true, false or an object", "3 (config.json)"),
+        "service.compile": ("true, false, 'auto' or an object", "3 (config.json)"),
         "model": ("an object", "None (config.json)"),
         "typo": ("a setting that exists", "1 (config.json)"),
         "duplex.euler_steps": ("a whole number from 1 to 50", "0 (DUOLOGUE_DUPLEX_EULER_STEPS)"),
         "service.request_timeout": ("a number from 0.1 to 86400", "-1 (flag)"),
     }, got
+
+
+def test_enabled_names_each_value_that_it_takes(file: Path) -> None:
+    error = refused(file, {"service": {"compile": {"enabled": "yes"}}})
+    [problem] = error.problems
+    assert problem == ("service.compile.enabled", "true or false or 'auto'", "'yes' (config.json)")
 
 
 def test_lists_say_what_may_be_in_them(file: Path) -> None:
@@ -273,7 +279,14 @@ def test_objects_are_laid_over_each_other_key_by_key(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "environ", "flags", "enabled", "mode"),
     [
-        (None, {}, {}, False, "default"),
+        (None, {}, {}, "auto", "default"),
+        ("auto", {}, {}, "auto", "default"),
+        ({"mode": "max-autotune", "enabled": "auto"}, {}, {}, "auto", "max-autotune"),
+        ({"mode": "max-autotune", "enabled": False}, {"DUOLOGUE_SERVICE_COMPILE": "auto"}, {}, "auto", "max-autotune"),
+        (False, {"DUOLOGUE_SERVICE_COMPILE_ENABLED": "auto"}, {}, "auto", "default"),
+        (False, {"DUOLOGUE_SERVICE_COMPILE_ENABLED": "true"}, {}, True, "default"),
+        ("auto", {}, {"service.compile.enabled": False}, False, "default"),
+        ("auto", {}, {"service.compile.enabled": True}, True, "default"),
         (True, {}, {}, True, "default"),
         ({}, {}, {}, True, "default"),
         ({"mode": "max-autotune"}, {}, {}, True, "max-autotune"),
@@ -288,7 +301,7 @@ def test_objects_are_laid_over_each_other_key_by_key(file: Path) -> None:
     ],
 )
 def test_compile_is_a_switch_or_an_object(
-    file: Path, content: object, environ: dict[str, str], flags: dict[str, object], enabled: bool, mode: str
+    file: Path, content: object, environ: dict[str, str], flags: dict[str, object], enabled: bool | str, mode: str
 ) -> None:
     service = {} if content is None else {"compile": content}
     config, _ = load(file, {"service": service}, environ=environ, flags=flags)

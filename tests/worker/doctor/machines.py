@@ -35,6 +35,9 @@ def compiling(**knobs: Any) -> dict[str, Any]:
     return {"compile": CompileConfig(enabled=True, **knobs)}
 
 
+EAGER = {"compile": CompileConfig(enabled=False)}
+
+
 def machine(config: Config | None = None, environ: dict[str, str] | None = None, **facts: Any) -> Machine:
     """One with two GPUs where everything is as it should be, but for what is given."""
     made = Machine(None, environ or {})

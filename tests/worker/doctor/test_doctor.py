@@ -4,11 +4,24 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from tests.worker.doctor.machines import H200, NOTE, OK, ON_CPU, ON_GPU, PROBLEM, check, compiling, machine, settings
+from tests.worker.doctor.machines import (
+    EAGER,
+    H200,
+    NOTE,
+    OK,
+    ON_CPU,
+    ON_GPU,
+    PROBLEM,
+    check,
+    compiling,
+    machine,
+    settings,
+)
+from worker.config.compile import CompileConfig
 from worker.config.service import default_config
 from worker.doctor.__main__ import CHECKS, examine
 from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, NotKnown, ProgramFacts, Requirement, TorchFacts
@@ -20,9 +33,9 @@ from worker.doctor.versions import fits
 
 
 @pytest.mark.parametrize("torch", [ON_GPU, ON_CPU], ids=["gpu", "cpu"])
-@pytest.mark.parametrize("compile_on", [False, True])
-def test_a_healthy_machine_has_no_problem(torch: TorchFacts, compile_on: bool) -> None:
-    config = settings(service=compiling() if compile_on else {})
+@pytest.mark.parametrize("enabled", ["auto", True])
+def test_a_healthy_machine_has_no_problem(torch: TorchFacts, enabled: bool | Literal["auto"]) -> None:
+    config = settings(service={"compile": CompileConfig(enabled=enabled)})
     found = examine(machine(config, torch=torch, n_gpus=len(torch.gpus)))
     assert [one.name for one in found] == list(CHECKS)
     assert {one.level for one in found} == {OK}, [one for one in found if one.level is not OK]
@@ -38,7 +51,8 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, compile_on: bool) -
             PROBLEM,
             ["a>=2 is not installed", "b 2.0 is not >=1,<2", "start_all.sh"],
         ),
-        ("compiler", {"c_compiler": ProgramFacts(None)}, NOTE, ["no C compiler", "apt-get install gcc"]),
+        ("compiler", {"c_compiler": ProgramFacts(None)}, PROBLEM, ["no C compiler", "apt-get install gcc"]),
+        ("compiler", {"torch": ON_CPU, "cpp_compiler": ProgramFacts(None)}, NOTE, ["no C++ compiler"]),
         ("ffmpeg", {"ffmpeg": ProgramFacts(None)}, PROBLEM, ["none", "apt-get install ffmpeg"]),
         ("ffmpeg", {"ffmpeg": ProgramFacts("/f", error="/f -version does not run")}, PROBLEM, ["does not run"]),
         ("ffmpeg", {}, OK, ["ffmpeg version 7.1 at /usr/bin/ffmpeg"]),
@@ -96,12 +110,12 @@ def test_what_compiling_needs() -> None:
         ({"cache_folder": locked}, "cache", "Permission denied"),
         ({"cache_folder": replace(full, runs_code=False)}, "cache", "noexec"),
     ]:
-        check(name, machine(**facts), NOTE, said)
+        check(name, machine(settings(service=EAGER), **facts), NOTE, said)
         check(name, machine(settings(service=compiling()), **facts), PROBLEM, said, "service.")
     check("compiler", machine(cpp_compiler=ProgramFacts(None)), OK)
     empty = FolderFacts(Path("/cache"), False, 9 * GIB)
     check("cache", machine(settings(service=compiling()), cache_folder=empty), NOTE, "precompile.py")
-    check("cache", machine(cache_folder=empty), OK, "/cache: 9.0 GiB free")
+    check("cache", machine(settings(service=EAGER), cache_folder=empty), OK, "/cache: 9.0 GiB free")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +174,7 @@ def test_what_compiling_needs() -> None:
         ("capability", replace(ON_GPU, gpus=(replace(H200, capability=(9, 1)),)), OK, ["9.1"]),
         ("capability", replace(ON_GPU, gpus=(replace(H200, capability=(7, 5)),)), NOTE, ["bfloat16", "float32"]),
         ("gpu-memory", replace(ON_GPU, gpus=(replace(H200, free=18 * GIB),)), PROBLEM, ["0: 18.0 GiB free"]),
-        ("gpu-memory", replace(ON_GPU, gpus=(replace(H200, free=19 * GIB),)), OK, ["at least 18.4 GiB needed"]),
+        ("gpu-memory", replace(ON_GPU, gpus=(replace(H200, free=19 * GIB),)), PROBLEM, ["at least 19.4 GiB needed"]),
     ],
 )
 def test_checks_of_torch_and_gpus(name: str, torch: TorchFacts, level: Level, said: list[str]) -> None:
@@ -192,6 +206,7 @@ def test_what_compiling_asks_of_a_gpu() -> None:
     check("capability", machine(config, torch=old), PROBLEM, "triton compiles from 7.0 on")
     tight = replace(ON_GPU, gpus=(replace(H200, free=19 * GIB),))
     check("gpu-memory", machine(config, torch=tight), PROBLEM, "at least 19.4 GiB needed")
+    check("gpu-memory", machine(settings(service=EAGER), torch=tight), OK, "at least 18.4 GiB needed")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +235,7 @@ def test_allocators_that_graphs_cannot_use(variable: str) -> None:
         check("allocator", made, PROBLEM, "checkPoolLiveAllocations", f"unset {variable}")
     check("allocator", machine(settings(service=compiling(cuda_graphs="off")), environ), NOTE, variable)
     check("allocator", machine(settings(service=compiling()), environ, torch=ON_CPU), NOTE)
-    check("allocator", machine(environ=environ), NOTE)
+    check("allocator", machine(settings(service=EAGER), environ), NOTE)
     check("allocator", machine(environ={variable: "expandable_segments:True"}), OK, "expandable_segments")
 
 
@@ -247,7 +262,13 @@ def test_why_kernels_are_not_used() -> None:
 
 def test_variables_that_change_torch() -> None:
     off = {"TORCHDYNAMO_DISABLE": "1", "TORCH_LOGS": "recompiles"}
-    check("environment", machine(environ=off), NOTE, "TORCHDYNAMO_DISABLE=1: nothing is compiled", "unset TORCH")
+    check(
+        "environment",
+        machine(settings(service=EAGER), off),
+        NOTE,
+        "TORCHDYNAMO_DISABLE=1: nothing is compiled",
+        "unset TORCH",
+    )
     check("environment", machine(settings(service=compiling()), off), PROBLEM)
     check("environment", machine(settings(service=compiling()), {"TORCH_LOGS": "all"}), NOTE, "TORCH_LOGS=all")
     check("environment", machine(environ={"TORCH_COMPILE_DISABLE": "0", "NVIDIA_TF32_OVERRIDE": "0"}), NOTE, "tf32")

@@ -80,6 +80,14 @@ def test_stages_in_order(tmp_path: Path) -> None:
     assert started.voices is not None and kept, "expected the voice to be kept in the cache's folder"
 
 
+def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:
+    status = Diary()
+    started = start(tmp_path, CONFIG.model_copy(update={"compile": CompileConfig()}), status)
+    started.engine.close()
+    assert State.COMPILING not in status.states and started.engine.config.compile.enabled is False
+    assert started.report.header.settings["enabled"] is False
+
+
 def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, State, list[str]]] = []
     warm: list[bool] = []
