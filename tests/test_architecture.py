@@ -78,7 +78,8 @@ models.errors models.checkpoint.config models.inputs.tokens models.inputs.messag
 models.inputs.image models.inputs.positions models.inputs.audio_sizes models.sampling.settings
 worker.config.* worker.protocol.* worker.log worker.version worker.status worker.main worker.media
 worker.loop.audio_buffer worker.loop.results worker.loop.session worker.loop.unit_decoder worker.loop.window
-worker.chat.reply worker.compile.state worker.compile.targets worker.http.metrics worker.http.unit_message
+worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics
+worker.http.unit_message
 worker.doctor.__main__ worker.doctor.checks worker.doctor.checks_gpu worker.doctor.machine
 worker.report.__main__ worker.report.compile_report worker.start.warmup_report
 """

@@ -277,7 +277,7 @@ class Engine:
         content = self._reader.cut(self._reader.read([{"role": "system", "content": list(system)}], options))
 
         def opened() -> HalfDuplex:
-            session = self._answers.converse(name, content, config, talk.hand_on, voice=voice)
+            session = self._answers.converse(name, content, config, talk.forward, voice=voice)
             talk.begin(AnswerLine(self, self._answers, session))
             return talk
 

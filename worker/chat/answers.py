@@ -48,10 +48,10 @@ class Answers:
 
         Raises: as `Sessions.open` and `VoiceManager.lend`; ContextOverflowError if conversation and answer do not fit.
         """
-        n_rows, llm_len = len(content) + config.most_tokens, self._duplex.runner.llm_len
+        n_rows, llm_len = len(content) + config.max_rows, self._duplex.runner.llm_len
         if n_rows > llm_len:
             expected = f"at most {llm_len} rows, prompt and answer"
-            raise ContextOverflowError("conversation", expected=expected, got=f"{len(content)} + {config.most_tokens}")
+            raise ContextOverflowError("conversation", expected=expected, got=f"{len(content)} + {config.max_rows}")
         session = self._open(name, config, emit, voice)
         session.ends_itself = True
         self._loop.add(ReplyJob(session, arrived, content, config, self._language, self._voices))

@@ -1,10 +1,11 @@
-"""Where speech begins and ends in one session's sound.
+"""Voice activity detection for one session: sound in, segments of speech out.
 
-Knows windows, how likely each is speech, and the rules that make segments of them. Does not know sessions, turns or
-what becomes of a segment.
+Contains the rules that turn window probabilities into segments. Does not contain the network (`vad_network`), sessions
+or turns.
 
-A window of 32 ms with p at or above the threshold begins a segment. Windows below the threshold less a margin count
-as silence, any other window breaks it; enough silence ends the segment and belongs to it.
+A segment begins with a 32 ms window whose probability is at or above the threshold. Inside a segment, a window below
+the threshold minus a margin counts as silence, and any other window resets the silence count. Enough silence in a row
+ends the segment and is part of it.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from worker.loop.audio_buffer import checked
 SAMPLES_PER_MS = SAMPLE_RATE // 1000
 
 SILENCE_MARGIN = 0.15
-# A threshold within the margin of 0 would leave nothing that counts as silence.
+# With a threshold at or below the margin, no probability would count as silence.
 MIN_SILENCE_BOUND = 0.01
 MIN_THRESHOLD = 0.05
 
-MAX_SEGMENT = CLIP_SAMPLES  # what the audio encoder takes in one piece
+MAX_SEGMENT = CLIP_SAMPLES  # samples that the audio encoder takes in one clip
 MAX_BOUND_MS = 10_000
 MAX_PAD_MS = 1_000
 
@@ -32,11 +33,13 @@ MAX_PAD_MS = 1_000
 class VoiceSettings:
     """When sound counts as speech.
 
-    threshold: probability that begins a segment, 0.05 to 1.
-    min_speech_ms: segments with less before their closing silence are discarded; up to 10 s.
-    min_silence_ms: silence that ends a segment, up to 10 s. Both are counted in whole windows.
-    speech_pad_ms: sound before the first window that belongs to the segment, up to 1 s; less where the sound begins
-        or another segment ended.
+    Args:
+        threshold: probability that begins a segment, 0.05 to 1.
+        min_speech_ms: a segment with less speech before its closing silence is discarded; 0 to 10 000, counted in
+            whole windows.
+        min_silence_ms: silence that ends a segment; 0 to 10 000, counted in whole windows.
+        speech_pad_ms: sound before the first speech window that belongs to the segment; 0 to 1000. Shorter where the
+            sound begins or the previous segment ends.
     Raises: SettingsError for a value outside its range.
     """
 
@@ -53,37 +56,44 @@ class VoiceSettings:
 
     @property
     def silence_below(self) -> float:
+        """A window with a lower probability counts as silence."""
         return max(self.threshold - SILENCE_MARGIN, MIN_SILENCE_BOUND)
 
 
 @dataclass(frozen=True)
 class SpeechStarted:
-    """`at_sample`: the segment's first sample, counted from the detector's start or last reset."""
+    """A segment began. at_sample: its first sample, counted from the detector's start or last reset."""
 
     at_sample: int
 
 
 @dataclass(frozen=True, eq=False)
 class SpeechEnded:
-    """`samples`: [n] float32 at 16 kHz, from `at_sample` of the start to the end of the closing silence."""
+    """A segment ended. samples: [n] float32 at 16 kHz, from `SpeechStarted.at_sample` to the end of the silence."""
 
     samples: np.ndarray
 
     @property
     def duration_ms(self) -> float:
+        """Length of the segment, padding and closing silence included."""
         return len(self.samples) / SAMPLES_PER_MS
 
 
 @dataclass(frozen=True)
 class SpeechDiscarded:
-    """What had started was too short to be speech."""
+    """A segment ended with less speech than `min_speech_ms`."""
 
 
 VoiceEvent = SpeechStarted | SpeechEnded | SpeechDiscarded
 
 
 class VoiceDetector:
-    """One session's sound in, of any lengths; speech segments out. What it holds is bounded by the longest segment."""
+    """Speech segments of one session's sound. Memory is bounded by the longest segment, 30 s.
+
+    Args:
+        settings: default `VoiceSettings()`.
+        network: default the process's shared network.
+    """
 
     def __init__(self, settings: VoiceSettings | None = None, network: SpeechNetwork | None = None):
         self.settings = settings or VoiceSettings()
@@ -93,34 +103,34 @@ class VoiceDetector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all sound, as before the first push; an open segment goes without an event."""
+        """Return to the state before the first push; an open segment is dropped without an event."""
         self._state = self._network.start()
-        self._rest = np.zeros(0, np.float32)  # less than a window
-        self._before = np.zeros(max(CONTEXT, self._n_pad), np.float32)  # the sound before the next window
-        self._at = 0  # the next window's first sample
-        self._ended_at = 0  # where the last segment ended; no later segment reaches behind it
-        self._segment: list[np.ndarray] | None = None
-        self._n_segment = 0
-        self._spoken_from = 0
-        self._n_silence = 0
+        self._rest = np.zeros(0, np.float32)  # samples of an incomplete window
+        self._before = np.zeros(max(CONTEXT, self._n_pad), np.float32)  # samples before the next window
+        self._at = 0  # index of the next window's first sample
+        self._ended_at = 0  # end of the last segment; the next segment's padding stops here
+        self._segment: list[np.ndarray] | None = None  # parts of the open segment
+        self._n_segment = 0  # its samples
+        self._spoken_from = 0  # index of its first speech window's first sample
+        self._n_silence = 0  # samples of silence at its end
 
     def push(self, samples: np.ndarray) -> list[VoiceEvent]:
-        """Hear more sound; what is left of the last window waits for the next push.
+        """Process more sound; samples of an incomplete window are kept for the next push.
 
         Args:
             samples: [n] float in [-1, 1] at 16 kHz, n >= 1; copied.
-        Returns: everything that happened, in order. How the sound is cut into pushes makes no difference.
-        Raises: AudioError for what is no such sound; nothing of it is heard then.
+        Returns: all events, in order. Splitting the sound into other pushes gives the same events.
+        Raises: AudioError for invalid samples; the detector's state is unchanged then.
         """
         sound = np.concatenate([self._rest, checked(samples)])
         n_whole = len(sound) // WINDOW * WINDOW
         self._rest = sound[n_whole:].copy()
-        events = (self._hear(window) for window in sound[:n_whole].reshape(-1, WINDOW))
+        events = (self._process(window) for window in sound[:n_whole].reshape(-1, WINDOW))
         return [event for event in events if event is not None]
 
-    def _hear(self, window: np.ndarray) -> VoiceEvent | None:
+    def _process(self, window: np.ndarray) -> VoiceEvent | None:
         p, self._state = self._network.probability(np.concatenate([self._before[-CONTEXT:], window]), self._state)
-        event = None
+        event: VoiceEvent | None = None
         if self._segment is not None:
             event = self._continue(self._segment, window, p)
         elif p >= self.settings.threshold:
@@ -131,7 +141,7 @@ class VoiceDetector:
 
     def _begin(self, window: np.ndarray) -> SpeechStarted:
         n_pad = min(self._n_pad, self._at - self._ended_at)
-        # Copies: a window of a long push would keep all of its sound in memory.
+        # Copies: a view of a window would keep the whole pushed array in memory.
         self._segment = [self._before[len(self._before) - n_pad :], window.copy()]
         self._n_segment = n_pad + WINDOW
         self._spoken_from = self._at

@@ -1,4 +1,4 @@
-"""A half-duplex conversation driven by hand: what is said to it, what it answers and what its context holds."""
+"""A half-duplex conversation on an engine without a thread: push sound, step the loop, compare the context."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,11 +23,11 @@ from worker.loop.session import Session
 
 CONFIG = HalfDuplexConfig(reply=SPOKEN, deaf_s=0.5)
 CHUNK = 8_000  # samples of one push
-PAUSE = 12_000  # of silence behind a sentence, enough to end it
+PAUSE = 12_000  # samples of silence after a sentence, enough to end the segment
 
 
 class Clock:
-    """Stands still unless it is set."""
+    """A clock that only tests move."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -36,8 +36,8 @@ class Clock:
         return self.now
 
 
-class HandLine:
-    """A conversation's session on an engine without a thread."""
+class DirectPort:
+    """`SessionPort` that calls the engine directly, on the test's thread."""
 
     def __init__(self, engine: AnsweringEngine, session: Session):
         self.engine, self.session, self.name = engine, session, session.id
@@ -64,7 +64,7 @@ class HandLine:
 
 
 class Conversation:
-    """A conversation driven by hand."""
+    """A conversation whose clock and engine the test steps."""
 
     def __init__(
         self,
@@ -80,31 +80,31 @@ class Conversation:
             [{"role": "system", "content": list(system)}], reply_config.PromptOptions(add_generation_prompt=False)
         )
         self.session = engine.answers.converse(
-            name, engine.reader.cut(prompt), config, self.talk.hand_on, voice=voice(0)
+            name, engine.reader.cut(prompt), config, self.talk.forward, voice=voice(0)
         )
         self.slot = self.session.slot
-        self.talk.begin(HandLine(engine, self.session))
+        self.talk.begin(DirectPort(engine, self.session))
         self.clock.now += 1
 
-    def hear(self, wave: np.ndarray, *, pause: int = PAUSE) -> None:
-        """A sentence and a pause, in pieces as a client sends them; nothing runs meanwhile."""
+    def push(self, wave: np.ndarray, *, pause: int = PAUSE) -> None:
+        """Push a sentence and a pause in pieces, as a client does; the engine does not run meanwhile."""
         wave = np.concatenate((wave, np.zeros(pause, np.float32)))
         for start in range(0, len(wave), CHUNK):
             self.talk.push(wave[start : start + CHUNK])
 
     def say(self, wave: np.ndarray) -> ReplyResult | Failure:
-        """The same, answered. Returns: the outcome."""
-        self.hear(wave)
+        """Push, then run the engine until the answer is over. Returns: the outcome."""
+        self.push(wave)
         self.engine.settle()
         self.check()
         return self.events[-1]
 
     def check(self) -> None:
-        """Between rounds host and device agree, and nothing of an answer's speech is left."""
+        """Assert that host counters equal the device's and that no speech of an answer is left."""
         assert_mirrors(self.engine.duplex, self.slot)
-        assert not self.engine.duplex.speaker.is_in_call(self.slot), "expected no call to be left"
+        assert not self.engine.duplex.speaker.is_in_call(self.slot), "expected no call in flight"
         n_rows = self.engine.duplex.speaker.rows(self.slot)
-        assert n_rows == 0, f"rows of speech: expected none to be left, got {n_rows}"
+        assert n_rows == 0, f"rows of speech: expected none, got {n_rows}"
 
     @property
     def n_rows(self) -> int:
@@ -112,32 +112,32 @@ class Conversation:
 
 
 def load(root: Any, name: str) -> np.ndarray:
-    """A recorded sentence, [n] float32 at 16 kHz, behind a quarter of a second of silence."""
+    """A recorded sentence, [n] float32 at 16 kHz, after a quarter of a second of silence."""
     wave = soundfile.read(root / f"tests/data/{name}.wav", dtype="float32")[0]
     return np.concatenate((np.zeros(4_000, np.float32), wave))
 
 
 def script(engine: AnsweringEngine, *answers: str, end: str = "<|im_end|>") -> list[int]:
-    """The model's answers to come in the conversation `talk`."""
+    """Set the model's next answers in the conversation `talk`."""
     encode = engine.language.tokenizer.encode
     engine.observer.ids["talk"] = [token for text in answers for token in encode(text + end)]
 
 
-def heard_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """The sound of every user's turn, as it comes in."""
+def record_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """A list that receives the sound of every later user's turn."""
     waves: list[np.ndarray] = []
     read = engine.reader.read_segment
 
-    def watched(message: Any, options: Any) -> Any:
+    def recorded(message: Any, options: Any) -> Any:
         waves.append(message.parts[0])
         return read(message, options)
 
-    monkeypatch.setattr(engine.reader, "read_segment", watched)
+    monkeypatch.setattr(engine.reader, "read_segment", recorded)
     return waves
 
 
 def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> None:
-    """The slot holds what one pass over text and sound gives."""
+    """Assert that the slot holds what one prefill of text and sound gives."""
     engine, runner = talk.engine, talk.engine.duplex.runner
     ids: list[int] = []
     media: list[tuple[int, torch.Tensor]] = []

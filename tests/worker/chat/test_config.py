@@ -1,4 +1,4 @@
-"""Knobs of answers and half-duplex conversations: what each becomes, and what is refused."""
+"""Settings of answers and half-duplex conversations: their translation to sampler settings, and their ranges."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_defaults_are_the_released_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "field", "expected"),
+    ("given", "field", "expected"),
     [
         ({"temperature": 1.3}, "temperature", 1.3),
         ({"temperature": 0}, "greedy", True),
@@ -50,38 +50,42 @@ def test_defaults_are_the_released_ones() -> None:
         ({"speak": True}, "set_index", REPLY_SET),
     ],
 )
-def test_every_knob_reaches_the_text_sampler(knobs: dict[str, Any], field: str, expected: object) -> None:
-    assert getattr(ReplyConfig(**knobs).text_sampling(), field) == expected
+def test_text_settings_reach_the_sampler(given: dict[str, Any], field: str, expected: object) -> None:
+    assert getattr(ReplyConfig(**given).text_sampling(), field) == expected
 
 
-def test_in_reference_clients_do_not_steer_chance() -> None:
-    asked = ReplyConfig(compat="reference", temperature=0, top_k=3, top_p=0.1, length_penalty=2.0, decode_mode="greedy")
-    got, plain = asked.text_sampling(), ReplyConfig().text_sampling()
+def test_reference_ignores_temperature_top_k_and_top_p() -> None:
+    requested = ReplyConfig(
+        compat="reference", temperature=0, top_k=3, top_p=0.1, length_penalty=2.0, decode_mode="greedy"
+    )
+    got, plain = requested.text_sampling(), ReplyConfig().text_sampling()
     assert (got.temperature, got.top_k, got.top_p) == (plain.temperature, plain.top_k, plain.top_p)
     assert (got.length_penalty, got.greedy) == (2.0, True)
     assert not ReplyConfig(compat="reference", temperature=0).text_sampling().greedy
 
 
-def test_knobs_of_speech_and_of_the_prompt() -> None:
+def test_speech_session_and_prompt_settings() -> None:
     config = ReplyConfig(tts_temperature=0.5, tts_repetition_penalty=1.2, euler_steps=4, speak=True, seed=9)
     speech_tokens = config.speech_sampling()
     assert (speech_tokens.temperature, speech_tokens.repetition_penalty) == (0.5, 1.2)
     session = config.session_config()
     assert (session.generate_audio, session.euler_steps, session.seed, session.compat) == (True, 4, 9, "fixed")
     assert session.window.mode == "off"
-    given = {"max_slice_nums": 2, "omni_mode": True, "enable_thinking": True}
-    assert ReplyConfig(**given).prompt_options() == PromptOptions(**given)
-    assert config.prompt_options().use_tts_template, "expected a spoken answer to ask for text to be voiced"
+    shared = {"max_slice_nums": 2, "omni_mode": True, "enable_thinking": True}
+    assert ReplyConfig(**shared).prompt_options() == PromptOptions(**shared)
+    assert config.prompt_options().use_tts_template, (
+        "expected the prompt of a spoken answer to request text to be voiced"
+    )
     assert ReplyConfig(use_tts_template=True).prompt_options().use_tts_template
 
 
 @pytest.mark.parametrize(("compat", "n", "expected"), [("fixed", 11, 11), ("reference", 11, 20), ("reference", 20, 20)])
-def test_rows_an_answer_may_take(compat: str, n: int, expected: int) -> None:
-    assert ReplyConfig(compat=compat, max_new_tokens=n).most_tokens == expected
+def test_maximum_rows_of_an_answer(compat: str, n: int, expected: int) -> None:
+    assert ReplyConfig(compat=compat, max_new_tokens=n).max_rows == expected
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "given",
     [
         {"max_new_tokens": 0},
         {"max_new_tokens": 4097},
@@ -96,13 +100,13 @@ def test_rows_an_answer_may_take(compat: str, n: int, expected: int) -> None:
         {"max_tokens": 5},
     ],
 )
-def test_odd_knobs_are_refused(knobs: dict[str, Any]) -> None:
-    (name,) = knobs
+def test_refuses_settings_outside_their_range(given: dict[str, Any]) -> None:
+    (name,) = given
     with pytest.raises(SettingError, match=rf"setting {name}: expected .+, got "):
-        ReplyConfig(**knobs)
+        ReplyConfig(**given)
 
 
-def test_a_client_lays_its_knobs_over_the_defaults() -> None:
+def test_client_values_replace_defaults_and_unknown_keys_are_noted() -> None:
     defaults = ReplyConfig(max_new_tokens=99, top_k=5)
     config, notes = ReplyConfig.of(defaults, {"top_k": 6, "do_sampel": True})
     assert (config.max_new_tokens, config.top_k) == (99, 6)
@@ -112,7 +116,7 @@ def test_a_client_lays_its_knobs_over_the_defaults() -> None:
         ReplyConfig.of(defaults, ["top_k"])
 
 
-def test_marks_leave_room_for_a_round() -> None:
+def test_watermarks_leave_room_for_one_round() -> None:
     config = HalfDuplexConfig(reply=ReplyConfig(max_new_tokens=250))
     assert config.marks(20_000) == (8000, 6000)
     assert config.marks(6_500) == (6_500 - SEGMENT_ROWS - 250, 6_500 - SEGMENT_ROWS - 250)

@@ -1,4 +1,4 @@
-"""Half-duplex conversations: what is heard when, what the context holds, and what is forgotten."""
+"""Half-duplex conversations: when sound is processed, what the context holds, and how rounds are removed."""
 
 import queue
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from tests.worker.chat.half_duplex_driver import (
     PAUSE,
     Conversation,
     assert_context,
-    heard_segments,
     load,
+    record_segments,
     script,
 )
 from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, make_parts, rows_of, short_chunks
@@ -39,7 +39,7 @@ def parts() -> EngineParts:
 
 @pytest.fixture
 def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
-    # A slot of the small engine would be too short for a round of 30 s.
+    # A slot of the small engine has no room for a round of 30 s.
     monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
     engine = AnsweringEngine(parts)
     with short_chunks():
@@ -58,14 +58,14 @@ def question(root: Any) -> np.ndarray:
     return load(root, "question")
 
 
-def segments(events: Sequence[Event]) -> list[Event]:
+def without_partials(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, PartialResult)]
 
 
-# --- what is heard -------------------------------------------------------------------------------
+# --- sound ---------------------------------------------------------------------------------------
 
 
-def test_speech_is_answered(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> None:
+def test_answers_speech(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> None:
     talk = Conversation(engine)
     script(engine, "xx", "yyy")
     for number, (wave, answer) in enumerate(((greeting, "xx"), (question, "yyy")), start=1):
@@ -81,61 +81,61 @@ def test_speech_is_answered(engine: AnsweringEngine, greeting: np.ndarray, quest
         assert np.array_equal(pcm, result.pcm)
 
 
-def test_an_answer_begins_with_the_last_sound_of_the_segment(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+def test_answer_starts_when_the_segment_ends(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine)
-    talk.hear(greeting, pause=4_000)
-    assert segments(talk.events) == [VoiceState("talk", True)]
+    talk.push(greeting, pause=4_000)
+    assert without_partials(talk.events) == [VoiceState("talk", True)]
     talk.talk.push(np.zeros(CHUNK, np.float32))
     assert [type(event) for event in talk.events[1:]] == [VoiceState, Generating]
     assert engine.loop.is_idle is False
 
 
-def test_nothing_is_heard_while_an_answer_is_made(
+def test_drops_sound_while_an_answer_is_made(
     engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray
 ) -> None:
     talk = Conversation(engine)
     script(engine, "x" * 9, "y")
-    talk.hear(greeting)
+    talk.push(greeting)
     engine.step()
-    n_before = len(segments(talk.events))
-    talk.hear(question)
-    assert len(segments(talk.events)) == n_before, "expected no sign of what was said meanwhile"
+    n_before = len(without_partials(talk.events))
+    talk.push(question)
+    assert len(without_partials(talk.events)) == n_before, "expected no events for sound that was dropped"
     engine.settle()
     assert talk.events[-1].text == "x" * 9
     n_before = len(talk.events)
     talk.talk.push(np.zeros(32_000, np.float32))
-    assert len(talk.events) == n_before, "expected nothing of it to be left"
+    assert len(talk.events) == n_before, "expected no segment from sound that was dropped"
     assert talk.say(question).text == "y"
 
 
-def test_nothing_is_heard_right_after_the_start(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+def test_drops_sound_right_after_the_start(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine)
     talk.clock.now -= 1 - 0.49
-    talk.hear(greeting)
+    talk.push(greeting)
     assert talk.events == []
     talk.clock.now += 0.02
-    talk.hear(greeting)
+    talk.push(greeting)
     assert talk.events[0] == VoiceState("talk", True)
 
 
-def test_short_sounds_are_not_answered(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+def test_does_not_answer_short_segments(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine, config=CONFIG.model_copy(update={"min_speech_ms": 10_000}))
-    talk.hear(greeting)
+    talk.push(greeting)
     assert talk.events == [VoiceState("talk", True), VoiceState("talk", False)]
     assert engine.loop.is_idle
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
-def test_all_that_was_said_at_once_is_answered_at_once(
+def test_segments_of_one_push_get_one_answer(
     engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, compat: str
 ) -> None:
-    """The public implementation hears the last sentence of a push only."""
+    """The public implementation answers only the last sentence of a push."""
     reply = SPOKEN.model_copy(update={"compat": compat})
     talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
     pause = np.zeros(PAUSE, np.float32)
     talk.talk.push(np.concatenate((greeting, pause, question, pause, greeting)))
     *states, generating = talk.events
-    assert states == [VoiceState("talk", on) for on in (True, False) * 3], "expected the last one to be taken back"
+    assert states == [VoiceState("talk", on) for on in (True, False) * 3], "expected the open segment to end"
     both = len(greeting) + len(question) - 8_000
     expected = (both if compat == "fixed" else len(question) - 4_000) / 16
     n = 2 if compat == "fixed" else 1
@@ -143,28 +143,28 @@ def test_all_that_was_said_at_once_is_answered_at_once(
     engine.settle()
     n_events = len(talk.events)
     talk.talk.push(np.zeros(2 * PAUSE, np.float32))
-    assert len(talk.events) == n_events, "expected the sentence that was cut off to be forgotten"
+    assert len(talk.events) == n_events, "expected the open segment to be dropped"
 
 
-def test_odd_sound_is_refused(engine: AnsweringEngine) -> None:
+def test_refuses_invalid_sound(engine: AnsweringEngine) -> None:
     talk = Conversation(engine)
-    for odd in (np.zeros(0, np.float32), np.full(99, np.nan, np.float32), np.zeros(99, np.int16)):
+    for invalid in (np.zeros(0, np.float32), np.full(99, np.nan, np.float32), np.zeros(99, np.int16)):
         with pytest.raises(AudioError):
-            talk.talk.push(odd)
+            talk.talk.push(invalid)
 
 
-# --- what the context holds ----------------------------------------------------------------------
+# --- context -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_rounds_follow_each_other(
+def test_context_after_several_rounds(
     engine: AnsweringEngine,
     greeting: np.ndarray,
     question: np.ndarray,
     monkeypatch: pytest.MonkeyPatch,
     thinks: bool,
 ) -> None:
-    waves = heard_segments(engine, monkeypatch)
+    waves = record_segments(engine, monkeypatch)
     reply = SPOKEN.model_copy(update={"enable_thinking": thinks})
     talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
     script(engine, "abc", "x" * 12 + "yz", end="<|im_end|>")
@@ -173,7 +173,7 @@ def test_rounds_follow_each_other(
     n_first = talk.n_rows - n_system
     assert talk.say(question).stopped == "length"
     n_closed = n_first + len(engine.language.tokenizer.encode("<|im_end|>\n"))
-    assert talk.session.rounds.rounds[1].n_rows == n_closed, "expected a round to hold its own end"
+    assert talk.session.rounds.rounds[1].n_rows == n_closed, "expected a round to include its end marks"
     opened = f"<|im_end|>\n<|im_start|>assistant\n{'' if thinks else THOUGHT}<|tts_bos|>"
     context = ["<|im_start|>system\nYou are kind.<|im_end|>\n", "<|im_start|>user\n", waves[0], opened, "abc"]
     context += ["<|im_end|>\n<|im_start|>user\n", waves[1], opened, "x" * 12]
@@ -185,13 +185,13 @@ def test_rounds_follow_each_other(
     assert talk.session.rounds.length == talk.n_rows
 
 
-def test_a_broken_answer_stays_as_far_as_it_went(
+def test_interrupted_answer_stays_in_the_context(
     engine: AnsweringEngine, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waves = heard_segments(engine, monkeypatch)
+    waves = record_segments(engine, monkeypatch)
     talk = Conversation(engine)
     script(engine, "x" * 9)
-    talk.hear(greeting)
+    talk.push(greeting)
     while sum(bool(event.text) for event in talk.events if isinstance(event, PartialResult)) < 4:
         engine.step()
     talk.talk.break_speech()
@@ -208,7 +208,7 @@ def test_a_broken_answer_stays_as_far_as_it_went(
     assert_context(talk, context)
 
 
-def test_a_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
+def test_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
     wave = sound(9_000)
     talk = Conversation(engine, system=("Speak like this:", wave, "Be kind."))
     text = "<|im_start|>system\nSpeak like this:\n"
@@ -216,7 +216,7 @@ def test_a_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
-def test_old_rounds_leave(engine: AnsweringEngine, greeting: np.ndarray, compat: str) -> None:
+def test_drops_old_rounds_above_the_high_watermark(engine: AnsweringEngine, greeting: np.ndarray, compat: str) -> None:
     reply = WRITING.reply.model_copy(update={"compat": compat})
     config = WRITING.model_copy(update={"reply": reply, "high_tokens": 180, "low_tokens": 100})
     talk, cache = Conversation(engine, config=config), engine.duplex.state.llm
@@ -230,18 +230,17 @@ def test_old_rounds_leave(engine: AnsweringEngine, greeting: np.ndarray, compat:
         most = max(most, result.context_len)
     rounds = talk.session.rounds
     assert rounds.n_dropped >= 3 and rounds.prefix == n_system
-    assert max(sizes) <= 180 < most, f"expected rounds to leave above 180 rows, got {sizes} and at most {most}"
-    # Either what stays is turned to where it stands now, or the system message is brought up to it.
+    assert max(sizes) <= 180 < most, f"expected rounds to be dropped above 180 rows, got {sizes} and at most {most}"
+    # Reference: the kept keys are rotated to their new positions. Fixed: the system message's keys are.
     ahead = rounds.dropped_rows if compat == "fixed" else 0
     assert int(cache.positions[talk.slot]) == talk.n_rows + ahead
     after = rows_of(engine.duplex.runner, talk.slot)
     n_layers = len(before) // 2  # keys of all of them, then values
     for values, now in zip(before[n_layers:], after[n_layers:], strict=True):
-        assert torch.equal(values, now[:, :n_system]), "expected the system message to stay"
+        assert torch.equal(values, now[:, :n_system]), "expected the system message's values unchanged"
 
 
-def test_a_slot_has_room_for_one_round_more(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    """However high the mark."""
+def test_high_watermark_leaves_room_for_one_round(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine, config=WRITING)
     assert talk.session.rounds.high == LLM_LEN - 100 - 4
     for number in range(9):
@@ -250,7 +249,7 @@ def test_a_slot_has_room_for_one_round_more(engine: AnsweringEngine, greeting: n
     assert talk.session.rounds.n_dropped > 0
 
 
-# --- what is forgotten ---------------------------------------------------------------------------
+# --- removed rounds ------------------------------------------------------------------------------
 
 
 def outcomes(talk: Conversation, waves: Sequence[np.ndarray]) -> list[Event]:
@@ -265,16 +264,16 @@ def undisturbed(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndar
     return results
 
 
-@pytest.mark.parametrize("turns", [0, 1, 6, 11])
-def test_a_round_can_be_taken_back(
-    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event], turns: int
+@pytest.mark.parametrize("n_steps", [0, 1, 6, 11])
+def test_take_back_removes_the_round(
+    engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event], n_steps: int
 ) -> None:
     talk = Conversation(engine)
     first = talk.say(greeting)
     before = rows_of(engine.duplex.runner, talk.slot)
     script(engine, "x" * 15)
-    talk.hear(greeting)
-    for _ in range(turns):
+    talk.push(greeting)
+    for _ in range(n_steps):
         engine.step()
     script(engine)
     n = len(talk.events)
@@ -289,7 +288,7 @@ def test_a_round_can_be_taken_back(
 
 
 @pytest.mark.parametrize("stage", ["encode_clips", "feed", "step"])
-def test_a_round_that_fails_never_was(
+def test_failed_round_leaves_no_trace(
     engine: AnsweringEngine,
     greeting: np.ndarray,
     question: np.ndarray,
@@ -303,11 +302,11 @@ def test_a_round_that_fails_never_was(
     owner = engine.duplex.runner if stage == "encode_clips" else engine.duplex
     real, count = getattr(owner, stage), [0]
 
-    def broken(*given: Any, **knobs: Any) -> Any:
+    def broken(*given: Any, **options: Any) -> Any:
         count[0] += 1
         if count[0] > (5 if stage == "step" else 0):
             raise RuntimeError("broken")
-        return real(*given, **knobs)
+        return real(*given, **options)
 
     script(engine, "x" * 15)
     with monkeypatch.context() as patch:
@@ -320,38 +319,38 @@ def test_a_round_that_fails_never_was(
     assert_told("conversation", [first, talk.say(question)], undisturbed)
 
 
-def test_stopping_is_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+def test_stop_takes_effect_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine)
-    talk.hear(greeting)
+    talk.push(greeting)
     engine.step()
     n = len(talk.events)
     assert talk.talk.stop().result() is None
     assert engine.n_free == (3, 3)
     engine.settle()
-    talk.hear(greeting)
-    assert len(talk.events) == n, "expected nothing more to be told"
+    talk.push(greeting)
+    assert len(talk.events) == n, "expected no more events"
     assert isinstance(talk.talk.stop().exception(), OrderError)
     idle = Conversation(engine, "idle")
     idle.talk.stop()
-    idle.hear(greeting)
-    assert idle.events == [], "expected nobody to listen any more"
+    idle.push(greeting)
+    assert idle.events == [], "expected sound to be dropped after stop"
 
 
-def test_what_cannot_be_answered_is_told(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+def test_refused_answer_is_reported_as_failure(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine)
     content = engine.content("Hello")
     engine.answers.answer(talk.session, content, SPOKEN, 0.0)
-    talk.hear(greeting)
+    talk.push(greeting)
     failure = talk.events[-1]
     assert isinstance(failure, Failure) and isinstance(failure.error, OrderError) and failure.unit == 1
     engine.settle()
-    assert isinstance(talk.say(greeting), ReplyResult), "expected somebody to listen again"
+    assert isinstance(talk.say(greeting), ReplyResult), "expected sound to be processed again"
     engine.answers.answer(talk.session, content, SPOKEN, 0.0)
-    talk.hear(greeting)
+    talk.push(greeting)
     assert talk.events[-1].unit == 3, f"expected the third turn to be refused, got {talk.events[-1]}"
 
 
-def test_only_conversations_have_rounds(engine: AnsweringEngine) -> None:
+def test_refuses_answer_and_take_back_in_other_sessions(engine: AnsweringEngine) -> None:
     session = engine.open("unit")
     with pytest.raises(OrderError, match="expected a conversation between rounds, got one of another kind"):
         engine.answers.answer(session, engine.content("Hello"), SPOKEN, 0.0)
@@ -359,24 +358,24 @@ def test_only_conversations_have_rounds(engine: AnsweringEngine) -> None:
         engine.answers.take_back(session)
 
 
-def test_a_system_message_that_does_not_fit(engine: AnsweringEngine) -> None:
+def test_refuses_system_message_that_does_not_fit(engine: AnsweringEngine) -> None:
     with pytest.raises(ContextOverflowError, match=f"expected at most {LLM_LEN} rows"):
         Conversation(engine, system=("word " * LLM_LEN,))
     assert engine.n_free == (3, 3)
 
 
-def test_conversations_side_by_side(
+def test_concurrent_conversations_stay_independent(
     engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event]
 ) -> None:
     talks = [Conversation(engine, name) for name in ("one", "two")]
-    talks[0].hear(greeting)
+    talks[0].push(greeting)
     engine.step()
     engine.step()
-    talks[1].hear(greeting)
+    talks[1].push(greeting)
     engine.settle()
-    talks[1].hear(question)
+    talks[1].push(question)
     engine.step()
-    talks[0].hear(question)
+    talks[0].push(question)
     engine.settle()
     for talk in talks:
         results = [event for event in talk.events if isinstance(event, ReplyResult)]
@@ -386,21 +385,23 @@ def test_conversations_side_by_side(
 # --- on the engine's thread ----------------------------------------------------------------------
 
 
-def test_an_engine_converses(parts: EngineParts, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversation_on_a_running_engine(
+    parts: EngineParts, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reply_config, "SEGMENT_ROWS", 100)
-    told: queue.Queue[Event] = queue.Queue()
+    received: queue.Queue[Event] = queue.Queue()
     config = CONFIG.model_copy(update={"deaf_s": 0.0, "reply": SPOKEN.model_copy(update={"max_new_tokens": 4})})
     with short_chunks(), Engine(parts, make_config(3, LLM_LEN)) as engine:
         with pytest.raises(MessageError):
-            engine.converse("a", [], config, told.put)
-        talk = engine.converse("a", ["You are kind."], config, told.put, voice=voice(0)).result(10)
+            engine.converse("a", [], config, received.put)
+        talk = engine.converse("a", ["You are kind."], config, received.put, voice=voice(0)).result(10)
         for index in (1, 2):
             for piece in (greeting, np.zeros(PAUSE, np.float32)):
                 talk.push(piece)
-            events = [told.get(timeout=20)]
+            events = [received.get(timeout=20)]
             while not isinstance(events[-1], ReplyResult | Failure):
-                events.append(told.get(timeout=20))
-            assert [type(event) for event in segments(events)] == [VoiceState] * 2 + [
+                events.append(received.get(timeout=20))
+            assert [type(event) for event in without_partials(events)] == [VoiceState] * 2 + [
                 Generating,
                 Prefilled,
                 ReplyResult,

@@ -1,4 +1,4 @@
-"""Half-duplex conversations: what the client asks of an answer's sampling reaches it."""
+"""Half-duplex conversations: the client's sampling settings apply to the answers."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,9 @@ def engine() -> Iterator[AnsweringEngine]:
     engine.sessions.close_all()
 
 
-def answer(engine: AnsweringEngine, name: str, **knobs: float) -> tuple[int, ...]:
+def answer(engine: AnsweringEngine, name: str, **settings: float) -> tuple[int, ...]:
     """Ids of the first answer of a half-duplex conversation."""
-    config = HalfDuplexConfig(reply=ReplyConfig(max_new_tokens=12, **knobs))
+    config = HalfDuplexConfig(reply=ReplyConfig(max_new_tokens=12, **settings))
     messages = [{"role": "system", "content": ["You are kind."]}]
     system = engine.reader.cut(engine.reader.read(messages, config.reply.prompt_options()))
     session = engine.answers.converse(name, system, config, engine.events[name].append)
@@ -32,10 +32,10 @@ def answer(engine: AnsweringEngine, name: str, **knobs: float) -> tuple[int, ...
 @pytest.mark.parametrize(
     ("cold", "hot"), [({"temperature": 0.001}, {"temperature": 2.0}), ({"top_k": 1}, {"top_k": 0})]
 )
-def test_an_answers_sampling_is_the_clients(
+def test_clients_sampling_settings_apply_to_answers(
     engine: AnsweringEngine, cold: dict[str, float], hot: dict[str, float]
 ) -> None:
-    likeliest = [answer(engine, f"cold {seed}", seed=seed, **cold) for seed in (1, 2)]
-    assert likeliest[0] == likeliest[1], f"{cold}: expected the likeliest tokens for any seed, got {likeliest}"
-    by_chance = [answer(engine, f"hot {seed}", seed=seed, top_p=1.0, **hot) for seed in (1, 2)]
-    assert by_chance[0] != by_chance[1], f"{hot}: expected tokens by chance, got twice {by_chance[0]}"
+    most_likely = [answer(engine, f"cold {seed}", seed=seed, **cold) for seed in (1, 2)]
+    assert most_likely[0] == most_likely[1], f"{cold}: expected the most likely tokens for any seed, got {most_likely}"
+    drawn = [answer(engine, f"hot {seed}", seed=seed, top_p=1.0, **hot) for seed in (1, 2)]
+    assert drawn[0] != drawn[1], f"{hot}: expected different draws for different seeds, got twice {drawn[0]}"
