@@ -1,4 +1,4 @@
-"""By which addresses others reach this machine. Knows its network interfaces."""
+"""IP addresses of this machine's network interfaces."""
 
 import socket
 from ipaddress import ip_address
@@ -7,7 +7,7 @@ import psutil
 
 
 def own_addresses(host: str) -> list[str]:
-    """Addresses that a server which listens on `host` is reached by from other machines."""
+    """Addresses under which other machines reach a server that listens on `host`. Empty for a loopback host."""
     if host == "localhost" or not ip_address(host).is_unspecified:
         return [] if host == "localhost" or ip_address(host).is_loopback else [host]
     families = (socket.AF_INET,) if ip_address(host).version == 4 else (socket.AF_INET, socket.AF_INET6)

@@ -1,6 +1,6 @@
-"""Which GPUs workers may have: what CUDA_VISIBLE_DEVICES names, else what the driver's own program lists.
+"""The GPUs that workers may use: those in CUDA_VISIBLE_DEVICES, otherwise those that `nvidia-smi` lists.
 
-Knows that variable and `nvidia-smi`; imports no torch, and does not know what runs on a GPU.
+Imports no torch and starts no worker.
 """
 
 import re
@@ -13,15 +13,18 @@ from models.errors import SettingsError
 
 GPU_VARIABLE, ORDER_VARIABLE = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 NONE_VISIBLE = ("", "-1", "NoDevFiles")
-SMI_S = 30  # a sleeping driver included
+SMI_TIMEOUT_S = 30  # includes the time that an idle driver takes to initialize
 MIB = 1 << 20
-# What a program prints, or None if it is missing or fails.
-Ask = Callable[[Sequence[str]], str | None]
+# Runs a command. Returns its output, or None if the program is missing or fails.
+RunProgram = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True)
 class DriverGpu:
-    """One GPU as the driver lists it. uuid: `GPU-...`; `MIG-...` of a part of one. total, free: bytes, 0: unknown."""
+    """One GPU as the driver lists it.
+
+    uuid: `GPU-...`, or `MIG-...` for a MIG instance. total, free: memory in bytes, 0 if unknown.
+    """
 
     index: int
     uuid: str
@@ -32,10 +35,10 @@ class DriverGpu:
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker runs on.
+    """The device of one worker.
 
-    visible: for CUDA_VISIBLE_DEVICES, None on the CPU. gpu: what is known of it. is_listed: `visible` is the driver's
-    number for it.
+    visible: value for CUDA_VISIBLE_DEVICES; None for the CPU. gpu: the driver's entry for it, if it is known.
+    is_listed: `visible` is an index in the driver's order.
     """
 
     visible: str | None
@@ -52,67 +55,77 @@ class Device:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Variables that make it the only one for a process."""
+        """Environment variables that make this the only device a process sees."""
         if self.visible is None:
             return {}
-        # CUDA counts the fastest first unless told to count as the driver does.
+        # By default CUDA numbers the fastest GPU first; PCI_BUS_ID selects the driver's order.
         return {GPU_VARIABLE: self.visible, **({ORDER_VARIABLE: "PCI_BUS_ID"} if self.is_listed else {})}
 
 
 CPU = Device(None)
 
 
-def find_devices(asked: str, environ: Mapping[str, str], ask: Ask) -> list[Device]:
-    """Where workers may run, one each; the CPU alone where there is no GPU.
+def find_devices(setting: str, environ: Mapping[str, str], run: RunProgram) -> list[Device]:
+    """The devices for workers, one for each; only the CPU if there is no GPU.
 
-    asked: `model.device`. Raises: SettingsError for GPUs that are not there.
+    Args:
+        setting: value of `model.device`.
+        environ: environment variables.
+        run: runs `nvidia-smi`.
+
+    Raises: SettingsError if a requested GPU does not exist.
     """
-    if asked == "cpu":
+    if setting == "cpu":
         return [CPU]
     visible = environ.get(GPU_VARIABLE)
-    listed = [] if visible is not None and visible.strip() in NONE_VISIBLE else list_gpus(ask)
-    is_sure = environ.get(ORDER_VARIABLE) == "PCI_BUS_ID" or len({gpu.name for gpu in listed}) < 2
-    names = _numbers(listed) if visible is None else named(visible, listed)
-    found = [Device(name, _of(name, listed, is_sure or visible is None), is_listed=visible is None) for name in names]
-    kind, _, number = asked.partition(":")
+    listed = [] if visible is not None and visible.strip() in NONE_VISIBLE else list_gpus(run)
+    is_same_order = environ.get(ORDER_VARIABLE) == "PCI_BUS_ID" or len({gpu.name for gpu in listed}) < 2
+    names = _names(listed) if visible is None else parse_visible(visible, listed)
+    found = [
+        Device(name, _find_gpu(name, listed, is_same_order or visible is None), is_listed=visible is None)
+        for name in names
+    ]
+    kind, _, number = setting.partition(":")
     if number and int(number) >= len(found):
-        raise SettingsError(f"model.device {asked}", expected=f"one of {len(found)} visible GPUs", got=int(number))
+        raise SettingsError(f"model.device {setting}", expected=f"one of {len(found)} visible GPUs", got=int(number))
     if number:
         return [found[int(number)]]
     if not found and kind == "cuda":
-        expected = 'a GPU, which nvidia-smi or CUDA_VISIBLE_DEVICES names, or model.device "cpu"'
-        raise SettingsError(f"model.device {asked}", expected=expected, got="none")
+        expected = 'a GPU listed by nvidia-smi or CUDA_VISIBLE_DEVICES, or model.device "cpu"'
+        raise SettingsError(f"model.device {setting}", expected=expected, got="none")
     return found or [CPU]
 
 
-def oddity(asked: str, environ: Mapping[str, str], found: Sequence[Device], ask: Ask) -> str | None:
-    """What is strange about running on the CPU, if anything: a driver that is there and does not answer."""
-    if asked != "auto" or list(found) != [CPU] or GPU_VARIABLE in environ or not shutil.which("nvidia-smi"):
+def cpu_fallback_note(setting: str, environ: Mapping[str, str], found: Sequence[Device], run: RunProgram) -> str | None:
+    """A note if workers run on the CPU although a driver is installed; None if there is nothing to report."""
+    if setting != "auto" or list(found) != [CPU] or GPU_VARIABLE in environ or not shutil.which("nvidia-smi"):
         return None
-    said = ask(["nvidia-smi", "-L"])
-    if said is None:
-        return "nvidia-smi is there and fails (run it to see why), so workers run on the CPU"
-    if "UUID" in said:
-        return "nvidia-smi lists GPUs and does not tell of them (--query-gpu), so workers run on the CPU"
+    output = run(["nvidia-smi", "-L"])
+    if output is None:
+        return "nvidia-smi is installed but fails (run it to see why), so workers run on the CPU"
+    if "UUID" in output:
+        return "nvidia-smi lists GPUs but its --query-gpu reports none, so workers run on the CPU"
     return None
 
 
-def named(visible: str, listed: Sequence[DriverGpu]) -> list[str]:
-    """The entries of CUDA_VISIBLE_DEVICES. CUDA stops reading at the first one it does not know, without a word.
+def parse_visible(visible: str, listed: Sequence[DriverGpu]) -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES.
 
-    Raises: SettingsError for one that is not a GPU here, and for one that is there twice.
+    The check is here because CUDA silently ignores everything from the first unknown entry on.
+
+    Raises: SettingsError for an entry that is no GPU of this machine, and for a repeated one.
     """
     if visible.strip() in NONE_VISIBLE:
         return []
     names = [one.strip() for one in visible.split(",")]
     numbers = {str(gpu.index) for gpu in listed}
-    is_whole = not any(gpu.uuid.startswith("MIG-") for gpu in listed)  # divided ones have more names than are listed
+    has_mig = any(gpu.uuid.startswith("MIG-") for gpu in listed)  # a MIG instance has more names than the listed one
     for name in names:
         if not re.fullmatch(r"\d+|(GPU|MIG)-.+", name):
-            expected = "numbers, or names that begin with GPU- or MIG-"
+            expected = "numbers, or names that start with GPU- or MIG-"
             raise SettingsError(GPU_VARIABLE, expected=expected, got=repr(visible))
         is_known = name in numbers if name.isdecimal() else any(gpu.uuid.startswith(name) for gpu in listed)
-        if listed and is_whole and not is_known:
+        if listed and not has_mig and not is_known:
             expected = f"GPUs that nvidia-smi lists ({', '.join(sorted(numbers, key=int))})"
             raise SettingsError(GPU_VARIABLE, expected=expected, got=repr(name))
     if len(set(names)) < len(names):
@@ -120,11 +133,11 @@ def named(visible: str, listed: Sequence[DriverGpu]) -> list[str]:
     return names
 
 
-def list_gpus(ask: Ask) -> list[DriverGpu]:
-    """What the driver has; the parts instead of a GPU that is divided. Empty without a driver."""
+def list_gpus(run: RunProgram) -> list[DriverGpu]:
+    """The driver's GPUs, with its MIG instances in place of a GPU that is partitioned. Empty without a driver."""
     known = {}
-    said = ask(["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"])
-    for line in (said or "").splitlines():
+    table = run(["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"])
+    for line in (table or "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5 and cells[0].isdecimal():
             index, uuid, name, total, free = cells
@@ -133,7 +146,7 @@ def list_gpus(ask: Ask) -> list[DriverGpu]:
         return []
     found: list[DriverGpu] = []
     whole: DriverGpu | None = None
-    for line in (ask(["nvidia-smi", "-L"]) or "").splitlines():
+    for line in (run(["nvidia-smi", "-L"]) or "").splitlines():
         if not (entry := re.search(r"UUID: ((?:GPU|MIG)-[^)]+)\)", line)):
             continue
         if entry[1] in known:
@@ -142,29 +155,29 @@ def list_gpus(ask: Ask) -> list[DriverGpu]:
         elif whole is not None and entry[1].startswith("MIG-"):
             if found[-1] is whole:
                 found.pop()
-            part = line.partition(":")[0].rpartition("Device")[0].strip()
-            found.append(DriverGpu(whole.index, entry[1], f"{whole.name} {part}"))
+            profile = line.partition(":")[0].rpartition("Device")[0].strip()
+            found.append(DriverGpu(whole.index, entry[1], f"{whole.name} {profile}"))
     return found or list(known.values())
 
 
 def run_program(command: Sequence[str]) -> str | None:
-    """What it prints; None if it is not there, fails or takes too long."""
+    """The standard output of a command; None if the program is missing, fails or takes too long."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SMI_S)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SMI_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def _numbers(listed: Sequence[DriverGpu]) -> list[str]:
+def _names(listed: Sequence[DriverGpu]) -> list[str]:
     return [gpu.uuid if gpu.uuid.startswith("MIG-") else str(gpu.index) for gpu in listed]
 
 
-def _of(name: str, listed: Sequence[DriverGpu], is_sure: bool) -> DriverGpu | None:
-    """is_sure: numbers mean the same to CUDA, which may put the fastest GPU first, and to the driver."""
+def _find_gpu(name: str, listed: Sequence[DriverGpu], is_same_order: bool) -> DriverGpu | None:
+    """The entry for a number or UUID prefix. is_same_order: CUDA and the driver number the GPUs in the same order."""
     for gpu in listed:
         if name.isdecimal():
-            if is_sure and gpu.index == int(name) and not gpu.uuid.startswith("MIG-"):
+            if is_same_order and gpu.index == int(name) and not gpu.uuid.startswith("MIG-"):
                 return gpu
         elif gpu.uuid.startswith(name):
             return gpu

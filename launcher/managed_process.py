@@ -1,6 +1,6 @@
-"""One process: started in a session of its own, its log and pid file, asked to stop, killed with all it started.
+"""One program as a child process: its start, log, pid file and end, together with all processes that it starts.
 
-Knows files, signals and process groups. Does not know what the program does, nor when it is to be started again.
+Uses files, signals and process groups. Does not decide when a process starts again.
 """
 
 import os
@@ -17,19 +17,19 @@ from pathlib import Path
 import psutil
 
 PARENT_DEATH = Path(__file__).with_name("parent_death.py")
-TAIL_BYTES = 64 * 1024  # of a log that are looked at for a last word
-SHOWN = 300  # characters of it
-LOGGED = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
-SERIOUS = re.compile(r"\d\d:\d\d:\d\d (ERROR|CRITICAL) \S+ \| |error: ")
+TAIL_BYTES = 64 * 1024  # at the end of a log that are searched for the last message
+MAX_MESSAGE_CHARS = 300
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d [A-Z]+ ")
+ERROR_LINE = re.compile(r"\d\d:\d\d:\d\d (ERROR|CRITICAL) \S+ \| |error: ")
 TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
 class Program:
-    """What runs and where its files go.
+    """A command and the names of its files.
 
-    name: for people, `worker 0`. stem: of its files, `worker_0`. url: where it answers. environ: on top of the
-    launcher's own.
+    name: for display, such as `worker 0`. stem: of its files, such as `worker_0`. url: address of its HTTP server.
+    environ: variables added to the launcher's environment.
     """
 
     name: str
@@ -44,34 +44,37 @@ class Program:
 
 
 class ChildProcess:
-    """A program's process, one after the other. Start it on the main thread: Linux ties it to the thread."""
+    """The current process of a program; a restart replaces it.
+
+    Start it on the main thread: Linux sends the parent-death signal when the thread that started the process ends.
+    """
 
     def __init__(self, program: Program, folder: Path, cwd: Path):
-        """folder: of log and pid file. cwd: where it runs."""
+        """folder: for the log and the pid file. cwd: working directory of the process."""
         self.program = program
         self.log, self.pid_file = folder / f"{program.stem}.log", folder / f"{program.stem}.pid"
         self._cwd = cwd
         self._process: subprocess.Popen[bytes] | None = None
-        self._begin = 0  # where the log of this process begins
+        self._log_start = 0  # byte offset in the log where the output of the current process starts
         self._status: int | None = None
 
     def clear_log(self) -> None:
-        """Keep the last run's log as `.log.1` and begin anew."""
+        """Rename the log of the last run to `.log.1` and start an empty one."""
         with suppress(FileNotFoundError):
             os.replace(self.log, f"{self.log}.1")
         self.log.touch()
 
     @property
     def pid(self) -> int:
-        """0 if it never started."""
+        """0 before the first start."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Raises: OSError if there is no room for a process or a file."""
-        assert self.poll() is not None or self._process is None, "started while it runs"
+        """Start the process. Raises: OSError if the system cannot create the process or the log."""
+        assert self.poll() is not None or self._process is None, "expected no running process"
         command = [sys.executable, "-IS", str(PARENT_DEATH), str(os.getpid()), *self.program.command]
         with self.log.open("ab") as log:
-            self._begin = log.tell()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 command,
                 cwd=self._cwd,
@@ -79,22 +82,23 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which stops things in order
+                start_new_session=True,  # Ctrl-C reaches only the launcher, which stops its processes in order
             )
         self._status = None
-        with suppress(OSError):  # a disk that is full is no reason to lose hold of what runs
+        with suppress(OSError):  # the process stays under supervision without a pid file, such as on a full disk
             self.pid_file.write_text(f"{self.pid}\n")
 
     def poll(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs, or before it started.
+        """Exit status, negative for a signal; None while the process runs and before the first start.
 
-        What it left running is killed: its number is ours to name until its status has been fetched.
+        When the process has ended, this kills the rest of its process group first. The group's id cannot be reused
+        before `wait` collects the exit status.
         """
         if self._process is None or self._status is not None:
             return self._status
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
-        self._signal_all(signal.SIGKILL)
+        self._signal_group(signal.SIGKILL)
         self._status = self._process.wait()
         with suppress(OSError):
             self.pid_file.unlink(missing_ok=True)
@@ -105,57 +109,60 @@ class ChildProcess:
         return self._process is not None and self.poll() is None
 
     def listens_on(self, port: int) -> bool:
-        """Whether it is this process that answers there, and not one that was there before."""
+        """Whether this process, rather than another one, listens on the port. True if the system does not report it."""
         try:
             sockets = psutil.Process(self.pid).net_connections(kind="tcp")
         except psutil.NoSuchProcess:
             return False
-        except (psutil.Error, OSError):  # a machine that does not say
+        except (psutil.Error, OSError):
             return True
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
 
-    def ask_to_stop(self) -> None:
-        """SIGTERM, to the process alone: what it started is its own to stop."""
+    def terminate(self) -> None:
+        """Send SIGTERM to the process alone, which stops its own children."""
         if self.is_running:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, to it and all it started; `poll` tells when it is gone."""
+        """Send SIGKILL to the process and all processes that it started. `poll` returns a status once it is gone."""
         if self.is_running:
-            self._signal_all(signal.SIGKILL)
+            self._signal_group(signal.SIGKILL)
 
-    def _signal_all(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # nobody is left
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self.pid, number)
 
-    def last_words(self) -> str:
-        """The last serious line of this process's log, or its last one; empty if there is none."""
+    def last_message(self) -> str:
+        """The message in the current process's log that `last_message` selects; empty if there is none."""
         with suppress(OSError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(min(self._begin, end), end - TAIL_BYTES))
-            return last_words(log.read().decode("utf-8", errors="replace").splitlines())
+            log.seek(max(min(self._log_start, end), end - TAIL_BYTES))
+            return last_message(log.read().decode("utf-8", errors="replace").splitlines())
         return ""
 
 
-def last_words(lines: Sequence[str]) -> str:
-    """The last line of level ERROR or worse with what was raised, else the last that says anything; cut to a length."""
-    said = [line.rstrip() for line in lines if line.strip()]
-    serious = [number for number, line in enumerate(said) if SERIOUS.match(line)]
-    if not serious:
-        return (said or [""])[-1].strip()[:SHOWN]
-    word = SERIOUS.sub("", said[serious[-1]], count=1)
-    behind = list(takewhile(lambda line: not LOGGED.match(line), said[serious[-1] + 1 :]))
-    if TRACEBACK in behind:
-        word += f": {behind[-1].strip()}"
-    return word[:SHOWN]
+def last_message(lines: Sequence[str]) -> str:
+    """The last line of level ERROR or higher, otherwise the last line that is not blank, cut to a maximum length.
+
+    If a traceback follows an error line, the exception is appended.
+    """
+    written = [line.rstrip() for line in lines if line.strip()]
+    errors = [number for number, line in enumerate(written) if ERROR_LINE.match(line)]
+    if not errors:
+        return (written or [""])[-1].strip()[:MAX_MESSAGE_CHARS]
+    message = ERROR_LINE.sub("", written[errors[-1]], count=1)
+    after = list(takewhile(lambda line: not LOG_LINE.match(line), written[errors[-1] + 1 :]))
+    if TRACEBACK in after:
+        message += f": {after[-1].strip()}"
+    return message[:MAX_MESSAGE_CHARS]
 
 
-def ending(status: int) -> str:
+def describe_exit(status: int) -> str:
     """An exit status in words: `exit status 1`, `signal SIGTERM`."""
     if status >= 0:
         return f"exit status {status}"
     if -status == signal.SIGKILL:
-        return "signal SIGKILL (somebody sent it, or memory ran out)"
+        return "signal SIGKILL (sent by another process, or the system ran out of memory)"
     try:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:

@@ -1,6 +1,6 @@
-"""The launcher's flags, and the settings they lead to.
+"""The launcher's command-line flags, and the configuration that results from them.
 
-Knows names and words for people; does not know devices, nor what is started.
+Does not detect devices and starts nothing.
 """
 
 import argparse
@@ -23,28 +23,37 @@ def parser() -> argparse.ArgumentParser:
         prog="start_all.sh", description="Starts the gateway and one worker for each GPU, and keeps them running."
     )
     scheme = parser.add_mutually_exclusive_group()
-    scheme.add_argument("--http", action="store_true", help="plain, also if certificates are set")
-    scheme.add_argument("--https", action="store_true", help="with service.ssl_certfile; default if that is set")
+    scheme.add_argument("--http", action="store_true", help="use plain HTTP, even if certificates are configured")
+    scheme.add_argument(
+        "--https", action="store_true", help="use service.ssl_certfile; default if that setting has a value"
+    )
     parser.add_argument("--remote", action="store_true", help="listen on all addresses; default: this machine only")
-    parser.add_argument("--host", metavar="ADDR", help="address to listen on")
-    parser.add_argument("--port", type=int, metavar="N", help="of the gateway; default: service.gateway_port")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
+    parser.add_argument("--host", metavar="ADDR", help="address the gateway listens on")
+    parser.add_argument("--port", type=int, metavar="N", help="port of the gateway; default: service.gateway_port")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file; default: config.json at the root")
     parser.add_argument(
-        "--num-workers", type=_positive, metavar="N", help="at most so many GPUs; on the CPU: so many, default 1"
+        "--num-workers",
+        type=_positive,
+        metavar="N",
+        help="on GPUs: maximum number of workers, default one for each GPU; on the CPU: number of workers, default 1",
     )
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start; default: on a GPU")
-    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots of each worker; default: as memory allows")
-    parser.add_argument("--lang", choices=["zh", "en"], help="of the pages; default: the browser's")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="compile the model at start; default: on a GPU"
+    )
+    parser.add_argument(
+        "--max-sessions", type=int, metavar="N", help="slots of each worker; default: as many as memory allows"
+    )
+    parser.add_argument("--lang", choices=["zh", "en"], help="language of the pages; default: the browser's")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     parser.add_argument(
-        "--log-dir", type=Path, default=Path("tmp"), metavar="DIR", help="logs and pid files; default: tmp"
+        "--log-dir", type=Path, default=Path("tmp"), metavar="DIR", help="folder for logs and pid files; default: tmp"
     )
     return parser
 
 
 def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """The settings, and sentences about those without effect. Raises: ConfigError, SettingError."""
+    """The configuration, and notes about settings without effect. Raises: ConfigError, SettingsError."""
     flags = {key: getattr(args, name) for name, key in FLAGS.items()}
     return load_config(args.config, flags=flags, environ=environ)
 

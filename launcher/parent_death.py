@@ -1,9 +1,9 @@
-"""Becomes another program that ends when the process which started it does, however that ends.
+"""Replaces itself with another program that gets SIGTERM when the process that started it ends.
 
-    python -IS tether.py PARENT PROGRAM [ARGUMENT ...]
+    python -IS parent_death.py PARENT_PID PROGRAM [ARGUMENT ...]
 
-It runs between fork and the program, as a process of its own: code between the two in the parent would hang if another
-of its threads held a lock at that moment. Knows Linux's word for it; elsewhere the program just starts.
+Linux only (`PR_SET_PDEATHSIG`); on other systems the program starts without the signal. The request runs in a process
+of its own, between fork and exec. A `preexec_fn` in the parent can deadlock if another thread holds a lock at the fork.
 """
 
 import ctypes
@@ -12,15 +12,15 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-GONE, NOT_FOUND = 1, 127
+PARENT_GONE, NOT_FOUND = 1, 127  # exit statuses
 
 
 def main(argv: list[str]) -> int:
     parent, command = int(argv[0]), argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before it was asked for
-            return GONE
+        if os.getppid() != parent:  # the parent ended before the signal was requested
+            return PARENT_GONE
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What is to be started, from settings, flags and devices: command lines, ports, addresses. Pure.
+"""The launch plan: command lines, ports and addresses, computed from settings, flags and devices.
 
-Knows the flags of the gateway and of workers. Does not know whether ports are free, nor how processes run.
+Has no side effects. Does not check that ports are free.
 """
 
 import argparse
@@ -16,17 +16,17 @@ from models.errors import SettingsError
 from worker.config.service import ROOT, Config
 from worker.log import LEVEL_VARIABLE
 
-LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 MAX_PORT = 65_535
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that runs, and where.
+    """The programs to run and their addresses.
 
-    host, port: where the gateway listens. folder: of logs and pid files. devices: of the workers, in their order.
-    drain_s: seconds that sessions have to end at a stop.
+    host, port: address that the gateway listens on. folder: for logs and pid files. devices: one for each worker, in
+    the same order. drain_s: seconds that sessions have to end after a stop.
     """
 
     gateway: Program
@@ -41,11 +41,11 @@ class LaunchPlan:
 
     @property
     def is_remote(self) -> bool:
-        """Whether other machines reach it."""
+        """Whether other machines can reach the gateway."""
         return self.host != "localhost" and not ip_address(self.host).is_loopback
 
     def url(self, host: str | None = None) -> str:
-        """The gateway's. host: by which name; None: the one that works on this machine."""
+        """URL of the gateway. host: host name in it; None selects one that works on this machine."""
         if host is None:
             host = "localhost" if not self.is_remote or ip_address(self.host).is_unspecified else self.host
         return f"{self.scheme}://{_in_url(host)}:{self.port}"
@@ -54,30 +54,40 @@ class LaunchPlan:
 def make_plan(
     config: Config, args: argparse.Namespace, devices: Sequence[Device], environ: Mapping[str, str], n_cores: int
 ) -> LaunchPlan:
-    """Raises: SettingsError for ports that do not exist or meet, an address that is none, https without certificate."""
-    chosen = _chosen(devices, args.num_workers)
+    """The plan for one worker on each selected device.
+
+    Args:
+        config: settings.
+        args: command-line flags.
+        devices: usable devices, at least one.
+        environ: environment variables.
+        n_cores: CPU cores, shared out among workers on the CPU.
+
+    Raises: SettingsError for ports that are out of range or collide, an invalid address, https without certificate.
+    """
+    chosen = _select(devices, args.num_workers)
     host, scheme = _host(args.host, remote=args.remote), _scheme(config, args)
     ports = worker_ports(config, len(chosen))
-    # Everybody reads the file and the environment; what flags say has to be said again.
-    told = () if args.config is None else ("--config", str(args.config.absolute()))
+    # Each program reads the settings file and the environment itself. Flags have to be passed on.
+    config_flags = () if args.config is None else ("--config", str(args.config.absolute()))
     shared = {LEVEL_VARIABLE: args.log_level} if args.log_level else {}
     threads = {}
     if chosen[0].visible is None and len(chosen) > 1 and THREADS_VARIABLE not in environ:
-        threads = {THREADS_VARIABLE: str(max(1, n_cores // len(chosen)))}  # or each takes all cores
+        threads = {THREADS_VARIABLE: str(max(1, n_cores // len(chosen)))}  # otherwise each uses all cores
     gateway_command = (
-        *(sys.executable, "-m", "server.main", *told, f"--{scheme}"),
+        *(sys.executable, "-m", "server.main", *config_flags, f"--{scheme}"),
         *("--host", host, "--port", str(config.service.gateway_port)),
         *("--workers", ",".join(f"{LOOPBACK}:{port}" for port in ports)),
         *("--log-dir", str(args.log_dir.absolute())),
         *(("--remote",) if args.remote else ()),
         *(("--lang", args.lang) if args.lang else ()),
     )
-    nearest = {EVERYWHERE: LOOPBACK, "::": "::1"}.get(host, host)
+    probe_host = {ALL_ADDRESSES: LOOPBACK, "::": "::1"}.get(host, host)
     workers = tuple(
         Program(
             name=f"worker {i}",
             stem=f"worker_{i}",
-            command=(*_worker_command(i, device, port), *told, *_worker_flags(config, args)),
+            command=(*_worker_command(i, device, port), *config_flags, *_worker_flags(config, args)),
             url=f"http://{LOOPBACK}:{port}",
             environ={**shared, **threads, **device.environ},
         )
@@ -88,7 +98,7 @@ def make_plan(
             name="gateway",
             stem="gateway",
             command=gateway_command,
-            url=f"{scheme}://{_in_url(nearest)}:{config.service.gateway_port}",
+            url=f"{scheme}://{_in_url(probe_host)}:{config.service.gateway_port}",
             environ=shared,
         ),
         workers=workers,
@@ -102,7 +112,7 @@ def make_plan(
 
 
 def worker_ports(config: Config, n: int) -> list[int]:
-    """One for each worker. Raises: SettingsError."""
+    """One port for each of `n` workers. Raises: SettingsError for ports out of range and for the gateway's port."""
     base, gateway = config.service.worker_base_port, config.service.gateway_port
     ports = [base + i for i in range(n)]
     if ports[-1] > MAX_PORT:
@@ -115,22 +125,22 @@ def worker_ports(config: Config, n: int) -> list[int]:
     return ports
 
 
-def _chosen(devices: Sequence[Device], asked: int | None) -> list[Device]:
-    """One device for each worker: as many GPUs as are wanted, or the CPU as often as is wanted."""
+def _select(devices: Sequence[Device], n_workers: int | None) -> list[Device]:
+    """One device for each worker: the first `n_workers` GPUs, or the CPU `n_workers` times."""
     if devices[0].visible is None:
-        return [devices[0]] * (asked or 1)
-    return list(devices[:asked])
+        return [devices[0]] * (n_workers or 1)
+    return list(devices[:n_workers])
 
 
 def _host(given: str | None, *, remote: bool) -> str:
     if given is None:
-        return EVERYWHERE if remote else LOOPBACK
+        return ALL_ADDRESSES if remote else LOOPBACK
     try:
-        is_here = given == "localhost" or ip_address(given).is_loopback
+        is_loopback = given == "localhost" or ip_address(given).is_loopback
     except ValueError:
         raise SettingsError("--host", expected="an IP address of this machine", got=repr(given)) from None
-    if not is_here and not remote:
-        raise SettingsError("--host", expected="an address of this machine alone, or --remote beside it", got=given)
+    if not is_loopback and not remote:
+        raise SettingsError("--host", expected="a loopback address, or --remote as well", got=given)
     return given
 
 
@@ -149,16 +159,16 @@ def _worker_command(index: int, device: Device, port: int) -> tuple[str, ...]:
 
 
 def _worker_flags(config: Config, args: argparse.Namespace) -> list[str]:
-    told = []
+    flags = []
     if args.model_path is not None:
-        told += ["--model-path", str(config.model.model_path)]
+        flags += ["--model-path", str(config.model.model_path)]
     if args.max_sessions is not None:
-        told += ["--max-sessions", str(args.max_sessions)]
+        flags += ["--max-sessions", str(args.max_sessions)]
     if args.compile is not None:
-        told += ["--compile" if args.compile else "--no-compile"]
+        flags += ["--compile" if args.compile else "--no-compile"]
     if config.model.device.startswith("cuda:"):
-        told += ["--device", "cuda"]  # the one that is meant is the only one it sees
-    return told
+        flags += ["--device", "cuda"]  # CUDA_VISIBLE_DEVICES leaves only the selected GPU
+    return flags
 
 
 def _in_url(host: str) -> str:

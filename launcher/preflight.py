@@ -1,7 +1,7 @@
-"""What would keep the programs from running, found before any of them is started; each in one line with its remedy.
+"""Checks before anything is started: ports, files, memory and certificates; each problem is one line with a remedy.
 
-Looks at ports, files, memory and certificates; the doctor's checks look at what a worker reads. Starts nothing and
-changes nothing but the log folder, which it makes.
+The doctor's checks cover what a worker reads. This module starts nothing; its only side effect is that it creates the
+log folder.
 """
 
 import errno
@@ -24,20 +24,20 @@ from worker.doctor.findings import Finding, Level, size
 from worker.doctor.machine import Machine
 
 CHECKS = (checks.model, checks.tokenizer, checks.vocoder, checks.ffmpeg, checks.warmup, checks.voice)
-OF_A_CHECKPOINT = (checks.tokenizer, checks.vocoder)
-SHOWN = 80  # characters of a command line
+NEEDS_MODEL = (checks.tokenizer, checks.vocoder)
+MAX_COMMAND_CHARS = 80
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was found. errors: nothing can be started with them. notes: worth knowing."""
+    """Result of all checks. errors: problems that prevent the start. notes: problems that do not."""
 
     errors: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 class PlannedMachine(Machine):
-    """This machine with settings that are loaded already, flags included."""
+    """This machine with settings that are already loaded and include the flags."""
 
     def __init__(self, config: Config, devices: Sequence[Device], environ: Mapping[str, str]):
         super().__init__(None, environ)
@@ -52,24 +52,27 @@ class PlannedMachine(Machine):
         return self._devices[0].visible is not None
 
 
-def look(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) -> Preflight:
-    """Everything at once, so that nobody has to come back for the next problem."""
-    errors, notes = [], []
+def run_preflight(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) -> Preflight:
+    """Run all checks and collect every problem, so that one run shows them all."""
+    errors: list[str] = []
+    notes: list[str] = []
     machine = PlannedMachine(config, plan.devices, environ)
     errors += folder_problems(plan.folder)
     errors += port_problems(plan)
     if plan.scheme == "https":
         errors += certificate_problems(config.service.ssl_certfile, config.service.ssl_keyfile)
     for check in CHECKS:
-        if check in OF_A_CHECKPOINT and machine.model.problems:
-            continue  # the same once more
+        if check in NEEDS_MODEL and machine.model.problems:
+            continue  # would report the same problem again
         found = _run(check, machine)
         if found.level is not Level.OK:
             line = "; ".join([*found.found.splitlines(), *([found.remedy] if found.remedy else [])])
             (errors if found.level is Level.PROBLEM else notes).append(f"{found.name}: {line}")
     errors += memory_problems(machine, plan.devices)
     if config.model.model_path == ROOT / ModelSection().model_path:
-        notes.append("model: the embedded one has random weights, what it says is noise; --model-path names another")
+        notes.append(
+            "model: the embedded checkpoint has random weights, its output is noise; choose another with --model-path"
+        )
     return Preflight(tuple(errors), tuple(notes))
 
 
@@ -77,7 +80,7 @@ def look(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) -> Prefli
 
 
 def folder_problems(folder: Path) -> list[str]:
-    """Make it; whether something can be written there."""
+    """Create the folder and check that a file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -90,57 +93,65 @@ def folder_problems(folder: Path) -> list[str]:
 
 
 def port_problems(plan: LaunchPlan) -> list[str]:
-    """A line for each address that cannot be listened on."""
+    """One line for each address that the gateway or a worker cannot listen on."""
     wanted = [(plan.host, plan.port, "gateway", "--port or service.gateway_port")]
     for program in plan.workers:
         wanted.append((LOOPBACK, program.port, program.name, "service.worker_base_port"))
     found = []
     for host, port, name, setting in wanted:
-        if (why := _refused(host, port)) is None:
-            continue
-        if isinstance(why, str):
-            found.append(f"{host}:{port} ({name}): {why}; choose another address with --host, or port with {setting}")
-            continue
-        who, remedy = owner(port, plan.folder)
-        found.append(f"port {port} ({name}) is taken by {who}; {remedy}, or choose another port with {setting}")
+        try:
+            _try_bind(host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                who, remedy = port_owner(port, plan.folder)
+                found.append(f"port {port} ({name}) is taken by {who}; {remedy}, or choose another port with {setting}")
+            else:
+                why = error.strerror or str(error)
+                remedy = f"choose another address with --host, or port with {setting}"
+                found.append(f"{host}:{port} ({name}): {why}; {remedy}")
     return found
 
 
-def _refused(host: str, port: int) -> str | bool | None:
-    """None: it can be had. True: somebody listens there. Text: why else not."""
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one left lately is free
-            probe.bind(address)
-    except OSError as error:
-        return True if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-    return None
+def _try_bind(host: str, port: int) -> None:
+    """Raises: OSError if a server could not listen there."""
+    [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: ports in TIME_WAIT are free
+        probe.bind(address)
 
 
-def owner(port: int, folder: Path) -> tuple[str, str]:
-    """Who listens on a port, and what to do about it, as far as this user may know."""
+def port_owner(port: int, folder: Path) -> tuple[str, str]:
+    """The process that listens on a port, and the remedy, as far as this user may see processes.
+
+    Args:
+        port: TCP port.
+        folder: log folder, whose pid files identify processes of an earlier launcher.
+    """
     try:
         listening = psutil.net_connections(kind="tcp")
     except (psutil.Error, OSError):
         listening = []
-    pids = {one.pid for one in listening if one.status == psutil.CONN_LISTEN and one.laddr.port == port} - {None}
+    pids = {
+        one.pid
+        for one in listening
+        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid is not None
+    }
     if not pids:
         return "a process that this user cannot see", f"find it (sudo ss -ltnp 'sport = :{port}') and stop it"
     pid = min(pids)
     with suppress(psutil.Error):
         parent = psutil.Process(pid).parent()
         if parent is not None and parent.cmdline()[1:3] == ["-m", "launcher"]:
-            # Whoever stops only its child sees that started again.
-            return f"another start_all.sh that runs (pid {parent.pid})", f"stop it (kill {parent.pid})"
+            # Its launcher would restart a child that is stopped alone.
+            return f"another running start_all.sh (pid {parent.pid})", f"stop it (kill {parent.pid})"
     for file in sorted(folder.glob("*.pid")):
         with suppress(OSError, ValueError):
             if int(file.read_text()) == pid:
-                return f"{file.stem.replace('_', ' ')} of a former start_all.sh (pid {pid})", f"kill {pid}"
+                return f"{file.stem.replace('_', ' ')} of an earlier start_all.sh (pid {pid})", f"kill {pid}"
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         command = " ".join(process.cmdline())
-        command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+        command = command if len(command) <= MAX_COMMAND_CHARS else f"{command[:MAX_COMMAND_CHARS]}..."
         return f"{process.name()} (pid {pid}: {command})", f"stop it (kill {pid})"
     return f"a process (pid {pid})", f"stop it (kill {pid})"
 
@@ -149,7 +160,7 @@ def owner(port: int, folder: Path) -> tuple[str, str]:
 
 
 def certificate_problems(certificate: Path | None, key: Path | None) -> list[str]:
-    """Whether https can be offered with them: both there, readable, and made for each other."""
+    """Problems with the files for https: missing, unreadable, or not a matching pair."""
     found = []
     for path, setting in ((certificate, "service.ssl_certfile"), (key, "service.ssl_keyfile")):
         try:
@@ -171,14 +182,14 @@ def certificate_problems(certificate: Path | None, key: Path | None) -> list[str
 
 
 def _no_password() -> str:
-    raise ValueError("the key has a password")  # or OpenSSL would ask the terminal
+    raise ValueError("the key has a password")  # without this function OpenSSL prompts on the terminal
 
 
 # --- memory ---------------------------------------------------------------------------------------
 
 
 def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
-    """Whether the weights, as wide as they will be, and one session fit into what is free."""
+    """Problems if the weights, in their later precision, and the context of one session exceed the free memory."""
     try:
         weights = machine.least_model_bytes
         free = machine.free_memory
@@ -189,13 +200,13 @@ def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
         if needed <= free:
             return []
         workers = "one worker needs" if len(devices) == 1 else f"{len(devices)} workers need"
-        remedy = "stop other programs, start fewer workers, or take a smaller model"
+        remedy = "stop other programs, start fewer workers, or use a smaller model"
         return [f"memory: {size(free)} free, {workers} at least {size(needed)}; {remedy}"]
     found = []
     for device in devices:
         if (gpu := device.gpu) is not None and gpu.total and gpu.free < weights:
             room = f"{size(gpu.free)} of {size(gpu.total)} free, the model needs at least {size(weights)}"
-            remedy = "stop what else runs there (nvidia-smi), or leave it out with CUDA_VISIBLE_DEVICES"
+            remedy = "stop other programs on it (nvidia-smi), or exclude it with CUDA_VISIBLE_DEVICES"
             found.append(f"{device.label} ({gpu.name}): {room}; {remedy}")
     return found
 
@@ -204,4 +215,4 @@ def _run(check: Callable[[Machine], Finding], machine: Machine) -> Finding:
     try:
         return check(machine)
     except NotKnown as error:
-        return Finding(check.__name__, Level.NOTE, f"not looked at: {error}")
+        return Finding(check.__name__, Level.NOTE, f"not checked: {error}")

@@ -1,32 +1,36 @@
-"""When a process that ended is started again, when one that runs counts as hung, and when to give up. Pure.
+"""When to restart a process that exited, when a running process counts as hung, and when to give up.
 
-Knows seconds and counts; clocks and processes belong to others.
+Pure functions of counts and of times passed in; contains no clock and starts no process.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-USAGE = 2  # exit status of a program whose settings cannot be
+USAGE = 2  # exit status of a program that rejects its settings
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Seconds, all of them.
+class RestartPolicy:
+    """Intervals and limits of the supervisor. Fields that end in `_s` are in seconds.
 
-    first_s, most_s: the wait before a restart, doubled each time. reset_s: after so long in health it begins anew.
-    hung_s: without an answer. answer_s: for one answer. starting_poll_s, serving_poll_s: between two questions.
-    grace_s: for the end, after what sessions may take. tries: starts that may fail before a process is given up.
+    initial_wait_s, max_wait_s: wait before a restart; it doubles with each restart.
+    reset_s: time in the ready state after which the wait is `initial_wait_s` again.
+    hang_timeout_s: time without an answer after which a ready process counts as hung.
+    probe_timeout_s: limit for one HTTP probe.
+    starting_poll_s, ready_poll_s: interval between two probes.
+    grace_s: time to exit after a stop, on top of the time that sessions have to end.
+    max_failed_starts: failed starts after which a process that was never ready is given up.
     """
 
-    first_s: float = 1.0
-    most_s: float = 30.0
+    initial_wait_s: float = 1.0
+    max_wait_s: float = 30.0
     reset_s: float = 60.0
-    hung_s: float = 60.0
-    answer_s: float = 3.0
+    hang_timeout_s: float = 60.0
+    probe_timeout_s: float = 3.0
     starting_poll_s: float = 0.25
-    serving_poll_s: float = 1.0
+    ready_poll_s: float = 1.0
     grace_s: float = 10.0
-    tries: int = 3
+    max_failed_starts: int = 3
 
 
 class Verdict(StrEnum):
@@ -35,53 +39,66 @@ class Verdict(StrEnum):
 
 
 class RestartBackoff:
-    """What one process has been through, over all its starts."""
+    """History of one process over all its starts, and the wait before the next start.
 
-    def __init__(self, policy: Policy):
+    n_failed: starts that ended before the process was ready, counted only until the process is ready for the first
+    time.
+    """
+
+    def __init__(self, policy: RestartPolicy):
         self._policy = policy
         self.was_ready = False
-        self.n_failed = 0  # starts that ended before they were ready, while none ever was
+        self.n_failed = 0
         self._n_waits = 0
         self._ready_since: float | None = None
 
-    def ready(self, now: float) -> None:
-        """It got ready."""
+    def mark_ready(self, now: float) -> None:
+        """Record that the process became ready. now: monotonic s."""
         self.was_ready = True
         self._ready_since = now
 
-    def ended(self, status: int | None, now: float) -> Verdict:
-        """It ended. status: of the exit, None if it was killed because it did not serve."""
+    def mark_exited(self, status: int | None, now: float) -> Verdict:
+        """Record that the process ended.
+
+        Args:
+            status: exit status; None if the supervisor killed the process.
+            now: monotonic s.
+
+        Returns: whether to restart the process. A process that was ready once is always restarted.
+        """
         if self._ready_since is not None and now - self._ready_since >= self._policy.reset_s:
             self._n_waits = 0
         self._ready_since = None
         if self.was_ready:
             return Verdict.RESTART
         self.n_failed += 1
-        is_hopeless = status == USAGE and self.n_failed == 1
-        return Verdict.GIVE_UP if is_hopeless or self.n_failed >= self._policy.tries else Verdict.RESTART
+        rejects_settings = status == USAGE and self.n_failed == 1
+        give_up = rejects_settings or self.n_failed >= self._policy.max_failed_starts
+        return Verdict.GIVE_UP if give_up else Verdict.RESTART
 
-    def wait_s(self) -> float:
-        """How long to wait before the next start; each time it is asked, longer."""
-        wait = min(self._policy.most_s, self._policy.first_s * 2.0 ** min(self._n_waits, 30))
+    def next_wait_s(self) -> float:
+        """Seconds to wait before the next start. Each call doubles the next result, up to the maximum."""
+        wait = min(self._policy.max_wait_s, self._policy.initial_wait_s * 2.0 ** min(self._n_waits, 30))
         self._n_waits += 1
         return wait
 
 
 class HealthTimeout:
-    """How long a process has not answered, as far as somebody was asking.
+    """Time for which a process has not answered probes.
 
-    A launcher that was stopped for an hour has not heard anything either, and that is nobody's fault.
+    The time between two probes counts only up to the length of one probe interval. A launcher that was itself
+    suspended therefore does not count the suspension against the process.
     """
 
-    def __init__(self, policy: Policy):
-        self._most_step = policy.answer_s + policy.serving_poll_s
-        self._hung_s = policy.hung_s
-        self._asked_at: float | None = None
+    def __init__(self, policy: RestartPolicy):
+        self._max_step_s = policy.probe_timeout_s + policy.ready_poll_s
+        self._hang_timeout_s = policy.hang_timeout_s
+        self._probed_at: float | None = None
         self.seconds = 0.0
 
-    def asked(self, answered: bool, now: float) -> bool:
-        """One question is over. Returns: whether it counts as hung."""
-        step = 0.0 if self._asked_at is None else min(now - self._asked_at, self._most_step)
-        self._asked_at = now
+    def record_probe(self, answered: bool, now: float) -> bool:
+        """Record one finished probe. now: monotonic s. Returns: whether the process counts as hung."""
+        step = 0.0 if self._probed_at is None else min(now - self._probed_at, self._max_step_s)
+        self._probed_at = now
         self.seconds = 0.0 if answered else self.seconds + step
-        return self.seconds >= self._hung_s
+        return self.seconds >= self._hang_timeout_s

@@ -1,4 +1,4 @@
-"""Launchers as processes: of stubs whose moods a test changes, or of the real thing; and what they print."""
+"""Launcher processes for tests: of stub programs whose behavior a test changes, or of the real programs."""
 
 import json
 import os
@@ -18,21 +18,21 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0  # what a loaded machine with two slow cores may take; what takes longer hangs
+WAIT_S = 60.0  # more than any step takes on a loaded machine with two cores
 POLL_S = 0.02
-# Patience in tests: everything at once.
+# A restart policy with short intervals.
 QUICK = {
-    "first_s": 0.05,
-    "most_s": 0.2,
-    "answer_s": 0.5,
+    "initial_wait_s": 0.05,
+    "max_wait_s": 0.2,
+    "probe_timeout_s": 0.5,
     "starting_poll_s": 0.05,
-    "serving_poll_s": 0.1,
+    "ready_poll_s": 0.1,
     "grace_s": 30.0,
 }
 
 
 def free_ports(n: int) -> list[int]:
-    """Ports next to each other that nobody has; below those that connections get, and other runs hit others."""
+    """Consecutive free ports, chosen at random below the ephemeral range, so that parallel test runs rarely collide."""
     for _ in range(100):
         ports = range(first := 10_000 + secrets.randbelow(20_000), first + n)
         with ExitStack() as stack, suppress(OSError):
@@ -43,7 +43,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def wait_until(holds: Callable[[], Any], what: str, timeout: float = WAIT_S) -> Any:
-    """Returns: what `holds` gave when it was true."""
+    """Poll until `holds` returns a true value. Returns: that value."""
     until = time.monotonic() + timeout
     while not (got := holds()):
         assert time.monotonic() < until, f"expected {what} within {timeout:g} s, got none"
@@ -52,10 +52,10 @@ def wait_until(holds: Callable[[], Any], what: str, timeout: float = WAIT_S) -> 
 
 
 class Launched:
-    """A launcher. lines: what it printed so far, both streams."""
+    """A launcher process. lines: its output so far, stdout and stderr."""
 
     def __init__(self, command: Sequence[str], *, ignored: Sequence[int] = (), environ: dict[str, str] | None = None):
-        """ignored: signals that it inherits as ignored. SIGHUP is not among them because it is here, under nohup."""
+        """ignored: signals that it inherits as ignored. SIGHUP has its default action, also if the tests run under nohup."""
         handlers = {signal.SIGHUP: signal.SIG_DFL, **dict.fromkeys(ignored, signal.SIG_IGN)}
         before = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
@@ -86,7 +86,7 @@ class Launched:
         return "\n".join(self.lines)
 
     def wait_line(self, pattern: str, n: int = 1, timeout: float = WAIT_S) -> str:
-        """The n-th line that the pattern is found in."""
+        """Wait for the n-th line that contains the pattern. Returns: the line."""
         until = time.monotonic() + timeout
         while len(found := [line for line in list(self.lines) if re.search(pattern, line)]) < n:
             if time.monotonic() >= until or (self.process.poll() is not None and not self._reader.is_alive()):
@@ -95,7 +95,7 @@ class Launched:
         return found[n - 1]
 
     def family(self) -> set[psutil.Process]:
-        """All that it ever was seen to have started, and what that started."""
+        """All descendants seen so far, including those that have ended."""
         self._seen |= set(psutil.Process(self.process.pid).children(recursive=True))
         return self._seen
 
@@ -103,13 +103,13 @@ class Launched:
         self.process.send_signal(number)
 
     def wait(self, timeout: float = WAIT_S) -> int:
-        """Until it is over. Returns: its exit status."""
+        """Wait for the end of the process. Returns: its exit status."""
         status = self.process.wait(timeout)
         self._reader.join(timeout)
         return status
 
-    def expect_nobody_left(self) -> None:
-        """Nothing that `family` saw runs any more."""
+    def expect_none_left(self) -> None:
+        """Wait until every process that `family` returned has ended."""
         wait_until(lambda: not any(map(_runs, self._seen)), f"none of these left: {self._seen}")
 
     def clean_up(self) -> None:
@@ -131,22 +131,21 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Stubs(Launched):
-    """A launcher of stubs: a gateway, and workers by their moods."""
+    """A launcher of stub programs: a gateway, and one worker for each behavior."""
 
-    def __init__(self, folder: Path, moods: Sequence[dict[str, Any]], ignored: Sequence[int], **told: Any):
-        """told: of the plan."""
+    def __init__(self, folder: Path, behaviors: Sequence[dict[str, Any]], ignored: Sequence[int], **plan_settings: Any):
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.set_mood("gateway", {})
-        for i, mood in enumerate(moods):
-            self.set_mood(f"worker_{i}", mood)
+        self.set_behavior("gateway", {})
+        for i, behavior in enumerate(behaviors):
+            self.set_behavior(f"worker_{i}", behavior)
         plan = folder / "plan.txt"
-        plan.write_text(json.dumps({"folder": str(folder), **told}))
-        super().__init__(["-m", "tests.launcher.run_plan", str(plan)], ignored=ignored)
+        plan.write_text(json.dumps({"folder": str(folder), **plan_settings}))
+        super().__init__(["-m", "tests.launcher.launch_stubs", str(plan)], ignored=ignored)
 
-    def set_mood(self, stem: str, mood: dict[str, Any]) -> None:
+    def set_behavior(self, stem: str, behavior: dict[str, Any]) -> None:
         new = self.folder / f"{stem}.new"
-        new.write_text(json.dumps(mood))
+        new.write_text(json.dumps(behavior))
         new.replace(self.folder / f"{stem}.json")
 
     def pid(self, stem: str) -> int:
@@ -160,7 +159,7 @@ class Stubs(Launched):
         return sorted(path.name for path in self.folder.glob("*.pid"))
 
     def ready(self, n: int = 1) -> "Stubs":
-        """Until it is ready, or a worker has got ready for the n-th time."""
+        """Wait for the ready line and for the n-th line about a worker that became ready."""
         self.wait_line("^ready: ")
         self.wait_line("ready in", n)
         self.family()
@@ -170,20 +169,24 @@ class Stubs(Launched):
 @contextmanager
 def stubs(
     folder: Path,
-    *moods: dict[str, Any],
+    *behaviors: dict[str, Any],
     drain_s: float = 0.0,
     ignored: Sequence[int] = (),
     ports: Sequence[int] = (),
     **policy: float,
 ) -> Iterator[Stubs]:
-    """Nothing of it outlives the test.
+    """A launcher of stub programs; all its processes are killed on exit.
 
-    moods: of the workers; none: one with nothing special. ports: of the gateway and the workers; none: free ones.
-    policy: what differs from QUICK.
+    Args:
+        behaviors: one for each worker; none: one worker with the default behavior.
+        drain_s: of the plan.
+        ignored: signals that the launcher inherits as ignored.
+        ports: of the gateway and the workers; none: free ones.
+        policy: fields that differ from QUICK.
     """
-    moods = moods or ({},)
-    ports = ports or free_ports(1 + len(moods))
-    launched = Stubs(folder, moods, ignored, ports=list(ports), drain_s=drain_s, policy={**QUICK, **policy})
+    behaviors = behaviors or ({},)
+    ports = ports or free_ports(1 + len(behaviors))
+    launched = Stubs(folder, behaviors, ignored, ports=list(ports), drain_s=drain_s, policy={**QUICK, **policy})
     try:
         yield launched
     finally:
@@ -192,7 +195,7 @@ def stubs(
 
 @contextmanager
 def launcher(*flags: str, environ: dict[str, str] | None = None) -> Iterator[Launched]:
-    """`python -m launcher`, the real thing."""
+    """`python -m launcher` with the real programs."""
     launched = Launched(["-m", "launcher", *flags], environ=environ)
     try:
         yield launched

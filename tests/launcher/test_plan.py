@@ -1,4 +1,4 @@
-"""Command lines, ports and addresses, from settings and flags."""
+"""Command lines, ports and addresses of the launch plan."""
 
 from pathlib import Path
 
@@ -36,15 +36,15 @@ def gateway_flags(plan: LaunchPlan):
 
 def test_one_worker_for_each_gpu() -> None:
     plan = plan_of(devices=GPUS, environ={"DUOLOGUE_SERVICE_WORKER_BASE_PORT": "9100"})
-    told = [worker_flags(plan, i) for i in range(3)]
-    assert [(one.worker_index, one.gpu_id, one.port) for one in told] == [(0, 2, 9100), (1, 1, 9101), (2, 5, 9102)]
+    parsed = [worker_flags(plan, i) for i in range(3)]
+    assert [(one.worker_index, one.gpu_id, one.port) for one in parsed] == [(0, 2, 9100), (1, 1, 9101), (2, 5, 9102)]
     assert [one.environ["CUDA_VISIBLE_DEVICES"] for one in plan.workers] == ["2", "GPU-aaaa", "5"]
     assert ["CUDA_DEVICE_ORDER" in one.environ for one in plan.workers] == [True, False, True]
     assert gateway_flags(plan).workers == "127.0.0.1:9100,127.0.0.1:9101,127.0.0.1:9102"
     assert [one.url for one in plan.workers] == [f"http://127.0.0.1:{port}" for port in (9100, 9101, 9102)]
 
 
-def test_numbers_of_workers() -> None:
+def test_number_of_workers() -> None:
     assert len(plan_of("--num-workers", "2", devices=GPUS).workers) == 2
     assert len(plan_of("--num-workers", "9", devices=GPUS).workers) == 3
     assert len(plan_of().workers) == 1
@@ -55,7 +55,7 @@ def test_numbers_of_workers() -> None:
         plan_of("--num-workers", "0")
 
 
-def test_what_flags_say_is_said_to_children(tmp_path: Path) -> None:
+def test_passes_flags_on_to_programs(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"service": {"drain_timeout_s": 7}}')
     flags = ("--config", str(file), "--model-path", "assets/tiny", "--max-sessions", "3", "--no-compile")
@@ -67,19 +67,19 @@ def test_what_flags_say_is_said_to_children(tmp_path: Path) -> None:
     assert all(one.environ["DUOLOGUE_LOG_LEVEL"] == "DEBUG" for one in (plan.gateway, *plan.workers))
 
 
-def test_what_nobody_said_is_not_said_to_children() -> None:
+def test_passes_no_flag_that_was_not_given() -> None:
     worker = worker_flags(plan_of())
     assert (worker.config, worker.model_path, worker.max_sessions, worker.compile, worker.device) == (None,) * 5
     assert worker_flags(plan_of("--compile")).compile is True
 
 
-def test_a_gpu_by_number_is_the_only_one_its_worker_sees() -> None:
+def test_worker_sees_only_its_gpu() -> None:
     plan = plan_of(devices=GPUS[:1], environ={"DUOLOGUE_MODEL_DEVICE": "cuda:1"})
     assert worker_flags(plan).device == "cuda"
 
 
 @pytest.mark.parametrize(
-    ("flags", "host", "url", "asked"),
+    ("flags", "host", "url", "probed"),
     [
         ((), "127.0.0.1", "http://localhost:8006", "http://127.0.0.1:8006"),
         (("--remote",), "0.0.0.0", "http://localhost:8006", "http://127.0.0.1:8006"),
@@ -89,18 +89,18 @@ def test_a_gpu_by_number_is_the_only_one_its_worker_sees() -> None:
         (("--host", "localhost"), "localhost", "http://localhost:8006", "http://localhost:8006"),
     ],
 )
-def test_addresses(flags: tuple[str, ...], host: str, url: str, asked: str) -> None:
+def test_addresses(flags: tuple[str, ...], host: str, url: str, probed: str) -> None:
     plan = plan_of("--port", "8006", *flags)
-    told = gateway_flags(plan)
-    assert (plan.host, told.host, plan.url(), plan.gateway.url) == (host, host, url, asked)
-    assert told.remote == plan.is_remote == ("--remote" in flags)
-    assert told.http and not told.https
+    parsed = gateway_flags(plan)
+    assert (plan.host, parsed.host, plan.url(), plan.gateway.url) == (host, host, url, probed)
+    assert parsed.remote == plan.is_remote == ("--remote" in flags)
+    assert parsed.http and not parsed.https
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--host", "10.1.2.3"), "--host: expected an address of this machine alone, or --remote beside it"),
+        (("--host", "10.1.2.3"), "--host: expected a loopback address, or --remote as well"),
         (("--host", "example.org"), "--host: expected an IP address"),
         (("--https",), "--https: expected service.ssl_certfile"),
         (("--port", "22401"), "service.gateway_port: expected none of the workers' ports .22400 to 22403."),
@@ -108,14 +108,14 @@ def test_addresses(flags: tuple[str, ...], host: str, url: str, asked: str) -> N
         (("--max-sessions", "0"), "duplex.max_sessions"),
     ],
 )
-def test_what_cannot_be(flags: tuple[str, ...], expected: str) -> None:
+def test_refuses_invalid_settings(flags: tuple[str, ...], expected: str) -> None:
     environ = {"DUOLOGUE_SERVICE_WORKER_BASE_PORT": "22400", "CUDA_VISIBLE_DEVICES": ""}
     with pytest.raises(ModelError, match=expected):
         plan_of("--num-workers", "4", *flags, environ=environ)
 
 
 @given(base=st.integers(1, 65_535), n=st.integers(1, 64), gateway=st.integers(1, 65_535))
-def test_ports_exist_and_never_meet(base: int, n: int, gateway: int) -> None:
+def test_ports_are_valid_and_distinct(base: int, n: int, gateway: int) -> None:
     environ = {"DUOLOGUE_SERVICE_WORKER_BASE_PORT": str(base), "DUOLOGUE_SERVICE_GATEWAY_PORT": str(gateway)}
     try:
         plan = plan_of("--num-workers", str(n), environ=environ)
@@ -127,14 +127,14 @@ def test_ports_exist_and_never_meet(base: int, n: int, gateway: int) -> None:
 
 
 @pytest.mark.parametrize(("flags", "scheme"), [((), "https"), (("--https",), "https"), (("--http",), "http")])
-def test_https_where_a_certificate_is_named(flags: tuple[str, ...], scheme: str) -> None:
+def test_uses_https_if_certificate_is_configured(flags: tuple[str, ...], scheme: str) -> None:
     environ = {"DUOLOGUE_SERVICE_SSL_CERTFILE": "/a.pem", "DUOLOGUE_SERVICE_SSL_KEYFILE": "/b.pem"}
     plan = plan_of(*flags, environ=environ)
     assert plan.scheme == scheme and plan.gateway.url.startswith(f"{scheme}://")
     assert (gateway_flags(plan).https, gateway_flags(plan).http) == (scheme == "https", scheme == "http")
 
 
-def test_what_is_said_to_those_who_may_come_from_elsewhere() -> None:
+def test_announcement_lists_addresses_and_warnings_if_remote() -> None:
     assert announcement(plan_of("--port", "8006"), "1 worker, 4 slots", []) == [
         "ready: http://localhost:8006  (1 worker, 4 slots; Ctrl-C stops)"
     ]

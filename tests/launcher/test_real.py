@@ -1,4 +1,4 @@
-"""The real thing once: gateway and worker on the embedded checkpoint, from the command line to Ctrl-C."""
+"""One launcher with the real gateway and worker on the embedded checkpoint, from the command line to Ctrl-C."""
 
 import json
 import signal
@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from launcher.preflight import owner
+from launcher.preflight import port_owner
 from tests.launcher.processes import free_ports, launcher
 
 START_S = 200.0
 
 
 @pytest.mark.slow
-def test_from_the_command_line_to_ctrl_c(tmp_path: Path) -> None:
+def test_runs_real_programs_until_ctrl_c(tmp_path: Path) -> None:
     gateway, worker = free_ports(2)
     service = {
-        "gateway_port": worker,  # the flag says otherwise
+        "gateway_port": worker,  # overridden by --port
         "worker_base_port": worker + 1,
         "max_warmup_chunks": 2,
         "drain_timeout_s": 5,
         "cache_dir": str(tmp_path / "compiled"),
     }
-    told = {"model": {"device": "cpu"}, "service": service, "duplex": {"max_sessions": 3}}
-    (tmp_path / "c.json").write_text(json.dumps(told))
+    settings = {"model": {"device": "cpu"}, "service": service, "duplex": {"max_sessions": 3}}
+    (tmp_path / "c.json").write_text(json.dumps(settings))
     flags = ("--config", str(tmp_path / "c.json"), "--log-dir", str(tmp_path / "logs"))
     with launcher(*flags, "--port", str(gateway), "--max-sessions", "1") as launched:
         launched.wait_line(f"gateway  answers at http://localhost:{gateway}, while the model loads")
@@ -33,19 +33,19 @@ def test_from_the_command_line_to_ctrl_c(tmp_path: Path) -> None:
         got = launched.wait_line("^ready: ")
         assert got == f"ready: http://localhost:{gateway}  (1 worker, 1 slot; Ctrl-C stops)"
         launched.wait_line("loading  ")
-        assert ask(gateway, "/health")["status"] == "healthy"
-        assert ask(gateway, "/readyz")["free_slots"] == 1
-        who, remedy = owner(gateway, tmp_path)
+        assert fetch(gateway, "/health")["status"] == "healthy"
+        assert fetch(gateway, "/readyz")["free_slots"] == 1
+        who, remedy = port_owner(gateway, tmp_path)
         assert str(launched.process.pid) in who and f"kill {launched.process.pid}" in remedy, (who, remedy)
         assert len(launched.family()) >= 2
         launched.send(signal.SIGINT)
         assert launched.wait() == 0, launched.output
-        launched.expect_nobody_left()
+        launched.expect_none_left()
     assert not list((tmp_path / "logs").glob("*.pid"))
     assert "IDLE" in (tmp_path / "logs" / "worker_0.log").read_text()
     assert "listening on" in (tmp_path / "logs" / "gateway.log").read_text()
 
 
-def ask(port: int, path: str) -> Any:
+def fetch(port: int, path: str) -> Any:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
         return json.load(answer)

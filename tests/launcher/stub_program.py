@@ -1,10 +1,10 @@
-"""Stands in for a worker or the gateway: listens, answers as a file of moods says, and ends as it is told.
+"""A stand-in for a worker or the gateway: listens on a port, and behaves as a JSON file says.
 
-    python stub.py NAME PORT FOLDER
+    python stub_program.py NAME PORT FOLDER
 
-FOLDER/NAME.json says what it does, read anew for each answer: `state` of /health, `slots`, `exit` (at once, with that
-status), `deaf` (SIGTERM is ignored), `child` (it starts a process of its own). FOLDER/events gets a line `NAME EVENT`
-for `start` and `term`.
+FOLDER/NAME.json is read again for each request. Its keys: `state` of /health; number of `slots`; `exit`: exit at once
+with this status; `ignores_sigterm`; `drain`: seconds from SIGTERM to the exit; `child`: start a child process.
+FOLDER/events gets a line `NAME EVENT` for `start`, `term` and `end`.
 """
 
 import json
@@ -19,26 +19,26 @@ from pathlib import Path
 name, port, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 
 
-def mood() -> dict:
+def behavior() -> dict:
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def note(event: str) -> None:
+def record(event: str) -> None:
     with (folder / "events").open("a") as events:
         events.write(f"{name} {event}\n")
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        said = mood()
-        state = said.get("state", "IDLE")
+        current = behavior()
+        state = current.get("state", "IDLE")
         failed = state == "FAILED"
         bad = (failed and self.path == "/livez") or (state != "IDLE" and self.path == "/readyz")
         body = {
             "state": state,
             "error": "the engine broke" if failed else None,
             "progress": {"what": "weights", "done": 1, "total": 4},
-            "slots": {"total": said.get("slots", 2)},
+            "slots": {"total": current.get("slots", 2)},
             "device": {"type": "cpu", "name": None},
         }
         data = json.dumps(body).encode()
@@ -51,23 +51,23 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def term(*_: object) -> None:
-    note("term")
-    if not mood().get("deaf"):
-        time.sleep(mood().get("drain", 0))
-        note("end")
+def on_sigterm(*_: object) -> None:
+    record("term")
+    if not behavior().get("ignores_sigterm"):
+        time.sleep(behavior().get("drain", 0))
+        record("end")
         os._exit(0)
 
 
-signal.signal(signal.SIGTERM, term)
-note("start")
+signal.signal(signal.SIGTERM, on_sigterm)
+record("start")
 print("12:00:00 INFO stub | begins", flush=True)
-now = mood()
-if "exit" in now:
+at_start = behavior()
+if "exit" in at_start:
     print("12:00:00 ERROR stub | there is no model", flush=True)
-    print("12:00:00 INFO stub | good bye", flush=True)
-    sys.exit(now["exit"])
-if now.get("child"):
+    print("12:00:00 INFO stub | shutdown", flush=True)
+    sys.exit(at_start["exit"])
+if at_start.get("child"):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 HTTPServer.allow_reuse_address = True
 HTTPServer(("127.0.0.1", port), Handler).serve_forever()
