@@ -55,7 +55,7 @@ class Launched:
     """A launcher process. lines: its output so far, stdout and stderr."""
 
     def __init__(self, command: Sequence[str], *, ignored: Sequence[int] = (), environ: dict[str, str] | None = None):
-        """ignored: signals that it inherits as ignored. SIGHUP has its default action, also if the tests run under nohup."""
+        """ignored: signals that it inherits as ignored. SIGHUP gets its default action, also under nohup."""
         handlers = {signal.SIGHUP: signal.SIG_DFL, **dict.fromkeys(ignored, signal.SIG_IGN)}
         before = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
