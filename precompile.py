@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         prog="precompile.py", description="Compile for one GPU ahead of time, so that workers start quickly."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
-    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder, or a model id of the Hugging Face hub")
     parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
     parser.add_argument("--ref-audio-path", metavar="FILE", help="the voice that the warm-up speaks with")
     parser.add_argument("--gpu-id", type=int, default=0, metavar="N", help="among the visible GPUs; default: 0")

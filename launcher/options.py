@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="on GPUs: maximum number of workers, default one for each GPU; on the CPU: number of workers, default 1",
     )
-    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder, or a model id of the Hugging Face hub")
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, help="compile the model at start; default: on a GPU"
     )

@@ -62,8 +62,8 @@ def run_preflight(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) 
     if plan.scheme == "https":
         errors += certificate_problems(config.service.ssl_certfile, config.service.ssl_keyfile)
     for check in CHECKS:
-        if check in NEEDS_MODEL and machine.model.problems:
-            continue  # would report the same problem again
+        if check in NEEDS_MODEL and not _has_checkpoint(machine):
+            continue  # the model's check reports it
         found = _run(check, machine)
         if found.level is not Level.OK:
             line = "; ".join([*found.found.splitlines(), *([found.remedy] if found.remedy else [])])
@@ -209,6 +209,13 @@ def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
             remedy = "stop other programs on it (nvidia-smi), or exclude it with CUDA_VISIBLE_DEVICES"
             found.append(f"{device.label} ({gpu.name}): {room}; {remedy}")
     return found
+
+
+def _has_checkpoint(machine: Machine) -> bool:
+    try:
+        return not machine.model.problems
+    except NotKnown:
+        return False
 
 
 def _run(check: Callable[[Machine], Finding], machine: Machine) -> Finding:

@@ -23,6 +23,7 @@ from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.image import image_patches, open_image, plan
 from models.stages.message_reader import Content, MessageReader
 from worker.assembly.backend_flags import resolve_compile
+from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, device_type
 from worker.chat.answers import Answers
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
@@ -183,7 +184,7 @@ class Engine:
 
         Returns: an engine whose thread runs, since what is compiled belongs to it.
         """
-        config = resolve_compile(config, device_type(config.device))
+        config = with_local_checkpoint(resolve_compile(config, device_type(config.device)))
         parts = build(config)
         engine = cls(parts, config, observer=observer)
         engine.start()

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpu-id", type=int, metavar="N", help="number in /health; the GPU, unless CUDA_VISIBLE_DEVICES says"
     )
-    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder, or a model id of the Hugging Face hub")
     parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
     parser.add_argument("--ref-audio-path", metavar="FILE", help="the default voice")
     parser.add_argument("--warmup-video", metavar="FILE", help="what the warm-up listens to")

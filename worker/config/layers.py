@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from models.errors import ConfigError
+from worker.config.hub_id import HubIdAllowed, hub_id
 from worker.config.settings import SettingError, SettingProblem, Settings, shown
 
 VARIABLE_PREFIX = "DUOLOGUE_"
@@ -46,6 +47,11 @@ class SettingField(NamedTuple):
     @property
     def must_be_path(self) -> bool:
         return self.annotation is Path
+
+    @property
+    def takes_hub_id(self) -> bool:
+        """Whether it also takes a model id of the Hugging Face hub, which stays as it is."""
+        return any(isinstance(one, HubIdAllowed) for one in self.parent.model_fields[self.name].metadata)
 
     @property
     def is_text(self) -> bool:
@@ -143,7 +149,7 @@ class Layers:
             elif knob.group:
                 self._merge_group(knob, value, into, source, base, whole)
             elif not (knob.must_be_path and value in (None, "")):  # a line there to be filled in
-                into[name] = _placed(value, base) if knob.is_path else value
+                into[name] = _placed(value, base, knob) if knob.is_path else value
                 self.sources[key] = source
 
     def _merge_group(
@@ -223,9 +229,9 @@ def _from_text(text: str, knob: SettingField) -> object:
     return text if knob.is_text and value is not None and not isinstance(value, str) else value
 
 
-def _placed(value: object, base: Path) -> object:
+def _placed(value: object, base: Path, knob: SettingField) -> object:
     """A path with its start; text without a character means none."""
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | Path) or (knob.takes_hub_id and hub_id(value, base)):
         return value
     return base / Path(value).expanduser() if str(value) else None
 

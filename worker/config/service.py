@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from worker.config.compile import CompileConfig
+from worker.config.hub_id import ModelPath
 from worker.config.layers import Layers, read_json, setting_fields
 from worker.config.session import EngineConfig, SessionConfig
 from worker.config.settings import SettingError, SettingProblem, Settings
@@ -33,7 +34,12 @@ ATTENTION = {"auto": "auto", "flash_attention_2": "flash", "sdpa": "sdpa", "eage
 class ModelSection(Settings):
     """Which model runs, and where."""
 
-    model_path: Path = Field(Path("assets/tiny"), strict=False, description="checkpoint folder; null: the default")
+    model_path: ModelPath = Field(
+        Path("assets/tiny"),
+        strict=False,
+        description="checkpoint folder, or a model id of the Hugging Face hub such as openbmb/MiniCPM-o-4_5; "
+        "null: the default",
+    )
     pt_path: Path | None = Field(None, strict=False, description="a `.pt` file whose weights replace the folder's")
     token2wav_path: Path | None = Field(
         None, strict=False, description="vocoder folder; null: assets/token2wav in the checkpoint"

@@ -21,6 +21,7 @@ from models.sampling.settings import (
     TextSampling,
 )
 from worker.config.compile import CompileConfig
+from worker.config.hub_id import ModelPath
 from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid, shown
 
 # Rows of the shared token sets: duplex as the public implementation has it, duplex as meant, turn-based replies
@@ -144,7 +145,9 @@ class SessionConfig(Settings):
 class EngineConfig(Settings):
     """What one engine is built with; `session` is what its sessions start from."""
 
-    model_path: Path = Field(Path("assets/tiny"), strict=False, description="checkpoint folder")
+    model_path: ModelPath = Field(
+        Path("assets/tiny"), strict=False, description="checkpoint folder, or a model id of the Hugging Face hub"
+    )
     pt_path: Path | None = Field(
         None, strict=False, description="a .pt state dict whose tensors replace those of the checkpoint"
     )

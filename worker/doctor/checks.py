@@ -119,7 +119,9 @@ def model(machine: Machine) -> Finding:
     if settings.pt_path is not None and not settings.pt_path.is_file():
         problems.append(f"{settings.pt_path}: expected a file of weights (model.pt_path), got no such file")
     if problems:
-        remedy = "download the folder (names of a hub are not fetched), or set model.model_path to one that is whole"
+        remedy = (
+            "complete the folder, or set model.model_path to a complete one or to a model id of the Hugging Face hub"
+        )
         return problem("model", "\n".join(problems), remedy)
     n_files = "1 file" if facts.n_files == 1 else f"{facts.n_files} files"
     return ok("model", f"{settings.model_path}: {n_files} of {size(facts.n_bytes)}, {facts.n_values:,} numbers")
@@ -132,7 +134,7 @@ def tokenizer(machine: Machine) -> Finding:
 
 
 def vocoder(machine: Machine) -> Finding:
-    folder, files = machine.config.engine().token2wav_folder, machine.vocoder_files
+    folder, files = machine.vocoder_folder, machine.vocoder_files
     if not files:
         remedy = "set model.token2wav_path to the vocoder's folder, unless text is all that is wanted"
         level = Level.NOTE if machine.config.model.token2wav_path is None else Level.PROBLEM

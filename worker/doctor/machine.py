@@ -169,8 +169,40 @@ class Machine:
         return _folder(self.config.service.cache_dir)
 
     @cached_property
+    def _checkpoint(self) -> tuple[Path | None, str | None]:
+        """The checkpoint's folder, and what keeps a worker from loading it; both None before a download."""
+        try:
+            from models.errors import CheckpointError
+            from worker.assembly.hub import cached
+            from worker.config.hub_id import hub_id
+        except ImportError as error:
+            raise NotKnown(f"checkpoints need what is not installed: {error}") from None
+        path = self.config.model.model_path
+        if (name := hub_id(path)) is None:
+            return path, None
+        try:
+            return cached(name), None
+        except ImportError as error:
+            raise NotKnown(f"model ids need what is not installed: {error}") from None
+        except CheckpointError as error:
+            return None, str(error)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the model; of a model id, its snapshot in the Hugging Face cache.
+
+        Raises: NotKnown for a model id that is not in the cache.
+        """
+        folder, problem = self._checkpoint
+        if folder is None:
+            name = self.config.model.model_path
+            raise NotKnown(problem or f"{name} is not in the Hugging Face cache; workers download it when they start")
+        return folder
+
+    @cached_property
     def model(self) -> ModelFacts:
-        return checkpoint_facts(self.config.model.model_path)
+        _, problem = self._checkpoint
+        return ModelFacts(problems=(problem,)) if problem else checkpoint_facts(self.checkpoint)
 
     @cached_property
     def tokenizer_error(self) -> str | None:
@@ -178,16 +210,23 @@ class Machine:
             from models.inputs.tokens import Tokenizer
         except ImportError as error:
             raise NotKnown(f"tokenizers need what is not installed: {error}") from None
+        folder = self.checkpoint
         try:
-            Tokenizer.load(self.config.model.model_path)
+            Tokenizer.load(folder)
         except Exception as error:
             return str(error)
         return None
 
     @cached_property
+    def vocoder_folder(self) -> Path:
+        """Where the vocoder's files are expected."""
+        path = self.config.model.token2wav_path
+        return path or self.config.engine().model_copy(update={"model_path": self.checkpoint}).token2wav_folder
+
+    @cached_property
     def vocoder_files(self) -> dict[str, int]:
         """File -> bytes, of the vocoder's folder; empty if there is none."""
-        folder = self.config.engine().token2wav_folder
+        folder = self.vocoder_folder
         return {file.name: file.stat().st_size for file in folder.iterdir()} if folder.is_dir() else {}
 
     @cached_property

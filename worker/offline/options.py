@@ -45,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--max-units", type=int, metavar="N", help="hear no more of the file")
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--model", default=str(TINY), metavar="DIR", help="checkpoint folder (default: %(default)s)")
+    engine.add_argument(
+        "--model", default=str(TINY), metavar="DIR", help="checkpoint folder or model id (default: %(default)s)"
+    )
     engine.add_argument("--token2wav", metavar="DIR", help="vocoder folder (default: the checkpoint's own)")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default: %(default)s)")
     engine.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])

@@ -31,7 +31,9 @@ def parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--url", default=URL, help="a running worker (default: %(default)s)")
     what.add_argument("--module", metavar="PKG.MOD:BUILD", help="a function that returns an nn.Module and its inputs")
-    what.add_argument("--model-path", metavar="DIR", help="a checkpoint: build, tune and measure its regions here")
+    what.add_argument(
+        "--model-path", metavar="DIR", help="a checkpoint or model id: build, tune and measure its regions here"
+    )
     parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile (default: %(default)s)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--dynamic", dest="dynamic", action="store_true", default=None, help="one graph for all sizes")

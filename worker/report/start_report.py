@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 
+from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.load_times import Loading
 from worker.assembly.parts import build
 from worker.compile.state import RegionState, TargetPhase, TargetState
@@ -129,6 +130,7 @@ def tuned_report(
 
     Raises: as `building.build` and `region_report`.
     """
+    config = with_local_checkpoint(config)
     parts = build(config)
     targets: dict[str, TargetState] = {}
     with TargetWatch(targets) as watch:

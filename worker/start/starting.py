@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker.assembly.backend_flags import resolve_compile
+from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, pick_device
 from worker.compile.cache import REPORTS, CacheReport, CompileCache, facts_of
 from worker.compile.prefetch import start_compiler, start_triton
@@ -86,7 +87,9 @@ def start_engine(
     config = resolve_compile(config, device.type)
     seconds: dict[str, float] = {}
     set_states(targets, config.compile)
-    status.progress(f"weights of {config.model_path.name}")
+    name = config.model_path.name  # of a model id too, whose snapshot folder is named by its commit
+    config = with_local_checkpoint(config, status.progress)
+    status.progress(f"weights of {name}")
     with_seconds = partial(_timed, seconds)
     start_triton(config.compile, device)
     start_compiler(config.compile, device)

@@ -115,7 +115,7 @@ def test_the_shipped_file_says_what_the_defaults_are(root: Path, file: Path) -> 
     assert shipped.model.model_path == root / "assets" / "tiny"
 
 
-def test_a_file_for_the_public_implementation_loads(file: Path, tmp_path: Path) -> None:
+def test_a_file_for_the_public_implementation_loads(file: Path) -> None:
     config, notes = load(file, PUBLIC)
     assert notes == [
         "setting service.eta_streaming_s (config.json) has no effect: turns are estimated by service.eta_half_duplex_s",
@@ -123,7 +123,23 @@ def test_a_file_for_the_public_implementation_loads(file: Path, tmp_path: Path) 
     ]
     assert config.audio.ref_audio_path.is_file()
     assert config.service.eta_half_duplex_s == 180 and config.recording.enabled
-    assert config.model.model_path == tmp_path / "openbmb" / "MiniCPM-o-4_5"
+    assert config.model.model_path == config.engine().model_path == Path("openbmb/MiniCPM-o-4_5")
+
+
+@pytest.mark.parametrize("source", ["file", "flag", "environment"])
+def test_a_model_id_is_no_path_unless_the_folder_exists(file: Path, tmp_path: Path, source: str) -> None:
+    content = {"model": {"model_path": "someone/model"}} if source == "file" else {}
+    flags = {"model.model_path": "someone/model"} if source == "flag" else {}
+    environ = {"DUOLOGUE_MODEL_MODEL_PATH": "someone/model"} if source == "environment" else {}
+    assert load(file, content, flags=flags, environ=environ)[0].model.model_path == Path("someone/model")
+    (tmp_path / "someone" / "model").mkdir(parents=True)
+    expected = tmp_path / "someone" / "model" if source == "file" else Path("someone/model")
+    assert load(file, content, flags=flags, environ=environ)[0].model.model_path == expected
+
+
+def test_other_paths_take_no_model_ids(file: Path, tmp_path: Path) -> None:
+    config, _ = load(file, {"model": {"token2wav_path": "someone/vocoder"}})
+    assert config.model.token2wav_path == tmp_path / "someone" / "vocoder"
 
 
 def test_what_does_nothing_is_told(file: Path) -> None:

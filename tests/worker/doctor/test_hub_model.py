@@ -1,0 +1,42 @@
+"""The doctor on a model id of the Hugging Face hub: in the cache, to be downloaded, and unavailable."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.worker.assembly.fake_hub import NAME, fill_cache, use_cache
+from tests.worker.doctor.machines import NOTE, OK, PROBLEM, check
+from worker.doctor.machine import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """This machine, with a model id in the settings."""
+    (tmp_path / "config.json").write_text(f'{{"model": {{"model_path": "{NAME}"}}}}')
+    return Machine(tmp_path / "config.json", {})
+
+
+def test_a_cached_model_is_examined(
+    machine: Machine, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = fill_cache(use_cache(tmp_path / "hub", monkeypatch), tiny)
+    check("model", machine, OK, f"{NAME}: 2 files of ")
+    check("tokenizer", machine, OK)
+    check("vocoder", machine, OK, str(snapshot / "assets" / "token2wav"))
+    (snapshot / "model-00002-of-00002.safetensors").unlink()
+    check("model", Machine(tmp_path / "config.json", {}), PROBLEM, "model-00002-of-00002.safetensors: No such file")
+
+
+def test_a_model_to_be_downloaded_is_a_note(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cache(tmp_path / "hub", monkeypatch, offline=False)
+    for name in ("model", "tokenizer", "vocoder", "memory"):
+        check(name, machine, NOTE, f"not looked at: {NAME} is not in the Hugging Face cache")
+
+
+def test_offline_without_the_model_is_a_problem(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cache(tmp_path / "hub", monkeypatch)
+    check("model", machine, PROBLEM, f"model {NAME}: expected a folder", "HF_HUB_OFFLINE is set")
+    for name in ("tokenizer", "vocoder"):
+        check(name, machine, NOTE, "HF_HUB_OFFLINE is set")
