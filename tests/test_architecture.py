@@ -74,8 +74,9 @@ FOREIGN = {
 }
 PARTS = {"vpm", "resampler", "apm", "llm", "tts"}
 TORCH_FREE = """
-models.errors models.checkpoint.config models.inputs.tokens models.inputs.messages models.inputs.prompts
-models.inputs.image models.inputs.positions models.inputs.audio_sizes models.sampling.settings
+models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
+models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
+models.sampling.settings
 worker.assembly.hub worker.config.* worker.protocol.* worker.log worker.version worker.status worker.main worker.media
 worker.loop.audio_buffer worker.loop.results worker.loop.session worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics

@@ -1,7 +1,6 @@
-"""Text to token ids and back, and the ids of special tokens by name. Torch-free.
+"""Text to token ids and back, and the ids of special tokens by name. Torch-free if there is a `tokenizer.json`.
 
-Knows the byte-level BPE files of a checkpoint. No id is written down anywhere: checkpoints share the strings of
-their special tokens, not the numbers.
+Contains no token ids: checkpoints share the strings of their special tokens, not the numbers.
 """
 
 import codecs
@@ -10,66 +9,64 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
-from tokenizers.models import BPE
 
 from models.checkpoint.config import read_json
 from models.errors import TokenError
+from models.inputs.pretrained import load_pretrained
 
-# How text is split before merging: contractions, words, single digits, runs of punctuation, line ends, spaces.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Never sampled while speaking, because they cannot be voiced.
+# Characters that are never sampled while the model speaks: they have no sound.
 UNVOICED = ":：；#“”‘’@*【】「」()（）[]&/$"
 
 
-def _spelt(token: str) -> Any:
+def _string(token: str) -> Any:
+    """A dataclass field for the id of the special token that is written `token`."""
     return field(metadata={"token": token})
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the special tokens the model works with."""
+    """Ids of the special tokens that the model uses."""
 
-    unk: int = _spelt("<unk>")
-    im_start: int = _spelt("<|im_start|>")
-    im_end: int = _spelt("<|im_end|>")
-    endoftext: int = _spelt("<|endoftext|>")
-    image_start: int = _spelt("<image>")
-    image_end: int = _spelt("</image>")
-    slice_start: int = _spelt("<slice>")
-    slice_end: int = _spelt("</slice>")
-    image_id_start: int = _spelt("<image_id>")
-    image_id_end: int = _spelt("</image_id>")
-    unit_start: int = _spelt("<unit>")
-    unit_end: int = _spelt("</unit>")
-    audio_start: int = _spelt("<|audio_start|>")
-    audio_end: int = _spelt("<|audio_end|>")
-    think_start: int = _spelt("<think>")
-    think_end: int = _spelt("</think>")
-    listen: int = _spelt("<|listen|>")
-    speak: int = _spelt("<|speak|>")
-    turn_eos: int = _spelt("<|turn_eos|>")
-    chunk_eos: int = _spelt("<|chunk_eos|>")
-    chunk_tts_eos: int = _spelt("<|chunk_tts_eos|>")
-    tts_bos: int = _spelt("<|tts_bos|>")
-    tts_eos: int = _spelt("<|tts_eos|>")
-    tts_pad: int = _spelt("<|tts_pad|>")
+    unk: int = _string("<unk>")
+    im_start: int = _string("<|im_start|>")
+    im_end: int = _string("<|im_end|>")
+    endoftext: int = _string("<|endoftext|>")
+    image_start: int = _string("<image>")
+    image_end: int = _string("</image>")
+    slice_start: int = _string("<slice>")
+    slice_end: int = _string("</slice>")
+    image_id_start: int = _string("<image_id>")
+    image_id_end: int = _string("</image_id>")
+    unit_start: int = _string("<unit>")
+    unit_end: int = _string("</unit>")
+    audio_start: int = _string("<|audio_start|>")
+    audio_end: int = _string("<|audio_end|>")
+    think_start: int = _string("<think>")
+    think_end: int = _string("</think>")
+    listen: int = _string("<|listen|>")
+    speak: int = _string("<|speak|>")
+    turn_eos: int = _string("<|turn_eos|>")
+    chunk_eos: int = _string("<|chunk_eos|>")
+    chunk_tts_eos: int = _string("<|chunk_tts_eos|>")
+    tts_bos: int = _string("<|tts_bos|>")
+    tts_eos: int = _string("<|tts_eos|>")
+    tts_pad: int = _string("<|tts_pad|>")
 
     @classmethod
     def resolve(cls, tokenizer: "Tokenizer") -> Self:
-        """Look every field up by its spelling. Raises: TokenError naming the first one the vocabulary lacks."""
+        """The ids of all fields in one vocabulary. Raises: TokenError naming the first missing token."""
         return cls(**{entry.name: tokenizer.id(entry.metadata["token"]) for entry in fields(cls)})
 
 
 class Tokenizer:
-    """A checkpoint's vocabulary. Immutable; safe to share between sessions."""
+    """The vocabulary of a checkpoint. Immutable; sessions share one."""
 
     def __init__(self, engine: Engine, settings: dict[str, Any]):
-        """settings: the contents of `tokenizer_config.json`."""
+        """
+        Args:
+            settings: the contents of `tokenizer_config.json`.
+        """
         self._engine = engine
         self._ids: dict[str, int] = engine.get_vocab(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in engine.get_added_tokens_decoder().items() if token.special)
@@ -83,35 +80,35 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The tokenizer of a checkpoint folder: `tokenizer.json`, or `vocab.json` and `merges.txt` without it.
+        """The tokenizer of a checkpoint folder: `tokenizer.json`, or without it `vocab.json` and `merges.txt`.
 
-        Raises: TokenError if the files are missing or broken, or a special token is missing.
+        Raises: TokenError if a file is missing or unreadable, or a special token is missing.
         """
         folder = Path(path)
         config = folder / "tokenizer_config.json"
         settings = read_json(config) if config.exists() else {}
         whole = folder / "tokenizer.json"
         try:
-            engine = Engine.from_file(str(whole)) if whole.exists() else _assemble(folder, settings)
+            engine = Engine.from_file(str(whole)) if whole.exists() else _from_vocab_and_merges(folder, settings)
         except TokenError:
             raise
-        except Exception as error:  # the library raises bare Exception for a broken file
+        except Exception as error:  # tokenizers raises Exception itself for an unreadable file
             raise TokenError(str(folder), expected="readable tokenizer files", got=error) from None
         return cls(engine, settings)
 
     @property
     def highest_id(self) -> int:
-        """The model's vocabulary must reach beyond it."""
+        """The largest token id; the model's vocabulary has to be larger."""
         return max(self._bytes)
 
     def __len__(self) -> int:
-        """Entries of the vocabulary; the model's may be padded beyond them."""
+        """Number of vocabulary entries; the model's vocabulary may be padded to more."""
         return len(self._ids)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens in it recognised, nothing added in front or behind.
+        """Token ids of `text`. Special tokens in the text are recognised; no token is added at the start or the end.
 
-        Raises: TokenError if the text holds half of a surrogate pair.
+        Raises: TokenError if the text contains half of a surrogate pair.
         """
         try:
             text.encode()
@@ -122,12 +119,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
-        `skip_special` leaves out tokens declared special; `<think>` and a few others are added but not special.
+        Args:
+            skip_special: leave out tokens declared special. `<think>` and a few other added tokens are not special.
         """
         return b"".join(self.token_bytes(i, skip_special=skip_special) for i in ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """What one token adds to the text; nothing for padding rows of the model's vocabulary.
+        """The bytes of one token in the text; none for padding entries of the model's vocabulary.
 
         Raises: TokenError if the id is negative.
         """
@@ -138,94 +136,78 @@ class Tokenizer:
         return self._bytes.get(token_id, b"")
 
     def id(self, token: str) -> int:
-        """The id of a vocabulary entry. Raises: TokenError naming it if there is none."""
+        """The id of a vocabulary entry. Raises: TokenError if the vocabulary does not have it."""
         if token not in self._ids:
             raise TokenError("tokenizer", expected=f"an entry {token!r}", got="none")
         return self._ids[token]
 
     def lookup(self, token: str) -> int:
-        """The id of a vocabulary entry, or that of `<unk>`. Entries are spelt in the byte alphabet: see `UNVOICED`."""
+        """The id of a vocabulary entry, or of `<unk>` if there is none.
+
+        Entries are written in the byte alphabet (`ALPHABET`), so a character beyond ASCII is not its own entry.
+        """
         return self._ids.get(token, self.unk_id)
 
 
 class TextStream:
-    """Text of a growing list of ids. A character whose bytes come in several tokens appears with the last one."""
+    """Incremental decoding. A character whose bytes are spread over several tokens appears with the last of them."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True):
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def copy(self) -> Self:
-        """Another one that has seen the same ids."""
+        """An independent stream with the same state."""
         other = type(self)(self._tokenizer, skip_special=self._skip_special)
         other._decoder.setstate(self._decoder.getstate())
         return other
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text these ids complete. All pushes and the flush together are `decode` of all ids."""
+        """The text that these ids complete. All pushes and the final flush together equal `decode` of all ids."""
         return self._decoder.decode(
             b"".join(self._tokenizer.token_bytes(i, skip_special=self._skip_special) for i in ids)
         )
 
     def flush(self) -> str:
-        """What is left of an unfinished character, as U+FFFD; the stream is then as new."""
+        """U+FFFD for an unfinished character, or nothing; resets the stream."""
         tail = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return tail
 
 
 def unvoiced_ids(tokenizer: Tokenizer) -> list[int]:
-    """One id per character of `UNVOICED`, by plain lookup.
+    """One id per character of `UNVOICED`, by `Tokenizer.lookup`.
 
-    A character beyond ASCII is no entry under its own spelling, so it turns into `<unk>` and is not suppressed
-    as such. That is how the model is meant to be run.
+    A character beyond ASCII is looked up as `<unk>`, so the character itself is not suppressed. The reference
+    implementation does the same.
     """
     return [tokenizer.lookup(character) for character in UNVOICED]
 
 
 def forbidden_speech_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids that must not be sampled while the text is voiced, ascending."""
+    """Ids that are not sampled while the text is voiced, ascending."""
     return tuple(sorted({*unvoiced_ids(tokenizer), *tokenizer.bad_token_ids}))
 
 
-def _assemble(folder: Path, settings: dict[str, Any]) -> Engine:
-    """The tokenizer from its older form: vocabulary, merges, and tokens added by two more files."""
+def _from_vocab_and_merges(folder: Path, settings: dict[str, Any]) -> Engine:
+    """The tokenizer from `vocab.json`, `merges.txt` and the files that declare added tokens."""
     files = [folder / "vocab.json", folder / "merges.txt"]
     if missing := [file.name for file in files if not file.exists()]:
         raise TokenError(str(folder), expected="tokenizer.json, or vocab.json and merges.txt", got=f"no {missing}")
-    engine = Engine(BPE.from_file(*map(str, files)))
-    engine.normalizer = normalizers.NFC()
-    engine.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    engine.decoder = decoders.ByteLevel()
-    added = _added_tokens(folder, settings)
-    # The library numbers new tokens in the order they come, after the vocabulary.
-    engine.add_tokens([token for _, token in sorted(added, key=lambda pair: pair[0])])
-    for expected, token in added:
-        if (got := engine.token_to_id(token.content)) != expected:
-            raise TokenError(f"{folder}: added token {token.content!r}", expected=f"id {expected}", got=got)
+    engine: Engine = load_pretrained(folder).backend_tokenizer
+    # The library appends a new token to the vocabulary, whatever id the files declare for it.
+    for token, expected in _declared_ids(folder, settings).items():
+        if (got := engine.token_to_id(token)) != expected:
+            raise TokenError(f"{folder}: added token {token!r}", expected=f"id {expected}", got=got)
     return engine
 
 
-def _added_tokens(folder: Path, settings: dict[str, Any]) -> list[tuple[int, AddedToken]]:
-    flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+def _declared_ids(folder: Path, settings: dict[str, Any]) -> dict[str, int]:
+    """Ids of added tokens as the settings' table declares them, or else `added_tokens.json`."""
     if table := settings.get("added_tokens_decoder"):
-        return [
-            (int(i), AddedToken(entry["content"], **{flag: bool(entry.get(flag)) for flag in flags}))
-            for i, entry in table.items()
-        ]
-    plain, special = folder / "added_tokens.json", folder / "special_tokens_map.json"
-    names = read_json(special) if special.exists() else settings
-    declared = {_text(token) for key, token in names.items() if key.endswith("_token") and token}
-    declared |= {_text(token) for token in names.get("additional_special_tokens") or ()}
-    ids = read_json(plain) if plain.exists() else {}
-    vocabulary = read_json(folder / "vocab.json")
-    ids |= {token: vocabulary[token] for token in declared if token in vocabulary}
-    return [(i, AddedToken(token, normalized=False, special=token in declared)) for token, i in ids.items()]
+        return {entry["content"]: int(i) for i, entry in table.items()}
+    file = folder / "added_tokens.json"
+    return read_json(file) if file.exists() else {}
 
 
 def _text(token: str | dict[str, Any]) -> str:
@@ -240,7 +222,7 @@ def _checked_ids(ids: Iterable[object]) -> Iterable[int]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters byte-level vocabularies are spelt in: visible Latin-1 as it is, the other bytes from U+0100 on."""
+    """Character -> byte of byte-level vocabularies: visible Latin-1 as it is, the other bytes from U+0100 on."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -250,7 +232,7 @@ ALPHABET = _byte_alphabet()
 
 
 def _token_bytes(token: str) -> bytes:
-    """A token that strays from the alphabet stands for its own text, as in the library."""
+    """The bytes of a token; one with characters outside the alphabet stands for its own text, as in `tokenizers`."""
     try:
         return bytes(map(ALPHABET.__getitem__, token))
     except KeyError:

@@ -1,7 +1,9 @@
-"""Encoding, decoding bit by bit, special tokens by name, and vocabularies in their older form."""
+"""Encoding, incremental decoding, special tokens by name, and vocabularies kept as vocab.json and merges.txt."""
 
 import json
 import shutil
+import subprocess
+import sys
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
 from models.errors import TokenError
-from models.inputs.tokens import SPLIT, UNVOICED, TextStream, Tokenizer, forbidden_speech_ids, unvoiced_ids
+from models.inputs.pretrained import load_pretrained
+from models.inputs.tokens import UNVOICED, TextStream, Tokenizer, forbidden_speech_ids, unvoiced_ids
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 MARKS = ["<|im_start|>", "<think>", "<unk>", "</image>", "<|tts_eos|>", "<|timbre_21|>", "</think>", "<|", "<im"]
@@ -55,18 +58,23 @@ def copy_of_tiny(folder: Path, *leave_out: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=["table of added tokens", "no table"])
-def older_form(request, tmp_path_factory) -> Tokenizer:
-    """The checkpoint without tokenizer.json: added tokens from the settings' table, or from the files beside it."""
-    folder = copy_of_tiny(tmp_path_factory.mktemp("older"), "tokenizer.json")
+def vocab_folder(request, tmp_path_factory) -> Path:
+    """The checkpoint without tokenizer.json. Added tokens: from the settings' table, or from added_tokens.json."""
+    folder = copy_of_tiny(tmp_path_factory.mktemp("vocab"), "tokenizer.json")
     if request.param == "no table":
         config = json.loads((folder / "tokenizer_config.json").read_text())
         del config["added_tokens_decoder"]
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer.load(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def from_vocab(vocab_folder) -> Tokenizer:
+    return Tokenizer.load(vocab_folder)
 
 
 @given(texts)
-def test_encode_decode(text):
+def test_encodes_as_the_library_and_decodes_to_the_normalized_text(text):
     tokenizer = tiny()
     ids = tokenizer.encode(text)
     assert ids == library().encode(text, add_special_tokens=False).ids
@@ -75,20 +83,20 @@ def test_encode_decode(text):
 
 
 @given(ids_of, st.booleans())
-def test_decode_is_the_library_s(ids, skip):
+def test_decodes_as_the_library(ids, skip):
     assert tiny().decode(ids, skip_special=skip) == library().decode(ids, skip_special_tokens=skip)
 
 
 @given(ids_of, st.lists(st.integers(0, 30), max_size=6), st.booleans())
-def test_streamed_text_is_the_decoded_text(ids, cuts, skip):
+def test_streamed_text_equals_the_decoded_text(ids, cuts, skip):
     stream = TextStream(tiny(), skip_special=skip)
     edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    pieces = [stream.push(ids[a:b]) for a, b in pairwise(edges)]
-    assert "".join(pieces) + stream.flush() == tiny().decode(ids, skip_special=skip)
+    parts = [stream.push(ids[a:b]) for a, b in pairwise(edges)]
+    assert "".join(parts) + stream.flush() == tiny().decode(ids, skip_special=skip)
 
 
 @given(st.text(min_size=1))
-def test_no_replacement_character_before_its_time(text):
+def test_unfinished_characters_are_held_back(text):
     stream = TextStream(tiny())
     normal = library().normalizer.normalize_str(text)
     shown = ""
@@ -98,9 +106,9 @@ def test_no_replacement_character_before_its_time(text):
     assert stream.flush() == ""
 
 
-def test_flush_shows_a_broken_tail_and_starts_over():
+def test_flush_replaces_an_unfinished_character_and_resets():
     tokenizer = tiny()
-    # One character in several tokens: the last one is missing.
+    # One character in several tokens, without the last one.
     head = tokenizer.encode("🎉")[:-1]
     assert len(head) > 0
     stream = TextStream(tokenizer)
@@ -109,27 +117,38 @@ def test_flush_shows_a_broken_tail_and_starts_over():
 
 
 @given(text=texts)
-def test_older_form_gives_the_same_ids(older_form, text):
-    assert older_form.encode(text) == tiny().encode(text)
+def test_vocab_and_merges_give_the_same_ids(from_vocab, text):
+    assert from_vocab.encode(text) == tiny().encode(text)
 
 
-def test_text_is_split_as_the_checkpoint_says():
-    # Merges of a small vocabulary hardly tell one splitting from another, so the rule itself is compared.
-    steps = json.loads((TINY / "tokenizer.json").read_text())["pre_tokenizer"]["pretokenizers"]
-    assert steps[0]["pattern"]["Regex"] == SPLIT
+def test_vocab_and_merges_split_text_by_the_same_rule(vocab_folder):
+    # Merges of a small vocabulary hardly distinguish one rule from another, so the rules themselves are compared.
+    steps = [
+        json.loads(text)
+        for text in (load_pretrained(vocab_folder).backend_tokenizer.to_str(), (TINY / "tokenizer.json").read_text())
+    ]
+    for part in ("normalizer", "pre_tokenizer"):
+        assert steps[0][part] == steps[1][part]
 
 
-def test_older_form_has_the_same_vocabulary(older_form):
-    assert len(older_form) == len(tiny())
-    assert older_form.special == tiny().special
-    # Without the table only the tokens listed as special are known to be.
-    assert older_form.special_ids <= tiny().special_ids
-    assert {older_form.eos_id, older_form.special.unk} <= older_form.special_ids
-    assert older_form.special.think_end not in older_form.special_ids
-    assert older_form.bad_token_ids == tiny().bad_token_ids
+def test_vocab_and_merges_give_the_same_vocabulary(from_vocab):
+    assert len(from_vocab) == len(tiny())
+    assert from_vocab.special == tiny().special
+    # Without the table only the tokens that have a role in the settings are special.
+    assert from_vocab.special_ids <= tiny().special_ids
+    assert {from_vocab.eos_id, from_vocab.special.unk} <= from_vocab.special_ids
+    assert from_vocab.special.think_end not in from_vocab.special_ids
+    assert from_vocab.bad_token_ids == tiny().bad_token_ids
 
 
-def test_special_tokens():
+def test_transformers_is_not_loaded_for_tokenizer_json(root):
+    program = "import sys; from models.inputs.tokens import Tokenizer; Tokenizer.load(sys.argv[1]).encode('a');"
+    program += "print({'transformers', 'torch'} & set(sys.modules))"
+    command = [sys.executable, "-c", program, str(TINY)]
+    assert subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_special_tokens_are_resolved_by_name():
     tokenizer = tiny()
     assert tokenizer.special.listen == tokenizer.id("<|listen|>")
     assert tokenizer.special.slice_end == tokenizer.id("</slice>")
@@ -137,18 +156,18 @@ def test_special_tokens():
     assert tokenizer.eos_id == tokenizer.special.im_end
     assert tokenizer.pad_id == tokenizer.special.endoftext
     assert tokenizer.bos_id == tokenizer.special.im_start
-    # A thought is text to be kept, so its markers are added but not special.
+    # Thoughts stay in the decoded text, so their markers are added tokens but not special.
     assert tokenizer.special.think_start not in tokenizer.special_ids
     assert tokenizer.special.unk in tokenizer.special_ids
 
 
-def test_unknown_special_token_is_named():
+def test_an_unknown_token_is_named_in_the_error():
     with pytest.raises(TokenError, match=r"'<\|warble\|>'"):
         tiny().id("<|warble|>")
     assert tiny().lookup("<|warble|>") == tiny().special.unk
 
 
-def test_vocabulary_without_a_needed_token(tmp_path):
+def test_refuses_a_vocabulary_without_a_required_token(tmp_path):
     folder = copy_of_tiny(tmp_path)
     text = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(text.replace("<|chunk_eos|>", "<|other|>"))
@@ -156,7 +175,7 @@ def test_vocabulary_without_a_needed_token(tmp_path):
         Tokenizer.load(folder)
 
 
-def test_added_token_under_another_id(tmp_path):
+def test_refuses_an_added_token_with_another_id_than_declared(tmp_path):
     folder = copy_of_tiny(tmp_path, "tokenizer.json")
     text = (folder / "tokenizer_config.json").read_text()
     last = len(tiny()) - 1
@@ -169,7 +188,7 @@ def test_added_token_under_another_id(tmp_path):
 @pytest.mark.parametrize(
     ("broken", "content"), [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer.json", None)]
 )
-def test_broken_files(tmp_path, broken, content):
+def test_refuses_missing_and_unreadable_files(tmp_path, broken, content):
     folder = copy_of_tiny(tmp_path, broken, "merges.txt")
     if content is not None:
         (folder / broken).write_text(content)
@@ -177,14 +196,14 @@ def test_broken_files(tmp_path, broken, content):
         Tokenizer.load(folder)
 
 
-def test_bad_token_ids_must_be_ids(tmp_path):
+def test_refuses_bad_token_ids_that_are_no_ids(tmp_path):
     folder = copy_of_tiny(tmp_path)
     (folder / "tokenizer_config.json").write_text(json.dumps({"bad_token_ids": [3, "x"]}))
     with pytest.raises(TokenError, match="bad_token_ids"):
         Tokenizer.load(folder)
 
 
-def test_forbidden_while_speaking():
+def test_unvoiced_and_bad_tokens_are_forbidden_in_speech():
     tokenizer = tiny()
     lookups = unvoiced_ids(tokenizer)
     assert len(lookups) == len(UNVOICED) == 23
@@ -195,12 +214,12 @@ def test_forbidden_while_speaking():
     assert list(forbidden) == sorted(set(forbidden))
 
 
-def test_ids_out_of_range():
+def test_negative_ids_are_refused_and_padding_ids_decode_to_nothing():
     with pytest.raises(TokenError, match="expected at least 0, got -1"):
         tiny().decode([5, -1])
     assert tiny().decode([5000]) == ""
 
 
-def test_half_a_surrogate_pair():
+def test_refuses_half_a_surrogate_pair():
     with pytest.raises(TokenError, match="expected valid Unicode"):
         tiny().encode("a\ud83c")
