@@ -19,7 +19,7 @@ from launcher.devices import Device
 from launcher.plan import LOOPBACK, LaunchPlan
 from worker.config.service import ROOT, Config, ModelSection
 from worker.doctor import checks
-from worker.doctor.facts import NotKnown
+from worker.doctor.facts import UnknownFact
 from worker.doctor.findings import Finding, Level, size
 from worker.doctor.machine import Machine
 
@@ -191,9 +191,9 @@ def _no_password() -> str:
 def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
     """Problems if the weights, in their later precision, and the context of one session exceed the free memory."""
     try:
-        weights = machine.least_model_bytes
+        weights = machine.min_model_bytes
         free = machine.free_memory
-    except NotKnown:
+    except UnknownFact:
         return []
     if devices[0].visible is None:
         needed = len(devices) * (weights + checks.PROCESS_ROOM)
@@ -214,12 +214,12 @@ def memory_problems(machine: Machine, devices: Sequence[Device]) -> list[str]:
 def _has_checkpoint(machine: Machine) -> bool:
     try:
         return not machine.model.problems
-    except NotKnown:
+    except UnknownFact:
         return False
 
 
 def _run(check: Callable[[Machine], Finding], machine: Machine) -> Finding:
     try:
         return check(machine)
-    except NotKnown as error:
+    except UnknownFact as error:
         return Finding(check.__name__, Level.NOTE, f"not checked: {error}")

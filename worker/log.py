@@ -1,11 +1,9 @@
-"""Logging of all programs: one line an event on stderr, `HH:MM:SS LEVEL name | text`. Torch-free.
-
-Knows handlers and hooks; does not know what is logged.
-"""
+"""Logging of all programs: one line for each event on stderr, `HH:MM:SS LEVEL name | text`. Torch-free."""
 
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TextIO
@@ -14,14 +12,16 @@ from models.errors import SettingsError
 
 LEVEL_VARIABLE = "DUOLOGUE_LOG_LEVEL"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-# Libraries that tell at INFO of every request, frame or kernel.
+# Libraries that log every request, frame or kernel at INFO.
 QUIET = ("asyncio", "fastapi", "filelock", "httpcore", "httpx", "multipart", "PIL", "torch", "uvicorn", "websockets")
+
+MAX_LINE = 400  # characters of an error in one line
 
 LOG = logging.getLogger(__name__)
 
 
 class OneLine(logging.Formatter):
-    """A message never starts a second line, whatever a client put into it; only a traceback has more of them."""
+    """Writes each message on one line, with control characters escaped; only a traceback has several lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s | %(message)s", datefmt="%H:%M:%S")
@@ -32,18 +32,18 @@ class OneLine(logging.Formatter):
 
 
 def level_of(flag: str | None, environ: Mapping[str, str]) -> str:
-    """The level asked for: the flag, else DUOLOGUE_LOG_LEVEL, else INFO. Raises: SettingsError for no such level."""
-    asked = flag or environ.get(LEVEL_VARIABLE) or "INFO"
-    if asked.upper() not in LEVELS:
-        raise SettingsError("log level", expected=" or ".join(LEVELS), got=repr(asked))
-    return asked.upper()
+    """The log level: the flag, else DUOLOGUE_LOG_LEVEL, else INFO. Raises: SettingsError for an unknown level."""
+    level = flag or environ.get(LEVEL_VARIABLE) or "INFO"
+    if level.upper() not in LEVELS:
+        raise SettingsError("log level", expected=" or ".join(LEVELS), got=repr(level))
+    return level.upper()
 
 
 def set_up(level: str = "INFO", *, stream: TextIO | None = None) -> None:
-    """Log to `stream`, stderr if None; doing it again replaces what was set up before.
+    """Log to `stream`, or to stderr if it is None; a second call replaces the handlers of the first.
 
-    Warnings and exceptions that end a thread or the program are logged too. Servers that bring a logging setup of
-    their own are to be started without it (uvicorn: `log_config=None`).
+    Warnings and exceptions that end a thread or the program are logged too. A server with a logging setup of its own
+    must be started without it (uvicorn: `log_config=None`).
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(OneLine())
@@ -53,6 +53,21 @@ def set_up(level: str = "INFO", *, stream: TextIO | None = None) -> None:
     logging.captureWarnings(True)
     threading.excepthook = _thread_died
     sys.excepthook = _program_died
+
+
+def first_line(error: BaseException) -> str:
+    """One line for an error: its type, and the first line of its text or, without text, where it was raised.
+
+    A first line that ends with a colon is followed by the next one.
+    """
+    kind = type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        frames = traceback.extract_tb(error.__traceback__)
+        return f"{kind} at {frames[-1].filename}:{frames[-1].lineno}" if frames else kind
+    n_leading = next((at for at, line in enumerate(lines) if not line.endswith(":")), 0)
+    text = " ".join([f"{kind}:", *lines[: n_leading + 1]])
+    return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]}..."
 
 
 def _thread_died(died: threading.ExceptHookArgs) -> None:

@@ -1,6 +1,6 @@
-"""Whether a checkpoint folder's weight files are whole, told from their headers alone. Torch-free.
+"""Whether a checkpoint folder's weight files are complete, read from their headers alone. Torch-free.
 
-Knows safetensors and its index; does not know which tensors the model needs, which loading checks.
+Contains the safetensors format and its index; loading checks which tensors the model needs.
 """
 
 import json
@@ -8,19 +8,19 @@ import math
 import struct
 from pathlib import Path
 
-from worker.doctor.facts import ModelFacts, NotKnown
+from worker.doctor.facts import ModelFacts, UnknownFact
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER_BYTES = 100 << 20
 
 
 def checkpoint_facts(folder: Path) -> ModelFacts:
-    """What the folder's headers promise and what is wrong with its files. Raises: NotKnown without dependencies."""
+    """Sizes from the folder's headers, and the problems of its files. Raises: UnknownFact without dependencies."""
     try:
         from models.checkpoint.config import load_config
         from models.errors import ConfigError
     except ImportError as error:
-        raise NotKnown(f"checkpoints need what is not installed: {error}") from None
+        raise UnknownFact(f"reading checkpoints needs a package that is not installed: {error}") from None
     if not folder.is_dir():
         return ModelFacts(problems=(f"{folder}: expected a checkpoint folder, got no such folder",))
     problems: list[str] = []
@@ -30,7 +30,7 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
         row_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     except (ConfigError, OSError) as error:
         problems.append(str(error))
-    shards, wanted = _shards(folder, problems)
+    shards, index = _shards(folder, problems)
     n_bytes = n_values = 0
     for shard in sorted(shards):
         try:
@@ -40,30 +40,31 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
             problems.append(f"{shard}: {error.strerror if isinstance(error, OSError) else error}")
             continue
         n_values += values
-        if lost := sorted(name for name, file in wanted.items() if file == shard and name not in names):
-            problems.append(f"{shard}: expected {len(lost)} tensors that the index names, such as {lost[0]}, got none")
+        if missing := sorted(name for name, file in index.items() if file == shard and name not in names):
+            found = f"expected {len(missing)} tensors that the index names, such as {missing[0]}, got none"
+            problems.append(f"{shard}: {found}")
     return ModelFacts(len(shards), n_bytes, n_values, row_values, tuple(problems))
 
 
 def _shards(folder: Path, problems: list[str]) -> tuple[set[str], dict[str, str]]:
-    """Names of the weight files, and tensor -> file as the index says."""
+    """Names of the weight files, and the index's map of tensor -> file."""
     if not (folder / INDEX).exists():
         if not (folder / SINGLE).exists():
             problems.append(f"{folder}: expected {INDEX} or {SINGLE}, got neither")
             return set(), {}
         return {SINGLE}, {}
     try:
-        wanted = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return {str(file) for file in wanted.values()}, wanted
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return {str(file) for file in index.values()}, index
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problems.append(f"{INDEX}: expected JSON with weight_map {{tensor: file}}, got {type(error).__name__}: {error}")
         return set(), {}
 
 
 def _shard(file: Path) -> tuple[set[str], int]:
-    """Names of a safetensors file's tensors and how many numbers they hold.
+    """Tensor names of a safetensors file, and how many numbers the tensors hold.
 
-    Raises: ValueError if the file is not as long as its header says; OSError.
+    Raises: ValueError if the file's length differs from its header's; OSError.
     """
     with file.open("rb") as opened:
         start = opened.read(8)
@@ -74,5 +75,5 @@ def _shard(file: Path) -> tuple[set[str], int]:
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
     expected = 8 + n_header + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     if (got := file.stat().st_size) != expected:
-        raise ValueError(f"expected {expected} bytes as its header says, got {got}")
+        raise ValueError(f"expected {expected} bytes according to its header, got {got}")
     return set(tensors), sum(math.prod(entry["shape"]) for entry in tensors.values())

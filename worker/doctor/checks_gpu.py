@@ -1,6 +1,6 @@
-"""The doctor's checks of torch, triton, the driver and GPUs: facts in, a finding with its remedy out.
+"""The doctor's checks of torch, Triton, the driver and GPUs: each maps facts to a finding with its remedy.
 
-Knows which versions and settings go together; does not know where facts come from.
+Contains which versions and settings fit each other; does not collect facts (see `machine`).
 """
 
 import re
@@ -10,22 +10,27 @@ from worker.doctor.findings import GIB, Finding, note, ok, problem, size
 from worker.doctor.machine import Machine
 from worker.doctor.versions import numbers
 
-MATCHED_TRITON = ((2, 10), (3, 6))  # from this torch on, at least this triton
+MATCHED_TRITON = ((2, 10), (3, 6))  # torch from this version on requires at least this Triton
 MIN_FOR_TRITON = (7, 0)
-MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = (8, 0)
-COMPILE_ROOM = GIB  # bytes of GPU memory that compiling takes on top
+MIN_FOR_BFLOAT16 = MIN_FOR_KERNELS = MIN_FOR_TF32 = (8, 0)
+COMPILE_ROOM = GIB  # bytes of GPU memory that compiling needs beside weights and slots
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# Variables that set TF32 whatever `service.compile.tf32` is: NVIDIA's libraries read the first, torch the second.
+TF32_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+# Library -> its major version, and its minor version minus x, in the release made for torch 2.x.
+RELEASED_WITH_TORCH = {"torchvision": (0, 15), "torchaudio": (2, 0)}
+WHEELS = "https://download.pytorch.org/whl"
 
-REINSTALL = "remove .venv/base and run start_all.sh, which installs versions that belong together"
-# What an error says -> what is behind it, and what to do.
+REINSTALL = "remove .venv/base and run start_all.sh, which installs versions that fit each other"
+# Part of an error text -> cause, remedy.
 SYMPTOMS = {
-    "'KernelNamespace' object has no attribute 'mm'": ("torch and triton do not belong together", REINSTALL),
+    "'KernelNamespace' object has no attribute 'mm'": ("torch and triton do not fit each other", REINSTALL),
     "operator torchvision::nms does not exist": (
-        "torchvision was built for another torch, and nothing here needs it",
+        "torchvision was built for another torch; no program here uses it",
         "pip uninstall torchvision",
     ),
     "does not support checkPoolLiveAllocations": (
-        "CUDA graphs cannot use the allocator cudaMallocAsync",
+        "CUDA graphs do not work with the allocator cudaMallocAsync",
         "unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
     ),
 }
@@ -42,42 +47,67 @@ def torch(machine: Machine) -> Finding:
     return ok("torch", f"{facts.version}, built for {f'CUDA {facts.cuda}' if facts.cuda else 'CPUs only'}")
 
 
+def torch_libraries(machine: Machine) -> Finding:
+    """Whether torchvision and torchaudio, if installed, are the releases made for the installed torch."""
+    name, facts = "torch-libraries", machine.torch
+    torch_version = numbers(facts.version or "")
+    if not facts.libraries:
+        return ok(name, "neither torchvision nor torchaudio is installed, and neither is needed")
+    installed = ", ".join(f"{library} {version}" for library, version in facts.libraries.items())
+    if len(torch_version) < 2 or torch_version[0] != 2:
+        return ok(name, installed)
+    found, wanted = [], []
+    for library, version in facts.libraries.items():
+        major, offset = RELEASED_WITH_TORCH[library]
+        expected = (major, torch_version[1] + offset)
+        if numbers(version)[:2] != expected:
+            release = f"{expected[0]}.{expected[1]}"
+            found.append(f"{library} {version}: torch {facts.version} needs {release}")
+            wanted.append(f'"{library}=={release}.*"')
+    if not found:
+        return ok(name, f"{installed}, as torch {facts.version} needs")
+    _, plus, build = (facts.version or "").partition("+")  # cu130 or cpu: the wheels of the same build
+    index = f" --index-url {WHEELS}/{build}" if plus else ""
+    remedy = f"pip install {' '.join(wanted)}{index}; or uninstall: no program here needs it"
+    return note(name, "\n".join(found), remedy)
+
+
 def triton(machine: Machine) -> Finding:
     facts = machine.torch
     if error := facts.errors.get("triton"):
         return problem("triton", *_explained(error, REINSTALL))
     if facts.triton is None:
         if facts.cuda is None:
-            return ok("triton", "none, and a torch for CPUs needs none")
-        return problem("triton", "none, and nothing can be compiled for a GPU without", REINSTALL)
-    from_torch, least = MATCHED_TRITON
-    too_old = numbers(facts.version or "") >= from_torch and numbers(facts.triton) < least
-    wanted = facts.triton_wanted
-    if too_old or (wanted and numbers(facts.triton)[:2] != numbers(wanted)[:2]):
-        expected = wanted or f"{'.'.join(map(str, least))} or newer"
-        remedy = f'pip install "triton=={wanted}"' if wanted else REINSTALL
-        return problem("triton", f"{facts.triton}, and torch {facts.version} goes with {expected}", remedy)
+            return ok("triton", "not installed; a CPU build of torch does not need it")
+        return problem("triton", "not installed; compiling for a GPU needs it", REINSTALL)
+    from_torch, minimum = MATCHED_TRITON
+    too_old = numbers(facts.version or "") >= from_torch and numbers(facts.triton) < minimum
+    required = facts.triton_required
+    if too_old or (required and numbers(facts.triton)[:2] != numbers(required)[:2]):
+        expected = required or f"{'.'.join(map(str, minimum))} or newer"
+        remedy = f'pip install "triton=={required}"' if required else REINSTALL
+        return problem("triton", f"{facts.triton}; torch {facts.version} needs {expected}", remedy)
     return ok("triton", facts.triton)
 
 
 def driver(machine: Machine) -> Finding:
     facts, device = machine.torch, machine.config.model.device
-    if facts.driver is None:
+    if facts.driver_cuda is None:
         if device.startswith("cuda"):
             remedy = "install NVIDIA's driver (in a container: start it with --gpus all), or set model.device to cpu"
             return problem("driver", f"none, and model.device is {device}", remedy)
         return ok("driver", "none: workers run on the CPU")
-    goes_to = f"CUDA {'.'.join(map(str, facts.driver))}"
-    up_to = f"{machine.driver_version or 'version unknown'}, up to {goes_to}"
+    newest = f"CUDA {'.'.join(map(str, facts.driver_cuda))}"
+    supports = f"{machine.driver_version or 'version unknown'}, up to {newest}"
     if facts.cuda is None:
-        found = f"{up_to}, and torch is built for CPUs only"
+        found = f"{supports}, and torch is built for CPUs only"
         remedy = "install a torch for CUDA: remove .venv/base, run start_all.sh without an index of CPU builds"
         return problem("driver", found, remedy) if device.startswith("cuda") else note("driver", found, remedy)
     # Within one major version newer toolkits run on older drivers.
-    if facts.driver[0] < numbers(facts.cuda)[0]:
-        remedy = f"update NVIDIA's driver, or install a torch that is built for {goes_to} or older"
-        return problem("driver", f"{up_to}, and torch is built for CUDA {facts.cuda}", remedy)
-    return ok("driver", f"{up_to}, torch is built for CUDA {facts.cuda}")
+    if facts.driver_cuda[0] < numbers(facts.cuda)[0]:
+        remedy = f"update NVIDIA's driver, or install a torch that is built for {newest} or older"
+        return problem("driver", f"{supports}, and torch is built for CUDA {facts.cuda}", remedy)
+    return ok("driver", f"{supports}, torch is built for CUDA {facts.cuda}")
 
 
 def gpus(machine: Machine) -> Finding:
@@ -86,15 +116,15 @@ def gpus(machine: Machine) -> Finding:
         remedy = "name GPUs that nvidia-smi -L lists, each once, such as CUDA_VISIBLE_DEVICES=0,1; or unset it"
         return problem("gpus", f"CUDA_VISIBLE_DEVICES={visible}: {wrong}", remedy)
     if error := facts.errors.get("cuda"):
-        found, remedy = _explained(error, "see the finding about the driver; nvidia-smi tells more")
+        found, remedy = _explained(error, "see the finding `driver`; nvidia-smi shows the driver's state")
         needed = machine.config.model.device.startswith("cuda") or machine.n_gpus
         return problem("gpus", found, remedy) if needed else ok("gpus", "none")
     if broken := [f"{index} {gpu.name}: {gpu.error}" for index, gpu in enumerate(facts.gpus) if gpu.error]:
-        remedy = "see what else runs there (nvidia-smi), or leave it out with CUDA_VISIBLE_DEVICES"
+        remedy = "check which processes use it (nvidia-smi), or leave it out with CUDA_VISIBLE_DEVICES"
         return problem("gpus", "\n".join(broken), remedy)
-    asked = re.fullmatch(r"cuda(?::(\d+))?", machine.config.model.device)
-    if asked and int(asked[1] or 0) >= len(facts.gpus):
-        found = f"{len(facts.gpus)} visible, and model.device is {asked[0]}"
+    requested = re.fullmatch(r"cuda(?::(\d+))?", machine.config.model.device)
+    if requested and int(requested[1] or 0) >= len(facts.gpus):
+        found = f"{len(facts.gpus)} visible, and model.device is {requested[0]}"
         return problem("gpus", found, "change model.device or CUDA_VISIBLE_DEVICES")
     if not facts.gpus:
         hidden = f", {machine.n_gpus} hidden" if machine.n_gpus else ""
@@ -112,33 +142,73 @@ def capability(machine: Machine) -> Finding:
             found = f"{gpu.name} has {version}, and torch is built for {' '.join(facts.architectures)}"
             return problem("capability", found, "install a torch that is built for this GPU, or leave it out")
         if machine.compiles and gpu.capability < MIN_FOR_TRITON:
-            found = f"{gpu.name} has {version}, and triton compiles from {'.'.join(map(str, MIN_FOR_TRITON))} on"
-            return problem("capability", found, "turn service.compile off, or leave this GPU out")
+            found = f"{gpu.name} has {version}, and triton needs {'.'.join(map(str, MIN_FOR_TRITON))} or higher"
+            return problem("capability", found, "set service.compile to false, or leave this GPU out")
         if config.model.dtype != "float32" and gpu.capability < MIN_FOR_BFLOAT16:
-            found = f"{gpu.name} has {version}, and bfloat16 is fast from {'.'.join(map(str, MIN_FOR_BFLOAT16))} on"
+            found = f"{gpu.name} has {version}, and bfloat16 is slow below {'.'.join(map(str, MIN_FOR_BFLOAT16))}"
             return note("capability", found, "set model.dtype to float32 if it fits")
     return ok("capability", ", ".join(sorted({".".join(map(str, gpu.capability)) for gpu in used.values()})))
 
 
+def compiles(machine: Machine) -> Finding:
+    """Whether a worker compiles; eager execution on a GPU does not keep up with one unit a second."""
+    enabled = machine.config.compile.enabled
+    setting = f"service.compile is {enabled if enabled == 'auto' else str(enabled).lower()}"
+    if machine.compiles:
+        return ok("compile", f"on: {setting}")
+    if _used(machine):
+        found = f"off: {setting}, and the model runs eagerly on a GPU; a spoken unit takes about 2 s instead of 0.1 s"
+        return note("compile", found, 'set service.compile to "auto" or true, or start with --compile')
+    return ok("compile", f"off: {setting}, and no GPU is used")
+
+
+def tf32(machine: Machine) -> Finding:
+    """Whether float32 products use TF32 where that helps, and only there.
+
+    A bfloat16 model has few float32 products, and TF32 speeds them up. A float32 model loses 13 mantissa bits by it.
+    """
+    used, setting = _used(machine), machine.config.compile.tf32
+    able = [gpu for gpu in used.values() if gpu.capability >= MIN_FOR_TF32]
+    if not able:
+        return ok("tf32", "no GPU with TF32 is used")
+    forced = {name: value for name in TF32_VARIABLES if (value := machine.environ.get(name)) in ("0", "1")}
+    if opposed := {name: value for name, value in forced.items() if (value == "1") is not setting}:
+        assignments = " ".join(f"{name}={value}" for name, value in opposed.items())
+        effect = "turns it off" if setting else "turns it on, at the cost of accuracy"
+        found = f"service.compile.tf32 is {str(setting).lower()}, but {assignments} {effect}"
+        return note("tf32", found, f"unset {' '.join(opposed)}, and choose with service.compile.tf32")
+    if not machine.compiles:
+        return ok("tf32", "off: set only when a worker compiles; see the finding `compile`")
+    is_float32 = machine.config.model.dtype == "float32"
+    if setting and is_float32:
+        found = "on, and model.dtype is float32: every product has 10 mantissa bits instead of 23"
+        return note("tf32", found, "set service.compile.tf32 to false for full accuracy, or model.dtype to bfloat16")
+    if not setting and not is_float32:
+        found = f"off: float32 products of {able[0].name} run without tensor cores"
+        return note("tf32", found, "set service.compile.tf32 to true")
+    return ok("tf32", "on" if setting else "off: model.dtype is float32, products have full accuracy")
+
+
 def kernels(machine: Machine) -> Finding:
-    """Whether the project's own kernels will run the model's layers, and if not, what keeps them from it."""
+    """Whether the project's own kernels will run the model's layers, and if not, for what reason."""
     compiling, used = machine.config.compile, _used(machine)
     if not used:
         return ok("kernels", "no GPU is used")
     if not machine.compiles:
         return ok("kernels", "off, as service.compile is")
-    switches = (
+    settings = (
         ("kernels", compiling.kernels, "auto"),
         ("mode", compiling.mode, "default"),
         ("attention", compiling.attention, "auto"),
     )
-    if odd := [f"service.compile.{name} is {value}" for name, value, wanted in switches if value != wanted]:
-        remedy = "take these settings back to their defaults, unless they are there to be compared"
-        return note("kernels", f"not used: {', '.join(odd)}; layers are compiled", remedy)
+    if changed := [f"service.compile.{name} is {value}" for name, value, default in settings if value != default]:
+        remedy = "set these keys to their defaults, unless you compare backends"
+        return note("kernels", f"not used: {', '.join(changed)}; layers are compiled", remedy)
     if machine.torch.triton is None:
-        return note("kernels", "not used: there is no triton; see the finding about it", REINSTALL)
+        return note("kernels", "not used: triton is not installed; see the finding `triton`", REINSTALL)
     if old := sorted({gpu.name for gpu in used.values() if gpu.capability < MIN_FOR_KERNELS}):
-        return note("kernels", f"may not run on {', '.join(old)}: made for 8.0 and up", "service.compile.kernels: off")
+        found = f"may not run on {', '.join(old)}: written for capability 8.0 or higher"
+        return note("kernels", found, "set service.compile.kernels to off")
     return ok("kernels", "the project's own run the model's layers")
 
 
@@ -148,10 +218,10 @@ def allocator(machine: Machine) -> Finding:
     compiling = machine.config.compile
     graphs = machine.compiles and (compiling.cuda_graphs != "off" or compiling.mode != "default")
     if machine.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") and graphs and machine.on_gpu:
-        found = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: CUDA graphs have no memory that stays theirs"
+        found = "PYTORCH_NO_CUDA_MEMORY_CACHING is set, and CUDA graphs need memory that stays allocated"
         return problem("allocator", found, "unset PYTORCH_NO_CUDA_MEMORY_CACHING")
     if not any(re.search(r"backend\s*:\s*cudaMallocAsync", value) for value in set_to.values()):
-        return ok("allocator", found or "torch's own, as it is")
+        return ok("allocator", found or "torch's own, with default settings")
     remedy = f"unset {' '.join(set_to)}; or set service.compile.cuda_graphs to off and its mode to default"
     if graphs and machine.on_gpu:
         found += "\nCUDA graphs cannot use it: `cudaMallocAsync does not support checkPoolLiveAllocations`"
@@ -163,11 +233,11 @@ def gpu_memory(machine: Machine) -> Finding:
     if not (used := _used(machine)):
         return ok("gpu-memory", "no GPU is used")
     room = COMPILE_ROOM if machine.compiles else 0
-    needed = machine.least_model_bytes + room
+    needed = machine.min_model_bytes + room
     lines = [f"{index}: {size(gpu.free)} free" for index, gpu in used.items()]
     found = "\n".join([*lines, f"at least {size(needed)} needed for weights and one session"])
     if any(gpu.free < needed for gpu in used.values()):
-        remedy = "stop what else runs there (nvidia-smi), lower duplex.context_rows, or take another GPU"
+        remedy = "stop other processes on it (nvidia-smi lists them), lower duplex.context_rows, or take another GPU"
         return problem("gpu-memory", found, remedy)
     return ok("gpu-memory", found)
 
@@ -181,16 +251,16 @@ def _used(machine: Machine) -> dict[int, TorchGpu]:
     return {i: gpu for i, gpu in visible.items() if not colon or i == int(index)}
 
 
-def _explained(error: str, otherwise: str) -> tuple[str, str]:
-    """An error with what is behind it, and what to do."""
+def _explained(error: str, default_remedy: str) -> tuple[str, str]:
+    """The error text with its cause, if that is known, and the remedy."""
     for symptom, (cause, remedy) in SYMPTOMS.items():
         if symptom in error:
             return f"{error}\n{cause}", remedy
-    return error, otherwise
+    return error, default_remedy
 
 
 def _wrong_devices(visible: str | None, n_gpus: int | None) -> str | None:
-    """What is wrong with CUDA_VISIBLE_DEVICES; CUDA silently stops reading at the first entry it does not know."""
+    """What is wrong with CUDA_VISIBLE_DEVICES; CUDA silently ignores the list from its first unknown entry on."""
     entries = [one.strip() for one in (visible or "").split(",")]
     if visible is None or entries in ([""], ["-1"], ["NoDevFiles"]):
         return None
@@ -205,7 +275,10 @@ def _wrong_devices(visible: str | None, n_gpus: int | None) -> str | None:
 
 
 def _runs_on(gpu: TorchGpu, architectures: tuple[str, ...]) -> bool:
-    """Whether kernels for one of these run there: same major version and no newer, or text that the driver compiles."""
+    """Whether the GPU runs kernels built for one of these.
+
+    It runs binaries (sm) of its own major version that are not newer, and PTX (compute) that is not newer.
+    """
     for one in architectures:
         found = re.match(r"(sm|compute)_(\d+)(\d)", one)
         if not found:

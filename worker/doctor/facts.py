@@ -1,4 +1,4 @@
-"""What checks look at: facts about this machine, as plain values.
+"""The facts that checks read: plain values about this machine.
 
 Imports nothing that may be missing on a broken machine.
 """
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-class NotKnown(Exception):
-    """A fact that cannot be had here; the text says why."""
+class UnknownFact(Exception):
+    """A fact that cannot be collected on this machine; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One dependency. bounds: as `>=2.10,<2.14`. installed: its version, None if it is not there."""
+    """One dependency. bounds: such as `>=2.10,<2.14`. installed: its version; None if it is not installed."""
 
     name: str
     bounds: str
@@ -22,7 +22,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class TorchGpu:
-    """A GPU that torch sees. total, free: bytes. error: why it cannot be used."""
+    """A GPU that torch lists. total, free: bytes. error: why it cannot be used."""
 
     name: str
     capability: tuple[int, int]
@@ -33,27 +33,33 @@ class TorchGpu:
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What a process of its own said that imported torch.
+    """The output of `torch_probe`, a process that imports torch.
 
-    version: None if it could not. cuda: version that torch was built with, None for a CPU build. architectures: of the
-    kernels inside, such as sm_90. driver: CUDA version that the driver goes up to, None without one. triton: None if
-    it is not there. triton_wanted: the version torch asks for. errors: what failed (torch, inductor, triton,
-    torchvision, cuda) -> the first line of why.
+    Attributes:
+        version: None if torch does not import.
+        cuda: version that torch was built with; None for a CPU build.
+        architectures: of the kernels in torch, such as sm_90.
+        driver_cuda: newest CUDA version that the driver supports; None without a driver.
+        triton: None if it is not installed.
+        triton_required: the version that torch depends on.
+        libraries: torchvision and torchaudio, as far as they are installed -> version.
+        errors: what failed (torch, inductor, triton, torchvision, cuda) -> first line of the error.
     """
 
     version: str | None = None
     cuda: str | None = None
     architectures: tuple[str, ...] = ()
     gpus: tuple[TorchGpu, ...] = ()
-    driver: tuple[int, int] | None = None
+    driver_cuda: tuple[int, int] | None = None
     triton: str | None = None
-    triton_wanted: str | None = None
+    triton_required: str | None = None
+    libraries: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """A program that was looked for. path: None if there is none. error: why it does not run."""
+    """A program. path: None if it was not found. error: why it does not run."""
 
     path: str | None
     version: str = ""
@@ -62,20 +68,27 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """A folder to write to. exists: otherwise the rest is about the nearest folder above. free: bytes on its disk."""
+    """A folder to write to.
+
+    Attributes:
+        exists: if false, the other fields describe the nearest existing folder above.
+        free: bytes on its disk.
+        error: why it cannot be written to.
+        runs_code: it is not mounted noexec.
+    """
 
     path: Path
     exists: bool
     free: int
     n_files: int = 0
     n_bytes: int = 0
-    error: str | None = None  # why nothing can be written
-    runs_code: bool = True  # not mounted noexec
+    error: str | None = None
+    runs_code: bool = True
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A checkpoint folder. n_values: numbers in its weights. row_values: numbers that a context row takes."""
+    """A checkpoint folder. n_values: numbers in its weights. row_values: numbers in one row of context."""
 
     n_files: int = 0
     n_bytes: int = 0
@@ -86,7 +99,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class MediaFacts:
-    """A sound or video file. text: what it holds. error: why it cannot be used."""
+    """A sound or video file. text: its streams and length. error: why it cannot be used."""
 
     text: str = ""
     error: str | None = None

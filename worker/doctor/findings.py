@@ -1,6 +1,6 @@
-"""What the doctor finds: a level, what was found, what to do about it; as a table and as JSON.
+"""The doctor's findings (level, observation, remedy), as a table and as JSON.
 
-Knows text only, and imports nothing that may be missing on a broken machine.
+Imports nothing that may be missing on a broken machine.
 """
 
 import json
@@ -13,13 +13,13 @@ MIB, GIB = 1 << 20, 1 << 30
 
 class Level(StrEnum):
     OK = "ok"
-    NOTE = "note"  # worth knowing; the programs run
+    NOTE = "note"  # a warning; the programs run
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. remedy: what to do, empty if nothing needs to be done."""
+    """The result of one check. remedy: what to do; empty if nothing needs to be done."""
 
     name: str
     level: Level
@@ -40,12 +40,12 @@ def problem(name: str, found: str, remedy: str) -> Finding:
 
 
 def size(n_bytes: int) -> str:
-    """In the unit that people read: 1.5 GiB, 12.0 MiB."""
+    """A number of bytes for people: 1.5 GiB, 12.0 MiB."""
     return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= GIB else f"{n_bytes / MIB:.1f} MiB"
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """One line for each finding, its remedy below, and a line that counts."""
+    """One line for each finding, its remedy below it, and a last line with the counts."""
     width = max((len(one.name) for one in findings), default=0)
     lines = []
     for one in findings:
@@ -57,13 +57,12 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """{"ok": no problem, "findings": [...]}."""
-    told = [asdict(one) for one in findings]
-    return json.dumps({"ok": is_healthy(findings), "findings": told}, indent=2)
+    """A JSON object: `ok`, true without problems, and `findings`, a list of objects."""
+    return json.dumps({"ok": is_healthy(findings), "findings": [asdict(one) for one in findings]}, indent=2)
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
-    """Whether nothing found keeps the programs from running."""
+    """Whether no finding is a problem."""
     return all(one.level is not Level.PROBLEM for one in findings)
 
 

@@ -1,6 +1,6 @@
-"""Finds facts out: about programs, files, ports, memory, torch and the settings. Each only when it is asked for.
+"""Collects facts about programs, files, ports, memory, torch and the settings, each at its first use.
 
-Knows where facts are; judges nothing. What may be missing on a broken machine is imported where it is used.
+The checks judge the facts. Packages that may be missing on a broken machine are imported where they are used.
 """
 
 import importlib.metadata
@@ -19,35 +19,35 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker.doctor.checkpoint_facts import checkpoint_facts
 from worker.doctor.facts import (
     FolderFacts,
     MediaFacts,
     ModelFacts,
-    NotKnown,
     ProgramFacts,
     Requirement,
     TorchFacts,
     TorchGpu,
+    UnknownFact,
 )
+from worker.version import driver_version
 
 if TYPE_CHECKING:
     from worker.config.service import Config
 
 ROOT = Path(__file__).resolve().parents[2]
-TORCH_S = 180  # a cold disk and a sleeping GPU included
+TORCH_S = 180  # includes a cold disk and a GPU that initializes
 PROGRAM_S = 30
-MAX_FILES = 100_000  # of a cache folder that are counted
+MAX_FILES = 100_000  # counted in a cache folder
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Machine:
-    """This machine, with these settings. Every property is found out once; tests set them instead.
+    """Facts about this machine with these settings. Each property is computed once; tests assign values instead.
 
-    Raises (from a property): NotKnown if a fact cannot be had.
+    Raises: UnknownFact, from a property whose fact cannot be collected.
     """
 
     def __init__(self, config_path: Path | None, environ: Mapping[str, str]):
@@ -68,11 +68,11 @@ class Machine:
 
     @cached_property
     def requirements(self) -> list[Requirement]:
-        """The dependencies of `pyproject.toml` and what is installed of them."""
+        """The dependencies of `pyproject.toml`, with their installed versions."""
         try:
             lines = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
         except (OSError, ValueError, KeyError) as error:
-            raise NotKnown(f"pyproject.toml cannot be read: {error}") from None
+            raise UnknownFact(f"pyproject.toml cannot be read: {error}") from None
         return [_requirement(line) for line in lines]
 
     @cached_property
@@ -83,28 +83,23 @@ class Machine:
         except subprocess.TimeoutExpired:
             return TorchFacts(errors={"torch": f"no answer within {TORCH_S} s"})
         try:
-            said = json.loads(done.stdout.splitlines()[-1])
+            facts = json.loads(done.stdout.splitlines()[-1])
         except (ValueError, IndexError):
-            last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-            return TorchFacts(errors={"torch": f"the process ended with {done.returncode}: {last}"})
-        return _torch_facts(said)
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return TorchFacts(errors={"torch": f"the process exited with {done.returncode}: {last}"})
+        return _torch_facts(facts)
 
     @cached_property
     def n_gpus(self) -> int | None:
-        """GPUs that the driver has, hidden ones included; None if it does not say."""
+        """Number of GPUs that the driver lists, hidden ones included; None if nvidia-smi does not run."""
         if not (program := shutil.which("nvidia-smi")):
             return None
-        said = _output([program, "-L"])
-        return None if said is None else sum(line.startswith("GPU ") for line in said.splitlines())
+        listing = _output([program, "-L"])
+        return None if listing is None else sum(line.startswith("GPU ") for line in listing.splitlines())
 
     @cached_property
     def driver_version(self) -> str | None:
-        """The GPU driver's own number, such as 570.124.06; None if the system does not tell."""
-        try:
-            found = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", DRIVER.read_text().partition("\n")[0])
-        except OSError:
-            return None
-        return found and found[0]
+        return driver_version()
 
     @cached_property
     def cpp_compiler(self) -> ProgramFacts:
@@ -116,7 +111,7 @@ class Machine:
 
     @cached_property
     def ffmpeg(self) -> ProgramFacts:
-        """The one on the PATH, else the one that a dependency ships."""
+        """The ffmpeg on the PATH, else that of imageio-ffmpeg."""
         found = _program(["ffmpeg"], "-version")
         if found.path:
             return found
@@ -127,7 +122,7 @@ class Machine:
         except (ImportError, RuntimeError) as error:
             return ProgramFacts(None, error=str(error))
 
-    # --- the settings and what they name ---
+    # --- settings, and the files that they name ---
 
     @cached_property
     def _loaded(self) -> "tuple[Config, str, str | None]":
@@ -135,7 +130,7 @@ class Machine:
             from models.errors import ModelError
             from worker.config.service import FILE_NAME, default_config, load_config
         except ImportError as error:
-            raise NotKnown(f"the settings need what is not installed: {error}") from None
+            raise UnknownFact(f"reading settings needs a package that is not installed: {error}") from None
         path = self._config_path or ROOT / FILE_NAME
         try:
             config, notes = load_config(self._config_path, flags={}, environ=self.environ)
@@ -145,12 +140,12 @@ class Machine:
 
     @property
     def config(self) -> "Config":
-        """The settings; where they do not load, the defaults."""
+        """The settings; the defaults if they do not load."""
         return self._loaded[0]
 
     @property
     def config_text(self) -> str:
-        """Where the settings come from, and a line for each that does nothing."""
+        """The source of the settings, and a line for each key without effect."""
         return self._loaded[1]
 
     @property
@@ -159,7 +154,7 @@ class Machine:
 
     @cached_property
     def taken_ports(self) -> dict[int, str]:
-        """Port -> why it cannot be had, of the gateway's and one for each GPU's worker."""
+        """Port -> why it cannot be bound, of the gateway's port and the workers' ports, one for each GPU."""
         service = self.config.service
         ports = [service.gateway_port, *(service.worker_base_port + i for i in range(max(1, len(self.torch.gpus))))]
         return {port: why for port in ports if (why := _port_problem(port))}
@@ -176,14 +171,14 @@ class Machine:
             from worker.assembly.hub import cached
             from worker.config.hub_id import hub_id
         except ImportError as error:
-            raise NotKnown(f"checkpoints need what is not installed: {error}") from None
+            raise UnknownFact(f"checkpoints need a package that is not installed: {error}") from None
         path = self.config.model.model_path
         if (name := hub_id(path)) is None:
             return path, None
         try:
             return cached(name), None
         except ImportError as error:
-            raise NotKnown(f"model ids need what is not installed: {error}") from None
+            raise UnknownFact(f"model ids need a package that is not installed: {error}") from None
         except CheckpointError as error:
             return None, str(error)
 
@@ -191,12 +186,14 @@ class Machine:
     def checkpoint(self) -> Path:
         """The folder of the model; of a model id, its snapshot in the Hugging Face cache.
 
-        Raises: NotKnown for a model id that is not in the cache.
+        Raises: UnknownFact for a model id that is not in the cache.
         """
         folder, problem = self._checkpoint
         if folder is None:
             name = self.config.model.model_path
-            raise NotKnown(problem or f"{name} is not in the Hugging Face cache; workers download it when they start")
+            raise UnknownFact(
+                problem or f"{name} is not in the Hugging Face cache; workers download it when they start"
+            )
         return folder
 
     @cached_property
@@ -209,7 +206,7 @@ class Machine:
         try:
             from models.inputs.tokens import Tokenizer
         except ImportError as error:
-            raise NotKnown(f"tokenizers need what is not installed: {error}") from None
+            raise UnknownFact(f"tokenizers need a package that is not installed: {error}") from None
         folder = self.checkpoint
         try:
             Tokenizer.load(folder)
@@ -225,7 +222,7 @@ class Machine:
 
     @cached_property
     def vocoder_files(self) -> dict[str, int]:
-        """File -> bytes, of the vocoder's folder; empty if there is none."""
+        """File name -> bytes, in the vocoder's folder; empty if the folder does not exist."""
         folder = self.vocoder_folder
         return {file.name: file.stat().st_size for file in folder.iterdir()} if folder.is_dir() else {}
 
@@ -235,29 +232,29 @@ class Machine:
 
     @cached_property
     def voice(self) -> MediaFacts | None:
-        """The default reference voice; None if none is asked for."""
+        """The default reference voice; None if the settings name none."""
         path = self.config.audio.ref_audio_path
         return None if path is None else _sound(path)
 
-    # --- room ---
+    # --- memory and devices ---
 
     @cached_property
     def free_memory(self) -> int:
-        """Bytes that can be had, within the limit of the container if there is one."""
+        """Bytes of available memory, within the container's limit if there is one."""
         try:
             free = 1024 * _counts(MEMINFO)["MemAvailable"]
         except (OSError, KeyError):
-            raise NotKnown(f"no {MEMINFO}") from None
+            raise UnknownFact(f"no {MEMINFO}") from None
         try:
             limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-            # Files that were read count as used until somebody needs the room.
+            # The page cache counts as used, although the kernel reclaims it on demand.
             return min(free, limit - used + _counts(CGROUP / "memory.stat")["inactive_file"])
-        except (OSError, ValueError, KeyError):  # no container, or one without a limit
+        except (OSError, ValueError, KeyError):  # no container, or no limit
             return free
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the settings make a worker run on a GPU, as far as there is one."""
+        """Whether a worker with these settings runs on a GPU."""
         device = self.config.model.device
         return device.startswith("cuda") or (device == "auto" and bool(self.torch.gpus))
 
@@ -267,18 +264,18 @@ class Machine:
         return self.config.compile.enabled_on("cuda" if self.on_gpu else "cpu")
 
     @property
-    def least_model_bytes(self) -> int:
-        """Bytes of the model's weights and one session's context, as wide as they will be."""
+    def min_model_bytes(self) -> int:
+        """Bytes of the model's weights and one session's context, in the dtype that the worker uses."""
         width = {"float32": 4, "bfloat16": 2, "auto": 2 if self.on_gpu else 4}[self.config.model.dtype]
         return width * (self.model.n_values + self.model.row_values * self.config.duplex.context_rows)
 
     @cached_property
-    def most_open_files(self) -> int:
+    def max_open_files(self) -> int:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Name -> number, of a file with one pair a line."""
+    """Name -> number, from a file with one pair in each line."""
     pairs = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs}
 
@@ -293,26 +290,27 @@ def _requirement(line: str) -> Requirement:
         return Requirement(name, bounds, None)
 
 
-def _torch_facts(said: dict) -> TorchFacts:
-    gpus = tuple(TorchGpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in said.pop("gpus", ()))
-    driver = said.pop("driver", None)
-    architectures = tuple(said.pop("architectures", ()))
-    return TorchFacts(gpus=gpus, driver=driver and tuple(driver), architectures=architectures, **said)
+def _torch_facts(values: dict[str, Any]) -> TorchFacts:
+    """Facts from the JSON values of `torch_probe`."""
+    gpus = tuple(TorchGpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in values.pop("gpus", ()))
+    driver_cuda = values.pop("driver_cuda", None)
+    architectures = tuple(values.pop("architectures", ()))
+    return TorchFacts(gpus=gpus, driver_cuda=driver_cuda and tuple(driver_cuda), architectures=architectures, **values)
 
 
 def _program(names: Sequence[str | None], flag: str = "--version") -> ProgramFacts:
     for name in filter(None, names):
-        if not (path := shutil.which(name.split()[0])):  # CXX may carry flags
+        if not (path := shutil.which(name.split()[0])):  # CXX may contain flags
             continue
-        said = _output([path, flag])
-        if not said:
+        output = _output([path, flag])
+        if not output:
             return ProgramFacts(path, error=f"{path} {flag} does not run")
-        return ProgramFacts(path, said.splitlines()[0])
+        return ProgramFacts(path, output.splitlines()[0])
     return ProgramFacts(None)
 
 
 def _output(command: Sequence[str]) -> str | None:
-    """What a program says; None if it fails or takes too long."""
+    """Stdout of a program; None if it fails or exceeds the time limit."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROGRAM_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -322,7 +320,7 @@ def _output(command: Sequence[str]) -> str | None:
 
 def _port_problem(port: int) -> str | None:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a port left lately is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a port in TIME_WAIT is free
         try:
             probe.bind(("", port))
         except (OSError, OverflowError) as error:
@@ -349,7 +347,7 @@ def _folder(path: Path) -> FolderFacts:
 def _size(file: Path) -> int | None:
     try:
         return file.stat().st_size if file.is_file() else None
-    except OSError:  # gone meanwhile, or not ours to see
+    except OSError:  # deleted meanwhile, or no permission
         return None
 
 
@@ -357,7 +355,7 @@ def _sound(path: Path) -> MediaFacts:
     try:
         import soundfile
     except (ImportError, OSError) as error:
-        raise NotKnown(f"sound files need what is not installed: {error}") from None
+        raise UnknownFact(f"sound files need a package that is not installed: {error}") from None
     try:
         info = soundfile.info(str(path))
     except Exception as error:
@@ -371,17 +369,17 @@ def _video(path: Path, ffmpeg: ProgramFacts) -> MediaFacts:
     if not path.is_file():
         return MediaFacts(error="no such file")
     if not ffmpeg.path:
-        raise NotKnown("without ffmpeg videos cannot be looked at")
+        raise UnknownFact("reading videos needs ffmpeg")
     command = [ffmpeg.path, "-nostdin", "-hide_banner", "-i", str(path), "-t", "1", "-f", "null", "-"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROGRAM_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return MediaFacts(error=f"ffmpeg: {error}")
-    said = done.stderr.strip().splitlines()
+    log = done.stderr.strip().splitlines()
     if done.returncode:
-        return MediaFacts(error=f"ffmpeg: {said[-1] if said else done.returncode}")
-    kinds = [kind for kind in ("Video", "Audio") if any("Stream #0" in line and f" {kind}: " in line for line in said)]
+        return MediaFacts(error=f"ffmpeg: {log[-1] if log else done.returncode}")
+    kinds = [kind for kind in ("Video", "Audio") if any("Stream #0" in line and f" {kind}: " in line for line in log)]
     if len(kinds) < 2:
-        return MediaFacts(error=f"expected pictures and sound, got {kinds[0] + ' only' if kinds else 'neither'}")
-    length = next((line.split()[1].rstrip(",") for line in said if line.strip().startswith("Duration:")), "unknown")
-    return MediaFacts(f"pictures and sound, {length}")
+        return MediaFacts(error=f"expected frames and sound, got {kinds[0] + ' only' if kinds else 'neither'}")
+    length = next((line.split()[1].rstrip(",") for line in log if line.strip().startswith("Duration:")), "unknown")
+    return MediaFacts(f"frames and sound, {length}")

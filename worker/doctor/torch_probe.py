@@ -1,7 +1,7 @@
-"""What torch says of itself and of the GPUs, as JSON on stdout: `python -m worker.doctor.torch_probe`.
+"""Prints facts about torch, its libraries and the GPUs as JSON: `python -m worker.doctor.torch_probe`.
 
-It runs as a process of its own, because importing torch on a broken machine may fail, hang or crash. Knows torch and
-the CUDA driver; judges nothing.
+It runs as a separate process, because importing torch on a broken machine may fail, hang or crash. It collects facts;
+the checks judge them.
 """
 
 import ctypes
@@ -12,31 +12,37 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from worker.log import first_line
+from worker.version import package_version
+
+LIBRARIES = ("torchvision", "torchaudio")
+
 
 def probe() -> dict[str, Any]:
-    """`worker.doctor.facts.TorchFacts` as plain JSON values."""
+    """The fields of `worker.doctor.facts.TorchFacts` as plain JSON values."""
     errors: dict[str, str] = {}
-    found: dict[str, Any] = {"errors": errors, "driver": _driver()}
+    libraries = {name: version for name in LIBRARIES if (version := package_version(name))}
+    facts: dict[str, Any] = {"errors": errors, "driver_cuda": _driver_cuda(), "libraries": libraries}
     torch = _attempt("torch", lambda: __import__("torch"), errors)
     if torch is None:
-        return found
-    found.update(version=str(torch.__version__), cuda=torch.version.cuda, triton_wanted=_triton_wanted())
+        return facts
+    facts.update(version=str(torch.__version__), cuda=torch.version.cuda, triton_required=_triton_required())
     if importlib.util.find_spec("triton"):
         triton = _attempt("triton", lambda: __import__("triton"), errors)
-        found["triton"] = str(triton.__version__) if triton else None
+        facts["triton"] = str(triton.__version__) if triton else None
     if importlib.util.find_spec("torchvision"):
         _attempt("torchvision", lambda: __import__("torchvision"), errors)
     _attempt("inductor", _import_inductor, errors)
     if torch.version.cuda:
         gpus = _attempt("cuda", lambda: [_gpu(torch, index) for index in range(torch.cuda.device_count())], errors)
-        found.update(gpus=gpus or [], architectures=torch.cuda.get_arch_list())
+        facts.update(gpus=gpus or [], architectures=torch.cuda.get_arch_list())
         if not gpus and "cuda" not in errors:
             _attempt("cuda", torch.cuda.init, errors)
-    return found
+    return facts
 
 
-def _triton_wanted() -> str | None:
-    """The version that the installed torch names as its dependency."""
+def _triton_required() -> str | None:
+    """The version that the installed torch depends on."""
     for line in importlib.metadata.requires("torch") or []:
         if found := re.match(r"triton\s*==\s*([0-9.]+)", line):
             return found[1]
@@ -44,7 +50,7 @@ def _triton_wanted() -> str | None:
 
 
 def _import_inductor() -> object:
-    # Kernel templates are where a triton of another torch shows.
+    # A triton that does not fit torch fails in the kernel templates.
     import torch._inductor.compile_fx
     import torch._inductor.kernel.mm
 
@@ -59,12 +65,12 @@ def _gpu(torch: Any, index: int) -> dict[str, Any]:
         gpu["free"], gpu["total"] = torch.cuda.mem_get_info(index)
         torch.zeros(1, device=f"cuda:{index}").add_(1).cpu()
     except Exception as error:
-        gpu["error"] = _first_line(error)
+        gpu["error"] = first_line(error)
     return gpu
 
 
-def _driver() -> list[int] | None:
-    """The CUDA version that the driver goes up to."""
+def _driver_cuda() -> list[int] | None:
+    """Major and minor number of the newest CUDA version that the driver supports; None without a driver."""
     try:
         version = ctypes.c_int()
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -78,13 +84,8 @@ def _attempt(what: str, action: Callable[[], Any], errors: dict[str, str]) -> An
     try:
         return action()
     except BaseException as error:
-        errors[what] = _first_line(error)
+        errors[what] = first_line(error)
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 if __name__ == "__main__":

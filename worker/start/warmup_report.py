@@ -36,7 +36,7 @@ class UnitTimes:
             aud_proc: ms of the sound's check there.
 
         The mel spectrogram is made on the device in one stage with what encodes it, so it is part of `aud_emb`. All
-        rows of a unit, pictures and sound, go into the context in one forward: `aud_feed` is its time and `vis_feed`
+        rows of a unit, frames and sound, go into the context in one forward: `aud_feed` is its time and `vis_feed`
         is 0.
         """
         return cls(

@@ -1,4 +1,4 @@
-"""Made-up machines for tests of the doctor, and what a check is expected to say of them."""
+"""Machines with given facts for tests of the doctor, and an assertion on a check's finding."""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ ON_GPU = TorchFacts(
     cuda="13.0",
     architectures=("sm_75", "sm_80", "sm_90", "compute_120"),
     gpus=(H200, H200),
-    driver=(13, 0),
+    driver_cuda=(13, 0),
     triton="3.7.0",
-    triton_wanted="3.7.0",
+    triton_required="3.7.0",
 )
 ON_CPU = TorchFacts(version="2.13.0+cpu")
 REAL_MODEL = ModelFacts(n_files=4, n_bytes=18 * GIB, n_values=9_300_000_000, row_values=73_728)
@@ -39,7 +39,7 @@ EAGER = {"compile": CompileConfig(enabled=False)}
 
 
 def machine(config: Config | None = None, environ: dict[str, str] | None = None, **facts: Any) -> Machine:
-    """One with two GPUs where everything is as it should be, but for what is given."""
+    """A machine with two GPUs on which every check passes, with these facts replaced."""
     made = Machine(None, environ or {})
     healthy = {
         "_loaded": (config or default_config(), "/root/config.json", None),
@@ -59,22 +59,22 @@ def machine(config: Config | None = None, environ: dict[str, str] | None = None,
         "vocoder_files": dict.fromkeys(
             ("flow.yaml", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v2_25hz.onnx"), MIB
         ),
-        "warmup_video": MediaFacts("pictures and sound, 00:00:12.00"),
+        "warmup_video": MediaFacts("frames and sound, 00:00:12.00"),
         "voice": MediaFacts("5.0 s at 16000 Hz"),
         "free_memory": 64 * GIB,
-        "most_open_files": 65_536,
+        "max_open_files": 65_536,
     }
     vars(made).update({**healthy, **facts})
     return made
 
 
 def check(name: str, made: Machine, level: Level, *said: str) -> None:
-    """Run one check; `said` are parts of what was found, or of the remedy behind `->`."""
+    """Run one check; `said` are parts of its observation, or of its remedy after `->`."""
     [found] = examine(made, [name])
     text = f"{found.found}\n-> {found.remedy}"
     assert found.level is level, f"{name}: expected {level}, got {found}"
     for part in said:
-        assert part in text, f"{name}: expected {part!r} in what is said, got {text!r}"
+        assert part in text, f"{name}: expected {part!r} in the finding, got {text!r}"
     assert found.remedy or level is not Level.PROBLEM, f"{name}: a problem without a remedy: {found}"
 
 

@@ -1,4 +1,4 @@
-"""The doctor's command: what it prints and ends with, whatever does not load."""
+"""The doctor's command: its output and exit status, also with packages that do not import."""
 
 import ast
 import json
@@ -18,16 +18,16 @@ def doctor(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, timeout=240)
 
 
-def test_the_whole_command_here(root: Path) -> None:
+def test_prints_every_finding(root: Path) -> None:
     done = doctor(root, "--json")
-    told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
-    assert list(told) == list(CHECKS) and done.returncode == (0 if json.loads(done.stdout)["ok"] else 1)
+    findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert list(findings) == list(CHECKS) and done.returncode == (0 if json.loads(done.stdout)["ok"] else 1)
     for name in ("python", "dependencies", "config", "torch", "ffmpeg", "model", "tokenizer", "vocoder", "voice"):
-        assert told[name]["level"] == "ok", told[name]
+        assert findings[name]["level"] == "ok", findings[name]
     assert not done.stderr, done.stderr
 
 
-def test_broken_settings_end_with_one(root: Path, tmp_path: Path) -> None:
+def test_broken_settings_exit_with_1(root: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"service": {"compiel": true}}')
     done = doctor(root, "--config", str(tmp_path / "config.json"), "--only", "config", "--only", "python")
     lines = done.stdout.splitlines()
@@ -35,7 +35,7 @@ def test_broken_settings_end_with_one(root: Path, tmp_path: Path) -> None:
     assert lines[-1] == "1 problem, 0 note, 1 ok", lines
 
 
-def test_bad_usage_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--only", "pyhton"], ["--jsn"]):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
@@ -47,31 +47,33 @@ def test_bad_usage_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     ("module", "body", "level", "said"),
     [
         ("torch", "raise OSError('libcudart.so.13: cannot open shared object file')", "problem", "libcudart.so.13"),
-        ("torch", "import os; os.kill(os.getpid(), 11)", "problem", "the process ended with -11"),
+        ("torch", "import os; os.kill(os.getpid(), 11)", "problem", "the process exited with -11"),
         ("torch", "import sys; sys.exit('gave up')", "problem", "SystemExit: gave up"),
     ],
 )
-def test_a_torch_that_does_not_load(root: Path, tmp_path: Path, module: str, body: str, level: str, said: str) -> None:
+def test_reports_a_torch_that_does_not_import(
+    root: Path, tmp_path: Path, module: str, body: str, level: str, said: str
+) -> None:
     (tmp_path / f"{module}.py").write_text(body)
     done = doctor(root, "--json", PYTHONPATH=str(tmp_path))
-    told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
-    assert told["torch"]["level"] == level and said in told["torch"]["found"], told["torch"]
-    assert list(told) == list(CHECKS) and done.returncode == 1
-    assert told["model"]["level"] == "ok" and not done.stderr, "expected the other checks to go on"
+    findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert findings["torch"]["level"] == level and said in findings["torch"]["found"], findings["torch"]
+    assert list(findings) == list(CHECKS) and done.returncode == 1
+    assert findings["model"]["level"] == "ok" and not done.stderr, "expected the other checks to go on"
 
 
 @pytest.mark.parametrize("module", ["pydantic", "soundfile", "tokenizers", "imageio_ffmpeg"])
-def test_dependencies_that_do_not_load(root: Path, tmp_path: Path, module: str) -> None:
+def test_runs_without_dependencies(root: Path, tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("raise ImportError('it is broken')")
     names = ("python", "config", "model", "tokenizer", "voice", "ffmpeg", "files")
     done = doctor(root, "--json", *(f"--only={name}" for name in names), PYTHONPATH=str(tmp_path))
-    told = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
-    assert list(told) == list(names) and told["files"]["found"] and told["python"]["level"] == "ok", done
+    findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert list(findings) == list(names) and findings["files"]["found"] and findings["python"]["level"] == "ok", done
     lost = {"pydantic": "config", "soundfile": "voice", "tokenizers": "tokenizer"}.get(module)
-    assert lost is None or "it is broken" in told[lost]["found"], told
+    assert lost is None or "it is broken" in findings[lost]["found"], findings
 
 
-def test_an_older_python_is_told_so(root: Path) -> None:
+def test_reports_an_old_python(root: Path) -> None:
     code = (
         "import sys; sys.version_info = (3, 9, 1)\n"
         "sys.argv = ['doctor']; exec(compile(open('worker/doctor/__main__.py').read(), 'doctor', 'exec'))"
@@ -81,7 +83,7 @@ def test_an_older_python_is_told_so(root: Path) -> None:
     ast.parse((root / "worker" / "doctor" / "__main__.py").read_text(), feature_version=(3, 7))
 
 
-def test_the_document_names_every_check(root: Path) -> None:
+def test_document_lists_every_check(root: Path) -> None:
     text = (root / "docs" / "doctor.md").read_text(encoding="utf-8")
     got = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert got == list(CHECKS), f"expected {list(CHECKS)}, got {got}"

@@ -1,4 +1,4 @@
-"""The doctor: what each check says of made-up facts, and the words for it."""
+"""The doctor: the finding of each check for given facts, and its formats."""
 
 import json
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from tests.worker.doctor.machines import (
 from worker.config.compile import CompileConfig
 from worker.config.service import default_config
 from worker.doctor.__main__ import CHECKS, examine
-from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, NotKnown, ProgramFacts, Requirement, TorchFacts
+from worker.doctor.facts import FolderFacts, MediaFacts, ModelFacts, ProgramFacts, Requirement, TorchFacts, UnknownFact
 from worker.doctor.findings import GIB, MIB, Finding, Level, as_json, size, table
 from worker.doctor.machine import Machine
 from worker.doctor.versions import fits
 
-# --- made-up facts --------------------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("torch", [ON_GPU, ON_CPU], ids=["gpu", "cpu"])
@@ -62,12 +62,12 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, enabled: bool | Lit
             PROBLEM,
             ["8006: Address already in use\n22401: Permission denied", "service.worker_base_port"],
         ),
-        ("files", {"most_open_files": 1000}, NOTE, ["1000 open files", "ulimit -n"]),
-        ("files", {"most_open_files": 255}, PROBLEM, ["255 open files"]),
-        ("files", {"most_open_files": -1}, OK, ["no limit"]),
+        ("files", {"max_open_files": 1000}, NOTE, ["1000 open files", "ulimit -n"]),
+        ("files", {"max_open_files": 255}, PROBLEM, ["255 open files"]),
+        ("files", {"max_open_files": -1}, OK, ["no limit"]),
         ("model", {"model": ModelFacts(problems=("a: x", "b: y"))}, PROBLEM, ["a: x\nb: y", "model.model_path"]),
         ("tokenizer", {"tokenizer_error": "no <unit>"}, PROBLEM, ["no <unit>", "tokenizer.json"]),
-        ("vocoder", {"vocoder_files": {}}, NOTE, ["nothing will be spoken", "model.token2wav_path"]),
+        ("vocoder", {"vocoder_files": {}}, NOTE, ["replies have no speech", "model.token2wav_path"]),
         (
             "vocoder",
             {"vocoder_files": {"flow.yaml": 1, "flow.pt": 0, "hift.pt": 1, "campplus.onnx": 1}},
@@ -87,15 +87,14 @@ def test_checks_of_programs_and_files(name: str, facts: dict[str, Any], level: L
     check(name, machine(**facts), level, *said)
 
 
-def test_settings_that_do_not_load() -> None:
+def test_settings_that_do_not_load_are_a_problem() -> None:
     broken = machine(_loaded=(default_config(), "", "setting x: expected y, got z"))
     check("config", broken, PROBLEM, "setting x: expected y, got z", "docs/configuration.md")
     check("model", broken, OK, "assets/tiny")
     check("config", machine(_loaded=(default_config(), "/c\nsetting s has no effect", None)), NOTE, "has no effect")
 
 
-def test_what_compiling_needs() -> None:
-    """A problem where something is to be compiled, a note where nothing is."""
+def test_requirements_of_compiling_are_notes_without_compiling() -> None:
     full = FolderFacts(Path("/cache"), True, GIB)
     locked = replace(full, free=9 * GIB, error="/cache: Permission denied")
     for facts, name, said in [
@@ -123,9 +122,9 @@ def test_what_compiling_needs() -> None:
     [
         (
             "torch",
-            TorchFacts(errors={"torch": "the process ended with -11: nothing said"}),
+            TorchFacts(errors={"torch": "the process exited with -11: no message"}),
             PROBLEM,
-            ["ended with -11"],
+            ["exited with -11"],
         ),
         ("torch", TorchFacts(), PROBLEM, ["not installed", "start_all.sh"]),
         (
@@ -138,23 +137,23 @@ def test_what_compiling_needs() -> None:
             "torch",
             replace(ON_GPU, errors={"inductor": "AttributeError: 'KernelNamespace' object has no attribute 'mm'"}),
             PROBLEM,
-            ["inductor does not load", "torch and triton do not belong together", "start_all.sh"],
+            ["inductor does not load", "torch and triton do not fit each other", "start_all.sh"],
         ),
         ("torch", ON_CPU, OK, ["2.13.0+cpu, built for CPUs only"]),
-        ("triton", ON_CPU, OK, ["needs none"]),
-        ("triton", replace(ON_GPU, triton=None), PROBLEM, ["nothing can be compiled for a GPU"]),
+        ("triton", ON_CPU, OK, ["does not need it"]),
+        ("triton", replace(ON_GPU, triton=None), PROBLEM, ["compiling for a GPU needs it"]),
         ("triton", replace(ON_GPU, errors={"triton": "ImportError: x"}), PROBLEM, ["ImportError: x"]),
         (
             "triton",
-            replace(ON_GPU, triton="3.5.1", triton_wanted=None),
+            replace(ON_GPU, triton="3.5.1", triton_required=None),
             PROBLEM,
-            ["3.5.1, and torch 2.13.0+cu130 goes with 3.6 or newer"],
+            ["3.5.1; torch 2.13.0+cu130 needs 3.6 or newer"],
         ),
-        ("triton", replace(ON_GPU, triton="3.6.0"), PROBLEM, ["goes with 3.7.0", '-> pip install "triton==3.7.0"']),
+        ("triton", replace(ON_GPU, triton="3.6.0"), PROBLEM, ["needs 3.7.0", '-> pip install "triton==3.7.0"']),
         ("triton", replace(ON_GPU, triton="3.7.1"), OK, ["3.7.1"]),
-        ("driver", replace(ON_GPU, driver=(12, 8)), PROBLEM, ["up to CUDA 12.8", "built for CUDA 13.0", "update"]),
-        ("driver", replace(ON_GPU, cuda="12.9", driver=(12, 4)), OK, ["580.65.06, up to CUDA 12.4"]),
-        ("driver", replace(ON_CPU, driver=(13, 0)), NOTE, ["built for CPUs only"]),
+        ("driver", replace(ON_GPU, driver_cuda=(12, 8)), PROBLEM, ["up to CUDA 12.8", "built for CUDA 13.0", "update"]),
+        ("driver", replace(ON_GPU, cuda="12.9", driver_cuda=(12, 4)), OK, ["580.65.06, up to CUDA 12.4"]),
+        ("driver", replace(ON_CPU, driver_cuda=(13, 0)), NOTE, ["built for CPUs only"]),
         ("driver", ON_CPU, OK, ["workers run on the CPU"]),
         (
             "gpus",
@@ -181,11 +180,11 @@ def test_checks_of_torch_and_gpus(name: str, torch: TorchFacts, level: Level, sa
     check(name, machine(torch=torch), level, *said)
 
 
-def test_gpus_that_are_asked_for() -> None:
-    gone = replace(ON_GPU, gpus=(), driver=None, errors={"cuda": "RuntimeError: no driver"})
+def test_checks_follow_the_device_of_the_settings() -> None:
+    gone = replace(ON_GPU, gpus=(), driver_cuda=None, errors={"cuda": "RuntimeError: no driver"})
     on_second = settings(model={"device": "cuda:1"})
     check("driver", machine(on_second, torch=gone), PROBLEM, "model.device is cuda:1")
-    check("driver", machine(on_second, torch=replace(ON_CPU, driver=(13, 0))), PROBLEM, "CPUs only")
+    check("driver", machine(on_second, torch=replace(ON_CPU, driver_cuda=(13, 0))), PROBLEM, "CPUs only")
     check("gpus", machine(on_second, torch=gone, n_gpus=None), PROBLEM, "no driver")
     check("gpus", machine(torch=gone, n_gpus=None), OK, "none")
     check(
@@ -200,10 +199,10 @@ def test_gpus_that_are_asked_for() -> None:
     check("gpu-memory", machine(settings(model={"device": "cpu"}), torch=small), OK, "no GPU is used")
 
 
-def test_what_compiling_asks_of_a_gpu() -> None:
+def test_compiling_needs_capability_and_memory_of_a_gpu() -> None:
     config = settings(service=compiling())
     old = replace(ON_GPU, architectures=("sm_60",), gpus=(replace(H200, capability=(6, 1)),))
-    check("capability", machine(config, torch=old), PROBLEM, "triton compiles from 7.0 on")
+    check("capability", machine(config, torch=old), PROBLEM, "triton needs 7.0 or higher")
     tight = replace(ON_GPU, gpus=(replace(H200, free=19 * GIB),))
     check("gpu-memory", machine(config, torch=tight), PROBLEM, "at least 19.4 GiB needed")
     check("gpu-memory", machine(settings(service=EAGER), torch=tight), OK, "at least 18.4 GiB needed")
@@ -222,13 +221,13 @@ def test_what_compiling_asks_of_a_gpu() -> None:
         ("-1", None),
     ],
 )
-def test_visible_devices(visible: str, wrong: str | None) -> None:
+def test_checks_visible_devices(visible: str, wrong: str | None) -> None:
     made = machine(environ={"CUDA_VISIBLE_DEVICES": visible})
     check("gpus", made, PROBLEM if wrong else OK, *([f"CUDA_VISIBLE_DEVICES={visible}: ", wrong] if wrong else []))
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_allocators_that_graphs_cannot_use(variable: str) -> None:
+def test_refuses_allocators_that_do_not_fit_graphs(variable: str) -> None:
     environ = {variable: "expandable_segments:True,backend:cudaMallocAsync"}
     for knobs in ({}, {"cuda_graphs": "on"}, {"cuda_graphs": "off", "mode": "reduce-overhead"}):
         made = machine(settings(service=compiling(**knobs)), environ)
@@ -239,28 +238,101 @@ def test_allocators_that_graphs_cannot_use(variable: str) -> None:
     check("allocator", machine(environ={variable: "expandable_segments:True"}), OK, "expandable_segments")
 
 
-def test_memory_without_caching_and_graphs() -> None:
+def test_graphs_need_the_caching_allocator() -> None:
     environ = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    check("allocator", machine(settings(service=compiling()), environ), PROBLEM, "no memory that stays theirs", "unset")
+    check(
+        "allocator",
+        machine(settings(service=compiling()), environ),
+        PROBLEM,
+        "need memory that stays allocated",
+        "unset",
+    )
     check("allocator", machine(settings(service=compiling(cuda_graphs="off")), environ), OK)
 
 
-def test_why_kernels_are_not_used() -> None:
+def test_names_the_setting_that_turns_kernels_off() -> None:
     check("kernels", machine(settings(service=compiling())), OK, "run the model's layers")
     for knobs in ({"kernels": "off"}, {"mode": "max-autotune"}, {"attention": "sdpa"}):
         [(name, value)] = knobs.items()
         made = machine(settings(service=compiling(**knobs)))
         check("kernels", made, NOTE, f"service.compile.{name} is {value}", "layers are compiled")
     made = machine(settings(service=compiling()), torch=replace(ON_GPU, triton=None))
-    check("kernels", made, NOTE, "there is no triton")
+    check("kernels", made, NOTE, "triton is not installed")
     old = replace(ON_GPU, gpus=(replace(H200, name="NVIDIA T4", capability=(7, 5)),))
     check(
-        "kernels", machine(settings(service=compiling()), torch=old), NOTE, "NVIDIA T4", "service.compile.kernels: off"
+        "kernels",
+        machine(settings(service=compiling()), torch=old),
+        NOTE,
+        "NVIDIA T4",
+        "service.compile.kernels to off",
     )
     check("kernels", machine(settings(service=compiling()), torch=ON_CPU), OK, "no GPU")
 
 
-def test_variables_that_change_torch() -> None:
+def test_warns_about_eager_execution_on_a_gpu() -> None:
+    check("compile", machine(settings(service=EAGER)), NOTE, "service.compile is false", "eagerly on a GPU", '"auto"')
+    check("compile", machine(settings(service=EAGER, model={"device": "cuda:1"})), NOTE, "eagerly on a GPU")
+    check("compile", machine(), OK, "on: service.compile is auto")
+    check("compile", machine(settings(service=compiling())), OK, "on: service.compile is true")
+    check("compile", machine(settings(service=EAGER), torch=ON_CPU), OK, "off: service.compile is false")
+    check("compile", machine(torch=ON_CPU), OK, "off: service.compile is auto")
+    check("compile", machine(settings(model={"device": "cpu"})), OK, "off: service.compile is auto")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "level", "said"),
+    [
+        ("auto", True, OK, ["on"]),
+        ("bfloat16", False, NOTE, ["without tensor cores", "-> set service.compile.tf32 to true"]),
+        ("float32", True, NOTE, ["10 mantissa bits", "-> set service.compile.tf32 to false"]),
+        ("float32", False, OK, ["full accuracy"]),
+    ],
+)
+def test_advises_on_tf32(dtype: str, tf32: bool, level: Level, said: list[str]) -> None:
+    check("tf32", machine(settings(service=compiling(tf32=tf32), model={"dtype": dtype})), level, *said)
+
+
+@pytest.mark.parametrize("variable", ["NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"])
+def test_reports_variables_that_override_tf32(variable: str) -> None:
+    on, off = settings(service=compiling()), settings(service=compiling(tf32=False), model={"dtype": "float32"})
+    check("tf32", machine(on, {variable: "0"}), NOTE, f"{variable}=0 turns it off", f"-> unset {variable}")
+    check("tf32", machine(off, {variable: "1"}), NOTE, f"{variable}=1 turns it on", "accuracy", f"-> unset {variable}")
+    check("tf32", machine(on, {variable: "1"}), OK)
+    check("tf32", machine(off, {variable: "0"}), OK)
+
+
+def test_tf32_concerns_gpus_that_have_it() -> None:
+    off = settings(service=compiling(tf32=False))
+    turing = replace(ON_GPU, gpus=(replace(H200, capability=(7, 5)),))
+    check("tf32", machine(off, torch=turing), OK, "no GPU with TF32")
+    check("tf32", machine(off, torch=ON_CPU), OK, "no GPU with TF32")
+    check("tf32", machine(settings(service=EAGER)), OK, "the finding `compile`")
+
+
+@pytest.mark.parametrize(("minor", "torchvision"), [(10, "0.25.1"), (11, "0.26.0"), (12, "0.27.0"), (13, "0.28.0")])
+def test_accepts_libraries_released_with_torch(minor: int, torchvision: str) -> None:
+    fitting = {"torchvision": f"{torchvision}+cu130", "torchaudio": f"2.{minor}.0+cu130"}
+    torch = replace(ON_GPU, version=f"2.{minor}.0+cu130", libraries=fitting)
+    check("torch-libraries", machine(torch=torch), OK, f"torchvision {torchvision}+cu130")
+
+
+def test_warns_about_libraries_of_another_torch() -> None:
+    torch = replace(ON_GPU, libraries={"torchvision": "0.26.0+cu130", "torchaudio": "2.11.0"})
+    check(
+        "torch-libraries",
+        machine(torch=torch),
+        NOTE,
+        "torchvision 0.26.0+cu130: torch 2.13.0+cu130 needs 0.28",
+        "torchaudio 2.11.0: torch 2.13.0+cu130 needs 2.13",
+        'pip install "torchvision==0.28.*" "torchaudio==2.13.*" --index-url https://download.pytorch.org/whl/cu130',
+    )
+    torch = replace(ON_CPU, version="2.10.0", libraries={"torchvision": "0.28.0", "torchaudio": "2.10.0"})
+    check("torch-libraries", machine(torch=torch), NOTE, 'pip install "torchvision==0.25.*"; or uninstall')
+    check("torch-libraries", machine(), OK, "neither torchvision nor torchaudio is installed")
+    check("torch-libraries", machine(torch=TorchFacts()), OK)
+
+
+def test_reports_variables_that_change_torch() -> None:
     off = {"TORCHDYNAMO_DISABLE": "1", "TORCH_LOGS": "recompiles"}
     check(
         "environment",
@@ -275,27 +347,27 @@ def test_variables_that_change_torch() -> None:
     check("environment", machine(environ={"TORCH_COMPILE_DISABLE": "0"}), OK)
 
 
-def test_what_is_missing_is_told_by_name(tmp_path: Path) -> None:
+def test_names_missing_files_of_the_model(tmp_path: Path) -> None:
     config = settings(model={"pt_path": tmp_path / "w.pt", "token2wav_path": tmp_path / "v"})
     check("model", machine(config), PROBLEM, f"{tmp_path}/w.pt", "model.pt_path")
     check("vocoder", machine(config, vocoder_files={}), PROBLEM, f"{tmp_path}/v: no files")
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_check_that_fails_is_a_finding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_check_that_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(error: Exception) -> Callable[[Machine], Finding]:
         def check(_: Machine) -> Finding:
             raise error
 
         return check
 
-    monkeypatch.setitem(CHECKS, name, fails(NotKnown("no such thing here")))
-    check(name, machine(), NOTE, "not looked at: no such thing here")
+    monkeypatch.setitem(CHECKS, name, fails(UnknownFact("no such thing here")))
+    check(name, machine(), NOTE, "not checked: no such thing here")
     monkeypatch.setitem(CHECKS, name, fails(ZeroDivisionError("oh")))
     check(name, machine(), PROBLEM, "the check itself failed: ZeroDivisionError: oh")
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- formats ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -310,11 +382,11 @@ def test_a_check_that_fails_is_a_finding(name: str, monkeypatch: pytest.MonkeyPa
         ("anything", "", True),
     ],
 )
-def test_versions_and_bounds(version: str, bounds: str, expected: bool) -> None:
+def test_compares_versions_with_bounds(version: str, bounds: str, expected: bool) -> None:
     assert fits(version, bounds) is expected
 
 
-def test_sizes() -> None:
+def test_formats_sizes() -> None:
     assert (size(1536 * MIB), size(12 * MIB), size(GIB - 1)) == ("1.5 GiB", "12.0 MiB", "1024.0 MiB")
 
 
@@ -325,7 +397,7 @@ FOUND = [
 ]
 
 
-def test_the_table_is_aligned() -> None:
+def test_aligns_the_table() -> None:
     assert table(FOUND).splitlines() == [
         "ok       python        3.12.1",
         "note     a-longer-one  first",
@@ -338,7 +410,7 @@ def test_the_table_is_aligned() -> None:
     ]
 
 
-def test_the_json() -> None:
-    told = json.loads(as_json(FOUND))
-    assert told["ok"] is False and json.loads(as_json(FOUND[:2]))["ok"] is True
-    assert told["findings"][2] == {"name": "ports", "level": "problem", "found": "8006: taken", "remedy": "stop it"}
+def test_writes_json() -> None:
+    written = json.loads(as_json(FOUND))
+    assert written["ok"] is False and json.loads(as_json(FOUND[:2]))["ok"] is True
+    assert written["findings"][2] == {"name": "ports", "level": "problem", "found": "8006: taken", "remedy": "stop it"}

@@ -30,7 +30,7 @@ def test_a_cached_model_is_examined(
 def test_a_model_to_be_downloaded_is_a_note(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cache(tmp_path / "hub", monkeypatch, offline=False)
     for name in ("model", "tokenizer", "vocoder", "memory"):
-        check(name, machine, NOTE, f"not looked at: {NAME} is not in the Hugging Face cache")
+        check(name, machine, NOTE, f"not checked: {NAME} is not in the Hugging Face cache")
 
 
 def test_offline_without_the_model_is_a_problem(

@@ -1,4 +1,4 @@
-"""The doctor: what is found out about this machine and the files on it."""
+"""The facts that the doctor collects about this machine and its files."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.worker.doctor.machines import NOTE, ON_GPU, check, machine
+from worker import version
 from worker.doctor import machine as machine_module
 from worker.doctor.facts import MediaFacts, ProgramFacts, TorchGpu
 from worker.doctor.findings import GIB, MIB
@@ -25,7 +26,7 @@ def real(config: Path | None = None, **environ: str) -> Machine:
     return Machine(config, environ)
 
 
-def test_what_is_found_out_here(root: Path, tiny: Path) -> None:
+def test_collects_facts_of_this_machine(root: Path, tiny: Path) -> None:
     here = real()
     assert here.python == sys.version_info[:3] and here.config.model.model_path == tiny
     assert {one.name for one in here.requirements} >= {"torch", "pydantic", "imageio-ffmpeg"}
@@ -34,7 +35,7 @@ def test_what_is_found_out_here(root: Path, tiny: Path) -> None:
     assert here.tokenizer_error is None and here.vocoder_files["hift.pt"] > 1000
     assert here.voice == MediaFacts("2.1 s at 16000 Hz"), here.voice
     assert 64 * MIB < here.free_memory < 64 * 1024 * GIB
-    assert here.most_open_files == -1 or here.most_open_files > 0
+    assert here.max_open_files == -1 or here.max_open_files > 0
     names = [file.name for file in tiny.glob("*.safetensors")]
     total = sum((tiny / name).stat().st_size for name in names)
     assert (here.model.n_files, here.model.n_bytes, here.model.problems) == (len(names), total, ())
@@ -52,16 +53,17 @@ def test_what_is_found_out_here(root: Path, tiny: Path) -> None:
         (None, None),
     ],
 )
-def test_the_driver_says_its_version(
+def test_reads_the_driver_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: str | None
 ) -> None:
-    monkeypatch.setattr(machine_module, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(version, "DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setattr(version, "DRIVER_QUERY", ("false",))
     if text is not None:
         (tmp_path / "version").write_text(text)
     assert real().driver_version == expected
 
 
-def test_what_the_model_holds(tiny: Path, tiny_model: Any) -> None:
+def test_counts_the_numbers_of_a_checkpoint(tiny: Path, tiny_model: Any) -> None:
     expected = sum(tensor.numel() for tensor in tiny_model.state_dict().values())
     assert real().model.n_values == expected, f"expected {expected} numbers, got {real().model.n_values}"
     llm = tiny_model.config
@@ -69,7 +71,7 @@ def test_what_the_model_holds(tiny: Path, tiny_model: Any) -> None:
 
 
 def broken_model(tiny: Path, folder: Path, change: Callable[[Path], None]) -> tuple[str, ...]:
-    """The problems of a copy of the embedded checkpoint to which something was done."""
+    """The problems of a changed copy of the embedded checkpoint."""
     shutil.copytree(tiny, folder / "model", ignore=shutil.ignore_patterns("assets"))
     change(folder / "model")
     settings_file = folder / "config.json"
@@ -108,12 +110,12 @@ def lose_a_key(folder: Path) -> None:
         (lambda folder: shutil.rmtree(folder), "expected a checkpoint folder, got no such folder"),
     ],
 )
-def test_checkpoints_that_are_not_whole(tiny: Path, tmp_path: Path, change: Callable[[Path], None], said: str) -> None:
+def test_reports_incomplete_checkpoints(tiny: Path, tmp_path: Path, change: Callable[[Path], None], said: str) -> None:
     problems = broken_model(tiny, tmp_path, change)
     assert len(problems) == 1 and said in problems[0], f"expected one problem with {said!r}, got {problems}"
 
 
-def test_sounds_and_videos(root: Path, tmp_path: Path) -> None:
+def test_reads_sounds_and_videos(root: Path, tmp_path: Path) -> None:
     (tmp_path / "noise.wav").write_bytes(b"no sound at all")
     file = tmp_path / "config.json"
 
@@ -125,22 +127,22 @@ def test_sounds_and_videos(root: Path, tmp_path: Path) -> None:
     sound = root / "assets" / "ref_audio" / "default.wav"
     voice, video = poll(tmp_path / "noise.wav", sound)
     assert voice and "Format not recognised" in str(voice.error), voice
-    assert video.error == "expected pictures and sound, got Audio only", video
+    assert video.error == "expected frames and sound, got Audio only", video
     voice, video = poll(tmp_path / "gone.wav", tmp_path / "noise.wav")
     assert voice == MediaFacts(error="no such file") and str(video.error).startswith("ffmpeg: "), (voice, video)
 
 
-def test_ports_that_are_taken(tmp_path: Path) -> None:
+def test_reports_taken_ports(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         made = Machine(None, {"DUOLOGUE_SERVICE_GATEWAY_PORT": str(port)})
         vars(made)["torch"] = ON_GPU
         assert made.taken_ports.keys() == {port}, f"expected {port} alone to be taken, got {made.taken_ports}"
     vars(made).pop("taken_ports")
-    assert not made.taken_ports, "expected a port to be free once nobody listens"
+    assert not made.taken_ports, "expected a free port after the server closed"
 
 
-def test_folders_to_write_to(tmp_path: Path) -> None:
+def test_reads_the_cache_folder(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "kernel.so").write_bytes(b"12345")
     (tmp_path / "lost").symlink_to("nowhere")
@@ -148,12 +150,12 @@ def test_folders_to_write_to(tmp_path: Path) -> None:
     assert (there.exists, there.n_files, there.n_bytes, there.error, there.runs_code) == (True, 1, 5, None, True), there
     gone = real(DUOLOGUE_SERVICE_CACHE_DIR=str(tmp_path / "a" / "b")).cache_folder
     assert (gone.exists, gone.n_files, gone.error) == (False, 0, None) and gone.free > 0, gone
-    assert not (tmp_path / "a").exists(), "expected nothing to be made"
+    assert not (tmp_path / "a").exists(), "expected no new folder"
     proc = real(DUOLOGUE_SERVICE_CACHE_DIR="/proc/none").cache_folder
     assert proc.error and proc.error.startswith("/proc: "), proc
 
 
-def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, body in (("good", "echo good 1.2; echo more"), ("bad", "exit 3")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -165,7 +167,7 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert real().n_gpus is None
 
 
-def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_within_the_container_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{80 * MIB}\n")
@@ -176,7 +178,7 @@ def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine_module, "MEMINFO", tmp_path / "none")
     blind = machine()
     del vars(blind)["free_memory"]
-    check("memory", blind, NOTE, f"not looked at: no {tmp_path}/none")
+    check("memory", blind, NOTE, f"not checked: no {tmp_path}/none")
 
 
 FAKE_TORCH = """
@@ -196,7 +198,7 @@ cuda = Bag(
 """
 
 
-def test_what_torch_says_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reads_torch_and_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text(FAKE_TORCH)
     (tmp_path / "triton.py").write_text("__version__ = '3.7.0'")
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
@@ -206,4 +208,4 @@ def test_what_torch_says_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert got.gpus == (first, replace(first, name="GPU1", error="RuntimeError: out of memory")), got.gpus
     assert (got.version, got.cuda, got.triton, got.architectures) == ("2.13.0+cu130", "13.0", "3.7.0", ("sm_90",))
     assert got.errors["torchvision"] == "RuntimeError: operator torchvision::nms does not exist"
-    assert got.errors.keys() == {"inductor", "torchvision"}, "expected a torch of one file to have no compiler"
+    assert got.errors.keys() == {"inductor", "torchvision"}, "expected no compiler in a torch of one file"
