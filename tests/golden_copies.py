@@ -1,4 +1,4 @@
-"""Copies of golden directories with something wrong or missing in one file."""
+"""Copies of golden directories with wrong or missing values in one file."""
 
 import shutil
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Edit = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def change(golden: Path, folder: Path, stem: str, edit: Edit) -> Path:
-    """`folder`, a copy of the golden directory, made if not there; one file's tensors are as `edit` returns them."""
+    """Copy the golden directory to `folder`, once, and replace one file's tensors by the result of `edit`."""
     if not folder.exists():
         shutil.copytree(golden, folder, ignore=lambda _, names: OTHER_SETS & set(names))
     tensors, header = read_tensors(golden, stem)
@@ -30,7 +30,7 @@ def without(*patterns: str) -> Edit:
 
 
 def moved(name: str, by: float) -> Edit:
-    """One value in the middle of a tensor is off: by 1 if it is an integer, else by `by`."""
+    """Change one value in the middle of a tensor: an integer by 1, another by `by`."""
 
     def edit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         wrong = tensors[name].flatten().clone()

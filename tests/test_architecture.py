@@ -1,4 +1,4 @@
-"""The folders, the arrows between them, and which of them stay free of torch."""
+"""Allowed imports between folders, torch-free modules, and sizes of files and folders."""
 
 import ast
 import subprocess
@@ -12,8 +12,8 @@ import pytest
 from tests.torch_free import assert_torch_free
 
 PROGRAM = ("server", "worker", "models", "launcher", "clients")
-# Each line may import from the lines before it and from its own folder. `a b`: two nodes that do not see each other.
-# A node is a folder, or a file where a folder with sub-folders has files of its own.
+# Bottom to top: a node imports from earlier lines only. Nodes of one line do not import each other. A node is a folder,
+# or a file of a folder that has sub-folders.
 MODELS = """
 errors
 atomic_file
@@ -111,7 +111,7 @@ def modules(root: Path, package: str) -> dict[str, Path]:
 
 
 def arrows(root: Path, package: str) -> Iterator[tuple[str, str, Path]]:
-    """Every import from one module of the package to another: who, whom, in which file."""
+    """Every import between two modules of the package: importing module, imported module, file."""
     known = modules(root, package)
     for name, file in known.items():
         for target in sorted(imported(file) & known.keys()):
@@ -119,7 +119,7 @@ def arrows(root: Path, package: str) -> Iterator[tuple[str, str, Path]]:
 
 
 def node_of(module: str, nodes: dict[str, int]) -> str:
-    """The node of the layering that a module belongs to, without the package's name."""
+    """The node that contains a module, without the package's name."""
     path = module.split(".")[1:]
     for end in range(len(path), 0, -1):
         if (node := ".".join(path[:end])) in nodes:
@@ -131,24 +131,24 @@ def node_of(module: str, nodes: dict[str, int]) -> str:
 def test_folders_import_downwards_only(root: Path, package: str) -> None:
     floors = LAYERS[package].split("\n")
     nodes = {node: floor for floor, line in enumerate(floors) for node in line.split()}
-    for who, whom, file in arrows(root, package):
-        upper, lower = node_of(who, nodes), node_of(whom, nodes)
+    for importer, target, file in arrows(root, package):
+        upper, lower = node_of(importer, nodes), node_of(target, nodes)
         allowed = upper == lower or nodes[lower] < nodes[upper]
-        assert allowed, f"{file}: expected {upper} to import only from the layers below it, got {lower} ({whom})"
+        assert allowed, f"{file}: expected {upper} to import only from the layers below it, got {lower} ({target})"
 
 
 @pytest.mark.parametrize("package", LAYERS)
-def test_the_layers_name_nothing_that_is_gone(root: Path, package: str) -> None:
+def test_layers_name_existing_folders(root: Path, package: str) -> None:
     for node in LAYERS[package].split():
         path = root / package / node.replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), f"{package}.{node}: expected a folder or a file"
 
 
 @pytest.mark.parametrize("package", PROGRAM)
-def test_modules_do_not_import_in_circles(root: Path, package: str) -> None:
+def test_modules_have_no_import_cycles(root: Path, package: str) -> None:
     graph: dict[str, set[str]] = defaultdict(set)
-    for who, whom, _ in arrows(root, package):
-        graph[who].add(whom)
+    for importer, target, _ in arrows(root, package):
+        graph[importer].add(target)
     done: set[str] = set()
 
     def walk(name: str, path: tuple[str, ...]) -> None:
@@ -163,7 +163,7 @@ def test_modules_do_not_import_in_circles(root: Path, package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PROGRAM)
-def test_packages_import_what_is_granted(root: Path, package: str) -> None:
+def test_packages_import_only_granted_modules(root: Path, package: str) -> None:
     others = {"server", "worker", "models", "launcher", "clients", "tests", "benchmarks", "assets"} - {package}
     for file in modules(root, package).values():
         for name in sorted(imported(file)):

@@ -1,4 +1,4 @@
-"""What the project brings to warm up on and to speak with: real pictures and speech, and voices that differ."""
+"""The warm-up video and the reference voices: sizes, contents, and agreement with the scripts that build them."""
 
 import io
 import wave
@@ -32,7 +32,7 @@ def test_video_is_small_and_long_enough(root: Path, units: list[MediaUnit]) -> N
     assert len(whole) == len(units) == LENGTH_S >= MIN_UNITS, f"got {len(whole)} whole of {len(units)}"
 
 
-def test_pictures_change_every_second_as_jpeg_too(units: list[MediaUnit]) -> None:
+def test_pictures_change_every_second_after_jpeg(units: list[MediaUnit]) -> None:
     encoded = []
     for unit in units:
         jpeg = io.BytesIO()
@@ -44,8 +44,8 @@ def test_pictures_change_every_second_as_jpeg_too(units: list[MediaUnit]) -> Non
     assert min(moved) > 2, f"levels that change per second: expected more than 2 on average, got {min(moved):.2f}"
 
 
-def test_video_is_what_the_script_draws(units: list[MediaUnit]) -> None:
-    """Each second shows a frame drawn for that second, but for what the codec loses."""
+def test_video_matches_its_script(units: list[MediaUnit]) -> None:
+    """Each second shows the frame drawn for it, up to the codec's loss."""
     for number in (0, 3, 6, 9):
         shown = np.asarray(units[number].frames[0], float)
         first = number * FPS
@@ -53,7 +53,7 @@ def test_video_is_what_the_script_draws(units: list[MediaUnit]) -> None:
         assert off < 4, f"second {number}: expected at most 4 levels from what is drawn, got {off:.1f}"
 
 
-def test_somebody_speaks_nearly_all_the_time(units: list[MediaUnit]) -> None:
+def test_speech_fills_most_of_the_video(units: list[MediaUnit]) -> None:
     loud = [float(np.sqrt((unit.sound**2).mean())) for unit in units]
     assert sum(rms > 0.03 for rms in loud) >= MIN_UNITS, f"expected speech in most seconds, got RMS {loud}"
     peak = max(float(abs(unit.sound).max()) for unit in units)
@@ -69,7 +69,7 @@ def test_somebody_speaks_nearly_all_the_time(units: list[MediaUnit]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SPEAKERS))
-def test_voice_is_what_the_script_makes(root: Path, name: str) -> None:
+def test_voice_matches_its_script(root: Path, name: str) -> None:
     committed = voice(root, name)
     built = synthesize(SPEAKERS[name])
     assert 0.5 * RATE <= len(committed) <= 30 * RATE and len(committed) == len(built)
@@ -93,7 +93,7 @@ def voice(root: Path, name: str) -> np.ndarray:
 
 
 def pitch(sound: np.ndarray) -> float:
-    """Hz in the middle of all stretches that are loud enough to tell."""
+    """Median fundamental frequency in Hz over the spans with enough energy."""
     found = []
     for start in range(0, len(sound) - 1024, 512):
         window = sound[start : start + 1024] * np.hanning(1024)

@@ -68,7 +68,7 @@ COMPARED = [(target, region) for target, aim in COMPILE_TARGETS.items() for regi
 
 
 class Script(Observer):
-    """Decides who speaks when: a turn of four units, then six that listen. The words are the model's own."""
+    """Overrides the decision only: a turn of four units, then six units of listening."""
 
     def token(self, session: str, job: Any, token: int) -> int:
         ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.talk.all_ids)
@@ -81,7 +81,7 @@ class Script(Observer):
 
 @dataclass
 class Bench:
-    """A tuned engine whose thread runs, with sessions that have spoken in its slots."""
+    """A compiled engine with a running thread and slots that two sessions have used."""
 
     engine: Engine
     tuned: Tuned
@@ -98,7 +98,7 @@ class Bench:
 
 
 def talk(engine: Engine, n_units: int) -> list[UnitResult]:
-    """Two sessions side by side; every third unit has a picture."""
+    """Run two sessions at once; every third unit has a picture."""
     events: queue.Queue[Any] = queue.Queue()
     handles: list[Handle] = []
     for n in range(2):
@@ -151,7 +151,7 @@ def flat(value: object) -> list[Tensor]:
 
 
 def inputs(table: RegionTable, name: str, bucket: Bucket) -> tuple[list[Tensor], dict[str, Any]]:
-    """An example in which each row has a slot of its own; the vocoder's leaves its state in the session's other one."""
+    """Example inputs with one slot per row; the vocoder writes its state to the session's second row."""
     torch.manual_seed(hash(tuple(bucket.values())) % 1000)
     tensors, static = table.table[name].example(bucket)
     given, is_vocoder = list(tensors), "columns" in vars(table.shapes)
@@ -162,7 +162,7 @@ def inputs(table: RegionTable, name: str, bucket: Bucket) -> tuple[list[Tensor],
 
 
 def compare(bench: Bench, target: str, region: str) -> dict[str, tuple[float, float]]:
-    """Largest and mean difference by bucket, of all numbers that come out and of all that slots hold afterwards."""
+    """Maximum and mean difference by bucket, over all outputs and all slot state after the call."""
     table, state, found = bench.table(target), bench.state(), {}
     before = [tensor.clone() for tensor in state]
     for bucket, variant in table.calls(region):
@@ -201,7 +201,7 @@ def test_every_target_compiles(bench: Bench) -> None:
     assert bench.tuned.counts.graph_breaks == 0
 
 
-def test_many_units_compile_nothing(bench: Bench) -> None:
+def test_units_after_warm_up_compile_nothing(bench: Bench) -> None:
     results = talk(bench.engine, N_UNITS)
     assert len(results) == 2 * N_UNITS
     n_listen, n_voiced = (
@@ -213,8 +213,8 @@ def test_many_units_compile_nothing(bench: Bench) -> None:
     assert bench.watch.check() == CompileCounts(), f"after warm-up: {bench.watch.check()}"
 
 
-def test_the_same_conversation_sounds_the_same(bench: Bench) -> None:
-    """Bit for bit, by the same engine."""
+def test_repeated_conversation_is_bit_identical(bench: Bench) -> None:
+    """Two runs of one engine."""
     first, second = (talk(bench.engine, 4) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert (one.session, one.tokens, one.n_speech_tokens) == (other.session, other.tokens, other.n_speech_tokens)
@@ -222,8 +222,8 @@ def test_the_same_conversation_sounds_the_same(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("target", "region"), COMPARED)
-def test_compiled_is_eager_to_rounding(bench: Bench, target: str, region: str) -> None:
-    """At every bucket, on slots that two sessions have left something in."""
+def test_compiled_equals_eager_within_rounding(bench: Bench, target: str, region: str) -> None:
+    """At every bucket, on slots with the state of two sessions."""
     found = bench.engine.submit(compare, bench, target, region).result()
     assert len(found) > 1, f"expected several sizes, got {list(found)}"
     for bucket, (worst, mean) in found.items():

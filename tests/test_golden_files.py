@@ -1,4 +1,4 @@
-"""The smaller file formats of golden data: the same bits, whichever way they are stored."""
+"""Compact file formats of golden data keep every bit."""
 
 import json
 import lzma
@@ -38,7 +38,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
-    """Any bits at all, NaN among them, in tensors of any size and type; none and empty ones too."""
+    """Arbitrary bits, including NaN, in tensors of any size and type, including empty ones."""
     held = {}
     for number in range(draw(st.integers(0, 4))):
         dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 5), max_size=3))
@@ -62,7 +62,7 @@ def test_packing_keeps_every_bit(held, metadata):
         assert bits(got[name]) == bits(tensor), f"{name}: expected {tensor}, got {got[name]}"
 
 
-def test_packing_pays(tmp_path):
+def test_packing_reduces_the_size(tmp_path):
     torch.manual_seed(0)
     held = {"weights": torch.randn(300, 100), "zeros": torch.zeros(300, 100)}
     save_packed(held, tmp_path / "w.packed")
@@ -71,7 +71,7 @@ def test_packing_pays(tmp_path):
     assert packed < 0.87 * plain / 2, f"expected what numbers of one scale take, {0.87 * plain / 2:.0f}, got {packed}"
 
 
-def test_both_formats_are_read_alike(tmp_path):
+def test_both_formats_load_equally(tmp_path):
     held, header = {"x": torch.arange(6.0).view(2, 3)}, {"config": '{"n": 1}'}
     save_packed(held, tmp_path / "small.packed", header)
     save_file(held, tmp_path / "plain.safetensors", metadata=header)
@@ -86,7 +86,7 @@ def test_both_formats_are_read_alike(tmp_path):
     assert golden.tensors("none") == {} and golden.json("none.json") is None
 
 
-def test_trimmed_tables_of_any_file_are_completed(tmp_path):
+def test_trimmed_tables_are_completed(tmp_path):
     kept = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     about = {"t": {"rows": 4, "kept": [3, 1], "fill": 9.0}}
     save_packed({"t": kept, "u": kept}, tmp_path / "f.packed", {"trimmed": json.dumps(about)})
@@ -95,7 +95,7 @@ def test_trimmed_tables_of_any_file_are_completed(tmp_path):
     assert completed({"t": kept[:0]}, {"t": {"rows": 2, "kept": []}})["t"].tolist() == [[0, 0], [0, 0]]
 
 
-def test_a_checkpoint_without_weights_is_named(tmp_path):
+def test_missing_weights_are_named(tmp_path):
     (tmp_path / "model").mkdir()
     for file in ("config.json", "trimmed.json"):
         (tmp_path / "model" / file).write_text('{"t": {"rows": 1, "kept": []}}')
@@ -106,7 +106,7 @@ def test_a_checkpoint_without_weights_is_named(tmp_path):
         _ = GoldenDir(tmp_path).checkpoint
 
 
-def test_a_packed_checkpoint_is_unpacked_beside(tmp_path):
+def test_packed_checkpoint_is_unpacked_into_a_copy(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "tokenizer.json.xz").write_bytes(lzma.compress(b"[1]"))
@@ -117,7 +117,7 @@ def test_a_packed_checkpoint_is_unpacked_beside(tmp_path):
     assert (golden.checkpoint / "tokenizer.json").read_text() == "[1]" and golden.kept_rows("w") == slice(None)
 
 
-def test_a_changed_copy_is_read_instead(tmp_path, root):
+def test_changed_packed_checkpoint_is_unpacked_again(tmp_path, root):
     golden = root / "tests" / "golden"
     folder = change(golden, tmp_path / "golden", "llm", moved("greedy_ids", 1))
     before, after = (read_tensors(path, "llm")[0] for path in (golden, folder))

@@ -1,4 +1,4 @@
-"""The parity runner on the omni model's committed golden data, and proof that it notices what is wrong."""
+"""The parity runner on the omni model's committed golden data, and its detection of wrong values."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def whole(golden: Path) -> tuple[Report, list[str]]:
     return run_parity(str(golden))
 
 
-def test_every_stage_matches_the_golden_data(whole):
+def test_stages_match_golden_data(whole):
     report, stages = whole
     assert set(stages) == STAGES
     assert not report.misses, f"{len(report.misses)} of {len(report.checks)}:\n" + "\n".join(
@@ -59,12 +59,12 @@ def test_every_stage_matches_the_golden_data(whole):
         ("chat_mixed", "generated_ids", "chat_mixed"),
     ],
 )
-def test_a_wrong_value_is_a_miss(golden, tmp_path, stem, tensor, stage):
+def test_wrong_value_fails(golden, tmp_path, stem, tensor, stage):
     report, _ = run_parity(str(change(golden, tmp_path / "golden", stem, moved(tensor, 0.01))), only=stage)
     assert report.misses
 
 
-def test_a_stage_that_fails_is_a_miss_and_the_others_still_run(golden, tmp_path):
+def test_failing_stage_does_not_stop_the_others(golden, tmp_path):
     changed = change(golden, tmp_path / "golden", "llm", lambda t: t | {"prompt_ids": t["prompt_ids"] + 10**6})
     report, stages = run_parity(str(changed), only="l")
     assert stages == ["llm"]
@@ -83,7 +83,7 @@ TRIMMED = {
 }
 
 
-def test_what_a_directory_was_trimmed_of_is_not_compared(golden, whole, tmp_path):
+def test_trimmed_tensors_are_not_compared(golden, whole, tmp_path):
     for stem, patterns in TRIMMED.items():
         change(golden, tmp_path / "golden", stem, without(*patterns))
     manifest = json.loads((golden / "manifest.json").read_text())
@@ -102,7 +102,7 @@ def test_what_a_directory_was_trimmed_of_is_not_compared(golden, whole, tmp_path
 
 
 @pytest.mark.parametrize("gone", ["mel_stream_duplex.packed", "manifest.json"])
-def test_a_stage_without_its_sound_compares_nothing(golden, tmp_path, gone):
+def test_stage_without_sound_compares_nothing(golden, tmp_path, gone):
     shutil.copytree(golden, tmp_path / "golden", ignore=shutil.ignore_patterns(gone, "duplex", "token2wav"))
     report, stages = run_parity(str(tmp_path / "golden"), only="apm_stream")
     assert (report.checks, stages) == ([], [])
@@ -117,13 +117,13 @@ def test_a_stage_without_its_sound_compares_nothing(golden, tmp_path, gone):
         ("apm_full", "c2.audio_features", "apm_full", "apm_full c2", "c2.audio_features"),
     ],
 )
-def test_a_missing_input_is_a_miss_that_names_it(golden, tmp_path, stem, gone, stage, case, name):
+def test_missing_input_fails_with_its_name(golden, tmp_path, stem, gone, stage, case, name):
     report, _ = run_parity(str(change(golden, tmp_path / "golden", stem, without(gone))), only=stage)
     assert [(miss.case, miss.detail) for miss in report.misses] == [(case, f"missing: {name}")]
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_speech_in_chunks(golden, tmp_path, wrong):
+def test_speech_stream_matches_speech_by_turn(golden, tmp_path, wrong):
     """`cases/tts_stream`, laid out from what `tts` holds of the same turns."""
     (tmp_path / "cases").mkdir()
     (tmp_path / "tiny").symlink_to(golden / "tiny")
@@ -154,7 +154,7 @@ def test_speech_in_chunks(golden, tmp_path, wrong):
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_moved_keys(tmp_path, wrong):
+def test_moved_keys_match_float64(tmp_path, wrong):
     """`cases/rope`: keys turned to both places in float64."""
     (tmp_path / "cases").mkdir()
     torch.manual_seed(0)
@@ -180,10 +180,10 @@ def test_moved_keys(tmp_path, wrong):
     assert [miss.case for miss in report.misses] == ["rope r0"] * wrong, str(report)
 
 
-def test_the_command_prints_each_case_and_tells_by_its_exit_code(golden, tmp_path, root, monkeypatch, capsys):
+def test_command_prints_cases_and_returns_a_status(golden, tmp_path, root, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
     only = ["--stage", "audio_projection"]
-    for folder, code in ((golden, 0), (tmp_path / "empty", 1)):  # nothing compared is no success
+    for folder, code in ((golden, 0), (tmp_path / "empty", 1)):  # a run without comparisons fails
         monkeypatch.setattr(sys, "argv", ["parity", str(folder), *only])
         assert main() == code
     shown = capsys.readouterr().out
@@ -209,7 +209,7 @@ def test_report_rules():
     assert "expected [1, 3], got [1, 2]" in str(report)
 
 
-def test_a_tolerance_may_be_given():
+def test_tolerance_can_be_set():
     report, one = Report(), torch.ones(3)
     report.close_if("case", "inside", one + 0.19, one, 0.1)
     report.close_if("case", "outside", one + 0.21, one, 0.1)

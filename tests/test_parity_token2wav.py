@@ -1,4 +1,4 @@
-"""The parity runner on the vocoder's committed golden data, and proof that it notices what is wrong."""
+"""The parity runner on the vocoder's committed golden data, and its detection of wrong values."""
 
 from pathlib import Path
 
@@ -41,15 +41,15 @@ def told(report: Report) -> str:
     return "\n".join(f"{miss.case} {miss.name}: {miss.detail}" for miss in report.misses)
 
 
-def test_every_stage_matches_the_golden_data(whole):
+def test_stages_match_golden_data(whole):
     report, stages = whole
     assert set(stages) == STAGES.keys() and not report.empty
     assert not report.misses, told(report)
     assert len(report.checks) > 85, "stages ran but compared little"
 
 
-def test_the_sizes_are_not_the_released_ones(golden):
-    """What is hard-coded from the released model cannot pass these cases."""
+def test_golden_sizes_differ_from_released_sizes(golden):
+    """A constant hard-coded from the released model fails these cases."""
     shapes = {name: tuple(tensor.shape) for name, tensor in GoldenDir(golden).tensors("e2e_a").items()}
     assert shapes["out.chunk0_mel"] == (1, 20, 50) and shapes["in.spk_emb"] == (1, 12)
 
@@ -80,7 +80,7 @@ def test_the_sizes_are_not_the_released_ones(golden):
         ("s3gen_source", "out.source", 5e-3),
     ],
 )
-def test_a_wrong_value_is_a_miss(golden, tmp_path, stage, tensor, by):
+def test_wrong_value_fails(golden, tmp_path, stage, tensor, by):
     folder = change(golden, tmp_path / "golden", STAGES[stage], moved(tensor, by))
     report, _ = run_parity(str(folder), only=stage)
     assert report.misses and all(miss.case.startswith(STAGES[stage]) for miss in report.misses), told(report)
@@ -100,7 +100,7 @@ TRIMMED = {
 }
 
 
-def test_what_a_directory_was_trimmed_of_is_not_compared(golden, whole, tmp_path):
+def test_trimmed_tensors_are_not_compared(golden, whole, tmp_path):
     for stem, patterns in TRIMMED.items():
         change(golden, tmp_path / "golden", stem, without(*patterns))
     (full, all_stages), (report, stages) = whole, run_parity(str(tmp_path / "golden"))
@@ -116,7 +116,7 @@ def test_what_a_directory_was_trimmed_of_is_not_compared(golden, whole, tmp_path
     assert sounds == {"e2e_a 0"}, "sound builds on the mel before it, chunk 3 has none"
 
 
-def test_inputs_alone_are_no_miss_and_no_success(golden, tmp_path):
+def test_inputs_without_outputs_compare_nothing(golden, tmp_path):
     for stem in set(STAGES.values()):
         change(golden, tmp_path / "golden", stem, without("out.*"))
     report, _ = run_parity(str(tmp_path / "golden"))
@@ -143,13 +143,13 @@ def test_inputs_alone_are_no_miss_and_no_success(golden, tmp_path):
         ("s3gen_source", "in.phase"),
     ],
 )
-def test_a_missing_input_is_a_miss_that_names_it(golden, tmp_path, stage, gone):
+def test_missing_input_fails_with_its_name(golden, tmp_path, stage, gone):
     report, _ = run_parity(str(change(golden, tmp_path / "golden", STAGES[stage], without(gone))), only=stage)
     assert [(miss.case, miss.detail) for miss in report.misses] == [(STAGES[stage], f"missing: {gone}")]
 
 
 @pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"features"}))
-def test_a_missing_weight_is_a_miss(golden, tmp_path, stage):
+def test_missing_weight_fails(golden, tmp_path, stage):
     stem = STAGES[stage]
     prefix = {"flow": "w.flow.", "vocode": "w.hift."}.get(stage, "w.")
     weights = [name for name in GoldenDir(golden).tensors(stem) if name.startswith(prefix)]
@@ -157,7 +157,7 @@ def test_a_missing_weight_is_a_miss(golden, tmp_path, stage):
     assert report.misses
 
 
-def test_noise_is_what_the_reference_added():
+def test_noise_matches_the_reference():
     expected = torch.tensor([0.9406648, 0.07990704, 0.8282226, 1.34656])
     torch.testing.assert_close(hash_noise((4,), 7), expected, atol=1e-6, rtol=0)
     assert torch.equal(hash_noise((2, 2), 7).flatten(), hash_noise((4,), 7))

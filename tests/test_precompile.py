@@ -1,4 +1,4 @@
-"""The program that compiles ahead of time: flags, what it prints and writes, and what it says when it cannot."""
+"""precompile.py: flags, output, report files and errors."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(root: Path, *words: str, environ: dict[str, str] | None = None) -> subpr
     return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=120)
 
 
-def test_it_loads_and_warms_up_and_reports(root: Path, tmp_path: Path) -> None:
+def test_loads_warms_up_and_writes_reports(root: Path, tmp_path: Path) -> None:
     report = tmp_path / "start.json"
     done = run(root, *QUICK, "--report", str(report), environ={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def test_it_loads_and_warms_up_and_reports(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "voices").is_dir(), "expected the environment's cache folder to be used"
 
 
-def test_a_video_that_is_not_there_is_told_with_the_remedy(root: Path, tmp_path: Path) -> None:
+def test_missing_video_fails_with_a_remedy(root: Path, tmp_path: Path) -> None:
     done = run(root, *QUICK, "--warmup-video", str(tmp_path / "none.mp4"))
     assert done.returncode == FAILED, done.stderr
     error = done.stderr.splitlines()[-1]
@@ -56,7 +56,7 @@ def test_a_video_that_is_not_there_is_told_with_the_remedy(root: Path, tmp_path:
     assert not done.stdout, f"expected nothing but the error, got {done.stdout}"
 
 
-def test_flags_are_settings(tmp_path: Path) -> None:
+def test_flags_set_settings(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"service": {"compile": False, "max_warmup_chunks": 7}, "model": {"model_path": "m"}}))
     words = "--model-path /m --pt-path /w.pt --ref-audio-path /v.wav --mode max-autotune --max-warmup-chunks 3"
@@ -73,7 +73,7 @@ def test_flags_are_settings(tmp_path: Path) -> None:
     assert parser().parse_args([]).gpu_id == 0
 
 
-def test_flags_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_invalid_flags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.setattr("precompile.log.set_up", lambda level: None)
     for words, told in (
         (["--max-warmup-chunks", "0"], "service.max_warmup_chunks"),
@@ -93,17 +93,17 @@ def test_flags_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("number", "visible", "expected"),
     [(0, None, "0"), (3, None, "3"), (0, "2,3", "2"), (1, "2,3", "3"), (0, "", ""), (1, "GPU-a,GPU-b", "GPU-b")],
 )
-def test_one_gpu_is_visible(number: int, visible: str | None, expected: str) -> None:
+def test_selected_gpu_becomes_visible(number: int, visible: str | None, expected: str) -> None:
     assert gpu(number, visible) == expected
 
 
 @pytest.mark.parametrize(("number", "visible"), [(2, "2,3"), (-1, None)])
-def test_gpu_that_is_not_visible(number: int, visible: str | None) -> None:
+def test_invisible_gpu_is_refused(number: int, visible: str | None) -> None:
     with pytest.raises(SettingsError, match="--gpu-id"):
         gpu(number, visible)
 
 
-def test_settings_come_before_torch(root: Path) -> None:
+def test_settings_are_checked_before_torch_loads(root: Path) -> None:
     code = "import sys, precompile; precompile.parser(); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"expected torch unloaded, got {done.stderr or 'it loaded'}"
@@ -118,7 +118,7 @@ def test_settings_come_before_torch(root: Path) -> None:
         (TargetPhase.COMPILED, None, ["vocoder"], FAILED),
     ],
 )
-def test_what_fell_back_is_told_and_no_success(
+def test_fallback_is_printed_and_fails(
     capsys: pytest.CaptureFixture[str],
     monkeypatch,
     phase: TargetPhase,

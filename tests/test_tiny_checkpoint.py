@@ -1,4 +1,4 @@
-"""The committed tiny checkpoint is what its script builds, and its tokenizer keeps the released one's promises."""
+"""The committed tiny checkpoint equals what its script builds, and its tokenizer has the released one's properties."""
 
 import json
 from pathlib import Path
@@ -20,16 +20,16 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_script_gives_the_committed_files(tiny: Path, rebuilt: Path) -> None:
+def test_script_builds_the_committed_files(tiny: Path, rebuilt: Path) -> None:
     expected, got = ({p.name for p in folder.iterdir() if p.is_file()} for folder in (rebuilt, tiny))
     assert got == expected
     for file in sorted(rebuilt.iterdir()):
         if file.suffix == ".safetensors":
-            continue  # compared by value below: the container's header is its writer's business
+            continue  # compared by value below, because the header depends on the library version
         assert (tiny / file.name).read_bytes() == file.read_bytes(), f"{file.name} differs from what the script builds"
 
 
-def test_script_gives_the_committed_weights(tiny: Path, rebuilt: Path) -> None:
+def test_script_builds_the_committed_weights(tiny: Path, rebuilt: Path) -> None:
     for file in sorted(rebuilt.glob("*.safetensors")):
         expected, got = load_file(file), load_file(tiny / file.name)
         assert got.keys() == expected.keys()
@@ -75,7 +75,7 @@ def test_markers_are_single_tokens(tiny: Path) -> None:
         "<|im_start|>user\n<think>\n\n</think>\n\nhi</s><|im_end|>\n",
     ],
 )
-def test_any_text_comes_back(tiny: Path, text: str) -> None:
+def test_any_text_round_trips(tiny: Path, text: str) -> None:
     tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text

@@ -1,4 +1,4 @@
-"""The committed tiny vocoder folder is what its script builds, and sound comes out of it."""
+"""The committed tiny vocoder equals what its script builds, and produces sound."""
 
 from pathlib import Path
 
@@ -38,15 +38,15 @@ def parts(committed: Path) -> Token2WavParts:
     return load_token2wav(committed)
 
 
-def test_script_gives_the_committed_files(committed: Path, rebuilt: Path) -> None:
+def test_script_builds_the_committed_files(committed: Path, rebuilt: Path) -> None:
     for folder in (committed, rebuilt):
         assert {file.name for file in folder.iterdir()} == FILES
-    for name in FILES - {FLOW, HIFT}:  # the zip container is torch's business; its values are compared below
+    for name in FILES - {FLOW, HIFT}:  # compared by value below, because the zip container depends on the torch version
         assert (committed / name).read_bytes() == (rebuilt / name).read_bytes(), f"{name} differs from what is built"
 
 
 @pytest.mark.parametrize("name", [FLOW, HIFT])
-def test_script_gives_the_committed_weights(committed: Path, rebuilt: Path, name: str) -> None:
+def test_script_builds_the_committed_weights(committed: Path, rebuilt: Path, name: str) -> None:
     got, expected = (torch.load(folder / name, weights_only=True) for folder in (committed, rebuilt))
     assert list(got) == list(expected)
     for key, tensor in expected.items():
@@ -65,7 +65,7 @@ def test_size(committed: Path) -> None:
     assert n_bytes < MAX_BYTES, f"expected less than {MAX_BYTES} bytes, got {n_bytes}"
 
 
-def test_loads_as_it_was_meant(parts: Token2WavParts) -> None:
+def test_loads_with_the_expected_sizes(parts: Token2WavParts) -> None:
     assert parts.config == FLOW_CONFIG
     assert parts.hift.conv_pre.weight.shape[:2] == (HIFT_CONFIG.base_channels, HIFT_CONFIG.n_mels)
     assert parts.speaker_encoder.config == SPEAKER_CONFIG
@@ -81,7 +81,7 @@ def test_no_weight_is_trivial(parts: Token2WavParts) -> None:
             assert name in single or tensor.std() > 1e-3, f"{name}: expected varied values, got std {tensor.std()}"
 
 
-def test_sound(parts: Token2WavParts) -> None:
+def test_produces_finite_sound(parts: Token2WavParts) -> None:
     speech_tokens = torch.randint(0, 6561, (3, 50), generator=torch.Generator().manual_seed(5))
     f0, wave = offline_sound(parts, speech_tokens, n_steps=10)
     rms = wave.square().mean(1).sqrt()
@@ -94,7 +94,7 @@ def test_sound(parts: Token2WavParts) -> None:
     assert difference > 0.02, f"expected other codes to sound otherwise, got an rms difference of {difference}"
 
 
-def test_speech_tokenizer_hears(parts: Token2WavParts) -> None:
+def test_speech_tokenizer_distinguishes_sounds(parts: Token2WavParts) -> None:
     mel = torch.randn(1, 128, 400, generator=torch.Generator().manual_seed(1))
     speech_tokens, _ = parts.speech_tokenizer(mel, torch.tensor([400]))
     assert speech_tokens.unique().numel() > 30, f"expected codes that vary, got {speech_tokens}"

@@ -1,4 +1,4 @@
-"""Which modules load torch, found out in one fresh process for all of them."""
+"""Finds the modules that load torch, in one new process."""
 
 import json
 import subprocess
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-# Each module is imported by a child of its own, which has what was torch-free before it and nothing else. One that is
-# torch-free is then imported here, so that the next child has its share of the work done.
+# A forked child imports each module on top of the torch-free modules before it. The parent then imports a torch-free
+# module too, so that the next child starts with it loaded.
 PROGRAM = """
 import importlib, json, os, sys, traceback
 assert "torch" not in sys.modules
@@ -36,7 +36,7 @@ print(json.dumps(wrong))
 
 
 def assert_torch_free(root: Path, modules: Iterable[str]) -> None:
-    """Importing none of `modules` loads torch; all that do are named."""
+    """Assert that importing any of `modules` leaves torch unloaded. The failure names all that load it."""
     command = [sys.executable, "-c", PROGRAM, *modules]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"expected a list of modules, got status {done.returncode}: {done.stderr}"

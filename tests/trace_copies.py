@@ -1,4 +1,4 @@
-"""Recorded sessions with something altered or missing, in memory and as folders."""
+"""Copies of recorded sessions with changed or missing fields, in memory and as folders."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from tests.traces.folder import Trace
 
 GOLDEN = Path(__file__).parent / "golden" / "duplex"
-# A short trace with sound, pictures, both and neither.
+# A short trace whose units have sound, pictures, both or neither.
 VARIED = "mixed_modes"
 
 
@@ -34,7 +34,7 @@ def with_field(trace: Trace, path: tuple, change: Callable[[Any], Any]) -> Trace
 
 
 def make_folder(path: Path, name: str = VARIED, **files: Any) -> Path:
-    """The committed folder with one trace only; files of that trace as given, None for none at all."""
+    """Copy the committed folder with one trace. `files` replaces files of that trace; None removes one."""
     (path / name).mkdir(parents=True)
     for shared in ("tiny", "inputs"):
         (path / shared).symlink_to(GOLDEN / shared)
@@ -50,7 +50,7 @@ def make_folder(path: Path, name: str = VARIED, **files: Any) -> Path:
 
 
 def given_with(**changes: Any) -> dict[str, Any]:
-    """What was done in the first unit of a trace, or before it, changed."""
+    """The inputs of a trace with changes in the first unit or before it."""
     given = json.loads((GOLDEN / VARIED / "input.json").read_text())
     unit = {key: changes.pop(key) for key in ("audio", "frames", "before", "max_slice_nums") if key in changes}
     given["units"][0].update(unit)

@@ -1,4 +1,4 @@
-"""Small builders the stages share: slot caches of a part."""
+"""Slot caches for the parity stages."""
 
 import torch
 
@@ -9,7 +9,7 @@ from models.omni import OmniModel
 def slot_cache(
     model: OmniModel, part: str, *, n_slots: int, max_len: int | None = None, one_scratch: bool = False
 ) -> KVCache:
-    """An empty cache for `apm`, `llm` or `tts` with as many rows as the part can use at most, or `max_len`."""
+    """An empty cache for `apm`, `llm` or `tts`, with the part's maximum number of rows or `max_len`."""
     config = model.config
     audio, tts = config.audio_config, config.tts_config
     n_layers, kv_heads, head_dim, most = {

@@ -1,4 +1,4 @@
-"""Three numbers that stand for a tensor, and how close they have to be."""
+"""Checksum of a tensor in three numbers, and its tolerance."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 2e-3  # of a sum's size, 1 at least
-CANCELLING = 1e-5  # of the sum of magnitudes: what rounding leaves where numbers of both signs add up to little
+CANCELLING = 1e-5  # of the sum of magnitudes: rounding error of sums whose terms cancel
 
 
 def checksum(values: Tensor) -> list[float]:
@@ -17,6 +17,6 @@ def checksum(values: Tensor) -> list[float]:
 
 
 def allowed(sums: Sequence[float]) -> Tensor:
-    """How far each sum may be off."""
+    """Tolerance of each sum."""
     expected = torch.tensor(sums, dtype=torch.float64)
     return (TOLERANCE * expected.abs().clamp_min(1)).clamp_min(CANCELLING * float(expected[1]))

@@ -1,4 +1,4 @@
-"""A golden directory: tensors and manifest by file stem, and the checkpoint they were made with.
+"""A golden directory: tensors and manifest by file stem, and the checkpoint that produced them.
 
 Knows the file formats only, each of which may be the plain one or a smaller one of the same content: `.packed` for
 `.safetensors`, `.json.xz` for `.json`. What a tensor means is the stages' business.
@@ -24,7 +24,7 @@ WEIGHTS = "model"  # stem of a checkpoint's weights
 
 
 class GoldenDir:
-    """Read access to one golden directory; nothing about dims, seeds or case names is assumed."""
+    """Read access to one golden directory. Sizes, seeds and case names come from the files."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -36,7 +36,7 @@ class GoldenDir:
         return sorted({file.stem for file in files})
 
     def tensors(self, stem: str) -> dict[str, torch.Tensor]:
-        """All tensors of a file, tables that were trimmed completed; none if there is no such file."""
+        """All tensors of a file, with trimmed tables completed; empty if the file does not exist."""
         tensors, header = read_tensors(self.path, stem)
         return completed(tensors, json.loads(header.get("trimmed", "{}")))
 
@@ -56,7 +56,7 @@ class GoldenDir:
 
     @cached_property
     def checkpoint(self) -> Path:
-        """The checkpoint folder; where tables were trimmed or files are packed, a completed copy of it."""
+        """The checkpoint folder, or a completed copy if tables were trimmed or files are packed."""
         folder = self._checkpoint_folder
         if not self._trimmed and not any(file.suffix in (PACKED, XZ) for file in folder.iterdir()):
             return folder
@@ -74,7 +74,7 @@ class GoldenDir:
         return full
 
     def kept_rows(self, table: str) -> list[int] | slice:
-        """Rows of a table that the stored checkpoint has: of an output head, the columns whose logits mean anything."""
+        """Rows of a table that the stored checkpoint has; for an output head, the columns with valid logits."""
         return self._trimmed[table]["kept"] if table in self._trimmed else slice(None)
 
     @cached_property
@@ -87,13 +87,13 @@ class GoldenDir:
 
     @cached_property
     def _trimmed(self) -> dict[str, Any]:
-        """By table, how many rows it has, which ones are stored, and what to put in place of the others."""
+        """By table: its number of rows, the stored rows, and the fill value of the others."""
         file = self._checkpoint_folder / "trimmed.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
 
 def read_tensors(folder: Path, stem: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors of a file as they are stored and its header; nothing if there is no such file."""
+    """Stored tensors of a file and its header; empty if the file does not exist."""
     plain, packed = folder / f"{stem}{PLAIN}", folder / f"{stem}{PACKED}"
     if plain.exists():
         with safe_open(plain, framework="pt") as file:
@@ -102,7 +102,7 @@ def read_tensors(folder: Path, stem: str) -> tuple[dict[str, torch.Tensor], dict
 
 
 def completed(tensors: dict[str, torch.Tensor], trimmed: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The same tensors with whole tables in place of trimmed ones, so that a strict loader sees all rows.
+    """The same tensors with complete tables instead of trimmed ones, so that a strict loader finds all rows.
 
     trimmed: by table, how many `rows` it has, which ones are `kept`, and what to `fill` the others with, 0 if not said.
     """

@@ -1,4 +1,4 @@
-"""The deterministic pictures the golden data was made from."""
+"""The deterministic pictures that the golden data was made with."""
 
 import numpy as np
 from PIL import Image

@@ -1,4 +1,4 @@
-"""Golden tensors in less space, bit for bit as they were recorded.
+"""Compressed golden tensors that keep every bit.
 
 A float's sign and exponent are much the same from number to number, its lower bytes are noise. So all tensors of one
 item size lie behind one another and are split into planes, every number's first byte, every number's second byte and
@@ -17,11 +17,11 @@ from torch import Tensor
 
 SUFFIX = ".packed"
 INDEX = "index.json"
-NO_DATE = (1980, 1, 1, 0, 0, 0)  # the same tensors make the same file
+NO_DATE = (1980, 1, 1, 0, 0, 0)  # equal tensors give equal files
 
 
 def save_packed(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors and the metadata of the file they came from."""
+    """Write tensors and the metadata of their original file."""
     by_size: dict[int, list[np.ndarray]] = defaultdict(list)
     entries = []
     for name, tensor in sorted(tensors.items()):
@@ -55,14 +55,14 @@ def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _write(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     member = zipfile.ZipInfo(name, NO_DATE)
-    # Noise grows when it is compressed.
+    # Incompressible data grows when it is compressed.
     worth_it = len(zlib.compress(data)) < len(data)
     member.compress_type = zipfile.ZIP_LZMA if worth_it else zipfile.ZIP_STORED
     archive.writestr(member, data)
 
 
 def _numbers(archive: zipfile.ZipFile, size: int) -> np.ndarray:
-    """[n, size] bytes of all numbers of one size."""
+    """[n, size] bytes of all elements of one item size."""
     planes = [np.frombuffer(archive.read(f"{size}.{plane}"), np.uint8) for plane in range(size)]
     return np.stack(planes, axis=1)
 

@@ -1,4 +1,4 @@
-"""Collects comparisons and prints them: one line per case, expected and got ids on a miss."""
+"""Collects comparisons and prints one line per case, with expected and found values on a miss."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import torch
 from tests.parity.checksum import allowed, checksum
 
 ATOL = RTOL = 1e-4  # float32 on CPU against the public implementation's float32
-FEW = 8  # numbers that a miss shows one by one
+FEW = 8  # numbers that a miss lists individually
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Report:
     """All checks of one run. `close` is for floats, `equal` for ids and other exact values."""
 
     checks: list[Check] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)  # stages that found nothing to compare
+    empty: list[str] = field(default_factory=list)  # stages without a comparison
 
     def close(self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float = ATOL) -> None:
         """|got - expected| <= tolerance * (1 + |expected|) everywhere; shapes must match and all be finite."""
@@ -50,7 +50,7 @@ class Report:
         self._add(case, name, ok, detail)
 
     def sums_if(self, case: str, name: str, got: torch.Tensor, expected: Sequence[float] | None) -> None:
-        """The checksum of `got` is the one expected (`tests.parity.checksum`), unless there is none."""
+        """The checksum of `got` equals the expected one (`tests.parity.checksum`), if that is not None."""
         if expected is not None:
             sums = (torch.tensor(sums, dtype=torch.float64) for sums in (checksum(got), expected))
             self.within(case, name, *sums, allowed(expected))
@@ -63,17 +63,17 @@ class Report:
     def close_if(
         self, case: str, name: str, got: torch.Tensor, expected: torch.Tensor | None, tolerance: float = ATOL
     ) -> None:
-        """`close`, unless the directory was trimmed of what is expected."""
+        """`close`, unless the expected tensor was trimmed from the directory."""
         if expected is not None:
             self.close(case, name, got, expected, tolerance)
 
     def equal_if(self, case: str, name: str, got: object, expected: object | None) -> None:
-        """`equal`, unless the directory was trimmed of what is expected."""
+        """`equal`, unless the expected value was trimmed from the directory."""
         if expected is not None:
             self.equal(case, name, got, expected)
 
     def has_inputs(self, case: str, held: Container[str], *names: str) -> bool:
-        """Whether all of a case's inputs are there; if not, that is a miss which names the absent ones."""
+        """Whether all inputs of a case exist; missing ones are reported as a miss by name."""
         absent = [name for name in names if name not in held]
         if absent:
             self.fail(case, "input", f"missing: {', '.join(absent)}")

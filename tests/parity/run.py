@@ -1,4 +1,4 @@
-"""Which stage reads which file, and the run over one golden directory."""
+"""The stages with the files that they read, and the run over one golden directory."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ from tests.parity.token2wav import (
 
 Stage = Callable[[GoldenDir, Report], None]
 
-VOCODER: list[tuple[str, str, Stage]] = [  # name, how its files' names begin
+VOCODER: list[tuple[str, str, Stage]] = [  # name, prefix of its files
     ("features", "features_", features.run),
     ("campplus", "campplus_", campplus.run),
     ("s3_tokenizer", "s3tokenizer_", s3_tokenizer.run),
@@ -55,7 +55,7 @@ VOCODER: list[tuple[str, str, Stage]] = [  # name, how its files' names begin
 
 
 def run_parity(path: str, only: str | None = None) -> tuple[Report, list[str]]:
-    """Run the stages a directory has data for. Returns: all comparisons and the stages that made any.
+    """Run the stages that a directory has data for. Returns: all comparisons, and the stages that made one.
 
     A stage that raises is a miss, so that the others still run.
     """

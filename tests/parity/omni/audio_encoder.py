@@ -1,4 +1,4 @@
-"""Audio encoder stages: whole clips (`apm_full`), one unit after another (`apm_stream_*`), `audio_projection`."""
+"""Audio encoder stages: whole clips (`apm_full`), streamed units (`apm_stream_*`), `audio_projection`."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.parity.report import Report
 
 
 def clips(golden: GoldenDir, model: OmniModel, report: Report) -> None:
-    """`apm_full`: a batch of clips of different length, encoded together as the public code pads them."""
+    """`apm_full`: clips of different length in one batch, padded as in the public implementation."""
     tensors, meta = golden.tensors("apm_full"), golden.meta("apm_full")
     pool = model.config.audio_pool_step
     for case in sorted({name.split(".")[0] for name in tensors}):
@@ -36,7 +36,7 @@ def clips(golden: GoldenDir, model: OmniModel, report: Report) -> None:
 
 
 def units(golden: GoldenDir, model: OmniModel, report: Report, stem: str) -> None:
-    """`apm_stream_*`: our own streamed mel of the stored wave, unit after unit through the slot cache."""
+    """`apm_stream_*`: streamed mel of the stored wave, unit by unit through the slot cache."""
     tensors, lengths = golden.tensors(stem), golden.meta(stem).get("cache_len_after", [])
     sound = sound_in_units(golden, f"mel_stream_{stem.removeprefix('apm_stream_')}")
     if sound is None:

@@ -33,7 +33,7 @@ def run(golden: GoldenDir, report: Report) -> None:
 
 
 def strip(part: ImagePatches, patch: int = 14) -> np.ndarray:
-    """[L, 588] patches laid side by side: [3, 14, 14 L]."""
+    """[L, 588] patches to one strip [3, 14, 14 L]."""
     return part.pixels.reshape(-1, 3, patch, patch).transpose(1, 2, 0, 3).reshape(3, patch, -1)
 
 
@@ -45,7 +45,7 @@ def _check_image(
     sizes = plan(*image.size, meta["max_slice_nums"])
     slices = cut(image, sizes)
     parts = [patchify(part) for part in slices]
-    if {"grid_cols_rows", "source_wh"} <= meta.keys():  # the grid of an uncut image is null
+    if {"grid_cols_rows", "source_wh"} <= meta.keys():  # the grid of an image with one slice is null
         report.equal(f"image {case}", "grid, source", _lists(sizes)[:2], [meta["grid_cols_rows"], meta["source_wh"]])
     report.equal_if(f"image {case}", "slices", len(parts), meta.get("num_slices"))
     report.equal_if(f"image {case}", "cell sizes", _cells(slices), meta.get("slice_wh"))

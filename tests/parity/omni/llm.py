@@ -10,7 +10,7 @@ from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 
 HEAD = "llm.lm_head.weight"
-PADDING = 5  # rows of noise behind the valid ones: must not show anywhere
+PADDING = 5  # rows of noise after the valid ones, which must not affect any output
 
 
 def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
@@ -63,7 +63,7 @@ def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
 
 
 def _n_steps(tensors: dict[str, torch.Tensor]) -> int:
-    """Tokens fed one by one after the prompt, told from whatever of them is stored."""
+    """Tokens fed one by one after the prompt, from the stored tensors."""
     for name, more in (("step_logits", 0), ("step_hidden", 0), ("greedy_ids", 1)):
         if name in tensors:
             return tensors[name].shape[1] - more

@@ -1,4 +1,4 @@
-"""Dropping rows from a cache (`cases/rope`): keys behind the gap turned to their new positions."""
+"""Eviction of cache rows (`cases/rope`): keys after the gap are rotated to their new positions."""
 
 import re
 
@@ -20,7 +20,7 @@ def run(golden: GoldenDir, report: Report) -> None:
             key = tensors[f"{case}.key"]
             held = torch.cat((torch.zeros(*key.shape[:2], int(old), key.shape[3]), key), dim=2)
             moved, _ = _evict(held, held, int(new), int(old - new), theta)
-            # Float32 knows the angle of position p to p / 2^24 radians at best.
+            # Float32 represents the angle of position p to p / 2^24 radians at best.
             tolerance = max(ATOL, (old + key.shape[2]) / 2**24)
             report.close(f"rope {case}", "keys", moved[:, :, int(new) :], tensors[f"{case}.out"], tolerance)
     for layer in sorted({m[1] for name in tensors if (m := re.fullmatch(r"drop\.key_before\.(\d+)", name))}):

@@ -1,4 +1,4 @@
-"""Speech-code sampler against recorded chains: values after the penalty, kept codes, greedy history."""
+"""Speech token sampler against recorded chains: scores after the penalty, kept tokens, greedy history."""
 
 from dataclasses import fields
 
@@ -14,7 +14,7 @@ def run(golden: GoldenDir, report: Report) -> None:
     if "tts" not in golden.stems("tts"):
         return
     tensors = golden.tensors("tts")
-    constants, settings = golden.meta("tts").get("sampling", {}), greedy_codes(golden.meta("tts").get("sampling", {}))
+    constants, settings = golden.meta("tts").get("sampling", {}), greedy_tokens(golden.meta("tts").get("sampling", {}))
     if "window" in constants:
         report.equal("code_sampling", "penalty window", PENALTY_WINDOW, constants["window"])
     if {"chain.logits", "chain.prev_tokens"} <= tensors.keys():
@@ -23,8 +23,8 @@ def run(golden: GoldenDir, report: Report) -> None:
         _raw(tensors, settings, report)
 
 
-def greedy_codes(constants: dict[str, float]) -> SpeechSampling:
-    """The recorded settings, the likeliest code taken instead of a draw; those not recorded have our defaults."""
+def greedy_tokens(constants: dict[str, float]) -> SpeechSampling:
+    """The recorded settings with greedy choice; settings that were not recorded have our defaults."""
     names = {"min_keep": "min_tokens_to_keep"}
     known = {entry.name: names.get(entry.name, entry.name) for entry in fields(SpeechSampling)}
     given = {name: constants[stored] for name, stored in known.items() if stored in constants}

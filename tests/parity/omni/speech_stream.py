@@ -1,4 +1,4 @@
-"""Half-duplex speech (`cases/tts_stream`): text chunks in, batches of codes and the state of the cache out."""
+"""Half-duplex speech (`cases/tts_stream`): from text chunks to batches of speech tokens and cache state."""
 
 from typing import Any
 
@@ -10,25 +10,25 @@ from models.stages.runner import Runner
 from models.stages.speech_steps import Speaker
 from models.stages.speech_stream import SpeechStream
 from tests.parity.golden import GoldenDir
-from tests.parity.omni.speech_sampling import greedy_codes
+from tests.parity.omni.speech_sampling import greedy_tokens
 from tests.parity.report import Report
 
 
 def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
-    """Recorded at so low a temperature that the likeliest code was drawn every time."""
+    """Recorded at a temperature so low that every draw is the most likely token."""
     folder = GoldenDir(golden.path / "cases")
     description, tensors = folder.json("tts_stream.json"), folder.tensors("tts_stream")
     runner = Runner(model, TokenSets.build([TokenSet()], model.config.vocab_size), n_slots=2, llm_len=64)
     speaker = Speaker(runner)
     for case in description["cases"]:
-        speaker.start_turn(1, greedy_codes(description))
+        speaker.start_turn(1, greedy_tokens(description))
         _turn(case, description["token_window_size"], tensors, speaker, report)
 
 
 def _turn(
     case: dict[str, Any], window: int, tensors: dict[str, torch.Tensor], speaker: Speaker, report: Report
 ) -> None:
-    """One turn; it ends where the rows of a text chunk are missing, since what follows builds on them."""
+    """One turn, up to the first text chunk whose rows are missing."""
     kind, number, batches = case["attention_type"], case["case"], case["yields"]
     stream = SpeechStream(
         speaker,
@@ -60,13 +60,13 @@ def _turn(
 
 
 def chunk_rows(model: OmniModel, text: torch.Tensor, final: bool) -> torch.Tensor:
-    """Rows [n, D] of a text chunk with the markers behind it: end of text after the last one, start of speech."""
+    """Rows [n, D] of a text chunk and its markers: end of text after the last chunk, start of speech."""
     config, rows = model.config.tts_config, model.tts.emb_text.weight
     marks = [config.text_eos_token_id, config.audio_bos_token_id]
     return torch.cat((text, rows[marks if final else marks[1:]]))
 
 
 def cache_state(speaker: Speaker, slot: int) -> tuple[int, int]:
-    """Rows of a slot that the next row will see, and its position."""
+    """Rows of a slot that the next row attends to, and its position."""
     cache = speaker.state.cache
     return min(int(cache.lengths[slot]), int(cache.windows[slot])), int(cache.positions[slot])

@@ -1,4 +1,4 @@
-"""Turn-based text (`cases/chunk_generate`): text chunks, what is emitted, and the hidden rows speech is made of."""
+"""Turn-based text (`cases/chunk_generate`): text chunks, emitted text, and the hidden states for speech."""
 
 from dataclasses import replace
 from typing import Any

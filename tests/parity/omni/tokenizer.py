@@ -89,7 +89,7 @@ def _check_prompt(stem: str, golden: GoldenDir, tokenizer: Tokenizer, report: Re
 
 
 def chat_messages(golden: GoldenDir, msgs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A case's messages with its pictures made and its sounds loaded (silence for a missing one, which is as long)."""
+    """A case's messages with generated pictures and loaded sounds; silence of equal length for a missing one."""
     waves = golden.tensors(MEDIA)
     return [
         {

@@ -1,4 +1,4 @@
-"""Speech-code stage (`tts`): conditioning rows, folded head, greedy steps, and the three ways of speaking."""
+"""Speech token stage (`tts`): conditioning rows, folded head, greedy steps, and the three speech modes."""
 
 import itertools
 import re
@@ -14,14 +14,14 @@ from models.stages.speech_steps import Speaker
 from models.stages.speech_stream import STREAM_MAX_SPEECH_TOKENS, SpeechStream
 from tests.parity.build import slot_cache
 from tests.parity.golden import GoldenDir
-from tests.parity.omni.speech_sampling import greedy_codes
+from tests.parity.omni.speech_sampling import greedy_tokens
 from tests.parity.omni.speech_stream import cache_state, chunk_rows
 from tests.parity.report import Report
 
 Tensors = dict[str, torch.Tensor]
 
 HEAD = "tts.head_code.0.parametrizations.weight.original1"
-CONDITION = "cond.chat_inputs_embeds"  # what the raw steps and whole answers start from
+CONDITION = "cond.chat_inputs_embeds"  # input of the raw steps and of whole answers
 
 
 def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
@@ -29,7 +29,7 @@ def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
     _conditions(tensors, model, report)
     _raw_steps(tensors, model, golden.kept_rows(HEAD), report)
     runner = Runner(model, TokenSets.build([TokenSet()], model.config.vocab_size), n_slots=2, llm_len=64)
-    speaker, turn = Speaker(runner), greedy_codes(meta.get("sampling", {}))
+    speaker, turn = Speaker(runner), greedy_tokens(meta.get("sampling", {}))
     unit = replace(turn, top_p=1.0, top_k=0, history_per_call=True)
     _answers(tensors, speaker, turn, report)
     _units(tensors, speaker, unit, report)
@@ -58,7 +58,7 @@ def _conditions(tensors: Tensors, model: OmniModel, report: Report) -> None:
 
 
 def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, report: Report) -> None:
-    """Greedy steps from the stored condition; skipped where that or the codes are missing.
+    """Greedy steps from the stored condition; skipped if it or the speech tokens are missing.
 
     Logits of all codes are stored, since the sampler is measured on them; the head may have rows for some only.
     """
@@ -135,7 +135,7 @@ def _streams(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, repor
             continue
         states = [tensors[f"{key}.state"].tolist() for key in keys]
         first_codes = len(tensors[f"{keys[0]}.yielded"]) + states[0][1]
-        # A call that ran into its limit left a code unfed, so the next start is ahead of the cache.
+        # A call that reached its limit leaves one token unfed, so the next start is ahead of the cache.
         n_rows = len(tensors["stream.condition0"][0]) + 1
         limit = first_codes if states[0][2] == n_rows + first_codes else STREAM_MAX_SPEECH_TOKENS
         window = max(state[3] for state in states)

@@ -43,7 +43,7 @@ def run_vpm(golden: GoldenDir, model: OmniModel, report: Report) -> None:
 
 
 def run_resampler(golden: GoldenDir, model: OmniModel, report: Report) -> None:
-    """Cases without an own input take the encoder's expected output, or are skipped without it."""
+    """Cases without an input use the encoder's expected output, and are skipped if that is missing."""
     tensors, vpm = golden.tensors("resampler"), golden.tensors("vpm")
     for case in sorted({name.split(".")[0] for name in tensors if name.endswith(".output")}):
         hidden = tensors.get(f"{case}.input", vpm.get(f"{case}.last_hidden_state"))
