@@ -25,12 +25,12 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from clients.address import TargetAddress
 from clients.errors import ConnectionLost, Refused, ServerError
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
     AudioChunk,
     Error,
-    ErrorCode,
     FromClient,
     FromServer,
     Interrupt,
@@ -51,10 +51,10 @@ from worker.protocol.messages import (
     Stop,
     Stopped,
     Timeout,
-    WireError,
     read_server,
     write,
 )
+from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
 OPEN_S = 15.0  # more than a worker waits for a slot

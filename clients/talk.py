@@ -23,8 +23,8 @@ from clients.sound_card import SoundCard
 from clients.talk_options import check, parser, session_config, spec
 from clients.units import SILENCE, ClientUnit, FileUnits, Source, read_voice
 from models.errors import ModelError
-from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout, WireError
-from worker.protocol.wire import Sound
+from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
+from worker.protocol.wire import Sound, WireError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

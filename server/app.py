@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from server.dispatch.dispatcher import Dispatcher
-from server.live.duplex import GatewaySockets, request_type_of, session_id_of
+from server.live.duplex import GatewaySockets, request_type_of
 from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.pages import add_pages
@@ -24,6 +24,7 @@ from server.routes.bodies import FrontendDefaults, Problem
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
 from server.routes.status import status_routes
+from worker.protocol.session_id import session_id_of
 from worker.version import VERSION
 
 REFUSED = {

@@ -28,7 +28,6 @@ HOST, PORT = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]"), re.compile(r"[0-
 FLAGS = {
     "port": "service.gateway_port",
     "max_queue_size": "service.max_queue_size",
-    "timeout": "service.request_timeout",
     "ssl_certfile": "service.ssl_certfile",
     "ssl_keyfile": "service.ssl_keyfile",
     "drain_timeout": "service.drain_timeout_s",
@@ -55,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--ssl-certfile", metavar="FILE", help="certificate")
     parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
     parser.add_argument("--max-queue-size", type=int, metavar="N", help="tickets that may wait")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds for a worker's answer over HTTP")
+    parser.add_argument("--timeout", type=_replaced_timeout, help=argparse.SUPPRESS)
     parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
     parser.add_argument("--lang", choices=["zh", "en"], help="language of pages for visitors who have not chosen")
     parser.add_argument(
@@ -67,6 +66,11 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
+
+
+def _replaced_timeout(text: str) -> None:
+    """The public implementation's limit for requests to workers, which this gateway does not make."""
+    raise argparse.ArgumentTypeError(f"expected service.worker_timeout_s in the settings, got --timeout {text}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from server.dispatch.dispatcher import Dispatcher
-from worker.protocol.messages import ErrorCode
+from worker.protocol.codes import ErrorCode
 from worker.protocol.wire import clean
 from worker.status import State
 

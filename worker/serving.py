@@ -17,8 +17,8 @@ from worker.config.service import ROOT, Config
 from worker.http.app import build_app
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
+from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import begin, live_server, stop_signal
-from worker.protocol.messages import ErrorCode
 from worker.service import Service, WorkerSettings
 from worker.start.releasing import settle_heap
 from worker.status import State

@@ -16,12 +16,12 @@ from websockets.asyncio.server import ServerConnection
 
 from models.errors import ModelError, SettingsError
 from worker.config.session import SessionConfig
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     AudioChunk,
     ClientMessage,
     Error,
-    ErrorCode,
     Form,
     Interrupt,
     Interrupted,
@@ -38,12 +38,11 @@ from worker.protocol.messages import (
     Stopped,
     Timeout,
     VideoFrame,
-    WireError,
     read_binary,
     read_text,
     write,
 )
-from worker.protocol.wire import Sound
+from worker.protocol.wire import Sound, WireError
 
 SOUND_RATE = 24_000
 UNIT_MS = 1000.0

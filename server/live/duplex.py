@@ -5,7 +5,6 @@ Knows the queue's messages and close codes. Does not know what is said to the wo
 
 import asyncio
 import logging
-import re
 import time
 from contextlib import suppress
 from functools import partial
@@ -18,15 +17,15 @@ from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.queue import QueueFullError, RequestType
 from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Inbox
-from server.live.relay import NORMAL, Relay
+from server.live.relay import Relay
 from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link
 from server.metrics import GatewayMetrics
+from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import until_gone
-from worker.protocol.messages import Error, ErrorCode, FromServer, Queued, QueueDone, QueueUpdate, write
-from worker.protocol.wire import CloseReason
+from worker.protocol.messages import Error, FromServer, Queued, QueueDone, QueueUpdate, write
+from worker.protocol.session_id import session_id_of
 
 LOG = logging.getLogger(__name__)
-FAILED, RESTART, TRY_LATER = 1011, 1012, 1013  # WebSocket close codes
 UPDATE_S = 2.5  # between two messages to a client that waits, who is promised one every 3 s
 APART_S, MAX_APART_S = 0.0003, 0.4  # between news of a change to one who waits and to the next
 MB = 2**20
@@ -35,7 +34,6 @@ MAX_EARLY_OF_ALL = 512 * MB
 MAX_IN_FLIGHT = MB  # what is read ahead of a worker that is slower than its client
 LAST_WORDS_S = 2.0
 REASONS = frozenset(CloseReason)
-ODD = re.compile(r"[^A-Za-z0-9_-]")
 AUDIO_PREFIXES = ("adx_", "audio_duplex_")
 
 
@@ -48,12 +46,7 @@ class SocketClose(NamedTuple):
     error: Error | None = None
 
 
-CLIENT_GONE = SocketClose(NORMAL, "", "client gone")
-
-
-def session_id_of(given: str) -> str:
-    """A client's own id as it is known from then on; ids that are known stay as they are."""
-    return ODD.sub("_", given)[:128] or "duplex"
+CLIENT_GONE = SocketClose(CloseCode.NORMAL, "", "client gone")
 
 
 def request_type_of(session_id: str) -> RequestType:
@@ -85,7 +78,9 @@ class GatewaySockets:
         except QueueFullError:
             text = f"Queue full ({self._dispatcher.queue.most} requests)"
             error = Error(error=text, code=ErrorCode.QUEUE_FULL)
-            await self._say_goodbye(websocket, SocketClose(TRY_LATER, "Queue full", "queue full", error))
+            await self._say_goodbye(
+                websocket, SocketClose(CloseCode.TRY_AGAIN_LATER, "Queue full", "queue full", error)
+            )
             return
         inbox = Inbox(self._store, MAX_EARLY)
         talking = asyncio.create_task(self._talk(websocket, pending, inbox), name="talk")
@@ -130,10 +125,12 @@ class GatewaySockets:
         except WorkerLostError as error:
             LOG.warning("session %s: %s", pending.ticket.session_id, error)
             told = Error(error=f"The worker was lost: {error}", code=ErrorCode.WORKER_LOST)
-            return SocketClose(FAILED, "Worker lost", "worker lost", told)
+            return SocketClose(CloseCode.INTERNAL_ERROR, "Worker lost", "worker lost", told)
         except Exception as error:  # a fault of ours ends this session, and says so
             LOG.exception("session %s", pending.ticket.session_id)
-            return SocketClose(FAILED, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))
+            return SocketClose(
+                CloseCode.INTERNAL_ERROR, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL)
+            )
         finally:
             self._dispatcher.leave(pending)
 
@@ -148,7 +145,7 @@ class GatewaySockets:
                 is_told = True
             if pending.is_cancelled:
                 error = Error(error="Request cancelled", code=ErrorCode.CANCELLED)
-                return SocketClose(TRY_LATER, "Request cancelled", "cancelled", error)
+                return SocketClose(CloseCode.TRY_AGAIN_LATER, "Request cancelled", "cancelled", error)
             worker = pending.lease.worker
             try:
                 link = await open_link(self._asking, pending.lease)
@@ -227,7 +224,7 @@ class GatewaySockets:
 
 def _draining() -> SocketClose:
     error = Error(error="The server is shutting down", code=ErrorCode.DRAINING)
-    return SocketClose(RESTART, "Shutting down", "draining", error)
+    return SocketClose(CloseCode.SERVICE_RESTART, "Shutting down", "draining", error)
 
 
 async def _read(websocket: WebSocket, inbox: Inbox) -> None:

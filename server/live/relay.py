@@ -18,12 +18,11 @@ from server.live.inbox import ClientDisconnected, Data, Inbox
 from server.live.worker_link import WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
+from worker.protocol.codes import CloseCode
 from worker.protocol.connection import STUCK_S
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed
 
 RESULT, PAUSED, RESUMED, PREPARED, ERROR = (one.kind() for one in (Result, Paused, Resumed, Prepared, Error))
-NORMAL = 1000
-NO_CODE = 1005  # the worker has closed without saying why
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Relay:
             except ConnectionClosed as closed:
                 if closed.rcvd is None:
                     raise WorkerLostError(self._lease.worker.name, expected="a close frame", got="none") from None
-                code = NORMAL if closed.rcvd.code == NO_CODE else closed.rcvd.code
+                code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
                 return Ended(code, closed.rcvd.reason)
             received = time.monotonic()
             self._look_at(data)

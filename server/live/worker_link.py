@@ -12,6 +12,7 @@ from websockets.exceptions import WebSocketException
 
 from models.errors import ModelError
 from server.dispatch.workers import Worker, WorkerLease
+from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
 
 PROBE_S = 1.0  # a worker that works answers within milliseconds
@@ -89,6 +90,6 @@ async def close_link(link: ClientConnection, *, politely: bool) -> None:
             with suppress(Exception):
                 # The library's own limit does not count while what was sent before is not read.
                 async with asyncio.timeout(CLOSE_S):
-                    await link.close(1000)
+                    await link.close(CloseCode.NORMAL)
     finally:
         link.transport.abort()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationErro
 
 from models.errors import AudioError, ConfigError
 from server.registry.reference_sound import duration_of
-from worker.config.layers import read_json
+from worker.config.json_file import read_json
 from worker.config.service import ROOT
 
 FOLDER = ROOT / "assets" / "presets"

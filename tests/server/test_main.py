@@ -23,8 +23,8 @@ from server.registry.presets import NO_PRESETS
 from server.serving import serve
 from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, STOP, Client, Running, run, until
 from worker.config.service import default_config
+from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import listen
-from worker.protocol.messages import ErrorCode
 
 LISTENING = re.compile(r"listening on (https?)://127\.0\.0\.1:(\d+)")
 
@@ -102,6 +102,13 @@ def said(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_what_cannot_be(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(flags, capsys)
     assert words in text, f"{flags}: expected {words!r}, got {text!r}"
+
+
+def test_refuses_timeout_flag_with_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--timeout", "300"])
+    text = capsys.readouterr().err
+    assert caught.value.code == 2 and "expected service.worker_timeout_s in the settings, got --timeout 300" in text
 
 
 def test_ports_of_workers_end_somewhere(

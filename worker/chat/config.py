@@ -21,7 +21,8 @@ from models.sampling.settings import (
 )
 from worker.chat.reply import TEXT_CHUNK
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET, SessionConfig, WindowConfig
-from worker.config.settings import SettingProblem, Settings, notes, overlaid, shown
+from worker.config.settings import SettingProblem, Settings, notes, overlaid
+from worker.describe import shown
 
 SEGMENT_ROWS = 450  # maximum context rows of a user's turn: 30 s of sound with marks and the template around it
 
@@ -154,7 +155,7 @@ class HalfDuplexConfig(Settings):
         high = min(self.high_tokens, llm_len - SEGMENT_ROWS - self.reply.max_rows)
         return max(high, 0), max(min(self.low_tokens, high), 0)
 
-    def _misfits(self) -> list[SettingProblem]:
+    def _conflicts(self) -> list[SettingProblem]:
         if self.low_tokens <= self.high_tokens:
             return []
         expected = f"at most high_tokens ({self.high_tokens})"

@@ -1,4 +1,4 @@
-"""What is compiled and how: `service.compile` and the other switches of speed. Torch-free."""
+"""`service.compile`: what is compiled and how, and the backend flags. Torch-free."""
 
 from typing import Literal, Self, get_args
 
@@ -16,21 +16,23 @@ class CompileConfig(Settings):
     enabled: bool | Literal["auto"] = Field(
         "auto", description="compile and capture at start; auto: on a GPU; false: plain eager"
     )
-    targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts that compile; the others stay eager")
-    mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="as torch.compile's")
-    dynamic: bool = Field(True, description="one graph for all sizes; false: one per bucket")
+    targets: tuple[Target, ...] = Field(TARGETS, strict=False, description="parts to compile; the others run eagerly")
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="mode of torch.compile")
+    dynamic: bool = Field(True, description="true: one graph for all sizes; false: one per bucket")
     cuda_graphs: Literal["auto", "on", "off"] = Field(
-        "auto", description="capture whole regions; auto: on a GPU, unless the mode brings graphs of its own"
+        "auto", description="capture whole regions; auto: on a GPU, unless the mode captures graphs itself"
     )
     kernels: Literal["auto", "off"] = Field(
         "auto",
         description="the project's own GPU kernels in place of compiled layers; auto: on a GPU with Triton, in mode "
         "default and with attention auto",
     )
-    tf32: bool = Field(True, description="float32 products on tensor cores, shorter by 13 bits")
-    cudnn_benchmark: bool = Field(False, description="let cuDNN try its convolutions at each new shape")
+    tf32: bool = Field(True, description="TF32 in float32 matrix products: tensor cores, 13 fewer mantissa bits")
+    cudnn_benchmark: bool = Field(False, description="let cuDNN benchmark its convolutions at each new shape")
     attention: Literal["auto", "flash", "sdpa", "eager"] = Field(
-        "auto", description="attention kernels: flash alone where it applies, all of PyTorch's, or plain products"
+        "auto",
+        description="attention kernels; flash: flash attention where it applies; sdpa: all of PyTorch's; eager: plain "
+        "matrix products",
     )
 
     def enabled_on(self, device_type: str) -> bool:

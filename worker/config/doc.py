@@ -1,6 +1,6 @@
-"""The table of every key of the settings file: `python -m worker.config.doc` prints it for `docs/configuration.md`.
+"""Markdown table of all keys of the settings file: `python -m worker.config.doc` prints it for docs/configuration.md.
 
-Knows the typed settings and Markdown. Torch-free.
+Torch-free.
 """
 
 import json
@@ -8,34 +8,28 @@ from pathlib import Path
 
 from worker.config.layers import SettingField, setting_fields
 from worker.config.service import Config
-from worker.config.settings import Settings, allowed
+from worker.config.settings import Settings
 
 HEAD = ("| key | default | allowed | what it does |", "|---|---|---|---|")
 
 
 def table() -> list[str]:
-    """One line of Markdown for each key, with a head; a session's knobs have a table elsewhere."""
-    return [*HEAD, *(_row(knob) for knob in setting_fields(Config) if _is_told(knob))]
+    """The lines of the table: its head, and one per key. The settings of a session have a table of their own."""
+    return [*HEAD, *(_row(setting) for setting in setting_fields(Config) if _has_row(setting))]
 
 
-def _is_told(knob: SettingField) -> bool:
-    is_section = knob.parent is Config
-    return not is_section and not knob.key.startswith("duplex.session.")
+def _has_row(setting: SettingField) -> bool:
+    is_section = setting.parent is Config
+    return not is_section and not setting.key.startswith("duplex.session.")
 
 
-def _row(knob: SettingField) -> str:
-    cells = (f"`{knob.key}`", _default(knob), _allowed(knob), knob.parent.model_fields[knob.name].description or "")
+def _row(setting: SettingField) -> str:
+    cells = (f"`{setting.key}`", _default(setting), setting.allowed(), setting.info.description or "")
     return f"| {' | '.join(cells)} |"
 
 
-def _allowed(knob: SettingField) -> str:
-    if knob.group is None:
-        return allowed(knob.parent, knob.name)
-    return "true or false or 'auto' or an object" if "enabled" in knob.group.model_fields else "an object"
-
-
-def _default(knob: SettingField) -> str:
-    value = knob.default
+def _default(setting: SettingField) -> str:
+    value = setting.default
     if isinstance(value, Settings):
         value = value.model_dump().get("enabled", {})
     if isinstance(value, Path):

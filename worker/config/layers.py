@@ -1,42 +1,55 @@
-"""Settings from several places laid over each other: a JSON file, the environment, flags. Torch-free.
+"""Settings from several sources: defaults, a JSON file, the environment, flags. Torch-free.
 
-Knows where a value came from and where a relative path starts; does not know what any setting means.
+Each source is a pydantic-settings source; pydantic-settings merges and validates them. pydantic-settings ignores
+unknown variables and does not record where a value comes from, so each `SettingsLayer` checks its keys and remembers
+its sources.
 """
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
-from models.errors import ConfigError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
 from worker.config.hub_id import HubIdAllowed, hub_id
-from worker.config.settings import SettingError, SettingProblem, Settings, shown
+from worker.config.settings import SettingError, SettingProblem, Settings
+from worker.describe import shown
 
 VARIABLE_PREFIX = "DUOLOGUE_"
-MAX_FILE_BYTES = 1 << 20
-_EXCERPT = 24  # characters of the file in an error
 
 
 class SettingField(NamedTuple):
-    """One setting by its full name. parent: the group it is in. name: its own name there."""
+    """One setting.
+
+    Attributes:
+        key: its full name, such as `service.compile.mode`.
+        parent: the group that contains it.
+        name: its name in that group.
+    """
 
     key: str
     parent: type[Settings]
     name: str
 
     @property
+    def info(self) -> FieldInfo:
+        return self.parent.model_fields[self.name]
+
+    @property
     def annotation(self) -> Any:
-        return self.parent.model_fields[self.name].annotation
+        return self.info.annotation
 
     @property
     def default(self) -> Any:
-        return self.parent.model_fields[self.name].default
+        return self.info.default
 
     @property
     def group(self) -> type[Settings] | None:
-        """The settings inside, if it is a group of them."""
+        """The group that the setting is, if it is one."""
         kind = self.annotation
         return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
 
@@ -50,188 +63,251 @@ class SettingField(NamedTuple):
 
     @property
     def takes_hub_id(self) -> bool:
-        """Whether it also takes a model id of the Hugging Face hub, which stays as it is."""
-        return any(isinstance(one, HubIdAllowed) for one in self.parent.model_fields[self.name].metadata)
+        """Whether it also takes a model id of the Hugging Face hub, which stays unchanged."""
+        return any(isinstance(one, HubIdAllowed) for one in self.info.metadata)
 
     @property
     def is_text(self) -> bool:
-        """Whether a number on its own would be text: a path, a word, one of some words."""
+        """Whether a variable such as `7` is text: true for paths, text and choices of words."""
         kinds = (self.annotation, *get_args(self.annotation))
         return self.is_path or any(kind is str or isinstance(kind, str) for kind in kinds)
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it is a group with `enabled`, for which a value of `enabled` may stand."""
+        return self.group is not None and "enabled" in self.group.model_fields
+
+    def switches_with(self, value: object) -> bool:
+        """Whether `value` is a value of `enabled`: true, false, or one of its words."""
+        if self.group is None or not self.is_switch:
+            return False
+        words = [word for kind in get_args(self.group.model_fields["enabled"].annotation) for word in get_args(kind)]
+        return isinstance(value, bool) or value in words
+
+    def allowed(self) -> str:
+        """The allowed values, as `describe_type` words them."""
+        if self.group is None:
+            return self.parent.allowed(self.name)
+        return f"{self.group.allowed('enabled')} or an object" if self.is_switch else "an object"
+
+    @property
     def variable(self) -> str:
-        """The environment's name of it: DUOLOGUE_SERVICE_GATEWAY_PORT for service.gateway_port."""
-        return VARIABLE_PREFIX + self.key.upper().replace(".", "_")
+        """Its environment variable: DUOLOGUE_SERVICE_GATEWAY_PORT for service.gateway_port."""
+        return variable_of(self.key)
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a setting's full name."""
+    return VARIABLE_PREFIX + key.upper().replace(".", "_")
 
 
 def setting_fields(settings: type[Settings], prefix: str = "") -> Iterator[SettingField]:
-    """Every setting, a group in front of what is inside."""
+    """All settings, each group before its members."""
     for name in settings.model_fields:
-        knob = SettingField(prefix + name, settings, name)
-        yield knob
-        if knob.group:
-            yield from setting_fields(knob.group, f"{knob.key}.")
+        setting = SettingField(prefix + name, settings, name)
+        yield setting
+        if setting.group:
+            yield from setting_fields(setting.group, f"{setting.key}.")
 
 
-@dataclass
-class Layers:
-    """What has been given so far. values: as the settings nest. sources: full name -> where its value came from."""
+class LayeredSettings(Settings, BaseSettings):
+    """Settings that `from_layers` reads from several sources. The constructor reads its arguments only.
 
-    settings: type[Settings]
-    dead: Mapping[str, str]  # keys that others know and that do nothing here -> why
-    switches: frozenset[str]  # groups with an `enabled` that true, false or auto alone may stand for
-    values: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    problems: list[SettingProblem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    Attributes:
+        unused_keys: keys of other versions' files that are accepted without effect -> what to do instead.
+    """
 
-    def __post_init__(self) -> None:
-        self._known = {knob.key: knob for knob in setting_fields(self.settings)}
+    # As in Settings; the later of the two base classes would win otherwise.
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
-    def add(self, given: Mapping[str, object], source: str, base: Path) -> None:
-        """Lay nested values over those so far. base: where relative paths start."""
-        self._merge(given, self.values, "", source, base)
+    unused_keys: ClassVar[Mapping[str, str]] = {}
 
-    def add_dotted(self, given: Mapping[str, object], source: str, base: Path) -> None:
-        """The same for full names, such as `service.compile.mode`; a value of None is not given."""
-        for key, value in given.items():
-            if value is not None:
-                self._add_one(key, value, source, base)
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
-    def add_environment(self, environ: Mapping[str, str], base: Path) -> None:
-        """Variables named as settings; a value is JSON, or the text itself where it is not, or nothing if empty."""
-        by_variable = {knob.variable: knob for knob in self._known.values()}
-        sections = tuple(f"{VARIABLE_PREFIX}{name.upper()}_" for name in self.settings.model_fields)
-        for variable, text in sorted(environ.items()):
-            knob = by_variable.get(variable)
-            if not text:
-                continue
-            if knob is not None:
-                self._add_one(knob.key, _from_text(text, knob), variable, base)
-            elif variable.startswith(sections):
-                near = next(iter(difflib.get_close_matches(variable, by_variable, n=1)), None)
-                self.problems.append(SettingProblem(variable, _existing(near, "a variable"), shown(text)))
+    @classmethod
+    def from_layers(cls, layers: Sequence["SettingsLayer"]) -> Self:
+        """The merged settings.
 
-    def build(self) -> Any:
-        """The settings. Raises: SettingError naming every value that cannot be and where it came from."""
+        Args:
+            layers: by falling priority.
+        Raises:
+            SettingError: for every invalid value of every layer, with its source.
+        """
+        problems = [problem for layer in reversed(layers) for problem in layer.problems]
         built = None
         try:
-            built = self.settings(**self.values)
+            built = cls(_build_sources=(tuple(layers), {}))
         except SettingError as error:
-            self.problems += error.problems
-        self.raise_problems()
+            problems += error.problems
+        if built is None or problems:
+            raise SettingError(with_sources(problems, layers))
         return built
 
-    def raise_problems(self) -> None:
-        """Raises: SettingError if there are any."""
-        if self.problems:
-            raise SettingError([self._with_source(one) for one in self.problems])
 
-    def _add_one(self, key: str, value: object, source: str, base: Path) -> None:
+class SettingsLayer(PydanticBaseSettingsSource):
+    """The values of one source, nested as the settings are.
+
+    Attributes:
+        values: the known values, relative paths made absolute.
+        sources: full name -> the source of its value, for errors.
+        problems: unknown keys and groups that are no objects.
+        notes: one sentence for each key without effect.
+    """
+
+    def __init__(self, settings_cls: type[LayeredSettings], base: Path):
+        """
+        Args:
+            settings_cls: the settings.
+            base: the folder that relative paths start from.
+        """
+        super().__init__(settings_cls)
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        self.problems: list[SettingProblem] = []
+        self.notes: list[str] = []
+        self._settings, self._base = settings_cls, base
+        self._known = {setting.key: setting for setting in setting_fields(settings_cls)}
+
+    @classmethod
+    def of_file(cls, settings_cls: type[LayeredSettings], content: Mapping[str, object], file: Path) -> Self:
+        """The content of a settings file; relative paths start at its folder."""
+        layer = cls(settings_cls, file.absolute().parent)
+        layer._add(content, _Place(file.name))
+        return layer
+
+    @classmethod
+    def of_keys(cls, settings_cls: type[LayeredSettings], given: Mapping[str, object], source: str, base: Path) -> Self:
+        """Values by full name, such as `service.compile.mode`; None means not given."""
+        layer = cls(settings_cls, base)
+        for key, value in given.items():
+            if value is not None:
+                layer._add_key(key, value, source)
+        return layer
+
+    @classmethod
+    def of_environment(cls, settings_cls: type[LayeredSettings], environ: Mapping[str, str], base: Path) -> Self:
+        """DUOLOGUE_* variables. A value is JSON, otherwise text; an empty one is not given."""
+        layer = cls(settings_cls, base)
+        by_variable = {setting.variable: setting for setting in layer._known.values()}
+        unused = {variable_of(key): key for key in settings_cls.unused_keys}
+        sections = tuple(f"{variable_of(name)}_" for name in settings_cls.model_fields)
+        for variable, text in sorted(environ.items()):
+            setting = by_variable.get(variable)
+            if not text:
+                continue
+            if setting is not None:
+                layer._add_key(setting.key, _from_text(text, setting), variable)
+            elif variable in unused:
+                layer._add_key(unused[variable], text, variable)
+            elif variable.startswith(sections):
+                near = next(iter(difflib.get_close_matches(variable, by_variable, n=1)), None)
+                layer.problems.append(SettingProblem(variable, _existing(near, "a variable"), shown(text)))
+        return layer
+
+    def __call__(self) -> dict[str, Any]:
+        return self.values
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self.values.get(field_name), field_name, False
+
+    def _add_key(self, key: str, value: object, source: str) -> None:
         *groups, name = key.split(".")
         nested: dict[str, object] = {name: value}
         for group in reversed(groups):
             nested = {group: nested}
-        # A knob inside a switched group does not turn the switch, an object for the whole group does.
-        self._merge(nested, self.values, "", source, base, whole=key)
+        self._add(nested, _Place(source, whole=key))
 
-    def _merge(
-        self, given: Mapping[str, object], into: dict[str, Any], prefix: str, source: str, base: Path, whole: str = ""
-    ) -> None:
+    def _add(self, given: Mapping[str, object], place: "_Place") -> None:
+        self._merge(given, self.values, "", place)
+
+    def _merge(self, given: Mapping[str, object], into: dict[str, Any], prefix: str, place: "_Place") -> None:
         for name, value in given.items():
             key = f"{prefix}{name}"
-            knob = self._known.get(key)
-            if key in self.dead:
-                self.notes.append(f"setting {key} ({source}) has no effect: {self.dead[key]}")
-            elif knob is None:
-                self.problems.append(SettingProblem(key[:80], _existing(self._near(key)), f"{shown(value)} ({source})"))
-            elif knob.group:
-                self._merge_group(knob, value, into, source, base, whole)
-            elif not (knob.must_be_path and value in (None, "")):  # a line there to be filled in
-                into[name] = _placed(value, base, knob) if knob.is_path else value
-                self.sources[key] = source
+            setting = self._known.get(key)
+            if key in self._settings.unused_keys:
+                self.notes.append(f"setting {key} ({place.source}) has no effect: {self._settings.unused_keys[key]}")
+            elif setting is None and self._is_unused_section(key, value):
+                assert isinstance(value, Mapping)
+                self._merge(value, {}, f"{key}.", place)
+            elif setting is None:
+                got = f"{shown(value)} ({place.source})"
+                self.problems.append(SettingProblem(key[:80], _existing(self._nearest(key)), got))
+            elif setting.group:
+                self._merge_group(setting, value, into, place)
+            elif not (setting.must_be_path and value in (None, "")):  # an empty line of a template
+                self.sources[key] = place.source
+                try:
+                    into[name] = _absolute(value, self._base, setting) if setting.is_path else value
+                except RuntimeError:  # from `Path.expanduser`
+                    got = f"{shown(value)} ({place.source})"
+                    self.problems.append(SettingProblem(key, "a path in a home folder that exists", got))
 
-    def _merge_group(
-        self, knob: SettingField, value: object, into: dict[str, Any], source: str, base: Path, whole: str
-    ) -> None:
-        can_switch = knob.key in self.switches
-        if can_switch and (isinstance(value, bool) or value == "auto"):
-            value = {"enabled": value}
-        elif can_switch and isinstance(value, Mapping) and not whole.startswith(f"{knob.key}."):
-            value = {"enabled": True, **value}
+    def _merge_group(self, setting: SettingField, value: object, into: dict[str, Any], place: "_Place") -> None:
+        if setting.is_switch:
+            if setting.switches_with(value):
+                value = {"enabled": value}
+            elif isinstance(value, Mapping) and not place.whole.startswith(f"{setting.key}."):
+                # An object turns the group on; a single key inside it, such as service.compile.mode, does not.
+                value = {"enabled": True, **value}
         if not isinstance(value, Mapping):
-            expected = "true, false, 'auto' or an object" if can_switch else "an object"
-            self.problems.append(SettingProblem(knob.key, expected, f"{shown(value)} ({source})"))
+            got = f"{shown(value)} ({place.source})"
+            self.problems.append(SettingProblem(setting.key, setting.allowed(), got))
             return
-        inner = into.setdefault(knob.name, {})
-        self._merge(value, inner, f"{knob.key}.", source, base, whole)
+        self._merge(value, into.setdefault(setting.name, {}), f"{setting.key}.", place)
 
-    def _near(self, key: str) -> str | None:
-        """The setting that may have been meant: of the same name elsewhere, or a name much like it."""
+    def _is_unused_section(self, key: str, value: object) -> bool:
+        return isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in self._settings.unused_keys)
+
+    def _nearest(self, key: str) -> str | None:
+        """The setting with the same name in another group, or the one with the most similar full name."""
         name = key.rpartition(".")[2]
         same = [known for known in self._known if known.rpartition(".")[2] == name]
         return next(iter([*same, *difflib.get_close_matches(key[:80], self._known, n=1)]), None)
 
-    def _with_source(self, problem: SettingProblem) -> SettingProblem:
-        source = self.sources.get(problem.knob)
-        return problem._replace(got=f"{problem.got} ({source})") if source else problem
+
+@dataclass(frozen=True)
+class _Place:
+    """The origin of a value. whole: the full name it was given under; "" for a file."""
+
+    source: str
+    whole: str = ""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A settings file. Raises: ConfigError naming file, line and column for anything but one JSON object."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(str(path), expected="a settings file", got=error.strerror or str(error)) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(str(path), expected=f"at most {MAX_FILE_BYTES} bytes", got="more")
-    try:
-        text = data.decode("utf-8-sig")
-        value = json.loads(text, object_pairs_hook=_no_key_twice)
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), expected="UTF-8 text", got=f"byte {error.start} that is none") from None
-    except json.JSONDecodeError as error:
-        raise _syntax_error(path, text, error) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(str(path), expected="JSON", got=str(error)) from None
-    if not isinstance(value, dict):
-        raise ConfigError(str(path), expected="an object of sections", got=shown(value))
-    return value
+def with_sources(problems: Sequence[SettingProblem], layers: Sequence[SettingsLayer]) -> list[SettingProblem]:
+    """The problems, each value followed by its source. layers: by falling priority."""
+    sources: dict[str, str] = {}
+    for layer in reversed(layers):
+        sources |= layer.sources
+    return [
+        problem._replace(got=f"{problem.got} ({sources[problem.setting]})") if problem.setting in sources else problem
+        for problem in problems
+    ]
 
 
-def _syntax_error(path: Path, text: str, error: json.JSONDecodeError) -> ConfigError:
-    rest = text[error.pos :].splitlines()
-    there = shown(rest[0][:_EXCERPT]) if rest and rest[0] else "the end of the line" if rest else "the end of the file"
-    start, _, expected = error.msg.partition("Expecting ")
-    if start:  # Python's words are about what it found
-        expected, there = "valid JSON", f"{error.msg[:1].lower()}{error.msg[1:]}: {there}"
-    return ConfigError(f"{path} line {error.lineno} column {error.colno}", expected=expected, got=there)
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"a key given twice: {', '.join(map(shown, twice))}")
-    return found
-
-
-def _from_text(text: str, knob: SettingField) -> object:
+def _from_text(text: str, setting: SettingField) -> object:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if isinstance(value, bool) and bool in get_args(knob.annotation):
-        return value
-    return text if knob.is_text and value is not None and not isinstance(value, str) else value
+    if setting.is_text and not isinstance(value, str | bool | None):
+        return text
+    return text if isinstance(value, bool) and setting.is_text and bool not in get_args(setting.annotation) else value
 
 
-def _placed(value: object, base: Path, knob: SettingField) -> object:
-    """A path with its start; text without a character means none."""
-    if not isinstance(value, str | Path) or (knob.takes_hub_id and hub_id(value, base)):
+def _absolute(value: object, base: Path, setting: SettingField) -> object:
+    """A path below `base`, unless it is absolute; empty text becomes None."""
+    if not isinstance(value, str | Path) or (setting.takes_hub_id and hub_id(value, base)):
         return value
     return base / Path(value).expanduser() if str(value) else None
 

@@ -1,7 +1,7 @@
-"""What a session and an engine can be told: knobs, ranges, defaults. Torch-free.
+"""The settings of a session and of an engine: types, ranges, defaults. Torch-free.
 
-A config is frozen and whole: a session's is made from the worker's defaults and what the client gave, checked once,
-and nothing of it reaches the next session. Knows the samplers' settings; does not know files, sockets or devices.
+A session's settings are frozen: the client's values are laid over the worker's defaults, checked once, and have no
+effect on later sessions.
 """
 
 from collections.abc import Mapping
@@ -22,29 +22,33 @@ from models.sampling.settings import (
 )
 from worker.config.compile import CompileConfig
 from worker.config.hub_id import ModelPath
-from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid, shown
+from worker.config.settings import SettingError, SettingProblem, Settings, notes, overlaid
+from worker.describe import shown
 
-# Rows of the shared token sets: duplex as the public implementation has it, duplex as meant, turn-based replies
-# with and without speech.
+# Indices into the shared token sets: duplex as in the public implementation, duplex with its defects fixed,
+# turn-based replies with and without speech.
 REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET = range(4)
 
-IMAGE_ROWS = 66  # context rows of one slice with its two marks
-UNIT_ROWS = 14  # <unit>, ten rows of sound, a turn end put in, terminator, </unit>
+IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
+UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
 
 
 class WindowConfig(Settings):
-    """What leaves the context when it grows: nothing, oldest units by rows, or oldest units into a text of the past."""
+    """What is evicted when the context grows: nothing, the oldest units, or the oldest units with their text kept."""
 
     mode: Literal["off", "basic", "context"] = Field(
-        "basic", description="off: nothing leaves; basic: by rows; context: by units, their words are kept as text"
+        "basic",
+        description="off: evicts nothing; basic: evicts by tokens; context: evicts by units and keeps their text",
     )
-    high_tokens: int = Field(4000, ge=1, le=1_000_000, description="basic: above this many rows units leave")
-    low_tokens: int = Field(3500, ge=0, le=1_000_000, description="basic: until this many are left; high at most")
-    previous_max_tokens: int = Field(500, ge=1, le=100_000, description="context: tokens kept of what was said")
-    max_units: int = Field(24, ge=1, le=10_000, description="context: units kept whole")
-    marker: str = Field("\n\nprevious: ", max_length=200, description="context: text in front of what was said")
+    high_tokens: int = Field(4000, ge=1, le=1_000_000, description="basic: evict above this context length")
+    low_tokens: int = Field(
+        3500, ge=0, le=1_000_000, description="basic: evict down to this length; at most high_tokens"
+    )
+    previous_max_tokens: int = Field(500, ge=1, le=100_000, description="context: most tokens of kept text")
+    max_units: int = Field(24, ge=1, le=10_000, description="context: units kept in full")
+    marker: str = Field("\n\nprevious: ", max_length=200, description="context: text before the kept text")
 
-    def _misfits(self) -> list[SettingProblem]:
+    def _conflicts(self) -> list[SettingProblem]:
         if self.low_tokens <= self.high_tokens:
             return []
         expected = f"at most high_tokens ({self.high_tokens})"
@@ -52,51 +56,69 @@ class WindowConfig(Settings):
 
 
 class SessionConfig(Settings):
-    """One session's knobs, all of them in force from its first unit to its last."""
+    """The settings of one session, in force from its first unit to its last."""
 
-    generate_audio: bool = Field(True, description="speak; otherwise text only")
-    ls_mode: Literal["explicit", "implicit"] = Field("explicit", description="whether a unit's terminator is fed")
-    force_listen_count: int = Field(3, ge=0, le=1000, description="units at the start that only listen")
+    generate_audio: bool = Field(True, description="false: text only")
+    ls_mode: Literal["explicit", "implicit"] = Field(
+        "explicit", description="explicit: feed the terminator of each unit; implicit: do not"
+    )
+    force_listen_count: int = Field(3, ge=0, le=1000, description="first units, which only listen")
     max_new_speak_tokens_per_chunk: int = Field(
-        20, ge=1, le=64, description="tokens of one unit's text, the terminator included"
+        20, ge=1, le=64, description="most text tokens of a unit, including the terminator"
     )
-    max_chars_per_chunk: int = Field(28, ge=1, le=1000, description="characters of one unit's text, below this many")
-    decode_mode: Literal["sampling", "greedy"] = Field("sampling", description="how text tokens are chosen")
-    temperature: float = Field(0.7, ge=0, le=2, description="of text tokens; below 0.000001 it means greedy")
-    top_k: int = Field(20, ge=0, le=MAX_COUNT, description="text tokens to choose from; 0 keeps all")
-    top_p: float = Field(0.8, ge=0, le=1, description="probability to choose from; 0 and 1 keep all")
+    max_chars_per_chunk: int = Field(28, ge=1, le=1000, description="a unit's text stays below this many characters")
+    decode_mode: Literal["sampling", "greedy"] = Field(
+        "sampling", description="greedy: always the most likely text token"
+    )
+    temperature: float = Field(0.7, ge=0, le=2, description="temperature of text tokens; below 0.000001: greedy")
+    top_k: int = Field(20, ge=0, le=MAX_COUNT, description="most likely text tokens that are kept; 0 keeps all")
+    top_p: float = Field(0.8, ge=0, le=1, description="probability mass of text tokens that is kept; 0 and 1 keep all")
     text_repetition_penalty: float = Field(
-        1.05, ge=0.1, le=10, description="above 1 makes recent tokens less likely, below 1 more"
+        1.05, ge=0.1, le=10, description="above 1: recent text tokens become less likely; below 1: more likely"
     )
-    text_repetition_window_size: int = Field(512, ge=0, le=4096, description="recent tokens it looks at")
-    length_penalty: float = Field(1.1, ge=0.1, le=5, description="above 1 makes the end of a turn less likely")
+    text_repetition_window_size: int = Field(
+        512, ge=0, le=4096, description="number of recent text tokens it applies to"
+    )
+    length_penalty: float = Field(1.1, ge=0.1, le=5, description="above 1: the end of a turn becomes less likely")
     listen_prob_scale: float = Field(
-        1.0, ge=1e-4, le=100, description="factor on the odds of listening; on the logit in reference"
+        1.0, ge=1e-4, le=100, description="factor on the odds of listening; with compat reference, on the logit"
     )
     listen_top_k: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="listen as soon as listen is among this many likeliest"
+        None, ge=1, le=MAX_COUNT, description="listen if listening is among this many most likely tokens; null: off"
     )
-    tts_temperature: float = Field(0.8, ge=MIN_TEMPERATURE, le=2, description="of speech codes, drawn in greedy too")
-    tts_repetition_penalty: float = Field(1.05, ge=0.1, le=10, description="above 1 makes recent codes less likely")
-    chunk_ms: Literal[1000] = Field(1000, description="length of a unit: the model is trained on one second")
-    sample_rate: Literal[16000] = Field(16000, description="of the sound heard, in Hz: the model is trained on it")
-    max_slice_nums: int = Field(1, ge=1, le=9, description="slices that a large picture may be cut into")
-    window: WindowConfig = Field(WindowConfig(), description="what leaves the context when it grows")
+    tts_temperature: float = Field(
+        0.8, ge=MIN_TEMPERATURE, le=2, description="temperature of speech tokens, which greedy samples too"
+    )
+    tts_repetition_penalty: float = Field(
+        1.05, ge=0.1, le=10, description="above 1: recent speech tokens become less likely"
+    )
+    chunk_ms: Literal[1000] = Field(1000, description="length of a unit; the model is trained on one second")
+    sample_rate: Literal[16000] = Field(16000, description="sample rate of the input in Hz; the model is trained on it")
+    max_slice_nums: int = Field(1, ge=1, le=9, description="most slices of a large picture")
+    window: WindowConfig = Field(WindowConfig(), description="what is evicted when the context grows")
     euler_steps: int | None = Field(None, ge=1, le=50, description="solver steps of the flow; null: the engine's")
-    seed: int | None = Field(None, ge=0, le=2**64 - 1, description="of all draws; null: one from the engine's")
-    compat: Literal["fixed", "reference"] = Field(
-        "fixed", description="reference: as the public implementation, its bugs included"
+    seed: int | None = Field(
+        None, ge=0, le=2**64 - 1, description="seed of all sampling; null: derived from the engine's"
     )
-    early_sound: bool = Field(True, description="send sound before its unit is complete; not in reference")
-    drain_s: float = Field(4.0, ge=0, le=10, description="sound a turn may still make after its text has ended")
+    compat: Literal["fixed", "reference"] = Field(
+        "fixed", description="reference: as the public implementation, including its defects"
+    )
+    early_sound: bool = Field(
+        True, description="send sound before its unit is complete; no effect with compat reference"
+    )
+    drain_s: float = Field(4.0, ge=0, le=10, description="most seconds of sound after the text of a turn has ended")
 
     @classmethod
     def of(cls, defaults: "SessionConfig", given: Mapping[str, object]) -> tuple["SessionConfig", list[str]]:
-        """The worker's defaults with what a client gave laid over them.
+        """The worker's defaults with the client's values laid over them.
 
-        A `window` that is given as an object may name some of its knobs only.
-        Returns: the config, and one sentence for each key that was ignored because there is no such knob.
-        Raises: SettingError naming every knob that is outside its range.
+        Args:
+            defaults: the worker's settings.
+            given: the client's values; a `window` object may be partial.
+        Returns:
+            The settings, and one sentence for each unknown key.
+        Raises:
+            SettingError: for every value outside its range.
         """
         if not isinstance(given, Mapping):
             raise SettingsError("session settings", expected="an object", got=shown(given))
@@ -107,7 +129,7 @@ class SessionConfig(Settings):
         return cls(**values), notes(cls, ignored)
 
     def text_sampling(self) -> TextSampling:
-        """How this session's duplex text tokens are chosen."""
+        """The sampling of this session's duplex text tokens."""
         reference = self.compat == "reference"
         return replace(
             DUPLEX_TEXT,
@@ -126,30 +148,30 @@ class SessionConfig(Settings):
         )
 
     def speech_sampling(self) -> SpeechSampling:
-        """How this session's speech codes are chosen; `decode_mode` is about text and does not matter here."""
+        """The sampling of this session's speech tokens; `decode_mode` applies to text only."""
         return replace(DUPLEX_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
 
     @property
     def unit_rows(self) -> int:
-        """Most context rows that a unit with one picture adds."""
+        """Most context tokens of a unit with one picture."""
         n_slices = 1 if self.max_slice_nums == 1 else 1 + self.max_slice_nums
         return UNIT_ROWS + n_slices * IMAGE_ROWS + self.max_new_speak_tokens_per_chunk
 
     @property
     def rows_needed(self) -> int:
-        """Context rows without which this session could not go on: what its window lets stand, and one unit."""
-        stands = {"off": 0, "basic": self.window.high_tokens, "context": self.window.previous_max_tokens}
-        return stands[self.window.mode] + self.unit_rows
+        """Least context length of a slot for this session: what its window keeps, and one unit."""
+        kept = {"off": 0, "basic": self.window.high_tokens, "context": self.window.previous_max_tokens}
+        return kept[self.window.mode] + self.unit_rows
 
 
 class EngineConfig(Settings):
-    """What one engine is built with; `session` is what its sessions start from."""
+    """The settings of an engine; `session` holds the defaults of its sessions."""
 
     model_path: ModelPath = Field(
         Path("assets/tiny"), strict=False, description="checkpoint folder, or a model id of the Hugging Face hub"
     )
     pt_path: Path | None = Field(
-        None, strict=False, description="a .pt state dict whose tensors replace those of the checkpoint"
+        None, strict=False, description="a .pt state dict whose tensors replace the checkpoint's"
     )
     token2wav_path: Path | None = Field(
         None, strict=False, description="vocoder folder; null: assets/token2wav in the checkpoint"
@@ -162,40 +184,42 @@ class EngineConfig(Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU")
     max_sessions: int | None = Field(None, ge=1, le=1024, description="slots; null: as many as free memory holds")
-    llm_len: int = Field(8192, ge=1, le=1_000_000, description="context rows of a slot")
+    llm_len: int = Field(8192, ge=1, le=1_000_000, description="context length of a slot in tokens")
     euler_steps: int = Field(10, ge=1, le=50, description="solver steps of the flow")
-    session: SessionConfig = Field(SessionConfig(), description="what sessions start from")
-    max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest sound of a prompt")
-    voices_s: float = Field(60.0, ge=6, le=3600, description="prompts of all voices in use, in seconds together")
-    max_waiting_units: int = Field(16, ge=1, le=600, description="units of sound a session may have waiting")
-    snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for the next session")
-    seed: int = Field(0, ge=0, le=2**64 - 1, description="what seeds come from, for sessions that name none")
-    compile: CompileConfig = Field(CompileConfig(), description="what is compiled and how, and the switches of speed")
+    session: SessionConfig = Field(SessionConfig(), description="defaults of sessions")
+    max_prompt_s: float = Field(30.0, ge=0.5, le=30, description="longest voice prompt in seconds")
+    voices_s: float = Field(60.0, ge=6, le=3600, description="total seconds of the prompts of all voices in use")
+    max_waiting_units: int = Field(16, ge=1, le=600, description="most waiting units of a session")
+    snapshots: int = Field(8, ge=0, le=1024, description="prepared prompts kept for later sessions")
+    seed: int = Field(0, ge=0, le=2**64 - 1, description="source of the seeds of sessions without one")
+    compile: CompileConfig = Field(CompileConfig(), description="compilation and backend flags")
 
     @property
     def token2wav_folder(self) -> Path:
         return self.token2wav_path or self.model_path / "assets" / "token2wav"
 
     def check_session(self, session: SessionConfig) -> None:
-        """Raises: SettingError if a slot could not hold the session's window and one unit more, or for solver steps
-        that
-        the engine was not built for.
+        """Check a session's settings against this engine.
+
+        Raises:
+            SettingError: if a slot cannot hold the session's window and one more unit, or if `euler_steps` differs
+                from the engine's.
         """
-        problems = [self._overflow(session)]
+        overflow = self._overflow(session)
+        problems = [overflow] if overflow else []
         if session.euler_steps not in (None, self.euler_steps):
-            problems.append(
-                SettingProblem("euler_steps", f"null or {self.euler_steps}, the engine's", str(session.euler_steps))
-            )
-        if problems := [problem for problem in problems if problem]:
+            expected = f"null or {self.euler_steps}, the engine's"
+            problems.append(SettingProblem("euler_steps", expected, str(session.euler_steps)))
+        if problems:
             raise SettingError(problems)
 
-    def _misfits(self) -> list[SettingProblem]:
+    def _conflicts(self) -> list[SettingProblem]:
         problem = self._overflow(self.session)
-        return [problem._replace(knob=f"session.{problem.knob}")] if problem else []
+        return [problem._replace(setting=f"session.{problem.setting}")] if problem else []
 
     def _overflow(self, session: SessionConfig) -> SettingProblem | None:
         if session.rows_needed <= self.llm_len:
             return None
-        knob = {"off": "mode", "basic": "high_tokens", "context": "previous_max_tokens"}[session.window.mode]
-        expected = f"one that leaves {session.unit_rows} rows for a unit in llm_len ({self.llm_len})"
-        return SettingProblem(f"window.{knob}", expected, repr(getattr(session.window, knob)))
+        name = {"off": "mode", "basic": "high_tokens", "context": "previous_max_tokens"}[session.window.mode]
+        expected = f"a value that leaves {session.unit_rows} tokens for a unit in llm_len ({self.llm_len})"
+        return SettingProblem(f"window.{name}", expected, shown(getattr(session.window, name)))

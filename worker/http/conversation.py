@@ -19,12 +19,12 @@ from worker.http.metrics import WorkerMetrics
 from worker.http.unit_message import UnitClock, partial_message, result_message
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.sessions import SystemPrompt
+from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.messages import (
     AudioChunk,
     ClientDiagnostic,
     ClientMessage,
     Error,
-    ErrorCode,
     Interrupt,
     Interrupted,
     Pause,
@@ -39,9 +39,8 @@ from worker.protocol.messages import (
     Stopped,
     Timeout,
     VideoFrame,
-    WireError,
 )
-from worker.protocol.wire import CloseReason
+from worker.protocol.wire import WireError
 from worker.service import Service, SlotLease
 
 LOG = logging.getLogger(__name__)

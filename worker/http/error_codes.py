@@ -3,7 +3,8 @@
 from models.errors import AudioError, ContextOverflowError, ImageError, ModelError, SettingsError, SlotError
 from worker.engine import EngineError
 from worker.loop.session import OrderError
-from worker.protocol.messages import ErrorCode, WireError
+from worker.protocol.codes import ErrorCode
+from worker.protocol.wire import WireError
 from worker.status import StateError
 
 CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (

@@ -16,19 +16,10 @@ from models.errors import ModelError, SlotError
 from worker.http.conversation import FAILED, RESTART, Conversation, ConversationEnd
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
+from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.connection import MAX_MESSAGE, STUCK_S, until_gone
-from worker.protocol.messages import (
-    ClientMessage,
-    Error,
-    ErrorCode,
-    Prepare,
-    Spec,
-    WireError,
-    read_binary,
-    read_text,
-    write,
-)
-from worker.protocol.wire import CloseReason
+from worker.protocol.messages import ClientMessage, Error, Prepare, Spec, read_binary, read_text, write
+from worker.protocol.wire import WireError
 from worker.service import Service, SlotLease
 from worker.status import State
 

@@ -18,7 +18,8 @@ from models.errors import ContextOverflowError, NumericsError
 from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import SettingError, SettingProblem, shown
+from worker.config.settings import SettingError, SettingProblem
+from worker.describe import shown
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language

@@ -10,7 +10,7 @@ from models.errors import SettingsError
 from models.sampling.settings import check_number
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import shown
+from worker.describe import shown
 from worker.offline.reply import PLAYER_DELAY_MS
 
 ROOT = Path(__file__).parents[2]

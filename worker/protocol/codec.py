@@ -1,48 +1,42 @@
-"""Typed messages: how they are declared, read and written, and what a field may be in words. Torch-free.
+"""Typed messages: their declaration, reading and writing. Torch-free.
 
-Knows strict types, other names for a field, null for nothing, which payloads may travel as bytes. Does not know which
-messages there are.
+Contains strict types, field aliases, optional nulls and the choice between text and binary frames; does not define
+any message.
 """
 
-import json
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
 
+from worker.describe import TypeWords, cut, describe_type, shown
+from worker.protocol.codes import ErrorCode
 from worker.protocol.wire import (
-    ErrorCode,
     Form,
     Sound,
     WireError,
-    cut,
     json_text,
     pack_frame,
     picture_bytes,
     picture_text,
     read_header,
     read_object,
-    shown,
     unpack_frame,
 )
 
-SOUND_BEGINS = ',"audio_data":"'  # inside a JSON text its quotes would be escaped
+SOUND_BEGINS = ',"audio_data":"'  # cannot occur inside a JSON string, which escapes the quotes
 
-
-class Words(NamedTuple):
-    """What a field may be, where its type does not say so."""
-
-    words: str
-
-
-SoundField = Annotated[Sound, BeforeValidator(Sound.of), PlainSerializer(Sound.base64), Words("base64 text")]
-# Bytes: as it came in a binary frame.
-PictureField = Annotated[str | bytes, PlainSerializer(picture_text), Words("base64 text")]
+SoundField = Annotated[Sound, BeforeValidator(Sound.of), PlainSerializer(Sound.base64), TypeWords("base64 text")]
+# Base64 text, or the bytes from a binary frame.
+PictureField = Annotated[str | bytes, PlainSerializer(picture_text), TypeWords("base64 text")]
 
 
 class FieldGroup(BaseModel):
-    """Frozen and strictly typed. Made by our code it takes no field it does not have; from a client it passes over."""
+    """Frozen, strictly typed fields.
+
+    The constructor refuses unknown fields; `Reader` and `known_fields` ignore them in what a peer sends.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -55,11 +49,14 @@ class FieldGroup(BaseModel):
 
 
 class Message(FieldGroup):
-    """One kind of message; its `type` field says which.
+    """One kind of message, identified by its `type` field.
 
-    aliases: other names under which a field may come. sound_field: the one whose sound may travel as bytes.
-    pictures_field: the one whose pictures may. left_out: fields that are not sent while they are null. sends_nulls: the
-    others are.
+    Attributes:
+        aliases: field -> further names that are accepted for it.
+        sound_field: the field whose sound a binary frame carries as bytes.
+        pictures_field: the field whose pictures a binary frame carries as bytes.
+        left_out: fields that are not sent while they are null.
+        sends_nulls: whether all other fields are sent while they are null.
     """
 
     aliases: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -72,35 +69,46 @@ class Message(FieldGroup):
 
     @classmethod
     def kind(cls) -> str:
-        """What `type` says."""
-        return cls.model_fields["type"].default
+        """The value of `type`."""
+        return str(cls.model_fields["type"].default)
 
     @classmethod
     def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """What came in, brought into the fields of this kind. Raises: WireError."""
+        """A received object converted to the fields of this kind. Raises: WireError."""
         return given
 
 
-def known(record: type[FieldGroup]) -> BeforeValidator:
-    """For an object inside a message: keys it does not have and nulls are passed over."""
+AnyMessage = TypeVar("AnyMessage", bound=Message, covariant=True)
+
+
+def known_fields(group: type[FieldGroup]) -> BeforeValidator:
+    """A validator for an object inside a message: drops unknown keys and nulls."""
 
     def pick(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {key: value[key] for key in record.model_fields if value.get(key) is not None}
+        return {key: value[key] for key in group.model_fields if value.get(key) is not None}
 
     return BeforeValidator(pick)
 
 
-class Reader:
-    """Makes messages of one direction from JSON objects; the union's classes are told apart by `type`."""
+class Reader(Generic[AnyMessage]):
+    """Decodes the messages of one direction.
+
+    Attributes:
+        classes: the value of `type` -> the message's class.
+    """
 
     def __init__(self, union: Any):
-        self._adapter: TypeAdapter[Any] = TypeAdapter(union)
+        """
+        Args:
+            union: the message classes as `Annotated[A | B, Field(discriminator="type")]`.
+        """
+        self._adapter: TypeAdapter[AnyMessage] = TypeAdapter(union)
         self.classes: dict[str, type[Message]] = {cls.kind(): cls for cls in get_args(get_args(union)[0])}
 
     def kind(self, given: dict[str, Any]) -> type[Message]:
-        """Raises: WireError unknown_type, or bad_message if there is no type."""
+        """The class for an object's `type`. Raises: WireError unknown_type; bad_message if `type` is no text."""
         name = given.get("type")
         if not isinstance(name, str):
             got = "nothing" if name is None else shown(name)
@@ -111,14 +119,21 @@ class Reader:
             raise WireError(ErrorCode.UNKNOWN_TYPE, "message.type", expected=expected, got=cut(name), text=text)
         return self.classes[name]
 
-    def read_text(self, text: str) -> Any:
-        """Raises: WireError as `read_object` and `read`."""
+    def read_text(self, text: str) -> AnyMessage:
+        """The message in a text frame. Raises: WireError as `read_object` and `read`."""
         return self.read(read_object(text))
 
-    def read_frame(self, data: bytes, form: Form) -> Any:
-        """A binary frame with sound in the form agreed. Raises: WireError as `unpack_frame` and `read`."""
+    def read_frame(self, data: bytes, form: Form) -> AnyMessage:
+        """The message in a binary frame.
+
+        Args:
+            data: the frame.
+            form: the agreed encoding of its sound.
+        Raises:
+            WireError: binary_not_agreed if `form` is base64; otherwise as `unpack_frame` and `read`.
+        """
         if form == "base64":
-            expected = "text, as base64 is what was agreed on"
+            expected = "a text frame, since base64 is agreed on"
             raise WireError(ErrorCode.BINARY_NOT_AGREED, "message", expected=expected, got="a binary frame")
         header, sound, pictures = unpack_frame(data)
         cls = self.kind(header)
@@ -126,16 +141,19 @@ class Reader:
             expected = " or ".join(name for name, one in self.classes.items() if one.sound_field)
             raise WireError(ErrorCode.BAD_MESSAGE, "binary frame's type", expected=expected, got=header["type"])
         header[cls.sound_field] = Sound(sound, form) if sound else None
-        if pictures and cls.pictures_field is None:
-            raise WireError(ErrorCode.BAD_MESSAGE, "frame_bytes", expected="none", got=len(pictures))
         if pictures:
+            if cls.pictures_field is None:
+                raise WireError(ErrorCode.BAD_MESSAGE, "frame_bytes", expected="none", got=len(pictures))
             header[cls.pictures_field] = pictures
         return self.read(header)
 
-    def read(self, given: dict[str, Any]) -> Any:
-        """Fields that a message does not have are passed over, null is as good as absent, the first name given counts.
+    def read(self, given: dict[str, Any]) -> AnyMessage:
+        """The message in a JSON object.
 
-        Raises: WireError naming the field as it was given, what it may be and what it is.
+        Unknown fields are ignored, null counts as absent, and of a field's aliases the first one present is used.
+
+        Raises:
+            WireError: bad_message with the field's name as given, the allowed values and the value.
         """
         cls = self.kind(given)
         given = cls.adapted(given)
@@ -154,15 +172,16 @@ class Reader:
 
 
 def write_message(message: Message, form: Form) -> str | bytes:
-    """Strict JSON, or a binary frame if the message carries sound and `form` is not base64.
+    """A message as strict JSON, or as a binary frame if it carries sound and `form` is not base64.
 
-    Raises: WireError for sound or pictures that are held as text or bytes and broken.
+    Raises:
+        WireError: for invalid sound or pictures that are held as text or bytes.
     """
     field = message.sound_field
     sound: Sound | None = getattr(message, field) if field else None
     if not sound or form == "base64":
         text = json_text(_fields(message, field))
-        # The sound is put in as text of its own: looking through it for characters to escape takes longest of all.
+        # The sound is appended as text: searching it for characters to escape would take most of the time.
         return f'{text[:-1]},"{field}":{sound.json_text() if sound else "null"}}}' if field else text
     pictures_field = message.pictures_field
     pictures = getattr(message, pictures_field) if pictures_field else []
@@ -171,9 +190,9 @@ def write_message(message: Message, form: Form) -> str | bytes:
 
 
 def peek_header(data: str | bytes) -> dict[str, Any]:
-    """What a server's message says beside its sound, for whoever passes it on. {} for anything that is no message.
+    """The fields of a server message except its sound, for a proxy; {} for anything that is not a message.
 
-    The sound, which `write_message` puts last, is not looked at.
+    The sound, which `write_message` puts last, is not parsed.
     """
     try:
         if isinstance(data, bytes):
@@ -185,7 +204,7 @@ def peek_header(data: str | bytes) -> dict[str, Any]:
 
 
 def _fields(message: Message, *payloads: str | None) -> dict[str, Any]:
-    """What is sent beside the payloads."""
+    """The fields to send, except the payloads."""
     left_out = {name for name in message.left_out if getattr(message, name) is None}
     return message.model_dump(exclude=left_out | set(filter(None, payloads)), exclude_none=not message.sends_nulls)
 
@@ -193,56 +212,30 @@ def _fields(message: Message, *payloads: str | None) -> dict[str, Any]:
 def _wire_error(cls: type[Message], names: dict[str, str], error: ValidationError) -> WireError:
     entries = error.errors(include_url=False, include_context=False)
     [tag, field] = entries[0]["loc"][:2]
-    # Of the members of a union the one that was gone into furthest was meant.
+    # A union reports every member; the deepest location belongs to the member that matched furthest.
     entry = max((one for one in entries if one["loc"][1] == field), key=lambda one: len(one["loc"]))
     info = cls.model_fields[str(field)]
     what, annotation, metadata = f"{tag}.{names.get(str(field), field)}", info.annotation, info.metadata
-    for step in entry["loc"][2:]:  # names of a union's members are steps too
+    for step in entry["loc"][2:]:  # names of union members are steps too
         if isinstance(step, int):
-            what, [annotation], metadata = f"{what}[{step}]", _inside(annotation, list), []
-        elif (records := _inside(annotation, FieldGroup)) and step in records[0].model_fields:
-            info = records[0].model_fields[step]
+            what, [annotation], metadata = f"{what}[{step}]", _list_items(annotation), []
+        elif (groups := _field_groups(annotation)) and step in groups[0].model_fields:
+            info = groups[0].model_fields[step]
             what, annotation, metadata = f"{what}.{step}", info.annotation, info.metadata
     got = "nothing" if entry["type"] == "missing" else shown(entry["input"])
-    return WireError(ErrorCode.BAD_MESSAGE, what, expected=allowed(annotation, metadata), got=got)
+    return WireError(ErrorCode.BAD_MESSAGE, what, expected=describe_type(annotation, metadata), got=got)
 
 
-def _inside(annotation: Any, kind: type) -> list[Any]:
-    """Records that an annotation allows, or what its lists hold."""
+def _members(annotation: Any) -> list[Any]:
+    """The types that a union or an annotated type stands for."""
     if get_origin(annotation) in (types.UnionType, Union, Annotated):
-        return [found for one in get_args(annotation) for found in _inside(one, kind)]
-    if kind is list:
-        return list(get_args(annotation)) if get_origin(annotation) is list else []
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, kind) else []
+        return [found for one in get_args(annotation) for found in _members(one)]
+    return [annotation]
 
 
-PLAIN_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    ErrorCode: "text",
-    Any: "any value",
-}
+def _list_items(annotation: Any) -> list[Any]:
+    return [item for one in _members(annotation) if get_origin(one) is list for item in get_args(one)]
 
 
-def allowed(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
-    """What a field may be, in words, as errors and documentation say it: `a whole number, at least 1`."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return allowed(inner[0], [*inner[1:], *metadata])
-    if given := next((one for one in metadata if isinstance(one, Words)), None):
-        return given.words
-    if origin in (types.UnionType, Union):
-        words = " or ".join(dict.fromkeys(allowed(one) for one in inner if one is not types.NoneType))
-    elif origin is Literal:
-        words = " or ".join(json.dumps(one) for one in inner)
-    elif origin is list:
-        words = f"a list, each {allowed(inner[0])}"
-    elif origin is dict or _inside(annotation, FieldGroup):
-        words = "an object"
-    else:
-        words = PLAIN_WORDS[annotation]
-    for bound, says in (("ge", "at least"), ("le", "at most")):
-        words += "".join(f", {says} {getattr(one, bound):g}" for one in metadata if hasattr(one, bound))
-    return words
+def _field_groups(annotation: Any) -> list[type[FieldGroup]]:
+    return [one for one in _members(annotation) if isinstance(one, type) and issubclass(one, FieldGroup)]

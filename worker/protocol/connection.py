@@ -1,6 +1,7 @@
-"""uvicorn as live sockets need it: for clients that are far ahead, and for connections that go away unread. Torch-free.
+"""uvicorn configured for live WebSockets, used by gateway and worker. Torch-free.
 
-What both processes serve on. Knows uvicorn and TCP; does not know routes nor messages.
+Handles clients that send far ahead and connections that are lost while they are not read. Contains no routes and no
+messages.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,21 +22,22 @@ from models.errors import SettingsError
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 MAX_MESSAGE = 128 * 2**20
-# What a server lets through, so that a message that is somewhat too long is answered and does not end the session.
+# Larger than MAX_MESSAGE, so that a message slightly above the limit gets an error and does not end the session.
 MAX_FRAME = 160 * 2**20
-MAX_AT_ONCE = 2**14
-# A client that takes nothing for so long is gone; keepalive pings are not seen by one that is not read.
+MAX_READ_BYTES = 2**14
+# A client that accepts no data for this long counts as gone. Pings cannot detect it: a connection that is not read
+# does not show the pongs.
 STUCK_S = 20.0
-CONNECTION = "connection"  # in the scope's state: the TCP socket
+CONNECTION = "connection"  # key of the TCP socket in the scope's state
 WATCH_S = 0.25
-LINGER_S = 15.0  # how long a connection may outlive its session
-ESTABLISHED = 1  # first byte of Linux' TCP_INFO
+LINGER_S = 15.0  # time a connection may remain open after its session
+ESTABLISHED = 1  # the first byte of Linux' TCP_INFO
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket, bound and not listening yet: whoever asks meanwhile is refused, not kept waiting.
+    """A bound socket that does not listen yet, so that early connections are refused instead of left waiting.
 
-    Raises: SettingsError.
+    Raises: SettingsError for an address that cannot be bound.
     """
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -47,20 +50,21 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class LiveProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's own, made for clients that are far ahead and are not read for a while.
+    """uvicorn's WebSocket protocol for clients that send far ahead and are not read for a while.
 
-    The application is told the connection: a loss cannot be seen while nobody reads. Nor can the answer to a ping.
+    Puts the TCP socket into the scope's state for `until_gone`: while reading is paused, neither a lost connection
+    nor a pong is visible.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
-        # Of asyncio's transports: bytes read at once. What is read is parsed in one go, and of empty frames the usual
-        # 256 KB hold 40 000: everybody else would wait for a second.
-        transport.max_size = MAX_AT_ONCE
+        # asyncio's limit of bytes per read. uvicorn parses each read as a whole, and the default 256 KB can hold 40 000
+        # empty frames, which would block the event loop for a second.
+        transport.max_size = MAX_READ_BYTES  # type: ignore[attr-defined]  # private to asyncio's transports
         super().connection_made(transport)
 
     def handle_ping(self) -> None:
-        """Who asks and does not read the answers would have them pile up here."""
+        """Answer a ping, or abort if the client does not read: its pongs would accumulate in memory."""
         if self.writable.is_set():
             super().handle_ping()
         else:
@@ -68,35 +72,40 @@ class LiveProtocol(WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: "asyncio.Task[None]") -> None:
         super().on_task_complete(task)
-        self.loop.call_later(LINGER_S, self.transport.abort)  # for one who does not read what was said last
+        self.loop.call_later(LINGER_S, self.transport.abort)  # the client may never read the close frame
 
     def keepalive_timeout(self) -> None:
         if not self.read_paused:
             super().keepalive_timeout()
-            self.transport.abort()  # a close would wait until a client that does not read has read everything
+            self.transport.abort()  # a close would wait for a client that does not read
             return
         self.pong_timer = self.pending_ping_payload = None
         self.schedule_ping()
 
 
 class LiveServer(uvicorn.Server):
-    """uvicorn without its signal handlers: a stop drains first."""
+    """uvicorn without its signal handlers, since a stop drains the sessions first."""
 
     @contextlib.contextmanager
-    def capture_signals(self):
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 
 def live_server(app: Any, **options: Any) -> LiveServer:
-    """options: further ones of uvicorn.Config."""
+    """A server for `app` with the options that live sockets need.
+
+    Args:
+        app: an ASGI application.
+        options: further options of `uvicorn.Config`.
+    """
     config = uvicorn.Config(
         app,
         ws=LiveProtocol,
         ws_max_size=MAX_FRAME,
-        ws_per_message_deflate=False,  # sound does not shrink, and trying costs more than sending
+        ws_per_message_deflate=False,  # float and PCM sound hardly compresses; compressing costs more than sending
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # who is on this machine is for the connection to say
+        proxy_headers=False,  # loopback checks must see the address of the connection itself
         lifespan="off",
         timeout_graceful_shutdown=2,
         **options,
@@ -105,12 +114,12 @@ def live_server(app: Any, **options: Any) -> LiveServer:
 
 
 async def begin(server: LiveServer, listening: socket.socket, scheme: str) -> "asyncio.Task[None] | None":
-    """Serve on a socket that is bound, and log where. Returns: what serves, once it does; None if it cannot."""
+    """Start serving on a bound socket and log the address. Returns: the serving task; None if starting failed."""
     serving = asyncio.create_task(server.serve([listening]), name="server")
     while not server.started and not serving.done():
         await asyncio.sleep(POLL_S)
     host, port = listening.getsockname()[:2]
-    if serving.done():  # another process listens there since
+    if serving.done():  # for example, another process listens on the port by now
         LOG.error("cannot listen on %s:%d: %s", host, port, serving.exception() or "the server ended")
         return None
     LOG.info("listening on %s://%s:%d", scheme, host, port)
@@ -118,7 +127,7 @@ async def begin(server: LiveServer, listening: socket.socket, scheme: str) -> "a
 
 
 def stop_signal() -> asyncio.Event:
-    """Set when somebody wants this process to end: SIGTERM or Ctrl-C."""
+    """An event that SIGTERM or SIGINT sets."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -126,10 +135,10 @@ def stop_signal() -> asyncio.Event:
 
 
 async def until_gone(websocket: WebSocket) -> None:
-    """Until the connection is gone. While too much waits nobody reads it, and reading alone would tell."""
+    """Wait until the connection is gone, also while backpressure keeps it from being read."""
     if not hasattr(socket, "TCP_INFO"):
-        await asyncio.Event().wait()  # then reading has to tell
+        await asyncio.Event().wait()  # not Linux: only reading detects the end
     connection = websocket.scope["state"][CONNECTION]
-    with suppress(OSError):  # closed on this side
+    with suppress(OSError):  # the socket is closed on this side
         while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
             await asyncio.sleep(WATCH_S)

@@ -1,13 +1,15 @@
-"""A system prompt as other clients send it, in pieces of text and sound. Torch-free.
+"""`prepare.system_content`: a system prompt as a list of text and sound items, as other clients send it. Torch-free.
 
-Knows which pieces there may be. Does not know what becomes of them.
+Contains the parser only; the caller builds the prompt.
 """
 
-from worker.protocol.wire import ErrorCode, WireError, shown
+from worker.describe import shown
+from worker.protocol.codes import ErrorCode
+from worker.protocol.wire import WireError
 
 
 def texts_and_sound(items: object) -> tuple[list[str], str | None]:
-    """The texts of `prepare`'s `system_content`, and its first sound in base64. Raises: WireError bad_message."""
+    """The texts of `system_content`, and its first sound in base64. Raises: WireError bad_message."""
     if isinstance(items, str):
         return [items], None
     if not isinstance(items, list):

@@ -1,71 +1,37 @@
-"""What goes over a socket, below messages: strict JSON, sound and pictures as text or bytes, binary frames. Torch-free.
+"""Encoding below the messages: strict JSON, sound and pictures as text or bytes, binary frames. Torch-free.
 
-Knows bytes and how to say what is wrong with them. Does not know which messages there are.
+Does not define messages.
 """
 
 import binascii
 import json
-import reprlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from pydantic_core import from_json
 
 from models.errors import ModelError
+from worker.describe import cut, shown
+from worker.protocol.codes import ErrorCode
 
-Form = Literal["base64", "pcm16", "float32"]  # how sound is sent
-PCM16_SCALE = 32768  # a pcm16 step is 1/32768; full scale upwards is 32767/32768
+Form = Literal["base64", "pcm16", "float32"]  # encodings of sound
+PCM16_SCALE = 32768  # a pcm16 step is 1/32768; the largest positive sample is 32767/32768
 MAX_HEADER_BYTES = 65_536  # of a binary frame's JSON
-MAX_SHOWN = 60  # characters of a name or text in an error
 
 _LENGTH = struct.Struct("<I")
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-class ErrorCode(StrEnum):
-    """What programs go by; the text beside it is for people."""
-
-    BAD_JSON = "bad_json"
-    BAD_MESSAGE = "bad_message"
-    UNKNOWN_TYPE = "unknown_type"
-    MISSING_AUDIO = "missing_audio"
-    BAD_BASE64 = "bad_base64"
-    BAD_AUDIO = "bad_audio"
-    BAD_IMAGE = "bad_image"
-    BAD_CONFIG = "bad_config"
-    NOT_PREPARED = "not_prepared"
-    PAUSED = "paused"
-    TOO_LARGE = "too_large"
-    BINARY_NOT_AGREED = "binary_not_agreed"
-    BACKLOG_FULL = "backlog_full"
-    BUSY = "busy"
-    DRAINING = "draining"
-    CONTEXT_FULL = "context_full"
-    ENGINE = "engine"
-    INTERNAL = "internal"
-    WORKER_LOST = "worker_lost"
-    QUEUE_FULL = "queue_full"
-    CANCELLED = "cancelled"
-
-
-class CloseReason(StrEnum):
-    """Why a worker closes a connection, in its close frame."""
-
-    STOPPED = "stopped"
-    PAUSE = "Pause timeout"
-    IDLE = "Idle timeout"
-    ENGINE = "engine"
-    DRAINING = "draining"
-
-
 class WireError(ModelError, ValueError):
-    """Something that came over a socket is not as agreed.
+    """A message or frame that does not follow the protocol.
 
-    code: for programs. Its text is for the client: `WHAT: expected X, got Y`, or `text` where clients look for that.
+    The error's text is sent to the client: `WHAT: expected X, got Y`, or `text` where clients match a fixed text.
+
+    Attributes:
+        code: the code of the `error` message.
     """
 
     def __init__(self, code: ErrorCode, what: str, *, expected: object, got: object, text: str | None = None):
@@ -75,34 +41,8 @@ class WireError(ModelError, ValueError):
             self.args = (text,)
 
 
-class _Shown(reprlib.Repr):
-    """Looks at the first few items only, so that a huge value costs nothing; words are JSON's."""
-
-    def repr1(self, value: Any, level: int) -> str:
-        if value is None or isinstance(value, bool):
-            return {None: "null", True: "true", False: "false"}[value]
-        return super().repr1(value, level)
-
-    def repr_int(self, value: int, level: int) -> str:
-        return super().repr_int(value, level) if value.bit_length() < 1000 else "a number too large to show"
-
-
-_SHOWN = _Shown()
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = MAX_SHOWN
-_SHOWN.maxlevel = 2
-
-
-def shown(value: object) -> str:
-    """A bad value for an error's text, at most a few hundred characters."""
-    return _SHOWN.repr(value)
-
-
-def cut(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
 def clean(text: str) -> str:
-    """`text` as UTF-8 can carry it: halves of surrogate pairs become question marks."""
+    """`text` without lone surrogates, which UTF-8 cannot encode: each becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -110,13 +50,16 @@ def clean(text: str) -> str:
 
 
 def read_object(text: str | bytes, what: str = "message") -> dict[str, Any]:
-    """Raises: WireError bad_json for text that is no JSON, nested deeper than about 200, with NaN, numbers of thousands
-    of digits or halves of surrogate pairs; bad_message if it is no object. A number too large for a float is infinite.
+    """The JSON object in `text`. A number too large for a float becomes infinity.
+
+    Raises:
+        WireError: bad_json for invalid JSON, nesting deeper than about 200, NaN, numbers of thousands of digits and
+            lone surrogates; bad_message for a value that is not an object.
     """
     try:
         value = from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError) as error:
-        got = f"{error}" if isinstance(error, ValueError) else "characters that UTF-8 does not have"
+        got = str(error) if isinstance(error, ValueError) else "a lone surrogate"
         raise WireError(ErrorCode.BAD_JSON, what, expected="JSON", got=got) from None
     if not isinstance(value, dict):
         raise WireError(ErrorCode.BAD_MESSAGE, what, expected="a JSON object", got=shown(value))
@@ -124,7 +67,7 @@ def read_object(text: str | bytes, what: str = "message") -> dict[str, Any]:
 
 
 def json_text(value: object) -> str:
-    """Strict JSON in one line. Raises: ValueError for NaN and infinity."""
+    """Strict JSON on one line. Raises: ValueError for NaN and infinity."""
     return _ENCODE(value)
 
 
@@ -132,7 +75,7 @@ def json_text(value: object) -> str:
 
 
 def base64_bytes(text: str, what: str) -> bytes:
-    """Line breaks and spaces are passed over, as many encoders put them in. Raises: WireError bad_base64."""
+    """Decoded base64. Whitespace is ignored, since many encoders insert line breaks. Raises: WireError bad_base64."""
     try:
         try:
             return binascii.a2b_base64(text, strict_mode=True)
@@ -143,14 +86,18 @@ def base64_bytes(text: str, what: str) -> bytes:
 
 
 def picture_text(data: str | bytes) -> str:
-    """An encoded picture as base64; text as it came."""
+    """An encoded picture as base64; text is returned unchanged."""
     return data if isinstance(data, str) else _base64(data)
 
 
 def picture_bytes(data: str | bytes, what: str) -> bytes:
-    """An encoded picture from base64, with or without `data:...,` in front, or as it came in a binary frame.
+    """An encoded picture as bytes.
 
-    Raises: WireError bad_base64, or bad_image if there is nothing.
+    Args:
+        data: base64, with or without a `data:...,` prefix, or the bytes from a binary frame.
+        what: the field's name, for errors.
+    Raises:
+        WireError: bad_base64; bad_image for empty data.
     """
     if isinstance(data, str):
         if data[:5].lower() == "data:":
@@ -167,26 +114,35 @@ def _base64(data: bytes) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sound:
-    """Mono sound in the form it came in; another form is made when it is asked for.
+    """Mono sound in the encoding it was received in. Other encodings are produced on request.
 
-    data: [n] float32 samples, or base64 text of little-endian float32, or bytes as `form` says.
+    Attributes:
+        data: [n] float32 samples, or base64 text of little-endian float32, or bytes encoded as `form`.
+        form: the encoding of `data` if it is bytes.
     """
 
     data: np.ndarray | str | bytes
     form: Form = "float32"
 
     @classmethod
-    def of(cls, value: object) -> Self:
-        """Float samples, [n], or base64 text as sound. Raises: ValueError for anything else."""
+    def of(cls, value: object) -> "Sound":
+        """Sound from [n] float samples or base64 text. Raises: ValueError for any other value."""
         if isinstance(value, cls):
             return value
-        is_mono = isinstance(value, np.ndarray) and value.ndim == 1 and np.issubdtype(value.dtype, np.floating)
-        if is_mono or isinstance(value, str):
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, np.ndarray) and value.ndim == 1 and np.issubdtype(value.dtype, np.floating):
             return cls(value)
         raise ValueError("expected float samples, [n], or base64 text")
 
     def samples(self, what: str) -> np.ndarray:
-        """[n] float32, the caller's own. Raises: WireError bad_base64; bad_audio for broken samples or none."""
+        """The samples as a new array, [n] float32.
+
+        Args:
+            what: the field's name, for errors.
+        Raises:
+            WireError: bad_base64; bad_audio for an incomplete sample or no samples.
+        """
         if isinstance(self.data, np.ndarray):
             return self.data.astype(np.float32)
         data = base64_bytes(self.data, what) if isinstance(self.data, str) else self.data
@@ -199,7 +155,10 @@ class Sound:
         return np.frombuffer(data, "<f4").astype(np.float32)
 
     def packed(self, form: Form) -> bytes:
-        """As bytes. pcm16 is rounded, cut off beyond full scale, and silent for NaN. Raises: as `samples`."""
+        """The sound as bytes in pcm16 or float32.
+
+        pcm16 is rounded to the nearest step and clipped at full scale; NaN becomes silence. Raises: as `samples`.
+        """
         assert form != "base64", "packed: expected pcm16 or float32, got base64"
         if isinstance(self.data, bytes) and self.form == form:
             return self.data
@@ -207,15 +166,17 @@ class Sound:
         if form == "float32":
             return samples.astype("<f4", copy=False).tobytes()
         steps = np.rint(np.nan_to_num(samples).clip(-1, 1) * np.float32(PCM16_SCALE))
-        return steps.clip(max=PCM16_SCALE - 1).astype("<i2").tobytes()  # there is no 32768
+        packed: bytes = steps.clip(max=PCM16_SCALE - 1).astype("<i2").tobytes()  # int16 ends at 32767
+        return packed
 
     def base64(self) -> str:
-        """Base64 of little-endian float32; text as it came, which may be anything. Raises: as `samples`."""
+        """Base64 of little-endian float32. Text is returned unchanged and unchecked. Raises: as `samples`."""
         return self.data if isinstance(self.data, str) else _base64(self.packed("float32"))
 
     def json_text(self) -> str:
-        """`base64` as a JSON value. Raises: as `samples`."""
-        return json_text(self.data) if isinstance(self.data, str) else f'"{self.base64()}"'  # nothing to escape
+        """`base64` as a JSON string. Raises: as `samples`."""
+        # Base64 made here holds nothing to escape; a client's text may.
+        return json_text(self.data) if isinstance(self.data, str) else f'"{self.base64()}"'
 
     def __bool__(self) -> bool:
         return len(self.data) > 0
@@ -229,7 +190,7 @@ class Sound:
 
 
 def pack_frame(header: dict[str, Any], sound: bytes, pictures: Sequence[bytes] = ()) -> bytes:
-    """Length of the header as little-endian uint32, the header, the sound, the pictures."""
+    """A binary frame: the header's length as little-endian uint32, the header, the sound, the pictures."""
     header = {**header, "audio_bytes": len(sound)}
     if pictures:
         header["frame_bytes"] = [len(picture) for picture in pictures]
@@ -238,9 +199,10 @@ def pack_frame(header: dict[str, Any], sound: bytes, pictures: Sequence[bytes] =
 
 
 def unpack_frame(data: bytes) -> tuple[dict[str, Any], bytes, list[bytes]]:
-    """Header, without its two counts, and sound and pictures.
+    """The parts of a binary frame: the header without its two byte counts, the sound, the pictures.
 
-    Raises: WireError as `read_object`, and bad_message where a length does not fit what is there.
+    Raises:
+        WireError: as `read_object`; bad_message for byte counts that do not match the frame's length.
     """
     header, start = _header(data)
     audio_bytes, frame_bytes = (header.pop(key, None) for key in ("audio_bytes", "frame_bytes"))
@@ -251,7 +213,7 @@ def unpack_frame(data: bytes) -> tuple[dict[str, Any], bytes, list[bytes]]:
         if type(count) is not int or count < 0:
             raise _bad_frame("audio_bytes, frame_bytes", "whole numbers, 0 or more", shown(count))
     if sum(counts) != len(data) - start:
-        expected = f"{shown(sum(counts))} bytes behind the header as audio_bytes and frame_bytes say"
+        expected = f"{shown(sum(counts))} bytes after the header, the sum of audio_bytes and frame_bytes"
         raise _bad_frame("binary frame", expected, f"{len(data) - start} bytes")
     parts = []
     for count in counts:
@@ -261,12 +223,12 @@ def unpack_frame(data: bytes) -> tuple[dict[str, Any], bytes, list[bytes]]:
 
 
 def read_header(data: bytes) -> dict[str, Any]:
-    """The header alone, its two counts included. Raises: WireError as `unpack_frame`."""
+    """The header of a binary frame, including its two byte counts. Raises: WireError as `unpack_frame`."""
     return _header(data)[0]
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    """Returns: the header, and where the sound begins."""
+    """The header, and the offset of the sound in bytes."""
     if len(data) < _LENGTH.size:
         raise _bad_frame("binary frame", f"at least {_LENGTH.size} bytes", f"{len(data)} bytes")
     [n_header] = _LENGTH.unpack_from(data)

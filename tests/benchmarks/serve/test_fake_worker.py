@@ -19,11 +19,11 @@ import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
 from worker.config.session import EngineConfig
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     AudioChunk,
     Error,
-    ErrorCode,
     Interrupt,
     Interrupted,
     Message,

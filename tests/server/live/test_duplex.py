@@ -21,7 +21,7 @@ from tests.server.gateways import (
     special_worker,
     until,
 )
-from worker.protocol.messages import ErrorCode
+from worker.protocol.codes import ErrorCode
 
 QUEUED = {"type", "position", "estimated_wait_s", "ticket_id", "queue_length", "eta_seconds"}
 UPDATE = QUEUED - {"ticket_id"}

@@ -27,7 +27,7 @@ from tests.server.gateways import (
     running_gateway,
     until,
 )
-from worker.protocol.messages import ErrorCode
+from worker.protocol.codes import ErrorCode
 
 MB = 2**20
 

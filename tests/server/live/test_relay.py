@@ -14,7 +14,7 @@ from benchmarks.serve.fake_worker import FakeWorker
 from server.live import inbox, relay
 from server.live.duplex import MAX_IN_FLIGHT
 from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, Client, run, running_gateway, special_worker, until
-from worker.protocol.connection import MAX_AT_ONCE, LiveProtocol
+from worker.protocol.connection import MAX_READ_BYTES, LiveProtocol
 
 MB = 2**20
 ODD_MESSAGES = (
@@ -294,7 +294,7 @@ def test_floods_of_empty_frames_let_others_talk(frame: bytes, monkeypatch: pytes
             begin = b"\x01\x80\0\0\0\0" if frame[0] == 0 else b""
             client.socket.transport.write(begin + frame * 50_000)
             await until(lambda: longest, "something to be read")
-            assert longest <= MAX_AT_ONCE, f"expected at most {MAX_AT_ONCE} bytes at once, got {longest}"
+            assert longest <= MAX_READ_BYTES, f"expected at most {MAX_READ_BYTES} bytes at once, got {longest}"
 
     run(story)
 

@@ -1,4 +1,4 @@
-"""The settings file: every key, who counts more, where paths start, what errors and notes say."""
+"""The settings file: keys, priority of the sources, relative paths, errors and notes."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from models.errors import ConfigError
 from worker.config.compile import TARGETS
 from worker.config.doc import table
-from worker.config.layers import MAX_FILE_BYTES, setting_fields
+from worker.config.json_file import MAX_FILE_BYTES
+from worker.config.layers import setting_fields
 from worker.config.service import ROOT, Config, load_config
 from worker.config.settings import SettingError
 
-# What a file for the public implementation holds, a key of an older version included.
-PUBLIC = {
+# A settings file for the public implementation: every key it documents, at its documented default, and a key of an
+# older version. Its example file is this one without `eta_half_duplex_s` and `recording`.
+PUBLIC: dict[str, dict[str, Any]] = {
     "model": {"model_path": "openbmb/MiniCPM-o-4_5", "pt_path": None, "attn_implementation": "auto"},
     "audio": {
         "ref_audio_path": "assets/ref_audio/ref_minicpm_signature.wav",
@@ -31,6 +33,7 @@ PUBLIC = {
         "compile": False,
         "data_dir": "data",
         "eta_chat_s": 15.0,
+        "eta_half_duplex_s": 180.0,
         "eta_streaming_s": 20.0,
         "eta_audio_duplex_s": 120.0,
         "eta_omni_duplex_s": 90.0,
@@ -38,8 +41,22 @@ PUBLIC = {
         "eta_ema_min_samples": 3,
     },
     "duplex": {"pause_timeout": 60.0},
+    "recording": {"enabled": True, "session_retention_days": -1, "max_storage_gb": -1},
 }
-# Defaults that clients, scripts and documents of the public implementation count on.
+EXAMPLE = {
+    **{name: PUBLIC[name] for name in ("model", "audio", "duplex")},
+    "service": {key: value for key, value in PUBLIC["service"].items() if key != "eta_half_duplex_s"},
+}
+# Keys of PUBLIC without effect, in the order of the file.
+UNUSED = [
+    "service.request_timeout",
+    "service.data_dir",
+    "service.eta_streaming_s",
+    "recording.enabled",
+    "recording.session_retention_days",
+    "recording.max_storage_gb",
+]
+# Defaults that clients, scripts and documents of the public implementation rely on.
 PROMISED = {
     "audio.playback_delay_ms": 200,
     "audio.chat_vocoder": "token2wav",
@@ -48,7 +65,6 @@ PROMISED = {
     "service.gateway_port": 8006,
     "service.worker_base_port": 22400,
     "service.max_queue_size": 1000,
-    "service.request_timeout": 300,
     "service.compile.enabled": "auto",
     "service.eta_chat_s": 15,
     "service.eta_half_duplex_s": 180,
@@ -58,9 +74,6 @@ PROMISED = {
     "service.eta_ema_min_samples": 3,
     "duplex.pause_timeout": 60,
     "duplex.context_rows": 8192,
-    "recording.enabled": True,
-    "recording.session_retention_days": -1,
-    "recording.max_storage_gb": -1,
 }
 
 
@@ -92,7 +105,7 @@ def value_of(config: Config, key: str) -> object:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_without_a_file_everything_has_its_default(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_defaults_without_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.config.service.ROOT", tmp_path)
     config, notes = load_config(flags={}, environ={})
     got = {key: value_of(config, key) for key in PROMISED}
@@ -102,28 +115,45 @@ def test_without_a_file_everything_has_its_default(file: Path, tmp_path: Path, m
     assert load_config(flags={}, environ={})[0].service.gateway_port == 1234, "expected the file at the root"
 
 
-def test_a_file_asked_for_must_be_there(file: Path) -> None:
+def test_refuses_missing_file_that_was_named(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(file, flags={}, environ={})
     assert str(caught.value) == f"{file}: expected a settings file, got No such file or directory"
 
 
-def test_the_shipped_file_says_what_the_defaults_are(root: Path, file: Path) -> None:
+def test_shipped_file_equals_the_defaults(root: Path, file: Path) -> None:
     shipped, notes = load_config(root / "config.json", flags={}, environ={})
     assert not notes, notes
     assert shipped == load(file, {})[0], "expected the shipped file to change nothing"
     assert shipped.model.model_path == root / "assets" / "tiny"
 
 
-def test_a_file_for_the_public_implementation_loads(file: Path) -> None:
-    config, notes = load(file, PUBLIC)
-    assert notes == [
-        "setting service.eta_streaming_s (config.json) has no effect: turns are estimated by service.eta_half_duplex_s",
-        "setting audio.ref_audio_path: ref_minicpm_signature.wav is not here, default.wav speaks instead",
-    ]
-    assert config.audio.ref_audio_path.is_file()
-    assert config.service.eta_half_duplex_s == 180 and config.recording.enabled
+@pytest.mark.parametrize("content", [PUBLIC, EXAMPLE], ids=["every key", "example file"])
+def test_accepts_files_for_the_public_implementation(file: Path, content: dict[str, Any]) -> None:
+    config, notes = load(file, content)
+    unused = [key for key in UNUSED if key.partition(".")[0] in content]
+    *key_notes, voice_note = notes
+    assert [note.split()[1] for note in key_notes] == unused, f"expected a note for each of {unused}, got {notes}"
+    assert all("has no effect: " in note for note in key_notes), notes
+    assert voice_note == (
+        "setting audio.ref_audio_path: ref_minicpm_signature.wav does not exist; default.wav is used instead"
+    )
+    assert config.audio.ref_audio_path is not None and config.audio.ref_audio_path.is_file()
     assert config.model.model_path == config.engine().model_path == Path("openbmb/MiniCPM-o-4_5")
+    for section, values in content.items():
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            if key not in (*UNUSED, "audio.ref_audio_path", "model.model_path", "service.compile"):
+                assert value_of(config, key) == value, f"{key}: expected {value}, got {value_of(config, key)}"
+    assert config.service.compile.enabled is False
+
+
+def test_unused_keys_of_flags_and_variables_give_notes(file: Path) -> None:
+    _, notes = load(file, {}, flags={"service.request_timeout": 5}, environ={"DUOLOGUE_RECORDING_ENABLED": "false"})
+    assert [note.split(" has")[0] for note in notes] == [
+        "setting recording.enabled (DUOLOGUE_RECORDING_ENABLED)",
+        "setting service.request_timeout (flag)",
+    ]
 
 
 @pytest.mark.parametrize("source", ["file", "flag", "environment"])
@@ -142,11 +172,11 @@ def test_other_paths_take_no_model_ids(file: Path, tmp_path: Path) -> None:
     assert config.model.token2wav_path == tmp_path / "someone" / "vocoder"
 
 
-def test_what_does_nothing_is_told(file: Path) -> None:
+def test_notes_name_keys_without_effect(file: Path) -> None:
     given = {"service": {"eta_duplex_s": None}, "audio": {"chat_vocoder": "cosyvoice2"}, "recording": {"enabled": True}}
     _, notes = load(file, given)
     assert len(notes) == 3, notes
-    for note, key in zip(notes, ("service.eta_duplex_s", "audio.chat_vocoder", "recording"), strict=True):
+    for note, key in zip(notes, ("service.eta_duplex_s", "recording.enabled", "audio.chat_vocoder"), strict=True):
         assert key in note and "no effect" in note, note
 
 
@@ -158,20 +188,20 @@ def test_what_does_nothing_is_told(file: Path) -> None:
         ('{"a": [1', " line 1 column 9", "',' delimiter", "the end of the file"),
         ('{"a": "x\n"}', " line 1 column 9", "valid JSON", "invalid control character at: the end of the line"),
         ("[]", "", "an object of sections", "[]"),
-        ('{"model": {}, "model": {}}', "", "JSON", "a key given twice: 'model'"),
+        ('{"model": {}, "model": {}}', "", "JSON", "duplicate keys: 'model'"),
         ('{"a": ' * 100_000, "", "JSON", "maximum recursion depth exceeded"),
     ],
 )
-def test_what_is_no_json_is_told_with_its_place(file: Path, text: str, place: str, expected: str, got: str) -> None:
+def test_json_errors_name_line_and_column(file: Path, text: str, place: str, expected: str, got: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(file, text)
     start = f"{file}{place}: expected {expected}, got {got}"
     assert str(caught.value).startswith(start), f"expected {start!r}, got {str(caught.value)!r}"
 
 
-def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
+def test_refuses_other_files(file: Path, tmp_path: Path) -> None:
     file.write_bytes(b'{"model": "\xff"}')
-    with pytest.raises(ConfigError, match="expected UTF-8 text, got byte 11 that is none"):
+    with pytest.raises(ConfigError, match="expected UTF-8 text, got an invalid byte at 11"):
         load_config(file, flags={}, environ={})
     with pytest.raises(ConfigError, match=f"expected at most {MAX_FILE_BYTES} bytes, got more"):
         load(file, "{}" + " " * MAX_FILE_BYTES)
@@ -195,37 +225,37 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         ({"duplex": {"session": {"temprature": 1}}}, "duplex.session.temprature", "duplex.session.temperature"),
     ],
 )
-def test_keys_that_do_not_exist(file: Path, given: dict[str, Any], key: str, near: str) -> None:
+def test_refuses_unknown_keys_with_the_nearest_one(file: Path, given: dict[str, Any], key: str, near: str) -> None:
     text = str(refused(file, given))
     assert text.startswith(f"setting {key}: expected a setting that exists, such as {near}, got "), text
     assert text.endswith("(config.json)"), text
 
 
-def test_every_problem_is_told_at_once_with_where_it_came_from(file: Path) -> None:
+def test_error_names_every_problem_and_its_source(file: Path) -> None:
     given = {"service": {"gateway_port": True, "compile": 3}, "model": None, "typo": 1}
-    error = refused(file, given, environ={"DUOLOGUE_DUPLEX_EULER_STEPS": "0"}, flags={"service.request_timeout": -1})
-    got = {one.knob: (one.expected, one.got) for one in error.problems}
+    error = refused(file, given, environ={"DUOLOGUE_DUPLEX_EULER_STEPS": "0"}, flags={"service.worker_timeout_s": -1})
+    got = {one.setting: (one.expected, one.got) for one in error.problems}
     assert got == {
-        "service.gateway_port": ("a whole number from 1 to 65535", "True (config.json)"),
-        "service.compile": ("true, false, 'auto' or an object", "3 (config.json)"),
-        "model": ("an object", "None (config.json)"),
+        "service.gateway_port": ("a whole number from 1 to 65535", "true (config.json)"),
+        "service.compile": ('true or false or "auto" or an object', "3 (config.json)"),
+        "model": ("an object", "null (config.json)"),
         "typo": ("a setting that exists", "1 (config.json)"),
         "duplex.euler_steps": ("a whole number from 1 to 50", "0 (DUOLOGUE_DUPLEX_EULER_STEPS)"),
-        "service.request_timeout": ("a number from 0.1 to 86400", "-1 (flag)"),
+        "service.worker_timeout_s": ("a number from 0.5 to 86400", "-1 (flag)"),
     }, got
 
 
 def test_enabled_names_each_value_that_it_takes(file: Path) -> None:
     error = refused(file, {"service": {"compile": {"enabled": "yes"}}})
     [problem] = error.problems
-    assert problem == ("service.compile.enabled", "true or false or 'auto'", "'yes' (config.json)")
+    assert problem == ("service.compile.enabled", 'true or false or "auto"', "'yes' (config.json)")
 
 
-def test_lists_say_what_may_be_in_them(file: Path) -> None:
+def test_error_names_allowed_items_of_lists(file: Path) -> None:
     error = refused(file, {"service": {"compile": {"targets": ["vpm", "lm_head"]}}})
     [problem] = error.problems
-    assert problem.knob == "service.compile.targets"
-    assert problem.expected.startswith("a list of 'vpm' or 'llm.model' or "), problem.expected
+    assert problem.setting == "service.compile.targets"
+    assert problem.expected.startswith('a list, each "vpm" or "llm.model" or '), problem.expected
     assert problem.got == "'lm_head' (config.json)"
 
 
@@ -234,7 +264,7 @@ def test_lists_say_what_may_be_in_them(file: Path) -> None:
     [
         (
             {"service": {"gateway_port": 9000, "worker_base_port": 9000}},
-            "service.worker_base_port: expected another port than service.gateway_port (9000), got 9000 (config.json)",
+            "service.worker_base_port: expected a port other than service.gateway_port (9000), got 9000 (config.json)",
         ),
         (
             {"model": {"attn_implementation": "sdpa"}, "service": {"compile": {"attention": "eager"}}},
@@ -243,7 +273,7 @@ def test_lists_say_what_may_be_in_them(file: Path) -> None:
         ),
         (
             {"duplex": {"context_rows": 4000, "session": {"window": {"high_tokens": 3999}}}},
-            "duplex.session.window.high_tokens: expected one that leaves 100 rows for a unit in "
+            "duplex.session.window.high_tokens: expected a value that leaves 100 tokens for a unit in "
             "duplex.context_rows (4000), got 3999 (config.json)",
         ),
         (
@@ -252,7 +282,7 @@ def test_lists_say_what_may_be_in_them(file: Path) -> None:
         ),
     ],
 )
-def test_values_that_do_not_fit_each_other(file: Path, given: dict[str, Any], text: str) -> None:
+def test_refuses_conflicting_values(file: Path, given: dict[str, Any], text: str) -> None:
     assert str(refused(file, given)) == f"setting {text}"
 
 
@@ -261,22 +291,22 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=5,
 )
-KEYS = [knob.key for knob in setting_fields(Config)]
+KEYS = [setting.key for setting in setting_fields(Config)]
 
 
 @given(flags=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), value=st.text(max_size=20))
-def test_no_value_gives_any_other_error(flags: dict[str, object], value: str) -> None:
-    variables = {knob.variable: value for knob in setting_fields(Config) if knob.key not in flags}
+def test_raises_only_setting_errors(flags: dict[str, object], value: str) -> None:
+    variables = {setting.variable: value for setting in setting_fields(Config) if setting.key not in flags}
     try:
         load_config(flags=flags, environ={name: variables[name] for name in list(variables)[:5]})
     except SettingError as error:
         assert error.problems
 
 
-# --- who counts more ------------------------------------------------------------------------------
+# --- priority of the sources -------------------------------------------------------------------------
 
 
-def test_flags_then_environment_then_file_then_defaults(file: Path) -> None:
+def test_flags_override_environment_overrides_file_overrides_defaults(file: Path) -> None:
     content = {"service": {"gateway_port": 1001, "max_queue_size": 1002, "eta_chat_s": 1003}}
     environ = {"DUOLOGUE_SERVICE_GATEWAY_PORT": "2001", "DUOLOGUE_SERVICE_MAX_QUEUE_SIZE": "2002"}
     service = load(file, content, environ=environ, flags={"service.gateway_port": 3001, "model.dtype": None})[0].service
@@ -284,7 +314,7 @@ def test_flags_then_environment_then_file_then_defaults(file: Path) -> None:
     assert got == (3001, 2002, 1003, 90), got
 
 
-def test_objects_are_laid_over_each_other_key_by_key(file: Path) -> None:
+def test_merges_objects_key_by_key(file: Path) -> None:
     content = {"duplex": {"session": {"temperature": 0.5, "window": {"max_units": 7, "mode": "context"}}}}
     environ = {"DUOLOGUE_DUPLEX_SESSION": '{"top_k": 5}', "DUOLOGUE_DUPLEX_SESSION_WINDOW_MAX_UNITS": "9"}
     session = load(file, content, environ=environ, flags={"duplex.session.window": {"marker": "x"}})[0].duplex.session
@@ -316,7 +346,7 @@ def test_objects_are_laid_over_each_other_key_by_key(file: Path) -> None:
         (True, {"DUOLOGUE_SERVICE_COMPILE": "true"}, {"service.compile": False}, False, "default"),
     ],
 )
-def test_compile_is_a_switch_or_an_object(
+def test_compile_takes_a_switch_value_or_an_object(
     file: Path, content: object, environ: dict[str, str], flags: dict[str, object], enabled: bool | str, mode: str
 ) -> None:
     service = {} if content is None else {"compile": content}
@@ -324,7 +354,7 @@ def test_compile_is_a_switch_or_an_object(
     assert (config.compile.enabled, config.compile.mode) == (enabled, mode), config.compile
 
 
-def test_the_environment_holds_json_or_text(file: Path) -> None:
+def test_environment_values_are_json_or_text(file: Path) -> None:
     environ = {
         "DUOLOGUE_MODEL_MODEL_PATH": "123",
         "DUOLOGUE_MODEL_DTYPE": "float32",
@@ -342,7 +372,7 @@ def test_the_environment_holds_json_or_text(file: Path) -> None:
     assert config.duplex.session.window.marker == "7" and config.service.gateway_port == 8006
 
 
-def test_variables_that_are_no_setting_are_refused(file: Path) -> None:
+def test_refuses_unknown_variables(file: Path) -> None:
     text = str(refused(file, {}, environ={"DUOLOGUE_SERVICE_COMPIEL": "1"}))
     assert text == (
         "setting DUOLOGUE_SERVICE_COMPIEL: expected a variable that exists, such as DUOLOGUE_SERVICE_COMPILE, got '1'"
@@ -350,11 +380,11 @@ def test_variables_that_are_no_setting_are_refused(file: Path) -> None:
 
 
 def test_no_two_settings_share_a_variable() -> None:
-    names = [knob.variable for knob in setting_fields(Config)]
+    names = [setting.variable for setting in setting_fields(Config)]
     assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)
 
 
-def test_the_cache_folder_follows_inductor(file: Path, tmp_path: Path) -> None:
+def test_inductor_variable_sets_the_cache_folder(file: Path, tmp_path: Path) -> None:
     content = {"service": {"cache_dir": "here"}}
     assert load(file, content)[0].service.cache_dir == tmp_path / "here"
     inductor = {"TORCHINDUCTOR_CACHE_DIR": "/there"}
@@ -366,7 +396,9 @@ def test_the_cache_folder_follows_inductor(file: Path, tmp_path: Path) -> None:
 # --- paths ----------------------------------------------------------------------------------------
 
 
-def test_where_relative_paths_start(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_at_the_folder_of_their_source(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -379,6 +411,11 @@ def test_where_relative_paths_start(file: Path, tmp_path: Path, monkeypatch: pyt
     assert config.model.token2wav_path == ROOT / "vocoder", "expected the root for the environment"
     assert config.service.warmup_video == ROOT / "clips" / "a.mp4", "expected the root for flags"
     assert config.service.cache_dir == ROOT / "torch_compile_cache", "expected the root for defaults"
+
+
+def test_refuses_unknown_home_folders(file: Path) -> None:
+    text = str(refused(file, {"model": {"pt_path": "~no-such-user/w.pt"}}))
+    assert text.startswith("setting model.pt_path: expected a path in a home folder that exists, got "), text
 
 
 @pytest.mark.parametrize("empty", ["", None])
@@ -396,14 +433,14 @@ def test_empty_paths(file: Path, empty: str | None) -> None:
     ("named", "expected"),
     [("auto", "auto"), ("flash_attention_2", "flash"), ("sdpa", "sdpa"), ("eager", "eager")],
 )
-def test_attention_backends_have_two_names(file: Path, named: str, expected: str) -> None:
+def test_maps_attention_names(file: Path, named: str, expected: str) -> None:
     config, _ = load(file, {"model": {"attn_implementation": named}, "service": {"compile": True}})
     assert config.engine().compile.attention == expected and config.engine().compile.enabled
     ours, _ = load(file, {"model": {"attn_implementation": named}, "service": {"compile": {"attention": expected}}})
     assert ours.engine().compile.attention == expected
 
 
-def test_the_engine_gets_all_it_is_told(file: Path) -> None:
+def test_passes_settings_to_the_engine(file: Path) -> None:
     content = {
         "model": {"model_path": "/m", "pt_path": "/w.pt", "token2wav_path": "/v", "device": "cpu", "dtype": "bfloat16"},
         "service": {"compile": {"dynamic": False}},
@@ -419,7 +456,7 @@ def test_the_engine_gets_all_it_is_told(file: Path) -> None:
 # --- documentation --------------------------------------------------------------------------------
 
 
-def test_the_document_has_the_table(root: Path) -> None:
+def test_document_contains_the_generated_table(root: Path) -> None:
     text = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
     expected, got = table(), [line for line in text.splitlines() if line.startswith("|")]
     missing, extra = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
@@ -427,13 +464,13 @@ def test_the_document_has_the_table(root: Path) -> None:
     assert len(got) == 2 + sum("." in key and not key.startswith("duplex.session.") for key in KEYS)
 
 
-def test_the_document_names_what_does_nothing(root: Path) -> None:
+def test_document_names_keys_without_effect(root: Path) -> None:
     text = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
-    for key in ("service.eta_streaming_s", "service.eta_duplex_s", "TORCHINDUCTOR_CACHE_DIR", "DUOLOGUE_LOG_LEVEL"):
+    for key in ("service.eta_streaming_s", "service.data_dir", "TORCHINDUCTOR_CACHE_DIR", "DUOLOGUE_LOG_LEVEL"):
         assert f"`{key}`" in text, key
 
 
-def test_the_examples_of_the_document_are_true(file: Path) -> None:
+def test_examples_of_the_document_load(file: Path) -> None:
     example = {"mode": "max-autotune", "targets": ["llm.model", "tts.model"]}
     environ = {"DUOLOGUE_SERVICE_GATEWAY_PORT": "9000", "DUOLOGUE_DUPLEX_SESSION_TEMPERATURE": "0.5"}
     config, _ = load(file, {"service": {"compile": example}}, environ=environ)

@@ -1,4 +1,4 @@
-"""Settings: ranges, strict types, errors that name every knob, and what the samplers get."""
+"""Settings: ranges, strict types, errors that name every setting, and what the samplers get."""
 
 import json
 import math
@@ -22,7 +22,8 @@ from worker.config.session import (
     SessionConfig,
     WindowConfig,
 )
-from worker.config.settings import SettingError, Settings, allowed
+from worker.config.settings import SettingError, Settings
+from worker.describe import shown
 
 DEFAULTS = SessionConfig()
 MAX_COUNT = 2**31 - 1
@@ -69,7 +70,7 @@ def refused(settings: type[Settings], **given: object) -> SettingError:
     return caught.value
 
 
-def session_knobs() -> st.SearchStrategy[dict[str, Any]]:
+def session_settings() -> st.SearchStrategy[dict[str, Any]]:
     """Any values inside the ranges."""
     values: dict[str, st.SearchStrategy[Any]] = {name: st.integers(*ends) for name, ends in WHOLE.items()}
     values |= {name: st.floats(*ends) | st.sampled_from(ends) for name, ends in REAL.items()}
@@ -79,21 +80,21 @@ def session_knobs() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=values)
 
 
-def test_the_tables_of_this_file_name_every_knob() -> None:
+def test_the_tables_of_this_file_name_every_setting() -> None:
     named = {*WHOLE, *REAL, *CHOICES, *FLAGS, "window"}
     assert named == set(SessionConfig.model_fields), named ^ set(SessionConfig.model_fields)
 
 
-@pytest.mark.parametrize(("knob", "ends"), [*WHOLE.items(), *REAL.items()])
-def test_ranges_end_where_they_say(knob: str, ends: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("setting", "ends"), [*WHOLE.items(), *REAL.items()])
+def test_ranges_end_where_they_say(setting: str, ends: tuple[float, float]) -> None:
     for end in ends:
-        got = getattr(SessionConfig(**{knob: end}), knob)
-        assert got == end, f"{knob}: expected {end}, got {got}"
+        got = getattr(SessionConfig(**{setting: end}), setting)
+        assert got == end, f"{setting}: expected {end}, got {got}"
     low, high = ends
-    beyond = (low - 1, high + 1) if knob in WHOLE else (math.nextafter(low, -1), math.nextafter(high, 1000))
+    beyond = (low - 1, high + 1) if setting in WHOLE else (math.nextafter(low, -1), math.nextafter(high, 1000))
     for value in beyond:
-        text = str(refused(SessionConfig, **{knob: value}))
-        expected = f"setting {knob}: expected {allowed(SessionConfig, knob)}, got {value!r}"
+        text = str(refused(SessionConfig, **{setting: value}))
+        expected = f"setting {setting}: expected {SessionConfig.allowed(setting)}, got {shown(value)}"
         assert text == expected, f"expected {expected!r}, got {text!r}"
 
 
@@ -103,38 +104,38 @@ def test_errors_say_the_range() -> None:
         "setting listen_top_k: expected null or a whole number from 1 to 2147483647, got 0"
     )
     assert str(refused(SessionConfig, decode_mode="sample")) == (
-        "setting decode_mode: expected 'sampling' or 'greedy', got 'sample'"
+        'setting decode_mode: expected "sampling" or "greedy", got \'sample\''
     )
     assert str(refused(SessionConfig, tts_temperature=0)) == (
         "setting tts_temperature: expected a number from 0.000001 to 2, got 0"
     )
 
 
-@pytest.mark.parametrize("knob", [*WHOLE, *REAL, *CHOICES])
+@pytest.mark.parametrize("setting", [*WHOLE, *REAL, *CHOICES])
 @pytest.mark.parametrize("value", [True, False, "1", "", [], {}, math.nan, math.inf, -math.inf, 10**400, object()])
-def test_types_are_strict(knob: str, value: object) -> None:
-    error = refused(SessionConfig, **{knob: value})
-    assert [one.knob for one in error.problems] == [knob], error.problems
+def test_types_are_strict(setting: str, value: object) -> None:
+    error = refused(SessionConfig, **{setting: value})
+    assert [one.setting for one in error.problems] == [setting], error.problems
 
 
-@pytest.mark.parametrize("knob", WHOLE)
-def test_whole_numbers_are_no_floats(knob: str) -> None:
-    assert [one.knob for one in refused(SessionConfig, **{knob: 2.0}).problems] == [knob]
+@pytest.mark.parametrize("setting", WHOLE)
+def test_whole_numbers_are_no_floats(setting: str) -> None:
+    assert [one.setting for one in refused(SessionConfig, **{setting: 2.0}).problems] == [setting]
 
 
-@pytest.mark.parametrize("knob", FLAGS)
+@pytest.mark.parametrize("setting", FLAGS)
 @pytest.mark.parametrize("value", [0, 1, "true", None, 1.0])
-def test_flags_are_bools(knob: str, value: object) -> None:
-    text = str(refused(SessionConfig, **{knob: value}))
-    assert text == f"setting {knob}: expected true or false, got {value!r}", text
+def test_flags_are_bools(setting: str, value: object) -> None:
+    text = str(refused(SessionConfig, **{setting: value}))
+    assert text == f"setting {setting}: expected true or false, got {shown(value)}", text
 
 
-@pytest.mark.parametrize("knob", SessionConfig.model_fields)
-def test_null_is_for_knobs_that_have_a_meaning_for_it(knob: str) -> None:
-    if knob in OPTIONAL:
-        assert getattr(SessionConfig(**{knob: None}), knob) is None
+@pytest.mark.parametrize("setting", SessionConfig.model_fields)
+def test_null_is_for_settings_that_have_a_meaning_for_it(setting: str) -> None:
+    if setting in OPTIONAL:
+        assert getattr(SessionConfig(**{setting: None}), setting) is None
     else:
-        assert [one.knob for one in refused(SessionConfig, **{knob: None}).problems] == [knob]
+        assert [one.setting for one in refused(SessionConfig, **{setting: None}).problems] == [setting]
 
 
 def test_whole_numbers_will_do_for_floats() -> None:
@@ -142,15 +143,15 @@ def test_whole_numbers_will_do_for_floats() -> None:
     assert (config.temperature, type(config.temperature), config.drain_s) == (1.0, float, 2.0)
 
 
-def test_every_bad_knob_is_named() -> None:
+def test_every_bad_setting_is_named() -> None:
     with pytest.raises(SettingError) as caught:
         SessionConfig.of(DEFAULTS, {"temperature": 9, "seed": -1, "window": {"mode": "on", "max_units": 0}, "top_k": 5})
     error = caught.value
-    got = [one.knob for one in error.problems]
+    got = [one.setting for one in error.problems]
     assert got == ["temperature", "window.mode", "window.max_units", "seed"], got
     assert str(error) == (
         "settings temperature, window.mode, window.max_units, seed: expected temperature a number from 0 to 2; "
-        "window.mode 'off' or 'basic' or 'context'; window.max_units a whole number from 1 to 10000; "
+        'window.mode "off" or "basic" or "context"; window.max_units a whole number from 1 to 10000; '
         "seed null or a whole number from 0 to 18446744073709551615, "
         "got temperature 9; window.mode 'on'; window.max_units 0; seed -1"
     )
@@ -161,7 +162,7 @@ def test_low_is_at_most_high() -> None:
     text = str(refused(WindowConfig, low_tokens=11, high_tokens=10))
     assert text == "setting low_tokens: expected at most high_tokens (10), got 11", text
     error = refused(SessionConfig, window={"high_tokens": 10})
-    assert [one.knob for one in error.problems] == ["window.low_tokens"], error.problems
+    assert [one.setting for one in error.problems] == ["window.low_tokens"], error.problems
 
 
 def test_bad_values_are_shown_cut() -> None:
@@ -182,8 +183,8 @@ def test_no_input_gives_any_other_error(values: dict[str, object]) -> None:
     except SettingsError as error:
         assert isinstance(error, SettingError)
         for one in error.problems:
-            assert one.knob.partition(".")[0] in values, f"expected a knob that was given, got {one.knob}"
-            assert one.knob in str(error)
+            assert one.setting.partition(".")[0] in values, f"expected a setting that was given, got {one.setting}"
+            assert one.setting in str(error)
     else:
         assert isinstance(config, SessionConfig)
     try:
@@ -224,7 +225,7 @@ def test_window_may_be_ready_made() -> None:
     window = WindowConfig(mode="off")
     assert SessionConfig.of(DEFAULTS, {"window": window})[0].window is window
     text = str(refused(SessionConfig, window=3))
-    assert text == "setting window: expected an object of WindowConfig, got 3", text
+    assert text == "setting window: expected an object, got 3", text
 
 
 def test_unknown_keys_are_ignored_and_told() -> None:
@@ -271,7 +272,7 @@ def test_default_sampling_is_the_released_one() -> None:
     assert reference.speech_sampling() == fixed.speech_sampling() == DUPLEX_SPEECH
 
 
-def test_every_sampling_knob_arrives() -> None:
+def test_every_sampling_setting_arrives() -> None:
     config = SessionConfig(
         temperature=0.5,
         top_k=3,
@@ -301,7 +302,7 @@ def test_every_sampling_knob_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "greedy"),
+    ("settings", "greedy"),
     [
         ({"decode_mode": "greedy"}, True),
         ({"temperature": 0}, True),
@@ -310,15 +311,15 @@ def test_every_sampling_knob_arrives() -> None:
         ({}, False),
     ],
 )
-def test_greedy(knobs: dict[str, Any], greedy: bool) -> None:
-    got = SessionConfig(**knobs).text_sampling().greedy
-    assert got is greedy, f"{knobs}: expected greedy {greedy}, got {got}"
-    assert not SessionConfig(**knobs).speech_sampling().greedy
+def test_greedy(settings: dict[str, Any], greedy: bool) -> None:
+    got = SessionConfig(**settings).text_sampling().greedy
+    assert got is greedy, f"{settings}: expected greedy {greedy}, got {got}"
+    assert not SessionConfig(**settings).speech_sampling().greedy
 
 
-@given(knobs=session_knobs())
-def test_what_is_in_range_is_in_range_for_the_samplers(knobs: dict[str, Any]) -> None:
-    config = SessionConfig(**knobs)
+@given(settings=session_settings())
+def test_what_is_in_range_is_in_range_for_the_samplers(settings: dict[str, Any]) -> None:
+    config = SessionConfig(**settings)
     text, speech_tokens = config.text_sampling(), config.speech_sampling()
     assert text.stop_probe and not text.chunked_window
     assert text.sign_blind is (config.compat == "reference") is not text.listen_scale_on_probability
@@ -342,7 +343,7 @@ def test_devices(device: str) -> None:
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0\n", " cpu", "", None, 0])
 def test_no_devices(device: object) -> None:
     text = str(refused(EngineConfig, device=device))
-    assert text == f"setting device: expected text like 'auto', 'cpu', 'cuda', 'cuda:0', got {device!r}", text
+    assert text == f'setting device: expected text like "auto", "cpu", "cuda", "cuda:0", got {shown(device)}', text
 
 
 def test_a_slot_holds_the_window_and_a_unit() -> None:
@@ -351,8 +352,8 @@ def test_a_slot_holds_the_window_and_a_unit() -> None:
     assert session.unit_rows == 1 + 66 + 10 + 1 + 20 + 2
     EngineConfig(llm_len=400, session=session)
     error = refused(EngineConfig, llm_len=399, session=session)
-    assert [one.knob for one in error.problems] == ["session.window.high_tokens"], error.problems
-    assert "100 rows for a unit in llm_len (399), got 300" in str(error), error
+    assert [one.setting for one in error.problems] == ["session.window.high_tokens"], error.problems
+    assert "100 tokens for a unit in llm_len (399), got 300" in str(error), error
 
 
 def test_a_sessions_own_window_is_checked_too() -> None:
@@ -365,13 +366,13 @@ def test_a_sessions_own_window_is_checked_too() -> None:
         engine.check_session(SessionConfig(window=context))
     engine.check_session(SessionConfig(window={"mode": "off", "high_tokens": 4901}))
     more_slices = SessionConfig(max_slice_nums=2, window={"high_tokens": 4900})
-    with pytest.raises(SettingError, match=r"leaves 232 rows"):
+    with pytest.raises(SettingError, match=r"leaves 232 tokens"):
         engine.check_session(more_slices)
 
 
-def test_nested_knobs_are_named_from_the_top() -> None:
+def test_nested_settings_are_named_from_the_top() -> None:
     error = refused(EngineConfig, session={"window": {"max_units": 0}, "top_k": -1}, llm_len=0)
-    got = [one.knob for one in error.problems]
+    got = [one.setting for one in error.problems]
     assert got == ["llm_len", "session.top_k", "session.window.max_units"], got
 
 
@@ -387,21 +388,23 @@ def test_no_engine_setting_gives_any_other_error(values: dict[str, object]) -> N
 
 
 def documented(root: Path) -> dict[str, tuple[str, ...]]:
-    """knob -> (default, allowed, what it does), as the table has them."""
+    """setting -> (default, allowed, what it does), as the table has them."""
     lines = (root / "docs" / "session-config.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return {row[0].strip("`"): tuple(row[1:]) for row in rows}
 
 
-def test_the_document_lists_every_knob(root: Path) -> None:
+def test_the_document_lists_every_setting(root: Path) -> None:
     sections = [("", SessionConfig), ("window.", WindowConfig)]
     expected: dict[str, tuple[str, ...]] = {}
     for prefix, settings in sections:
         for name, entry in settings.model_fields.items():
             if name != "window":
                 default = f"`{json.dumps(entry.default)}`"
-                expected[prefix + name] = (default, allowed(settings, name), entry.description or "")
+                expected[prefix + name] = (default, settings.allowed(name), entry.description or "")
     got = documented(root)
-    assert got.keys() == expected.keys(), f"expected the same knobs, got a difference in {got.keys() ^ expected.keys()}"
-    for knob, cells in expected.items():
-        assert got[knob] == cells, f"{knob}: expected {cells}, got {got[knob]}"
+    assert got.keys() == expected.keys(), (
+        f"expected the same settings, got a difference in {got.keys() ^ expected.keys()}"
+    )
+    for setting, cells in expected.items():
+        assert got[setting] == cells, f"{setting}: expected {cells}, got {got[setting]}"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.worker.http.client_scripts import ALOUD, QUIET, assert_told, base64_of, chunk, picture_of, sound_of
 from tests.worker.http.processes import Talker, WorkerProcess, running
 from tests.worker.protocol.invalid_messages import BINARY, HARMLESS, noise, setting
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import AudioChunk, Error, Interrupted, Paused, Prepare, Prepared, Result, Resumed
-from worker.protocol.wire import ErrorCode
 
 N_SLOTS = 3
 MIB = 2**20

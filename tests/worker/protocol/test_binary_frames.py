@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tests.worker.protocol.message_helpers import PICTURE
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import AudioChunk, Spec, read_binary, read_server, read_text, write
-from worker.protocol.wire import ErrorCode, Form, WireError, pack_frame
+from worker.protocol.wire import Form, WireError, pack_frame
 
 
 @pytest.mark.parametrize("form", ["pcm16", "float32"])
@@ -33,7 +34,7 @@ def test_binary_frames_have_to_be_agreed() -> None:
         with pytest.raises(WireError) as caught:
             read(data, spec)
         assert caught.value.code == ErrorCode.BINARY_NOT_AGREED
-        assert str(caught.value) == "message: expected text, as base64 is what was agreed on, got a binary frame"
+        assert str(caught.value) == "message: expected a text frame, since base64 is agreed on, got a binary frame"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import base64
 import pytest
 
 from tests.worker.protocol.message_helpers import PICTURE, b64, refused, sent
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     CLIENT,
     SYSTEM_PROMPT,
@@ -16,7 +17,7 @@ from worker.protocol.messages import (
     Spec,
     Stop,
 )
-from worker.protocol.wire import ErrorCode, WireError
+from worker.protocol.wire import WireError
 
 
 def test_types() -> None:

@@ -1,12 +1,14 @@
-"""Typed messages: how fields come, what they may be in words, how they go."""
+"""Typed messages: reading fields, describing them, writing them."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from pydantic import Field
 
-from worker.protocol.codec import FieldGroup, Message, PictureField, Reader, SoundField, allowed, known, write_message
-from worker.protocol.wire import ErrorCode, Sound, WireError
+from worker.describe import describe_type
+from worker.protocol.codec import FieldGroup, Message, PictureField, Reader, SoundField, known_fields, write_message
+from worker.protocol.codes import ErrorCode
+from worker.protocol.wire import Sound, WireError
 
 
 class Inner(FieldGroup):
@@ -20,7 +22,7 @@ class Walk(Message):
     type: Literal["walk"] = "walk"
     steps: list[float] | None = None
     goal: str | None = None
-    inner: Annotated[Inner, known(Inner)] = Inner()
+    inner: Annotated[Inner, known_fields(Inner)] = Inner()
 
 
 class Song(Message):
@@ -46,22 +48,22 @@ def refused(**given: Any) -> str:
     [
         (bool, [], "true or false"),
         (int, [Field(ge=1).metadata[0]], "a whole number, at least 1"),
-        (float | None, [*Field(ge=0).metadata, *Field(le=1.5).metadata], "a number, at least 0, at most 1.5"),
+        (float | None, [*Field(ge=0).metadata, *Field(le=1.5).metadata], "a number from 0 to 1.5"),
         (Literal["a", "b", 3], [], '"a" or "b" or 3'),
         (list[str], [], "a list, each text"),
         (dict[str, Any], [], "an object"),
-        (Annotated[Inner, known(Inner)], [], "an object"),
+        (Annotated[Inner, known_fields(Inner)], [], "an object"),
         (int | list[int] | None, [], "a whole number or a list, each a whole number"),
         (ErrorCode | str, [], "text"),
         (SoundField | None, [], "base64 text"),
         (list[PictureField], [], "a list, each base64 text"),
     ],
 )
-def test_what_a_field_may_be(annotation: Any, metadata: list[Any], words: str) -> None:
-    assert allowed(annotation, metadata) == words
+def test_describes_allowed_values(annotation: Any, metadata: list[Any], words: str) -> None:
+    assert describe_type(annotation, metadata) == words
 
 
-def test_the_first_name_counts() -> None:
+def test_uses_first_alias_that_is_present() -> None:
     given = {"type": "walk", "strides": [1.0], "paces": [2.0], "steps": [3.0]}
     for name, expected in (("steps", 3.0), ("paces", 2.0), ("strides", 1.0)):
         assert READER.read(given).steps == [expected]
@@ -69,25 +71,25 @@ def test_the_first_name_counts() -> None:
     assert READER.read(given).steps is None
 
 
-def test_errors_name_the_field_as_given() -> None:
+def test_errors_use_the_name_that_was_given() -> None:
     assert refused(type="walk", paces=3) == "walk.paces: expected a list, each a number, got 3"
     assert refused(type="walk", strides=[1, "x"]) == "walk.strides[1]: expected a number, got 'x'"
     assert refused(type="walk", inner={"depth": 10}) == "walk.inner.depth: expected a whole number, at most 9, got 10"
     assert refused(type="walk", goal=1, paces=3) == "walk.paces: expected a list, each a number, got 3"
 
 
-def test_objects_inside_are_read_the_same_way() -> None:
+def test_nested_objects_ignore_unknown_keys_and_nulls() -> None:
     assert READER.read({"type": "walk", "inner": {"depth": None, "width": 3}}).inner == Inner()
     assert READER.read({"type": "walk", "inner": {"depth": 3}}).inner == Inner(depth=3)
 
 
-def test_nulls_are_sent_or_not() -> None:
+def test_sends_nulls_unless_declared_otherwise() -> None:
     assert write_message(Walk(), "base64") == '{"type":"walk","steps":null,"inner":{"depth":0}}'
     assert write_message(Walk(goal="g"), "pcm16") == '{"type":"walk","steps":null,"goal":"g","inner":{"depth":0}}'
     assert write_message(Song(), "base64") == '{"type":"song","sound":null}'
 
 
-def test_text_of_others_is_escaped() -> None:
+def test_escapes_received_base64_text() -> None:
     text = write_message(Song(sound=Sound('"}\n')), "base64")
     assert text == '{"type":"song","sound":"\\"}\\n"}'
     assert READER.read_text(str(text)).sound.data == '"}\n'
@@ -95,7 +97,7 @@ def test_text_of_others_is_escaped() -> None:
         write_message(Song(sound=Sound('"}\n')), "pcm16")
 
 
-def test_only_messages_with_sound_are_binary() -> None:
+def test_writes_binary_frames_only_for_messages_with_sound() -> None:
     song = write_message(Song(sound=Sound(b"abcd", "pcm16"), words="la"), "pcm16")
     assert isinstance(song, bytes) and song.endswith(b'{"type":"song","words":"la","audio_bytes":4}abcd')
     got = READER.read_frame(song, "pcm16")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from worker.protocol.codes import ErrorCode
 from worker.protocol.doc import sections
 from worker.protocol.messages import CLIENT, SERVER, read_server, read_text
-from worker.protocol.wire import ErrorCode
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.protocol.message_helpers import FORMS, refused
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import CLIENT, SERVER, FromClient, FromServer, Spec, read_binary, read_server, read_text
-from worker.protocol.wire import ErrorCode, WireError
+from worker.protocol.wire import WireError
 
 
 def test_texts_that_clients_look_for() -> None:
@@ -83,11 +84,11 @@ def test_texts_that_clients_look_for() -> None:
         ),
         ({"type": "video_frame"}, "video_frame.frame: expected base64 text, got nothing"),
         ({"type": "video_frame", "frame": 3}, "video_frame.frame: expected base64 text, got 3"),
-        ({"type": "pause", "timeout": "60"}, "pause.timeout: expected a number, at least 0, at most 86400, got '60'"),
-        ({"type": "pause", "timeout": -1}, "pause.timeout: expected a number, at least 0, at most 86400, got -1"),
+        ({"type": "pause", "timeout": "60"}, "pause.timeout: expected a number from 0 to 86400, got '60'"),
+        ({"type": "pause", "timeout": -1}, "pause.timeout: expected a number from 0 to 86400, got -1"),
         (
             {"type": "pause", "timeout": 10**400},
-            "pause.timeout: expected a number, at least 0, at most 86400, got a num",
+            "pause.timeout: expected a number from 0 to 86400, got a num",
         ),
     ],
 )
@@ -98,7 +99,7 @@ def test_wrong_types_are_named(fields: dict[str, Any], text: str) -> None:
 
 
 def test_infinite_numbers() -> None:
-    with pytest.raises(WireError, match=r"pause.timeout: expected a number, .* got inf"):
+    with pytest.raises(WireError, match=r"pause.timeout: expected a number from .* got inf"):
         read_text('{"type":"pause","timeout":1e999}')
     for text in ('{"type":"pause","timeout":NaN}', '{"type":"prepare","config":{"a":Infinity}}'):
         with pytest.raises(WireError) as caught:

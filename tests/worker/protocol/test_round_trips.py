@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.protocol.message_helpers import FORMS, LISTEN
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     AudioChunk,
     Error,
@@ -33,7 +34,6 @@ from worker.protocol.messages import (
     read_text,
     write,
 )
-from worker.protocol.wire import ErrorCode
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 COUNT = st.integers(0, 2**53)

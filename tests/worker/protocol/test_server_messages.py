@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from models.errors import AudioError
 from tests.worker.protocol.message_helpers import LISTEN, refused
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     Error,
@@ -30,7 +31,7 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
-from worker.protocol.wire import ErrorCode, WireError
+from worker.protocol.wire import WireError
 
 
 def fields_of(message: FromServer, spec: Spec = PLAIN_SPEC) -> dict[str, Any]:

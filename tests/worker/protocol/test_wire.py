@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from models.errors import ModelError
+from worker.describe import shown
 from worker.protocol import wire
-from worker.protocol.wire import ErrorCode, Sound, WireError
+from worker.protocol.codes import ErrorCode
+from worker.protocol.wire import Sound, WireError
 
 LEVELS = st.floats(-2, 2, width=32)
 SAMPLES = arrays(np.float32, st.integers(1, 40), elements=LEVELS)
@@ -54,11 +56,11 @@ def test_shown_is_short_and_cheap() -> None:
     big = ["x" * 50_000_000, [10**5000] * 100_000, {str(i): 1 for i in range(1000)}, deep]
     start = time.process_time()  # of the processor: another process may be in the way
     for value in big:
-        assert len(wire.shown(value)) < 400, f"expected a short text, got {len(wire.shown(value))} characters"
+        assert len(shown(value)) < 400, f"expected a short text, got {len(shown(value))} characters"
     took = time.process_time() - start
     assert took < 1, f"expected to look at the first items only, got {took:.2f} s"
-    assert [wire.shown(value) for value in (None, True, [False], "a", 1.5)] == ["null", "true", "[false]", "'a'", "1.5"]
-    assert wire.shown(10**5000) == "a number too large to show"
+    assert [shown(value) for value in (None, True, [False], "a", 1.5)] == ["null", "true", "[false]", "'a'", "1.5"]
+    assert shown(10**5000) == "a number too large to show"
 
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -245,9 +247,9 @@ def test_layout_of_a_frame() -> None:
         (frame(" " * 65_537), "bad_message", "binary frame's header: expected at most 65536 bytes, got 65537 bytes"),
         (frame("{"), "bad_json", "binary frame's header: expected JSON, got "),
         (frame("[]"), "bad_message", "binary frame's header: expected a JSON object, got []"),
-        (frame("{}", b"a"), "bad_message", "binary frame: expected 0 bytes behind the header"),
-        (frame('{"audio_bytes":2}', b"a"), "bad_message", "binary frame: expected 2 bytes behind the header"),
-        (frame('{"audio_bytes":0}', b"a"), "bad_message", "binary frame: expected 0 bytes behind the header"),
+        (frame("{}", b"a"), "bad_message", "binary frame: expected 0 bytes after the header"),
+        (frame('{"audio_bytes":2}', b"a"), "bad_message", "binary frame: expected 2 bytes after the header"),
+        (frame('{"audio_bytes":0}', b"a"), "bad_message", "binary frame: expected 0 bytes after the header"),
         (
             frame('{"audio_bytes":-1,"frame_bytes":[2]}', b"a"),
             "bad_message",

@@ -1,0 +1,50 @@
+"""The codes of the protocol: of errors, of close frames and their reasons. Torch-free."""
+
+from enum import IntEnum, StrEnum
+
+
+class ErrorCode(StrEnum):
+    """The `code` of an `error` message, for programs; the text beside it is for people."""
+
+    BAD_JSON = "bad_json"
+    BAD_MESSAGE = "bad_message"
+    UNKNOWN_TYPE = "unknown_type"
+    MISSING_AUDIO = "missing_audio"
+    BAD_BASE64 = "bad_base64"
+    BAD_AUDIO = "bad_audio"
+    BAD_IMAGE = "bad_image"
+    BAD_CONFIG = "bad_config"
+    NOT_PREPARED = "not_prepared"
+    PAUSED = "paused"
+    TOO_LARGE = "too_large"
+    BINARY_NOT_AGREED = "binary_not_agreed"
+    BACKLOG_FULL = "backlog_full"
+    BUSY = "busy"
+    DRAINING = "draining"
+    CONTEXT_FULL = "context_full"
+    ENGINE = "engine"
+    INTERNAL = "internal"
+    WORKER_LOST = "worker_lost"
+    QUEUE_FULL = "queue_full"
+    CANCELLED = "cancelled"
+
+
+class CloseCode(IntEnum):
+    """The WebSocket close codes in use (RFC 6455, section 7.4, and the IANA registry)."""
+
+    NORMAL = 1000
+    NO_STATUS = 1005  # never sent: the close frame had no code
+    ABNORMAL = 1006  # never sent: the connection ended without a close frame
+    INTERNAL_ERROR = 1011
+    SERVICE_RESTART = 1012
+    TRY_AGAIN_LATER = 1013
+
+
+class CloseReason(StrEnum):
+    """The reason in a worker's close frame."""
+
+    STOPPED = "stopped"
+    PAUSE = "Pause timeout"
+    IDLE = "Idle timeout"
+    ENGINE = "engine"
+    DRAINING = "draining"
