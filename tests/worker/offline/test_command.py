@@ -287,7 +287,7 @@ def test_settings_that_cannot_be_used(files: Path, monkeypatch, capsys: pytest.C
         ("--euler-steps", "0"): "setting euler_steps: expected null or a whole number from 1 to 50, got 0",
         ("--tail", "-1"): "setting --tail: expected a whole number at least 0 and at most 600, got -1",
         ("--max-units", "0"): "setting max_units: expected a whole number at least 1, got 0",
-        ("--device", "gpu"): "setting device: expected text like 'auto', 'cpu', 'cuda', 'cuda:0', got 'gpu'",
+        ("--device", "gpu"): 'setting device: expected text like "auto", "cpu", "cuda", "cuda:0", got \'gpu\'',
     }.items():
         assert refused(capsys, sound, *flags) == said
 
