@@ -78,7 +78,8 @@ models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_t
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
 worker.assembly.hub worker.config.* worker.protocol.* worker.describe worker.log worker.version worker.status
-worker.main worker.media worker.loop.audio_buffer worker.loop.results worker.loop.session worker.loop.unit_decoder worker.loop.window
+worker.main worker.media worker.loop.audio_buffer worker.loop.results worker.loop.session worker.loop.unit_decoder
+worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics
 worker.http.unit_message
 worker.doctor.__main__ worker.doctor.checks worker.doctor.checks_gpu worker.doctor.machine
