@@ -1,6 +1,8 @@
-"""The whole model: the only file that knows all parts. Weights only; what a session owns is in `state`."""
+"""The whole model: the one module that contains all parts, and selects the backend that runs them.
 
-from collections.abc import Callable
+Contains weights only; the state of sessions is in `models.stages.state`.
+"""
+
 from importlib.util import find_spec
 
 import torch
@@ -10,24 +12,28 @@ from models.checkpoint.config import OmniConfig
 from models.errors import SettingsError
 from models.inputs.image import pixel_values
 from models.layers.apm import Apm, project
+from models.layers.backend import TORCH, Backend
 from models.layers.kv_cache import KVCache
 from models.layers.llm import LLM
 from models.layers.resampler import Resampler
-from models.layers.transformer import Backbone, Projector
+from models.layers.transformer import Projector
 from models.layers.tts import TTS
 from models.layers.vpm import Vpm
 
 
 class OmniModel(nn.Module):
-    """Parts under the checkpoint's names; parts the config switches off are absent.
+    """Parts under the checkpoint's names; parts that the config switches off are absent.
 
-    Build under `weights.on_meta`, assign weights, then call `derive` on every `Derived` module;
+    Build it under `weights.on_meta`, assign weights, then call `derive` on every `Derived` module;
     `load.load_model` does all three.
+
+    backend: runs layers, text embeddings, output heads and samplers; regions pass it to every call.
     """
 
     def __init__(self, config: OmniConfig):
         super().__init__()
         self.config = config
+        self.backend: Backend = TORCH
         self.llm = LLM(config)
         if config.init_vision:
             self.vpm = Vpm(config.vision_config, config.drop_vision_last_layer)
@@ -40,7 +46,6 @@ class OmniModel(nn.Module):
             self.audio_projection_layer = Projector(config.audio_config.encoder_ffn_dim // 4, config.hidden_size)
         if config.init_tts:
             self.tts = TTS(config.tts_config)
-        self.choose: Callable[..., Tensor] | None = None  # what takes the place of `regions.choose`
 
     @property
     def device(self) -> torch.device:
@@ -52,88 +57,58 @@ class OmniModel(nn.Module):
 
     @property
     def kernels(self) -> bool:
-        """Whether the parts' layers run by the project's own GPU kernels."""
-        return self.llm.model.fused is not None
+        """Whether the backend runs the project's own GPU kernels."""
+        return self.backend is not TORCH
 
     def use_kernels(self, on: bool) -> None:
-        """Run the layers by the project's own GPU kernels, or as they are written. Graphs captured before are void.
+        """Select the backend: the project's GPU kernels, or PyTorch. Graphs captured before become invalid.
 
-        Weights of parallel products are laid side by side; every layer keeps its own as views of them.
-        While kernels run, embeddings of text lie in the host's memory: of one and a half GB a step reads a few rows.
-        Raises: SettingsError where there is no Triton. Whatever the device raises: nothing has changed then.
+        With kernels, weights of linear layers with one input are packed; each layer keeps a view of its own. Text
+        embeddings are in pinned CPU memory: of 1.5 GB, a step reads a few rows.
+
+        Raises: SettingsError without Triton; any error of the device, after which nothing has changed.
         """
         if on == self.kernels:
             return
         if not on:
-            for part in self._stacks():
-                part.fused = None
-            for part in self._readers():
-                if part.table is not None:
-                    part.table.give_back()
-                part.table = None
-            self.choose = None
-            if self.config.init_tts:
-                self.tts.draw = None
+            self.backend.release()
+            self.backend = TORCH
             return
         if find_spec("triton") is None:
             raise SettingsError("kernels", expected="Triton, which comes with the GPU builds of torch", got="none")
-        # Only here: they cannot be imported without.
-        from models.kernels.fused_decoder import FusedDecoder
-        from models.kernels.fused_encoders import FusedAudio, FusedVision
-        from models.kernels.pinned_embedding import PinnedEmbedding
-        from models.kernels.speech_sampler import draw_speech_tokens
-        from models.kernels.text_sampler import choose_tokens
+        from models.kernels.backend import TritonBackend  # here, because it imports Triton
 
-        kinds = {Backbone: FusedDecoder, Vpm: FusedVision, Apm: FusedAudio}
-        tables: dict[Backbone | TTS, PinnedEmbedding] = {}
-        try:
-            with torch.no_grad():
-                fused = {part: kinds[type(part)](part) for part in self._stacks()}
-                for part, embedding in self._readers().items():
-                    tables[part] = PinnedEmbedding(embedding)
-        except BaseException:  # all or nothing
-            for table in tables.values():
-                table.give_back()
-            raise
-        for part, layers in fused.items():
-            part.fused = layers
-        for part, table in tables.items():
-            part.table = table
-        self.choose = choose_tokens
-        if self.config.init_tts:
-            self.tts.draw = draw_speech_tokens
+        self.backend = TritonBackend(self, self._text_embeddings())
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the weights leave behind is as large as they are
+            torch.cuda.empty_cache()  # packing and moving free as much memory as the weights take
 
-    def _stacks(self) -> list[Backbone | Vpm | Apm]:
-        return [part for part in self.modules() if isinstance(part, Backbone | Vpm | Apm)]
-
-    def _readers(self) -> dict[Backbone | TTS, nn.Embedding]:
-        """Parts that read text, and their embeddings."""
-        readers: dict[Backbone | TTS, nn.Embedding] = {self.llm.model: self.llm.model.embed_tokens}
+    def _text_embeddings(self) -> list[nn.Embedding]:
+        embeddings = [self.llm.model.embed_tokens]
         if self.config.init_tts:
-            readers |= {self.tts: self.tts.emb_text, self.tts.model: self.tts.model.embed_tokens}
-        return readers
+            embeddings += [self.tts.emb_text, self.tts.model.embed_tokens]
+        return embeddings
 
     def encode_images(self, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
         """Image slices to LLM rows.
 
         Args:
             pixels: [B, L, 588] uint8 patches, rows ordered (channel, y, x).
-            position_ids: [B, L]; coords: [B, L, 2] (row, column); mask: [B, L] bool.
+            position_ids: [B, L] int64.
+            coords: [B, L, 2] int64 (row, column).
+            mask: [B, L] bool, true for real patches.
         Returns: [B, query_num, D].
         """
         patches = pixel_values(pixels.float()).to(self.dtype)
-        return self.resampler(self.vpm(patches, position_ids, mask), coords, mask)
+        return self.resampler(self.vpm(patches, position_ids, mask, self.backend), coords, mask)
 
     def encode_unit(
         self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One unit of sound per slot to LLM rows; shapes as `Apm.stream`.
 
-        Returns: [B, 10, D] and [B] how many rows are valid.
+        Returns: rows [B, 10, D], and [B] how many of them are valid.
         """
-        hidden, n_rows = self.apm.stream(mel.to(self.dtype), first, end, cache, slots)
+        hidden, n_rows = self.apm.stream(mel.to(self.dtype), first, end, cache, slots, self.backend)
         pool = self.config.audio_pool_step
         return project(self.audio_projection_layer, hidden, pool), n_rows // pool
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Figures, Meter, error_of, rate
-from models.kernels.rows import add_rms_norm, qkv_rows, silu_mul
+from models.kernels.rows import CacheRows, HeadNorms, add_rms_norm, qkv_rows, silu_mul
 from models.kernels.skinny_gemm import TILE_SIZES, skinny_gated_linear, skinny_linear, skinny_parts
 
 ROWS = (1, 8, 32, 64)
@@ -99,7 +99,7 @@ class Stack:
         self.layers = [[meter.noise(*shape, scale=SCALE) for shape in shapes] for _ in range(sizes.n_layers)]
         self.head = meter.noise(sizes.vocab_size, width, scale=SCALE)
         self.norm = torch.ones(width, dtype=meter.dtype, device=meter.device)
-        self.head_norm = self.norm[:D] if sizes.has_head_norms else None
+        self.head_norms = HeadNorms(self.norm[:D], self.norm[:D], EPS) if sizes.has_head_norms else None
         self.n_bytes = self.head.nbytes + sum(weight.nbytes for layer in self.layers for weight in layer)
         self.cache = [meter.noise(1, sizes.kv_heads, 64, D) for _ in range(2)]
 
@@ -107,13 +107,13 @@ class Stack:
         """Rows x [M, width], each a sequence of its own. Returns: logits [M, vocab_size]."""
         sizes, M = self.sizes, len(x)
         times = skinny_parts if ours else F.linear
-        norms, turn = (self.head_norm, self.head_norm, EPS), (cos, sin, slots, index)
+        rows = CacheRows(slots, index, *self.cache)
         stream, added = x, None
         for qkv_weight, out_weight, gate_up, down in self.layers:
             stream, x = add_rms_norm(stream, added, self.norm, EPS)
             qkv = times(x, qkv_weight)
             qkv = qkv.unsqueeze(-2) if not ours or len(qkv) > 1 else qkv[0].unsqueeze(-2)
-            q = qkv_rows(qkv, sizes.heads, sizes.kv_heads, *norms, *turn, *self.cache)
+            q = qkv_rows(qkv, sizes.heads, sizes.kv_heads, rows, (cos, sin), self.head_norms)
             stream, x = add_rms_norm(stream, _rows(times(q.view(M, -1), out_weight)), self.norm, EPS)
             inner = skinny_gated_linear(x, gate_up) if ours else silu_mul(F.linear(x, gate_up))
             added = _rows(times(inner, down))

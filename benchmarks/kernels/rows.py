@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.kernels.timing import Case, Figures, Meter, error_of
 from models.kernels import speech_sampler as code_kernel
 from models.kernels import text_sampler as token_kernels
-from models.kernels.rows import add_layer_norm, add_rms_norm, qkv_rows, silu_mul
+from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_norm, qkv_rows, silu_mul
 from models.layers import speech_loop as speech
 from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
@@ -103,13 +103,13 @@ def _heads(meter: Meter, batch: int, rows: int, heads: int, kv_heads: int, D: in
     for norm in norms:
         norm.weight.uniform_(0.5, 1.5)
     has_norms = D == 128 or meter.is_tiny
-    weights = [norm.weight if has_norms else None for norm in norms]
+    weights = HeadNorms(norms[0].weight, norms[1].weight, EPS) if has_norms else None
     slots = torch.arange(batch, device=device)[:, None].expand(batch, rows).contiguous()
     index = (length - rows + torch.arange(rows, device=device)).expand(batch, rows).contiguous()
     cos, sin = rotary_angles(index, rotary_frequencies(D, THETA, device))
 
     def kernel() -> Tensor:
-        return qkv_rows(qkv, heads, kv_heads, *weights, EPS, cos, sin, slots, index, *caches[:2])
+        return qkv_rows(qkv, heads, kv_heads, CacheRows(slots, index, *caches[:2]), (cos, sin), weights)
 
     def plain() -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, D)) for part in qkv.split([heads * D, kv_heads * D, kv_heads * D], -1))

@@ -1,7 +1,4 @@
-"""Several matrix products of one input as one product, without a second copy of their weights.
-
-Knows linear layers. Does not know what they compute.
-"""
+"""Packed linear layers: several linear layers with one input as one matrix product, without a copy of their weights."""
 
 from collections.abc import Sequence
 
@@ -9,21 +6,17 @@ import torch
 from torch import Tensor, nn
 
 
-def join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights [N1 + N2 + ..., K] and biases [N1 + N2 + ...] of layers with one input, in one tensor each.
+def pack_weights(layers: Sequence[nn.Linear]) -> Tensor:
+    """The weights [N1 + N2 + ..., K] of layers with one input, in one tensor.
 
-    The layers keep working: their own weights become views of the joined ones. A layer without a bias counts as one of
-    zeros beside others that have one; without any the joined bias is None.
+    The layers stay usable: their own weights become views of the packed tensor.
     """
-    weight = _joined([layer.weight for layer in layers])
-    if all(layer.bias is None for layer in layers):
-        return weight, None
-    biases = [torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias for layer in layers]
-    return weight, torch.cat(biases)
+    packed = torch.cat([layer.weight.detach() for layer in layers])
+    for layer, rows in zip(layers, packed.split([len(layer.weight) for layer in layers]), strict=True):
+        layer.weight.data = rows
+    return packed
 
 
-def _joined(weights: Sequence[nn.Parameter]) -> Tensor:
-    joined = torch.cat([weight.detach() for weight in weights])
-    for weight, rows in zip(weights, joined.split([len(weight) for weight in weights]), strict=True):
-        weight.data = rows
-    return joined
+def pack_biases(layers: Sequence[nn.Linear]) -> Tensor:
+    """The biases [N1 + N2 + ...] of the same layers, as a copy; zeros for a layer without a bias."""
+    return torch.cat([torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias for layer in layers])

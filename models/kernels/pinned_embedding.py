@@ -1,16 +1,14 @@
-"""An embedding whose table lies in the host's memory: of the two largest, a GPU reads a few rows a step.
-
-Knows one embedding. Import only where Triton is.
-"""
+"""Pinned CPU embedding: an embedding's table in the host's pinned memory, from which a GPU reads single rows."""
 
 import torch
-from torch import Tensor, nn
-
-from models.kernels.lookup import table_rows
+from torch import nn
 
 
 class PinnedEmbedding:
-    """Takes an embedding's table off its device for as long as kernels run; the embedding itself is of no use then."""
+    """Moves the table of an embedding to pinned CPU memory until `restore`.
+
+    Until then the embedding's own `forward` fails on a GPU; `models.kernels.lookup.table_rows` reads the rows.
+    """
 
     def __init__(self, embedding: nn.Embedding):
         """On a CPU the table stays where it is."""
@@ -19,10 +17,6 @@ class PinnedEmbedding:
             host = torch.empty_like(embedding.weight, device="cpu", pin_memory=True)
             embedding.weight.data = host.copy_(embedding.weight)
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        """As the embedding: ids [...] -> [..., D]."""
-        return table_rows(self._embedding.weight, ids)
-
-    def give_back(self) -> None:
-        """The table goes back to where it was."""
+    def restore(self) -> None:
+        """Move the table back to its device."""
         self._embedding.weight.data = self._embedding.weight.data.to(self._device)

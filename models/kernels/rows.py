@@ -1,12 +1,11 @@
-"""Triton kernels between a transformer layer's matrix products: adding, norms, gating, rows into a slot cache.
+"""Triton kernels between a transformer layer's matrix products: residual add, norms, gating, writes to a slot cache.
 
-Knows pointers, rows and heads; rounds where the modules of `models.layers.transformer` round. Does not know layers
-or weights
-beyond a norm's. Import only where Triton is.
-
-A product may come as partial sums: [P, ...] float32 with one dimension more than the product has, added up in order
-and rounded to the model's dtype as the product itself would have been.
+They round where the modules of `models.layers.transformer` round. A product may be given as partial sums: [P, ...]
+float32, with one dimension more than the product; they are summed in order, and the sum is rounded to the model's dtype
+as the product itself would be. Requires Triton.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,7 +18,8 @@ SILU_BLOCK = 1024  # columns of one program
 
 
 @triton.jit
-def _added_up(source, part_stride, inside, dtype: tl.constexpr, PARTS: tl.constexpr):
+def _sum_parts(source, part_stride, inside, dtype: tl.constexpr, PARTS: tl.constexpr):
+    """The sum of PARTS partial sums in float32, rounded to dtype."""
     total = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         total += tl.load(source + part * part_stride, mask=inside, other=0.0)
@@ -31,6 +31,7 @@ def _add_norm_kernel(
     x, added, weight, bias, stream, normed, x_stride, added_stride, part_stride, W, eps,
     PARTS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """One row. PARTS: 0 = nothing to add. CENTRED: layer norm; otherwise RMS norm."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < W
@@ -44,7 +45,7 @@ def _add_norm_kernel(
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
-        value += _added_up(added + row * added_stride + columns, part_stride, inside, dtype, PARTS)
+        value += _sum_parts(added + row * added_stride + columns, part_stride, inside, dtype, PARTS)
         rounded = value.to(dtype)
         tl.store(stream + row * W + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
@@ -80,16 +81,19 @@ def _add_norm(
 
 
 def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The stream with a layer's output added, and its norm as `models.layers.transformer.RMSNorm` has it.
+    """Add a layer's output to the residual stream and normalize the sum as `models.layers.transformer.RMSNorm` does.
 
-    Args: x: [..., W]. added: [..., W], or partial sums of it, or None. weight: [W].
-    Returns: x + added (x itself if there is nothing to add) and the norm of that, both [..., W] in x's dtype.
+    Args:
+        x: [..., W].
+        added: [..., W], or partial sums of it, or None.
+        weight: [W].
+    Returns: x + added (x itself if `added` is None) and its norm, both [..., W] in x's dtype.
     """
     return _add_norm(x, added, weight, None, eps)
 
 
 def add_layer_norm(x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `add_rms_norm`, for `nn.LayerNorm` over the last dimension; bias: [W]."""
+    """Like `add_rms_norm`, with `nn.LayerNorm` over the last dimension; bias: [W]."""
     return _add_norm(x, added, weight, bias, eps)
 
 
@@ -99,7 +103,7 @@ def _qkv_rows_kernel(
     qkv_stride, part_stride, slot_stride, head_stride, row_stride, H, KV, eps,
     HALF: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row; heads are those of q, then k, then v."""
+    """One head of one row. Heads are ordered q, k, v."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, HALF)
@@ -109,8 +113,8 @@ def _qkv_rows_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     source = qkv + row * qkv_stride + head * 2 * HALF + d
-    left = _added_up(source, part_stride, inside, dtype, PARTS)
-    right = _added_up(source + HALF, part_stride, inside, dtype, PARTS)
+    left = _sum_parts(source, part_stride, inside, dtype, PARTS)
+    right = _sum_parts(source + HALF, part_stride, inside, dtype, PARTS)
     if head < H + KV:
         if NORM:
             gain = k_weight
@@ -137,7 +141,7 @@ def _kv_rows_kernel(
     qkv, row_slots, row_index, k_cache, v_cache, qkv_stride, slot_stride, head_stride, row_stride, k_column, width,
     D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of one row, as they are."""
+    """Copy the keys and values of one row to the caches."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -151,42 +155,57 @@ def _kv_rows_kernel(
     tl.store(v_cache + place, tl.load(source + width, mask=inside), mask=inside)
 
 
+class HeadNorms(NamedTuple):
+    """RMS norms of each head's query and key. q, k: [D] weights."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+class CacheRows(NamedTuple):
+    """Where new rows go in one layer's slot cache.
+
+    row_slots, row_index: [B, T] int64 as in `CacheView`. Padding rows share one place; which of them remains there is
+    undefined.
+    k, v: [S, kv_heads, L, D] with equal strides and contiguous rows.
+    """
+
+    row_slots: Tensor
+    row_index: Tensor
+    k: Tensor
+    v: Tensor
+
+
 def qkv_rows(
     qkv: Tensor,
     heads: int,
     kv_heads: int,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    row_slots: Tensor,
-    row_index: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    rows: CacheRows,
+    angles: tuple[Tensor, Tensor] | None = None,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
-    """From a fused product to queries, keys and values: norms, rotary turn, new rows into a slot cache in place.
+    """Split a packed product into queries, keys and values: head norms, rotary embedding, writes to a slot cache.
 
     Args:
         qkv: [B, T, (heads + 2 kv_heads) * D] in the caches' dtype, or partial sums of it; D a power of two.
-        q_weight, k_weight: [D] of the per-head norms with `eps`; both None = no norm.
-        cos, sin: [B, T, D / 2] float32 as `models.layers.rotary.rotary_angles` gives them; both None = no turn, and
-        then
-            there are no norms nor partial sums either.
-        row_slots, row_index: [B, T] int64 as in `CacheView`. Rows of padding share a place; which stays is open.
-        k_cache, v_cache: [S, kv_heads, L, D] of the same strides, rows contiguous.
-    Returns: queries [B, T, heads, D]; without a turn a view of qkv.
+        rows: where keys and values are written, in place.
+        angles: cos and sin [B, T, D / 2] float32 as `models.layers.rotary.rotary_angles` returns them; None = no
+            rotation, and then neither norms nor partial sums are allowed.
+        norms: None = no norms.
+    Returns: queries [B, T, heads, D]; without `angles`, a view of qkv.
     """
+    k_cache, v_cache = rows.k, rows.v
     D = k_cache.shape[-1]
     B, T, width = qkv.shape[-3:]
     parts = qkv.reshape(len(qkv) if qkv.dim() == 4 else 1, B * T, width)
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride(-1) == 1, "caches: expected the same strides"
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(-1) == 1, "caches: expected equal strides"
     assert width == (heads + 2 * kv_heads) * D, f"qkv: expected {heads} + 2 * {kv_heads} heads of {D}, got {width}"
-    if cos is None:
-        assert q_weight is None and k_weight is None and qkv.dim() == 3, "norms and partial sums come with a turn"
+    if angles is None:
+        assert norms is None and qkv.dim() == 3, "angles: expected them with norms and partial sums, got None"
         if B * T:
             _kv_rows_kernel[(B * T,)](
-                parts, row_slots.contiguous(), row_index.contiguous(), k_cache, v_cache,
+                parts, rows.row_slots.contiguous(), rows.row_index.contiguous(), k_cache, v_cache,
                 parts.stride(1), *k_cache.stride()[:3], heads * D, kv_heads * D,
                 D=D, BLOCK=triton.next_power_of_2(kv_heads * D), num_warps=4, **launch_options(qkv.device, B * T),
             )  # fmt: skip
@@ -194,13 +213,14 @@ def qkv_rows(
     q = torch.empty(B, T, heads, D, dtype=k_cache.dtype, device=qkv.device)
     if not B * T:
         return q
-    norm = q_weight is not None
+    cos, sin = angles
+    q_weight, k_weight, eps = norms or HeadNorms(k_cache, k_cache, 0.0)  # without norms, not read
     _qkv_rows_kernel[(B * T, heads + 2 * kv_heads)](
-        parts, q_weight if norm else k_cache, k_weight if norm else k_cache, cos.contiguous(), sin.contiguous(),
-        row_slots.contiguous(), row_index.contiguous(), k_cache, v_cache, q,
+        parts, q_weight, k_weight, cos.contiguous(), sin.contiguous(),
+        rows.row_slots.contiguous(), rows.row_index.contiguous(), k_cache, v_cache, q,
         parts.stride(1), parts.stride(0), *k_cache.stride()[:3], heads, kv_heads, eps,
-        HALF=D // 2, PARTS=len(parts), NORM=norm,
-        # Products and sums of the turn are rounded one by one, as separate operations round them.
+        HALF=D // 2, PARTS=len(parts), NORM=norms is not None,
+        # Without fusion each product and sum of the rotation is rounded, as separate PyTorch operations round them.
         num_warps=1, enable_fp_fusion=False, **launch_options(qkv.device, B * T * (heads + 2 * kv_heads)),
     )  # fmt: skip
     return q
@@ -222,7 +242,7 @@ def _silu_mul_kernel(gate_up, out, row_stride, inner, BLOCK: tl.constexpr, PDL: 
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, rounded after each. gate_up: [..., 2 I], gate in front. Returns: [..., I]."""
+    """silu(gate) * up, rounded after each operation. gate_up: [..., 2 I], gate first. Returns: [..., I]."""
     inner = gate_up.shape[-1] // 2
     rows = gate_up.reshape(-1, 2 * inner)
     out = torch.empty(*gate_up.shape[:-1], inner, dtype=gate_up.dtype, device=gate_up.device)

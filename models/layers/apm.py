@@ -1,17 +1,17 @@
 """Audio encoder `apm` (Whisper shape): log-mel to hidden rows, whole clips or one unit at a time.
 
-Knows frames, its position table and a slot cache. Does not know samples, nor the language model.
-
-One second is 100 mel frames, 50 encoder rows and 10 rows after pooling.
+One second is 100 mel frames, 50 encoder rows and 10 rows after pooling. Does not contain the computation of log-mel
+(`models.inputs`).
 """
 
-from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint.config import AudioConfig
+from models.layers.backend import Backend
 from models.layers.kv_cache import CacheView, KVCache
 from models.layers.transformer import Projector, attend
 
@@ -44,6 +44,8 @@ class AudioAttention(nn.Module):
 
 
 class AudioLayer(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
     def __init__(self, config: AudioConfig):
         super().__init__()
         self.self_attn = AudioAttention(config.d_model, config.encoder_attention_heads)
@@ -63,6 +65,8 @@ class AudioLayer(nn.Module):
 
 
 class Apm(nn.Module):
+    """Whisper encoder: two convolutions, learned positions, layers, final norm."""
+
     def __init__(self, config: AudioConfig):
         super().__init__()
         self.max_positions = config.max_source_positions
@@ -71,14 +75,16 @@ class Apm(nn.Module):
         self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
         self.layers = nn.ModuleList(AudioLayer(config) for _ in range(config.encoder_layers))
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.fused: Callable[..., Tensor] | None = None  # what takes the layers' place in `stream` (`fused_encoders`)
 
     def _convolve(self, mel: Tensor, first: Tensor, end: Tensor) -> Tensor:
-        """Both convolutions over columns [first, end) only, as if nothing stood around them.
+        """Both convolutions over columns [first, end) only; all other columns count as zero padding.
 
-        Masking the first one's output too makes padding columns equal to the zero padding at an edge.
-        mel: [B, bins, F]; first, end: [B]. Returns: [B, (F + 1) // 2, D].
+        Args:
+            mel: [B, bins, F].
+            first, end: [B] int64.
+        Returns: [B, (F + 1) // 2, D].
         """
+        # The output of the first convolution is masked too: at an edge, zero padding is zero in both.
         column = torch.arange(mel.shape[-1], device=mel.device)
         inside = ((column >= first[:, None]) & (column < end[:, None]))[:, None]
         x = F.gelu(self.conv1(torch.where(inside, mel, 0)))
@@ -89,10 +95,10 @@ class Apm(nn.Module):
 
         Args:
             mel: [B, bins, F] log-mel, F the bucket.
-            n_frames: [B] int64 columns the convolutions may see.
-            n_keys: [B] int64 encoder rows that may be looked at.
-            chunk: rows per chunk; a row sees its own chunk and all before. 0: every row sees every row.
-        Returns: [B, (F + 1) // 2, D], normalised; rows from n_keys on are meaningless.
+            n_frames: [B] int64 columns that the convolutions read.
+            n_keys: [B] int64 encoder rows that are visible as keys.
+            chunk: rows per chunk; a row attends to its own chunk and all earlier ones. 0 = to every row.
+        Returns: [B, (F + 1) // 2, D] after the final norm; rows from n_keys on are meaningless.
         """
         x = self._convolve(mel, torch.zeros_like(n_frames), n_frames)
         row = torch.arange(x.shape[1], device=mel.device)
@@ -107,45 +113,53 @@ class Apm(nn.Module):
         return self.layer_norm(x)
 
     def _unit_rows(self, mel: Tensor, first: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolved rows [B, 50, D] of one unit each, those of the frames around it cut off; [B] how many count."""
+        """Convolved rows [B, 50, D] of one unit each without the rows of the context frames; [B] valid rows."""
         rows = self._convolve(mel, first, end)[:, 1 : 1 + UNIT_ROWS]
         return rows, ((end - 1) // 2).clamp(0, UNIT_ROWS)
 
-    def stream(self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode one unit per slot on top of what the slot has heard.
+    def stream(
+        self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor, backend: Backend
+    ) -> tuple[Tensor, Tensor]:
+        """Encode one unit per slot, attending to the units that the slot's cache holds.
 
         Args:
-            mel: [B, bins, 104]; column j is frame j - 2 of the unit, so every kind of unit has one shape.
-            first, end: [B] int64 valid columns: [0, 104) steady, [2, 104) first unit, [2, 102) without the
-                frames around, a smaller end for a last, shorter unit, [0, 0) for a slot that sits out.
-            cache: this encoder's slot cache; grows by the rows kept. A slot whose cache would pass the position
-                table starts over at position 0 before the unit.
-        Returns: [B, 50, D] normalised rows and [B] how many of them are valid.
+            mel: [B, bins, 104]; column j is frame j - 2 of the unit, so that every kind of unit has one shape.
+            first, end: [B] int64 valid columns: [0, 104) for a unit with context frames on both sides, [2, 104) for
+                the first unit, [2, 102) without context frames, a smaller end for a shorter last unit, [0, 0) for a
+                slot without a unit.
+            cache: this encoder's slot cache; it grows by the valid rows. A slot whose cache would pass the position
+                table is emptied, and starts again at position 0, before the unit.
+            slots: [B] int64, distinct except for the scratch slot.
+            backend: runs the layers.
+        Returns: [B, 50, D] rows after the final norm, and [B] how many of them are valid.
         """
         x, n_new = self._unit_rows(mel, first, end)
-        # The rule counts the unit's rows before the ones around it are trimmed.
+        # The comparison counts the unit's rows before those of the context frames are trimmed.
         n_convolved = torch.where(end > first, (end - first + 1) // 2, 0)
         full = cache.lengths[slots] + n_convolved >= self.max_positions
         for counter in (cache.lengths, cache.positions):
             counter.index_copy_(0, slots, torch.where(full, 0, counter[slots]))
-        masked = self.fused is None
+        masked = backend.needs_mask
         view = cache.view(slots, n_new, UNIT_ROWS, self.max_positions, causal=False, masked=masked)
         x = x + self.embed_positions(view.positions.clamp(max=self.max_positions - 1))
-        if self.fused is not None:
-            hidden = self.fused(x, view, cache)
-            cache.advance(slots, n_new)
-            return hidden, n_new
-        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
-            x = layer.stream(x, view, k_cache, v_cache)
+        hidden = backend.audio_layers(self, x, view, cache)
         cache.advance(slots, n_new)
-        return self.layer_norm(x), n_new
+        return hidden, n_new
+
+    def stream_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+        """Run the layers over a view with a mask: rows [B, T, D] with positions to [B, T, D] before the final norm."""
+        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
+            x = cast(AudioLayer, layer).stream(x, view, k_cache, v_cache)
+        return x
 
     def refill(self, mel: Tensor, first: Tensor, end: Tensor, cache: KVCache, slots: Tensor, active: Tensor) -> None:
-        """Replace what slots hold by K units, in one pass, as if they were streamed one by one into an empty slot.
+        """Replace the rows of slots by those of K units, as streaming the units into an empty slot would, in one pass.
 
         Args:
-            mel: [B, K, bins, 104], oldest unit first. first, end: [B, K] as in `stream`; [0, 0) leaves a unit out.
-            cache: this encoder's slot cache; an active slot ends up as long as its units, others stay as they are.
+            mel: [B, K, bins, 104], oldest unit first.
+            first, end: [B, K] as in `stream`; [0, 0) leaves a unit out.
+            cache: this encoder's slot cache; an active slot gets the length of its units, other slots are unchanged.
+            slots: [B] int64, distinct except for the scratch slot.
             active: [B] bool.
         """
         B, K = end.shape
@@ -156,9 +170,9 @@ class Apm(nn.Module):
         unit_end = n_new.cumsum(1)
         row = torch.arange(UNIT_ROWS, device=mel.device)
         valid = (row < n_new[..., None]) & active[:, None, None]
-        # Each unit goes right behind the one before; a row of padding may name any place, it lands in scratch.
+        # Each unit directly follows the previous one. The index of a padding row does not matter: it goes to scratch.
         index = ((unit_end - n_new)[..., None] + row).flatten(1)
-        # At least one column stays visible, so that a row of padding is finite.
+        # At least one column stays visible, so that a padding row is finite.
         seen = unit_end.clamp(min=1)[..., None].expand(-1, -1, UNIT_ROWS).flatten(1)
         view = CacheView(
             slots=slots,
@@ -169,17 +183,16 @@ class Apm(nn.Module):
             kv_len=n_rows,
         )
         x = x.unflatten(0, (B, K)).flatten(1, 2) + self.embed_positions(index)
-        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
-            x = layer.stream(x, view, k_cache, v_cache)
+        self.stream_layers(x, view, cache)
         for counter in (cache.lengths, cache.positions):
             counter.index_copy_(0, slots, torch.where(active, unit_end[:, -1], counter[slots]))
 
 
 def project(projection: Projector, hidden: Tensor, pool: int) -> Tensor:
-    """Encoder rows to LLM rows: project each, then average windows of `pool`; a shorter tail is dropped.
+    """Encoder rows [B, T, D] to LLM rows [B, T // pool, D_llm].
 
-    hidden: [B, T, D]. Returns: [B, T // pool, D_llm].
+    Each row is projected, then windows of `pool` rows are averaged; a shorter tail is dropped.
     """
     rows = projection(hidden)
-    whole = rows.shape[1] // pool * pool
-    return rows[:, :whole].unflatten(1, (-1, pool)).mean(2)
+    n_whole = rows.shape[1] // pool * pool
+    return rows[:, :n_whole].unflatten(1, (-1, pool)).mean(2)

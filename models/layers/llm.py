@@ -1,53 +1,66 @@
-"""Language model `llm` (Qwen3 shape): rows in, hidden states and logits out, over slots.
+"""Language model `llm` (Qwen3 shape): embedding rows in, hidden states and logits out, over cache slots.
 
-Knows its cache. Does not know what the rows mean, how tokens are chosen, or when a turn ends.
+Does not contain sampling, the meaning of rows, or the end of a turn.
 """
 
 from torch import Tensor, nn
 
 from models.checkpoint.config import OmniConfig
+from models.layers.backend import Backend
 from models.layers.kv_cache import KVCache
-from models.layers.transformer import Backbone
+from models.layers.transformer import Backbone, DecoderConfig
 
 
 class LLM(nn.Module):
+    """Decoder stack with an untied output head."""
+
     def __init__(self, config: OmniConfig):
         super().__init__()
         self.model = Backbone(
-            vocab_size=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            n_layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            qk_norm=True,
+            DecoderConfig(
+                vocab_size=config.vocab_size,
+                width=config.hidden_size,
+                inner=config.intermediate_size,
+                n_layers=config.num_hidden_layers,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_norm_eps,
+                rope_theta=config.rope_theta,
+                qk_norm=True,
+            )
         )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] states after the final norm -> [..., V] float32."""
-        return self.model.product(hidden, self.lm_head.weight).float()
+    def embed(self, ids: Tensor, backend: Backend) -> Tensor:
+        """Rows [..., D] of tokens ids [...]."""
+        return backend.embed(self.model.embed_tokens, ids)
+
+    def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
+        """Logits [..., V] float32 of states [..., D] after the final norm."""
+        return backend.linear(hidden, self.lm_head.weight).float()
 
     def prefill(
-        self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
+        self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend
     ) -> tuple[Tensor, Tensor]:
         """Feed known rows at once; shapes as `Backbone.forward`.
 
         Returns: hidden states [B, T, D] and the logits [B, V] after each slot's last valid row.
         """
-        hidden = self.model(embeds, cache, slots, n_new, kv_len)
+        hidden = self.model(embeds, cache, slots, n_new, kv_len, backend)
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return hidden, self.logits(hidden.gather(1, last)[:, 0])
+        return hidden, self.logits(hidden.gather(1, last)[:, 0], backend)
 
-    def decode(self, ids: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
+    def decode(
+        self, ids: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int, backend: Backend
+    ) -> tuple[Tensor, Tensor]:
         """Feed one token per slot.
 
-        ids, slots: [B] int64; active: [B] bool, a slot that is not active keeps its cache.
+        Args:
+            ids, slots: [B] int64.
+            active: [B] bool; a slot that is not active keeps its cache.
         Returns: hidden states [B, D] of the fed tokens and the logits [B, V] after them.
         """
-        embeds = self.model.embed(ids[:, None])  # a view of a tensor would be compiled for once more
-        hidden = self.model(embeds, cache, slots, active.long(), kv_len)[:, 0]
-        return hidden, self.logits(hidden)
+        embeds = self.embed(ids[:, None], backend)  # indexed here: torch.compile would recompile for a view as input
+        hidden = self.model(embeds, cache, slots, active.long(), kv_len, backend)[:, 0]
+        return hidden, self.logits(hidden, backend)

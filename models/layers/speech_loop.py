@@ -1,37 +1,37 @@
-"""Speech codes from conditioning rows: the code loop over slots, and the three ways of speaking.
+"""Speech tokens from conditioning rows: begin a call of the `tts` model and step it, over slots.
 
-Knows when a call to the code model begins, steps and ends. Does not know text, units or sound.
+Contains the state of a call and the plain sampler. Does not contain text, units or sound.
 
-The loop never looks at a code on the host: a slot that drew its end, or its last allowed code, stands still.
-The newest code is fed only when another follows it, so a slot's cache holds `n_sampled - 1` codes of a call.
+The loop reads no speech token on the host: a slot that has drawn its end token, or as many tokens as it may, does not
+change any more. The newest token is fed only when another one follows, so a slot's cache holds `n_sampled - 1` tokens
+of a call.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from models.layers.backend import Backend, SpeechSampler
 from models.layers.kv_cache import KVCache
 from models.layers.tts import TTS
 from models.sampling.speech import SpeechSamplerState, sample_speech_tokens
 
-Drawer = Callable[..., Tensor]  # `draw_speech_tokens`, or the same compiled by itself
-
-SPEECH_TOKENS_PER_CALL = 2048  # most codes one call may draw (82 s of speech)
+SPEECH_TOKENS_PER_CALL = 2048  # limit of one call (82 s of speech)
 
 
 @dataclass
 class SpeechState:
-    """Per slot, row n_slots being scratch.
+    """State per slot; row n_slots is the scratch slot.
 
-    cache    keys and values of the code model
-    sampler  settings, recent codes, random numbers, and how many codes the current call has drawn
-    codes    [S + 1, 2048] int64  codes drawn by the current call, the end code included
-    newest   [S + 1] int64  code drawn last
-    limit    [S + 1] int64  most codes the current call may draw, the end code counted
-    done     [S + 1] bool   the current call is over
-    bad      [S + 1] bool   it is over because its logits were NaN or infinite
+    cache          keys and values of the `tts` model
+    sampler        settings, recent speech tokens, random numbers, and how many tokens the current call has drawn
+    speech_tokens  [S + 1, 2048] int64  tokens drawn by the current call, the end token included
+    newest         [S + 1] int64  token drawn last
+    limit          [S + 1] int64  most tokens the current call may draw, the end token counted
+    done           [S + 1] bool   the current call is over
+    bad            [S + 1] bool   it is over because its logits were NaN or infinite
     """
 
     cache: KVCache
@@ -64,42 +64,65 @@ class SpeechState:
         self.bad.index_fill_(0, slots, False)
 
 
+class SpeechCall(NamedTuple):
+    """Inputs of one call for each of B slots.
+
+    rows: [B, T, D] conditioning rows. n_rows: [B] valid ones; 0 = no call for this slot, whose own call goes on.
+    min_speech_tokens: [B] the end token is not drawn before this many. limit: [B] most tokens to draw.
+    """
+
+    rows: Tensor
+    n_rows: Tensor
+    min_speech_tokens: Tensor
+    limit: Tensor
+
+
 def begin(
     tts: TTS,
+    backend: Backend,
     state: SpeechState,
     slots: Tensor,
-    rows: Tensor,
-    n_rows: Tensor,
-    min_speech_tokens: Tensor,
-    limit: Tensor,
+    call: SpeechCall,
     kv_len: int,
-    draw: Drawer | None = None,
+    draw: SpeechSampler | None = None,
 ) -> Tensor:
-    """Feed conditioning rows and draw the first code of a call.
+    """Feed conditioning rows and draw the first speech token of a call.
 
     Args:
-        rows: [B, T, D], n_rows [B] of them valid; 0 for a slot that sits out, whose own call is not disturbed.
-        min_codes: [B] the end code is out of reach before this many. limit: [B] most codes to draw.
-        draw: what takes the place of `draw_speech_tokens`.
-    Returns: [B] int64 codes drawn; the end code for a slot that sits out.
+        slots: [B] int64, distinct except for the scratch slot.
+        kv_len: cache rows to attend to; static.
+        draw: `draw_speech_tokens`, plain or compiled; a backend with its own sampler does not use it.
+    Returns: [B] int64 tokens drawn; the end token for a slot without a call.
     """
-    logits = tts.prefill(rows, state.cache, slots, n_rows, kv_len)
-    active = n_rows > 0
-    state.sampler.begin_call(slots, min_speech_tokens, active)
-    state.limit.index_copy_(0, slots, torch.where(active, limit, state.limit[slots]))
+    logits = tts.prefill(call.rows, state.cache, slots, call.n_rows, kv_len, backend)
+    active = call.n_rows > 0
+    state.sampler.begin_call(slots, call.min_speech_tokens, active)
+    state.limit.index_copy_(0, slots, torch.where(active, call.limit, state.limit[slots]))
     state.bad.index_copy_(0, slots, state.bad[slots] & ~active)
-    return (tts.draw or draw or draw_speech_tokens)(state, slots, logits, active)
+    return backend.speech_sampler(draw or draw_speech_tokens)(state, slots, logits, active)
 
 
-def step(tts: TTS, state: SpeechState, slots: Tensor, kv_len: int, draw: Drawer | None = None) -> Tensor:
-    """Feed the newest code of each slot [B] that is not done and draw the next. Returns: [B] int64 codes drawn."""
+def step(
+    tts: TTS, backend: Backend, state: SpeechState, slots: Tensor, kv_len: int, draw: SpeechSampler | None = None
+) -> Tensor:
+    """Feed the newest speech token of each slot [B] that is not done, and draw the next.
+
+    Returns: [B] int64 tokens drawn.
+    """
     active = ~state.done[slots]
-    logits = tts.decode(state.newest[slots], state.cache, slots, active, kv_len)
-    return (tts.draw or draw or draw_speech_tokens)(state, slots, logits, active)
+    logits = tts.decode(state.newest[slots], state.cache, slots, active, kv_len, backend)
+    return backend.speech_sampler(draw or draw_speech_tokens)(state, slots, logits, active)
 
 
 def draw_speech_tokens(state: SpeechState, slots: Tensor, logits: Tensor, active: Tensor) -> Tensor:
-    """Choose a code for each active slot from logits [B, codes] and count it in its call. Returns: [B] int64."""
+    """Draw a speech token for each active slot and record it in the slot's call.
+
+    Args:
+        slots: [B] int64, distinct except for the scratch slot.
+        logits: [B, speech tokens] float32.
+        active: [B] bool.
+    Returns: [B] int64; the end token for a slot that is not active.
+    """
     place = state.sampler.step[slots].clamp(max=SPEECH_TOKENS_PER_CALL - 1)
     drawn, bad, _ = sample_speech_tokens(logits, slots, active, state.sampler)
     kept = active & ~bad

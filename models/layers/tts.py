@@ -1,24 +1,24 @@
-"""Speech-code model `tts` (Llama shape): text tokens and their LLM states in, code logits out, over slots.
+"""Speech-token model `tts` (Llama shape): text tokens and their LLM states in, speech-token logits out, over slots.
 
-Knows conditioning rows, its cache and the folded head. Does not know how codes are chosen (`speech_sampling`)
-nor when a unit or turn ends (`speech`).
+Does not contain sampling (`models.sampling.speech`) or the loop over speech tokens (`speech_loop`).
 """
 
-from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint.config import TTSConfig
+from models.layers.backend import Backend
 from models.layers.kv_cache import KVCache
-from models.layers.transformer import Backbone, Derived, Projector
+from models.layers.transformer import Backbone, DecoderConfig, Derived, Projector
 
 
 class NormedWeight(nn.Module):
     """A weight-normed matrix as the checkpoint stores it: row lengths and directions.
 
-    Stays in float32 whatever the model's dtype: only the folded matrix is rounded, once.
+    Both stay in float32 for every model dtype: only the folded matrix is rounded, once.
     """
 
     def __init__(self, rows: int, width: int):
@@ -28,7 +28,9 @@ class NormedWeight(nn.Module):
 
 
 class FoldedHead(Derived):
-    """Code logits from a weight-normed matrix, folded once: W[i] = g[i] * v[i] / |v[i]|, in float32."""
+    """Output head of speech tokens: a weight-normed matrix folded once, W[i] = g[i] * v[i] / |v[i]|, in float32."""
+
+    weight: Tensor
 
     def __init__(self, rows: int, width: int):
         super().__init__()
@@ -36,83 +38,99 @@ class FoldedHead(Derived):
         self.register_buffer("weight", torch.empty(rows, width), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        stored = self.parametrizations["weight"]
+        stored = cast(NormedWeight, self.parametrizations["weight"])
         direction = stored.original1.detach().float()
         folded = stored.original0.detach().float() * direction / direction.norm(dim=1, keepdim=True)
         self.weight = folded.to(device, dtype)
 
 
 class TTS(nn.Module):
+    """Speech-token model with its text embedding, projector of LLM states and folded head."""
+
     def __init__(self, config: TTSConfig):
         super().__init__()
         self.config = config
         self.emb_text = nn.Embedding(config.num_text_tokens, config.hidden_size)
         self.model = Backbone(
-            vocab_size=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            n_layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            qk_norm=False,
+            DecoderConfig(
+                vocab_size=config.vocab_size,
+                width=config.hidden_size,
+                inner=config.intermediate_size,
+                n_layers=config.num_hidden_layers,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_norm_eps,
+                rope_theta=config.rope_theta,
+                qk_norm=False,
+            )
         )
         self.projector_spk = Projector(config.llm_dim, config.hidden_size)  # in the checkpoint, never used
         self.projector_semantic = Projector(config.llm_dim, config.hidden_size)
+        # Lists of one, as the checkpoint names them.
         self.emb_code = nn.ModuleList([nn.Embedding(config.num_audio_tokens, config.hidden_size)])
         self.head_code = nn.ModuleList([FoldedHead(config.num_audio_tokens, config.hidden_size)])
-        self.table: Callable[..., Tensor] | None = (
-            None  # what takes the place of `emb_text`: `host_table.PinnedEmbedding`
-        )
-        self.draw: Callable[..., Tensor] | None = None  # what takes the place of `speech.draw_speech_tokens`
 
-    def text_rows(self, ids: Tensor, hidden: Tensor, normalize: bool) -> Tensor:
+    def text_rows(self, ids: Tensor, hidden: Tensor, normalize: bool, backend: Backend) -> Tensor:
         """One row per spoken text token: its embedding plus its projected LLM state.
 
-        ids: [B, T]; hidden: [B, T, llm_dim]; normalize: scale each projected state to length 1.
+        Args:
+            ids: [B, T] int64.
+            hidden: [B, T, llm_dim].
+            normalize: scale each projected state to length 1.
         Returns: [B, T, D].
         """
         projected = self.projector_semantic(hidden)
         if normalize:
             projected = F.normalize(projected.float(), dim=-1, eps=1e-12).to(projected.dtype)
-        return self._embed_text(ids) + projected
-
-    def _embed_text(self, ids: Tensor) -> Tensor:
-        return self.emb_text(ids) if self.table is None else self.table(ids)
+        return backend.embed(self.emb_text, ids) + projected
 
     def condition(
-        self, ids: Tensor, hidden: Tensor, n_text: Tensor, text_eos: Tensor, normalize: bool
+        self, ids: Tensor, hidden: Tensor, n_text: Tensor, text_eos: Tensor, normalize: bool, backend: Backend
     ) -> tuple[Tensor, Tensor]:
-        """Conditioning rows: text rows, the end-of-text row where asked for, the begin-of-audio row.
+        """Conditioning rows: text rows, the end-of-text row where `text_eos` is set, the begin-of-audio row.
 
         Args:
-            ids: [B, T]; hidden: [B, T, llm_dim]; n_text: [B] valid tokens, 0..T (0: only begin-of-audio).
-            text_eos: [B] bool. normalize: see `text_rows`.
-        Returns: rows [B, T + 2, D] left-aligned and their number [B].
+            ids: [B, T] int64.
+            hidden: [B, T, llm_dim].
+            n_text: [B] valid tokens, 0..T; 0 = only the begin-of-audio row.
+            text_eos: [B] bool.
+            normalize: see `text_rows`.
+        Returns: rows [B, T + 2, D] left-aligned, and their number [B].
         """
-        rows = F.pad(self.text_rows(ids, hidden, normalize), (0, 0, 0, 2))
+        rows = F.pad(self.text_rows(ids, hidden, normalize, backend), (0, 0, 0, 2))
         column = torch.arange(rows.shape[1], device=ids.device)
         n_rows = n_text + text_eos + 1
         eos_row, bos_row = (
-            self._embed_text(torch.full((), token, device=ids.device))
+            backend.embed(self.emb_text, torch.full((), token, device=ids.device))
             for token in (self.config.text_eos_token_id, self.config.audio_bos_token_id)
         )
         rows = torch.where((column == n_text[:, None])[..., None], eos_row, rows)
         rows = torch.where((column == n_rows[:, None] - 1)[..., None], bos_row, rows)
         return rows, n_rows
 
-    def prefill(self, rows: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
-        """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: code logits [B, codes] float32."""
-        hidden = self.model(rows, cache, slots, n_new, kv_len)
+    def prefill(
+        self, rows: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int, backend: Backend
+    ) -> Tensor:
+        """Feed conditioning rows [B, T, D], n_new [B] of them valid. Returns: logits [B, speech tokens] float32."""
+        hidden = self.model(rows, cache, slots, n_new, kv_len, backend)
         last = (n_new - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return self._logits(hidden.gather(1, last)[:, 0])
+        return self._logits(hidden.gather(1, last)[:, 0], backend)
 
-    def decode(self, speech_tokens: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int) -> Tensor:
-        """Feed one code [B] per slot; slots that are not active keep their cache. Returns: [B, codes] float32."""
-        rows = self.emb_code[0](speech_tokens[:, None])  # a view of a tensor would be compiled for once more
-        return self._logits(self.model(rows, cache, slots, active.long(), kv_len)[:, 0])
+    def decode(
+        self, speech_tokens: Tensor, cache: KVCache, slots: Tensor, active: Tensor, kv_len: int, backend: Backend
+    ) -> Tensor:
+        """Feed one speech token per slot.
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.product(hidden, self.head_code[0].weight).float()
+        Args:
+            speech_tokens, slots: [B] int64.
+            active: [B] bool; a slot that is not active keeps its cache.
+        Returns: logits [B, speech tokens] float32.
+        """
+        # Indexed here: torch.compile would recompile for a view as input.
+        rows = self.emb_code[0](speech_tokens[:, None])
+        return self._logits(self.model(rows, cache, slots, active.long(), kv_len, backend)[:, 0], backend)
+
+    def _logits(self, hidden: Tensor, backend: Backend) -> Tensor:
+        head = cast(FoldedHead, self.head_code[0])
+        return backend.linear(hidden, head.weight).float()

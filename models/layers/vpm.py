@@ -1,19 +1,19 @@
 """Vision encoder `vpm` (SigLIP shape): padded batches of patches to hidden rows.
 
-Knows patches, position ids and a key mask. Does not know images, slices or grids.
+Does not contain the cutting of images into slices and patches.
 """
 
-from collections.abc import Callable
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint.config import VisionConfig
+from models.layers.backend import Backend
 from models.layers.transformer import attend
 
 
 class VisionAttention(nn.Module):
+    """Multi-head self-attention with biases."""
+
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
@@ -29,6 +29,8 @@ class VisionAttention(nn.Module):
 
 
 class VisionMLP(nn.Module):
+    """fc1 -> GELU by its tanh approximation -> fc2."""
+
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.fc1 = nn.Linear(width, inner)
@@ -39,6 +41,8 @@ class VisionMLP(nn.Module):
 
 
 class VisionLayer(nn.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
     def __init__(self, config: VisionConfig):
         super().__init__()
         self.self_attn = VisionAttention(config.hidden_size, config.num_attention_heads)
@@ -52,7 +56,7 @@ class VisionLayer(nn.Module):
 
 
 class VisionEmbeddings(nn.Module):
-    """Patch projection plus a learned position row. The kernel is stored as a convolution's."""
+    """Patch projection plus a learned position row. The projection's weight has the shape of a convolution kernel."""
 
     def __init__(self, config: VisionConfig):
         super().__init__()
@@ -61,39 +65,36 @@ class VisionEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding(config.table_side**2, config.hidden_size)
 
     def forward(self, patches: Tensor, position_ids: Tensor) -> Tensor:
-        # Kernel and stride are equal, so each patch meets the kernel once: a matrix product.
+        # Kernel size and stride are equal, so the convolution is one matrix product per patch.
         projected = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
         return projected + self.position_embedding(position_ids)
 
 
 class VisionEncoder(nn.Module):
+    """The list of layers, under the checkpoint's name."""
+
     def __init__(self, config: VisionConfig, n_layers: int):
         super().__init__()
         self.layers = nn.ModuleList(VisionLayer(config) for _ in range(n_layers))
 
 
 class Vpm(nn.Module):
+    """SigLIP encoder; `drop_last_layer` leaves the last layer out."""
+
     def __init__(self, config: VisionConfig, drop_last_layer: bool = False):
         super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config, config.num_hidden_layers - drop_last_layer)
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.fused: Callable[..., Tensor] | None = None  # what takes the place of the layers (`fused_encoders`)
 
-    def forward(self, patches: Tensor, position_ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, patches: Tensor, position_ids: Tensor, mask: Tensor, backend: Backend) -> Tensor:
         """Encode a padded batch of slices.
 
         Args:
             patches: [B, L, 3 * 14 * 14] normalised pixels, each row ordered (channel, y, x).
             position_ids: [B, L] int64 rows of the position table; 0 for padding.
             mask: [B, L] bool, true for real patches, which come first.
+            backend: runs the layers.
         Returns: [B, L, D] after the final norm; padding rows are meaningless.
         """
-        x = self.embeddings(patches, position_ids)
-        if self.fused is not None:
-            return self.fused(x, mask)
-        # A large negative number instead of -inf keeps a row without any patch finite.
-        bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)[:, None]
-        for layer in self.encoder.layers:
-            x = layer(x, bias)
-        return self.post_layernorm(x)
+        return backend.vision_layers(self, self.embeddings(patches, position_ids), mask)

@@ -5,7 +5,6 @@ can run eager, compiled or captured without a second version. Rows of padding na
 Which shapes exist is the business of `graphs`.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,11 +14,10 @@ from models.inputs.audio import LogMel
 from models.inputs.mel_stream import mel_step
 from models.layers import speech_loop as speech
 from models.layers.audio_overlap import overlap_encode, remember
+from models.layers.backend import SpeechSampler, TextSampler
 from models.omni import OmniModel
 from models.sampling import text as sampling
 from models.stages.state import SlotState
-
-Chooser = Callable[..., Tensor]  # `choose`, or the same compiled by itself
 
 
 def vision(model: OmniModel, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
@@ -77,15 +75,15 @@ def llm_prefill(
         n_new: [B] valid rows, left-aligned. kv_len: cache rows to look at (static).
     Returns: hidden states [B, T, D] and logits [B, V] after each slot's last valid row.
     """
-    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.model.embed(ids))
-    return model.llm.prefill(embeds, state.llm, slots, n_new, kv_len)
+    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.embed(ids, model.backend))
+    return model.llm.prefill(embeds, state.llm, slots, n_new, kv_len, model.backend)
 
 
 def llm_decode(
     model: OmniModel, state: SlotState, slots: Tensor, ids: Tensor, active: Tensor, kv_len: int
 ) -> tuple[Tensor, Tensor]:
     """Feed one token per active slot. Returns: hidden states [B, D] and logits [B, V]."""
-    return model.llm.decode(ids, state.llm, slots, active, kv_len)
+    return model.llm.decode(ids, state.llm, slots, active, kv_len, model.backend)
 
 
 def sample_text(
@@ -104,7 +102,7 @@ def unit_prefill(
     model: OmniModel,
     state: SlotState,
     sets: sampling.TokenSets,
-    choose: Chooser,
+    choose: TextSampler,
     slots: Tensor,
     ids: Tensor,
     rows: Tensor,
@@ -115,14 +113,15 @@ def unit_prefill(
 ) -> tuple[Tensor, Tensor]:
     """Feed as `llm_prefill`, then choose a token where `wants` [B] says so; returns as `unit_step`."""
     _, logits = llm_prefill(model, state, slots, ids, rows, is_row, n_new, kv_len)
-    return (model.choose or choose)(state.text, sets, slots, logits, n_new > 0, wants), logits
+    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, n_new > 0, wants)
+    return chosen, logits
 
 
 def unit_step(
     model: OmniModel,
     state: SlotState,
     sets: sampling.TokenSets,
-    choose: Chooser,
+    choose: TextSampler,
     slots: Tensor,
     ids: Tensor,
     active: Tensor,
@@ -138,10 +137,11 @@ def unit_step(
     Returns: [3, B] int64: token chosen, 1 if the logits were not usable, 1 if the token went into the history; and
         the logits [B, V].
     """
-    hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len)
+    hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len, model.backend)
     kept = active & (places >= 0)
     state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
-    return (model.choose or choose)(state.text, sets, slots, logits, active, wants), logits
+    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, active, wants)
+    return chosen, logits
 
 
 def choose(
@@ -174,13 +174,14 @@ def speech_condition(
     model: OmniModel, ids: Tensor, hidden: Tensor, n_text: Tensor, text_eos: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Spoken tokens and their LLM states to conditioning rows; shapes as `TTS.condition`."""
-    return model.tts.condition(ids, hidden, n_text, text_eos, model.config.tts_config.normalize_projected_hidden)
+    normalize = model.config.tts_config.normalize_projected_hidden
+    return model.tts.condition(ids, hidden, n_text, text_eos, normalize, model.backend)
 
 
 def speech_begin(
     model: OmniModel,
     state: SlotState,
-    draw: speech.Drawer,
+    draw: SpeechSampler,
     slots: Tensor,
     rows: Tensor,
     n_rows: Tensor,
@@ -189,18 +190,19 @@ def speech_begin(
     kv_len: int,
 ) -> Tensor:
     """Feed conditioning rows and draw each slot's first code [B]; shapes as `speech.begin`."""
-    return speech.begin(model.tts, state.speech, slots, rows, n_rows, min_speech_tokens, limit, kv_len, draw)
+    call = speech.SpeechCall(rows, n_rows, min_speech_tokens, limit)
+    return speech.begin(model.tts, model.backend, state.speech, slots, call, kv_len, draw)
 
 
 def speech_step(
-    model: OmniModel, state: SlotState, draw: speech.Drawer, slots: Tensor, kv_len: int, n_steps: int
+    model: OmniModel, state: SlotState, draw: SpeechSampler, slots: Tensor, kv_len: int, n_steps: int
 ) -> Tensor:
     """Feed each slot's newest code and choose the next, `n_steps` times; slots that are done stand still.
 
     kv_len: holds the rows after the last of the steps. Returns: [B] codes chosen last.
     """
     for _ in range(n_steps):
-        drawn = speech.step(model.tts, state.speech, slots, kv_len, draw)
+        drawn = speech.step(model.tts, model.backend, state.speech, slots, kv_len, draw)
     return drawn
 
 

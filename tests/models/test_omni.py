@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from models.inputs.audio import UNIT_COLUMNS
+from models.layers.backend import TORCH
 from models.load import build_on_meta
 from tests.models.compare import assert_close, assert_same
 from tests.parity.build import slot_cache
@@ -17,7 +18,7 @@ def test_pixels_run_from_minus_one_to_one(tiny_model):
     coords = torch.stack((torch.arange(6) // 3, torch.arange(6) % 3), dim=-1).expand(2, -1, -1)
     mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     patches = (pixels.double() / 127.5 - 1).float()
-    expected = tiny_model.resampler(tiny_model.vpm(patches, ids, mask), coords, mask)
+    expected = tiny_model.resampler(tiny_model.vpm(patches, ids, mask, TORCH), coords, mask)
     got = tiny_model.encode_images(pixels, ids, coords, mask)
     assert got.shape == (2, tiny_model.config.query_num, tiny_model.config.hidden_size)
     assert_close(got, expected, 1e-5)
@@ -29,7 +30,7 @@ def test_a_unit_becomes_ten_rows_or_fewer(tiny_model, end, n_rows):
     slots, first = torch.tensor([1]), torch.tensor([min(2, end)])
     caches = [slot_cache(tiny_model, "apm", n_slots=2) for _ in range(2)]
     rows, n_valid = tiny_model.encode_unit(mel, first, torch.tensor([end]), caches[0], slots)
-    hidden, _ = tiny_model.apm.stream(mel, first, torch.tensor([end]), caches[1], slots)
+    hidden, _ = tiny_model.apm.stream(mel, first, torch.tensor([end]), caches[1], slots, TORCH)
     assert n_valid.tolist() == [n_rows]
     assert rows.shape == (1, 10, tiny_model.config.hidden_size)
     for i in range(n_rows):

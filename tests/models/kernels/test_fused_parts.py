@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.checkpoint.config import OmniConfig, load_config
 from models.inputs.audio import UNIT_COLUMNS
+from models.kernels.fused_decoder import FusedDecoder
 from models.layers.kv_cache import KVCache
 from models.omni import OmniModel
 from models.random_weights import random_model
@@ -77,7 +78,7 @@ def test_a_decoder_feeds_and_steps_alike(model: OmniModel, part: str) -> None:
         out = []
         for start, n_rows, counts in ((0, 17, (17, 12, 0)), (17, 1, (1, 1, 0)), (18, 1, (0, 1, 0))):
             n_new = torch.tensor(counts, device=device)
-            hidden = backbone(rows[:, start : start + n_rows], cache, slots, n_new, MAX_LEN)
+            hidden = backbone(rows[:, start : start + n_rows], cache, slots, n_new, MAX_LEN, model.backend)
             out += [hidden[row, :count] for row, count in enumerate(counts)]
         return [*out, *live(cache, {2: 18, 0: 14})]
 
@@ -95,7 +96,16 @@ def test_layers_that_share_a_scratch_slot_compute_the_same_bits(model: OmniModel
         assert cache.k[0].is_contiguous() is not one_scratch
         out = []
         for start, n_rows, n_new in ((0, 7, 5), (5, 2, 2)):  # padding first
-            out.append(backbone(rows[:, start : start + n_rows], cache, slot, torch.tensor([n_new], device=device), 16))
+            out.append(
+                backbone(
+                    rows[:, start : start + n_rows],
+                    cache,
+                    slot,
+                    torch.tensor([n_new], device=device),
+                    16,
+                    model.backend,
+                )
+            )
         return [out[0][:, :5], out[1], *live(cache, {0: 16})]
 
     model.use_kernels(True)
@@ -114,7 +124,7 @@ def test_the_ear_hears_alike(model: OmniModel) -> None:
         out = []
         for unit, (first, end) in enumerate((((2, 2), (104, 70)), ((0, 0), (104, 0)))):
             edges = (torch.tensor(edge, device=model.device) for edge in (first, end))
-            hidden, n_new = model.apm.stream(mel[unit], *edges, cache, slots)
+            hidden, n_new = model.apm.stream(mel[unit], *edges, cache, slots, model.backend)
             out += [hidden[row, :n] for row, n in enumerate(n_new.tolist())]
         return [*out, *live(cache, {1: 100, 0: 34})]
 
@@ -129,7 +139,7 @@ def test_the_eye_sees_alike(model: OmniModel) -> None:
     mask = torch.arange(40, device=model.device) < torch.tensor(n_patches, device=model.device)[:, None]
 
     def run() -> list[Tensor]:
-        hidden = model.vpm(patches, ids, mask)
+        hidden = model.vpm(patches, ids, mask, model.backend)
         return [hidden[row, :n] for row, n in enumerate(n_patches)]
 
     for got, expected in zip(*both_ways(model, run), strict=True):
@@ -143,7 +153,7 @@ def test_weights_are_shared_and_stay_what_they_are(tiny: Path) -> None:
     assert list(joined.state_dict()) == list(names)
     for name, tensor in joined.state_dict().items():
         assert_same(tensor, names[name], name)
-    attention, fused = joined.llm.model.layers[0].self_attn, joined.llm.model.fused.layers[0]
+    attention, fused = joined.llm.model.layers[0].self_attn, FusedDecoder(joined.llm.model).layers[0]
     for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
         got = layer.weight.untyped_storage().data_ptr()
         assert got == fused.qkv.untyped_storage().data_ptr(), "expected a view of the joined weights, got a copy"

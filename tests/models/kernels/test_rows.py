@@ -14,7 +14,7 @@ from tests.models.compare import assert_close, assert_same
 
 pytest.importorskip("triton")
 
-from models.kernels.rows import add_layer_norm, add_rms_norm, qkv_rows, silu_mul
+from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_norm, qkv_rows, silu_mul
 
 EPS = 1e-3
 N_SLOTS, LENGTH = 4, 9  # the last slot takes padding
@@ -118,11 +118,12 @@ class Heads:
         return rotate(q, cos, sin), k_cache, v_cache
 
     def run(self, qkv: Tensor | None = None) -> Tensor:
-        weights = [norm.weight for norm in self.norms] if self.norms else [None, None]
-        return qkv_rows(
-            self.qkv if qkv is None else qkv, self.heads, self.kv_heads, *weights, EPS,
-            self.cos, self.sin, self.slots, self.index, self.k, self.v,
-        )  # fmt: skip
+        norms = HeadNorms(*(norm.weight for norm in self.norms), EPS) if self.norms else None
+        qkv = self.qkv if qkv is None else qkv
+        return qkv_rows(qkv, self.heads, self.kv_heads, self.rows(), (self.cos, self.sin), norms)
+
+    def rows(self) -> CacheRows:
+        return CacheRows(self.slots, self.index, self.k, self.v)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -160,7 +161,7 @@ def test_heads_of_strided_rows_go_into_strided_caches():
 
 def test_without_a_turn_only_keys_and_values_are_written():
     call = Heads(3, 3, 16, torch.float16, False)
-    q = qkv_rows(call.qkv, 3, 3, None, None, EPS, None, None, call.slots, call.index, call.k, call.v)
+    q = qkv_rows(call.qkv, 3, 3, call.rows())
     assert q.data_ptr() == call.qkv.data_ptr()
     _, k, v = call.qkv.unflatten(-1, (9, 16)).split(3, 2)
     assert_same(q, call.qkv[..., :48].unflatten(-1, (3, 16)))
@@ -189,7 +190,7 @@ def test_no_rows_are_no_work():
     caches = torch.zeros(2, 1, 1, 2, 4)
     none = torch.zeros(0, 1, dtype=torch.int64)
     angles = torch.zeros(0, 1, 2)
-    assert qkv_rows(torch.zeros(0, 1, 16), 2, 1, None, None, EPS, angles, angles, none, none, *caches).shape[0] == 0
+    assert qkv_rows(torch.zeros(0, 1, 16), 2, 1, CacheRows(none, none, *caches), (angles, angles)).shape[0] == 0
 
 
 @gpu
@@ -221,7 +222,7 @@ def test_rows_far_into_the_caches_on_the_gpu():
     qkv = noise(1, 1, 48 * 128).to("cuda", torch.bfloat16)
     place = torch.full((1, 1), 2, device="cuda"), torch.full((1, 1), 699_999, device="cuda")
     cos, sin = torch.ones(1, 1, 64, device="cuda"), torch.zeros(1, 1, 64, device="cuda")
-    qkv_rows(qkv, 32, 8, None, None, EPS, cos, sin, *place, k, v)
+    qkv_rows(qkv, 32, 8, CacheRows(*place, k, v), (cos, sin))
     assert_same(k[2, :, -1].flatten(), qkv[0, 0, 32 * 128 : 40 * 128])
     assert_same(v[2, :, -1].flatten(), qkv[0, 0, 40 * 128 :])
     assert int(k.count_nonzero()) == int(k[2, :, -1].count_nonzero())

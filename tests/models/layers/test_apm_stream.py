@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.inputs.audio import UNIT_COLUMNS
 from models.layers.apm import UNIT_ROWS
+from models.layers.backend import TORCH
 from models.layers.kv_cache import KVCache
 from tests.models.compare import assert_close, assert_same
 from tests.models.layers import whisper_reference as slow_whisper
@@ -53,7 +54,7 @@ def stream(apm, cache: KVCache, units: dict[int, Unit]) -> dict[int, Tensor]:
     for row, (columns, (first, end)) in enumerate(units.values()):
         frames[row, :, first:end] = columns[:, first:end]
     first, end = torch.tensor([counted for _, counted in units.values()]).unbind(1)
-    rows, n_valid = apm.stream(frames, first, end, cache, torch.tensor(list(units)))
+    rows, n_valid = apm.stream(frames, first, end, cache, torch.tensor(list(units)), TORCH)
     assert rows.shape[:2] == (len(units), UNIT_ROWS)
     return {slot: rows[i, : n_valid[i]] for i, slot in enumerate(units)}
 

@@ -19,6 +19,7 @@ from models.errors import SettingsError
 from models.inputs.audio import UNIT_COLUMNS
 from models.layers.apm import UNIT_ROWS, Apm
 from models.layers.audio_overlap import HeardMel, most_units, needs_overlap, overlap_encode, remember
+from models.layers.backend import TORCH
 from models.layers.kv_cache import KVCache
 from tests.models.compare import assert_close, assert_same
 from tests.models.layers import whisper_reference as slow_whisper
@@ -67,7 +68,7 @@ class Slots:
         mel = torch.stack([mel for mel, _ in units.values()])
         first, end = torch.tensor([columns for _, columns in units.values()]).unbind(1)
         remember(self.heard, slots, mel, first, end)
-        rows, n_valid = self.apm.stream(mel.to(self.cache.k[0].dtype), first, end, self.cache, slots)
+        rows, n_valid = self.apm.stream(mel.to(self.cache.k[0].dtype), first, end, self.cache, slots, TORCH)
         return {slot: rows[i, : n_valid[i]] for i, slot in enumerate(units)}
 
     def overlap(self, active: dict[int, bool]) -> None:
@@ -325,7 +326,7 @@ def test_asked_for_exactly_when_the_encoder_would_forget(table, least, columns):
         counter[:n] = held
     first, end = (torch.full((n,), column) for column in columns)
     with torch.no_grad():
-        _, n_new = apm.stream(torch.zeros(n, 1, UNIT_COLUMNS), first, end, cache, torch.arange(n))
+        _, n_new = apm.stream(torch.zeros(n, 1, UNIT_COLUMNS), first, end, cache, torch.arange(n), TORCH)
     asked = torch.tensor([needs_overlap(int(rows), *columns, max_positions=table) for rows in held])
     expected = torch.where(asked, 0, held) + n_new
     wrong = held[cache.lengths[:n] != expected].tolist()

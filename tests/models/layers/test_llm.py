@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.layers.backend import TORCH
 from models.layers.kv_cache import KVCache
 from tests.models.compare import assert_close, assert_same
 from tests.models.layers import transformer_reference as slow
@@ -48,7 +49,7 @@ def feed(llm, cache: KVCache, parts: dict[int, Tensor], padding: int = 0, filler
     embeds = torch.full((len(parts), max(1, int(n_new.max())) + padding, llm.lm_head.in_features), filler)
     for row, part in enumerate(parts.values()):
         embeds[row, : len(part)] = part
-    hidden, logits = llm.prefill(embeds, cache, torch.tensor(list(parts)), n_new, kv_len)
+    hidden, logits = llm.prefill(embeds, cache, torch.tensor(list(parts)), n_new, kv_len, TORCH)
     return (
         {slot: hidden[row, : len(part)] for row, (slot, part) in enumerate(parts.items())},
         dict(zip(parts, logits, strict=True)),
@@ -136,7 +137,7 @@ def test_decoding_ids_equals_prefilling_them(llm, new_cache, seed, data):
     cache = new_cache()
     feed(llm, cache, {3: embeds[:split]})
     for step, token in enumerate(ids[split:], start=split):
-        hidden, last = llm.decode(token[None], cache, torch.tensor([3]), torch.tensor([True]), KV)
+        hidden, last = llm.decode(token[None], cache, torch.tensor([3]), torch.tensor([True]), KV, TORCH)
         assert_close(hidden[0], whole[3][step], 1e-5, f"hidden of token {step}")
     assert last.dtype == torch.float32
     assert_close(last[0], logits[3], 1e-5, "logits")
@@ -151,7 +152,7 @@ def test_decoding_some_slots_leaves_the_others_as_they_are(llm, rows, new_cache,
     called = data.draw(st.permutations(range(N_SLOTS)))[: data.draw(st.integers(1, N_SLOTS))]
     active = data.draw(st.lists(st.booleans(), min_size=len(called), max_size=len(called)))
     ids = torch.arange(len(called)) + seed % 100
-    llm.decode(ids, cache, torch.tensor(called), torch.tensor(active), KV)
+    llm.decode(ids, cache, torch.tensor(called), torch.tensor(active), KV, TORCH)
     fed = {slot for slot, on in zip(called, active, strict=True) if on}
     for slot in range(N_SLOTS):
         if slot in fed:
@@ -192,7 +193,7 @@ def test_the_slot_number_does_not_matter(llm, rows, new_cache):
         cache = new_cache()
         feed(llm, cache, {slot: rows(0, 20)})
         hidden, logits = feed(llm, cache, {slot: rows(1, 7)}, padding=4)
-        step = llm.decode(torch.tensor([5]), cache, torch.tensor([slot]), torch.tensor([True]), KV)
+        step = llm.decode(torch.tensor([5]), cache, torch.tensor([slot]), torch.tensor([True]), KV, TORCH)
         got = [hidden[slot], logits[slot], *step, *slot_rows(cache, slot)]
         expected = expected or got
         for tensor, wanted in zip(got, expected, strict=True):

@@ -37,18 +37,18 @@ def begin(
     runner: Runner, slots: list[int], own: list[Tensor], *, min_speech_tokens: int = 0, limit: int = 40
 ) -> Tensor:
     n_rows = torch.tensor([len(part) for part in own])
-    padded = torch.full((len(own), int(n_rows.max()) + 2, 32), 7.0)  # what stands behind the rows is nobody's
+    padded = torch.full((len(own), int(n_rows.max()) + 2, 32), 7.0)  # padding that is not read
     for row, part in enumerate(own):
         padded[row, : len(part)] = part
     every = torch.ones(len(own), dtype=torch.int64)
-    state = runner.state.speech
-    return speech.begin(
-        runner.model.tts, state, torch.tensor(slots), padded, n_rows, every * min_speech_tokens, every * limit, KV
-    )
+    call = speech.SpeechCall(padded, n_rows, every * min_speech_tokens, every * limit)
+    model, state = runner.model, runner.state.speech
+    return speech.begin(model.tts, model.backend, state, torch.tensor(slots), call, KV)
 
 
 def step(runner: Runner, slots: list[int], times: int = 1) -> list[list[int]]:
-    return [speech.step(runner.model.tts, runner.state.speech, torch.tensor(slots), KV).tolist() for _ in range(times)]
+    model, state = runner.model, runner.state.speech
+    return [speech.step(model.tts, model.backend, state, torch.tensor(slots), KV).tolist() for _ in range(times)]
 
 
 def drawn(state: SpeechState, slot: int) -> list[int]:

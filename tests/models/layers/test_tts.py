@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.layers.backend import TORCH
 from models.layers.tts import FoldedHead
 from tests.models.compare import assert_close, assert_same
 from tests.models.layers import transformer_reference as slow
@@ -53,7 +54,7 @@ def test_condition_layouts_of_a_mixed_batch(tts, seed, rows, spare, normalize):
     hidden = noise(seed, len(rows), length, tts.config.llm_dim)
     n_text = torch.tensor([n for n, _ in rows])
     hidden[torch.arange(length) >= n_text[:, None]] = NAN
-    got, n_rows = tts.condition(ids, hidden, n_text, torch.tensor([eos for _, eos in rows]), normalize)
+    got, n_rows = tts.condition(ids, hidden, n_text, torch.tensor([eos for _, eos in rows]), normalize, TORCH)
     assert n_rows.tolist() == [n + eos + 1 for n, eos in rows]
     assert got.shape == (len(rows), length + 2, tts.config.hidden_size)
     table = tts.emb_text.weight
@@ -72,6 +73,7 @@ def test_a_unit_without_text_is_begin_of_audio_alone(tts):
         torch.zeros(2, dtype=torch.int64),
         torch.tensor([False, True]),
         True,
+        TORCH,
     )
     assert n_rows.tolist() == [1, 2]
     table, bos, eos = tts.emb_text.weight, tts.config.audio_bos_token_id, tts.config.text_eos_token_id
@@ -82,7 +84,7 @@ def test_a_unit_without_text_is_begin_of_audio_alone(tts):
 def test_normalized_states_have_length_one(tts):
     ids, hidden = torch.tensor([[3, 3]]), noise(0, 1, 2, tts.config.llm_dim)
     hidden[0, 1] *= 100
-    projected = tts.text_rows(ids, hidden, normalize=True) - tts.emb_text.weight[3]
+    projected = tts.text_rows(ids, hidden, normalize=True, backend=TORCH) - tts.emb_text.weight[3]
     assert_close(projected.norm(dim=-1), torch.ones(1, 2), 1e-5)
 
 
@@ -139,11 +141,11 @@ def test_codes_over_slots_equal_the_plain_reference(tiny_model, tts, seed, data)
         for row, (slot, n) in enumerate(zip(order, counts, strict=True)):
             rows[row, :n] = noise(seed + 3 * call + row, n, tts.config.hidden_size)
             fed[slot] = torch.cat((fed[slot], rows[row, :n]))
-        check(tts.prefill(rows, cache, slots, torch.tensor(counts), 40), [n > 0 for n in counts])
+        check(tts.prefill(rows, cache, slots, torch.tensor(counts), 40, TORCH), [n > 0 for n in counts])
         for step in range(3):
             active = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
             speech_tokens = integers(seed + step, tts.config.num_audio_tokens, 3)
             for row, slot in enumerate(order):
                 if active[row]:
                     fed[slot] = torch.cat((fed[slot], tts.emb_code[0].weight[speech_tokens[row]][None]))
-            check(tts.decode(speech_tokens, cache, slots, torch.tensor(active), 40), active)
+            check(tts.decode(speech_tokens, cache, slots, torch.tensor(active), 40, TORCH), active)

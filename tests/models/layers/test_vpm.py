@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models.layers.backend import TORCH
 from models.layers.vpm import Vpm
 from tests.models.compare import assert_close
 from tests.models.layers import transformer_reference as slow
@@ -69,7 +70,7 @@ def plain(vpm: Vpm, image: Tensor, ids: Tensor, n_heads: int) -> Tensor:
 @given(seed=st.integers(0, 2**20), rows=st.integers(1, 5), cols=st.integers(1, 5), padding=st.integers(0, 9))
 def test_a_picture_equals_the_plain_reference(tiny_model, vpm, seed, rows, cols, padding):
     image, ids = picture(seed, rows, cols), table_rows(seed, rows * cols)
-    got = vpm(*batch([(cut(image), ids)], rows * cols + padding))[0, : rows * cols]
+    got = vpm(*batch([(cut(image), ids)], rows * cols + padding), TORCH)[0, : rows * cols]
     assert_close(got, plain(vpm, image, ids, tiny_model.config.vision_config.num_attention_heads), 1e-4)
 
 
@@ -82,23 +83,23 @@ def test_a_picture_equals_the_plain_reference(tiny_model, vpm, seed, rows, cols,
 )
 def test_padding_and_batch_mates_do_not_matter(vpm, seed, sizes, padding, filler):
     parts = [(cut(picture(seed + i, 1, n)), table_rows(seed + i, n)) for i, n in enumerate(sizes)]
-    together = vpm(*batch(parts, max(sizes) + padding, filler))
+    together = vpm(*batch(parts, max(sizes) + padding, filler), TORCH)
     for row, n in enumerate(sizes):
-        alone = vpm(*batch([parts[row]], n))[0]
+        alone = vpm(*batch([parts[row]], n), TORCH)[0]
         assert_close(together[row, :n], alone, 1e-5, f"slice {row}")
 
 
 def test_nan_stays_in_its_slice(vpm):
     parts = [(cut(picture(i, 2, 3)), table_rows(i, 6)) for i in range(2)]
-    clean = vpm(*batch(parts, 8))
-    dirty = vpm(*batch([parts[0], (parts[1][0] * float("nan"), parts[1][1])], 8))
+    clean = vpm(*batch(parts, 8), TORCH)
+    dirty = vpm(*batch([parts[0], (parts[1][0] * float("nan"), parts[1][1])], 8), TORCH)
     assert dirty[1, :6].isnan().all(), "expected NaN in the slice that was fed NaN"
     assert_close(dirty[0, :6], clean[0, :6], 0)
 
 
 def test_a_row_without_patches_is_finite(vpm):
     parts = [(cut(picture(0, 2, 3)), table_rows(0, 6)), (torch.zeros(0, 588), table_rows(0, 0))]
-    assert vpm(*batch(parts, 8)).isfinite().all()
+    assert vpm(*batch(parts, 8), TORCH).isfinite().all()
 
 
 def test_dropping_the_last_layer(tiny_model, vpm):

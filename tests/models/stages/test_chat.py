@@ -118,7 +118,7 @@ def test_each_token_is_fed_before_the_next(chat: Chat) -> None:
         runner.feed([slot], [rows.cut(0, len(rows) - 1)])
         ids = torch.cat((rows.ids[-1:], torch.tensor(answer.ids[:-1])))
         (hidden,), _ = runner.feed([slot], [type(rows)(ids)])
-    got = runner.model.llm.logits(hidden).argmax(-1).tolist()
+    got = runner.model.llm.logits(hidden, runner.model.backend).argmax(-1).tolist()
     assert got == answer.ids, f"expected {answer.ids}, got {got}"
 
 

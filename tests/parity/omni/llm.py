@@ -28,15 +28,17 @@ def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
     def feed(embeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         n = embeds.shape[1]
         padded = torch.cat((embeds, torch.randn(1, PADDING, embeds.shape[2])), dim=1)
-        hidden, logits = llm.prefill(padded, cache, slots, torch.tensor([n]), cache.max_len)
+        hidden, logits = llm.prefill(padded, cache, slots, torch.tensor([n]), cache.max_len, model.backend)
         return hidden[:, :n], logits
 
     hidden, logits = feed(llm.model.embed_tokens(tensors["prompt_ids"]))
     report.close_if("llm prefill", "hidden", hidden, tensors.get("prefill_last_hidden"))
-    report.close_if("llm prefill", "logits", llm.logits(hidden)[..., columns], tensors.get("prefill_logits"))
+    report.close_if(
+        "llm prefill", "logits", llm.logits(hidden, model.backend)[..., columns], tensors.get("prefill_logits")
+    )
     ids, states, scores = [logits.argmax(-1)], [], []
     for _ in range(n_steps):
-        hidden, logits = llm.decode(ids[-1], cache, slots, active, cache.max_len)
+        hidden, logits = llm.decode(ids[-1], cache, slots, active, cache.max_len, model.backend)
         states.append(hidden)
         scores.append(logits)
         ids.append(logits.argmax(-1))
@@ -59,7 +61,7 @@ def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
         hidden, _ = feed(embeds[:, -n_second:])
         report.close_if("llm embeds", "part 2 hidden", hidden, tensors.get("embeds_hidden_part2"))
         expected = tensors.get("embeds_logits_part2")
-        report.close_if("llm embeds", "part 2 logits", llm.logits(hidden)[..., columns], expected)
+        report.close_if("llm embeds", "part 2 logits", llm.logits(hidden, model.backend)[..., columns], expected)
 
 
 def _n_steps(tensors: dict[str, torch.Tensor]) -> int:

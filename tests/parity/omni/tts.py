@@ -46,14 +46,16 @@ def _conditions(tensors: Tensors, model: OmniModel, report: Report) -> None:
     normalize = model.config.tts_config.normalize_projected_hidden
     projected = model.tts.projector_semantic(hidden)[0]
     report.close_if("tts condition", "projected", projected, tensors.get("cond.projected"))
-    own = model.tts.text_rows(ids, hidden, True)[0] - model.tts.emb_text(ids)[0]
+    own = model.tts.text_rows(ids, hidden, True, model.backend)[0] - model.tts.emb_text(ids)[0]
     report.close_if("tts condition", "normalized", own, tensors.get("cond.normalized"))
     for name, n_text, text_eos in (
         ("chat_inputs_embeds", ids.shape[1], True),
         ("duplex_inputs_embeds", ids.shape[1], False),
         ("duplex_empty", 0, False),
     ):
-        rows, n_rows = model.tts.condition(ids, hidden, torch.tensor([n_text]), torch.tensor([text_eos]), normalize)
+        rows, n_rows = model.tts.condition(
+            ids, hidden, torch.tensor([n_text]), torch.tensor([text_eos]), normalize, model.backend
+        )
         report.close_if("tts condition", name, rows[:, : n_rows[0]], tensors.get(f"cond.{name}"))
 
 
@@ -67,10 +69,10 @@ def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, r
     length = tensors[CONDITION].shape[1] + tensors["raw.greedy_ids"].shape[1]
     cache = slot_cache(model, "tts", n_slots=2, max_len=length)
     slots, rows = torch.tensor([1]), tensors[CONDITION]
-    logits = [model.tts.prefill(rows, cache, slots, torch.tensor([rows.shape[1]]), cache.max_len)]
+    logits = [model.tts.prefill(rows, cache, slots, torch.tensor([rows.shape[1]]), cache.max_len, model.backend)]
     ids = [logits[-1].argmax(-1)]
     while len(ids) < tensors["raw.greedy_ids"].shape[1]:
-        logits.append(model.tts.decode(ids[-1], cache, slots, torch.tensor([True]), cache.max_len))
+        logits.append(model.tts.decode(ids[-1], cache, slots, torch.tensor([True]), cache.max_len, model.backend))
         ids.append(logits[-1].argmax(-1))
     report.equal("tts raw", "greedy ids", torch.stack(ids, 1), tensors["raw.greedy_ids"])
     if (expected := tensors.get("raw.logits")) is not None:

@@ -37,7 +37,7 @@ def run_vpm(golden: GoldenDir, model: OmniModel, report: Report) -> None:
             else:
                 kept = mask
             report.close(f"vpm {case}", "embeddings", embeddings[kept], expected[kept])
-        hidden = model.vpm(patches, ids, mask)
+        hidden = model.vpm(patches, ids, mask, model.backend)
         if (expected := tensors.get(f"{case}.last_hidden_state")) is not None:
             report.close(f"vpm {case}", "hidden", hidden[mask], expected[mask])
 

@@ -1,0 +1,88 @@
+"""The Triton implementation of a model's backend: packed weights, fused layers, pinned embeddings, sampler kernels.
+
+Contains no kernels itself. Requires Triton.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from models.kernels.fused_decoder import FusedDecoder, linear
+from models.kernels.fused_encoders import FusedAudio, FusedVision
+from models.kernels.lookup import table_rows
+from models.kernels.pinned_embedding import PinnedEmbedding
+from models.kernels.speech_sampler import draw_speech_tokens
+from models.kernels.text_sampler import choose_tokens
+from models.layers.apm import Apm
+from models.layers.backend import Backend, SpeechSampler, TextSampler
+from models.layers.kv_cache import CacheView, KVCache
+from models.layers.transformer import Backbone
+from models.layers.vpm import Vpm
+
+
+class TritonBackend(Backend):
+    """The project's kernels for the decoder stacks and encoders of one model.
+
+    Weights of linear layers with one input are packed into one tensor; the layers keep views of it. Text embeddings
+    move to pinned CPU memory: of 1.5 GB, a step reads a few rows.
+    """
+
+    needs_mask = False
+
+    def __init__(self, parts: nn.Module, embeddings: list[nn.Embedding]):
+        """
+        Args:
+            parts: module that contains every `Backbone`, `Vpm` and `Apm` to run.
+            embeddings: text embeddings to move to pinned memory.
+        Raises: any error of the device; the embeddings are on their device again then.
+        """
+        modules = list(parts.modules())
+        with torch.no_grad(), _all_or_none() as pinned:
+            self._decoders = {part: FusedDecoder(part) for part in modules if isinstance(part, Backbone)}
+            self._vision = {part: FusedVision(part) for part in modules if isinstance(part, Vpm)}
+            self._audio = {part: FusedAudio(part) for part in modules if isinstance(part, Apm)}
+            for embedding in embeddings:
+                pinned.append(PinnedEmbedding(embedding))
+        self._pinned = pinned
+
+    def decoder_layers(
+        self, stack: Backbone, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
+    ) -> Tensor:
+        return self._decoders[stack](embeds, cache, slots, n_new, kv_len)
+
+    def vision_layers(self, vpm: Vpm, x: Tensor, mask: Tensor) -> Tensor:
+        return self._vision[vpm](x, mask)
+
+    def audio_layers(self, apm: Apm, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+        return self._audio[apm](x, view, cache)
+
+    def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
+        return table_rows(embedding.weight, ids)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight)
+
+    def text_sampler(self, eager: TextSampler) -> TextSampler:
+        return choose_tokens
+
+    def speech_sampler(self, eager: SpeechSampler) -> SpeechSampler:
+        return draw_speech_tokens
+
+    def release(self) -> None:
+        """Move the embeddings back to their device. Packed weights stay: the layers are views of them."""
+        for table in self._pinned:
+            table.restore()
+
+
+@contextmanager
+def _all_or_none() -> Iterator[list[PinnedEmbedding]]:
+    """A list to append to; after an error inside, each of its entries is moved back."""
+    pinned: list[PinnedEmbedding] = []
+    try:
+        yield pinned
+    except BaseException:
+        for table in pinned:
+            table.restore()
+        raise
