@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.graphs.region_graphs import Bucket, RegionTable
+from models.graphs.captured import Bucket
+from models.graphs.region_graphs import RegionTable
 from models.stages import region_table
 from models.stages import speech_steps as speaker
 from models.stages.region_table import Shapes

@@ -6,7 +6,7 @@ Knows how often a unit runs each region. Does not measure.
 from benchmarks.model.floors import work_of
 from benchmarks.timing import Ceilings
 from benchmarks.token2wav.work import chunk_work
-from models.graphs.region_graphs import Bucket
+from models.graphs.captured import Bucket
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.settings import FRAMES_PER_TOKEN
 from worker.assembly.parts import EngineParts

@@ -17,7 +17,7 @@ from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_no
 from models.layers import speech_loop as speech
 from models.layers.kv_cache import KVCache
 from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
-from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL, SpeechState
+from models.layers.speech_state import SPEECH_TOKENS_PER_CALL, SpeechState
 from models.layers.transformer import RMSNorm
 from models.sampling.settings import CHAT_TEXT, DUPLEX_SPEECH, DUPLEX_TEXT, TextSampling
 from models.sampling.text import SamplerState, TokenSet, TokenSets

@@ -17,7 +17,8 @@ from benchmarks.model.settings import MODES, BenchSettings, parse
 from benchmarks.timing import Ceilings, DeviceClock, Timing
 from models.checkpoint.config import load_config
 from models.errors import ModelError, SettingsError
-from models.graphs.region_graphs import Bucket, Captured, compile_counters
+from models.graphs.captured import Bucket, Captured
+from models.graphs.region_graphs import compile_counters
 from models.inputs.audio import LogMel
 from models.load import load_model
 from models.omni import OmniModel

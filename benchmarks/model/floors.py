@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from benchmarks.timing import Ceilings
-from models.graphs.region_graphs import Bucket
+from models.graphs.captured import Bucket
 from models.inputs.audio import HOP, UNIT_COLUMNS
 from models.inputs.mel_stream import MIRRORED_FIRST
 from models.layers.apm import UNIT_ROWS

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.model.floors import EVICTED_ROWS
-from models.graphs.region_graphs import Bucket
+from models.graphs.captured import Bucket
 from models.inputs.audio import UNIT_COLUMNS
 from models.layers.apm import UNIT_ROWS
 from models.layers.kv_cache import KVCache

@@ -1,13 +1,14 @@
-"""A region as a CUDA graph: captured once at one size, replayed at every call.
+"""A region as a CUDA graph: captured once at one bucket, replayed in every call.
 
-Knows streams, memory pools and what disturbs a capture. Does not know which sizes there are (`graphs`).
+Contains streams, memory pools and the recovery from failed captures. Does not contain the table of buckets
+(`region_graphs`).
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ Bucket = dict[str, int]
 
 
 class StagePool:
-    """Where the graphs of one stage are captured: they share memory, and so must never run at the same time.
+    """Memory pool and stream in which the graphs of one stage are captured.
 
-    A stage has a stream of its own too: libraries keep workspaces by stream, and stages may overlap. is_broken: CUDA
-    has invalidated a capture here; graphs that were captured before are as good as ever, but there can be no more.
+    Graphs of one pool share memory, so they must never run at the same time. The stream belongs to the stage because
+    libraries keep workspaces by stream, and stages may overlap.
+
+    is_broken: CUDA has invalidated a capture in this pool. Earlier graphs stay valid; no more can be captured.
     """
 
     def __init__(self) -> None:
@@ -32,12 +35,20 @@ class StagePool:
         return torch.cuda.Stream()
 
 
+class _Table(Protocol):
+    """The part of `RegionTable` that a capture uses."""
+
+    def example(self, name: str, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]: ...
+
+    def __call__(self, name: str, *given: Input, **static: Any) -> Any: ...
+
+
 class Captured:
     """One region at one bucket as a CUDA graph: static inputs, replay, static outputs."""
 
     def __init__(
         self,
-        regions: Any,
+        regions: _Table,
         name: str,
         bucket: Bucket,
         variant: dict[str, Any] | None = None,
@@ -46,18 +57,20 @@ class Captured:
     ):
         """
         Args:
-            regions: the table that has the region. variant: settings that differ from the example's.
-            pool: to share with graphs that never run at the same time as this one; None = one of its own.
-            is_warm: it has run at these sizes before; if it cannot be captured, it is tried again after one more run.
-        `pool` is the one it was captured in: another, if that capture broke the one that was given.
+            regions: the table that contains the region.
+            variant: settings that differ from the example's.
+            pool: shared with graphs that never run at the same time as this one; None = a new one.
+            is_warm: the region has run at these sizes. If its capture fails, it is repeated after one more run.
+
+        The attribute `pool` is the pool of the graph: a new one if a failed capture broke the given one.
         """
         self.name, self.bucket, self.was_retried = name, bucket, False
-        example, static = regions.table[name].example(bucket)
+        example, static = regions.example(name, bucket)
         self._inputs, self.static = StaticInputs(name, example), {**static, **(variant or {})}
         self.pool = pool or StagePool()
         run = partial(regions, name, *self.inputs, **self.static)
         try:
-            self._record(run, 0 if is_warm else 2)  # compile, then settle lazily created handles before the capture
+            self._record(run, 0 if is_warm else 2)  # one run compiles, the second creates library handles
         except Exception:
             if not is_warm:
                 raise
@@ -76,22 +89,25 @@ class Captured:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What the graph reads."""
+        """The tensors that the graph reads."""
         return self._inputs.tensors
 
     def __call__(self, *given: Input) -> Any:
-        """Copy inputs in, arrays from the host and tensors from the device, and replay; the host waits for nothing.
+        """Copy inputs, host arrays or device tensors, and replay, without blocking the host.
 
-        Returns: the static outputs, overwritten by the next call. Raises: ShapeError for other shapes or types.
+        Returns: the static outputs, which the next call overwrites.
+        Raises: ShapeError for other shapes or types.
         """
-        self._inputs.put(given)
+        self._inputs.copy_in(given)
         self.graph.replay()
         return self.outputs
 
 
 def _recorded(run: Callable[[], Any], pool: StagePool) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """One run as a graph, on the current stream, and its outputs. `torch.cuda.graph` would wait for the device and give
-    all cached memory back before each: seconds, over a few hundred graphs.
+    """One run captured on the current stream, and its outputs.
+
+    Unlike `torch.cuda.graph` this neither synchronizes nor empties the memory cache before a capture: over a few
+    hundred graphs that takes seconds.
     """
     graph = torch.cuda.CUDAGraph()
     with _no_collection(), _capture(graph, pool):
@@ -101,15 +117,15 @@ def _recorded(run: Callable[[], Any], pool: StagePool) -> tuple[torch.cuda.CUDAG
 
 @contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, pool: StagePool) -> Iterator[None]:
-    """What is called inside becomes the graph. Raises: what came first, of what is called and the capture itself."""
+    """Capture the calls inside as the graph. Raises: the first error of the calls and of the capture itself."""
     has_ended = False
     try:
-        # What other threads do to the device meanwhile is no business of this capture.
+        # Calls of other threads to the device do not invalidate this capture.
         graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
         try:
             yield
         except BaseException:
-            with suppress(RuntimeError):  # the stream must not go on capturing; why it failed is what counts
+            with suppress(RuntimeError):  # the stream must stop capturing; the original error is raised
                 graph.capture_end()
                 has_ended = True
             raise
@@ -121,7 +137,7 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: StagePool) -> Iterator[None]:
             try:
                 _abandon(graph, pool)
             except Exception as second:
-                error.add_note(f"What the capture left behind could not be cleared away: {second}")
+                error.add_note(f"Cleaning up after the failed capture failed too: {second}")
         raise
 
 
@@ -129,30 +145,31 @@ _ABANDONED: list[torch.cuda.CUDAGraph] = []
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: StagePool) -> None:
-    """Do what `capture_end` leaves undone if it fails, as it does where CUDA has invalidated the capture.
+    """Clean up after a `capture_end` that failed because CUDA had invalidated the capture.
 
-    In torch 2.11 the pool goes on recording, and the generator takes itself to be capturing: each capture in the one
-    and each number drawn from the other would fail. A second pool by that name, for memory of the host, cannot be
-    reached and goes on; it asks the graph whether a stream is its own, so the graph has to stay, and the pool is used
-    no more. Its memory stays too: to give it back twice, where torch does so itself, would take it from live graphs.
+    In torch 2.11 the device pool stays in recording mode and the random generator in capture mode: every later capture
+    in the pool and every draw from the generator would fail. The host memory pool of the same name stays in recording
+    mode too and cannot be reached; it calls the graph to identify its streams. So the graph is kept alive, and the pool
+    is not used again. The pool's memory is not released: where torch releases it itself, a second release would take
+    memory from live graphs.
     """
-    with suppress(RuntimeError):  # it has not begun to record, or torch has ended it: nobody asks the graph then
+    with suppress(RuntimeError):  # recording had not begun, or torch has ended it: the graph is not called then
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
         _ABANDONED.append(graph)
-    # A capture that ends well sets the generator right. Of one operation, since torch warns of an empty graph; kept,
-    # since versions of torch free a stream's workspaces with any graph that was captured on it.
-    number, mender = torch.zeros((), device="cuda"), torch.cuda.CUDAGraph()
-    _ABANDONED.append(mender)
-    mender.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+    # A successful capture resets the generator. It captures one operation, since torch warns about an empty graph. The
+    # graph is kept, since some versions of torch free a stream's workspaces with any graph captured on it.
+    number, successful = torch.zeros((), device="cuda"), torch.cuda.CUDAGraph()
+    _ABANDONED.append(successful)
+    successful.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
     try:
         number.zero_()
     finally:
-        mender.capture_end()
+        successful.capture_end()
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Graphs and events of the device that are collected in the middle of a capture would end it."""
+    """Disable garbage collection: freeing a graph or event during a capture invalidates the capture."""
     was_on = gc.isenabled()
     gc.disable()
     try:

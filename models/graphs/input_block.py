@@ -1,10 +1,10 @@
-"""Inputs on their way to a region: arrays of the host, the small ones in one block of bytes that is sent at once.
+"""Inputs of regions on their way to the device: host arrays, the small ones packed into one block and one copy.
 
-An array is on the host, a tensor is where the region runs. Knows shapes, types, places in bytes and memory. Does not
-know graphs, nor what the inputs mean.
+A NumPy array is on the host; a tensor is on the device of the region. Does not contain graphs.
 """
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,67 +12,77 @@ from torch import Tensor
 
 from models.errors import ShapeError
 
-Input = Tensor | np.ndarray
+Array = np.ndarray[Any, np.dtype[Any]]
+Input = Tensor | Array
 
-ALIGNED = 16  # bytes: kernels are made once for what begins there, and once more for the rest
-SMALL = (torch.int64, torch.bool)  # numbers per slot or token: what hosts make; the rest comes from other regions
-# Pinned memory is asked for once for so many calls, or as many as find room in so many bytes.
+ALIGNED = 16  # bytes: Triton compiles one kernel for pointers with this alignment and another for all others
+SMALL = (torch.int64, torch.bool)  # dtypes packed into the block: numbers per slot or token, which the host makes
+# One allocation of pinned memory serves this many calls, or as many as fit this many bytes.
 CALLS_AHEAD, BYTES_AHEAD = 16, 65_536
-_TYPES = {
+_TYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind)
     for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float16, np.float32, np.float64)
 }
 
 
 class InputBlock:
-    """Bytes on a device, cut into tensors, and memory to write them from.
+    """One buffer on a device that holds several tensors, and host memory to fill it from.
 
-    tensors: like those given, in order; each begins at a multiple of 16 bytes.
+    tensors: of the given shapes and types, in order; each starts at a multiple of 16 bytes.
     """
 
     def __init__(self, like: Sequence[Tensor], device: torch.device, *, n_ahead: int = CALLS_AHEAD):
-        """like: one or more, of types that numpy has; shapes and types count. n_ahead: calls to take memory for."""
-        self._layout = layout(like)
+        """
+        Args:
+            like: one or more tensors of types that NumPy has; only shapes and types are used.
+            n_ahead: calls per allocation of host memory.
+        """
+        offsets, self._layout = record_layout(like)
         self._bytes = torch.empty(self._layout.itemsize, dtype=torch.uint8, device=device)
+        storage = self._bytes.untyped_storage()
         self.tensors = [
-            # Not by `view`: a compiler wants to see what a view was cut from, and knows no other types of the same.
+            # `set_` instead of `view`: the compiler traces a view to its base, which must have the same dtype.
             torch.empty(0, dtype=own.dtype, device=device).set_(
-                self._bytes.untyped_storage(), self._layout.fields[name][1] // own.itemsize, own.shape
+                storage, offset // own.itemsize, own.shape, _contiguous_strides(own.shape)
             )
-            for name, own in zip(self._layout.names, like, strict=True)
+            for offset, own in zip(offsets, like, strict=True)
         ]
         self._n_ahead = max(1, min(n_ahead, BYTES_AHEAD // self._layout.itemsize))
-        self._take_memory()
+        self._ahead: Tensor | None = None
+        self._fields: list[Array] = []
+        self._allocate()
 
-    def write(self, arrays: Sequence[np.ndarray | None]) -> None:
-        """Send these in one copy, behind what the current stream has been given. They may change at once.
+    def write(self, arrays: Sequence[Array | None]) -> None:
+        """Enqueue one copy of these to the tensors. The arrays may change when this returns.
 
-        arrays: of the tensors' shapes and types. None: what its tensor holds afterwards is left open.
+        Args:
+            arrays: of the tensors' shapes and types; None leaves the content of that tensor undefined.
         """
         if self._n_left == 0:
-            self._take_memory()
+            self._allocate()
+        assert self._ahead is not None
         self._n_left -= 1
         for field, array in zip(self._fields, arrays, strict=True):
             if array is not None:
                 field[self._n_left] = array
         self._bytes.copy_(self._ahead[self._n_left], non_blocking=True)
 
-    def _take_memory(self) -> None:
-        """A row for each of the next calls. Nobody waits for copies: memory that is given back with copies on their way
-        is not handed out before they are over.
+    def _allocate(self) -> None:
+        """Allocate host memory for the next calls, one row each. This does not wait for copies in flight: PyTorch does
+        not reuse pinned memory before the copies from it are finished.
         """
-        # Given back before more is asked for: mostly no copy is on its way, and the same memory comes again.
+        # Released before the allocation: usually no copy is in flight, and the same memory is returned.
         self._ahead, self._fields = None, []
         shape, is_gpu = (self._n_ahead, self._layout.itemsize), self._bytes.is_cuda
         self._ahead = torch.empty(shape, dtype=torch.uint8, pin_memory=is_gpu)
         records = self._ahead.numpy().reshape(-1).view(self._layout)
-        self._fields, self._n_left = [records[name] for name in self._layout.names], self._n_ahead
+        self._fields, self._n_left = [records[name] for name in self._layout.names or ()], self._n_ahead
 
 
 class StaticInputs:
-    """The inputs of one graph, in the same place at each call.
+    """The inputs of one graph, at the same addresses in each call.
 
-    tensors: like the example's, which they start from; small ones share a block.
+    tensors: start with the example's values; small ones share a block.
     """
 
     def __init__(self, name: str, example: Sequence[Tensor]):
@@ -81,17 +91,17 @@ class StaticInputs:
         self._is_small = [tensor.dtype in SMALL for tensor in example]
         small = [tensor for tensor in example if tensor.dtype in SMALL]
         self._block = InputBlock(small, small[0].device) if small else None
-        cut = iter(self._block.tensors if self._block is not None else ())
-        self.tensors = [next(cut).copy_(one) if one.dtype in SMALL else one for one in example]
+        packed = iter(self._block.tensors if self._block is not None else ())
+        self.tensors = [next(packed).copy_(one) if one.dtype in SMALL else one for one in example]
         self._shapes = [tensor.shape for tensor in example]
         self._types = [(tensor.dtype, _TYPES.get(tensor.dtype)) for tensor in example]
 
-    def put(self, given: Sequence[Input]) -> None:
-        """Copy a call's inputs in, behind what the current stream has been given; arrays may change at once.
+    def copy_in(self, given: Sequence[Input]) -> None:
+        """Enqueue the copies of a call's inputs. Arrays may change when this returns.
 
-        Raises: ShapeError for other shapes or types than the example's, with nothing copied.
+        Raises: ShapeError for shapes or types other than the example's; nothing is copied then.
         """
-        arrays: list[np.ndarray | None] = []
+        arrays: list[Array | None] = []
         own: list[Tensor] = []
         others: list[Tensor] = []
         writes = False
@@ -100,18 +110,18 @@ class StaticInputs:
             is_array = isinstance(one, np.ndarray)
             if one.shape != shape or one.dtype != types[is_array]:
                 raise self._mismatch(given)
-            if is_small and is_array:
+            if is_small and isinstance(one, np.ndarray):
                 arrays.append(one)
                 writes = True
                 continue
             if is_small:
                 arrays.append(None)
             own.append(tensor)
-            others.append(_pinned(one, tensor.device) if is_array else one)
-        if writes:  # before the others: what it leaves open is theirs
+            others.append(_pinned(one, tensor.device) if isinstance(one, np.ndarray) else one)
+        if writes and self._block is not None:  # before the tensors: it leaves the content of theirs undefined
             self._block.write(arrays)
         if own:
-            torch._foreach_copy_(own, others, non_blocking=True)  # at a third of what one by one takes the host
+            torch._foreach_copy_(own, others, non_blocking=True)  # a third of the host time of single copies
 
     def _mismatch(self, given: Sequence[Input]) -> ShapeError:
         pairs = [(static, torch.as_tensor(one)) for static, one in zip(self.tensors, given, strict=True)]
@@ -120,36 +130,44 @@ class StaticInputs:
         return ShapeError(f"captured {self._name}: input {numbers[0]}", expected=expected, got=got)
 
 
-def sent(device: torch.device, given: Sequence[Input]) -> Sequence[Tensor]:
-    """Inputs as tensors of the device, arrays among them in one copy that the host does not wait for."""
+def inputs_to_device(device: torch.device, given: Sequence[Input]) -> Sequence[Tensor]:
+    """Inputs as tensors on the device; the arrays go in one copy that does not block the host."""
     arrays = [one for one in given if isinstance(one, np.ndarray)]
     if not arrays:
-        return given
+        return cast("Sequence[Tensor]", given)
     tensors = [torch.from_numpy(array) for array in arrays]
     if device.type == "cuda":
         block = InputBlock(tensors, device, n_ahead=1)
         block.write(arrays)
         tensors = block.tensors
-    there = iter(tensors)
-    return [next(there) if isinstance(one, np.ndarray) else one for one in given]
+    copied = iter(tensors)
+    return [next(copied) if isinstance(one, np.ndarray) else one for one in given]
 
 
-def column(values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> np.ndarray:
-    """Numbers or flags as an array of `size`, with `fill` behind them."""
+def padded_array(values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Array:
+    """Numbers or flags as an array of `size`, padded with `fill`."""
     return np.array([*values, *[fill] * (size - len(values))])
 
 
-def layout(like: Sequence[Tensor]) -> np.dtype:
-    """Tensors one after the other as the fields of a record, each from a multiple of 16 bytes on."""
+def record_layout(like: Sequence[Tensor]) -> tuple[list[int], np.dtype[Any]]:
+    """Byte offsets of tensors packed one after the other, each at a multiple of 16, and the record type of them."""
     starts, end = [], 0
     for tensor in like:
         starts.append(end)
         end += -(-tensor.numel() * tensor.itemsize // ALIGNED) * ALIGNED
     formats = [(_TYPES[tensor.dtype], tuple(tensor.shape)) for tensor in like]
     names = [f"{number}" for number in range(len(like))]
-    return np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": max(end, ALIGNED)})
+    return starts, np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": max(end, ALIGNED)})
 
 
-def _pinned(array: np.ndarray, device: torch.device) -> Tensor:
+def _contiguous_strides(shape: torch.Size) -> list[int]:
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return strides[::-1]
+
+
+def _pinned(array: Array, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor

@@ -1,4 +1,7 @@
-"""Whether the project's own GPU kernels can run in place of layers as they are written, and how many were made."""
+"""Whether the project's own GPU kernels can run on a device, and counters of the kernels that Triton has loaded.
+
+Imports neither Triton nor kernels.
+"""
 
 from importlib.util import find_spec
 from typing import ClassVar
@@ -6,22 +9,24 @@ from typing import ClassVar
 import torch
 
 
-def suits(device: torch.device) -> bool:
-    """Whether kernels run on this device: Triton comes with the GPU builds of torch alone."""
+def supports_kernels(device: torch.device) -> bool:
+    """Whether kernels run on this device: a GPU, with Triton, which comes with the GPU builds of torch alone."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-class Made:
-    """n: kernels that Triton has made in this process or read from its folder, each for one kind of arguments.
-    n_kept: those that were read. folders: names of the folders that Triton keeps them in.
+class LoadedKernels:
+    """Counters of this process; each kernel counts once per set of argument types.
+
+    n: kernels that Triton has compiled or read from its cache. n_cached: those read from the cache.
+    folders: names of the cache folders that contain them.
     """
 
     n = 0
-    n_kept = 0
+    n_cached = 0
     folders: ClassVar[set[str]] = set()
 
     @classmethod
-    def one_more(cls, was_kept: bool, folder: str) -> None:
+    def record(cls, was_cached: bool, folder: str) -> None:
         cls.n += 1
-        cls.n_kept += was_kept
+        cls.n_cached += was_cached
         cls.folders.add(folder)

@@ -1,8 +1,7 @@
-"""A table of regions: which shapes each may be called with, and how it runs (eager, compiled, captured).
+"""A table of regions: the shapes each may be called with, and how it runs (eager, compiled, captured).
 
-Knows buckets, examples, torch.compile and CUDA graphs. Does not know what the regions do nor who calls them; a caller
-pads to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles anything, and once the
-table is sealed no captured region runs in any other way than by its graphs.
+A caller pads its inputs to a bucket with `ShapeTable.fit` and calls the table. After `warm_up` no call compiles
+anything. In a sealed table a captured region runs only as its graphs. Does not contain the regions' functions.
 """
 
 import time
@@ -17,15 +16,15 @@ from torch import Tensor, nn
 from models.errors import SettingsError, ShapeError
 from models.graphs.captured import Bucket, Captured, StagePool
 from models.graphs.compiler import counters
-from models.graphs.input_block import Input, sent
-from models.graphs.kernel_support import Made
+from models.graphs.input_block import Input, inputs_to_device
+from models.graphs.kernel_support import LoadedKernels
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class ShapeTable:
-    """Allowed sizes per axis, ascending; every region's buckets are products of these. Subclasses name the axes."""
+    """Allowed sizes per axis, ascending. A region's buckets are products of these. Subclasses add axes."""
 
     batch: tuple[int, ...] = (1, 2, 4)
 
@@ -36,26 +35,29 @@ class ShapeTable:
                 raise SettingsError(f"shapes.{field.name}", expected="ascending positive sizes", got=sizes)
 
     def capped(self, **limits: int) -> Self:
-        """The same with axes cut at a limit, which becomes the axis's largest size."""
+        """A copy with axes cut at a limit, which becomes the axis's largest size."""
         cut = {axis: (*(s for s in getattr(self, axis) if s < limit), limit) for axis, limit in limits.items()}
         return replace(self, **cut)
 
     def fit(self, region: str, axis: str, size: int) -> int:
         """The smallest allowed size that holds `size`. Raises: ShapeError naming region, axis and the sizes."""
-        for allowed in getattr(self, axis):
+        sizes: tuple[int, ...] = getattr(self, axis)
+        for allowed in sizes:
             if size <= allowed:
                 return allowed
-        raise ShapeError(f"{region}: {axis}", expected=f"at most one of {getattr(self, axis)}", got=size)
+        raise ShapeError(f"{region}: {axis}", expected=f"at most one of {sizes}", got=size)
 
 
 @dataclass(frozen=True)
 class Region:
     """One row of the table.
 
-    run: plain function called as run(*bound, *tensors, **static). part: the compile target(s) it holds.
-    axes: bucket axis -> name in the shapes. example: inputs of one bucket on scratch slots, as (tensors, static).
-    variants: further settings of `static` that serving uses; each is a graph of its own. has: whether there is such a
-    bucket; large sizes along two axes at once would be a burden that no caller asks for.
+    run: plain function, called as run(*bound, *tensors, **static).
+    part: the compile target(s) that the region contains, separated by ", ".
+    axes: bucket axis -> field of the shapes.
+    example: bucket -> inputs on scratch slots, as (tensors, static).
+    variants: settings of `static` that serving uses; each is a graph of its own.
+    has: whether the bucket exists; no caller uses sizes that are large along two axes at once.
     """
 
     name: str
@@ -73,8 +75,8 @@ class Region:
                 yield bucket
 
 
-class SharedPiece:
-    """A plain function inside regions that compiles by itself where layers do: `table.compile(by_layer=True)`."""
+class SharedFunction:
+    """A function that several regions call and that compiles on its own: `table.compile(by_layer=True)`."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = self._run = function
@@ -91,8 +93,10 @@ class SharedPiece:
 
 @dataclass(frozen=True)
 class CaptureFacts:
-    """What capturing one region took. n_bytes: growth of the device's reserved memory; n_retried: graphs that could be
-    captured only after one more plain run.
+    """Cost of capturing one region.
+
+    n_bytes: growth of the device's reserved memory.
+    n_retried: graphs whose first capture failed and whose second, after one more eager run, succeeded.
     """
 
     n_graphs: int
@@ -104,7 +108,7 @@ class CaptureFacts:
 class RegionTable:
     """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
 
-    # Compile target -> module classes repeated inside it, and their methods that compile in its place.
+    # Compile target -> module classes that repeat inside it, and their methods, which are compiled in its place.
     stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}
 
     def __init__(
@@ -112,12 +116,18 @@ class RegionTable:
         root: nn.Module,
         table: Iterable[Region],
         shapes: ShapeTable,
-        pieces: dict[str, SharedPiece] | None = None,
+        shared_functions: dict[str, SharedFunction] | None = None,
         *,
         device: torch.device = CPU,
     ):
-        """pieces: further parts to compile by, beside the layers of `stacks`. device: where the regions run."""
-        self.root, self.shapes, self._pieces, self._device = root, shapes, pieces or {}, device
+        """
+        Args:
+            root: module that contains the layers of `stacks`.
+            shared_functions: parts that compile on their own, beside the layers of `stacks`.
+            device: where the regions run.
+        """
+        self.root, self.shapes, self._device = root, shapes, device
+        self._shared_functions = shared_functions or {}
         self.table = {region.name: region for region in table}
         self._runners = {name: region.run for name, region in self.table.items()}
         self._captured: dict[Hashable, Captured] = {}
@@ -125,13 +135,16 @@ class RegionTable:
         self._pools: dict[str, StagePool] = {}
         self.is_sealed = False
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
-        self.marks_steps = False  # graphs that torch.compile captures itself: each region's call is one step of them
+        self.marks_steps = False  # torch.compile captures graphs itself: every region's call is one of their steps
 
     def __call__(self, name: str, *given: Input, **static: Any) -> Any:
-        """Run a region: its captured graph if there is one for these shapes and static settings, otherwise as compiled,
-        or as it is. What a graph returns may be overwritten by the next call of any captured region of its stage.
+        """Run a region: its captured graph if there is one for these shapes and settings, else compiled or eager.
 
-        given: arrays from the host, sent for the caller, and tensors on the device.
+        The next call of any captured region of the same stage may overwrite the outputs of a graph.
+
+        Args:
+            given: host arrays, which are copied to the device, and tensors on the device.
+            static: settings.
         Raises: ShapeError in a sealed table if the region has graphs, but none for these.
         """
         if name in self._captured_names:
@@ -139,20 +152,20 @@ class RegionTable:
                 return graph(*given)
             self.n_skipped += 1
             if self.is_sealed:
-                expected = f"what was captured: {_words(self.captured_sizes(name))}"
+                expected = f"what was captured: {_format_sizes(self.captured_sizes(name))}"
                 shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
                 settings = "".join(f", {key}={value}" for key, value in static.items())
                 raise ShapeError(f"region {name}: sizes", expected=expected, got=f"{shapes}{settings}")
         return self.uncaptured(name, *given, **static)
 
     def has_graph(self, name: str, *given: Input, **static: Any) -> bool:
-        """Whether calling the region with these would replay a captured graph."""
+        """Whether a call of the region with these inputs replays a captured graph."""
         return name in self._captured_names and _shape_key(name, given, static) in self._captured
 
     def uncaptured(self, name: str, *given: Input, **static: Any) -> Any:
-        """The same call without captured graphs: as compiled, or as it is."""
-        tensors = sent(self._device, given)
-        # Strides are part of a compiled graph's key: a transposed input would compile once more.
+        """The same call without captured graphs: compiled or eager."""
+        tensors = inputs_to_device(self._device, given)
+        # Strides are part of a compiled graph's key: a transposed input would trigger a recompile.
         assert all(tensor.is_contiguous() for tensor in tensors), f"{name}: inputs must be contiguous"
         if self.marks_steps:
             torch.compiler.cudagraph_mark_step_begin()
@@ -160,14 +173,14 @@ class RegionTable:
             return self._runners[name](*self.table[name].bound, *tensors, **static)
 
     def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
-        """Wrap regions with torch.compile, one graph per bucket; nothing compiles before `warm_up`.
+        """Wrap regions with torch.compile, one graph per bucket; compilation happens in `warm_up`.
 
         Args:
-            names: which regions; None = all.
-            by_layer: compile one transformer layer and let all layers of a stack share it, which is what makes
-                start-up short at full size; what stands between layers stays eager.
+            names: regions; None = all.
+            by_layer: compile one transformer layer, which all layers of a stack share; this keeps start-up short at
+                full size. Code between the layers stays eager.
             options: for torch.compile (mode, backend, ...).
-        Raises: SettingsError for an unknown name, or if no chosen region has layers to compile by.
+        Raises: SettingsError for an unknown name, or if no chosen region has layers to compile.
         """
         chosen = self._chosen(names)
         if by_layer:
@@ -182,36 +195,40 @@ class RegionTable:
             self._runners[region.name] = torch.compile(region.run, **options)
 
     def compile_parts(self, parts: Sequence[str], **options: Any) -> None:
-        """Wrap the layers of `stacks` and the pieces by these names, wherever they are used; else as `compile`.
+        """Wrap the layers of `stacks` and the shared functions with these names, for all regions that use them.
 
-        Pieces are as large as the batch: with `dynamic` true, sizes that do vary are left open and others are not,
-        which traces and compiles in half the time.
-        Raises: SettingsError for a name that is neither.
+        The inputs of a shared function vary in the batch size alone. With `dynamic` true they are traced with automatic
+        dynamic shapes, which takes half the time of tracing every size as dynamic.
+
+        Args:
+            parts: names of stacks or shared functions.
+            options: as for `compile`.
+        Raises: SettingsError for an unknown name.
         """
-        if not parts:  # nothing that the compiler would have to be there for
+        if not parts:  # avoids the import of the compiler
             return
         options = self._compile_options(options)
         dynamic = options.pop("dynamic")
         for part in parts:
             if part not in self._known_parts():
                 raise SettingsError("part", expected=f"one of {sorted(self._known_parts())}", got=part)
-            self._uncompile_part(part)  # compiled before: start from the plain methods again
-            if part in self._pieces:
-                self._pieces[part].compile(**options, dynamic=as_it_varies(dynamic))
+            self._uncompile_part(part)  # start from the plain methods again
+            if part in self._shared_functions:
+                self._shared_functions[part].compile(**options, dynamic=automatic_dynamic(dynamic))
                 continue
             for layer, method in self._methods(part):
                 setattr(layer, method, torch.compile(getattr(layer, method), **options, dynamic=dynamic))
 
     def _known_parts(self) -> set[str]:
-        return self.stacks.keys() | self._pieces.keys()
+        return self.stacks.keys() | self._shared_functions.keys()
 
     def _compile_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        # Each bucket is one more graph of the same code, and a layer's code serves several regions; the default
-        # limit would refuse late ones.
-        most = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
+        # Each bucket is one more graph of the same code, and several regions share a layer's code: the default limits
+        # are too low.
+        n_graphs = sum(len(region.variants) for region in self.table.values() for _ in region.buckets(self.shapes))
         limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, most)
-        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * most)
+        limits.recompile_limit = max(limits.recompile_limit, n_graphs)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 4 * n_graphs)
         return {"fullgraph": True, "dynamic": False, **options}
 
     def _chosen(self, names: Sequence[str] | None) -> list[Region]:
@@ -227,7 +244,10 @@ class RegionTable:
                     yield from ((layer, method) for method in methods)
 
     def uncompile(self, names: Sequence[str] | None = None, parts: Sequence[str] | None = None) -> None:
-        """Back to eager for these regions and the layers and pieces of these parts; None and None = for all."""
+        """Run these regions, and the layers and shared functions of these parts, eagerly again.
+
+        Both None = all of them.
+        """
         everything = names is None and parts is None
         for region in self._chosen(None if everything else names or ()):
             self._runners[region.name] = region.run
@@ -235,14 +255,14 @@ class RegionTable:
             self._uncompile_part(part)
 
     def _uncompile_part(self, part: str) -> None:
-        if part in self._pieces:
-            self._pieces[part].uncompile()
+        if part in self._shared_functions:
+            self._shared_functions[part].uncompile()
         elif self._has(part):
             for layer, method in self._methods(part):
                 layer.__dict__.pop(method, None)
 
     def _has(self, part: str) -> bool:
-        """Whether the model has this stack: a checkpoint may lack an ear, an eye or a voice."""
+        """Whether the model has this stack: a checkpoint may lack audio, vision or speech."""
         try:
             self.root.get_submodule(part)
         except AttributeError:
@@ -250,7 +270,7 @@ class RegionTable:
         return True
 
     def warm_up(self, names: Sequence[str] | None = None) -> None:
-        """Run every bucket of every region once, on scratch slots; sessions' slots stay as they are."""
+        """Run every bucket of every region once on scratch slots; the slots of sessions are not changed."""
         for region in self._chosen(names):
             for bucket, variant in self.calls(region.name):
                 self.call_example(region.name, bucket, variant)
@@ -260,15 +280,19 @@ class RegionTable:
         region = self.table[name]
         return list(product(region.buckets(self.shapes), region.variants))
 
+    def example(self, name: str, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """Inputs of one bucket of a region on scratch slots, as (tensors, static)."""
+        return self.table[name].example(bucket)
+
     def call_example(self, name: str, bucket: Bucket, variant: dict[str, Any]) -> None:
-        """Run a region once on scratch slots, as serving would at this bucket."""
-        tensors, static = self.table[name].example(bucket)
+        """Run a region once on scratch slots with the inputs of this bucket."""
+        tensors, static = self.example(name, bucket)
         self(name, *tensors, **{**static, **variant})
         self.clear_scratch()
 
     @property
     def n_captured(self) -> int:
-        """Graphs of all regions together."""
+        """Number of graphs of all regions."""
         return len(self._captured)
 
     @property
@@ -277,15 +301,16 @@ class RegionTable:
         return set(self._captured_names)
 
     def captured_sizes(self, name: str) -> dict[str, list[int]]:
-        """Sizes by axis that a region's graphs were captured at, ascending; empty if it has none."""
+        """Sizes by axis at which a region was captured, ascending; empty if it has no graphs."""
         buckets = [graph.bucket for graph in self._captured.values() if graph.name == name]
         return {axis: sorted({bucket[axis] for bucket in buckets}) for axis in self.table[name].axes if buckets}
 
     def capture(self, names: Sequence[str] | None = None) -> int:
-        """Capture every bucket and variant of regions as CUDA graphs, as `capture_region` does, in one pool.
+        """Capture every bucket and variant of regions with `capture_region`, in one pool.
 
-        Args: names: which regions; None = all.
-        Returns: how many graphs there are, earlier ones counted.
+        Args:
+            names: regions; None = all.
+        Returns: the number of graphs, including earlier ones.
         Raises: SettingsError for an unknown name, and for a sealed table.
         """
         for region in self._chosen(names):
@@ -295,12 +320,11 @@ class RegionTable:
     def capture_region(self, name: str, *, stage: str = "", is_warm: bool = False) -> CaptureFacts:
         """Capture every bucket and variant of a region as CUDA graphs, largest first.
 
-        To be called after `compile` and before any session is open. What was captured stays as it was then, whatever
-        is compiled later, until it is captured again.
+        Call it after `compile` and before a session opens. Compiling later does not change a captured graph.
 
         Args:
-            stage: regions of one stage share a pool, so that no two of their graphs may run at the same time.
-            is_warm: it has run at every bucket, as it is now: nothing is left to be made on first use.
+            stage: regions of one stage share a memory pool, so no two of their graphs may run at the same time.
+            is_warm: the region has run at every bucket in its present form, so nothing is created on first use.
         Raises: SettingsError for an unknown name, and for a sealed table.
         """
         (region,) = self._chosen([name])
@@ -309,12 +333,12 @@ class RegionTable:
         self.drop_graphs([name])  # a graph is captured from the region, not from an older graph
         pool = self._pools.get(stage)
         if pool is None or pool.is_broken or all(graph.pool is not pool for graph in self._captured.values()):
-            pool = self._pools[stage] = StagePool()  # with its last graph a pool's memory is gone
+            pool = self._pools[stage] = StagePool()  # a pool's memory is freed with its last graph
         start, reserved, made = time.perf_counter(), torch.cuda.memory_reserved(), []
         buckets = sorted(region.buckets(self.shapes), key=lambda b: tuple(b.values()), reverse=True)
         for bucket, variant in product(buckets, region.variants):
             graph = Captured(self, name, bucket, variant, pool, is_warm)
-            pool = self._pools[stage] = graph.pool  # another, if a capture broke the first
+            pool = self._pools[stage] = graph.pool  # a new one if a failed capture made the first unusable
             self._captured[_shape_key(name, graph.inputs, graph.static)] = graph
             made.append(graph)
             self.clear_scratch()
@@ -323,29 +347,29 @@ class RegionTable:
         return CaptureFacts(len(made), time.perf_counter() - start, n_bytes, n_retried)
 
     def seal(self) -> None:
-        """From now on regions that have graphs run by these alone, others as before; `drop_graphs()` undoes it."""
+        """Allow captured regions to run only as graphs; other regions run as before. `drop_graphs()` undoes it."""
         self.is_sealed = True
 
     def drop_graphs(self, names: Sequence[str] | None = None) -> None:
-        """Forget the CUDA graphs of these regions, which then run as compiled or as they are. names: None = all."""
-        gone = {region.name for region in self._chosen(names)}
-        self._captured = {key: graph for key, graph in self._captured.items() if graph.name not in gone}
-        self._captured_names -= gone
+        """Delete the CUDA graphs of these regions, which then run compiled or eager. names: None = all."""
+        dropped = {region.name for region in self._chosen(names)}
+        self._captured = {key: graph for key, graph in self._captured.items() if graph.name not in dropped}
+        self._captured_names -= dropped
         if names is None:
             self._pools.clear()
             self.is_sealed = False
 
     def clear_scratch(self) -> None:
-        """Empty the scratch slot: an example advances its counters like any session's."""
+        """Empty the scratch slot: a run of an example advances its counters like those of a session."""
         raise NotImplementedError(f"{type(self).__name__}.clear_scratch")
 
 
-def as_it_varies(dynamic: bool | None) -> bool | None:
-    """For `torch.compile` of what has one size that varies, where `dynamic` is asked for."""
+def automatic_dynamic(dynamic: bool | None) -> bool | None:
+    """The `dynamic` setting of torch.compile for code in which one size varies: automatic instead of fully dynamic."""
     return None if dynamic else dynamic
 
 
-def _words(sizes: dict[str, list[int]]) -> str:
+def _format_sizes(sizes: dict[str, list[int]]) -> str:
     return "; ".join(f"{axis} {', '.join(map(str, some))}" for axis, some in sizes.items())
 
 
@@ -354,10 +378,10 @@ def _shape_key(name: str, given: Sequence[Input], static: dict[str, Any]) -> Has
 
 
 def compile_counters() -> dict[str, int]:
-    """Graph breaks, and graphs and kernels made so far in this process; compare before and after."""
+    """Graph breaks, and graphs and kernels created so far in this process; compare before and after."""
     now = counters()
     return {
         "graph_breaks": sum(now["graph_break"].values()),
-        "graphs": now["stats"]["unique_graphs"] + Made.n,
+        "graphs": now["stats"]["unique_graphs"] + LoadedKernels.n,
         "frames": now["frames"]["total"],
     }

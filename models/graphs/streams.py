@@ -1,6 +1,6 @@
-"""Work beside the caller's own on a GPU, and small tensors on their way between host and device without a wait.
+"""A second CUDA stream, and copies of small tensors between host and device that do not block.
 
-Knows order and memory. Does not know what runs. On a CPU everything is done where it is asked for and nothing waits.
+On a CPU all work is done at once and nothing blocks.
 """
 
 from collections.abc import Iterator
@@ -11,26 +11,26 @@ from torch import Tensor
 
 
 class SideStream:
-    """A CUDA stream beside the caller's.
+    """A CUDA stream beside the caller's current stream.
 
-    What is enqueued inside `work` starts when everything that the caller's stream had been given before is done, so
-    that it may read what that wrote, and reuse memory that was freed here meanwhile. The other way round whoever reads
-    or overwrites what was touched here calls `join` first. Neither lets the host wait.
+    Work enqueued inside `work` starts when everything enqueued on the caller's stream before has finished, so it may
+    read those results and reuse memory that was freed there. In the other direction, call `join` before the caller's
+    stream reads or overwrites tensors of this stream. Neither blocks the host.
     """
 
-    def __init__(self, device: torch.device, *, urgent: bool = False):
-        """urgent: its kernels go first where both have some waiting; for many small ones beside a few large ones."""
+    def __init__(self, device: torch.device, *, high_priority: bool = False):
+        """high_priority: the GPU schedules its kernels first; for many small kernels beside a few large ones."""
         is_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if is_gpu else None
+        self._stream = torch.cuda.Stream(device, priority=-1 if high_priority else 0) if is_gpu else None
 
     @property
-    def is_beside(self) -> bool:
-        """Whether there is a stream: without one, work is done when `work` ends."""
+    def is_async(self) -> bool:
+        """Whether there is a stream: without one, work is finished when `work` exits."""
         return self._stream is not None
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """What is enqueued inside goes to this stream."""
+        """Make this stream the current one."""
         if self._stream is None:
             yield
             return
@@ -38,15 +38,17 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             yield
 
-    def lend(self, *tensors: Tensor) -> None:
-        """The caller's tensors, which `work` is going to read, may be freed before it has."""
-        for tensor in tensors if self._stream is not None else ():
-            tensor.record_stream(self._stream)
+    def record_use(self, *tensors: Tensor) -> None:
+        """Keep the memory of the caller's tensors until work enqueued later in `work` has read them."""
+        if self._stream is not None:
+            for tensor in tensors:
+                tensor.record_stream(self._stream)
 
     def join(self, *tensors: Tensor) -> None:
-        """What the caller's stream is given next starts when everything here is done.
+        """Let the caller's stream wait for everything enqueued here.
 
-        tensors: those made here that it is going to read; they may be freed before it has.
+        Args:
+            tensors: results made here that the caller's stream reads; they may be freed before it has read them.
         """
         if self._stream is None:
             return
@@ -57,7 +59,7 @@ class SideStream:
 
 
 class AsyncHostCopy:
-    """A tensor on its way to the host, behind what the current stream has been given."""
+    """A copy of a tensor to the host, enqueued on the current stream."""
 
     def __init__(self, tensor: Tensor):
         self._tensor, self._event = tensor, None
@@ -68,20 +70,20 @@ class AsyncHostCopy:
             self._event.record()
 
     @property
-    def is_here(self) -> bool:
-        """Whether `take` would not wait. What went wrong on the way counts as here: `take` raises it."""
+    def is_ready(self) -> bool:
+        """Whether `result` returns without blocking. A failed copy is ready too: `result` raises its error."""
         try:
-            return self._event is None or self._event.query()
+            return self._event is None or bool(self._event.query())
         except RuntimeError:
             return True
 
-    def take(self) -> Tensor:
-        """The tensor on the host, waited for. Raises: whatever the device raised."""
+    def result(self) -> Tensor:
+        """The tensor on the host; blocks until the copy is finished. Raises: any error of the device."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensor
 
 
-def send_one(device: torch.device, tensor: Tensor) -> Tensor:
-    """A host tensor to the device. From pinned memory the host need not wait for what the device is still at."""
+def tensor_to_device(device: torch.device, tensor: Tensor) -> Tensor:
+    """A host tensor on the device. On a GPU the copy is from pinned memory, so that the host does not block."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,11 +1,9 @@
-"""Triton attention over keys and values where they lie: slots of a cache, or the fresh keys of an encoder.
-
-Knows slots, rows and tiles. Does not know what the rows mean, nor who wrote them. Import only where Triton is.
+"""Triton attention that reads keys and values in place: from slots of a cache, or the new keys of an encoder.
 
 Query heads that share keys are rows of one tile: row m of a batch row is query m // G of head m % G in the group. A
-context is cut into parts of a fixed number of rows, each a program of its own, and a second kernel joins them. Where
-the cuts lie depends on how many queries a row has, never on the batch, the context or the cache's bucket: as long as
-neighbours do not change how far a row is padded, they change no bit of it.
+context is split into parts of a fixed number of rows, each computed by its own program, and a second kernel combines
+the parts. The split depends on the number of queries of a row alone, not on the batch, the context length or the
+cache's bucket: other rows of the batch change no bit of a row, unless they change its padding. Requires Triton.
 """
 
 import math
@@ -19,25 +17,25 @@ from torch import Tensor
 from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
 
-JOINED_AT_ONCE = 16  # parts that one tile of the joining kernel holds
+PARTS_PER_TILE = 16  # parts that one tile of the combining kernel holds
 LOWEST = tl.constexpr(-1e30)  # the maximum of no scores; finite, because inf - inf is NaN
 
 
 class AttentionTiles(NamedTuple):
-    """How one launch is laid out."""
+    """Tile sizes of one launch."""
 
-    queries: int  # rows of queries in a tile, at least 16
-    keys: int  # rows of keys in a tile, at least 16
-    part: int  # rows of keys for one program, a multiple of `keys`; 0 = all
+    queries: int  # rows of queries per tile, at least 16
+    keys: int  # rows of keys per tile, at least 16
+    part: int  # rows of keys per program, a multiple of `keys`; 0 = all
     warps: int
     stages: int
 
 
 def attention_tiles(n_rows: int, n_bytes: int) -> AttentionTiles:
-    """The layout for `n_rows` rows of queries (T times the heads of a group) and keys of `n_bytes` a number.
+    """Tile sizes for `n_rows` rows of queries (T times the heads of a group) and keys of `n_bytes` per number.
 
-    It goes by the number of queries alone: a layout chosen by batch or context would change a session's bits with its
-    neighbours. Measured on one H200 at the released sizes.
+    They depend on the number of queries alone: sizes chosen by batch or context length would let the bits of a session
+    depend on other sessions. Measured on one H200 at the released sizes.
     """
     if n_bytes > 2:
         return AttentionTiles(16, 32, 128 if n_rows <= 128 else 1024, 8, 2)
@@ -56,7 +54,7 @@ def _attend_block(
     K_ROW: tl.constexpr, V_ROW: tl.constexpr, D: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr,
     FACTOR: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys from `start` on, none at or beyond `end`. WHOLE: each query sees all of them."""
+    """One tile of keys from `start` on, none at or beyond `end`. WHOLE: all of them are visible to each query."""
     row = start + tl.arange(0, BN)
     within = (row < end)[:, None]
     k_rows = keys + row.to(tl.int64)[:, None] * K_ROW
@@ -103,8 +101,8 @@ def _attend_kernel(
     b, head = tl.program_id(1) // KV, tl.program_id(1) % KV
     m = tile * BM + tl.arange(0, BM)
     t, g = m // G, m % G
-    asked = m < n_rows
-    newest = tl.load(last + b * last_batch + t * LAST_ROW, mask=asked, other=-1)
+    is_query = m < n_rows
+    newest = tl.load(last + b * last_batch + t * LAST_ROW, mask=is_query, other=-1)
     newest = tl.minimum(newest, most - 1).to(tl.int32)
     start = tl.maximum(tl.load(first + b), 0).to(tl.int32) if FIRST else 0
     end = tl.max(newest, 0) + 1
@@ -120,7 +118,7 @@ def _attend_kernel(
     values = v + slot * v_slot + head * V_HEAD
     q_rows = q + b.to(tl.int64) * q_batch + (t * Q_ROW + (head * G + g) * Q_HEAD)[:, None]
     d = tl.arange(0, MAIN)[None, :]
-    inside = asked[:, None] & (d < D)
+    inside = is_query[:, None] & (d < D)
     queries = tl.load(q_rows + d, mask=inside, other=0.0)
     acc = tl.zeros((BM, MAIN), tl.float32)
     top = tl.full((BM,), LOWEST, tl.float32)
@@ -128,14 +126,14 @@ def _attend_kernel(
     q_tail, acc_tail = queries, acc
     if TAIL > 0:
         d_tail = MAIN + tl.arange(0, TAIL)[None, :]
-        inside_tail = asked[:, None] & (d_tail < D)
+        inside_tail = is_query[:, None] & (d_tail < D)
         q_tail = tl.load(q_rows + d_tail, mask=inside_tail, other=0.0)
         acc_tail = tl.zeros((BM, TAIL), tl.float32)
 
     masked = start
     if BM > 16:
-        all_see = tl.min(tl.where(asked, newest + 1, end), 0)
-        masked += tl.maximum(all_see - start, 0) // BN * BN
+        seen_by_all = tl.min(tl.where(is_query, newest + 1, end), 0)
+        masked += tl.maximum(seen_by_all - start, 0) // BN * BN
         for at in range(start, masked, BN):
             acc, acc_tail, top, total = _attend_block(
                 queries, q_tail, acc, acc_tail, top, total, keys, values, at, end, newest,
@@ -149,11 +147,11 @@ def _attend_kernel(
 
     if PART > 0:
         place = (tl.program_id(1).to(tl.int64) * n_parts + part) * n_rows + m
-        tl.store(weighed + place * 2, top, mask=asked)
-        tl.store(weighed + place * 2 + 1, total, mask=asked)
+        tl.store(weighed + place * 2, top, mask=is_query)
+        tl.store(weighed + place * 2 + 1, total, mask=is_query)
         to = sums + place[:, None] * D
     else:
-        # A query that sees nothing stays zero.
+        # A query without a visible key stays zero.
         divisor = tl.where(total == 0.0, 1.0, total)[:, None]
         acc /= divisor
         acc_tail /= divisor
@@ -164,12 +162,12 @@ def _attend_kernel(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_parts", "most", "last_batch"])
-def _join_kernel(
+def _combine_kernel(
     sums, weighed, first, last, out, n_rows, n_parts, most, last_batch,
     LAST_ROW: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PART: tl.constexpr,
     BLOCK: tl.constexpr, BP: tl.constexpr, TILES: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One query of one head: its parts, oldest first."""
+    """Combine the parts of one query of one head, oldest first."""
     if PDL:
         tl.extra.cuda.gdc_wait()
     b, t, h = tl.program_id(1), tl.program_id(0) // (KV * G), tl.program_id(0) % (KV * G)
@@ -182,14 +180,14 @@ def _join_kernel(
     acc = tl.zeros((BLOCK,), tl.float32)
     top = tl.full((), LOWEST, tl.float32)
     total = tl.zeros((), tl.float32)
-    # However many there are, so that those of all tiles are fetched at once; what is not there changes no bit.
+    # A constant number of tiles, so that their loads are issued at once; absent parts change no bit.
     for i in range(0, TILES):
         part = begin + i * BP + tl.arange(0, BP)
-        there = part < end
+        exists = part < end
         place = places + part.to(tl.int64) * n_rows
-        part_top = tl.load(weighed + place * 2, mask=there, other=LOWEST)
-        part_total = tl.load(weighed + place * 2 + 1, mask=there, other=0.0)
-        inside = there[:, None] & (d < D)[None, :]
+        part_top = tl.load(weighed + place * 2, mask=exists, other=LOWEST)
+        part_total = tl.load(weighed + place * 2 + 1, mask=exists, other=0.0)
+        inside = exists[:, None] & (d < D)[None, :]
         part_acc = tl.load(sums + place[:, None] * D + d[None, :], mask=inside, other=0.0)
         new_top = tl.maximum(top, tl.max(part_top, 0))
         weights = tl.exp2(part_top - new_top)
@@ -203,7 +201,7 @@ def _join_kernel(
 
 
 def _widths(D: int) -> tuple[int, int]:
-    """Tiles, powers of two and at least 16 wide, that hold D columns: the second is 0 where one will do."""
+    """Widths of two tiles, powers of two and at least 16, that hold D columns; the second is 0 if one is enough."""
     main = max(16, 1 << (D.bit_length() - 1))
     return main, max(16, triton.next_power_of_2(D - main)) if main < D else 0
 
@@ -211,17 +209,17 @@ def _widths(D: int) -> tuple[int, int]:
 def slot_attention(
     q: Tensor, k: Tensor, v: Tensor, slots: Tensor | None, first: Tensor | None, last: Tensor, *, most: int
 ) -> Tensor:
-    """Scaled dot-product attention to a run of rows, read in place; softmax in float32.
+    """Scaled dot-product attention to consecutive rows, read in place; softmax in float32.
 
     Args:
-        q: [B, T, H, D]. k, v: [S, KV, L, D] with H a multiple of KV, q's dtype. All with contiguous last dimension and
-            any other strides; of `k` and `v` only rows that some query of a batch row sees are read, and these must be
-            finite.
+        q: [B, T, H, D] with a contiguous last dimension and any other strides.
+        k, v: [S, KV, L, D] in q's dtype, strides as q; H a multiple of KV. Only rows that are visible to some query of
+            the batch row are read, and these must be finite.
         slots: [B] int64 contiguous, index into the first dimension of `k` and `v`; None = row b reads b.
-        first: [B] int64 contiguous, oldest row that is seen; None or negative = from the start.
-        last: [B] for all queries of a batch row, or [B, T], int64: newest row that is seen.
+        first: [B] int64 contiguous, oldest visible row; None or negative = from the start.
+        last: [B] for all queries of a batch row, or [B, T], int64: newest visible row.
         most: at least every `last` + 1 and at most L; static. It sizes the launch and changes no bit of the result.
-    Returns: [B, T, H * D] contiguous; zeros where a query sees nothing.
+    Returns: [B, T, H * D] contiguous; zeros for a query without a visible row.
     """
     tiles = attention_tiles(q.shape[1] * q.shape[2] // k.shape[1], k.element_size())
     return attend_tiled(q, k, v, slots, first, last, most, tiles)
@@ -237,7 +235,7 @@ def attend_tiled(
     most: int,
     tiles: AttentionTiles,
 ) -> Tensor:
-    """`slot_attention` in a given layout."""
+    """`slot_attention` with given tile sizes."""
     (B, T, H, D), KV = q.shape, k.shape[1]
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "q, k, v: expected a contiguous last dimension"
     assert most <= k.shape[2], f"most: expected at most {k.shape[2]} rows, got {most}"
@@ -262,10 +260,10 @@ def attend_tiled(
         PRECISION="tf32" if wide else "ieee", num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     if split:
-        _join_kernel[(T * H, B)](
+        _combine_kernel[(T * H, B)](
             sums, weighed, first, last, out, n_rows, n_parts, most, last.stride(0),
             LAST_ROW=last_row, KV=KV, G=H // KV, D=D, PART=tiles.part,
-            BLOCK=triton.next_power_of_2(D), BP=JOINED_AT_ONCE, TILES=triton.cdiv(n_parts, JOINED_AT_ONCE),
+            BLOCK=triton.next_power_of_2(D), BP=PARTS_PER_TILE, TILES=triton.cdiv(n_parts, PARTS_PER_TILE),
             FIRST=first is not None, num_warps=4, **launch,
         )  # fmt: skip
     return out

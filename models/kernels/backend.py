@@ -16,7 +16,7 @@ from models.kernels.pinned_embedding import PinnedEmbedding
 from models.kernels.speech_sampler import draw_speech_tokens
 from models.kernels.text_sampler import choose_tokens
 from models.layers.apm import Apm
-from models.layers.backend import Backend, SpeechSampler, TextSampler
+from models.layers.backend import AudioStack, Backend, DecoderStack, SpeechSampler, TextSampler, VisionStack
 from models.layers.kv_cache import CacheView, KVCache
 from models.layers.transformer import Backbone
 from models.layers.vpm import Vpm
@@ -38,24 +38,30 @@ class TritonBackend(Backend):
             embeddings: text embeddings to move to pinned memory.
         Raises: any error of the device; the embeddings are on their device again then.
         """
-        modules = list(parts.modules())
+        self._decoders: dict[DecoderStack, FusedDecoder] = {}
+        self._vision: dict[VisionStack, FusedVision] = {}
+        self._audio: dict[AudioStack, FusedAudio] = {}
         with torch.no_grad(), _all_or_none() as pinned:
-            self._decoders = {part: FusedDecoder(part) for part in modules if isinstance(part, Backbone)}
-            self._vision = {part: FusedVision(part) for part in modules if isinstance(part, Vpm)}
-            self._audio = {part: FusedAudio(part) for part in modules if isinstance(part, Apm)}
+            for part in parts.modules():
+                if isinstance(part, Backbone):
+                    self._decoders[part] = FusedDecoder(part)
+                elif isinstance(part, Vpm):
+                    self._vision[part] = FusedVision(part)
+                elif isinstance(part, Apm):
+                    self._audio[part] = FusedAudio(part)
             for embedding in embeddings:
                 pinned.append(PinnedEmbedding(embedding))
         self._pinned = pinned
 
     def decoder_layers(
-        self, stack: Backbone, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
+        self, stack: DecoderStack, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
     ) -> Tensor:
         return self._decoders[stack](embeds, cache, slots, n_new, kv_len)
 
-    def vision_layers(self, vpm: Vpm, x: Tensor, mask: Tensor) -> Tensor:
+    def vision_layers(self, vpm: VisionStack, x: Tensor, mask: Tensor) -> Tensor:
         return self._vision[vpm](x, mask)
 
-    def audio_layers(self, apm: Apm, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+    def audio_layers(self, apm: AudioStack, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
         return self._audio[apm](x, view, cache)
 
     def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A matrix product added to what is there, inside a Triton kernel. Import only where Triton is."""
+"""A matrix product added to an accumulator, inside a Triton kernel. Requires Triton."""
 
 import triton
 import triton.language as tl
@@ -6,12 +6,13 @@ import triton.language as tl
 
 @triton.jit
 def add_dot(a, b, total, PRECISION: tl.constexpr):
-    """total + a b in float32, by tensor cores or, if PRECISION is "ieee", without them.
+    """total + a b in float32; with tensor cores, unless PRECISION is "ieee".
 
-    Without them each number of the product is a chain of additions that round one by one. A chain that begins at
-    `total` would go on with the chains before; begun at zero and added at its end, it rounds numbers that are small.
+    Without tensor cores each number of the product is a chain of additions, each of them rounded. A chain that starts
+    at `total` would continue the chains of earlier tiles and round large numbers; a chain that starts at zero and is
+    added once rounds small ones.
     """
     if PRECISION == "ieee":
-        # Not by a plus: out of a product and a plus Triton makes the one long chain.
+        # `fma` instead of `+`: Triton fuses a product and a sum into one long chain.
         return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, total)
     return tl.dot(a, b, total, input_precision=PRECISION)

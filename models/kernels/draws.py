@@ -1,6 +1,6 @@
-"""What kernels that draw have in common: a random number, weights, and one whole number that orders scores.
+"""Device functions of the sampler kernels: random numbers, fixed-point weights, integer sort keys of scores.
 
-Computes what `models.sampling.rng` computes. Knows single numbers and rows of scores. Import only where Triton is.
+They compute the same as `models.sampling.rng`. Requires Triton.
 """
 
 import triton
@@ -13,7 +13,7 @@ NO_KEY = tl.constexpr(-(1 << 62))  # below every `sort_key`
 
 @triton.jit
 def uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.constexpr):
-    """As `models.sampling.rng.uniform`, for one number."""
+    """`models.sampling.rng.uniform` for one number."""
     low, high, key = (draw * N + STREAM) & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF
     for n in tl.static_range(ROUNDS):
         product_low = 0xD256D193 * (low & 0xFFFF)
@@ -27,13 +27,13 @@ def uniform(seed, draw, N: tl.constexpr, STREAM: tl.constexpr, ROUNDS: tl.conste
 
 @triton.jit
 def fixed_point(scores, peak, ONE: tl.constexpr):
-    """As `models.sampling.rng.fixed_point_weights`, for one row whose peak is finite."""
+    """`models.sampling.rng.fixed_point_weights` for one row with a finite peak."""
     return (tl.exp(scores - peak) * ONE).to(tl.int64)
 
 
 @triton.jit
 def ordered(scores):
-    """int32 in the order of float32 scores; the two zeros are one."""
+    """int32 in the same order as float32 scores; both zeros map to one value."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
@@ -46,7 +46,7 @@ def score_of(order):
 
 @triton.jit
 def sort_key(scores, column, BITS: tl.constexpr):
-    """int64: the largest is the best score, of equal ones that of the lowest column. BITS: hold every column."""
+    """int64 that orders by score, then by lower column. BITS: enough to hold every column."""
     return (ordered(scores).to(tl.int64) << BITS) | ((1 << BITS) - 1 - column)
 
 

@@ -1,7 +1,6 @@
-"""How a kernel is launched: after the one before it, or while that still runs, to wait for it on the device.
+"""Launch options of kernels: programmatic dependent launch (PDL), and a counter of the kernels that Triton loads.
 
-From its import on, kernels that are made are counted: after warm-up there must be none. Knows devices. Does not know
-what kernels compute. Import only where Triton is.
+Importing this module starts the counter; after warm-up it must not increase. Requires Triton.
 """
 
 from contextvars import ContextVar
@@ -12,40 +11,43 @@ from typing import Any
 import torch
 import triton
 
-from models.graphs.kernel_support import Made
+from models.graphs.kernel_support import LoadedKernels
 
-FEW_PROGRAMS = 1024  # of kernels that are over in a few microseconds
+FEW_PROGRAMS = 1024  # kernels of at most this many programs take a few microseconds
 
 
 def launch_options(device: torch.device, n_programs: int = 0) -> dict[str, bool]:
-    """Launch arguments of a kernel that takes PDL, for programmatic dependent launch where the device has it.
+    """Launch arguments of a kernel with a PDL parameter; enables PDL on devices that support it.
 
-    Such a kernel is started while the one before it still runs. It must let `tl.extra.cuda.gdc_wait` return in every
-    program before it touches anything but weights: what comes after it counts on all before it being over.
+    With PDL a kernel starts while the previous one still runs. Every program must call `tl.extra.cuda.gdc_wait` before
+    it accesses anything but weights: later kernels rely on all earlier ones being finished.
 
-    n_programs: above FEW_PROGRAMS they would sit where the kernel before still works, and there is none.
+    Args:
+        n_programs: above FEW_PROGRAMS, PDL is off: waiting programs would occupy multiprocessors that the previous
+            kernel needs.
     """
-    if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _may_overlap(device.index):
+    if n_programs <= FEW_PROGRAMS and device.type == "cuda" and _has_pdl(device.index):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
 
 
-# Of what a thread made last: whether Triton had it, and in what folder. Told while it is made, counted behind.
+# The kernel that a thread compiled last: whether it came from Triton's cache, and its cache folder. Triton reports both
+# during compilation, and `_count` runs after it.
 _newest: ContextVar[tuple[bool, str]] = ContextVar("newest", default=(False, ""))
 
 
-def _note(*, metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
+def _remember(*, metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
     _newest.set((cache_hit, next((Path(path).parent.name for path in metadata_group.values()), "")))
 
 
 def _count(*_: Any, **__: Any) -> None:
-    Made.one_more(*_newest.get())
+    LoadedKernels.record(*_newest.get())
 
 
-triton.knobs.compilation.listener = _note
+triton.knobs.compilation.listener = _remember
 triton.knobs.runtime.jit_post_compile_hook = _count
 
 
 @cache
-def _may_overlap(index: int) -> bool:
+def _has_pdl(index: int) -> bool:
     return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(index) >= (9, 0)

@@ -1,7 +1,4 @@
-"""Rows of a table by number, where the table may lie in the host's pinned memory: a GPU reads it over the bus.
-
-Knows pointers and rows. Does not know what the rows are. Import only where Triton is.
-"""
+"""Rows of a table by index. The table may be in pinned CPU memory, which a GPU reads over the bus. Requires Triton."""
 
 import torch
 import triton
@@ -19,7 +16,13 @@ def _rows_kernel(table, ids, out, W, BLOCK: tl.constexpr):
 
 
 def table_rows(table: Tensor, ids: Tensor) -> Tensor:
-    """table [N, W], contiguous, on the device or pinned on the host; ids [...] int64, in range. Returns: [..., W]."""
+    """Rows of a table.
+
+    Args:
+        table: [N, W] contiguous, on the device or in pinned CPU memory.
+        ids: [...] int64, in range.
+    Returns: [..., W] on the device of `ids`.
+    """
     W = table.shape[1]
     out = torch.empty(*ids.shape, W, dtype=table.dtype, device=ids.device)
     if ids.numel():

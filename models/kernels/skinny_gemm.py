@@ -1,9 +1,7 @@
-"""Triton kernels for products of few rows with large matrices, where reading the weights is all the time there is.
+"""Skinny GEMM (split-K): Triton kernels for products of few rows with large weights, bound by reading the weights.
 
-Knows tiles and how a weight's shape is cut up. Does not know what the rows are. Import only where Triton is.
-
-The bits of a row depend on nothing but that row and the weights: rows are the narrow side of the tile, and how K is
-split and in which order it is summed follows from the weight's shape alone.
+The bits of a row depend on that row and the weights alone: rows are the narrow side of the tile, and the split of K and
+the order of its sum follow from the weight's shape. Requires Triton.
 """
 
 import math
@@ -18,21 +16,23 @@ from models.kernels.dots import add_dot
 from models.kernels.launch import launch_options
 
 MAX_ROWS = 64
-SUM_BLOCK = 1024  # elements of one program of the sum
-SMALL_WEIGHT = 8192  # numbers; a thousand times as many is where a weight is large
+SUM_BLOCK = 1024  # elements per program of the sum
+# Numbers of a weight that count as one program for `launch_options`, whose limit is 1024: PDL is off for weights of
+# more than 8 million numbers.
+SMALL_WEIGHT = 8192
 
 
 class TileSizes(NamedTuple):
-    """How one weight is cut up."""
+    """How one weight is split into tiles."""
 
-    rows: int  # weight rows of one program, of each half if gated; at least 64 for a warp group's instructions
-    columns: int  # columns of one tile
-    splits: int = 1  # programs that share a row, each with as many columns
-    stages: int = 4  # tiles on their way at once
+    rows: int  # weight rows per program, of each half if gated; at least 64 for a warp group's instructions
+    columns: int  # columns per tile
+    splits: int = 1  # programs that share a row, each with an equal share of its columns
+    stages: int = 4  # tiles in flight (pipeline stages)
     warps: int = 4
 
 
-# By (N, K), measured on one H200. A weight not named here gets DEFAULT with tiles that divide its columns.
+# By (N, K), measured on one H200. Other weights use DEFAULT with tiles that divide their columns.
 TILE_SIZES: dict[tuple[int, int], TileSizes] = {
     (6144, 4096): TileSizes(64, 128, splits=2),
     (4096, 4096): TileSizes(64, 128, splits=4),
@@ -54,10 +54,10 @@ def _product_kernel(
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     GATED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Weight rows times all of x. N, in the gated one, is half of the weight's rows."""
+    """One tile of weight rows times all of x. If GATED, N is half of the weight's rows."""
     first = tl.program_id(1) * TILES * BK
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    # Rows beyond the last are read from the last, and not stored.
+    # Indices beyond the last row read the last row; their results are not stored.
     rows = tl.minimum(n, N - 1).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -98,10 +98,10 @@ def _sum_kernel(parts, out, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl
 
 
 def tile_sizes(weight: Tensor) -> TileSizes:
-    """The entry of TILE_SIZES, or DEFAULT with tiles that divide the columns.
+    """The entry of TILE_SIZES, or DEFAULT, with tiles that divide the columns.
 
-    Tiles of numbers wider than two bytes are halved, and narrower still where columns are few: rounding errors are
-    smallest where a tile's columns are about as many as its tiles (`add_dot`).
+    For numbers of more than two bytes tiles are half as wide, and narrower still for few columns: rounding errors are
+    smallest if the number of columns per tile is about the number of tiles (`add_dot`).
     """
     N, K = weight.shape
     plan = TILE_SIZES.get((N, K), DEFAULT)
@@ -125,16 +125,18 @@ def _product(x: Tensor, weight: Tensor, out: Tensor, plan: TileSizes, gated: boo
         x, weight, out, M, N, K, x.stride(0),
         BN=plan.rows, BM=max(16, triton.next_power_of_2(M)), BK=plan.columns,
         TILES=K // plan.splits // plan.columns, GATED=gated, PRECISION="ieee" if exact else "tf32",
-        # Programs of a large weight would take the place of those that still read the one before.
+        # Programs of a large weight would occupy multiprocessors that the previous kernel still needs.
         num_warps=plan.warps, num_stages=plan.stages, **launch_options(x.device, weight.numel() // SMALL_WEIGHT),
     )  # fmt: skip
 
 
 def skinny_parts(x: Tensor, weight: Tensor) -> Tensor:
-    """The product x weight^T as partial sums over its columns, for a kernel that adds them up (`models.kernels.rows`).
+    """The product x weight^T as partial sums over K, for a kernel that adds them (`models.kernels.rows`).
 
-    Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
-    Returns: [P, M, N] float32, or the product itself, [1, M, N] in x's dtype, if its plan does not split.
+    Args:
+        x: [M, K], M <= 64, rows contiguous.
+        weight: [N, K] of the same dtype, contiguous.
+    Returns: [P, M, N] float32, or the product itself, [1, M, N] in x's dtype, if its tile sizes do not split K.
     """
     plan = tile_sizes(weight)
     dtype = x.dtype if plan.splits == 1 else torch.float32
@@ -145,9 +147,11 @@ def skinny_parts(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def skinny_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T; same bits for a row whatever rows come with it.
+    """The product x weight^T; the bits of a row do not depend on the other rows.
 
-    Args: x: [M, K], M <= 64, rows contiguous. weight: [N, K] of the same dtype, contiguous.
+    Args:
+        x: [M, K], M <= 64, rows contiguous.
+        weight: [N, K] of the same dtype, contiguous.
     Returns: [M, N] in x's dtype.
     """
     M, N = len(x), len(weight)
@@ -166,13 +170,15 @@ def skinny_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def skinny_gated_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """silu(gate) * up of the halves of x weight^T, rounded as `models.layers.transformer.GatedMLP` rounds them.
+    """silu(gate) * up of the halves of x weight^T, rounded as in `models.layers.transformer.GatedMLP`.
 
-    Args: x: [M, K], M <= 64, rows contiguous. weight: [2 I, K], the gate's rows in front, contiguous.
+    Args:
+        x: [M, K], M <= 64, rows contiguous.
+        weight: [2 I, K] contiguous, the gate's rows first.
     Returns: [M, I] in x's dtype.
     """
     plan = tile_sizes(weight)
-    assert plan.splits == 1, f"plan of a gated product: expected no split, got {plan.splits}"
+    assert plan.splits == 1, f"gated product: expected tile sizes without a split, got {plan.splits}"
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     if len(x):
         _product(x, weight, out, plan, gated=True)

@@ -146,8 +146,11 @@ class Apm(nn.Module):
         cache.advance(slots, n_new)
         return hidden, n_new
 
-    def stream_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
-        """Run the layers over a view with a mask: rows [B, T, D] with positions to [B, T, D] before the final norm."""
+    def run_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+        """The layers and the final norm in PyTorch operations; shapes as `Backend.audio_layers`, view with a mask."""
+        return self.layer_norm(self._stream_layers(x, view, cache))
+
+    def _stream_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = cast(AudioLayer, layer).stream(x, view, k_cache, v_cache)
         return x
@@ -183,7 +186,7 @@ class Apm(nn.Module):
             kv_len=n_rows,
         )
         x = x.unflatten(0, (B, K)).flatten(1, 2) + self.embed_positions(index)
-        self.stream_layers(x, view, cache)
+        self._stream_layers(x, view, cache)
         for counter in (cache.lengths, cache.positions):
             counter.index_copy_(0, slots, torch.where(active, unit_end[:, -1], counter[slots]))
 

@@ -6,26 +6,40 @@ call; the layers do not choose one.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.kv_cache import CacheView, KVCache
-from models.layers.rotary import rotary_angles
+from models.layers.speech_state import SpeechState
 from models.sampling.text import SamplerState, TokenSets
-
-if TYPE_CHECKING:
-    from models.layers.apm import Apm
-    from models.layers.speech_loop import SpeechState
-    from models.layers.transformer import Backbone
-    from models.layers.vpm import Vpm
 
 # (sampler state, token sets, slots, logits, fed, wants) -> [3, B]; see `models.stages.regions.choose`.
 TextSampler = Callable[[SamplerState, TokenSets, Tensor, Tensor, Tensor, Tensor], Tensor]
 # (speech state, slots, logits, active) -> [B]; see `models.layers.speech_loop.draw_speech_tokens`.
-SpeechSampler = Callable[["SpeechState", Tensor, Tensor, Tensor], Tensor]
+SpeechSampler = Callable[[SpeechState, Tensor, Tensor, Tensor], Tensor]
+
+
+class DecoderStack(Protocol):
+    """`Backbone`, as a backend uses it."""
+
+    def run_layers(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
+        """`Backend.decoder_layers` in PyTorch operations."""
+
+
+class VisionStack(Protocol):
+    """`Vpm`, as a backend uses it."""
+
+    def run_layers(self, x: Tensor, mask: Tensor) -> Tensor:
+        """`Backend.vision_layers` in PyTorch operations."""
+
+
+class AudioStack(Protocol):
+    """`Apm`, as a backend uses it."""
+
+    def run_layers(self, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+        """`Backend.audio_layers` in PyTorch operations."""
 
 
 class Backend(ABC):
@@ -38,12 +52,12 @@ class Backend(ABC):
 
     @abstractmethod
     def decoder_layers(
-        self, stack: "Backbone", embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
+        self, stack: DecoderStack, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
     ) -> Tensor:
         """Run a decoder stack; shapes and effects as `Backbone.forward`."""
 
     @abstractmethod
-    def vision_layers(self, vpm: "Vpm", x: Tensor, mask: Tensor) -> Tensor:
+    def vision_layers(self, vpm: VisionStack, x: Tensor, mask: Tensor) -> Tensor:
         """Run the layers and the final norm of `vpm`.
 
         Args:
@@ -53,7 +67,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def audio_layers(self, apm: "Apm", x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+    def audio_layers(self, apm: AudioStack, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
         """Run the layers and the final norm of `apm` over its slot cache; writes rows, does not advance the cache.
 
         Args:
@@ -89,25 +103,15 @@ class TorchBackend(Backend):
     needs_mask = True
 
     def decoder_layers(
-        self, stack: "Backbone", embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
+        self, stack: DecoderStack, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int
     ) -> Tensor:
-        view = cache.view(slots, n_new, embeds.shape[1], kv_len)
-        cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, stack.frequencies))  # for all heads
-        x = embeds
-        for layer, k_cache, v_cache in zip(stack.layers, cache.k, cache.v, strict=True):
-            x = layer(x, cos, sin, view, k_cache, v_cache)
-        cache.advance(slots, n_new)
-        return stack.norm(x)
+        return stack.run_layers(embeds, cache, slots, n_new, kv_len)
 
-    def vision_layers(self, vpm: "Vpm", x: Tensor, mask: Tensor) -> Tensor:
-        # A large negative number instead of -inf keeps a row without any patch finite.
-        bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)[:, None]
-        for layer in vpm.encoder.layers:
-            x = layer(x, bias)
-        return vpm.post_layernorm(x)
+    def vision_layers(self, vpm: VisionStack, x: Tensor, mask: Tensor) -> Tensor:
+        return vpm.run_layers(x, mask)
 
-    def audio_layers(self, apm: "Apm", x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
-        return apm.layer_norm(apm.stream_layers(x, view, cache))
+    def audio_layers(self, apm: AudioStack, x: Tensor, view: CacheView, cache: KVCache) -> Tensor:
+        return apm.run_layers(x, view, cache)
 
     def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.layers.backend import Backend
 from models.layers.kv_cache import CacheView, KVCache
-from models.layers.rotary import rotary_frequencies, rotate
+from models.layers.rotary import rotary_angles, rotary_frequencies, rotate
 
 
 class Derived(nn.Module):
@@ -174,3 +174,13 @@ class Backbone(Derived):
         Returns: [B, T, D]; padding rows are meaningless.
         """
         return backend.decoder_layers(self, embeds, cache, slots, n_new, kv_len)
+
+    def run_layers(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
+        """`forward` in PyTorch operations; each layer may be compiled."""
+        view = cache.view(slots, n_new, embeds.shape[1], kv_len)
+        cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, self.frequencies))  # for all heads
+        x = embeds
+        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
+            x = layer(x, cos, sin, view, k_cache, v_cache)
+        cache.advance(slots, n_new)
+        return self.norm(x)

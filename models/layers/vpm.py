@@ -3,6 +3,7 @@
 Does not contain the cutting of images into slices and patches.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -98,3 +99,11 @@ class Vpm(nn.Module):
         Returns: [B, L, D] after the final norm; padding rows are meaningless.
         """
         return backend.vision_layers(self, self.embeddings(patches, position_ids), mask)
+
+    def run_layers(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The layers and the final norm in PyTorch operations; shapes as `Backend.vision_layers`."""
+        # A large negative number instead of -inf keeps a row without any patch finite.
+        bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)[:, None]
+        for layer in self.encoder.layers:
+            x = layer(x, bias)
+        return self.post_layernorm(x)

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable, SharedPiece
+from models.graphs.captured import Bucket
+from models.graphs.region_graphs import Region, RegionTable, ShapeTable, SharedFunction
 from models.inputs.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
 from models.layers import speech_loop as speech
 from models.layers.apm import UNIT_ROWS, AudioLayer
@@ -66,9 +67,9 @@ class Regions(RegionTable):
 
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
         # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
-        pieces = {"choose": SharedPiece(stages.choose), "draw": SharedPiece(speech.draw_speech_tokens)}
-        table = _table(model, state, log_mel, sets, shapes, pieces)
-        super().__init__(model, table, shapes, pieces, device=model.device)
+        functions = {"choose": SharedFunction(stages.choose), "draw": SharedFunction(speech.draw_speech_tokens)}
+        table = _table(model, state, log_mel, sets, shapes, functions)
+        super().__init__(model, table, shapes, functions, device=model.device)
         self.model, self.state = model, state
 
     def clear_scratch(self) -> None:
@@ -90,7 +91,12 @@ def _is_among(least: int, most: int, bucket: Bucket) -> bool:
 
 
 def _table(
-    model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes, pieces: dict[str, SharedPiece]
+    model: OmniModel,
+    state: SlotState,
+    log_mel: LogMel,
+    sets: TokenSets,
+    shapes: Shapes,
+    functions: dict[str, SharedFunction],
 ) -> Iterator[Region]:
     """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
     config, device = model.config, model.device
@@ -177,7 +183,7 @@ def _table(
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     few = partial(_fits, shapes, "rows")
     yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example, has=few)
-    chooses = (model, state, sets, pieces["choose"])
+    chooses = (model, state, sets, functions["choose"])
     yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, chooses, axes, unit_prefill_example, has=few)
     axes = {"batch": "batch", "kv": "kv"}
     yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
@@ -216,7 +222,7 @@ def _table(
         spoken_axes = {"batch": "batch", "spoken": "spoken"}
         yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), spoken_axes, spoken_example)
         axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
-        draws = (model, state, pieces["draw"])
+        draws = (model, state, functions["draw"])
         few = partial(_fits, shapes, "tokens")
         yield Region("speech_begin", "tts.model, draw", stages.speech_begin, draws, axes, begin_example, has=few)
         axes = {"batch": "batch", "kv": "speech_kv"}

@@ -190,7 +190,7 @@ def speech_begin(
     kv_len: int,
 ) -> Tensor:
     """Feed conditioning rows and draw each slot's first code [B]; shapes as `speech.begin`."""
-    call = speech.SpeechCall(rows, n_rows, min_speech_tokens, limit)
+    call = speech.SpeechInputs(rows, n_rows, min_speech_tokens, limit)
     return speech.begin(model.tts, model.backend, state.speech, slots, call, kv_len, draw)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError, ContextOverflowError, SettingsError, ShapeError, SlotError
-from models.graphs.compiler import as_written
-from models.graphs.input_block import Input, column
-from models.graphs.streams import send_one
+from models.graphs.compiler import force_eager
+from models.graphs.input_block import Input, padded_array
+from models.graphs.streams import tensor_to_device
 from models.inputs.audio import LogMel, conv_length, frame_count, split_clip, token_count
 from models.inputs.image import ImagePatches, pad_batch
 from models.layers.apm import UNIT_ROWS
@@ -160,7 +160,7 @@ class Runner:
 
     def tensor(self, values: Sequence[int] | Sequence[bool], size: int, fill: int | bool) -> Tensor:
         """A short host list as a device tensor of `size`, padded with `fill`."""
-        return send_one(self.model.device, torch.from_numpy(column(values, size, fill)))
+        return tensor_to_device(self.model.device, torch.from_numpy(padded_array(values, size, fill)))
 
     def check_slots(self, slots: Sequence[int], *others: Sequence[object]) -> None:
         """Raises: SlotError unless `slots` are one or more different slots of this runner, and each of `others` has an
@@ -182,7 +182,7 @@ class Runner:
         """
         size = self.shapes.fit(region, "batch", len(slots))
         columns = ((slots, self.state.scratch), *others)
-        return size, *[column(values, size, fill) for values, fill in columns]
+        return size, *[padded_array(values, size, fill) for values, fill in columns]
 
     def check_room(self, slot: int, n_rows: int) -> None:
         """Raises: ContextOverflowError if `n_rows` more do not fit the slot's context."""
@@ -219,7 +219,7 @@ class Runner:
                 implementation does when it encodes clips together. Off, a clip does not depend on others.
         """
         # Once a session: compiled layers would compile again for each length, in the middle of serving.
-        with as_written():
+        with force_eager():
             return self._encode_clips(waves, chunk_length, batch_padding)
 
     def _encode_clips(self, waves: Sequence[Tensor], chunk_length: float, batch_padding: bool) -> list[Tensor]:
@@ -241,8 +241,8 @@ class Runner:
             out = self.regions(
                 "clips",
                 self._clip_mel([piece for _, piece in group], size, bucket),
-                column(seen, size, 0),
-                column(n_keys, size, 0),
+                padded_array(seen, size, 0),
+                padded_array(n_keys, size, 0),
                 chunk=chunk,
             )
             for (owner, _), n_frames, encoded in zip(group, frames, out, strict=False):
@@ -307,7 +307,7 @@ class Runner:
         media = torch.empty(size * n_rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if own := [piece.media for piece in pieces if piece.media is not None]:
             # Of all slots at once: one by one they would be most of what the host does here.
-            places = send_one(model.device, torch.from_numpy(np.flatnonzero(is_row)))
+            places = tensor_to_device(model.device, torch.from_numpy(np.flatnonzero(is_row)))
             media.index_copy_(0, places, (torch.cat(own) if len(own) > 1 else own[0]).to(model.dtype))
         media = media.view(size, n_rows, -1)
         return (slot_ids, ids, media, is_row, n_new, *more), self.kv_len(region, slots, n_rows)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
 from models.graphs.streams import AsyncHostCopy, SideStream
-from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL
+from models.layers.speech_state import SPEECH_TOKENS_PER_CALL
 from models.sampling.settings import SpeechSampling, check_number
 from models.stages.region_table import SPEECH_STEPS
 from models.stages.runner import Runner, check_span
@@ -73,12 +73,12 @@ class Readback:
     @property
     def is_here(self) -> bool:
         """Whether `take` would not wait."""
-        return self._arrival.is_here
+        return self._arrival.is_ready
 
     def take(self) -> list[Poll]:
         """Waited for: the one sync of all that was drawn until then."""
         polls = []
-        for n_drawn, eos, over, bad, *speech_tokens in self._arrival.take().tolist():
+        for n_drawn, eos, over, bad, *speech_tokens in self._arrival.result().tolist():
             speech_tokens = speech_tokens[:n_drawn]
             ended = bool(speech_tokens) and speech_tokens[-1] == eos
             polls.append(Poll(speech_tokens[: len(speech_tokens) - ended], bool(over), ended, bool(bad)))
@@ -97,12 +97,12 @@ class Speaker:
             raise SettingsError("speech", expected="a checkpoint with tts", got="init_tts false")
         self.runner, self.state = runner, runner.state.speech
         self._running: dict[int, _Running] = {}
-        self._beside = SideStream(runner.model.device, urgent=True)
+        self._beside = SideStream(runner.model.device, high_priority=True)
 
     @property
     def is_beside(self) -> bool:
         """Whether codes are drawn beside what the caller does, and not before it goes on."""
-        return self._beside.is_beside
+        return self._beside.is_async
 
     def join(self) -> None:
         """What the caller's stream is given next starts when all codes asked for so far are drawn."""
@@ -235,7 +235,7 @@ class Speaker:
             assert slot not in self._running, f"slot {slot} is in a call"
             self.check_rows(slot, own)
             self.check(slot, len(own), most)
-        self._beside.lend(*rows)
+        self._beside.record_use(*rows)
         with self._beside.work():
             most = runner.shapes.most_fed(self._token_bucket(max(map(len, rows))))
             for start in range(0, len(slots), most):

@@ -14,7 +14,7 @@ from models.errors import SlotError
 from models.inputs.mel_stream import MelStreamState
 from models.layers.audio_overlap import HeardMel
 from models.layers.kv_cache import KVCache
-from models.layers.speech_loop import SpeechState
+from models.layers.speech_state import SpeechState
 from models.omni import OmniModel
 from models.sampling.text import SamplerState
 

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from models.graphs.kernel_support import suits
+from models.graphs.kernel_support import supports_kernels
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig
 
@@ -62,7 +62,7 @@ def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
     captures would be slower than layers that are compiled.
     """
     as_they_come = config.mode == "default" and config.attention == "auto" and config.cuda_graphs != "off"
-    return config.enabled_on(device.type) and config.kernels == "auto" and as_they_come and suits(device)
+    return config.enabled_on(device.type) and config.kernels == "auto" and as_they_come and supports_kernels(device)
 
 
 def settle_threads() -> None:

@@ -25,7 +25,7 @@ from typing import Any, Self
 import torch
 
 from models.atomic_file import PENDING, write_atomically
-from models.graphs.kernel_support import Made
+from models.graphs.kernel_support import LoadedKernels
 from worker.assembly.parts import EngineParts
 from worker.compile.kernel_archive import pack, unpack
 from worker.config.compile import CompileConfig
@@ -270,7 +270,7 @@ class CompileCache:
 
     def _save(self) -> None:
         """As one file that another folder can be filled from."""
-        ours = [name for name in self._kernels() if Path(name).parent.name in Made.folders]
+        ours = [name for name in self._kernels() if Path(name).parent.name in LoadedKernels.folders]
         data = pack(self._folder, ours)
         if data is None:
             return

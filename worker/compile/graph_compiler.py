@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from models.graphs.compiler import as_written, cache_counts, counters
-from models.graphs.region_graphs import Bucket, CaptureFacts, RegionTable, as_it_varies
+from models.graphs.captured import Bucket
+from models.graphs.compiler import cache_counts, counters, force_eager
+from models.graphs.region_graphs import CaptureFacts, RegionTable, automatic_dynamic
 from models.omni import OmniModel
 from worker.compile.errors import first_line, is_misfit, reason_of
 from worker.compile.prefetch import await_compiler, keep_kernels, rehearse
@@ -183,7 +184,7 @@ class GraphCompiler:
         if samplers := [part for part in parts if part in SAMPLERS]:
             table.compile_parts(samplers, **{**options, "mode": UNTRIED.get(mode, mode)})
         if whole := [region for region in self._whole(name) if region in regions]:
-            table.compile(whole, **{**options, "dynamic": as_it_varies(options["dynamic"])})
+            table.compile(whole, **{**options, "dynamic": automatic_dynamic(options["dynamic"])})
 
     def _fall_back(self, name: Target, error: Exception) -> None:
         """From now on nothing of the target is compiled or captured; kernels that run it go on."""
@@ -284,7 +285,7 @@ class GraphCompiler:
                 self._step(f"warm up: {region}")
                 try:
                     # What runs with a length of its own each time never runs compiled.
-                    with as_written():
+                    with force_eager():
                         table.call_example(region, bucket, variant)
                 except Exception as error:
                     LOG.warning("warm-up of %s: %s", region, first_line(error))

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.fx.experimental._config as symbol_config
 
-from models.graphs.compiler import counters, forget
-from models.graphs.kernel_support import Made
+from models.graphs.compiler import counters, reset_compiler
+from models.graphs.kernel_support import LoadedKernels
 from models.graphs.region_graphs import RegionTable, compile_counters
 from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, wants_kernels
 from worker.assembly.parts import EngineParts
@@ -52,14 +52,14 @@ def tune(
     config = resolve_compile(config, parts.model.device.type)
     tuned = Tuned({} if targets is None else targets)
     set_states(tuned.targets, config.compile)
-    made, kept = Made.n, Made.n_kept
+    made, kept = LoadedKernels.n, LoadedKernels.n_cached
     if config.compile.enabled:
         tuned.toggles = apply_backend_flags(config.compile, parts.model.device)
         # Two sizes that happen to be equal in the first example are still two sizes.
         with symbol_config.patch(use_duck_shape=False):
             _run(parts, config.compile, tuned, progress, backend, is_warm)
-    tuned.kernels_kept = Made.n_kept - kept
-    tuned.kernels_made = Made.n - made - tuned.kernels_kept
+    tuned.kernels_kept = LoadedKernels.n_cached - kept
+    tuned.kernels_made = LoadedKernels.n - made - tuned.kernels_kept
     tuned.counts = count(parts)
     return tuned
 
@@ -91,7 +91,7 @@ def _run(
             parts.duplex.state.split_scratch()
             if parts.compiled_shapes is not None:
                 parts.duplex.runner.use_shapes(parts.compiled_shapes)
-        forget()
+        reset_compiler()
         if was_emptied:
             _empty_cache()
         set_states(tuned.targets, config)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from models.errors import SettingsError
-from models.graphs.region_graphs import Bucket, Region, RegionTable
+from models.graphs.captured import Bucket
+from models.graphs.region_graphs import Region, RegionTable
 from models.stages.state import SlotState
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import resolve_compile

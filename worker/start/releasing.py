@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from models.graphs.compiler import forget
+from models.graphs.compiler import reset_compiler
 
 PAGE = resource.getpagesize()
 
@@ -37,7 +37,7 @@ def release_memory(device: torch.device | None) -> dict[str, int]:
     device: where the engine was, None if nobody knows. Returns: `before` and `after` in bytes, as `memory_bytes`.
     """
     before = memory_bytes(device)
-    forget()  # its caches hold the modules, and Inductor's own graphs their pools
+    reset_compiler()  # its caches hold the modules, and Inductor's own graphs their pools
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_initialized():  # an engine that failed to load has left something too

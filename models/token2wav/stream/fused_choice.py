@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from models.errors import SettingsError
-from models.graphs.kernel_support import suits
+from models.graphs.kernel_support import supports_kernels
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift.hift import Hift
 
@@ -57,7 +57,7 @@ def _chosen(
 
     Raises: SettingsError for "fused" where they cannot.
     """
-    can_run = suits(device) and set(head_dims) <= set(HEAD_DIMS)
+    can_run = supports_kernels(device) and set(head_dims) <= set(HEAD_DIMS)
     if kernels == "fused" and not can_run:
         heads = f" and heads of {HEAD_DIMS}" if head_dims else ""
         got = f"{device.type}, heads of {head_dims}" if head_dims else device.type

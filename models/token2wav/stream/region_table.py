@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import SettingsError
-from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable
+from models.graphs.captured import Bucket
+from models.graphs.region_graphs import Region, RegionTable, ShapeTable
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.conformer import ConformerLayer, RunLayers
 from models.token2wav.flow.dit import DiTBlock

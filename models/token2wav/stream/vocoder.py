@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError, SettingsError, ShapeError, SlotError, TokenError
-from models.graphs.compiler import as_written
-from models.graphs.input_block import column
+from models.graphs.compiler import force_eager
+from models.graphs.input_block import padded_array
 from models.graphs.streams import SideStream
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow, Schedule
@@ -212,7 +212,7 @@ class Vocoder:
                 "codes in one pass", expected=f"at most {most} with this voice; stream more", got=len(speech_tokens)
             )
         # Each utterance has a length of its own: compiled for that, a region would never be used again.
-        with torch.no_grad(), as_written():
+        with torch.no_grad(), force_eager():
             ids = torch.tensor([[*voice.speech_tokens.tolist(), *speech_tokens]], device=self.device)
             prompt = torch.zeros(1, FRAMES_PER_TOKEN * n_all, flow.config.n_mels, device=self.device)
             prompt[:, : voice.n_frames] = voice.mel.to(self.device)
@@ -241,8 +241,8 @@ class Vocoder:
         for rows in self._batches(len(sessions)):
             part = sessions[rows]
             size = self.shapes.fit("begin", "batch", len(part))
-            slots = column([session.slot for session in part], size, scratch)
-            self.regions("begin", slots, column([s.voice for s in part], size, scratch))
+            slots = padded_array([session.slot for session in part], size, scratch)
+            self.regions("begin", slots, padded_array([s.voice for s in part], size, scratch))
 
     def _speak(self, chunks: list[Chunk], n_steps: int) -> list[tuple[VocoderSession, Tensor]]:
         """One batch. Returns: per chunk where its session goes, and the sound."""
@@ -253,13 +253,13 @@ class Vocoder:
         seen = max(session.n_seen for session in sessions)
         columns = self.shapes.fit("flow", "columns", seen + FRAMES_PER_TOKEN * count)
         scratch = self.state.scratch
-        slots = column([session.slot for session in sessions], size, scratch)
-        targets = column([session.spare for session in sessions], size, scratch)
+        slots = padded_array([session.slot for session in sessions], size, scratch)
+        targets = padded_array([session.spare for session in sessions], size, scratch)
         speech_tokens = np.zeros((size, count + self.lookahead), np.int64)
         for row, chunk in enumerate(chunks):
             speech_tokens[row, : len(chunk.speech_tokens)] = chunk.speech_tokens
-        last = column([bool(chunk.last) for chunk in chunks], size, False)
-        n_speech_tokens = column([len(chunk.speech_tokens) for chunk in chunks], size, 0)
+        last = padded_array([bool(chunk.last) for chunk in chunks], size, False)
+        n_speech_tokens = padded_array([len(chunk.speech_tokens) for chunk in chunks], size, 0)
         mel = self.regions(
             "flow",
             slots,
@@ -270,7 +270,7 @@ class Vocoder:
             width=columns - FRAMES_PER_TOKEN * count,
             n_steps=n_steps,
         )
-        n_new = column([FRAMES_PER_TOKEN * n for n in n_voiced], size, 0)
+        n_new = padded_array([FRAMES_PER_TOKEN * n for n in n_voiced], size, 0)
         wave, _ = self.regions("hift", slots, targets, mel, n_new, last, rules=self.rules)
         spoken = [
             session.spoken(FRAMES_PER_TOKEN * n, chunk.last, self.rules)
@@ -307,14 +307,14 @@ class Vocoder:
         speech_tokens[0, : len(seen)] = seen
         mel = torch.zeros(1, size, voice.mel.shape[1])
         mel[0, : voice.n_frames] = voice.mel
-        numbers = [column([value], 1, 0) for value in (slot, start)]
+        numbers = [padded_array([value], 1, 0) for value in (slot, start)]
         # Once for each voice, at any length: not worth a graph of its own.
-        with as_written():
+        with force_eager():
             self.regions(
                 "voice",
                 *numbers,
                 speech_tokens,
-                column([len(seen)], 1, 0),
+                padded_array([len(seen)], 1, 0),
                 mel.numpy(),
                 voice.speaker[None].numpy(),
                 n_steps=n_steps,

@@ -54,9 +54,9 @@ class VocoderFuture:
     @property
     def is_here(self) -> bool:
         """Whether `Vocoder.finish` would not wait."""
-        return self._arrival.is_here
+        return self._arrival.is_ready
 
     def take(self) -> list[np.ndarray]:
         """The sounds, waited for."""
-        together = self._arrival.take().numpy().copy()  # not the pinned memory, which the next launch could use
+        together = self._arrival.result().numpy().copy()  # not the pinned memory, which the next launch could use
         return np.split(together, np.cumsum(self._lengths)[:-1])

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from models.graphs import region_graphs as graphs
+from models.graphs.captured import Bucket
 from models.graphs.input_block import Input
-from models.graphs.region_graphs import Bucket, RegionTable
+from models.graphs.region_graphs import RegionTable
 
 
 class Replayed:

@@ -17,8 +17,8 @@ def test_what_is_not_loaded_has_counted_nothing(monkeypatch: pytest.MonkeyPatch)
     with mock.patch.object(torch._dynamo, "reset") as reset:
         assert not compiler.is_loaded()
         assert compiler.counters()["stats"]["unique_graphs"] == 0
-        assert isinstance(compiler.as_written(), nullcontext)
-        compiler.forget()
+        assert isinstance(compiler.force_eager(), nullcontext)
+        compiler.reset_compiler()
     assert not reset.called
 
 
@@ -26,7 +26,7 @@ def test_what_is_loaded_is_asked() -> None:
     assert compiler.is_loaded() and compiler.counters() is torch._dynamo.utils.counters
     run = torch.compile(lambda x: x + 1, backend="eager")
     before = compiler.counters()["stats"]["unique_graphs"]
-    with compiler.as_written():
+    with compiler.force_eager():
         run(torch.ones(3))
     assert compiler.counters()["stats"]["unique_graphs"] == before, "expected it as it is written"
     run(torch.ones(3))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from models.errors import ShapeError
 from models.graphs import captured
-from models.graphs.captured import Captured, StagePool
-from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable
+from models.graphs.captured import Bucket, Captured, StagePool
+from models.graphs.region_graphs import Region, RegionTable, ShapeTable
 
 BEFORE = "operation failed due to a previous error during capture"
 NOW = "operation not permitted when stream is capturing"
@@ -229,7 +229,7 @@ def test_what_cannot_be_cleared_away_is_told_with_the_cause(cuda: Cuda) -> None:
     cuda.lost = ["run", "end"]
     with pytest.raises(RuntimeError, match=NOW) as caught:
         captured._recorded(lambda: spoiling(cuda)(torch.ones(1)), StagePool())
-    assert caught.value.__notes__ == [f"What the capture left behind could not be cleared away: {BEFORE}"]
+    assert caught.value.__notes__ == [f"Cleaning up after the failed capture failed too: {BEFORE}"]
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

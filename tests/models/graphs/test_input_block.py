@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from models.errors import ShapeError
-from models.graphs.captured import Captured
-from models.graphs.input_block import ALIGNED, CALLS_AHEAD, InputBlock, StaticInputs, column, layout, sent
-from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable
+from models.graphs.captured import Bucket, Captured
+from models.graphs.input_block import (
+    ALIGNED,
+    CALLS_AHEAD,
+    InputBlock,
+    StaticInputs,
+    inputs_to_device,
+    padded_array,
+    record_layout,
+)
+from models.graphs.region_graphs import Region, RegionTable, ShapeTable
 
 CPU = torch.device("cpu")
 BUSY = 200_000_000  # cycles: tenths of a second
@@ -50,7 +58,7 @@ def test_what_is_written_is_read(some: list[np.ndarray]) -> None:
 
 @given(arrays())
 def test_each_lies_at_sixteen_bytes_behind_the_last(some: list[np.ndarray]) -> None:
-    record, end = layout(like(some)), 0
+    (_, record), end = record_layout(like(some)), 0
     for name, array in zip(record.names, some, strict=True):
         (kind, start) = record.fields[name]
         assert start == end and start % ALIGNED == 0 and kind.itemsize == array.nbytes
@@ -68,7 +76,7 @@ def test_a_graph_reads_what_was_put(some: list[np.ndarray], luck: object) -> Non
         assert_same(tensor, array)
     for number in range(1, 4):
         now = [np.roll(array, number) for array in some]
-        inputs.put([array if luck.random() < 0.6 else torch.from_numpy(array) for array in now])
+        inputs.copy_in([array if luck.random() < 0.6 else torch.from_numpy(array) for array in now])
         for tensor, array in zip(inputs.tensors, now, strict=True):
             assert_same(tensor, array)
     assert [tensor.data_ptr() for tensor in inputs.tensors] == places
@@ -82,7 +90,7 @@ def test_other_shapes_and_types_are_refused(as_array: bool) -> None:
     for place, bad in ((0, np.zeros(3, np.int64)), (0, np.zeros(2, np.float32)), (1, np.zeros(2, np.int64))):
         wrong = [*good[:place], bad, *good[place + 1 :]]
         with pytest.raises(ShapeError, match=rf"captured some: input {place}: expected \(2,\) torch.(int64|bool), got"):
-            inputs.put(wrong if as_array else list(map(torch.from_numpy, wrong)))
+            inputs.copy_in(wrong if as_array else list(map(torch.from_numpy, wrong)))
     assert [tensor.tolist() for tensor in inputs.tensors] == [[0, 0], [True, True], [0.0, 0.0]]
 
 
@@ -91,15 +99,18 @@ def test_other_shapes_and_types_are_refused(as_array: bool) -> None:
 def test_sent_as_they_are(some: list[np.ndarray]) -> None:
     """What is a tensor already stays the same one."""
     there = torch.zeros(2)
-    first, *tensors = sent(CPU, [there, *some])
+    first, *tensors = inputs_to_device(CPU, [there, *some])
     assert first is there
     for tensor, array in zip(tensors, some, strict=True):
         assert_same(tensor, array)
 
 
 def test_a_column_is_filled_up() -> None:
-    assert column([3, 4], 4, 9).tolist() == [3, 4, 9, 9] and column([3], 1, 9).dtype == np.int64
-    assert column([True], 3, False).tolist() == [True, False, False] and column([True], 1, False).dtype == np.bool_
+    assert padded_array([3, 4], 4, 9).tolist() == [3, 4, 9, 9] and padded_array([3], 1, 9).dtype == np.int64
+    assert (
+        padded_array([True], 3, False).tolist() == [True, False, False]
+        and padded_array([True], 1, False).dtype == np.bool_
+    )
 
 
 # --- on a GPU ---------------------------------------------------------------------------------
@@ -176,18 +187,18 @@ def test_without_a_graph_the_same_arrays_are_sent() -> None:
     plain, captured = table("keep", *given), graph(*given)
     expected = torch.from_numpy(given[1] + given[2][:, None])
     assert torch.equal(plain.cpu(), expected) and torch.equal(captured.cpu(), expected)
-    assert all(tensor.data_ptr() % ALIGNED == 0 and tensor.is_cuda for tensor in sent(table._device, given))
+    assert all(tensor.data_ptr() % ALIGNED == 0 and tensor.is_cuda for tensor in inputs_to_device(table._device, given))
 
 
 @pytest.mark.gpu
 def test_sending_does_not_wait() -> None:
     """What the device is at goes on while more is sent, from memory that is not used again before it has left."""
     device, done = torch.device("cuda"), torch.cuda.Event()
-    sent(device, [np.arange(3)])  # the first time takes memory
+    inputs_to_device(device, [np.arange(3)])  # the first time takes memory
     torch.cuda.synchronize()
     torch.cuda._sleep(BUSY)
     done.record()
-    arrived = [sent(device, [np.full(64, number), np.array([number % 2 == 0])]) for number in range(50)]
+    arrived = [inputs_to_device(device, [np.full(64, number), np.array([number % 2 == 0])]) for number in range(50)]
     assert not done.query(), "expected the host to be ahead"
     for number, (table, flag) in enumerate(arrived):
         assert (table.tolist(), flag.tolist()) == ([number] * 64, [number % 2 == 0])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models.errors import SettingsError, ShapeError
-from models.graphs.region_graphs import Captured, compile_counters
+from models.graphs.captured import Captured
+from models.graphs.region_graphs import compile_counters
 from models.load import load_model
 from models.omni import OmniModel
 from models.sampling.settings import CHAT_TEXT, DUPLEX_SPEECH

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import SettingsError
-from models.graphs.region_graphs import Bucket, Region, RegionTable, ShapeTable, SharedPiece, compile_counters
+from models.graphs.captured import Bucket
+from models.graphs.region_graphs import Region, RegionTable, ShapeTable, SharedFunction, compile_counters
 from models.load import load_model
 from models.sampling.settings import CHAT_TEXT
 from models.sampling.text import TokenSet, TokenSets
@@ -28,11 +29,11 @@ def middle(x: Tensor) -> Tensor:
     return x.sort(1).values[:, x.shape[1] // 2]
 
 
-def shifted(piece: SharedPiece, x: Tensor) -> Tensor:
+def shifted(piece: SharedFunction, x: Tensor) -> Tensor:
     return piece(x + 1)
 
 
-def turned(piece: SharedPiece, x: Tensor) -> Tensor:
+def turned(piece: SharedFunction, x: Tensor) -> Tensor:
     return -piece(-x)
 
 
@@ -44,7 +45,7 @@ class Table(RegionTable):
     """Two regions around one piece, and one without."""
 
     def __init__(self) -> None:
-        self.piece = SharedPiece(middle)
+        self.piece = SharedFunction(middle)
 
         def example(bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
             return (torch.randn(bucket["batch"], 5),), {}
@@ -69,7 +70,7 @@ def n_compiled(table: RegionTable, *names: str) -> int:
 
 
 def test_a_piece_is_its_function_compiled_or_not():
-    piece, x = SharedPiece(middle), torch.randn(3, 5)
+    piece, x = SharedFunction(middle), torch.randn(3, 5)
     expected = middle(x)
     for change in (lambda: None, lambda: piece.compile(backend="eager"), piece.uncompile):
         change()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.graphs.streams import AsyncHostCopy, SideStream, send_one
+from models.graphs.streams import AsyncHostCopy, SideStream, tensor_to_device
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -21,9 +21,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.mark.parametrize("urgent", [False, True])
-def test_both_sides_see_what_was_done_before(device: torch.device, urgent: bool) -> None:
-    side, table = SideStream(device, urgent=urgent), torch.zeros(3, device=device)
+@pytest.mark.parametrize("high_priority", [False, True])
+def test_both_sides_see_what_was_done_before(device: torch.device, high_priority: bool) -> None:
+    side, table = SideStream(device, high_priority=high_priority), torch.zeros(3, device=device)
     keep_busy(device)
     table += 1
     with side.work():
@@ -39,7 +39,7 @@ def test_both_sides_see_what_was_done_before(device: torch.device, urgent: bool)
 def test_what_is_lent_may_be_freed(device: torch.device) -> None:
     side = SideStream(device)
     given = torch.full((1000,), 7.0, device=device)
-    side.lend(given)
+    side.record_use(given)
     with side.work():
         keep_busy(device)
         copy = given.clone()
@@ -55,22 +55,22 @@ def test_nobody_waits_who_has_not_joined() -> None:
     side, table = SideStream(torch.device("cuda")), torch.zeros(2, device="cuda")
     with side.work():
         torch.cuda._sleep(BUSY)
-        arrival = AsyncHostCopy(table + 1)
+        copy = AsyncHostCopy(table + 1)
     assert torch.equal((table + 2).cpu(), torch.full((2,), 2.0))
-    assert not arrival.is_here, "expected the other stream to be at work still"
-    assert torch.equal(arrival.take(), torch.ones(2))
-    assert arrival.is_here
+    assert not copy.is_ready, "expected the other stream to be at work still"
+    assert torch.equal(copy.result(), torch.ones(2))
+    assert copy.is_ready
 
 
 def test_an_arrival_is_what_there_was(device: torch.device) -> None:
     table = torch.arange(4, device=device)
     keep_busy(device)
-    arrival = AsyncHostCopy(table + 1)
+    copy = AsyncHostCopy(table + 1)
     table += 100
-    assert arrival.take().tolist() == [1, 2, 3, 4]
-    assert arrival.is_here and arrival.take().device.type == "cpu"
+    assert copy.result().tolist() == [1, 2, 3, 4]
+    assert copy.is_ready and copy.result().device.type == "cpu"
 
 
 def test_a_table_arrives_as_it_is(device: torch.device) -> None:
     table = torch.arange(6.0).reshape(2, 3)
-    assert torch.equal(send_one(device, table).cpu(), table)
+    assert torch.equal(tensor_to_device(device, table).cpu(), table)

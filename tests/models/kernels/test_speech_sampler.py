@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import KVCache
-from models.layers.speech_loop import SpeechState, draw_speech_tokens
+from models.layers.speech_loop import draw_speech_tokens
+from models.layers.speech_state import SpeechState
 from models.sampling.settings import DUPLEX_SPEECH, TURN_SPEECH, SpeechSampling
 from tests.models.compare import assert_same
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from models.layers import speech_loop as speech
-from models.layers.speech_loop import SpeechState
+from models.layers.speech_state import SpeechState
 from models.omni import OmniModel
 from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
@@ -41,7 +41,7 @@ def begin(
     for row, part in enumerate(own):
         padded[row, : len(part)] = part
     every = torch.ones(len(own), dtype=torch.int64)
-    call = speech.SpeechCall(padded, n_rows, every * min_speech_tokens, every * limit)
+    call = speech.SpeechInputs(padded, n_rows, every * min_speech_tokens, every * limit)
     model, state = runner.model, runner.state.speech
     return speech.begin(model.tts, model.backend, state, torch.tensor(slots), call, KV)
 

@@ -7,7 +7,7 @@ import torch
 
 from models.checkpoint.config import load_config
 from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError, SlotError
-from models.layers.speech_loop import SPEECH_TOKENS_PER_CALL
+from models.layers.speech_state import SPEECH_TOKENS_PER_CALL
 from models.load import load_model
 from models.omni import OmniModel
 from models.random_weights import random_model

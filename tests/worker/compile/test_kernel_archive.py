@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.graphs.kernel_support import Made
+from models.graphs.kernel_support import LoadedKernels
 from worker.compile.kernel_archive import pack, unpack
 
 with suppress(ImportError):
@@ -147,10 +147,10 @@ def test_kernels_are_counted_as_made_or_kept(monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("triton")
     from models.kernels import launch
 
-    monkeypatch.setattr(Made, "n", 5)
-    monkeypatch.setattr(Made, "n_kept", 1)
-    monkeypatch.setattr(Made, "folders", set())
+    monkeypatch.setattr(LoadedKernels, "n", 5)
+    monkeypatch.setattr(LoadedKernels, "n_cached", 1)
+    monkeypatch.setattr(LoadedKernels, "folders", set())
     for hit, folder in ((True, "ONE"), (False, "TWO"), (True, "ONE")):
         launch._note(metadata_group={"a.json": f"/kernels/{folder}/a.json"}, cache_hit=hit, src=None)
         launch._count()
-    assert (Made.n, Made.n_kept, Made.folders) == (8, 3, {"ONE", "TWO"})
+    assert (LoadedKernels.n, LoadedKernels.n_cached, LoadedKernels.folders) == (8, 3, {"ONE", "TWO"})

@@ -270,7 +270,7 @@ def test_a_region_that_cannot_be_captured_goes_without_alone(
 ) -> None:
     """Everything else of its target is captured, and what runs in place of its graphs has run at every size."""
     capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nand more"))
-    monkeypatch.setattr(toggles, "suits", lambda device: kernels)
+    monkeypatch.setattr(toggles, "supports_kernels", lambda device: kernels)
     engine, called = SmallEngine(), []
     table, targets = engine.duplex.runner.regions, ("vpm", "llm.model")
     call_example = table.call_example

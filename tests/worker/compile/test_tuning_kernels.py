@@ -41,7 +41,7 @@ def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> Tuned:
     """Tune a stub on a GPU where kernels suit; layers behind it are as ever."""
     parts, compile = replace(engine.parts, model=model), options.pop("compile", CompileConfig(enabled=True))
     config = engine.config.model_copy(update={"compile": compile})
-    with mock.patch.object(toggles, "suits", lambda device: True):
+    with mock.patch.object(toggles, "supports_kernels", lambda device: True):
         return tune(parts, config, **{"backend": "eager", **options})
 
 
@@ -132,7 +132,7 @@ def test_a_region_of_kernels_that_cannot_be_captured_leaves_its_target_without_g
 def test_who_wants_kernels(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
     config = CompileConfig(**{"enabled": True, **knobs})
     assert not toggles.wants_kernels(config, torch.device("cpu"))
-    monkeypatch.setattr(toggles, "suits", lambda device: device.type == "cuda")
+    monkeypatch.setattr(toggles, "supports_kernels", lambda device: device.type == "cuda")
     assert toggles.wants_kernels(config, torch.device("cuda")) == wanted
 
 

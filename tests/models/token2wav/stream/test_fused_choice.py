@@ -33,7 +33,7 @@ def hift_of(dtype: torch.dtype) -> Any:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were Triton and a GPU: kernels are their names."""
-    monkeypatch.setattr(choice, "suits", lambda device: device.type == "cuda")
+    monkeypatch.setattr(choice, "supports_kernels", lambda device: device.type == "cuda")
     for module, name in (("flow.conformer", "Layers"), ("flow.dit", "Solver"), ("hift.hift", "Hift")):
         stub = SimpleNamespace(**{f"Fused{name}": lambda part, name=name: name})
         monkeypatch.setitem(sys.modules, f"{ROOM}.{module}_fused", stub)
