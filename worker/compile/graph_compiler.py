@@ -284,8 +284,7 @@ class GraphCompiler:
             for bucket, variant in calls if region in SERVING else calls[-1:]:
                 self._step(f"warm up: {region}")
                 try:
-                    # What runs with a length of its own each time never runs compiled.
-                    with force_eager():
+                    with force_eager():  # its lengths vary from call to call, so it never runs compiled
                         table.call_example(region, bucket, variant)
                 except Exception as error:
                     LOG.warning("warm-up of %s: %s", region, first_line(error))
