@@ -94,11 +94,11 @@ def folder_problems(folder: Path) -> list[str]:
 
 def port_problems(plan: LaunchPlan) -> list[str]:
     """One line for each address that the gateway or a worker cannot listen on."""
-    wanted = [(plan.host, plan.port, "gateway", "--port or service.gateway_port")]
+    addresses = [(plan.host, plan.port, "gateway", "--port or service.gateway_port")]
     for program in plan.workers:
-        wanted.append((LOOPBACK, program.port, program.name, "service.worker_base_port"))
+        addresses.append((LOOPBACK, program.port, program.name, "service.worker_base_port"))
     found = []
-    for host, port, name, setting in wanted:
+    for host, port, name, setting in addresses:
         try:
             _try_bind(host, port)
         except OSError as error:

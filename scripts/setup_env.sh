@@ -35,7 +35,7 @@ project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print(*project["dependencies"], *project["optional-dependencies"].get(sys.argv[1], []), sep="\n")
 PY
     "$PYTHON" -m pip install -qq --disable-pip-version-check --no-compile -r .venv/base/requirements.txt
-    # pip would do it with one core; files written for other Pythons fail, and nobody imports them.
+    # On all cores, which pip does not use. Files for other Python versions fail to compile and are never imported.
     "$PYTHON" -m compileall -qq -j 0 .venv/base/lib || true
     touch "$stamp"
 }

@@ -1,15 +1,17 @@
-"""The gateway's application: every route, in front of them what all requests keep to. Knows FastAPI.
+"""The gateway's FastAPI application: all routes, the middleware and the error handlers.
 
-The routes themselves are in `*_routes` and `pages`; every answer comes from the desk or from the room a route names.
+The routes are defined in `server.routes` and `server.pages`.
 """
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 
 from server.dispatch.dispatcher import Dispatcher
 from server.live.duplex import GatewaySockets, request_type_of
@@ -18,25 +20,26 @@ from server.origins import Origins
 from server.pages import add_pages
 from server.registry.apps import Apps
 from server.registry.presets import NO_PRESETS, Presets
-from server.request_guard import HARMLESS, RequestGuard
+from server.request_guard import SAFE_METHODS, RequestGuard
 from server.routes.apps import app_routes
 from server.routes.bodies import FrontendDefaults, Problem
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
 from server.routes.status import status_routes
+from worker.protocol.codes import CloseCode
 from worker.protocol.session_id import session_id_of
 from worker.version import VERSION
 
-REFUSED = {
-    400: {"model": Problem, "description": "the body cannot be read"},
-    403: {"model": Problem, "description": "asked by a page from elsewhere"},
+REFUSED: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "the body cannot be parsed"},
+    403: {"model": Problem, "description": "the origin is not allowed"},
     413: {"model": Problem, "description": "the body is too long"},
 }
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """What the routes answer from. default_voice: of sessions that bring none."""
+    """The objects that the routes use. default_voice: sound file for sessions without a voice of their own."""
 
     dispatcher: Dispatcher
     duplex: GatewaySockets
@@ -49,11 +52,11 @@ class Gateway:
 
 
 def build_app(gateway: Gateway) -> FastAPI:
-    """All routes of the gateway."""
+    """The application with all routes of the gateway."""
     app = FastAPI(title="Duologue gateway", version=VERSION)
     app.add_middleware(RequestGuard, origins=gateway.origins)
-    app.add_exception_handler(RequestValidationError, _misfit)
-    app.add_exception_handler(Exception, _fault)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(Exception, _on_internal_error)
     apps, duplex, origins = gateway.apps, gateway.duplex, gateway.origins
     for router in (
         status_routes(gateway.dispatcher, duplex, gateway.metrics),
@@ -62,17 +65,20 @@ def build_app(gateway: Gateway) -> FastAPI:
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
     ):
         for route in router.routes:
-            if not route.methods <= HARMLESS:
+            assert isinstance(route, APIRoute) and route.methods is not None
+            if not route.methods <= SAFE_METHODS:
                 route.responses.update(REFUSED)
         app.include_router(router)
 
     @app.websocket("/ws/duplex/{session_id}")
     async def ws_duplex(websocket: WebSocket, session_id: str) -> None:
         name = session_id_of(session_id)
-        if not origins.admits(websocket):
-            await websocket.close(1008, "origin not allowed")  # before it is accepted: HTTP 403
-        elif not apps.takes(request_type_of(name)):
-            await websocket.close(1008, "app disabled")
+        if not origins.allows(websocket):
+            await websocket.close(
+                CloseCode.POLICY_VIOLATION, "origin not allowed"
+            )  # before the accept, so the client gets HTTP 403
+        elif not apps.accepts(request_type_of(name)):
+            await websocket.close(CloseCode.POLICY_VIOLATION, "app disabled")
         else:
             await duplex.serve(websocket, name)
 
@@ -80,12 +86,13 @@ def build_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-async def _misfit(_: Request, error: RequestValidationError) -> Response:
-    """What was sent is not repeated: it may be long, or nothing that JSON can say."""
-    told = [{"type": one["type"], "loc": one["loc"], "msg": one["msg"]} for one in error.errors()]
-    return Response(json.dumps({"detail": told}), 422, media_type="application/json")
+async def _on_invalid_request(_: Request, error: Exception) -> Response:
+    """A 422 response without the invalid input, which may be long or not representable in JSON."""
+    assert isinstance(error, RequestValidationError)
+    details = [{"type": one["type"], "loc": one["loc"], "msg": one["msg"]} for one in error.errors()]
+    return Response(json.dumps({"detail": details}), 422, media_type="application/json")
 
 
-async def _fault(_: Request, __: Exception) -> Response:
-    """The server logs what it was."""
+async def _on_internal_error(_: Request, __: Exception) -> Response:
+    """A 500 response without details; uvicorn logs the exception."""
     return JSONResponse({"detail": "Internal server error"}, 500)

@@ -1,4 +1,4 @@
-"""Asks every worker how it is, again and again. Knows HTTP; what an answer means, `workers` knows."""
+"""Polls /health of every worker and records the answers."""
 
 import asyncio
 import logging
@@ -9,69 +9,77 @@ import httpx
 
 from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.workers import Worker
-from server.live.worker_link import nobody_listens
+from server.live.worker_link import is_connection_refused
 from server.metrics import GatewayMetrics
 
 LOG = logging.getLogger(__name__)
-EVERY_S = 1.0
+POLL_S = 1.0
 
 
-class Watch:
-    """One task a worker. timeout: seconds without a sign of life after which a worker counts as lost."""
+class HealthWatch:
+    """One polling task for each worker.
 
-    def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, asking: httpx.AsyncClient, timeout: float):
-        self._dispatcher, self._metrics, self._asking, self._timeout = dispatcher, metrics, asking, timeout
+    Args:
+        http: client for the workers.
+        timeout: seconds without any message or answer after which a worker counts as lost.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, http: httpx.AsyncClient, timeout: float):
+        self._dispatcher, self._metrics, self._http, self._timeout = dispatcher, metrics, http, timeout
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         for worker in self._dispatcher.workers.all:
-            self._tasks.append(asyncio.create_task(self._keep_asking(worker), name=f"watch {worker.name}"))
+            self._tasks.append(asyncio.create_task(self._run(worker), name=f"watch {worker.name}"))
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep_asking(self, worker: Worker) -> None:
+    async def _run(self, worker: Worker) -> None:
         while True:
             begun = time.monotonic()
             try:
-                await self._ask(worker)
+                await self._poll(worker)
             except Exception:
-                LOG.exception("asking %s", worker.name)
-            await asyncio.sleep(max(0.0, begun + EVERY_S - time.monotonic()))
+                LOG.exception("health poll of %s", worker.name)
+            await asyncio.sleep(max(0.0, begun + POLL_S - time.monotonic()))
 
-    async def _ask(self, worker: Worker) -> None:
+    async def _poll(self, worker: Worker) -> None:
+        workers = self._dispatcher.workers
         was_ready = worker.is_ready
         try:
-            answer = await self._asking.get(f"http://{worker.address}/health", timeout=self._timeout)
-            health = _health(answer)
+            response = await self._http.get(f"http://{worker.address}/health", timeout=self._timeout)
+            health = _health(response)
         except httpx.HTTPError as error:
-            # Where nobody listens nobody is. Silence tells so only after a while: units may still be coming.
-            if nobody_listens(error) or time.monotonic() - worker.seen > self._timeout:
-                self._lost(worker, error)
+            # A refused connection means that the worker is down. After any other error its sessions may still run, so
+            # it counts as lost only once nothing has arrived from it for a while.
+            if is_connection_refused(error) or workers.idle_s(worker) > self._timeout:
+                self._on_lost(worker, error)
             else:
-                self._dispatcher.workers.refused(worker)
+                workers.suspend(worker)
         else:
-            self._dispatcher.workers.answered(worker, health)
+            workers.record_health(worker, health)
             if worker.is_ready and not was_ready:
                 LOG.info("%s (%s) is ready: %d slots", worker.name, worker.address, worker.n_slots)
             self._dispatcher.dispatch()
 
-    def _lost(self, worker: Worker, error: Exception) -> None:
+    def _on_lost(self, worker: Worker, error: Exception) -> None:
         if worker.health:
             LOG.warning("%s (%s) is lost: %s", worker.name, worker.address, str(error) or type(error).__name__)
-            self._metrics.worker_lost(worker.name)
-        self._dispatcher.workers.gone(worker)
+            self._metrics.record_worker_lost(worker.name)
+        self._dispatcher.workers.record_loss(worker)
 
 
-def _health(answer: httpx.Response) -> dict[str, Any]:
-    """Another answer than a worker's is an error of that worker."""
+def _health(response: httpx.Response) -> dict[str, Any]:
+    """The JSON body; the body of a worker with an error if the response is not a worker's."""
     try:
-        body = answer.json()
+        body: Any = response.json()
     except (ValueError, RecursionError):
         body = None
-    names = [body.get(key, "") for key in ("state", "worker_status")] if isinstance(body, dict) else [None]
-    if answer.status_code != 200 or not all(isinstance(name, str) for name in names):
+    if response.status_code != 200 or not isinstance(body, dict):
+        return {"worker_status": "error"}
+    if not all(isinstance(body.get(key, ""), str) for key in ("state", "worker_status")):
         return {"worker_status": "error"}
     return body

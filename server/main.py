@@ -1,6 +1,6 @@
-"""`python -m server.main`: the gateway, from its command line to its exit status. Never imports torch.
+"""`python -m server.main`: the gateway's command line and exit status. Never imports torch.
 
-Exit status: 0 after a drain; 1 if it could not start; 2 if what it was told cannot be.
+Exit status: 0 after a drain; 1 if it could not start; 2 for invalid settings.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from models.errors import ModelError, SettingsError
 from server.dispatch.workers import WorkerAddress
 from server.registry.presets import Presets
-from server.serving import Tls, check_tls, serve
+from server.serving import ServeOptions, Tls, check_tls, serve
 from worker import log
 from worker.config.service import ROOT, Config, load_config
 from worker.protocol.connection import listen
@@ -32,7 +32,7 @@ FLAGS = {
     "ssl_keyfile": "service.ssl_keyfile",
     "drain_timeout": "service.drain_timeout_s",
 }
-HOW_TO_CERTIFY = (
+CERTIFICATE_HELP = (
     "a certificate and its key in service.ssl_certfile and service.ssl_keyfile (or --ssl-certfile, --ssl-keyfile), "
     "such as from: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=localhost "
     "-keyout key.pem -out cert.pem"
@@ -40,36 +40,42 @@ HOW_TO_CERTIFY = (
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m server.main", description="The gateway: clients to workers.")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
-    parser.add_argument("--host", metavar="ADDR", help="address to listen on; default: this machine only")
-    parser.add_argument("--remote", action="store_true", help="let other machines in; without --host on all addresses")
+    parser = argparse.ArgumentParser(
+        prog="python -m server.main", description="The gateway between clients and workers."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file; default: config.json at the root")
+    parser.add_argument("--host", metavar="ADDR", help="address to listen on; default: a loopback address")
+    parser.add_argument(
+        "--remote", action="store_true", help="allow other machines; without --host, listen on all addresses"
+    )
     parser.add_argument("--port", type=int, metavar="N", help="default: service.gateway_port")
     workers = parser.add_mutually_exclusive_group()
-    workers.add_argument("--workers", metavar="HOST:PORT,...", help="where the workers listen")
-    workers.add_argument("--num-workers", type=int, metavar="N", help="workers on this machine; default: 1")
+    workers.add_argument("--workers", metavar="HOST:PORT,...", help="addresses of the workers")
+    workers.add_argument("--num-workers", type=int, metavar="N", help="number of workers on this machine; default: 1")
     scheme = parser.add_mutually_exclusive_group()
-    scheme.add_argument("--https", action="store_true", help="default where a certificate is named")
-    scheme.add_argument("--http", action="store_true", help="default where none is")
-    parser.add_argument("--ssl-certfile", metavar="FILE", help="certificate")
-    parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
-    parser.add_argument("--max-queue-size", type=int, metavar="N", help="tickets that may wait")
+    scheme.add_argument("--https", action="store_true", help="use TLS; default if a certificate is configured")
+    scheme.add_argument("--http", action="store_true", help="use plain HTTP; default without a certificate")
+    parser.add_argument("--ssl-certfile", metavar="FILE", help="TLS certificate")
+    parser.add_argument("--ssl-keyfile", metavar="FILE", help="private key of the certificate")
+    parser.add_argument("--max-queue-size", type=int, metavar="N", help="maximum number of waiting clients")
     parser.add_argument("--timeout", type=_replaced_timeout, help=argparse.SUPPRESS)
-    parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
-    parser.add_argument("--lang", choices=["zh", "en"], help="language of pages for visitors who have not chosen")
+    parser.add_argument(
+        "--drain-timeout", type=float, metavar="S", help="seconds that sessions have to end after a stop signal"
+    )
+    parser.add_argument("--lang", choices=["zh", "en"], help="default language of the pages")
     parser.add_argument(
         "--log-dir",
         type=Path,
         default=ROOT / "tmp",
         metavar="DIR",
-        help="what clients report of themselves; default: tmp",
+        help="folder for diagnostics from clients; default: tmp",
     )
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 
 
 def _replaced_timeout(text: str) -> None:
-    """The public implementation's limit for requests to workers, which this gateway does not make."""
+    """Refuse a flag of the public implementation: its limit for a kind of request that this gateway does not send."""
     raise argparse.ArgumentTypeError(f"expected service.worker_timeout_s in the settings, got --timeout {text}")
 
 
@@ -82,29 +88,30 @@ def main(argv: list[str] | None = None) -> int:
         addresses = worker_addresses(args, config)
         tls = certificate(config, https=args.https, http=args.http)
         presets = Presets.load()
-        listening = listen(_host(args.host, remote=args.remote), config.service.gateway_port)
+        bound_socket = listen(_host(args.host, remote=args.remote), config.service.gateway_port)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     for note in notes:
         LOG.warning("%s", note)
-    with listening:
-        return serve(config, addresses, listening, tls, presets=presets, lang=args.lang, reports=args.log_dir)
+    options = ServeOptions(addresses, args.log_dir, tls=tls, presets=presets, default_lang=args.lang)
+    with bound_socket:
+        return serve(config, bound_socket, options)
 
 
 def worker_addresses(args: argparse.Namespace, config: Config) -> list[WorkerAddress]:
-    """Raises: SettingsError."""
+    """The addresses from --workers or --num-workers. Raises: SettingsError."""
     if args.workers is None:
         n = 1 if args.num_workers is None else args.num_workers
-        most = min(MAX_WORKERS, MAX_PORT + 1 - config.service.worker_base_port)
-        if not 1 <= n <= most:
-            raise SettingsError("--num-workers", expected=f"1 to {most}", got=n)
+        max_workers = min(MAX_WORKERS, MAX_PORT + 1 - config.service.worker_base_port)
+        if not 1 <= n <= max_workers:
+            raise SettingsError("--num-workers", expected=f"1 to {max_workers}", got=n)
         return [WorkerAddress("127.0.0.1", config.service.worker_base_port + index) for index in range(n)]
     addresses = []
     for text in args.workers.split(","):
         host, _, port = text.strip().rpartition(":")
         if not HOST.fullmatch(host) or not PORT.fullmatch(port) or not 1 <= int(port) <= MAX_PORT:
-            raise SettingsError("--workers", expected="HOST:PORT, or several with commas between", got=repr(text))
+            raise SettingsError("--workers", expected="HOST:PORT, or several separated by commas", got=repr(text))
         addresses.append(WorkerAddress(host, int(port)))
     if len(set(addresses)) < len(addresses):
         raise SettingsError("--workers", expected="each address once", got=args.workers)
@@ -112,12 +119,12 @@ def worker_addresses(args: argparse.Namespace, config: Config) -> list[WorkerAdd
 
 
 def certificate(config: Config, *, https: bool, http: bool) -> Tls | None:
-    """None: plain http. Raises: SettingsError."""
+    """The configured certificate; None for plain HTTP. Raises: SettingsError."""
     service = config.service
     if http or (service.ssl_certfile is None and not https):
         return None
-    if service.ssl_certfile is None:
-        raise SettingsError("--https", expected=HOW_TO_CERTIFY, got="none")
+    if service.ssl_certfile is None or service.ssl_keyfile is None:
+        raise SettingsError("--https", expected=CERTIFICATE_HELP, got="none")
     tls = Tls(service.ssl_certfile, service.ssl_keyfile)
     try:
         check_tls(tls)
@@ -130,15 +137,15 @@ def certificate(config: Config, *, https: bool, http: bool) -> Tls | None:
 
 
 def _host(given: str | None, *, remote: bool) -> str:
-    """Nobody else is let in unless that was said in so many words."""
+    """The address to listen on. Raises: SettingsError for one that other machines reach, without --remote."""
     if given is None:
         return "0.0.0.0" if remote else "127.0.0.1"
     try:
-        is_here = given == "localhost" or ipaddress.ip_address(given).is_loopback
+        is_loopback = given == "localhost" or ipaddress.ip_address(given).is_loopback
     except ValueError:
-        is_here = False
-    if not is_here and not remote:
-        raise SettingsError("--host", expected="an address of this machine alone, or --remote beside it", got=given)
+        is_loopback = False
+    if not is_loopback and not remote:
+        raise SettingsError("--host", expected="a loopback address, or --remote as well", got=given)
     return given
 
 

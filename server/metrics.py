@@ -1,7 +1,7 @@
-"""Every counter and histogram of the gateway, in Prometheus' text format.
+"""Counters, histograms and gauges of the gateway, in Prometheus' text format.
 
-What happens is counted when it happens; what merely stands is read when somebody scrapes. Times of units are the
-worker's, read off the results that pass through.
+Events are counted when they happen; gauges are set when the metrics are scraped. The times of units are measured by the
+worker and taken from the results that pass through the gateway.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from worker.protocol.wire import clean
 from worker.status import State
 
 PREFIX = "duologue_gateway"
-# Fine around the targets, coarse beyond the deadline of a second.
+# Narrow buckets around the latency targets, wide ones after the deadline of one second.
 UNIT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.13, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0)
 RELAY_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 WAIT_SECONDS = (0.1, 0.5, 1, 3, 10, 30, 60, 120, 300, 600, 1800)
 SESSION_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
-# Less is late. Negative ones are misses.
+# Headroom below 0 is a missed deadline.
 HEADROOM_SECONDS = (-2.0, -1.0, -0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 FIRST_SOUND = "first_sound"
-OFFLINE = "OFFLINE"  # beside the states that a worker can tell of
+OFFLINE = "OFFLINE"  # state of a worker that does not answer, in addition to `State`
 CODES = frozenset(ErrorCode)
-MOST = 2.0**63  # of a worker's numbers
+MAX_NUMBER = 2.0**63  # a larger number from a worker is ignored
 
 
 class GatewayMetrics:
-    """One registry; `text` is what /metrics answers."""
+    """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -43,30 +43,45 @@ class GatewayMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
-        self._units = counter("units_total", "results that were passed on", "request_type", "decision")
-        self._unit = histogram("unit_seconds", "from a chunk's turn to its result", UNIT_SECONDS, "decision")
-        self._stage = histogram("stage_seconds", "one stage of a unit", UNIT_SECONDS, "stage")
-        self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound", UNIT_SECONDS)
-        self._lag = histogram("lag_seconds", "how long a chunk waited for its turn", UNIT_SECONDS)
-        self._headroom = histogram("headroom_seconds", "what was left of a unit's second", HEADROOM_SECONDS)
-        self._missed = counter("deadline_misses_total", "results more than a second after their chunk")
-        self._relay = histogram("relay_seconds", "what passing a message on takes", RELAY_SECONDS, "direction")
+        self._units = counter("units_total", "results forwarded to clients", "request_type", "decision")
+        self._unit = histogram(
+            "unit_seconds", "from the start of a unit's processing to its result", UNIT_SECONDS, "decision"
+        )
+        self._stage = histogram("stage_seconds", "duration of one stage of a unit", UNIT_SECONDS, "stage")
+        self._first_sound = histogram(
+            "first_sound_seconds", "from the arrival of a unit to its first sound", UNIT_SECONDS
+        )
+        self._lag = histogram("lag_seconds", "time that a chunk waited before its processing started", UNIT_SECONDS)
+        self._headroom = histogram(
+            "headroom_seconds", "remaining part of a unit's second when its result was ready", HEADROOM_SECONDS
+        )
+        self._missed = counter("deadline_misses_total", "results later than one second after their chunk")
+        self._relay = histogram("relay_seconds", "time to forward a message", RELAY_SECONDS, "direction")
         self._wait = histogram("queue_wait_seconds", "from a client's ticket to its slot", WAIT_SECONDS)
-        self._session = histogram("session_seconds", "from a slot to its end", SESSION_SECONDS, "request_type")
+        self._session = histogram(
+            "session_seconds", "time for which a session had a slot", SESSION_SECONDS, "request_type"
+        )
         self._sessions = counter("sessions_total", "clients that got a slot", "request_type")
-        self._ended = counter("sessions_ended_total", "clients that are gone", "how")
-        self._errors = counter("errors_total", "errors told to clients", "code")
-        self._lost = counter("workers_lost_total", "times that a worker stopped answering", "worker")
-        self._open = gauge("open_sessions", "sessions that have a slot", "worker")
-        self._slots = gauge("slots", "slots of workers that are ready", "kind")
-        self._queue = gauge("queue_length", "tickets that wait")
-        self._state = gauge("worker_state", "1 for the state a worker is in", "worker", "state")
-        self._compiled = gauge("worker_compiled", "what compiling has done since a worker began", "worker", "what")
-        self._late = gauge("worker_compiled_after_warm_up", "since warm-up; not 0 is a fault", "worker", "what")
-        self._memory = gauge("worker_memory_bytes", "memory of a worker and of its GPU", "worker", "kind")
+        self._ended = counter("sessions_ended_total", "connections that ended", "how")
+        self._errors = counter("errors_total", "error messages sent to clients", "code")
+        self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
+        self._open = gauge("open_sessions", "sessions with a slot", "worker")
+        self._slots = gauge("slots", "slots of ready workers", "kind")
+        self._queue = gauge("queue_length", "waiting tickets")
+        self._state = gauge("worker_state", "1 for the current state of a worker, 0 for the others", "worker", "state")
+        self._compiled = gauge("worker_compiled", "compiler counters since the start of a worker", "worker", "what")
+        self._late = gauge(
+            "worker_compiled_after_warm_up",
+            "compiler counters since the end of warm-up; expected to be 0",
+            "worker",
+            "what",
+        )
+        self._memory = gauge(
+            "worker_memory_bytes", "memory of a worker process and of its GPU, in bytes", "worker", "kind"
+        )
 
-    def unit(self, result: Mapping[str, Any], request_type: str) -> None:
-        """A result has come. result: its fields, whatever a worker put there."""
+    def record_result(self, result: Mapping[str, Any], request_type: str) -> None:
+        """Count a result. result: its fields, which are not validated; fields without a usable number are skipped."""
         decision = "listen" if result.get("is_listen") else "speak"
         self._units.labels(request_type, decision).inc()
         if (ms := _number(result.get("wall_clock_ms"))) is not None:
@@ -85,35 +100,35 @@ class GatewayMetrics:
             elif stage in STAGES and ms is not None:
                 self._stage.labels(stage).observe(ms / 1000)
 
-    def relayed(self, direction: str, seconds: float) -> None:
-        """A message was passed on, `up` to a worker or `down` to a client, and that took so long."""
+    def record_relay(self, direction: str, seconds: float) -> None:
+        """Record the time to forward a message. direction: `up` to a worker or `down` to a client."""
         self._relay.labels(direction).observe(seconds)
 
-    def error(self, code: str) -> None:
-        """A client was told of one."""
+    def record_error(self, code: str) -> None:
+        """Count an error message sent to a client."""
         self._errors.labels(code if code in CODES else "other").inc()
 
-    def seated(self, request_type: str, waited_s: float) -> None:
-        """A client has got a slot."""
+    def record_session_start(self, request_type: str, waited_s: float) -> None:
+        """Count a session that got a slot, after it waited for `waited_s` seconds."""
         self._sessions.labels(request_type).inc()
         self._wait.observe(waited_s)
 
-    def ended(self, how: str) -> None:
-        """A client is gone."""
+    def record_connection_end(self, how: str) -> None:
+        """Count a closed connection. how: value of the label."""
         self._ended.labels(how).inc()
 
-    def session(self, request_type: str, seconds: float) -> None:
-        """A slot has come back."""
+    def record_session_end(self, request_type: str, seconds: float) -> None:
+        """Record for how many seconds a session had its slot."""
         self._session.labels(request_type).observe(seconds)
 
-    def worker_lost(self, worker: str) -> None:
-        """One that answered does not any more."""
+    def record_worker_lost(self, worker: str) -> None:
+        """Count a worker that became unreachable."""
         self._lost.labels(worker).inc()
 
-    def text(self, dispatcher: Dispatcher) -> bytes:
-        """All of it, with what stands now."""
-        for standing in (self._open, self._compiled, self._late, self._memory):
-            standing.clear()
+    def render(self, dispatcher: Dispatcher) -> bytes:
+        """The metrics as Prometheus text, with gauges set to the current state."""
+        for gauge in (self._open, self._compiled, self._late, self._memory):
+            gauge.clear()
         self._queue.set(len(dispatcher.queue))
         self._slots.labels("total").set(dispatcher.workers.n_slots)
         self._slots.labels("free").set(dispatcher.workers.n_free)
@@ -134,8 +149,8 @@ STAGES = frozenset({"wait", "see", "hear", "prefill", "decode", "condition", "sp
 
 
 def _number(value: object) -> float | None:
-    """None: it is no number that a counter can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+    """A finite number of limited size as a float; None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         return None
     return float(value)
 

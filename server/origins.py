@@ -1,6 +1,6 @@
-"""Which pages may talk to this server: a browser sends a page's origin along, and any page may have it ask.
+"""The check of a request's Origin header, which protects against requests from pages of other sites.
 
-Programs send none and are let through.
+A browser sends the header with requests that any page can cause. Programs send none, and are allowed.
 """
 
 from collections.abc import Collection
@@ -11,29 +11,31 @@ from starlette.requests import HTTPConnection
 
 
 class Origins:
-    """Who is let in.
+    """The allowed origins.
 
-    allowed: origins beside this server's own; `*`: any. only_here: nobody but this machine can reach the server. Then
-    its own pages have a name of this machine: any other one leads here only if somebody's name server says so.
+    Args:
+        allowed: origins in addition to this server's own; `*` allows any.
+        loopback_only: the server listens on a loopback address. Its own pages then have a loopback host name. Another
+            host name that resolves to this machine indicates DNS rebinding and is refused.
     """
 
-    def __init__(self, allowed: Collection[str], *, only_here: bool = False):
+    def __init__(self, allowed: Collection[str], *, loopback_only: bool = False):
         self._allowed = frozenset(one.rstrip("/").lower() for one in allowed)
-        self._only_here = only_here
+        self._loopback_only = loopback_only
 
-    def admits(self, connection: HTTPConnection) -> bool:
-        """Whether the request comes from a program, from one of our own pages or from an allowed one."""
+    def allows(self, connection: HTTPConnection) -> bool:
+        """Whether the request comes from a program, from a page of this server or from an allowed origin."""
         origin = connection.headers.get("origin")
         if origin is None or "*" in self._allowed or origin.lower() in self._allowed:
             return True
         try:
             page = urlsplit(origin)
             is_ours = bool(page.netloc) and page.netloc.lower() == connection.headers.get("host", "").lower()
-            return is_ours and (not self._only_here or _is_here(page.hostname or ""))
+            return is_ours and (not self._loopback_only or _is_loopback(page.hostname or ""))
         except ValueError:
             return False
 
 
-def _is_here(name: str) -> bool:
-    """Raises: ValueError for a name that is neither an address nor localhost."""
+def _is_loopback(name: str) -> bool:
+    """Raises: ValueError for a name that is neither an IP address nor localhost."""
     return name == "localhost" or ip_address(name).is_loopback

@@ -1,17 +1,20 @@
-"""The pages and their files. Knows `static/`, what browsers must be told about it, and which apps are switched on."""
+"""Routes for the page and its static files, with their content types and security headers."""
 
 import mimetypes
+import os
 from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.staticfiles import PathLike
+from starlette.types import Scope
 
 from server.registry.apps import App, Apps
 
 STATIC = Path(__file__).parent / "static"
-# The system's table may lack them or have them wrong, and browsers run modules only under the right name.
+# The system's table may lack these types or contain wrong ones, and browsers run modules only with the right type.
 TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -34,24 +37,26 @@ HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for again at each visit, answered with 304 if it is the same
+    "Cache-Control": "no-cache",  # browsers revalidate at each visit and get 304 for an unchanged file
 }
 PAGE = "index.html"
 
 
 class _Files(StaticFiles):
-    def file_response(self, *args: object, **options: object) -> Response:
-        response = super().file_response(*args, **options)
+    def file_response(
+        self, full_path: PathLike, stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(HEADERS)
         return response
 
 
 def add_pages(app: FastAPI, apps: Apps, folder: Path = STATIC) -> None:
-    """Everything under /static/, and the page: at / and at the route of each app that is switched on."""
+    """Serve all files under /static/, and the page at / and at the route of each enabled app."""
     for suffix, kind in TYPES.items():
         mimetypes.add_type(kind, suffix)
     files = _Files(directory=folder, check_dir=False)
-    files.config_checked = True  # where there is no folder there are no files, which is no fault of the server
+    files.config_checked = True  # skips the check that the folder exists: without it every file is a 404
 
     async def page(request: Request) -> Response:
         try:

@@ -1,4 +1,4 @@
-"""The gateway's process while it serves: event loop, signals, and the way out."""
+"""The gateway's event loop: start, stop signal and drain."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
-from server.health_watch import Watch
+from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
 from server.live.duplex import GatewaySockets
 from server.metrics import GatewayMetrics
@@ -31,10 +31,11 @@ from worker.protocol.connection import begin, live_server, stop_signal
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
-LAST_WORDS_S = 5.0
-# However many ask at once, a worker that hangs holds up none that asks another. A connection is not used again when the
-# other side may be about to close it: uvicorn does after 5 s.
-ASKING = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=2.0)
+CLOSE_TIMEOUT_S = 5.0
+# For requests to workers. The number of connections is unlimited, so that requests to a hanging worker do not delay
+# those to others. Connections are reused for 2 s only, because uvicorn closes idle ones after 5 s and a request on a
+# closing connection fails.
+HTTP_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=2.0)
 
 
 @dataclass(frozen=True)
@@ -45,42 +46,38 @@ class Tls:
     keyfile: Path
 
 
-def serve(
-    config: Config,
-    addresses: Sequence[WorkerAddress],
-    listening: socket.socket,
-    tls: Tls | None,
-    *,
-    presets: Presets,
-    lang: str | None,
-    reports: Path,
-) -> int:
-    """Run until told to stop.
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a gateway needs besides its configuration.
 
-    lang: of pages for visitors who have not chosen. reports: folder for what clients report. Returns: the exit status.
+    workers: addresses of the workers. diagnostics_folder: for reports from clients. tls: None serves plain HTTP.
+    default_lang: language of the pages for visitors who have not chosen one. loopback_only: the gateway listens on a
+    loopback address.
     """
-    allow_many_files()
-    return asyncio.run(_serve(config, addresses, listening, tls, presets, lang, reports))
+
+    workers: Sequence[WorkerAddress]
+    diagnostics_folder: Path
+    tls: Tls | None = None
+    presets: Presets = NO_PRESETS
+    default_lang: str | None = None
+    loopback_only: bool = False
 
 
-async def _serve(
-    config: Config,
-    addresses: Sequence[WorkerAddress],
-    listening: socket.socket,
-    tls: Tls | None,
-    presets: Presets,
-    lang: str | None,
-    reports: Path,
-) -> int:
-    async with httpx.AsyncClient(trust_env=False, limits=ASKING) as asking:
-        only_here = ip_address(listening.getsockname()[0]).is_loopback
-        gateway, watch = build_gateway(
-            config, addresses, asking, reports, presets=presets, lang=lang, only_here=only_here
-        )
+def serve(config: Config, bound_socket: socket.socket, options: ServeOptions) -> int:
+    """Run the gateway until a stop signal. Returns: the exit status."""
+    raise_file_limit()
+    return asyncio.run(_serve(config, bound_socket, options))
+
+
+async def _serve(config: Config, bound_socket: socket.socket, options: ServeOptions) -> int:
+    async with httpx.AsyncClient(trust_env=False, limits=HTTP_LIMITS) as http:
+        loopback_only = ip_address(bound_socket.getsockname()[0]).is_loopback
+        gateway, watch = build_gateway(config, http, replace(options, loopback_only=loopback_only))
+        tls = options.tls
         files = {} if tls is None else {"ssl_certfile": tls.certfile, "ssl_keyfile": tls.keyfile}
         server = live_server(build_app(gateway), **files)
         stop = stop_signal()
-        serving = await begin(server, listening, "http" if tls is None else "https")
+        serving = await begin(server, bound_socket, "http" if tls is None else "https")
         if serving is None:
             return 1
         watch.start()
@@ -94,20 +91,13 @@ async def _serve(
         return 0
 
 
-def build_gateway(
-    config: Config,
-    addresses: Sequence[WorkerAddress],
-    asking: httpx.AsyncClient,
-    reports: Path,
-    *,
-    presets: Presets = NO_PRESETS,
-    lang: str | None = None,
-    only_here: bool = False,
-) -> tuple[Gateway, Watch]:
-    """All its parts.
+def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions) -> tuple[Gateway, HealthWatch]:
+    """The objects that the routes use, and the health watch, which is not started yet.
 
-    asking: for workers, as `ASKING` limits it. reports: folder for what clients report. only_here: it listens on a
-    loopback address.
+    Args:
+        config: settings.
+        http: client for the workers, with `HTTP_LIMITS`.
+        options: everything else.
     """
     service = config.service
     eta = EtaConfig(
@@ -118,50 +108,50 @@ def build_gateway(
         service.eta_ema_alpha,
         service.eta_ema_min_samples,
     )
-    dispatcher = Dispatcher(Workers(addresses), Queue(service.max_queue_size), Eta(eta))
+    dispatcher = Dispatcher(Workers(options.workers), Queue(service.max_queue_size), Eta(eta))
     metrics = GatewayMetrics()
-    duplex = GatewaySockets(dispatcher, metrics, Diagnostics(reports), asking)
     audio = config.audio
-    frontend = FrontendDefaults(
-        playback_delay_ms=audio.playback_delay_ms, chat_vocoder=audio.chat_vocoder, default_lang=lang
-    )
     gateway = Gateway(
         dispatcher,
-        duplex,
+        GatewaySockets(dispatcher, metrics, Diagnostics(options.diagnostics_folder), http),
         metrics,
-        Origins(service.allowed_origins, only_here=only_here),
-        frontend,
+        Origins(service.allowed_origins, loopback_only=options.loopback_only),
+        FrontendDefaults(
+            playback_delay_ms=audio.playback_delay_ms,
+            chat_vocoder=audio.chat_vocoder,
+            default_lang=options.default_lang,
+        ),
         audio.ref_audio_path,
-        presets,
+        options.presets,
     )
-    return gateway, Watch(dispatcher, metrics, asking, service.worker_timeout_s)
+    return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 
 
 async def _drain(duplex: GatewaySockets, timeout: float) -> None:
-    """Sessions may end by themselves for a while; then they are ended."""
+    """Wait up to `timeout` seconds for sessions to end, then close them."""
     duplex.drain()
-    LOG.info("draining: %d connections have up to %.0f s", len(duplex.connections), timeout)
+    LOG.info("draining: %d connections have up to %.0f s", duplex.n_connections, timeout)
     await _until_none(duplex, timeout)
-    if duplex.connections:
-        LOG.warning("%d sessions did not end in time and are ended", len(duplex.connections))
-        duplex.end_all()
-        await _until_none(duplex, LAST_WORDS_S)
+    if duplex.n_connections:
+        LOG.warning("closing %d sessions that did not end in time", duplex.n_connections)
+        duplex.close_all()
+        await _until_none(duplex, CLOSE_TIMEOUT_S)
 
 
 async def _until_none(duplex: GatewaySockets, seconds: float) -> None:
     until = time.monotonic() + seconds
-    while duplex.connections and time.monotonic() < until:
+    while duplex.n_connections and time.monotonic() < until:
         await asyncio.sleep(POLL_S)
 
 
-def allow_many_files() -> None:
-    """A connection is a file, a session has two, and what a process may open at first is little."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # then it stays as it is
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit: each session takes two sockets."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the limit stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_tls(tls: Tls) -> None:
-    """Raises: OSError (a file cannot be read), ssl.SSLError (they are no pair, or the key is locked)."""
-    # Without a password the library would ask at the terminal for that of a locked key.
+    """Check a certificate. Raises: OSError for unreadable files, ssl.SSLError for a wrong or encrypted key."""
+    # Without the password argument OpenSSL prompts on the terminal for that of an encrypted key.
     ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.certfile, tls.keyfile, password="")

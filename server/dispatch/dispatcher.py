@@ -1,6 +1,6 @@
-"""The one place where a free slot and the next ticket meet. No I/O: sockets and polls tell it what happened.
+"""Assigns free slots to tickets in the order of the queue.
 
-Knows who waits, what is free and how long it takes. Whoever waits awaits its `PendingSession`.
+Contains no I/O: sockets and health polls call it, and each waiting client awaits its `PendingSession`.
 """
 
 import asyncio
@@ -12,12 +12,15 @@ from server.dispatch.eta import Eta
 from server.dispatch.queue import Queue, RequestType, Ticket
 from server.dispatch.workers import WorkerLease, Workers
 
-FRESH_S = 0.2  # how old an estimate may be that clients are told
+MAX_POSITIONS_AGE_S = 0.2  # age up to which computed positions and estimates are reused
 
 
 @dataclass(eq=False)
 class PendingSession:
-    """One client from its ticket to its end. lease: once it has a slot. changed: set when there is news for it."""
+    """One client, from its ticket to its end.
+
+    lease: None while it waits. changed: set when its lease, position or cancellation may have changed.
+    """
 
     ticket: Ticket
     lease: WorkerLease | None = None
@@ -26,8 +29,8 @@ class PendingSession:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a ticket stands. wait_s: how long it will probably wait."""
+class QueuePosition:
+    """Position of a ticket in the queue. position: 1 is next. wait_s: expected waiting time, s."""
 
     position: int
     wait_s: float
@@ -35,105 +38,109 @@ class Place:
 
 
 class Dispatcher:
-    """Gives slots to tickets in their order."""
+    """Connects the queue, the workers' slots and the estimates."""
 
     def __init__(self, workers: Workers, queue: Queue, eta: Eta, clock: Callable[[], float] = time.monotonic):
         self.workers, self.queue, self.eta = workers, queue, eta
         self._clock = clock
-        self._pending_sessions: dict[Ticket, PendingSession] = {}
-        self._told: tuple[float, dict[Ticket, Place]] | None = None
+        self._pending: dict[Ticket, PendingSession] = {}
+        self._positions: tuple[float, dict[Ticket, QueuePosition]] | None = None  # when computed, and all of them
 
-    def arrive(self, request_type: RequestType, session_id: str) -> PendingSession:
-        """Get in line; there may be a slot at once. Raises: QueueFullError."""
+    def submit(self, request_type: RequestType, session_id: str) -> PendingSession:
+        """Request a slot, which is assigned at once if one is free and the queue is empty. Raises: QueueFullError."""
         self.dispatch()
-        pending = PendingSession(self.queue.ticket(request_type, session_id))
+        pending = PendingSession(self.queue.new_ticket(request_type, session_id))
         if self.queue.head is None:
-            pending.lease = self.workers.lend(request_type, session_id)
+            pending.lease = self.workers.acquire(request_type, session_id)
         if pending.lease is None:
-            self.queue.join(pending.ticket)
-            self._pending_sessions[pending.ticket] = pending
-            self._told = None
+            self.queue.append(pending.ticket)
+            self._pending[pending.ticket] = pending
+            self._positions = None
         return pending
 
-    def step_back(self, pending: PendingSession) -> None:
-        """The slot turned out to be none: back to the old place in the queue."""
-        lease, pending.lease = pending.lease, None
-        self.workers.take_back(lease)
-        self.queue.rejoin(pending.ticket)
-        self._pending_sessions[pending.ticket] = pending
-        self._tell_all()
+    def requeue(self, pending: PendingSession) -> None:
+        """Give up a slot that could not be used and return to the former position in the queue."""
+        self._take_lease(pending)
+        self.queue.reinsert(pending.ticket)
+        self._pending[pending.ticket] = pending
+        self._notify_all()
         self.dispatch()
 
-    def leave(self, pending: PendingSession) -> None:
-        """The client is gone or has finished, whether it had a slot or not. A second time does nothing."""
-        if self.queue.leave(pending.ticket):
-            del self._pending_sessions[pending.ticket]
-            self._tell_all()
-        lease, pending.lease = pending.lease, None
-        if lease is not None:
-            self.workers.take_back(lease)
-            if lease.n_units:  # who never talked says nothing about how long conversations are
-                self.eta.record(lease.request_type, self.elapsed(lease))
+    def finish(self, pending: PendingSession) -> None:
+        """Remove a client, whether it waits or has a slot. A second call does nothing."""
+        if self.queue.remove(pending.ticket):
+            del self._pending[pending.ticket]
+            self._notify_all()
+        lease = self._take_lease(pending)
+        # A session without a unit is no sample of how long conversations take.
+        if lease is not None and lease.n_units:
+            self.eta.record(lease.request_type, self.elapsed(lease))
         self.dispatch()
 
     def cancel(self, ticket_id: str) -> bool:
-        """Returns: whether there was such a ticket."""
+        """Remove a waiting ticket. Returns: whether it was in the queue."""
         ticket = self.queue.find(ticket_id)
         if ticket is None:
             return False
-        self.queue.leave(ticket)
-        pending = self._pending_sessions.pop(ticket)
+        self.queue.remove(ticket)
+        pending = self._pending.pop(ticket)
         pending.is_cancelled = True
         pending.changed.set()
-        self._tell_all()
+        self._notify_all()
         return True
 
     def dispatch(self) -> None:
-        """Give what is free to who is first; to be called whenever something may have become free."""
+        """Assign free slots to the first tickets. Call this whenever a slot may have become free."""
         before = len(self.queue)
         while (ticket := self.queue.head) is not None:
-            lease = self.workers.lend(ticket.request_type, ticket.session_id)
+            lease = self.workers.acquire(ticket.request_type, ticket.session_id)
             if lease is None:
                 break
-            self.queue.leave(ticket)
-            pending = self._pending_sessions.pop(ticket)
+            self.queue.remove(ticket)
+            pending = self._pending.pop(ticket)
             pending.lease = lease
             pending.changed.set()
         if len(self.queue) != before:
-            self._tell_all()
+            self._notify_all()
 
-    def _tell_all(self) -> None:
-        self._told = None
-        for pending in self._pending_sessions.values():
+    def _take_lease(self, pending: PendingSession) -> WorkerLease | None:
+        lease, pending.lease = pending.lease, None
+        if lease is not None:
+            self.workers.release(lease)
+        return lease
+
+    def _notify_all(self) -> None:
+        self._positions = None
+        for pending in self._pending.values():
             pending.changed.set()
 
-    # --- how it stands -------------------------------------------------------------------------
+    # --- positions and times -------------------------------------------------------------------
 
-    def places(self) -> dict[Ticket, Place]:
-        """Everybody who waits, in order."""
+    def positions(self) -> dict[Ticket, QueuePosition]:
+        """Positions of all waiting tickets, in the order of the queue."""
         waiting = list(self.queue)
         running = [self.remaining(lease) for lease in self.workers.leases]
         waits = self.eta.waits(running, self.workers.n_free, [ticket.request_type for ticket in waiting])
         return {
-            ticket: Place(position, wait, len(waiting))
+            ticket: QueuePosition(position, wait, len(waiting))
             for position, (ticket, wait) in enumerate(zip(waiting, waits, strict=True), start=1)
         }
 
-    def place(self, pending: PendingSession) -> Place | None:
-        """None: it does not wait."""
-        # All who wait ask at once when something has changed, and one answer takes as long as all.
-        if self._told is None or self._clock() - self._told[0] > FRESH_S:
-            self._told = self._clock(), self.places()
-        return self._told[1].get(pending.ticket)
+    def position_of(self, pending: PendingSession) -> QueuePosition | None:
+        """The client's position in the queue; None if it does not wait."""
+        # After a change all waiting clients call this at once, and one position costs as much as all of them.
+        if self._positions is None or self._clock() - self._positions[0] > MAX_POSITIONS_AGE_S:
+            self._positions = self._clock(), self.positions()
+        return self._positions[1].get(pending.ticket)
 
     def elapsed(self, lease: WorkerLease) -> float:
-        """s: since a session got its slot."""
+        """Seconds since a session got its slot."""
         return self._clock() - lease.since
 
     def waited(self, ticket: Ticket) -> float:
-        """s: since a ticket was given."""
-        return self._clock() - ticket.since
+        """Seconds since a ticket was created."""
+        return self._clock() - ticket.created_at
 
     def remaining(self, lease: WorkerLease) -> float:
-        """s: what is probably left of a session."""
+        """Expected remaining seconds of a session."""
         return self.eta.remaining(lease.request_type, self.elapsed(lease))

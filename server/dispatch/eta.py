@@ -1,19 +1,20 @@
-"""How long somebody will wait, from how long sessions take. Plain classes: no I/O, no clock.
+"""Estimates of waiting times, from the durations of sessions.
 
-A guess for each kind of session counts until some have been measured, then their moving average.
+Contains no I/O and no clock. A configured duration is used for each request type until enough sessions have been
+measured; then their exponential moving average is used.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from server.dispatch.queue import RequestType
 
-UNKNOWN_S = 30.0  # of a kind that has no guess
-# What is left of a session, at least: nobody knows when one that takes longer than most will end, and an estimate that
-# falls to nothing and jumps up again makes a countdown that does.
-LAST_S = 15.0
-KINDS: dict[RequestType, str] = {
+DEFAULT_DURATION_S = 30.0  # of a request type without a configured duration
+# Lower bound of the remaining time of a session. An estimate that reaches zero for a long session, and jumps up when
+# the next one is considered, would make the countdown of waiting clients jump.
+MIN_REMAINING_S = 15.0
+CONFIG_FIELDS: dict[RequestType, str] = {
     "chat": "eta_chat_s",
     "half_duplex_audio": "eta_half_duplex_s",
     "audio_duplex": "eta_audio_duplex_s",
@@ -23,7 +24,11 @@ KINDS: dict[RequestType, str] = {
 
 @dataclass(frozen=True)
 class EtaConfig:
-    """Seconds that sessions take, until some are measured. ema_alpha: weight of the newest. min_samples: how many."""
+    """Expected durations in seconds, and when measured durations replace them.
+
+    ema_alpha: weight of the newest duration in the moving average. min_samples: measured sessions of a request type
+    from which on their average is used.
+    """
 
     eta_chat_s: float = 15.0
     eta_half_duplex_s: float = 180.0
@@ -34,48 +39,55 @@ class EtaConfig:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """average_s: None before the first."""
+class MeasuredDuration:
+    """Moving average of `n` durations. average_s: None before the first."""
 
     average_s: float | None = None
     n: int = 0
 
 
 class Eta:
-    """Durations by kind, measured or guessed."""
+    """Configured and measured durations of each request type, and the waiting times that follow."""
 
     def __init__(self, config: EtaConfig):
         self.config = config
-        self.measured: dict[RequestType, Measured] = {kind: Measured() for kind in KINDS}
+        self.measured: dict[RequestType, MeasuredDuration] = {kind: MeasuredDuration() for kind in CONFIG_FIELDS}
 
-    def adjust(self, **given: float) -> None:
-        """Change some settings; what was measured stays."""
-        self.config = replace(self.config, **given)
+    def configure(self, changes: Mapping[str, float]) -> None:
+        """Change fields of the configuration. Measured durations are kept.
+
+        Args:
+            changes: values by field name of `EtaConfig`, without `min_samples`.
+        """
+        self.config = replace(self.config, **changes)  # type: ignore[arg-type]  # min_samples alone is an int
 
     def record(self, kind: RequestType, duration_s: float) -> None:
-        """A session has ended."""
+        """Add the duration of a session that has ended to the moving average."""
         if duration_s <= 0:
             return
         before, weight = self.measured[kind], self.config.ema_alpha
         average = duration_s if before.average_s is None else before.average_s * (1 - weight) + duration_s * weight
-        self.measured[kind] = Measured(average, before.n + 1)
+        self.measured[kind] = MeasuredDuration(average, before.n + 1)
 
     def duration(self, kind: RequestType) -> float:
-        """s: how long one takes from its start."""
-        measured = self.measured.get(kind, Measured())
+        """Expected duration of a session, in seconds."""
+        measured = self.measured.get(kind, MeasuredDuration())
         if measured.average_s is not None and measured.n >= self.config.min_samples:
             return measured.average_s
-        return getattr(self.config, KINDS[kind]) if kind in KINDS else UNKNOWN_S
+        return float(getattr(self.config, CONFIG_FIELDS[kind])) if kind in CONFIG_FIELDS else DEFAULT_DURATION_S
 
     def remaining(self, kind: RequestType, elapsed_s: float) -> float:
-        """s: what is left of one that has run for so long; at least 15, or all of a shorter one."""
+        """Expected remaining seconds of a session that has run for `elapsed_s`; at least 15, or a shorter duration."""
         duration = self.duration(kind)
-        return max(duration - elapsed_s, min(LAST_S, duration))
+        return max(duration - elapsed_s, min(MIN_REMAINING_S, duration))
 
     def waits(self, running: Sequence[float], n_free: int, queued: Sequence[RequestType]) -> list[float]:
-        """Seconds that each of the queue will wait, in its order.
+        """Expected waiting times in seconds, one for each queued request in its order. All are 0 without any slot.
 
-        running: what is left of each session, s. n_free: places that nobody has. Without any place at all: 0.
+        Args:
+            running: remaining seconds of each running session.
+            n_free: number of free slots.
+            queued: request types in the order of the queue.
         """
         ends = [0.0] * n_free + list(running)
         heapq.heapify(ends)

@@ -1,6 +1,6 @@
-"""Who waits for a place, in which order. A plain class: no I/O, the clock is passed in.
+"""The queue of tickets that wait for a slot, first come, first served.
 
-Knows tickets and their order. Does not know workers, sockets or how long anything takes.
+Contains no I/O; clocks are passed in. Does not estimate waiting times.
 """
 
 import secrets
@@ -17,28 +17,36 @@ RequestType = Literal["chat", "half_duplex_audio", "audio_duplex", "omni_duplex"
 
 
 class QueueFullError(ModelError, RuntimeError):
-    """As many tickets wait as may wait."""
+    """The queue already contains its maximum number of tickets."""
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One place in the queue. number: its order, counted from 1. since: monotonic s. enqueued_at: Unix s."""
+    """One request for a slot.
+
+    number: order of arrival, from 1. created_at: monotonic s. enqueued_at: Unix s.
+    """
 
     number: int
     request_type: RequestType
     session_id: str
-    since: float
+    created_at: float
     enqueued_at: float
     ticket_id: str = field(default_factory=lambda: f"q_{secrets.token_hex(6)}")
 
 
 class Queue:
-    """First come, first served."""
+    """Tickets in their order of arrival."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time):
-        """most: tickets that may wait."""
-        self.most = most
-        self._clock, self._wall = clock, wall
+    def __init__(
+        self,
+        max_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ):
+        """max_size: number of tickets that may wait. clock: monotonic s. wall_clock: Unix s."""
+        self.max_size = max_size
+        self._clock, self._wall_clock = clock, wall_clock
         self._numbers = count(1)
         self._waiting: list[Ticket] = []
 
@@ -51,23 +59,26 @@ class Queue:
     def __contains__(self, ticket: object) -> bool:
         return ticket in self._waiting
 
-    def ticket(self, request_type: RequestType, session_id: str) -> Ticket:
-        """A new ticket, which does not wait yet."""
-        return Ticket(next(self._numbers), request_type, session_id, self._clock(), self._wall())
+    def new_ticket(self, request_type: RequestType, session_id: str) -> Ticket:
+        """A new ticket. It is not in the queue yet."""
+        return Ticket(next(self._numbers), request_type, session_id, self._clock(), self._wall_clock())
 
-    def join(self, ticket: Ticket) -> None:
-        """Wait, behind everybody. Raises: QueueFullError."""
-        if len(self._waiting) >= self.most:
-            raise QueueFullError("queue", expected=f"at most {self.most} tickets", got="one more")
-        self.rejoin(ticket)
+    def append(self, ticket: Ticket) -> None:
+        """Add a ticket at the end. Raises: QueueFullError."""
+        if len(self._waiting) >= self.max_size:
+            raise QueueFullError("queue", expected=f"at most {self.max_size} tickets", got="one more")
+        self.reinsert(ticket)
 
-    def rejoin(self, ticket: Ticket) -> None:
-        """Wait at the place that the ticket's number gives it, however full the queue is: it was let in before."""
-        assert ticket not in self._waiting, f"{ticket.ticket_id} waits already"
+    def reinsert(self, ticket: Ticket) -> None:
+        """Insert a ticket at the position of its number.
+
+        The size limit does not apply: the ticket was admitted when it was created.
+        """
+        assert ticket not in self._waiting, f"expected {ticket.ticket_id} outside the queue"
         insort(self._waiting, ticket, key=lambda one: one.number)
 
-    def leave(self, ticket: Ticket) -> bool:
-        """Returns: whether it waited."""
+    def remove(self, ticket: Ticket) -> bool:
+        """Remove a ticket. Returns: whether it was in the queue."""
         if ticket not in self._waiting:
             return False
         self._waiting.remove(ticket)
@@ -75,9 +86,9 @@ class Queue:
 
     @property
     def head(self) -> Ticket | None:
-        """Who is next."""
+        """The first ticket; None if the queue is empty."""
         return self._waiting[0] if self._waiting else None
 
     def find(self, ticket_id: str) -> Ticket | None:
-        """By its name, if it waits."""
+        """The ticket with this id; None if it is not in the queue."""
         return next((one for one in self._waiting if one.ticket_id == ticket_id), None)

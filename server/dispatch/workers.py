@@ -1,6 +1,6 @@
-"""What the gateway knows of its workers, and who has a slot of which. Plain classes: no I/O, the clock is passed in.
+"""The workers of a gateway, their health, and the leases of their slots.
 
-Knows what a worker says of itself (/health) and what was lent of it since. Does not know how one asks.
+Contains no I/O; clocks are passed in. `health_watch` polls the workers and records the results here.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Any
 from server.dispatch.queue import RequestType
 from worker.status import State
 
-MAX_SLOTS = 1024  # of a worker, whatever it says
+MAX_SLOTS = 1024  # of one worker; a larger number in its /health is cut to this
 READY = (State.IDLE, State.BUSY)
 OFFLINE = "offline"
-# What a worker of another make says, which has no `state`.
+# Values of `worker_status` from workers of the public implementation, whose /health has no `state`.
 READY_NAMES = frozenset({"idle", "busy_chat", "busy_half_duplex", "busy_streaming", "duplex_active", "duplex_paused"})
 KNOWN_NAMES = READY_NAMES | {"loading", "error"}
 
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker listens."""
+    """Host and port that a worker listens on."""
 
     host: str
     port: int
@@ -34,7 +34,10 @@ class WorkerAddress:
 
 @dataclass(eq=False)
 class WorkerLease:
-    """One slot of one worker, for one session. since: monotonic s. started_at: Unix s. n_units: results so far."""
+    """One slot of one worker, leased to one session.
+
+    since: monotonic s. started_at: Unix s. n_units: results received so far.
+    """
 
     worker: "Worker"
     request_type: RequestType
@@ -49,19 +52,24 @@ class WorkerLease:
 class Worker:
     """One worker.
 
-    health: the last body of /health, {} if it does not answer. seen: monotonic s of its last sign of life. heard_at:
-    Unix s of its last answer. n_foreign: slots that others than this gateway hold. distrusted: nothing more is lent
-    until it answers anew. n_requests: results that came from it. lost: set while it gives no sign of life.
+    Attributes:
+        health: last JSON body of /health; {} while the worker does not answer.
+        active_at: monotonic s of its last message or answer.
+        answered_at: Unix s of its last answer to /health.
+        n_external: slots leased by clients that do not connect through this gateway.
+        is_suspended: no slot is leased until the next answer to /health, because its free slots are uncertain.
+        n_requests: results received from it.
+        lost: set while the worker is unreachable.
     """
 
     index: int
     address: WorkerAddress
     health: dict[str, Any] = field(default_factory=dict)
-    seen: float = 0.0
-    heard_at: float | None = None
+    active_at: float = 0.0
+    answered_at: float | None = None
     leases: list[WorkerLease] = field(default_factory=list)
-    n_foreign: int = 0
-    distrusted: bool = False
+    n_external: int = 0
+    is_suspended: bool = False
     n_requests: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,16 +84,17 @@ class Worker:
 
     @property
     def state(self) -> str | None:
-        """In the worker's own words; None if it does not answer or does not say."""
-        return self.health.get("state")
+        """`state` of its /health; None if it does not answer or has no state."""
+        state = self.health.get("state")
+        return state if isinstance(state, str) else None
 
     @property
     def status(self) -> str:
-        """As other gateways name it."""
+        """Its status in the vocabulary of the public implementation's gateway."""
         if not self.health:
             return OFFLINE
         name = self.health.get("worker_status")
-        if name not in KNOWN_NAMES:
+        if not isinstance(name, str) or name not in KNOWN_NAMES:
             return "error"
         if self.leases and name in ("idle", "duplex_active"):
             return "duplex_paused" if all(lease.paused for lease in self.leases) else "duplex_active"
@@ -93,7 +102,7 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Takes sessions, if there is room."""
+        """Whether it accepts sessions, if it has a free slot."""
         if not self.health or self.lost.is_set():
             return False
         if "state" in self.health:
@@ -102,7 +111,7 @@ class Worker:
 
     @property
     def n_slots(self) -> int:
-        """0 while it is not ready."""
+        """Number of its slots; 0 while it is not ready."""
         if not self.is_ready:
             return 0
         total = _slots(self.health).get("total")
@@ -110,8 +119,8 @@ class Worker:
 
     @property
     def n_free(self) -> int:
-        """Slots that can be lent now."""
-        return 0 if self.distrusted else max(0, self.n_slots - len(self.leases) - self.n_foreign)
+        """Number of slots that can be leased now."""
+        return 0 if self.is_suspended else max(0, self.n_slots - len(self.leases) - self.n_external)
 
 
 def _slots(health: dict[str, Any]) -> dict[str, Any]:
@@ -120,63 +129,76 @@ def _slots(health: dict[str, Any]) -> dict[str, Any]:
 
 
 class Workers:
-    """All of them, in their order."""
+    """All workers, in the order of their addresses."""
 
     def __init__(
         self,
         addresses: Sequence[WorkerAddress],
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ):
         self.all = [Worker(index, address) for index, address in enumerate(addresses)]
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall_clock = clock, wall_clock
 
-    # --- what they say -------------------------------------------------------------------------
+    # --- health --------------------------------------------------------------------------------
 
-    def answered(self, worker: Worker, health: dict[str, Any]) -> None:
-        """A worker has answered /health."""
-        worker.health, worker.heard_at = health, self._wall()
-        worker.distrusted = False
+    def record_health(self, worker: Worker, health: dict[str, Any]) -> None:
+        """Record an answer to /health. health: its JSON body."""
+        worker.health, worker.answered_at = health, self._wall_clock()
+        worker.is_suspended = False
         worker.lost.clear()
-        self.alive(worker)
+        self.record_activity(worker)
         slots = _slots(health)
         total, free = slots.get("total"), slots.get("free")
         if not (isinstance(total, int) and isinstance(free, int)):
             total, free = 1, int(health.get("worker_status") == "idle")
-        worker.n_foreign = max(0, total - free - len(worker.leases))
+        worker.n_external = max(0, total - free - len(worker.leases))
 
-    def alive(self, worker: Worker) -> None:
-        """A sign of life."""
-        worker.seen = self._clock()
+    def record_activity(self, worker: Worker) -> None:
+        """Record that the worker sent something."""
+        worker.active_at = self._clock()
 
-    def refused(self, worker: Worker) -> None:
-        """It gave no slot, or no answer: nothing more is lent until it has told how it stands."""
-        worker.distrusted = True
+    def suspend(self, worker: Worker) -> None:
+        """Lease no more slots until the next answer to /health: the worker refused a session or did not answer."""
+        worker.is_suspended = True
 
-    def gone(self, worker: Worker) -> None:
-        """Nobody listens there, or nothing is heard any more: sessions there end."""
-        worker.health, worker.n_foreign = {}, 0
+    def record_loss(self, worker: Worker) -> None:
+        """Record that the worker is unreachable; its sessions end."""
+        worker.health, worker.n_external = {}, 0
         worker.lost.set()
+
+    def record_result(self, lease: WorkerLease) -> None:
+        """Count a result of a session."""
+        lease.n_units += 1
+        lease.worker.n_requests += 1
+
+    def record_pause(self, lease: WorkerLease, paused: bool) -> None:
+        """Record that a session was paused or resumed."""
+        lease.paused = paused
+
+    def idle_s(self, worker: Worker) -> float:
+        """Seconds since the worker last sent something."""
+        return self._clock() - worker.active_at
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def lend(self, request_type: RequestType, session_id: str) -> WorkerLease | None:
-        """A slot of the worker with the largest share free, the first of several; None: there is none."""
+    def acquire(self, request_type: RequestType, session_id: str) -> WorkerLease | None:
+        """Lease a slot of the worker with the largest share of free slots; None if there is no free slot."""
         free = [worker for worker in self.all if worker.n_free > 0]
         if not free:
             return None
         worker = max(free, key=lambda one: one.n_free / one.n_slots)
-        lease = WorkerLease(worker, request_type, session_id, self._clock(), self._wall())
+        lease = WorkerLease(worker, request_type, session_id, self._clock(), self._wall_clock())
         worker.leases.append(lease)
         return lease
 
-    def take_back(self, lease: WorkerLease) -> None:
-        """The slot can be lent again."""
+    def release(self, lease: WorkerLease) -> None:
+        """Return a slot."""
         lease.worker.leases.remove(lease)
 
     @property
     def leases(self) -> list[WorkerLease]:
-        """Oldest first."""
+        """All leases, oldest first."""
         return sorted((lease for worker in self.all for lease in worker.leases), key=lambda lease: lease.since)
 
     @property
@@ -193,5 +215,5 @@ class Workers:
 
 
 def iso(seconds: float) -> str:
-    """A moment in Unix seconds as local time, as clients of this protocol read it."""
+    """Unix seconds as local time in ISO 8601 without a time zone, as clients of this protocol expect it."""
     return datetime.fromtimestamp(seconds).isoformat()

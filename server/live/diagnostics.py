@@ -1,6 +1,6 @@
-"""What clients report of themselves: one JSON line each in `diag_<session>.jsonl`. Bounded, in size and in number.
+"""Diagnostics that clients send about their playback, as JSON lines in `diag_<session>.jsonl`.
 
-Knows files. Does not know what is in a report.
+The size of each file and the number of files are bounded. The contents of a report are not interpreted.
 """
 
 import asyncio
@@ -14,37 +14,42 @@ from worker.protocol.wire import WireError, json_text, read_object
 
 LOG = logging.getLogger(__name__)
 MAX_CHARS = 65_536  # of one report
-MAX_READ = 2**18  # characters; what is longer is no report
-MAX_WRITING = 64  # reports on their way to the disk
-MAX_BYTES = 2**20  # of one session's
+MAX_PARSED_CHARS = 2**18  # a longer message is not parsed, and counts as no report
+MAX_WRITES = 64  # concurrent writes; further reports are dropped
+MAX_BYTES = 2**20  # of one session's file
 MAX_FILES = 200
-NAME = ClientDiagnostic.kind()
+KIND = ClientDiagnostic.kind()
 
 
 class Diagnostics:
-    """folder: where the files are put, made when it is needed."""
+    """Writer of the reports. folder: for the files; created when the first report arrives."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[None]] = set()
 
-    def keep(self, data: Data, session_id: str) -> bool:
-        """Returns: whether the message is a report, which nobody else is to get."""
-        # Looking for the word comes first: it takes microseconds, and hardly any message has it. Reading a huge one
-        # would hold everybody up.
-        if not isinstance(data, str) or len(data) > MAX_READ or NAME not in data:
+    @property
+    def n_writing(self) -> int:
+        """Number of reports that are being written."""
+        return len(self._writes)
+
+    def intercept(self, data: Data, session_id: str) -> bool:
+        """Store the message if it is a report. Returns: whether it is one, and must not be forwarded."""
+        # The substring test takes microseconds and excludes almost every message. Parsing a huge message would block
+        # the event loop.
+        if not isinstance(data, str) or len(data) > MAX_PARSED_CHARS or KIND not in data:
             return False
         try:
             report = read_object(data)
         except WireError:
-            return False  # the worker says what is wrong
-        if report.get("type") != NAME:
+            return False  # the worker answers it with an error
+        if report.get("type") != KIND:
             return False
-        if len(data) <= MAX_CHARS and len(self._writing) < MAX_WRITING:
+        if len(data) <= MAX_CHARS and len(self._writes) < MAX_WRITES:
             line = json_text({**report, "_server_recv_ts": time.time()})
             task = asyncio.create_task(asyncio.to_thread(self._write, session_id, line))
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
         return True
 
     def _write(self, session_id: str, line: str) -> None:
@@ -52,7 +57,7 @@ class Diagnostics:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                self._make_room()
+                self._remove_oldest()
             elif path.stat().st_size > MAX_BYTES:
                 return
             with path.open("a", encoding="utf-8") as file:
@@ -60,7 +65,8 @@ class Diagnostics:
         except OSError as error:
             LOG.warning("diagnostics of session %s: %s", session_id, error)
 
-    def _make_room(self) -> None:
+    def _remove_oldest(self) -> None:
+        """Remove the oldest files, so that one more does not exceed the limit."""
         files = sorted(self._folder.glob("diag_*.jsonl"), key=lambda path: path.stat().st_mtime)
         for path in files[: max(0, len(files) - MAX_FILES + 1)]:
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What a client has sent and nobody has taken yet: in order, bounded, and together with all other clients' too.
+"""Messages received from a client and not yet forwarded: in order, and bounded for one client and for all together.
 
-A client may talk before its turn has come; nothing of that is lost. Beyond the bounds its socket is not read until
-there is room: then its own buffers fill up, and it waits. Knows bytes, not messages.
+A client may send before it has a slot, and nothing is lost. Above a bound, `put` waits; the socket is then not read,
+and TCP flow control stops the client. Does not parse messages.
 """
 
 import asyncio
@@ -12,81 +12,90 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Data = str | bytes
-EACH = 256  # bytes that a message takes beside its own: millions of empty ones are a load too
+OVERHEAD = 256  # bytes of memory counted for each message on top of its own size, so that empty ones count too
 
 
 class ReceivedMessage(NamedTuple):
-    """One message as it came. received: monotonic s. n_bytes: of memory."""
+    """A message as it was received. received_at: monotonic s. n_bytes: of memory."""
 
     data: Data
-    received: float
+    received_at: float
     n_bytes: int
 
 
 class ClientDisconnected(Exception):
-    """The client has closed the connection or lost it."""
+    """The client closed the connection or lost it."""
 
 
 @dataclass
 class ByteBudget:
-    """Room for all clients together. most: bytes; each client may still keep one message."""
+    """Memory limit shared by all inboxes, in bytes. An inbox may hold one message even if the budget is used up."""
 
-    most: int
+    max_bytes: int
     used: int = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.used >= self.max_bytes
 
 
 class Inbox:
-    """Of one client. most: bytes after which no more is read."""
+    """Received messages of one client."""
 
-    def __init__(self, store: ByteBudget, most: int):
-        self.most = most
-        self._store = store
+    def __init__(self, budget: ByteBudget, max_bytes: int):
+        """max_bytes: size from which on `put` waits."""
+        self._max_bytes = max_bytes
+        self._budget = budget
         self._n_bytes = 0
         self._waiting: deque[ReceivedMessage] = deque()
         self._changed = asyncio.Event()
-        self._is_over = False
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def limit(self, max_bytes: int) -> None:
+        """Change the size from which on the next `put` waits."""
+        self._max_bytes = max_bytes
+
     async def put(self, data: Data) -> None:
-        """Returns once another message may be read."""
-        sent = ReceivedMessage(data, time.monotonic(), size_of(data))
-        self._waiting.append(sent)
-        self._count(sent.n_bytes)
+        """Add a message, and return when there is room to read another one."""
+        message = ReceivedMessage(data, time.monotonic(), size_of(data))
+        self._waiting.append(message)
+        self._count(message.n_bytes)
         self._changed.set()
-        while self._waiting and (self._n_bytes >= self.most or self._store.used >= self._store.most):
+        while self._waiting and (self._n_bytes >= self._max_bytes or self._budget.is_exhausted):
             self._changed.clear()
             await self._changed.wait()
 
     async def get(self) -> ReceivedMessage:
-        """The next message. Raises: ClientDisconnected when there is none left and the client is gone."""
+        """Remove and return the next message. Raises: ClientDisconnected if the inbox is closed and empty."""
         while not self._waiting:
-            if self._is_over:
+            if self._is_closed:
                 raise ClientDisconnected
             self._changed.clear()
             await self._changed.wait()
-        sent = self._waiting.popleft()
-        self._count(-sent.n_bytes)
+        message = self._waiting.popleft()
+        self._count(-message.n_bytes)
         self._changed.set()
-        return sent
+        return message
 
-    def end(self) -> None:
-        """Nothing more will come."""
-        self._is_over = True
+    def close(self) -> None:
+        """Mark the end of the input: the client has disconnected."""
+        self._is_closed = True
         self._changed.set()
 
-    def forget(self) -> None:
-        """Give the room back."""
+    def clear(self) -> None:
+        """Discard all messages and return their memory to the budget."""
         self._waiting.clear()
         self._count(-self._n_bytes)
         self._changed.set()
 
     def _count(self, n: int) -> None:
         self._n_bytes += n
-        self._store.used += n
+        self._budget.used += n
 
 
 def size_of(data: Data) -> int:
-    """Bytes of memory that a message takes; a character takes up to four."""
-    return sys.getsizeof(data) + EACH
+    """Bytes of memory that a message takes. A character of text takes up to four."""
+    return sys.getsizeof(data) + OVERHEAD

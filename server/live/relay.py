@@ -1,13 +1,14 @@
-"""Two pumps between a client and its worker, each no faster than whoever takes what it brings.
+"""Forwards messages between a client and its worker, in two tasks, each at the pace of its receiver.
 
-Bytes go through as they are. What is looked at: the type of what a worker says, for counting; and a client's
-diagnostics, which stay here.
+Messages are forwarded byte for byte. The header of each message from the worker is read for metrics. Messages that
+`intercept` accepts, such as client diagnostics, are not forwarded.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
@@ -26,15 +27,25 @@ RESULT, PAUSED, RESUMED, PREPARED, ERROR = (one.kind() for one in (Result, Pause
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The worker has ended the session. code: of its close frame."""
+class WorkerClose:
+    """Code and reason of the close frame with which the worker ended the session."""
 
     code: int
     reason: str
 
 
 class Relay:
-    """One session. keep: takes what is not for the worker; returns whether it did."""
+    """The message flow of one session.
+
+    Args:
+        websocket: connection to the client, for sending.
+        inbox: messages received from the client.
+        link: connection to the worker.
+        lease: the session's slot.
+        workers: records the activity of the worker.
+        metrics: counts results and errors.
+        intercept: called with each message of the client; True if it must not be forwarded.
+    """
 
     def __init__(
         self,
@@ -44,44 +55,48 @@ class Relay:
         lease: WorkerLease,
         workers: Workers,
         metrics: GatewayMetrics,
-        keep: Callable[[Data], bool],
+        intercept: Callable[[Data], bool],
     ):
         self._websocket, self._inbox, self._link, self._lease = websocket, inbox, link, lease
-        self._workers, self._metrics, self._keep = workers, metrics, keep
-        self._since = time.monotonic()
+        self._workers, self._metrics, self._intercept = workers, metrics, intercept
+        self._started_at = time.monotonic()
 
-    async def run(self) -> Ended:
-        """Until the worker ends the session. Raises: ClientDisconnected, when the client is; WorkerLostError."""
+    async def run(self) -> WorkerClose:
+        """Forward messages until the worker ends the session.
+
+        Raises: ClientDisconnected; WorkerLostError.
+        """
         up = asyncio.create_task(self._up(), name="client-to-worker")
         down = asyncio.create_task(self._down(), name="worker-to-client")
         lost = asyncio.create_task(self._lease.worker.lost.wait(), name="worker-lost")
         tasks = (down, up, lost)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if down.done() or up.done():
-                first = down if down.done() else up
-                return first.result()
-            raise WorkerLostError(self._lease.worker.name, expected="a sign of life", got="none")
+            if down.done():
+                return down.result()
+            if up.done():
+                up.result()  # raises
+            raise WorkerLostError(self._lease.worker.name, expected="a message or an answer", got="none")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _up(self) -> Ended:
+    async def _up(self) -> NoReturn:
         while True:
-            data, received, _ = await self._inbox.get()
-            if self._keep(data):
+            data, received_at, _ = await self._inbox.get()
+            if self._intercept(data):
                 continue
             try:
                 await self._link.send(data)
             except ConnectionClosed:
-                return await asyncio.Future()  # reading tells why
-            if received > self._since:
-                self._metrics.relayed("up", time.monotonic() - received)
+                await asyncio.Event().wait()  # wait for cancellation: the read task ends with the close code
+            if received_at > self._started_at:
+                self._metrics.record_relay("up", time.monotonic() - received_at)
             if len(self._inbox):
-                await asyncio.sleep(0)  # taking what lies ready does not wait, and others have their turn too
+                await asyncio.sleep(0)  # `get` does not suspend while messages are buffered; let other tasks run
 
-    async def _down(self) -> Ended:
+    async def _down(self) -> WorkerClose:
         while True:
             try:
                 data = await self._link.recv()
@@ -89,27 +104,28 @@ class Relay:
                 if closed.rcvd is None:
                     raise WorkerLostError(self._lease.worker.name, expected="a close frame", got="none") from None
                 code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
-                return Ended(code, closed.rcvd.reason)
-            received = time.monotonic()
-            self._look_at(data)
+                return WorkerClose(code, closed.rcvd.reason)
+            received_at = time.monotonic()
+            self._record(data)
             try:
                 async with asyncio.timeout(STUCK_S):
-                    await (
-                        self._websocket.send_text(data) if isinstance(data, str) else self._websocket.send_bytes(data)
-                    )
+                    if isinstance(data, str):
+                        await self._websocket.send_text(data)
+                    else:
+                        await self._websocket.send_bytes(data)
             except (WebSocketDisconnect, RuntimeError, TimeoutError):
                 raise ClientDisconnected from None
-            self._metrics.relayed("down", time.monotonic() - received)
+            self._metrics.record_relay("down", time.monotonic() - received_at)
 
-    def _look_at(self, data: Data) -> None:
-        self._workers.alive(self._lease.worker)
-        message = peek_header(data)
-        kind = message.get("type")
+    def _record(self, data: Data) -> None:
+        """Record a message of the worker in its lease and in the metrics."""
+        self._workers.record_activity(self._lease.worker)
+        header = peek_header(data)
+        kind = header.get("type")
         if kind == RESULT:
-            self._lease.n_units += 1
-            self._lease.worker.n_requests += 1
-            self._metrics.unit(message, self._lease.request_type)
+            self._workers.record_result(self._lease)
+            self._metrics.record_result(header, self._lease.request_type)
         elif kind in (PAUSED, RESUMED, PREPARED):
-            self._lease.paused = kind == PAUSED
+            self._workers.record_pause(self._lease, kind == PAUSED)
         elif kind == ERROR:
-            self._metrics.error(str(message.get("code")))
+            self._metrics.record_error(str(header.get("code")))

@@ -1,6 +1,6 @@
-"""A connection from the gateway to one worker, for one session, and the ways in which there is none.
+"""WebSocket connections from the gateway to a worker, one for each session, and the errors of opening one.
 
-Knows websockets and the worker's handshake. Does not know what is said over it.
+Does not read or write messages.
 """
 
 import asyncio
@@ -15,81 +15,84 @@ from server.dispatch.workers import Worker, WorkerLease
 from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
 
-PROBE_S = 1.0  # a worker that works answers within milliseconds
-OPEN_S = 6.0  # it may wait 5 s for the slot of a session that is just ending
-CLOSE_S = 1.0
-WRITE_AHEAD = 2**20  # bytes
-MAX_WAITING = 4  # messages from the worker that the client has not taken yet
+PROBE_TIMEOUT_S = 1.0  # a responsive worker answers within milliseconds
+OPEN_TIMEOUT_S = 6.0  # the worker waits up to 5 s for the slot of a session that is ending
+CLOSE_TIMEOUT_S = 1.0
+WRITE_BUFFER = 2**20  # bytes
+MAX_UNREAD = 4  # messages from the worker that are buffered while the client is slow
 
 
 class _Connect(connect):
     def process_redirect(self, exc: Exception) -> Exception:
-        """A worker does not send anybody elsewhere."""
+        """Follow no redirect: no worker sends one."""
         return exc
 
 
 class WorkerRefusedError(ModelError, RuntimeError):
-    """The worker has no slot now, or does not say: nothing is known of the sessions that it has."""
+    """The worker has no free slot now or did not answer in time. Its running sessions may be unaffected."""
 
 
 class WorkerLostError(ModelError, RuntimeError):
-    """Nobody listens there, or nothing is heard any more."""
+    """The worker refuses connections or no longer sends anything."""
 
 
-async def open_link(asking: httpx.AsyncClient, lease: WorkerLease) -> ClientConnection:
-    """Connect the session to its worker, once that has shown that it lives.
+async def open_link(http: httpx.AsyncClient, lease: WorkerLease) -> ClientConnection:
+    """Connect a session to its worker, after a probe of the worker's /health.
 
     Raises: WorkerRefusedError; WorkerLostError.
     """
     worker = lease.worker
-    await _probe(asking, worker)
+    await _probe(http, worker)
     try:
         return await _Connect(
             f"ws://{worker.address}/ws/duplex?session_id={lease.session_id}",
             max_size=MAX_FRAME,
-            max_queue=MAX_WAITING,
-            write_limit=WRITE_AHEAD,
+            max_queue=MAX_UNREAD,
+            write_limit=WRITE_BUFFER,
             compression=None,
             proxy=None,
-            ping_interval=None,  # the gateway asks every worker how it is; a session need not do it again
-            open_timeout=OPEN_S,
-            close_timeout=CLOSE_S,
+            ping_interval=None,  # the gateway polls every worker's /health instead
+            open_timeout=OPEN_TIMEOUT_S,
+            close_timeout=CLOSE_TIMEOUT_S,
             user_agent_header=None,
         )
-    except (WebSocketException, OSError) as error:  # TimeoutError is one
-        raise _failed(worker, "a free slot", error) from None
+    except (WebSocketException, OSError) as error:  # TimeoutError is an OSError
+        raise _link_error(worker, "a free slot", error) from None
 
 
-async def _probe(asking: httpx.AsyncClient, worker: Worker) -> None:
+async def _probe(http: httpx.AsyncClient, worker: Worker) -> None:
     try:
-        answer = await asking.get(f"http://{worker.address}/health", timeout=PROBE_S)
+        response = await http.get(f"http://{worker.address}/health", timeout=PROBE_TIMEOUT_S)
     except httpx.HTTPError as error:
-        raise _failed(worker, "an answer", error) from None
-    if answer.status_code != 200:
-        raise WorkerRefusedError(worker.name, expected="HTTP 200 from /health", got=answer.status_code)
+        raise _link_error(worker, "an answer", error) from None
+    if response.status_code != 200:
+        raise WorkerRefusedError(worker.name, expected="HTTP 200 from /health", got=response.status_code)
 
 
-def _failed(worker: Worker, expected: str, error: Exception) -> ModelError:
-    """A worker may be slow for a moment, or this process out of file descriptors: then its sessions are not lost."""
-    kind = WorkerLostError if nobody_listens(error) else WorkerRefusedError
+def _link_error(worker: Worker, expected: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
+    """A lost worker only if the connection was refused.
+
+    After a timeout, or without a free file descriptor in this process, the worker's sessions may still run.
+    """
+    kind = WorkerLostError if is_connection_refused(error) else WorkerRefusedError
     return kind(worker.name, expected=expected, got=str(error) or type(error).__name__)
 
 
-def nobody_listens(error: BaseException | None) -> bool:
-    """Whether a connection was refused, which libraries hide below errors of their own."""
+def is_connection_refused(error: BaseException | None) -> bool:
+    """Whether an error was caused by a refused connection. Libraries wrap that error in their own types."""
     if isinstance(error, BaseExceptionGroup):
-        return all(nobody_listens(one) for one in error.exceptions)
-    below = error and (error.__cause__ or error.__context__)
-    return isinstance(error, ConnectionRefusedError) or (below is not None and nobody_listens(below))
+        return all(is_connection_refused(one) for one in error.exceptions)
+    cause = error and (error.__cause__ or error.__context__)
+    return isinstance(error, ConnectionRefusedError) or (cause is not None and is_connection_refused(cause))
 
 
-async def close_link(link: ClientConnection, *, politely: bool) -> None:
-    """politely: tell the worker, which may take a moment; otherwise just let it go."""
+async def close_link(link: ClientConnection, *, graceful: bool) -> None:
+    """Close a connection. graceful: send a close frame first and wait for the worker's, up to a second."""
     try:
-        if politely:
+        if graceful:
             with suppress(Exception):
-                # The library's own limit does not count while what was sent before is not read.
-                async with asyncio.timeout(CLOSE_S):
+                # The library's close_timeout does not cover the time in which earlier messages are not read.
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await link.close(CloseCode.NORMAL)
     finally:
         link.transport.abort()

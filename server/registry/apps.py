@@ -1,6 +1,6 @@
-"""Which kinds of conversation are offered, and which of them somebody has switched off. Plain classes: no I/O.
+"""The apps, which are the kinds of conversation on offer, and whether each is enabled.
 
-Knows names, pages and switches, for as long as the process lives. Does not know HTTP.
+Contains no I/O. The state is not stored: a new process starts with all apps enabled.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from server.dispatch.queue import RequestType
 
 
 class UnknownAppError(ModelError, LookupError):
-    """There is no such app."""
+    """No app has this id."""
 
 
 @dataclass(frozen=True)
 class App:
-    """One kind of conversation. route: its page. request_type: of its sessions."""
+    """One kind of conversation. route: path of its page. request_type: of its sessions."""
 
     app_id: str
     name: str
@@ -31,27 +31,30 @@ KNOWN = (
 
 
 class Apps:
-    """All of them, in their order; at first each is switched on."""
+    """All apps in their order. Each is enabled at first."""
 
     def __init__(self, known: Sequence[App] = KNOWN):
         self.all = tuple(known)
-        self._off: set[str] = set()
+        self._disabled: set[str] = set()
 
     @property
     def enabled(self) -> list[App]:
         return [app for app in self.all if self.is_enabled(app)]
 
     def is_enabled(self, app: App) -> bool:
-        return app.app_id not in self._off
+        return app.app_id not in self._disabled
 
-    def takes(self, request_type: RequestType) -> bool:
-        """Whether sessions of this kind may begin."""
+    def accepts(self, request_type: RequestType) -> bool:
+        """Whether sessions of this type may start."""
         return any(app.request_type == request_type for app in self.enabled)
 
-    def switch(self, app_id: str, on: bool) -> App:
-        """Sessions that run or wait are left alone. Raises: UnknownAppError."""
+    def set_enabled(self, app_id: str, enabled: bool) -> App:
+        """Enable or disable an app. Running and waiting sessions continue. Raises: UnknownAppError."""
         app = next((app for app in self.all if app.app_id == app_id), None)
         if app is None:
             raise UnknownAppError("app", expected=" or ".join(app.app_id for app in self.all), got=app_id[:60])
-        (self._off.discard if on else self._off.add)(app_id)
+        if enabled:
+            self._disabled.discard(app_id)
+        else:
+            self._disabled.add(app_id)
         return app

@@ -1,6 +1,6 @@
-"""What a conversation may begin with: instructions and a voice, one JSON file each in `assets/presets/<mode>/`.
+"""Presets: instructions and a voice for the start of a conversation, one JSON file each in `assets/presets/<mode>/`.
 
-Knows the files' form and where their sounds are. Reads them once, strictly; sounds are decoded by `reference_sound`.
+The files are read and validated once. `reference_sound` decodes the sounds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from worker.config.service import ROOT
 
 FOLDER = ROOT / "assets" / "presets"
 MODES = ("audio_duplex", "half_duplex_audio", "omni", "turnbased")
-LAST = 999  # in the order, for those that name no place
+DEFAULT_ORDER = 999  # of presets without `order`, which come last
 
 
 class _Part(BaseModel):
@@ -24,7 +24,7 @@ class _Part(BaseModel):
 
 
 class PresetVoice(_Part):
-    """A sound file. path: from the folder above all presets."""
+    """A sound file. path: relative to the folder that contains the folder of presets."""
 
     path: str
     name: str
@@ -38,19 +38,19 @@ class TextItem(_Part):
 
 
 class AudioItem(PresetVoice):
-    """A sound between them."""
+    """A sound between paragraphs of the instructions."""
 
     type: Literal["audio"]
 
 
 class Preset(_Part):
-    """Instructions are `system_prompt`, or `system_content` where sounds stand between them.
+    """One preset. It has either `system_prompt`, or `system_content` with sounds between the paragraphs.
 
-    lang: the language it is written in, such as en. order: small ones come first.
+    lang: language of the text, such as en. order: presets are sorted by it, smallest first.
     """
 
     id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    order: int = LAST
+    order: int = DEFAULT_ORDER
     name: str = Field(min_length=1)
     description: str = ""
     lang: str | None = None
@@ -66,19 +66,19 @@ class Preset(_Part):
 
     @property
     def sounds(self) -> list[AudioItem]:
-        """Between the instructions, in their order."""
+        """The sounds between paragraphs, in order."""
         return [item for item in self.system_content or () if isinstance(item, AudioItem)]
 
     @property
     def voices(self) -> Iterator[PresetVoice]:
-        """Every sound that it names."""
+        """All sounds of the preset."""
         yield from self.sounds
         if self.ref_audio is not None:
             yield self.ref_audio
 
 
 class Presets:
-    """All of them. modes: mode -> its presets, in their order. durations: s, of each sound by its path."""
+    """All presets. modes: mode -> its presets, in order. durations: seconds of each sound, by its path."""
 
     def __init__(self, folder: Path, modes: Mapping[str, list[Preset]], durations: Mapping[str, float]):
         self._folder = folder
@@ -87,12 +87,12 @@ class Presets:
 
     @classmethod
     def load(cls, folder: Path = FOLDER) -> Self:
-        """A mode without a folder has none. Raises: ConfigError naming the file and what is wrong with it."""
+        """Read all presets. A mode without a folder has none. Raises: ConfigError with the file and the problem."""
         modes: dict[str, list[Preset]] = {}
         durations: dict[str, float] = {}
         for inner in sorted(one for one in folder.glob("*") if one.is_dir()):
             if inner.name not in MODES:
-                raise ConfigError(str(inner), expected=f"a folder called {' or '.join(MODES)}", got=inner.name)
+                raise ConfigError(str(inner), expected=f"a folder named {' or '.join(MODES)}", got=inner.name)
             found: dict[str, Preset] = {}
             for file in sorted(inner.glob("*.json")):
                 preset = _read(file)
@@ -116,7 +116,7 @@ def _read(file: Path) -> Preset:
         return Preset.model_validate(read_json(file))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
+        where = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(str(file), expected="a preset", got=f"{where}: {first['msg']}") from None
 
 

@@ -1,7 +1,4 @@
-"""Sound files as clients take them: mono, 16 kHz, float32, base64. Decoded on a thread when first asked for, then kept.
-
-Knows sound files. Does not know what the sound is for.
-"""
+"""Sound files in the form that clients receive: mono, 16 kHz, float32, base64. Decoded on first use and cached."""
 
 import asyncio
 import base64
@@ -15,12 +12,12 @@ import soxr
 from models.errors import AudioError
 from models.inputs.audio_sizes import SAMPLE_RATE
 
-MAX_S = 30  # workers take no longer voice, and everybody who asks gets all of it
+MAX_S = 30  # limit of a voice in a worker; each client receives the entire sound
 
 
 @dataclass(frozen=True)
 class SoundFile:
-    """A decoded file. data: [n_samples] float32, little endian, base64."""
+    """A decoded file. data: [n_samples] float32 at 16 kHz, little endian, base64."""
 
     n_samples: int
     data: str
@@ -31,53 +28,56 @@ class SoundFile:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """stamp: by which a changed file shows."""
+class _CachedSound:
+    """stamp: modification time in ns and size of the file, which detect a change."""
 
     stamp: tuple[int, int]
     sound: SoundFile
 
 
 class SoundFiles:
-    """All that have been asked for: as many as settings and presets name."""
+    """A cache of decoded files. Its size is bounded by the number of files in settings and presets."""
 
     def __init__(self) -> None:
-        self._kept: dict[Path, _Kept] = {}
-        self._decoding = asyncio.Lock()  # whoever asks for the same file meanwhile finds it decoded
+        self._cache: dict[Path, _CachedSound] = {}
+        self._lock = asyncio.Lock()  # concurrent requests for a file decode it once
 
     async def read(self, path: Path) -> SoundFile:
-        """Raises: AudioError for a file that is not there, is no sound, is empty or longer than 30 s."""
-        async with self._decoding:
-            kept = await asyncio.to_thread(_read, path, self._kept.get(path))
-            self._kept[path] = kept
-            return kept.sound
+        """Decode a file on a thread, or return the cached result.
+
+        Raises: AudioError for a file that is missing, is no sound, is empty or is longer than 30 s.
+        """
+        async with self._lock:
+            cached = await asyncio.to_thread(_read, path, self._cache.get(path))
+            self._cache[path] = cached
+            return cached.sound
 
 
 def duration_of(path: Path) -> float:
-    """s, by the file's header. Raises: AudioError, as `SoundFiles.read` does."""
-    with _opened(path) as sound:
-        return round(sound.frames / sound.samplerate, 3)
+    """Duration in seconds, from the file's header. Raises: AudioError, as `SoundFiles.read` does."""
+    with _open(path) as sound:
+        return float(round(sound.frames / sound.samplerate, 3))
 
 
-def _read(path: Path, kept: _Kept | None) -> _Kept:
+def _read(path: Path, cached: _CachedSound | None) -> _CachedSound:
     try:
         found = path.stat()
     except OSError as error:
         raise AudioError(path.name, expected="a readable file", got=error.strerror) from None
     stamp = (found.st_mtime_ns, found.st_size)
-    if kept is not None and kept.stamp == stamp:
-        return kept
-    with _opened(path) as sound:
+    if cached is not None and cached.stamp == stamp:
+        return cached
+    with _open(path) as sound:
         try:
             samples = sound.read(dtype="float32", always_2d=True).mean(axis=1)
         except soundfile.LibsndfileError as error:
             raise AudioError(path.name, expected="a sound file", got=error.error_string) from None
         samples = soxr.resample(samples, sound.samplerate, SAMPLE_RATE)
     samples = np.nan_to_num(samples).astype("<f4")
-    return _Kept(stamp, SoundFile(len(samples), base64.b64encode(samples.tobytes()).decode()))
+    return _CachedSound(stamp, SoundFile(len(samples), base64.b64encode(samples.tobytes()).decode()))
 
 
-def _opened(path: Path) -> soundfile.SoundFile:
+def _open(path: Path) -> soundfile.SoundFile:
     try:
         sound = soundfile.SoundFile(path)
     except soundfile.LibsndfileError as error:

@@ -1,6 +1,7 @@
-"""What the HTTP API answers and takes, field by field. Its schema at /openapi.json is made of these.
+"""Request and response bodies of the HTTP API, from which /openapi.json is generated.
 
-Times are local, without a zone, as clients of this protocol read them; names that only other clients know say so.
+Times are local and without a time zone, as clients of this protocol expect them. Fields that only clients of the public
+implementation use are marked.
 """
 
 from typing import Annotated, Literal
@@ -14,19 +15,19 @@ from worker.status import State
 Seconds = Annotated[float, Field(ge=0, le=MAX_S, allow_inf_nan=False)]
 
 
-class Asked(BaseModel):
-    """A request's body: strictly typed; what is not known is passed over."""
+class RequestBody(BaseModel):
+    """A request's body: strictly typed; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Problem(BaseModel):
-    """Why a request was refused."""
+    """The reason why a request was refused."""
 
     detail: str
 
 
-# --- workers and the whole ------------------------------------------------------------------------
+# --- gateway and workers --------------------------------------------------------------------------
 
 
 class Health(BaseModel):
@@ -39,7 +40,7 @@ class Alive(BaseModel):
 
 
 class Ready(BaseModel):
-    """ready: a worker takes sessions, and the gateway is not shutting down."""
+    """ready: a worker accepts sessions, and the gateway is not shutting down."""
 
     ready: bool
     free_slots: int
@@ -51,7 +52,7 @@ class Ready(BaseModel):
 
 
 class Slots(BaseModel):
-    """Of workers that are ready. leased: by this gateway."""
+    """Slots of ready workers. leased: by this gateway."""
 
     total: int
     free: int
@@ -59,7 +60,7 @@ class Slots(BaseModel):
 
 
 class RunningTask(BaseModel):
-    """A session that has a slot."""
+    """A session with a slot."""
 
     worker_id: str
     request_type: RequestType
@@ -91,7 +92,7 @@ class ServiceStatus(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far a worker's start is. total: 0 if nobody knows. seconds: in this stage."""
+    """Progress of a worker's start. total: 0 if unknown. seconds: since the start of the stage."""
 
     what: str = ""
     done: float = 0
@@ -100,7 +101,7 @@ class Progress(BaseModel):
 
 
 class WorkerInfo(BaseModel):
-    """status: as other gateways name it. state, error, progress: the worker's own words, if it says any."""
+    """status: in the vocabulary of the public implementation. state, error, progress: from the worker's /health."""
 
     worker_id: str
     host: str
@@ -138,7 +139,7 @@ class CacheStatus(BaseModel):
 
 
 class QueueItem(BaseModel):
-    """A ticket that waits. position: 1 is next."""
+    """A waiting ticket. position: 1 is next."""
 
     ticket_id: str
     request_type: RequestType
@@ -180,8 +181,8 @@ class Success(BaseModel):
     success: bool
 
 
-class EtaRequest(Asked):
-    """What is left out stays as it is."""
+class EtaRequest(RequestBody):
+    """Fields that are left out keep their value."""
 
     eta_chat_s: Seconds = 0.0
     eta_half_duplex_s: Seconds = 0.0
@@ -191,7 +192,7 @@ class EtaRequest(Asked):
 
 
 class EtaSettings(BaseModel):
-    """eta_streaming_s, eta_duplex_s: half duplex and omni, by the names that older clients know."""
+    """eta_streaming_s, eta_duplex_s: half duplex and omni, under the names that older clients use."""
 
     eta_chat_s: float
     eta_half_duplex_s: float
@@ -203,7 +204,7 @@ class EtaSettings(BaseModel):
 
 
 class EtaStatus(BaseModel):
-    """config: guesses. ema_*_s: the moving average of what was measured, null before the first sample."""
+    """config: expected durations. ema_*_s: moving averages of measured durations, null before the first sample."""
 
     config: EtaSettings
     ema_alpha: float
@@ -242,7 +243,7 @@ class AppSwitches(BaseModel):
     apps: list[AppSwitch]
 
 
-class Switch(Asked):
+class Switch(RequestBody):
     enabled: bool
 
 
@@ -259,7 +260,7 @@ class Switched(BaseModel):
 
 
 class FrontendDefaults(BaseModel):
-    """default_lang: only if the gateway was told one."""
+    """default_lang: left out if the gateway has none."""
 
     playback_delay_ms: int
     chat_vocoder: str
@@ -267,7 +268,7 @@ class FrontendDefaults(BaseModel):
 
 
 class DefaultSound(BaseModel):
-    """duration: s. base64: float32, little endian."""
+    """duration: s. base64: float32 samples, little endian."""
 
     name: str
     duration: float
@@ -277,7 +278,7 @@ class DefaultSound(BaseModel):
 
 
 class VoiceInfo(BaseModel):
-    """data: always null here; its own route brings it. duration: s."""
+    """data: always null; the route of the preset's audio returns it. duration: s."""
 
     data: None = None
     path: str
@@ -295,7 +296,7 @@ class AudioPart(VoiceInfo):
 
 
 class PresetInfo(BaseModel):
-    """Has either system_prompt or system_content."""
+    """A preset with either system_prompt or system_content."""
 
     id: str
     order: int
@@ -308,7 +309,7 @@ class PresetInfo(BaseModel):
 
 
 class PresetSound(BaseModel):
-    """data: float32 at 16 kHz, little endian, base64; null if the file has gone. duration: s."""
+    """data: float32 at 16 kHz, little endian, base64; null if the file was removed. duration: s."""
 
     data: str | None
     name: str
@@ -316,7 +317,7 @@ class PresetSound(BaseModel):
 
 
 class PresetSounds(BaseModel):
-    """Only what the preset has."""
+    """Sounds of a preset; fields without a sound are left out."""
 
     system_content_audio: list[PresetSound] | None = None
     ref_audio: PresetSound | None = None

@@ -1,9 +1,7 @@
-"""Routes that give pages what a conversation begins with: presets, their sounds, the default voice, a few settings.
-
-Knows FastAPI; files are read by `presets` and `reference_sound`.
-"""
+"""Routes for the start of a conversation: presets, their sounds, the default voice, and defaults of the page."""
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, HTTPException
 
@@ -23,11 +21,11 @@ from server.routes.bodies import (
     VoiceInfo,
 )
 
-NOT_THERE = {404: {"model": Problem, "description": "there is no such sound"}}
+NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such sound"}}
 
 
 def preset_routes(presets: Presets, default_voice: Path | None, defaults: FrontendDefaults) -> APIRouter:
-    """default_voice: of sessions that bring none."""
+    """default_voice: sound file for sessions without a voice of their own."""
     router = APIRouter()
     sounds = SoundFiles()
     listed = {mode: [_info(preset, presets) for preset in found] for mode, found in presets.modes.items()}
@@ -36,7 +34,7 @@ def preset_routes(presets: Presets, default_voice: Path | None, defaults: Fronte
         duration = presets.durations[voice.path]
         try:
             sound = await sounds.read(presets.file_of(voice))
-        except AudioError:  # it was there when the gateway began
+        except AudioError:  # the file was removed or changed after the start
             return PresetSound(data=None, name=voice.name, duration=duration)
         return PresetSound(data=sound.data, name=voice.name, duration=sound.duration_s)
 
@@ -44,7 +42,7 @@ def preset_routes(presets: Presets, default_voice: Path | None, defaults: Fronte
     async def frontend_defaults() -> FrontendDefaults:
         return defaults
 
-    @router.get("/api/default_ref_audio", responses=NOT_THERE)
+    @router.get("/api/default_ref_audio", responses=NOT_FOUND)
     async def default_ref_audio() -> DefaultSound:
         if default_voice is None:
             raise HTTPException(404, "No default voice: audio.ref_audio_path is not set")
@@ -64,7 +62,7 @@ def preset_routes(presets: Presets, default_voice: Path | None, defaults: Fronte
     async def all_presets() -> dict[str, list[PresetInfo]]:
         return listed
 
-    @router.get("/api/presets/{mode}/{preset_id}/audio", response_model_exclude_unset=True, responses=NOT_THERE)
+    @router.get("/api/presets/{mode}/{preset_id}/audio", response_model_exclude_unset=True, responses=NOT_FOUND)
     async def preset_audio(mode: str, preset_id: str) -> PresetSounds:
         preset = presets.find(mode, preset_id)
         if preset is None:
@@ -88,15 +86,12 @@ def _info(preset: Preset, presets: Presets) -> PresetInfo:
     if preset.system_content is not None:
         info.system_content = [_part(item, presets) for item in preset.system_content]
     if preset.ref_audio is not None:
-        info.ref_audio = VoiceInfo(**_voice(preset.ref_audio, presets))
+        voice = preset.ref_audio
+        info.ref_audio = VoiceInfo(data=None, path=voice.path, name=voice.name, duration=presets.durations[voice.path])
     return info
 
 
 def _part(item: TextItem | AudioItem, presets: Presets) -> TextPart | AudioPart:
     if isinstance(item, TextItem):
         return TextPart(type="text", text=item.text)
-    return AudioPart(type="audio", **_voice(item, presets))
-
-
-def _voice(voice: PresetVoice, presets: Presets) -> dict[str, str | float | None]:
-    return {"data": None, "path": voice.path, "name": voice.name, "duration": presets.durations[voice.path]}
+    return AudioPart(type="audio", data=None, path=item.path, name=item.name, duration=presets.durations[item.path])

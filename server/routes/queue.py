@@ -1,4 +1,4 @@
-"""Routes of the queue and of the estimates of how long one waits. Knows FastAPI; everything else the desk does."""
+"""Routes of the queue and of the waiting time estimates."""
 
 from fastapi import APIRouter
 
@@ -27,8 +27,8 @@ def queue_routes(dispatcher: Dispatcher) -> APIRouter:
         return eta_status(dispatcher)
 
     @router.put("/api/config/eta")
-    async def adjust_eta(wanted: EtaRequest) -> EtaStatus:
-        dispatcher.eta.adjust(**wanted.model_dump(exclude_unset=True, exclude_none=True))
+    async def configure_eta(request: EtaRequest) -> EtaStatus:
+        dispatcher.eta.configure(request.model_dump(exclude_unset=True, exclude_none=True))
         return eta_status(dispatcher)
 
     return router

@@ -1,4 +1,4 @@
-"""Routes that tell how the gateway and its workers are. Knows FastAPI; the answers are made in `status`."""
+"""Routes for the state of the gateway and its workers. The response bodies are built in `status_report`."""
 
 from datetime import datetime
 
@@ -31,7 +31,7 @@ def status_routes(dispatcher: Dispatcher, duplex: GatewaySockets, metrics: Gatew
 
     @router.get("/status")
     async def status() -> ServiceStatus:
-        return service_status(dispatcher, draining=duplex.draining, n_connections=len(duplex.connections))
+        return service_status(dispatcher, draining=duplex.draining, n_connections=duplex.n_connections)
 
     @router.get("/workers")
     async def workers() -> WorkerList:
@@ -43,6 +43,6 @@ def status_routes(dispatcher: Dispatcher, duplex: GatewaySockets, metrics: Gatew
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def all_metrics() -> Response:
-        return Response(metrics.text(dispatcher), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.render(dispatcher), media_type=CONTENT_TYPE_LATEST)
 
     return router

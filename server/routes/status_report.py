@@ -1,10 +1,10 @@
-"""What the gateway tells of its workers, its queue and its estimates: the bodies of the HTTP API. No I/O.
+"""Response bodies of the HTTP API about workers, queue and estimates. Contains no I/O.
 
-What a worker says of itself is passed on where it is what it should be, and left out where it is not.
+Values from a worker's /health are copied if they have the expected type, and left out otherwise.
 """
 
-from server.dispatch.dispatcher import Dispatcher, Place
-from server.dispatch.eta import KINDS
+from server.dispatch.dispatcher import Dispatcher, QueuePosition
+from server.dispatch.eta import CONFIG_FIELDS
 from server.dispatch.queue import Ticket
 from server.dispatch.workers import OFFLINE, Worker, WorkerLease, iso
 from server.routes.bodies import (
@@ -27,10 +27,10 @@ from server.routes.bodies import (
 )
 from worker.status import State
 
-MAX_CHARS = 2000  # of a worker's words
-MOST = 2**53  # of its numbers
-# What older clients call a kind of session.
-FORMER = {"streaming": "half_duplex", "duplex": "omni_duplex"}
+MAX_CHARS = 2000  # of a text from a worker
+MAX_NUMBER = 2**53  # from a worker
+# Names that older clients use for request types.
+ALIASES = {"streaming": "half_duplex", "duplex": "omni_duplex"}
 
 
 def readiness(dispatcher: Dispatcher, *, draining: bool) -> Ready:
@@ -61,7 +61,7 @@ def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int
         error_workers=statuses.count("error"),
         offline_workers=statuses.count(OFFLINE),
         queue_length=len(dispatcher.queue),
-        max_queue_size=dispatcher.queue.most,
+        max_queue_size=dispatcher.queue.max_size,
         running_tasks=[running_task(dispatcher, lease) for lease in workers.leases],
         draining=draining,
         connections=n_connections,
@@ -100,10 +100,10 @@ def worker_info(worker: Worker) -> WorkerInfo:
         current_session_id=first and first.session_id,
         total_requests=worker.n_requests,
         avg_inference_time_ms=_number(worker.health.get("avg_inference_time_ms")),
-        last_heartbeat=None if worker.heard_at is None else iso(worker.heard_at),
+        last_heartbeat=None if worker.answered_at is None else iso(worker.answered_at),
         current_request_type=first and first.request_type,
         task_started_at=first and iso(first.started_at),
-        state=State(worker.state) if worker.state in State.__members__ else None,
+        state=State(worker.state) if worker.state is not None and worker.state in State.__members__ else None,
         error=None if error is None else _text(error),
         progress=_progress(worker.health.get("progress")),
         slots=Slots(total=worker.n_slots, free=worker.n_free, leased=len(worker.leases)),
@@ -119,14 +119,14 @@ def _progress(given: object) -> Progress | None:
 
 
 def _number(value: object) -> float:
-    """0 for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+    """The value as a float; 0 for anything but a number of limited size."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         return 0.0
     return float(value)
 
 
 def _text(value: object) -> str:
-    """As UTF-8 can carry it."""
+    """The value as text, cut to a maximum length and without characters that UTF-8 cannot encode."""
     return str(value)[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
@@ -140,19 +140,19 @@ def queue_status(dispatcher: Dispatcher) -> QueueStatus:
     """GET /api/queue."""
     return QueueStatus(
         queue_length=len(dispatcher.queue),
-        max_queue_size=dispatcher.queue.most,
-        items=[queue_item(dispatcher, ticket, place) for ticket, place in dispatcher.places().items()],
+        max_queue_size=dispatcher.queue.max_size,
+        items=[queue_item(dispatcher, ticket, position) for ticket, position in dispatcher.positions().items()],
         running_tasks=[running_task(dispatcher, lease) for lease in dispatcher.workers.leases],
     )
 
 
-def queue_item(dispatcher: Dispatcher, ticket: Ticket, place: Place) -> QueueItem:
+def queue_item(dispatcher: Dispatcher, ticket: Ticket, position: QueuePosition) -> QueueItem:
     return QueueItem(
         ticket_id=ticket.ticket_id,
         request_type=ticket.request_type,
         session_id=ticket.session_id,
-        position=place.position,
-        estimated_wait_s=place.wait_s,
+        position=position.position,
+        estimated_wait_s=position.wait_s,
         enqueued_at=iso(ticket.enqueued_at),
         wait_elapsed_s=round(dispatcher.waited(ticket), 1),
     )
@@ -163,23 +163,23 @@ def ticket_status(dispatcher: Dispatcher, ticket_id: str) -> TicketFound | Ticke
     ticket = dispatcher.queue.find(ticket_id)
     if ticket is None:
         return TicketUnknown(message=f"No ticket {ticket_id[:60]} waits")
-    item = queue_item(dispatcher, ticket, dispatcher.places()[ticket])
+    item = queue_item(dispatcher, ticket, dispatcher.positions()[ticket])
     return TicketFound(ticket=TicketStatus(**item.model_dump(exclude={"wait_elapsed_s"})))
 
 
 def eta_status(dispatcher: Dispatcher) -> EtaStatus:
     """GET /api/config/eta."""
     eta = dispatcher.eta
-    guesses = {key: getattr(eta.config, key) for key in KINDS.values()}
+    guesses = {key: getattr(eta.config, key) for key in CONFIG_FIELDS.values()}
     averages: dict[str, float | None] = {}
     samples: dict[str, int] = {}
-    for kind, key in KINDS.items():
+    for kind, key in CONFIG_FIELDS.items():
         measured, name = eta.measured[kind], key.removeprefix("eta_").removesuffix("_s")
         averages[name] = None if measured.average_s is None else round(measured.average_s, 1)
         samples[name] = measured.n
-    for former, name in FORMER.items():
-        guesses[f"eta_{former}_s"] = guesses[f"eta_{name}_s"]
-        averages[former], samples[former] = averages[name], samples[name]
+    for alias, name in ALIASES.items():
+        guesses[f"eta_{alias}_s"] = guesses[f"eta_{name}_s"]
+        averages[alias], samples[alias] = averages[name], samples[name]
     return EtaStatus(
         config=EtaSettings(**guesses, ema_alpha=eta.config.ema_alpha),
         ema_alpha=eta.config.ema_alpha,

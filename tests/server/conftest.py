@@ -1,9 +1,9 @@
-"""What the gateway's tests run under."""
+"""Settings of the gateway's tests."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def workers_are_asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Much of what is tested waits for the next time that a worker is asked how it is."""
-    monkeypatch.setattr("server.health_watch.EVERY_S", 0.1)
+def poll_workers_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests wait for the next health poll."""
+    monkeypatch.setattr("server.health_watch.POLL_S", 0.1)

@@ -1,4 +1,4 @@
-"""The gateway as a process: what it can be told, how it says no, how it stops, and what its death leaves behind."""
+"""The gateway as a process: flags, refused settings, stop signals, and the workers after it was killed."""
 
 import asyncio
 import os
@@ -19,9 +19,8 @@ from websockets import connect
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.main import main
-from server.registry.presets import NO_PRESETS
-from server.serving import serve
-from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, STOP, Client, Running, run, until
+from server.serving import ServeOptions, serve
+from tests.server.live_gateway import ANSWER_S, CHUNK, STOP, Client, connect_to, run, wait_until
 from worker.config.service import default_config
 from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import listen
@@ -31,7 +30,7 @@ LISTENING = re.compile(r"listening on (https?)://127\.0\.0\.1:(\d+)")
 
 @asynccontextmanager
 async def process(root: Path, folder: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, str]]:
-    """A gateway that listens. Yields: it, its port, its scheme."""
+    """A gateway process that listens. Yields: the process, its port, its scheme."""
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     config = folder / "config.json"
@@ -39,13 +38,13 @@ async def process(root: Path, folder: Path, *flags: str) -> AsyncIterator[tuple[
     command = [sys.executable, "-m", "server.main", "--config", str(config), "--port", str(port), *flags]
     started = await asyncio.create_subprocess_exec(*command, cwd=root, stderr=asyncio.subprocess.PIPE)
     try:
-        said = []
+        lines = []
         async with asyncio.timeout(ANSWER_S):
-            while not (found := LISTENING.search("".join(said))):
+            while not (found := LISTENING.search("".join(lines))):
                 line = (await started.stderr.readline()).decode()
-                assert line, f"expected it to listen, got {said}"
-                said.append(line)
-        reading = asyncio.create_task(started.stderr.read())  # a full pipe would hold it up
+                assert line, f"expected it to listen, got {lines}"
+                lines.append(line)
+        reading = asyncio.create_task(started.stderr.read())  # a full pipe would block the process
         yield started, int(found[2]), found[1]
     finally:
         if started.returncode is None:
@@ -55,15 +54,11 @@ async def process(root: Path, folder: Path, *flags: str) -> AsyncIterator[tuple[
 
 
 async def prepared(port: int, name: str) -> Client:
-    client = await Running(port, None, None, None).connect(name)
-    await client.say(PREPARE)
-    await client.until("queue_done")
-    await client.hear("prepared")
-    return client
+    return await (await connect_to(port, name)).prepared()
 
 
-def said(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line with which it refuses."""
+def refusal(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The error line for invalid flags."""
     status = main(list(flags))
     text = capsys.readouterr().err
     assert status == 2, f"{flags}: expected status 2, got {status} and {text!r}"
@@ -99,8 +94,8 @@ def said(flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--config", "/no/config.json"], "config.json"),
     ],
 )
-def test_what_cannot_be(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(flags, capsys)
+def test_refuses_invalid_flags(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = refusal(flags, capsys)
     assert words in text, f"{flags}: expected {words!r}, got {text!r}"
 
 
@@ -111,31 +106,33 @@ def test_refuses_timeout_flag_with_its_replacement(capsys: pytest.CaptureFixture
     assert caught.value.code == 2 and "expected service.worker_timeout_s in the settings, got --timeout 300" in text
 
 
-def test_ports_of_workers_end_somewhere(
+def test_refuses_worker_ports_out_of_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DUOLOGUE_SERVICE_WORKER_BASE_PORT", "65530")
-    assert "expected 1 to 6, got 7" in said(["--num-workers", "7"], capsys)
+    assert "expected 1 to 6, got 7" in refusal(["--num-workers", "7"], capsys)
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_taken_port(capsys: pytest.CaptureFixture[str]) -> None:
     with listen("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        text = said(["--port", str(port)], capsys)
+        text = refusal(["--port", str(port)], capsys)
     assert f"127.0.0.1:{port}" in text and "in use" in text, text
 
 
-def test_a_port_that_is_taken_meanwhile(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_exits_if_port_is_taken_after_the_check(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as mine, listen("127.0.0.1", mine.getsockname()[1]) as other:
         other.listen()
-        status = serve(default_config(), [], mine, None, presets=NO_PRESETS, lang=None, reports=tmp_path)
+        status = serve(default_config(), mine, ServeOptions([], tmp_path))
         assert status == 1, f"expected exit status 1, got {status}"
-    told = [record.getMessage() for record in caplog.records if record.name == "worker.protocol.connection"]
-    assert len(told) == 1 and "cannot listen" in told[0], f"expected one line that says why, got {told}"
+    messages = [record.getMessage() for record in caplog.records if record.name == "worker.protocol.connection"]
+    assert len(messages) == 1 and "cannot listen" in messages[0], (
+        f"expected one message with the reason, got {messages}"
+    )
 
 
-def test_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
     for flags in (["--nonsense"], ["--port", "x"], ["--http", "--https"], ["--lang", "fr"]):
         with pytest.raises(SystemExit) as left:
             main(flags)
@@ -143,7 +140,7 @@ def test_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
-    """A certificate and its key, made now."""
+    """Create a certificate and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
@@ -154,15 +151,15 @@ def certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_tls(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serves_https(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cert, key = certificate(tmp_path, "mine")
     _, other = certificate(tmp_path, "other")
-    assert "its own key" in said(["--ssl-certfile", str(cert), "--ssl-keyfile", str(other)], capsys)
+    assert "its own key" in refusal(["--ssl-certfile", str(cert), "--ssl-keyfile", str(other)], capsys)
     locked = certificate(tmp_path, "locked", "-passout", "pass:secret")
-    assert "certificate" in said(["--ssl-certfile", str(locked[0]), "--ssl-keyfile", str(locked[1])], capsys)
+    assert "certificate" in refusal(["--ssl-certfile", str(locked[0]), "--ssl-keyfile", str(locked[1])], capsys)
     trusting = ssl.create_default_context(cafile=str(cert))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with FakeWorker(1) as worker:
             flags = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--workers", f"127.0.0.1:{worker.port}"]
             async with process(root, tmp_path, *flags) as (started, port, scheme):
@@ -175,69 +172,69 @@ def test_tls(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
                     await client.prepared()
                     await client.unit()
                     client.socket.transport.abort()
-                    await until(lambda: not worker.sessions, "the slot of a lost connection")
+                    await wait_until(lambda: not worker.sessions, "the slot of a lost connection")
                 started.send_signal(signal.SIGINT)
                 assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
             async with process(root, tmp_path, *flags, "--http") as (_, port, scheme):
                 assert scheme == "http", scheme
 
-    run(story)
+    run(scenario)
 
 
-def test_a_stop_lets_sessions_finish(root: Path, tmp_path: Path) -> None:
-    async def story() -> None:
+def test_stop_waits_for_sessions(root: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with FakeWorker(1) as worker:
             flags = ["--workers", f"127.0.0.1:{worker.port}", "--drain-timeout", "60"]
             async with process(root, tmp_path, *flags) as (started, port, _):
                 soft, hard = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)
-                assert soft == hard, f"expected as many files as are allowed ({hard}), got {soft}"
+                assert soft == hard, f"expected the hard limit of open files ({hard}), got {soft}"
                 talking = await prepared(port, "talks")
-                waiting = await Running(port, None, None, None).connect("waits")
-                await waiting.hear("queued")
+                waiting = await connect_to(port, "waits")
+                await waiting.receive("queued")
                 started.send_signal(signal.SIGTERM)
-                assert (await waiting.until("error"))["code"] == ErrorCode.DRAINING
-                assert (await waiting.closed())[0] == 1012
-                late = await Running(port, None, None, None).connect("late")
-                assert (await late.hear("error"))["code"] == ErrorCode.DRAINING
-                assert (await late.closed())[0] == 1012
+                assert (await waiting.receive_until("error"))["code"] == ErrorCode.DRAINING
+                assert (await waiting.wait_closed())[0] == 1012
+                late = await connect_to(port, "late")
+                assert (await late.receive("error"))["code"] == ErrorCode.DRAINING
+                assert (await late.wait_closed())[0] == 1012
                 async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
                     ready = await http.get("/readyz")
                 assert (ready.status_code, ready.json()["draining"]) == (503, True), ready.text
-                await talking.say(CHUNK, STOP)
-                await talking.hear("result")
-                await talking.hear("stopped")
-                assert await talking.closed() == (1000, "stopped")
+                await talking.send(CHUNK, STOP)
+                await talking.receive("result")
+                await talking.receive("stopped")
+                assert await talking.wait_closed() == (1000, "stopped")
                 assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
 
-    run(story)
+    run(scenario)
 
 
-def test_a_stop_ends_who_does_not_finish(root: Path, tmp_path: Path) -> None:
-    async def story() -> None:
+def test_stop_closes_sessions_after_timeout(root: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with FakeWorker(2) as worker:
             flags = ["--workers", f"127.0.0.1:{worker.port}", "--drain-timeout", "0.5"]
             async with process(root, tmp_path, *flags) as (started, port, _):
                 clients = [await prepared(port, f"talks{i}") for i in range(2)]
                 started.send_signal(signal.SIGTERM)
                 for client in clients:
-                    assert (await client.hear("error"))["code"] == ErrorCode.DRAINING
-                    assert (await client.closed())[0] == 1012
+                    assert (await client.receive("error"))["code"] == ErrorCode.DRAINING
+                    assert (await client.wait_closed())[0] == 1012
                 assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
                 assert not worker.sessions, worker.sessions
 
-    run(story)
+    run(scenario)
 
 
-def test_a_gateway_that_is_killed_leaves_free_workers(root: Path, tmp_path: Path) -> None:
-    async def story() -> None:
+def test_killed_gateway_leaves_free_workers(root: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
         async with FakeWorker(2) as worker:
             flags = ["--workers", f"127.0.0.1:{worker.port}"]
             async with process(root, tmp_path, *flags) as (started, port, _):
                 clients = [await prepared(port, f"talks{i}") for i in range(2)]
                 os.kill(started.pid, signal.SIGKILL)
-                await until(lambda: not worker.sessions, "the worker's slots", 5)
-                assert (await clients[0].closed())[0] == 1006
+                await wait_until(lambda: not worker.sessions, "the worker's slots", 5)
+                assert (await clients[0].wait_closed())[0] == 1006
             async with process(root, tmp_path, *flags) as (_, port, _):
                 await (await prepared(port, "again")).unit()
 
-    run(story)
+    run(scenario)

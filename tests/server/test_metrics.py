@@ -1,4 +1,4 @@
-"""What the gateway counts of live conversations, and that its documentation names all of it."""
+"""The gateway's metrics of live conversations, and their documentation."""
 
 import asyncio
 import math
@@ -20,8 +20,8 @@ from server.metrics import (
     WAIT_SECONDS,
     GatewayMetrics,
 )
-from tests.server.gateways import STOP, Running, running_gateway, until
-from tests.server.routes.http_gateway import IDLE, gateway_of
+from tests.server.live_gateway import STOP, RunningGateway, running_gateway, wait_until
+from tests.server.routes.asgi_gateway import IDLE, gateway_of
 from worker.loop.results import StageTimes
 from worker.status import State
 
@@ -44,7 +44,7 @@ def samples(text: str) -> Samples:
     }
 
 
-async def scraped(running: Running) -> Samples:
+async def scraped(running: RunningGateway) -> Samples:
     return samples((await running.http.get("/metrics")).text)
 
 
@@ -54,8 +54,8 @@ def assert_counted(got: Samples, *expected: tuple[str, dict[str, str], float]) -
         assert found == value, f"{name}{labels}: expected {value}, got {found}"
 
 
-def test_a_conversation_is_counted() -> None:
-    async def story() -> None:
+def test_conversation_is_counted() -> None:
+    async def scenario() -> None:
         async with (
             FakeWorker(slots=1, n_listen=1, n_speak=2, think_s=0.02) as worker,
             running_gateway(worker) as running,
@@ -63,8 +63,8 @@ def test_a_conversation_is_counted() -> None:
             client = await (await running.connect("adx_me")).prepared()
             for _ in range(3):
                 await client.unit()
-            await client.say("nonsense")
-            await client.hear("error")
+            await client.send("not JSON")
+            await client.receive("error")
             assert_counted(
                 await scraped(running),
                 ("open_sessions", {"worker": "worker_0"}, 1),
@@ -73,14 +73,14 @@ def test_a_conversation_is_counted() -> None:
                 ("session_seconds_count", {"request_type": "audio_duplex"}, None),
             )
             waiting = await running.connect("omni_next")
-            await waiting.hear("queued")
+            await waiting.receive("queued")
             assert_counted(await scraped(running), ("queue_length", {}, 1))
-            await client.say(STOP)
-            await client.hear("stopped")
-            await client.closed()
-            await waiting.until("queue_done")
+            await client.send(STOP)
+            await client.receive("stopped")
+            await client.wait_closed()
+            await waiting.receive_until("queue_done")
             await waiting.close()
-            await running.clean()
+            await running.wait_idle()
             got = await scraped(running)
             assert_counted(
                 got,
@@ -102,23 +102,23 @@ def test_a_conversation_is_counted() -> None:
                 ("open_sessions", {"worker": "worker_0"}, 0),
                 ("queue_length", {}, 0),
             )
-            # What is read while the relay begins was not passed on by it alone, and is not timed.
+            # A message received before the relay started is forwarded but not timed.
             up = got["relay_seconds_count", (("direction", "up"),)]
-            assert 5 <= up <= 6, f"expected prepare or not, 3 chunks, nonsense and stop, got {up}"
+            assert 5 <= up <= 6, f"expected 3 chunks, invalid text, stop, and maybe prepare, got {up}"
             spent = got["unit_seconds_sum", (("decision", "speak"),)]
             assert 0.02 < spent < 10, f"expected seconds, got {spent}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_lost_worker_is_counted_once_and_offline() -> None:
-    async def story() -> None:
+def test_lost_worker_is_counted_once_and_is_offline() -> None:
+    async def scenario() -> None:
         async with FakeWorker() as worker, running_gateway(worker) as running:
             client = await (await running.connect()).prepared()
             worker.crash()
-            await client.hear("error")
-            await until(lambda: not running.gateway.dispatcher.workers.all[0].health, "a worker that is lost")
-            await running.clean()
+            await client.receive("error")
+            await wait_until(lambda: not running.gateway.dispatcher.workers.all[0].health, "the loss to be detected")
+            await running.wait_idle()
             assert_counted(
                 await scraped(running),
                 ("workers_lost_total", {"worker": "worker_0"}, 1),
@@ -129,18 +129,18 @@ def test_a_lost_worker_is_counted_once_and_offline() -> None:
                 ("slots", {"kind": "total"}, 0),
             )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def result(**fields: Any) -> dict[str, Any]:
     return {"is_listen": False, "wall_clock_ms": 130.0, "lag_ms": 2.0, "headroom_ms": 868.0, **fields}
 
 
-def test_a_late_unit_is_a_miss_and_its_times_are_seconds() -> None:
+def test_late_unit_is_a_miss_and_times_are_in_seconds() -> None:
     metrics, gateway = GatewayMetrics(), gateway_of(0)
-    metrics.unit(result(stages={"decode": 30.0, "first_sound": 60.0}), "omni_duplex")
-    metrics.unit(result(headroom_ms=-0.5), "omni_duplex")
-    got = samples(metrics.text(gateway.dispatcher).decode())
+    metrics.record_result(result(stages={"decode": 30.0, "first_sound": 60.0}), "omni_duplex")
+    metrics.record_result(result(headroom_ms=-0.5), "omni_duplex")
+    got = samples(metrics.render(gateway.dispatcher).decode())
     assert_counted(got, ("deadline_misses_total", {}, 1), ("first_sound_seconds_count", {}, 1))
     for name, labels, expected in (
         ("unit_seconds_sum", (("decision", "speak"),), 0.26),
@@ -149,36 +149,38 @@ def test_a_late_unit_is_a_miss_and_its_times_are_seconds() -> None:
         ("lag_seconds_sum", (), 0.004),
     ):
         assert got[name, labels] == pytest.approx(expected), f"{name}: expected {expected}, got {got[name, labels]}"
-    assert got["headroom_seconds_bucket", (("le", "0.0"),)] == 1, "expected the late one alone below 0"
+    assert got["headroom_seconds_bucket", (("le", "0.0"),)] == 1, "expected only the late unit below 0"
 
 
 @pytest.mark.parametrize(
     "odd", [None, "x", [], True, math.inf, math.nan, 10**400, {"decode": "x"}], ids=lambda one: str(one)[:9]
 )
-def test_an_odd_result_is_counted_and_harms_nothing(odd: Any) -> None:
+def test_result_with_invalid_fields_is_counted(odd: Any) -> None:
     metrics, gateway = GatewayMetrics(), gateway_of(0)
-    metrics.unit(result(wall_clock_ms=odd, lag_ms=odd, headroom_ms=odd, stages=odd, is_listen=odd), "omni_duplex")
-    metrics.unit({"stages": {"first_sound": odd, "decode": odd, "unheard_of": 1.0}}, "omni_duplex")
-    metrics.error("made up by a worker")
-    got = samples(metrics.text(gateway.dispatcher).decode())
+    metrics.record_result(
+        result(wall_clock_ms=odd, lag_ms=odd, headroom_ms=odd, stages=odd, is_listen=odd), "omni_duplex"
+    )
+    metrics.record_result({"stages": {"first_sound": odd, "decode": odd, "unknown": 1.0}}, "omni_duplex")
+    metrics.record_error("unknown code")
+    got = samples(metrics.render(gateway.dispatcher).decode())
     assert sum(value for (name, _), value in got.items() if name == "units_total") == 2
     assert_counted(got, ("errors_total", {"code": "other"}, 1), ("unit_seconds_count", {"decision": "listen"}, None))
-    assert not any(dict(labels).get("stage") == "unheard_of" for _, labels in got)
+    assert not any(dict(labels).get("stage") == "unknown" for _, labels in got)
 
 
-def test_what_workers_say_of_compiling_and_memory() -> None:
+def test_compile_counters_and_memory_of_workers() -> None:
     gateway = gateway_of(1)
     health = {**IDLE, "compile": {"counts": {"graphs": 7}, "after_warm_up": {"graphs": 1}}, "memory": {"resident": 5}}
-    gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], health)
+    gateway.dispatcher.workers.record_health(gateway.dispatcher.workers.all[0], health)
     assert_counted(
-        samples(gateway.metrics.text(gateway.dispatcher).decode()),
+        samples(gateway.metrics.render(gateway.dispatcher).decode()),
         ("worker_compiled", {"worker": "worker_0", "what": "graphs"}, 7),
         ("worker_compiled_after_warm_up", {"worker": "worker_0", "what": "graphs"}, 1),
         ("worker_memory_bytes", {"worker": "worker_0", "kind": "resident"}, 5),
     )
-    gateway.dispatcher.workers.gone(gateway.dispatcher.workers.all[0])
-    got = samples(gateway.metrics.text(gateway.dispatcher).decode())
-    assert not [name for name, _ in got if name.startswith("worker_compiled")], "expected nothing of a lost worker"
+    gateway.dispatcher.workers.record_loss(gateway.dispatcher.workers.all[0])
+    got = samples(gateway.metrics.render(gateway.dispatcher).decode())
+    assert not [name for name, _ in got if name.startswith("worker_compiled")], "expected no metric of a lost worker"
     ones = [labels for (name, labels), value in got.items() if name == "worker_state" and value]
     assert ones == [(("state", "OFFLINE"), ("worker", "worker_0"))], f"expected one state, got {ones}"
     assert sum(name == "worker_state" for name, _ in got) == len(State) + 1
@@ -193,7 +195,7 @@ def document(root: Path) -> str:
 
 
 def rows(document: str) -> dict[str, tuple[str, set[str], str]]:
-    """name -> kind, labels, buckets."""
+    """Name -> kind, labels, name of the buckets."""
     found = re.findall(r"^\| `(\w+)` \| (\w+)(?:, (\w+))? \|([^|]*)\|", document, re.M)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels)), buckets) for name, kind, buckets, labels in found}
 
@@ -210,9 +212,9 @@ def test_documentation_names_every_metric_and_no_other(document: str) -> None:
     assert got == expected, f"expected {expected}, got {got}"
 
 
-def test_documentation_has_the_buckets(document: str) -> None:
-    told = dict(re.findall(r"^\| (\w+) \| (-?[0-9][-0-9., ]*) \|$", document, re.M))
-    got = {name: tuple(float(one) for one in numbers.split(",")) for name, numbers in told.items()}
+def test_documentation_lists_the_buckets(document: str) -> None:
+    documented = dict(re.findall(r"^\| (\w+) \| (-?[0-9][-0-9., ]*) \|$", document, re.M))
+    got = {name: tuple(float(one) for one in numbers.split(",")) for name, numbers in documented.items()}
     assert got == {name: tuple(map(float, bounds)) for name, bounds in BUCKETS.items()}, f"got {got}"
     named = {name: buckets for name, (kind, _, buckets) in rows(document).items() if kind == "histogram"}
     for collector in set(GatewayMetrics().registry._collector_to_names):
@@ -222,14 +224,14 @@ def test_documentation_has_the_buckets(document: str) -> None:
             assert bounds == BUCKETS[named[name]], f"{name}: expected {bounds}, got {named[name]}"
 
 
-def test_documentation_has_every_stage(document: str) -> None:
+def test_documentation_lists_every_stage(document: str) -> None:
     line = next(line for line in document.splitlines() if line.startswith("| `stage_seconds`"))
-    told = line.split("`stage` ")[1].split(" |")[0].split(", ")
-    assert set(told) == STAGES, f"expected {sorted(STAGES)}, got {told}"
+    documented = line.split("`stage` ")[1].split(" |")[0].split(", ")
+    assert set(documented) == STAGES, f"expected {sorted(STAGES)}, got {documented}"
     measured = set(result_message_stages())
-    assert measured == STAGES, f"expected every stage that a worker tells, {sorted(measured)}, got {sorted(STAGES)}"
+    assert measured == STAGES, f"expected every stage of a result, {sorted(measured)}, got {sorted(STAGES)}"
 
 
 def result_message_stages() -> list[str]:
-    """What is known when a result leaves."""
+    """Stages that are complete when a result is sent."""
     return [name for name in StageTimes.__dataclass_fields__ if name not in ("finalize", "total", "first_sound")]

@@ -1,4 +1,4 @@
-"""Who may talk: programs, our own pages, pages of allowed origins; and nobody whose name server says we are theirs."""
+"""Allowed origins: programs, pages of this server, configured origins; and DNS rebinding, which is refused."""
 
 import pytest
 from starlette.requests import HTTPConnection
@@ -6,14 +6,14 @@ from starlette.requests import HTTPConnection
 from server.origins import Origins
 
 
-def asked(origin: str | None, host: str | None) -> HTTPConnection:
+def request_from(origin: str | None, host: str | None) -> HTTPConnection:
     given = {"origin": origin, "host": host}
     headers = [(name.encode(), value.encode()) for name, value in given.items() if value is not None]
     return HTTPConnection({"type": "http", "headers": headers})
 
 
 @pytest.mark.parametrize(
-    ("origin", "host", "here", "anywhere"),
+    ("origin", "host", "on_loopback", "remote"),
     [
         (None, "evil.example:8006", True, True),
         ("http://localhost:8006", "localhost:8006", True, True),
@@ -31,14 +31,16 @@ def asked(origin: str | None, host: str | None) -> HTTPConnection:
         ("", "", False, False),
     ],
 )
-def test_own_pages(origin: str | None, host: str | None, here: bool, anywhere: bool) -> None:
-    """here: of a server that only this machine reaches; anywhere: of one that others reach."""
-    got = tuple(Origins((), only_here=only_here).admits(asked(origin, host)) for only_here in (True, False))
-    assert got == (here, anywhere), f"{origin} at {host}: expected {(here, anywhere)}, got {got}"
+def test_allows_programs_and_own_pages(origin: str | None, host: str | None, on_loopback: bool, remote: bool) -> None:
+    """on_loopback, remote: expected result of a server that listens on a loopback address, or on others."""
+    got = tuple(
+        Origins((), loopback_only=loopback_only).allows(request_from(origin, host)) for loopback_only in (True, False)
+    )
+    assert got == (on_loopback, remote), f"{origin} at {host}: expected {(on_loopback, remote)}, got {got}"
 
 
 @pytest.mark.parametrize("allowed", ["https://talk.example.org", "https://TALK.example.org/", "*"])
-def test_allowed_pages(allowed: str) -> None:
-    one = asked("https://talk.example.org", "localhost:8006")
-    assert Origins((allowed,), only_here=True).admits(one)
-    assert not Origins(("https://other.example.org",), only_here=True).admits(one)
+def test_allows_configured_origins(allowed: str) -> None:
+    request = request_from("https://talk.example.org", "localhost:8006")
+    assert Origins((allowed,), loopback_only=True).allows(request)
+    assert not Origins(("https://other.example.org",), loopback_only=True).allows(request)

@@ -1,4 +1,4 @@
-"""The pages' files as browsers get them: types, headers, parts, what has not changed, and nothing from elsewhere."""
+"""Static files over HTTP: content types, headers, ranges, revalidation, and no file outside the folder."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from server.origins import Origins
 from server.pages import HEADERS, STATIC, add_pages
 from server.registry.apps import Apps
 from server.request_guard import RequestGuard
-from tests.server.routes.http_gateway import Asked, asked, gateway_of
+from tests.server.routes.asgi_gateway import AsgiClient, asgi_client, gateway_of
 
 TYPES = {
     "a.js": "text/javascript",
@@ -34,7 +34,7 @@ TYPES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """static/ with one file of each kind, and something beside it that nobody may have."""
+    """static/ with one file of each type, and a file outside it that must not be served."""
     static = tmp_path / "static"
     (static / "inner").mkdir(parents=True)
     for name in TYPES:
@@ -47,47 +47,46 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Asked]:
+async def serving(folder: Path) -> AsyncIterator[AsgiClient]:
     app = FastAPI()
     app.add_middleware(RequestGuard, origins=Origins(()))
     add_pages(app, Apps(), folder)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        yield Asked(None, app, http)
+    async with asgi_client(app) as http:
+        yield http
 
 
-def test_types_and_headers(folder: Path) -> None:
-    async def story() -> None:
+def test_serves_types_and_headers(folder: Path) -> None:
+    async def scenario() -> None:
         async with serving(folder) as http:
             for name, kind in TYPES.items():
-                answer = await http.ask("GET", f"/static/{name}")
+                answer = await http.request("GET", f"/static/{name}")
                 got = answer.headers["content-type"].split(";")[0]
                 assert got == kind, f"{name}: expected {kind}, got {got}"
                 assert HEADERS.items() <= {key: answer.headers.get(key) for key in HEADERS}.items(), answer.headers
-            await http.ask("GET", "/static/inner/x.js")
+            await http.request("GET", "/static/inner/x.js")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_head_parts_and_what_has_not_changed(folder: Path) -> None:
-    async def story() -> None:
+def test_head_ranges_and_revalidation(folder: Path) -> None:
+    async def scenario() -> None:
         async with serving(folder) as http:
             for path in ("/static/a.js", "/"):
-                whole = await http.ask("GET", path)
-                head = await http.ask("HEAD", path)
+                whole = await http.request("GET", path)
+                head = await http.request("HEAD", path)
                 assert head.content == b"" and head.headers["content-length"] == str(len(whole.content)), path
-                again = await http.ask("GET", path, 304, headers={"If-None-Match": whole.headers["etag"]})
+                again = await http.request("GET", path, 304, headers={"If-None-Match": whole.headers["etag"]})
                 assert again.content == b"" and again.headers["cache-control"] == "no-cache", again.headers
                 since = {"If-Modified-Since": whole.headers["last-modified"]}
-                await http.ask("HEAD", path, 304, headers=since)
-            part = await http.ask("GET", "/static/a.js", 206, headers={"Range": "bytes=2-4"})
+                await http.request("HEAD", path, 304, headers=since)
+            part = await http.request("GET", "/static/a.js", 206, headers={"Range": "bytes=2-4"})
             assert part.text == "234" and part.headers["content-range"] == "bytes 2-4/10", part.headers
-            await http.ask("GET", "/static/a.js", 416, headers={"Range": "bytes=50-60"})
+            await http.request("GET", "/static/a.js", 416, headers={"Range": "bytes=50-60"})
             (folder / "a.js").write_text("changed")
-            etag = {"If-None-Match": (await http.ask("GET", "/static/b.mjs")).headers["etag"]}
-            assert (await http.ask("GET", "/static/a.js", headers=etag)).text == "changed"
+            etag = {"If-None-Match": (await http.request("GET", "/static/b.mjs")).headers["etag"]}
+            assert (await http.request("GET", "/static/a.js", headers=etag)).text == "changed"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -115,57 +114,57 @@ def test_head_parts_and_what_has_not_changed(folder: Path) -> None:
     ],
     ids=lambda path: path[:40],
 )
-def test_nothing_from_elsewhere(folder: Path, path: str) -> None:
-    async def story() -> None:
+def test_serves_no_file_outside_folder(folder: Path, path: str) -> None:
+    async def scenario() -> None:
         async with serving(folder) as http:
             url = httpx.URL("http://gateway").copy_with(raw_path=path.encode())
-            answer = await http.http.request("GET", url)
+            answer = await http.raw.request("GET", url)
             got = (answer.status_code, answer.text[:100])
             assert answer.status_code == 404 and answer.json().keys() == {"detail"}, f"expected 404, got {got}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_only_reading(folder: Path) -> None:
-    async def story() -> None:
+def test_refuses_other_methods(folder: Path) -> None:
+    async def scenario() -> None:
         async with serving(folder) as http:
             for path in ("/", "/omni", "/static/a.js"):
-                await http.ask("POST", path, 405)
+                await http.request("POST", path, 405)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_without_its_files_the_page_is_missing(tmp_path: Path, is_there: bool) -> None:
+def test_missing_page_is_404(tmp_path: Path, is_there: bool) -> None:
     folder = tmp_path / "static"
     if is_there:
         folder.mkdir()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving(folder) as http:
             for path in ("/", "/omni", "/audio_duplex"):
-                answer = await http.ask("GET", path, 404)
+                answer = await http.request("GET", path, 404)
                 assert answer.json() == {"detail": "No page: static/index.html is missing"}, answer.text
-            await http.ask("GET", "/static/a.js", 404)
+            await http.request("GET", "/static/a.js", 404)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_every_file_of_ours_comes_with_its_type() -> None:
+def test_serves_all_files_of_the_page() -> None:
     kinds = {Path(name).suffix: kind for name, kind in TYPES.items()}
 
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
             files = [file for file in sorted(STATIC.rglob("*")) if file.is_file()]
             assert len(files) > 10
             for file in files:
-                answer = await http.ask("GET", f"/static/{file.relative_to(STATIC).as_posix()}")
-                assert file.suffix in kinds, f"{file.name}: expected a suffix of which the type is known"
+                answer = await http.request("GET", f"/static/{file.relative_to(STATIC).as_posix()}")
+                assert file.suffix in kinds, f"{file.name}: expected a suffix with a known type"
                 assert answer.headers["content-type"].split(";")[0] == kinds[file.suffix], file.name
                 assert answer.content == file.read_bytes(), file.name
             for path in ("/", "/omni", "/audio_duplex"):
-                page = await http.ask("GET", path)
+                page = await http.request("GET", path)
                 assert page.headers["content-type"].startswith("text/html"), page.headers
                 assert HEADERS.items() <= {key: page.headers.get(key) for key in HEADERS}.items()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -35,6 +35,7 @@ class CloseCode(IntEnum):
     NORMAL = 1000
     NO_STATUS = 1005  # never sent: the close frame had no code
     ABNORMAL = 1006  # never sent: the connection ended without a close frame
+    POLICY_VIOLATION = 1008
     INTERNAL_ERROR = 1011
     SERVICE_RESTART = 1012
     TRY_AGAIN_LATER = 1013

@@ -1,4 +1,4 @@
-"""Tickets and slots in any order of events: nobody is lost, nobody overtakes, no slot is lent twice."""
+"""The dispatcher under any order of events: no ticket is lost or overtaken, no slot is leased twice."""
 
 import pytest
 from hypothesis import settings
@@ -10,12 +10,12 @@ from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue, QueueFullError, Ticket
 from server.dispatch.workers import WorkerAddress, Workers
 
-MOST, N_WORKERS = 4, 2
+MAX_SIZE, N_WORKERS = 4, 2
 PICK = st.integers(0, 20)
 
 
 class Clock:
-    """now: s."""
+    """A clock that tests advance. now: s."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,194 +28,199 @@ def body(state: str, total: int, free: int) -> dict[str, object]:
     return {"state": state, "worker_status": "idle", "slots": {"total": total, "free": free}}
 
 
-class DeskMachine(RuleBasedStateMachine):
-    """Clients and workers do what they like; what must always hold is checked behind every step."""
+class DispatcherMachine(RuleBasedStateMachine):
+    """Clients and workers act in any order; the invariants are checked after every step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
         self.workers = Workers([WorkerAddress("127.0.0.1", 1000 + i) for i in range(N_WORKERS)], self.clock, self.clock)
         self.dispatcher = Dispatcher(
-            self.workers, Queue(MOST, self.clock, self.clock), Eta(EtaConfig(min_samples=1)), clock=self.clock
+            self.workers, Queue(MAX_SIZE, self.clock, self.clock), Eta(EtaConfig(min_samples=1)), clock=self.clock
         )
-        self.here: list[PendingSession] = []  # who has neither left nor been cancelled
-        self.places: dict[Ticket, int] = {}
-        self.has_stepped_back = False
+        self.sessions: list[PendingSession] = []  # neither finished nor cancelled
+        self.last_positions: dict[Ticket, int] = {}
+        self.has_requeued = False
 
     # --- clients -------------------------------------------------------------------------------
 
     @rule(kind=st.sampled_from(["audio_duplex", "omni_duplex", "chat", "half_duplex_audio"]))
-    def arrive(self, kind):
+    def submit(self, kind):
         n_before = len(self.dispatcher.queue)
         try:
-            pending = self.dispatcher.arrive(kind, "someone")
+            pending = self.dispatcher.submit(kind, "name")
         except QueueFullError as error:
-            assert n_before >= MOST, f"expected room for {MOST}, got {error} at {n_before}"
+            assert n_before >= MAX_SIZE, f"expected room for {MAX_SIZE}, got {error} at {n_before}"
             return
-        assert pending.lease is not None or n_before < MOST, f"expected at most {MOST} to wait, got one more"
-        assert pending.lease is None or not n_before, f"expected a place behind {n_before}, got a slot"
-        self.here.append(pending)
+        assert pending.lease is not None or n_before < MAX_SIZE, f"expected at most {MAX_SIZE} tickets, got one more"
+        assert pending.lease is None or not n_before, f"expected a position after {n_before}, got a slot"
+        self.sessions.append(pending)
 
-    @precondition(lambda self: self.here)
+    @precondition(lambda self: self.sessions)
     @rule(pick=PICK)
-    def leave(self, pick):
-        pending = self.here.pop(pick % len(self.here))
-        self.dispatcher.leave(pending)
-        self.dispatcher.leave(pending)  # the second time is nothing
+    def finish(self, pick):
+        pending = self.sessions.pop(pick % len(self.sessions))
+        self.dispatcher.finish(pending)
+        self.dispatcher.finish(pending)  # the second call does nothing
 
-    @precondition(lambda self: self.here)
+    @precondition(lambda self: self.sessions)
     @rule(pick=PICK)
     def cancel(self, pick):
-        pending = self.here[pick % len(self.here)]
+        pending = self.sessions[pick % len(self.sessions)]
         waits = pending.lease is None
         for expected in (waits, False):
             got = self.dispatcher.cancel(pending.ticket.ticket_id)
-            assert got == expected, f"expected success once, and only for who waits, got {got} for {pending}"
+            assert got == expected, f"expected success once, and only for a waiting ticket, got {got} for {pending}"
         if waits:
-            assert pending.is_cancelled and pending.changed.is_set(), "expected the client to be told"
-            self.here.remove(pending)
+            assert pending.is_cancelled and pending.changed.is_set(), "expected the client to be notified"
+            self.sessions.remove(pending)
 
     @precondition(lambda self: self.workers.leases)
     @rule(pick=PICK)
-    def step_back(self, pick):
-        seated = [pending for pending in self.here if pending.lease is not None]
-        pending = seated[pick % len(seated)]
-        self.workers.refused(pending.lease.worker)
-        self.has_stepped_back = True
-        self.dispatcher.step_back(pending)
+    def requeue(self, pick):
+        active = [pending for pending in self.sessions if pending.lease is not None]
+        pending = active[pick % len(active)]
+        self.workers.suspend(pending.lease.worker)
+        self.has_requeued = True
+        self.dispatcher.requeue(pending)
 
     @precondition(lambda self: self.workers.leases)
     @rule(pick=PICK)
-    def talk(self, pick):
+    def add_unit(self, pick):
         self.workers.leases[pick % len(self.workers.leases)].n_units += 1
 
     # --- workers -------------------------------------------------------------------------------
 
-    @rule(index=st.integers(0, N_WORKERS - 1), n_slots=st.integers(0, 3), n_foreign=st.integers(0, 1))
-    def ready(self, index, n_slots, n_foreign):
+    @rule(index=st.integers(0, N_WORKERS - 1), n_slots=st.integers(0, 3), n_external=st.integers(0, 1))
+    def ready(self, index, n_slots, n_external):
         worker = self.workers.all[index]
-        n_free = max(0, n_slots - n_foreign - len(worker.leases))
-        self.workers.answered(worker, body("BUSY" if n_free < n_slots else "IDLE", n_slots, n_free))
+        n_free = max(0, n_slots - n_external - len(worker.leases))
+        self.workers.record_health(worker, body("BUSY" if n_free < n_slots else "IDLE", n_slots, n_free))
         assert worker.n_free <= n_free, f"expected at most the {n_free} that the worker has free, got {worker.n_free}"
         self.dispatcher.dispatch()
 
     @rule(index=st.integers(0, N_WORKERS - 1), state=st.sampled_from(["LOADING", "DRAINING", "FAILED", "UNLOADED"]))
     def not_ready(self, index, state):
-        self.workers.answered(self.workers.all[index], body(state, 2, 2))
+        self.workers.record_health(self.workers.all[index], body(state, 2, 2))
         self.dispatcher.dispatch()
 
     @rule(index=st.integers(0, N_WORKERS - 1))
-    def gone(self, index):
-        self.workers.gone(self.workers.all[index])
+    def lose(self, index):
+        self.workers.record_loss(self.workers.all[index])
         self.dispatcher.dispatch()
 
     @rule(seconds=st.floats(0.1, 200))
     def pass_time(self, seconds):
         self.clock.now += seconds
 
-    # --- what holds ----------------------------------------------------------------------------
+    # --- invariants ----------------------------------------------------------------------------
 
     @invariant()
-    def nobody_is_lost(self):
-        for pending in self.here:
+    def each_session_waits_or_has_a_slot(self):
+        for pending in self.sessions:
             waits = pending.ticket in self.dispatcher.queue
-            assert waits != (pending.lease is not None), f"expected a place or a slot, got {pending}"
-            assert (self.dispatcher.place(pending) is not None) == waits, (
-                f"expected a place for who waits only, got {pending}"
+            assert waits != (pending.lease is not None), f"expected a position or a slot, got {pending}"
+            assert (self.dispatcher.position_of(pending) is not None) == waits, (
+                f"expected a position only while waiting, got {pending}"
             )
-        waiting = [pending.ticket for pending in self.here if pending.lease is None]
+        waiting = [pending.ticket for pending in self.sessions if pending.lease is None]
         assert set(waiting) == set(self.dispatcher.queue), (
             f"expected {len(waiting)} tickets, got {len(self.dispatcher.queue)}"
         )
 
     @invariant()
-    def slots_belong_to_one(self):
-        lent = [pending.lease for pending in self.here if pending.lease is not None]
+    def each_slot_belongs_to_one_session(self):
+        leased = [pending.lease for pending in self.sessions if pending.lease is not None]
         held = [lease for worker in self.workers.all for lease in worker.leases]
-        assert len(set(map(id, lent))) == len(lent) and set(map(id, lent)) == set(map(id, held)), (
-            f"expected each of {len(held)} slots with one client, got {len(lent)}"
+        assert len(set(map(id, leased))) == len(leased) and set(map(id, leased)) == set(map(id, held)), (
+            f"expected each of {len(held)} slots with one client, got {len(leased)}"
         )
 
     @invariant()
-    def first_come_first_served(self):
+    def queue_is_in_order_of_arrival(self):
         numbers = [ticket.number for ticket in self.dispatcher.queue]
         assert numbers == sorted(set(numbers)), f"expected the order of arrival, got {numbers}"
 
     @invariant()
-    def nobody_waits_beside_a_free_slot(self):
+    def no_ticket_waits_while_a_slot_is_free(self):
         n_free = self.workers.n_free
         assert not (n_free and len(self.dispatcher.queue)), (
             f"expected no free slot, got {n_free} and {len(self.dispatcher.queue)}"
         )
 
     @invariant()
-    def places_only_get_better(self):
-        places = {ticket: place.position for ticket, place in self.dispatcher.places().items()}
-        assert list(places.values()) == list(range(1, len(places) + 1)), f"expected 1, 2 ..., got {places.values()}"
-        if not self.has_stepped_back:
-            for ticket, place in places.items():
-                assert place <= self.places.get(ticket, place), f"expected {self.places[ticket]} or less, got {place}"
-        self.places, self.has_stepped_back = places, False
+    def positions_only_improve(self):
+        positions = {ticket: one.position for ticket, one in self.dispatcher.positions().items()}
+        assert list(positions.values()) == list(range(1, len(positions) + 1)), (
+            f"expected 1, 2 ..., got {positions.values()}"
+        )
+        if not self.has_requeued:
+            for ticket, position in positions.items():
+                last = self.last_positions.get(ticket, position)
+                assert position <= last, f"expected {last} or less, got {position}"
+        self.last_positions, self.has_requeued = positions, False
 
     def teardown(self):
-        for pending in self.here:
-            self.dispatcher.leave(pending)
-        assert not self.workers.leases and not len(self.dispatcher.queue) and not self.dispatcher._pending_sessions, (
+        for pending in self.sessions:
+            self.dispatcher.finish(pending)
+        assert not self.workers.leases and not len(self.dispatcher.queue) and not self.dispatcher._pending, (
             "expected nothing left"
         )
 
 
-TestDesk = DeskMachine.TestCase
-TestDesk.settings = settings(max_examples=60, stateful_step_count=40)
+TestDispatcher = DispatcherMachine.TestCase
+TestDispatcher.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def desk_of(n_slots: int, most: int = 10) -> Dispatcher:
+def dispatcher_of(n_slots: int, max_size: int = 10) -> Dispatcher:
     workers = Workers([WorkerAddress("127.0.0.1", 1)])
-    workers.answered(workers.all[0], body("IDLE", n_slots, n_slots))
-    return Dispatcher(workers, Queue(most), Eta(EtaConfig()))
+    workers.record_health(workers.all[0], body("IDLE", n_slots, n_slots))
+    return Dispatcher(workers, Queue(max_size), Eta(EtaConfig()))
 
 
-def test_no_queue_at_all() -> None:
-    dispatcher = desk_of(1, most=0)
-    seated = dispatcher.arrive("omni_duplex", "a")
+def test_requeued_session_waits_even_with_queue_size_0() -> None:
+    dispatcher = dispatcher_of(1, max_size=0)
+    seated = dispatcher.submit("omni_duplex", "a")
     with pytest.raises(QueueFullError):
-        dispatcher.arrive("omni_duplex", "b")
-    dispatcher.workers.refused(seated.lease.worker)
-    dispatcher.step_back(seated)
-    assert dispatcher.place(seated).position == 1, "expected who was let in before to wait"
+        dispatcher.submit("omni_duplex", "b")
+    dispatcher.workers.suspend(seated.lease.worker)
+    dispatcher.requeue(seated)
+    assert dispatcher.position_of(seated).position == 1, "expected the admitted session to wait"
 
 
-def test_who_steps_back_keeps_the_place_however_full_it_is() -> None:
-    dispatcher = desk_of(3, most=2)
-    seated = [dispatcher.arrive("omni_duplex", name) for name in "abc"]
-    dispatcher.workers.refused(dispatcher.workers.all[0])
+def test_requeued_sessions_keep_their_order_in_full_queue() -> None:
+    dispatcher = dispatcher_of(3, max_size=2)
+    seated = [dispatcher.submit("omni_duplex", name) for name in "abc"]
+    dispatcher.workers.suspend(dispatcher.workers.all[0])
     for i in (2, 0, 1):
-        dispatcher.step_back(seated[i])
+        dispatcher.requeue(seated[i])
     late = [pending.ticket.session_id for pending in seated]
     assert [ticket.session_id for ticket in dispatcher.queue] == late == ["a", "b", "c"], list(dispatcher.queue)
     with pytest.raises(QueueFullError):
-        dispatcher.arrive("omni_duplex", "d")
-    dispatcher.workers.answered(dispatcher.workers.all[0], body("IDLE", 3, 1))
-    dispatcher.workers.all[0].n_foreign = 2
+        dispatcher.submit("omni_duplex", "d")
+    dispatcher.workers.record_health(dispatcher.workers.all[0], body("IDLE", 3, 1))
+    dispatcher.workers.all[0].n_external = 2
     dispatcher.dispatch()
-    assert [pending.lease is not None for pending in seated] == [True, False, False], "expected the oldest to be first"
+    assert [pending.lease is not None for pending in seated] == [True, False, False], (
+        "expected the oldest ticket to be first"
+    )
 
 
-def test_the_emptiest_worker_is_taken() -> None:
+def test_acquires_slot_of_least_loaded_worker() -> None:
     workers = Workers([WorkerAddress("127.0.0.1", 1), WorkerAddress("127.0.0.1", 2)])
-    workers.answered(workers.all[0], body("IDLE", 2, 2))
-    workers.answered(workers.all[1], body("IDLE", 4, 4))
-    taken = [workers.lend("omni_duplex", "x").worker.index for _ in range(6)]
-    assert sorted(taken) == [0, 0, 1, 1, 1, 1] and taken[:2] == [0, 1], f"expected them to fill evenly, got {taken}"
-    assert workers.lend("omni_duplex", "x") is None
+    workers.record_health(workers.all[0], body("IDLE", 2, 2))
+    workers.record_health(workers.all[1], body("IDLE", 4, 4))
+    taken = [workers.acquire("omni_duplex", "x").worker.index for _ in range(6)]
+    assert sorted(taken) == [0, 0, 1, 1, 1, 1] and taken[:2] == [0, 1], f"expected an even load, got {taken}"
+    assert workers.acquire("omni_duplex", "x") is None
 
 
-def test_changes_are_told_to_those_who_wait() -> None:
-    dispatcher = desk_of(1)
-    first, second, third = (dispatcher.arrive("omni_duplex", name) for name in "abc")
-    assert dispatcher.place(third).position == 2
-    dispatcher.leave(second)
-    assert third.changed.is_set() and dispatcher.place(third).position == 1, dispatcher.place(third)
+def test_waiting_sessions_are_notified_of_changes() -> None:
+    dispatcher = dispatcher_of(1)
+    first, second, third = (dispatcher.submit("omni_duplex", name) for name in "abc")
+    assert dispatcher.position_of(third).position == 2
+    dispatcher.finish(second)
+    assert third.changed.is_set() and dispatcher.position_of(third).position == 1, dispatcher.position_of(third)
     third.changed.clear()
-    dispatcher.leave(first)
-    assert third.changed.is_set() and third.lease is not None and dispatcher.place(third) is None
+    dispatcher.finish(first)
+    assert third.changed.is_set() and third.lease is not None and dispatcher.position_of(third) is None

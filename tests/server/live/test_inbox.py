@@ -1,4 +1,4 @@
-"""What is kept for a client that is not served yet: all of it, in order, and no more than there is room for."""
+"""The inbox of a client: order, the size limit of one inbox, and the shared budget."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.live.inbox import EACH, ByteBudget, ClientDisconnected, Inbox, size_of
+from server.live.inbox import OVERHEAD, ByteBudget, ClientDisconnected, Inbox, size_of
 
 ROOM = 10_000
 
 
-async def is_held_up(putting: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
-    """The task, if it does not end by itself."""
+async def blocked_task(putting: Coroutine[Any, Any, None]) -> "asyncio.Task[None] | None":
+    """A task that runs the coroutine; None if it ends without waiting."""
     task = asyncio.create_task(putting)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -25,40 +25,40 @@ async def is_held_up(putting: Coroutine[Any, Any, None]) -> "asyncio.Task[None] 
 
 
 @given(messages=st.lists(st.one_of(st.text(max_size=20), st.binary(max_size=20))))
-def test_order_and_room(messages: list[str | bytes]) -> None:
-    async def story() -> None:
-        store = ByteBudget(10**6)
-        inbox = Inbox(store, 10**6)
+def test_messages_keep_order_and_memory_is_returned(messages: list[str | bytes]) -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(10**6)
+        inbox = Inbox(budget, 10**6)
         for message in messages:
             await inbox.put(message)
-        assert store.used == sum(map(size_of, messages))
-        inbox.end()
+        assert budget.used == sum(map(size_of, messages))
+        inbox.close()
         got = [(await inbox.get()).data for _ in messages]
         assert got == messages, f"expected {messages}, got {got}"
         with pytest.raises(ClientDisconnected):
             await inbox.get()
-        assert store.used == 0, f"expected all room back, got {store.used} bytes in use"
+        assert budget.used == 0, f"expected all memory back, got {budget.used} bytes in use"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_beyond_its_bound_a_client_waits() -> None:
-    async def story() -> None:
+def test_put_waits_above_limit() -> None:
+    async def scenario() -> None:
         inbox = Inbox(ByteBudget(10**6), ROOM)
-        assert await is_held_up(inbox.put(bytes(ROOM - 3 * size_of(b"")))) is None
-        waiting = await is_held_up(inbox.put(b""))
-        assert waiting is None, "expected room up to the bound"
-        waiting = await is_held_up(inbox.put(b"x"))
-        assert waiting is not None, "expected no reading beyond the bound"
+        assert await blocked_task(inbox.put(bytes(ROOM - 3 * size_of(b"")))) is None
+        waiting = await blocked_task(inbox.put(b""))
+        assert waiting is None, "expected no wait at the limit"
+        waiting = await blocked_task(inbox.put(b"x"))
+        assert waiting is not None, "expected to wait above the limit"
         await inbox.get()
         await waiting
         assert [(await inbox.get()).data for _ in range(2)] == [b"", b"x"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_empty_messages_are_a_load_too() -> None:
-    async def story() -> None:
+def test_empty_messages_count() -> None:
+    async def scenario() -> None:
         inbox = Inbox(ByteBudget(10**6), ROOM)
 
         async def flood() -> None:
@@ -67,53 +67,55 @@ def test_empty_messages_are_a_load_too() -> None:
                 await asyncio.sleep(0)
 
         flooding = asyncio.create_task(flood())
-        for _ in range(3 * ROOM // EACH):
+        for _ in range(3 * ROOM // OVERHEAD):
             await asyncio.sleep(0)
         flooding.cancel()
-        assert len(inbox) <= ROOM // EACH + 1, f"expected about {ROOM // EACH} messages at most, got {len(inbox)}"
+        assert len(inbox) <= ROOM // OVERHEAD + 1, (
+            f"expected about {ROOM // OVERHEAD} messages at most, got {len(inbox)}"
+        )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_all_together_have_room_for_so_much() -> None:
-    async def story() -> None:
-        store = ByteBudget(ROOM)
-        greedy, modest = Inbox(store, 10**6), Inbox(store, 10**6)
-        greedy_waits = await is_held_up(greedy.put(bytes(ROOM)))
-        modest_waits = await is_held_up(modest.put(b"one"))
-        assert greedy_waits is not None and modest_waits is not None, "expected both to wait, the store being full"
-        assert (await modest.get()).data == b"one", "expected each to have one message all the same"
+def test_budget_limits_all_inboxes_together() -> None:
+    async def scenario() -> None:
+        budget = ByteBudget(ROOM)
+        greedy, modest = Inbox(budget, 10**6), Inbox(budget, 10**6)
+        greedy_waits = await blocked_task(greedy.put(bytes(ROOM)))
+        modest_waits = await blocked_task(modest.put(b"one"))
+        assert greedy_waits is not None and modest_waits is not None, "expected both to wait for the budget"
+        assert (await modest.get()).data == b"one", "expected one message in each inbox even so"
         await modest_waits
-        greedy.forget()
+        greedy.clear()
         await greedy_waits
-        assert store.used == 0
-        assert await is_held_up(modest.put(b"two")) is None
+        assert budget.used == 0
+        assert await blocked_task(modest.put(b"two")) is None
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_lower_bound_counts_from_then_on() -> None:
-    async def story() -> None:
+def test_lower_limit_applies_to_next_put() -> None:
+    async def scenario() -> None:
         inbox = Inbox(ByteBudget(10**6), 10**6)
         for _ in range(3):
             await inbox.put(bytes(ROOM))
-        inbox.most = ROOM
-        waiting = await is_held_up(inbox.put(b"last"))
+        inbox.limit(ROOM)
+        waiting = await blocked_task(inbox.put(b"last"))
         assert waiting is not None
         for _ in range(3):
             await inbox.get()
         await waiting
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_the_end_is_told_to_who_waits_for_more() -> None:
-    async def story() -> None:
+def test_close_wakes_pending_get() -> None:
+    async def scenario() -> None:
         inbox = Inbox(ByteBudget(10), 10)
         getting = asyncio.create_task(inbox.get())
         await asyncio.sleep(0)
-        inbox.end()
+        inbox.close()
         with pytest.raises(ClientDisconnected):
             await getting
 
-    asyncio.run(story())
+    asyncio.run(scenario())

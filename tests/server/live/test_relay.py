@@ -1,4 +1,4 @@
-"""What passes through the gateway: unchanged, in order, whatever its size, and no faster than it is taken."""
+"""The relay: messages arrive unchanged and in order, and a slow receiver delays only its own sender."""
 
 import asyncio
 import json
@@ -13,7 +13,16 @@ from websockets.asyncio.server import ServerConnection
 from benchmarks.serve.fake_worker import FakeWorker
 from server.live import inbox, relay
 from server.live.duplex import MAX_IN_FLIGHT
-from tests.server.gateways import ANSWER_S, CHUNK, PREPARE, Client, run, running_gateway, special_worker, until
+from tests.server.live_gateway import (
+    ANSWER_S,
+    CHUNK,
+    PREPARE,
+    Client,
+    run,
+    running_gateway,
+    scripted_worker,
+    wait_until,
+)
 from worker.protocol.connection import MAX_READ_BYTES, LiveProtocol
 
 MB = 2**20
@@ -41,33 +50,33 @@ async def echo(connection: ServerConnection) -> None:
         await connection.send(message)
 
 
-def test_every_byte_goes_through_as_it_is() -> None:
-    async def story() -> None:
-        async with special_worker(echo) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
+def test_messages_are_forwarded_unchanged() -> None:
+    async def scenario() -> None:
+        async with scripted_worker(echo) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
             early = await gateway.connect()
-            await early.say(*ODD_MESSAGES)  # some before, some behind `queue_done`
-            await early.hear("queue_done")
-            await early.say(*ODD_MESSAGES)
+            await early.send(*ODD_MESSAGES)  # some before, some after `queue_done`
+            await early.receive("queue_done")
+            await early.send(*ODD_MESSAGES)
             for expected in ODD_MESSAGES * 2:
-                got = await early.hear_raw()
+                got = await early.receive_raw()
                 assert got == expected, f"expected {expected[:100]!r}, got {got[:100]!r}"
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("n", [4, 30])
-def test_a_burst_is_answered_one_by_one(n: int) -> None:
-    async def story() -> None:
+def test_burst_gets_one_result_per_chunk(n: int) -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=1, think_s=0.003) as worker, running_gateway(worker) as gateway:
             client = await (await gateway.connect()).prepared()
-            await client.say(*[CHUNK] * n)
-            units = [(await client.hear("result"))["current_time"] for _ in range(n)]
+            await client.send(*[CHUNK] * n)
+            units = [(await client.receive("result"))["current_time"] for _ in range(n)]
             assert units == list(range(1, n + 1)), f"expected 1 to {n}, got {units}"
             with pytest.raises(TimeoutError):
-                await client.hear_raw(0.1)
+                await client.receive_raw(0.1)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +90,8 @@ def test_a_burst_is_answered_one_by_one(n: int) -> None:
         (1005, "", (1000, "")),  # a close frame without a code
     ],
 )
-def test_how_a_worker_closes_is_passed_on(code: int, reason: str, expected: tuple[int, str]) -> None:
-    async def story() -> None:
+def test_close_code_of_worker_is_forwarded(code: int, reason: str, expected: tuple[int, str]) -> None:
+    async def scenario() -> None:
         async def talk(connection: ServerConnection) -> None:
             await connection.send('{"type":"timeout","reason":"x"}')
             if code == 1005:
@@ -91,32 +100,32 @@ def test_how_a_worker_closes_is_passed_on(code: int, reason: str, expected: tupl
                 await connection.wait_closed()
             await connection.close(code, reason)
 
-        async with special_worker(talk) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            client = await (await gateway.connect()).seated()
-            await client.hear("timeout")
-            assert await client.closed() == expected
-            await gateway.clean()
+        async with scripted_worker(talk) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
+            client = await (await gateway.connect()).with_slot()
+            await client.receive("timeout")
+            assert await client.wait_closed() == expected
+            await gateway.wait_idle()
 
-    run(story)
+    run(scenario)
 
 
-def test_a_message_of_128_mib() -> None:
-    async def story() -> None:
+def test_forwards_message_of_128_mib() -> None:
+    async def scenario() -> None:
         async def measure(connection: ServerConnection) -> None:
             async for message in connection:
                 await connection.send(json.dumps({"type": "length", "n": len(message)}))
 
-        async with special_worker(measure) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            client = await (await gateway.connect()).seated()
-            await client.say("x" * (128 * MB))
-            got = (await client.hear("length"))["n"]
+        async with scripted_worker(measure) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
+            client = await (await gateway.connect()).with_slot()
+            await client.send("x" * (128 * MB))
+            got = (await client.receive("length"))["n"]
             assert got == 128 * MB, f"expected all of it, got {got}"
             await client.close()
-            await gateway.clean()
+            await gateway.wait_idle()
 
-    run(story)
+    run(scenario)
 
 
 def small_buffers(port: int) -> socket.socket:
@@ -125,10 +134,10 @@ def small_buffers(port: int) -> socket.socket:
     return connected
 
 
-def test_who_does_not_read_holds_up_only_itself() -> None:
-    """The worker of one client pours out what that client does not take; another goes on talking."""
+def test_client_that_does_not_read_delays_only_its_worker() -> None:
+    """One session's worker sends without pause to a client that does not read; another session continues."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         sent = 0
 
         async def pour(connection: ServerConnection) -> None:
@@ -141,33 +150,35 @@ def test_who_does_not_read_holds_up_only_itself() -> None:
                 await connection.send("x" * MB)
                 sent += 1
 
-        async with special_worker(pour) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            slow = await (await gateway.connect("slow", sock=small_buffers(gateway.port), max_queue=1)).seated()
-            quick = await (await gateway.connect("quick")).seated()
+        async with scripted_worker(pour) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
+            slow = await (await gateway.connect("slow", sock=small_buffers(gateway.port), max_queue=1)).with_slot()
+            quick = await (await gateway.connect("quick")).with_slot()
             before = psutil.Process().memory_info().rss
-            await slow.say("go")
+            await slow.send("go")
             n_before, since = -1, time.monotonic()
             while n_before != sent or time.monotonic() - since < 1:
                 n_before = sent
                 for _ in range(20):
-                    await quick.say("hello")
-                    assert await quick.hear_raw() == "hello"
+                    await quick.send("hello")
+                    assert await quick.receive_raw() == "hello"
                 await asyncio.sleep(0.05)
-                assert time.monotonic() - since < 20, f"expected the worker to be held up, got {sent} MB from it"
+                assert time.monotonic() - since < 20, f"expected the worker's sending to stop, got {sent} MB from it"
             grown = (psutil.Process().memory_info().rss - before) / MB
-            assert sent < 64 and grown < 150, f"expected little to be kept, got {sent} MB sent and {grown:.0f} MB more"
+            assert sent < 64 and grown < 150, (
+                f"expected little to be buffered, got {sent} MB sent and {grown:.0f} MB more"
+            )
             slow.abort()
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free == 3, "the slow one's slot")
+            await wait_until(lambda: gateway.gateway.dispatcher.workers.n_free == 3, "the slot of the slow client")
 
-    run(story)
+    run(scenario)
 
 
-def test_a_worker_that_does_not_read_holds_up_its_client_only() -> None:
-    async def story() -> None:
+def test_worker_that_does_not_read_delays_only_its_client() -> None:
+    async def scenario() -> None:
         over = asyncio.Event()
 
-        async def sulk(connection: ServerConnection) -> None:
+        async def read_nothing(connection: ServerConnection) -> None:
             if "fast" not in connection.request.path:
                 await echo(connection)
                 return
@@ -175,109 +186,111 @@ def test_a_worker_that_does_not_read_holds_up_its_client_only() -> None:
             async with asyncio.timeout(ANSWER_S):
                 await over.wait()
 
-        async with special_worker(sulk) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            fast = await (await gateway.connect("fast")).seated()
-            other = await (await gateway.connect("other")).seated()
+        async with scripted_worker(read_nothing) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
+            fast = await (await gateway.connect("fast")).with_slot()
+            other = await (await gateway.connect("other")).with_slot()
             n_sent = 0
 
             async def pour() -> None:
                 nonlocal n_sent
                 while True:
-                    await fast.say("x" * 100_000)
+                    await fast.send("x" * 100_000)
                     n_sent += 1
 
             pouring = asyncio.create_task(pour())
             n_before, since = -1, time.monotonic()
             while n_before != n_sent or time.monotonic() - since < 1:
                 n_before = n_sent
-                await other.say("hello")
-                assert await other.hear_raw() == "hello"
+                await other.send("hello")
+                assert await other.receive_raw() == "hello"
                 await asyncio.sleep(0.1)
-                assert time.monotonic() - since < 20, f"expected the client to be held up, got {n_sent} messages"
-            used = gateway.gateway.duplex._store.used
-            assert used < MAX_IN_FLIGHT + MB, f"expected about {MAX_IN_FLIGHT} bytes to be kept, got {used}"
+                assert time.monotonic() - since < 20, f"expected the client's sending to stop, got {n_sent} messages"
+            used = gateway.gateway.duplex.buffered_bytes
+            assert used < MAX_IN_FLIGHT + MB, f"expected about {MAX_IN_FLIGHT} bytes to be buffered, got {used}"
             pouring.cancel()
-            fast.abort()  # nobody reads that client now: its loss has to be seen all the same
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free == 3, "the fast one's slot")
+            fast.abort()  # the gateway does not read this socket now, and must detect its loss without reading
+            await wait_until(lambda: gateway.gateway.dispatcher.workers.n_free == 3, "the slot of the fast client")
             over.set()
 
-    run(story)
+    run(scenario)
 
 
-def test_floods_of_tiny_messages_let_others_talk() -> None:
-    async def story() -> None:
-        async def swallow(connection: ServerConnection) -> None:
+def test_flood_of_small_messages_does_not_block_others() -> None:
+    async def scenario() -> None:
+        async def discard(connection: ServerConnection) -> None:
             if "flood" not in connection.request.path:
                 await echo(connection)
                 return
             async for _ in connection:
                 pass
 
-        async with special_worker(swallow, slots=2) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            first = await (await gateway.connect("first")).seated()
-            other = await (await gateway.connect("other")).seated()
+        async with scripted_worker(discard, slots=2) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
+            first = await (await gateway.connect("first")).with_slot()
+            other = await (await gateway.connect("other")).with_slot()
             flood = await gateway.connect("flood")
-            await flood.hear("queued")
+            await flood.receive("queued")
             n = 8_000
             for _ in range(n):
-                await flood.say("x")
-            box_bytes = n * inbox.size_of("x")
-            await until(lambda: gateway.gateway.duplex._store.used == box_bytes, "all of it to be kept", 30)
+                await flood.send("x")
+            inbox_bytes = n * inbox.size_of("x")
+            await wait_until(
+                lambda: gateway.gateway.duplex.buffered_bytes == inbox_bytes, "all messages to be buffered", 30
+            )
             await first.close()
-            await flood.until("queue_done")
+            await flood.receive_until("queue_done")
             longest, n_turns = 0.0, 0
-            while gateway.gateway.duplex._store.used:
+            while gateway.gateway.duplex.buffered_bytes:
                 begun = time.monotonic()
-                await other.say("hello")
-                assert await other.hear_raw() == "hello"
+                await other.send("hello")
+                assert await other.receive_raw() == "hello"
                 longest, n_turns = max(longest, time.monotonic() - begun), n_turns + 1
-            assert n_turns > 3, f"expected others to be served meanwhile, got {n_turns} turns, the longest {longest} s"
+            assert n_turns > 3, f"expected others to be served in between, got {n_turns} turns, the longest {longest} s"
 
-    run(story)
+    run(scenario)
 
 
-def test_who_is_there_and_never_reads_is_let_go() -> None:
-    """Its connection stays established, but no ping is answered and nothing more can be sent."""
+def test_silent_client_that_never_reads_is_disconnected() -> None:
+    """Its connection stays established, but it answers no ping and its buffers are full."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:
             while True:
                 await connection.send("x" * MB)
 
         options = {"ws_ping_interval": 0.2, "ws_ping_timeout": 0.5}
-        async with special_worker(pour) as port, running_gateway(port, options=options) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).seated()
+        async with scripted_worker(pour) as port, running_gateway(port, options=options) as gateway:
+            await gateway.wait_for_slot()
+            client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).with_slot()
             client.socket.transport.pause_reading()
-            await gateway.clean()
+            await gateway.wait_idle()
 
-    run(story)
+    run(scenario)
 
 
-def test_who_talks_and_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it talks it is not read either, and so no unanswered ping tells of it."""
+def test_sending_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway does not read it either while its buffers are full, so missing pongs do not reveal it."""
     monkeypatch.setattr(relay, "STUCK_S", 0.5)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:
             while True:
                 await connection.send("x" * MB)
 
-        async with special_worker(pour) as port, running_gateway(port) as gateway:
-            await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
-            client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).seated()
+        async with scripted_worker(pour) as port, running_gateway(port) as gateway:
+            await gateway.wait_for_slot()
+            client = await (await gateway.connect(sock=small_buffers(gateway.port), max_queue=1)).with_slot()
             client.socket.transport.pause_reading()
-            await client.say("x" * MB)
-            await gateway.clean()
+            await client.send("x" * MB)
+            await gateway.wait_idle()
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("frame", [b"\x89\x80\0\0\0\0", b"\x00\x80\0\0\0\0"], ids=["pings", "parts of a message"])
-def test_floods_of_empty_frames_let_others_talk(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many are read before somebody else has a turn is bounded, whatever has arrived."""
+def test_flood_of_empty_frames_is_read_in_small_parts(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes read before other tasks run are bounded, however much has arrived."""
     longest, receive = 0, LiveProtocol.data_received
 
     def counting(protocol: LiveProtocol, data: bytes) -> None:
@@ -287,83 +300,83 @@ def test_floods_of_empty_frames_let_others_talk(frame: bytes, monkeypatch: pytes
 
     monkeypatch.setattr(LiveProtocol, "data_received", counting)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client = await gateway.connect()
-            await client.hear("queue_done")
+            await client.receive("queue_done")
             begin = b"\x01\x80\0\0\0\0" if frame[0] == 0 else b""
             client.socket.transport.write(begin + frame * 50_000)
-            await until(lambda: longest, "something to be read")
+            await wait_until(lambda: longest, "something to be read")
             assert longest <= MAX_READ_BYTES, f"expected at most {MAX_READ_BYTES} bytes at once, got {longest}"
 
-    run(story)
+    run(scenario)
 
 
-def test_a_worker_sends_nobody_elsewhere() -> None:
-    async def story() -> None:
-        async def elsewhere(connection: ServerConnection) -> None:
+def test_redirect_of_worker_is_not_followed() -> None:
+    async def scenario() -> None:
+        async def record_path(connection: ServerConnection) -> None:
             reached.append(connection.request.path)
             await connection.close()
 
         reached: list[str] = []
-        async with special_worker(elsewhere) as target:
+        async with scripted_worker(record_path) as target:
             to = f"ws://127.0.0.1:{target}/ws/duplex"
-            async with special_worker(elsewhere, redirect=to) as port, running_gateway(port) as gateway:
-                await until(lambda: gateway.gateway.dispatcher.workers.n_free, "a slot")
+            async with scripted_worker(record_path, redirect=to) as port, running_gateway(port) as gateway:
+                await gateway.wait_for_slot()
                 client = await gateway.connect()
-                await client.hear("queued")
-        assert not reached, f"expected nobody to be sent on, got {reached}"
+                await client.receive("queued")
+        assert not reached, f"expected no connection to the target, got {reached}"
 
-    run(story)
+    run(scenario)
 
 
-def test_a_client_that_answers_pings_may_say_nothing() -> None:
-    async def story() -> None:
+def test_silent_client_that_answers_pings_stays_connected() -> None:
+    async def scenario() -> None:
         options = {"ws_ping_interval": 0.05, "ws_ping_timeout": 5.0}
         async with FakeWorker(slots=1) as worker, running_gateway(worker, options=options) as gateway:
             client = await (await gateway.connect()).prepared()
             with pytest.raises(TimeoutError):
-                await client.hear_raw(0.5)
+                await client.receive_raw(0.5)
             await client.unit()
 
-    run(story)
+    run(scenario)
 
 
-def test_paused_sessions_are_told_apart() -> None:
-    async def story() -> None:
+def test_status_shows_paused_sessions() -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client = await (await gateway.connect()).prepared()
 
-            async def told() -> tuple[str, bool]:
+            async def status() -> tuple[str, bool]:
                 [one] = (await gateway.get("/workers"))["workers"]
                 [task] = (await gateway.get("/status"))["running_tasks"]
                 return one["status"], task["paused"]
 
-            async def tells(expected: tuple[str, bool]) -> None:
+            async def expect_status(expected: tuple[str, bool]) -> None:
                 async with asyncio.timeout(5):
-                    while (got := await told()) != expected:
+                    while (got := await status()) != expected:
                         assert got[1] == expected[1], f"expected {expected}, got {got}"
                         await asyncio.sleep(0.05)
 
-            await tells(("duplex_active", False))
-            await client.say({"type": "pause", "timeout": 60})
-            await client.hear("paused")
-            await tells(("duplex_paused", True))
-            await client.say(PREPARE)
-            await client.hear("prepared")
-            await tells(("duplex_active", False))
+            await expect_status(("duplex_active", False))
+            await client.send({"type": "pause", "timeout": 60})
+            await client.receive("paused")
+            await expect_status(("duplex_paused", True))
+            await client.send(PREPARE)
+            await client.receive("prepared")
+            await expect_status(("duplex_active", False))
 
-    run(story)
+    run(scenario)
 
 
-def test_measured_on_the_way() -> None:
-    async def story() -> None:
+def test_relayed_results_are_counted() -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             client: Client = await (await gateway.connect("adx_1")).prepared()
             for _ in range(5):
                 await client.unit()
-            await client.say("{")
-            await client.hear("error")
+            await client.send("{")
+            await client.receive("error")
             text = (await gateway.http.get("/metrics")).text
             for line in (
                 'duologue_gateway_units_total{decision="listen",request_type="audio_duplex"} 3.0',
@@ -377,16 +390,16 @@ def test_measured_on_the_way() -> None:
             ):
                 assert line in text, f"expected {line!r}, got\n{text}"
 
-    run(story)
+    run(scenario)
 
 
-def test_handshakes_that_are_none() -> None:
-    async def story() -> None:
+def test_refuses_other_socket_paths() -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
             for path in ("/ws/duplex", "/ws/duplex/a/b", "/ws/nothing/a"):
                 with pytest.raises(websockets.InvalidStatus):
                     await websockets.connect(f"ws://127.0.0.1:{gateway.port}{path}")
             assert (await gateway.http.get("/ws/duplex/a")).status_code in (404, 426)
-            await (await gateway.connect()).seated()
+            await (await gateway.connect()).with_slot()
 
-    run(story)
+    run(scenario)

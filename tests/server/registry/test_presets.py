@@ -1,4 +1,4 @@
-"""Presets, their sounds and the default voice: what pages begin a conversation with."""
+"""Presets, their sounds, the default voice and the defaults of the page."""
 
 import asyncio
 import base64
@@ -17,7 +17,8 @@ from models.inputs.audio_sizes import SAMPLE_RATE
 from server import main
 from server.registry.presets import MODES, Presets
 from server.registry.reference_sound import SoundFiles
-from tests.server.routes.http_gateway import asked, gateway_of
+from server.serving import ServeOptions
+from tests.server.routes.asgi_gateway import asgi_client, gateway_of
 from worker.config.service import Config, default_config
 from worker.protocol.messages import Prepare, read_text
 
@@ -33,25 +34,25 @@ def config_with(voice: Path | None) -> Config:
     return config.model_copy(update={"audio": config.audio.model_copy(update={"ref_audio_path": voice})})
 
 
-def written(folder: Path, preset: Any, mode: str = "omni", name: str = "one.json") -> Path:
-    """Returns: the presets' folder, for which `folder` holds the sounds."""
+def write_preset(folder: Path, preset: Any, mode: str = "omni", name: str = "one.json") -> Path:
+    """Write a preset below `folder`, which also contains the sounds. Returns: the folder of presets."""
     file = folder / "presets" / mode / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(preset if isinstance(preset, str) else json.dumps(preset), encoding="utf-8")
     return folder / "presets"
 
 
-async def answered(path: str, status: int = 200, **given: Any) -> Any:
-    async with asked(gateway_of(**given)) as http:
+async def fetch(path: str, status: int = 200, **options: Any) -> Any:
+    async with asgi_client(gateway_of(**options)) as http:
         return await http.get(path, status)
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- the repository's presets ---------------------------------------------------------------------
 
 
-def test_our_presets_are_what_a_prepare_takes() -> None:
-    async def story() -> None:
-        async with asked(gateway_of(presets=Presets.load())) as http:
+def test_repository_presets_are_valid_prepare_fields() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of(presets=Presets.load())) as http:
             listed = await http.get("/api/presets")
             assert tuple(listed) == MODES
             for mode in ("omni", "audio_duplex"):
@@ -65,32 +66,32 @@ def test_our_presets_are_what_a_prepare_takes() -> None:
                     assert found.keys() == {"ref_audio"} and found["ref_audio"]["name"] == voice["name"], found.keys()
                     sound = samples_of(found["ref_audio"]["data"])
                     assert len(sound) / SAMPLE_RATE == pytest.approx(voice["duration"], abs=0.001)
-                    said = {"system_prompt": one["system_prompt"], "ref_audio_base64": found["ref_audio"]["data"]}
-                    prepare = read_text(json.dumps({"type": "prepare", **said}))
+                    fields = {"system_prompt": one["system_prompt"], "ref_audio_base64": found["ref_audio"]["data"]}
+                    prepare = read_text(json.dumps({"type": "prepare", **fields}))
                     assert isinstance(prepare, Prepare) and np.array_equal(prepare.ref_audio(), sound)
             assert listed["half_duplex_audio"] == listed["turnbased"] == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     "path", ["omni/none", "none/eyes", "turnbased/eyes", "omni/..", "omni/%2e%2e", "omni/\ud83d\ude00"]
 )
-def test_a_preset_that_does_not_exist(path: str) -> None:
+def test_unknown_preset_is_404(path: str) -> None:
     path = path.encode("utf-16", "surrogatepass").decode("utf-16")
-    got = asyncio.run(answered(f"/api/presets/{path}/audio", 404, presets=Presets.load()))
+    got = asyncio.run(fetch(f"/api/presets/{path}/audio", 404, presets=Presets.load()))
     assert "ot" in got["detail"] and len(got["detail"]) < 200, got
 
 
-def test_an_unknown_preset_is_named() -> None:
-    got = asyncio.run(answered("/api/presets/omni/nobody/audio", 404))
-    assert got == {"detail": "Preset not found: omni/nobody"}
+def test_404_names_unknown_preset() -> None:
+    got = asyncio.run(fetch("/api/presets/omni/unknown/audio", 404))
+    assert got == {"detail": "Preset not found: omni/unknown"}
 
 
-# --- others' --------------------------------------------------------------------------------------
+# --- other presets --------------------------------------------------------------------------------
 
 
-def test_sounds_between_the_instructions(tmp_path: Path, root: Path) -> None:
+def test_sounds_between_paragraphs(tmp_path: Path, root: Path) -> None:
     shutil.copy(root / "assets" / "ref_audio" / "high.wav", tmp_path / "high.wav")
     soundfile.write(tmp_path / "beep.flac", np.zeros((4800, 2)), 48_000)
     content = [
@@ -99,12 +100,12 @@ def test_sounds_between_the_instructions(tmp_path: Path, root: Path) -> None:
         {"type": "text", "text": "and this."},
         {"type": "audio", "path": "high.wav", "name": "High"},
     ]
-    folder = written(tmp_path, {"id": "content", "name": "Content", "system_content": content}, "turnbased")
-    written(tmp_path, {**PRESET, "order": 1}, "turnbased", "b.json")
+    folder = write_preset(tmp_path, {"id": "content", "name": "Content", "system_content": content}, "turnbased")
+    write_preset(tmp_path, {**PRESET, "order": 1}, "turnbased", "b.json")
     presets = Presets.load(folder)
 
-    async def story() -> None:
-        async with asked(gateway_of(presets=presets)) as http:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of(presets=presets)) as http:
             first, second = (await http.get("/api/presets"))["turnbased"]
             assert (first["id"], second["id"], second["order"]) == ("one", "content", 999)
             assert "system_prompt" not in second and "ref_audio" not in second
@@ -119,7 +120,7 @@ def test_sounds_between_the_instructions(tmp_path: Path, root: Path) -> None:
             gone = (await http.get("/api/presets/turnbased/content/audio"))["system_content_audio"]
             assert gone[0] == {"data": None, "name": "Beep", "duration": 0.1} and gone[1]["data"], gone[0]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -140,33 +141,33 @@ def test_sounds_between_the_instructions(tmp_path: Path, root: Path) -> None:
     ],
     ids=str,
 )
-def test_a_preset_that_cannot_be_names_its_file(tmp_path: Path, preset: Any, expected: str) -> None:
+def test_error_names_file_of_invalid_preset(tmp_path: Path, preset: Any, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
-        Presets.load(written(tmp_path, preset))
+        Presets.load(write_preset(tmp_path, preset))
     assert "one.json" in str(error.value) and expected in str(error.value), f"expected {expected}, got {error.value}"
 
 
-def test_two_presets_of_one_name_and_a_folder_of_no_mode(tmp_path: Path) -> None:
-    folder = written(tmp_path, PRESET)
-    written(tmp_path, PRESET, name="two.json")
+def test_refuses_duplicate_id_and_unknown_mode(tmp_path: Path) -> None:
+    folder = write_preset(tmp_path, PRESET)
+    write_preset(tmp_path, PRESET, name="two.json")
     with pytest.raises(ConfigError, match=r"two\.json.*got one"):
         Presets.load(folder)
     (folder / "omni" / "two.json").unlink()
-    written(tmp_path, PRESET, mode="onmi")
+    write_preset(tmp_path, PRESET, mode="onmi")
     with pytest.raises(ConfigError, match="onmi"):
         Presets.load(folder)
 
 
-def test_no_folder_no_presets(tmp_path: Path) -> None:
+def test_missing_folder_means_no_presets(tmp_path: Path) -> None:
     assert Presets.load(tmp_path / "none").modes == {mode: [] for mode in MODES}
 
 
 # --- the default voice ----------------------------------------------------------------------------
 
 
-def test_the_default_voice(root: Path) -> None:
+def test_default_voice(root: Path) -> None:
     path = root / "assets" / "ref_audio" / "default.wav"
-    got = asyncio.run(answered("/api/default_ref_audio"))
+    got = asyncio.run(fetch("/api/default_ref_audio"))
     expected, rate = soundfile.read(path, dtype="float32")
     assert got.keys() == {"name", "duration", "sample_rate", "samples", "base64"}
     assert (got["name"], got["sample_rate"], rate) == ("default.wav", 16_000, 16_000)
@@ -174,11 +175,11 @@ def test_the_default_voice(root: Path) -> None:
     assert np.array_equal(samples_of(got["base64"]), expected)
 
 
-def test_another_rate_and_two_channels_become_mono_at_16_khz(tmp_path: Path) -> None:
+def test_default_voice_is_converted_to_mono_at_16_khz(tmp_path: Path) -> None:
     seconds = np.arange(44_100) / 44_100
     tone = 0.5 * np.sin(2 * np.pi * 440 * seconds)
     soundfile.write(tmp_path / "tone.ogg", np.stack([tone, tone], axis=1), 44_100)
-    got = asyncio.run(answered("/api/default_ref_audio", config=config_with(tmp_path / "tone.ogg")))
+    got = asyncio.run(fetch("/api/default_ref_audio", config=config_with(tmp_path / "tone.ogg")))
     sound = samples_of(got["base64"])
     assert len(sound) == got["samples"] == pytest.approx(16_000, abs=2)
     loudest = np.argmax(np.abs(np.fft.rfft(sound))) * SAMPLE_RATE / len(sound)
@@ -186,7 +187,7 @@ def test_another_rate_and_two_channels_become_mono_at_16_khz(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["unset", "missing", "folder", "text", "empty", "long"])
-def test_no_default_voice_is_told(tmp_path: Path, what: str) -> None:
+def test_unusable_default_voice_is_404(tmp_path: Path, what: str) -> None:
     path = None if what == "unset" else tmp_path / f"{what}.wav"
     if what == "folder":
         path.mkdir()
@@ -196,12 +197,12 @@ def test_no_default_voice_is_told(tmp_path: Path, what: str) -> None:
         soundfile.write(path, np.zeros(0), 16_000)
     elif what == "long":
         soundfile.write(path, np.zeros(8_000 * 31), 8_000)
-    got = asyncio.run(answered("/api/default_ref_audio", 404, config=config_with(path)))
+    got = asyncio.run(fetch("/api/default_ref_audio", 404, config=config_with(path)))
     assert got["detail"].startswith("No default voice: ") and str(tmp_path) not in got["detail"], got
     assert ("audio.ref_audio_path" if what == "unset" else path.name) in got["detail"], got
 
 
-def test_a_sound_is_decoded_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sound_is_decoded_once_until_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "voice.wav"
     shorter = tmp_path / "shorter.wav"
     soundfile.write(path, np.zeros(16_000), 16_000)
@@ -210,23 +211,23 @@ def test_a_sound_is_decoded_once_until_it_changes(tmp_path: Path, monkeypatch: p
     whole = soundfile.SoundFile
     monkeypatch.setattr(soundfile, "SoundFile", lambda file: opened.append(file) or whole(file))
 
-    async def story() -> None:
+    async def scenario() -> None:
         files = SoundFiles()
         sounds = await asyncio.gather(*(files.read(path) for _ in range(8)))
         assert len(opened) == 1 and {sound.n_samples for sound in sounds} == {16_000}, opened
         shutil.copy(shorter, path)
         assert (await files.read(path)).n_samples == 8_000 and len(opened) == 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_decoding_does_not_hold_up_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one waits for a sound the gateway answers everybody else."""
+def test_decoding_does_not_block_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one request waits for a sound, others are answered."""
     release = asyncio.Event()
     path = tmp_path / "voice.wav"
     soundfile.write(path, np.zeros(1600), 16_000)
 
-    async def story() -> None:
+    async def scenario() -> None:
         loop = asyncio.get_running_loop()
         whole = soundfile.SoundFile
 
@@ -235,44 +236,47 @@ def test_decoding_does_not_hold_up_others(tmp_path: Path, monkeypatch: pytest.Mo
             return whole(file)
 
         monkeypatch.setattr(soundfile, "SoundFile", slow)
-        async with asked(gateway_of(config=config_with(path))) as http:
-            asking = asyncio.create_task(http.get("/api/default_ref_audio"))
+        async with asgi_client(gateway_of(config=config_with(path))) as http:
+            waiting = asyncio.create_task(http.get("/api/default_ref_audio"))
             for _ in range(5):
                 await http.get("/livez")
-            assert not asking.done(), "expected one that waits for its sound"
+            assert not waiting.done(), "expected the request to wait for its sound"
             release.set()
-            assert (await asking)["samples"] == 1600
+            assert (await waiting)["samples"] == 1600
 
-    asyncio.run(story())
-
-
-# --- what pages are told --------------------------------------------------------------------------
+    asyncio.run(scenario())
 
 
-def test_what_pages_begin_with() -> None:
-    assert asyncio.run(answered("/api/frontend_defaults")) == {"playback_delay_ms": 200, "chat_vocoder": "token2wav"}
-    got = asyncio.run(answered("/api/frontend_defaults", lang="zh"))
+# --- defaults of the page ---------------------------------------------------------------------------
+
+
+def test_frontend_defaults() -> None:
+    assert asyncio.run(fetch("/api/frontend_defaults")) == {"playback_delay_ms": 200, "chat_vocoder": "token2wav"}
+    got = asyncio.run(fetch("/api/frontend_defaults", default_lang="zh"))
     assert got == {"playback_delay_ms": 200, "chat_vocoder": "token2wav", "default_lang": "zh"}
 
 
-def test_the_command_line_reaches_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(main, "serve", lambda *_, **options: given.update(options) or 0)
+def test_command_line_reaches_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServeOptions] = []
+    monkeypatch.setattr(main, "serve", lambda config, bound_socket, options: served.append(options) or 0)
     monkeypatch.setattr(main.log, "set_up", lambda _: None)
     assert main.main(["--port", str(_free_port()), "--lang", "zh"]) == 0
-    assert given["lang"] == "zh" and given["presets"].find("omni", "eyes"), given
+    [options] = served
+    assert options.default_lang == "zh" and options.presets.find("omni", "eyes"), options
 
 
-def test_a_broken_preset_keeps_the_gateway_from_starting(
+def test_invalid_preset_prevents_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = written(tmp_path, {**PRESET, "odd": 1})
+    broken = write_preset(tmp_path, {**PRESET, "odd": 1})
     load = Presets.load
     monkeypatch.setattr(main.Presets, "load", lambda: load(broken))
     monkeypatch.setattr(main.log, "set_up", lambda _: None)
     monkeypatch.setattr(main, "serve", lambda *_, **__: 0)
-    status, told = main.main(["--port", str(_free_port())]), capsys.readouterr().err
-    assert status == 2 and "one.json" in told and "odd" in told, f"expected status 2 and the file's name, got {told}"
+    status, output = main.main(["--port", str(_free_port())]), capsys.readouterr().err
+    assert status == 2 and "one.json" in output and "odd" in output, (
+        f"expected status 2 and the file's name, got {output}"
+    )
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""Every HTTP route but those of presets and pages: what it answers, and what it says to nonsense."""
+"""All HTTP routes except those of presets and pages: responses, and errors for invalid requests."""
 
 import asyncio
 import json
@@ -15,24 +15,24 @@ from benchmarks.serve.fake_worker import FakeWorker
 from server.app import build_app
 from server.registry.apps import KNOWN
 from server.routes.bodies import WorkerInfo
-from tests.server.gateways import running_gateway, until
-from tests.server.routes.http_gateway import IDLE, asked, gateway_of
+from tests.server.live_gateway import running_gateway, wait_until
+from tests.server.routes.asgi_gateway import IDLE, asgi_client, gateway_of
 
 
-async def told(path: str, *, health: dict[str, Any] | None = None, n_workers: int = 1) -> Any:
+async def fetch(path: str, *, health: dict[str, Any] | None = None, n_workers: int = 1) -> Any:
     gateway = gateway_of(n_workers)
     if health is not None:
-        gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], health)
-    async with asked(gateway) as http:
+        gateway.dispatcher.workers.record_health(gateway.dispatcher.workers.all[0], health)
+    async with asgi_client(gateway) as http:
         return await http.get(path)
 
 
 # --- the gateway and its workers ------------------------------------------------------------------
 
 
-def test_probes_before_any_worker_answers() -> None:
-    async def story() -> None:
-        async with asked(gateway_of(2)) as http:
+def test_probes_before_first_health_poll() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of(2)) as http:
             assert (await http.get("/livez")) == {"alive": True}
             health = await http.get("/health")
             assert health["status"] == "healthy" and datetime.fromisoformat(health["timestamp"])
@@ -40,27 +40,27 @@ def test_probes_before_any_worker_answers() -> None:
             expected = {"ready": False, "total_workers": 2, "ready_workers": 0, "free_slots": 0, "total_slots": 0}
             assert expected.items() <= ready.items(), f"expected {expected}, got {ready}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_ready_until_it_drains() -> None:
-    async def story() -> None:
+def test_ready_until_draining() -> None:
+    async def scenario() -> None:
         gateway = gateway_of()
-        gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], IDLE)
-        async with asked(gateway) as http:
+        gateway.dispatcher.workers.record_health(gateway.dispatcher.workers.all[0], IDLE)
+        async with asgi_client(gateway) as http:
             ready = await http.get("/readyz")
             assert (ready["ready"], ready["free_slots"], ready["total_slots"]) == (True, 2, 2), ready
             gateway.duplex.drain()
             assert (await http.get("/readyz", 503))["draining"] is True
-            assert (await http.get("/livez")) == {"alive": True}, "a gateway that drains is not to be killed"
+            assert (await http.get("/livez")) == {"alive": True}, "expected a draining gateway to be alive"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_worker_in_its_own_words() -> None:
+def test_workers_route_copies_health() -> None:
     health = {**IDLE, "state": "LOADING", "worker_status": "loading", "error": None}
     health["progress"] = {"what": "weights", "done": 3, "total": 7, "seconds": 1.5}
-    found = asyncio.run(told("/workers", health=health, n_workers=2))
+    found = asyncio.run(fetch("/workers", health=health, n_workers=2))
     assert found["total"] == 2
     first, second = found["workers"]
     assert first["worker_id"] == "worker_0" and first["status"] == "loading" and first["state"] == "LOADING"
@@ -70,36 +70,39 @@ def test_a_worker_in_its_own_words() -> None:
     assert first.keys() == WorkerInfo.model_fields.keys()
 
 
-ODD = (None, [], {"a": 1}, "x", -1, 1e400, True, "\ud800", 10**400)
+INVALID_VALUES = (None, [], {"a": 1}, "x", -1, 1e400, True, "\ud800", 10**400)
 
 
-def test_whatever_a_worker_says_of_itself_the_gateway_answers() -> None:
+def test_invalid_health_does_not_break_routes() -> None:
     keys = ("error", "progress", "avg_inference_time_ms", "gpu_id", "slots", "compile", "memory", "kv")
 
-    async def story() -> None:
+    async def scenario() -> None:
         gateway = gateway_of()
-        async with asked(gateway) as http:
-            for value in ODD:
+        async with asgi_client(gateway) as http:
+            for value in INVALID_VALUES:
                 progress = dict.fromkeys(("what", "done", "total", "seconds"), value)
-                odd = [{key: value} for key in keys] + [{"progress": progress}, {"compile": {"counts": {"x": value}}}]
-                for health in odd:
-                    gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], {**IDLE, **health})
+                bodies = [{key: value} for key in keys] + [
+                    {"progress": progress},
+                    {"compile": {"counts": {"x": value}}},
+                ]
+                for health in bodies:
+                    gateway.dispatcher.workers.record_health(gateway.dispatcher.workers.all[0], {**IDLE, **health})
                     for path in ("/status", "/workers", "/metrics"):
-                        answer = await http.http.get(path)
+                        answer = await http.raw.get(path)
                         assert answer.status_code == 200, f"{path}, {health}: expected 200, got {answer.status_code}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_status_counts_every_worker_once() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gateway = gateway_of(5)
         workers = gateway.dispatcher.workers
-        workers.answered(workers.all[0], IDLE)
-        workers.answered(workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}})
-        workers.answered(workers.all[2], {**IDLE, "state": "COMPILING", "worker_status": "loading"})
-        workers.answered(workers.all[3], {**IDLE, "state": "FAILED", "worker_status": "error"})
-        async with asked(gateway) as http:
+        workers.record_health(workers.all[0], IDLE)
+        workers.record_health(workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}})
+        workers.record_health(workers.all[2], {**IDLE, "state": "COMPILING", "worker_status": "loading"})
+        workers.record_health(workers.all[3], {**IDLE, "state": "FAILED", "worker_status": "error"})
+        async with asgi_client(gateway) as http:
             got = await http.get("/status")
             cache = await http.get("/cache")
         names = ("idle", "busy", "duplex", "loading", "error", "offline")
@@ -109,15 +112,15 @@ def test_status_counts_every_worker_once() -> None:
         statuses = [one["status"] for one in cache["workers"]]
         assert statuses == ["idle", "idle", "loading", "error", "offline"], f"got {cache}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_live_session_in_every_answer() -> None:
-    async def story() -> None:
+def test_live_session_appears_in_all_routes() -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as running:
             client = await (await running.connect("adx_live")).prepared()
             await client.unit()
-            await until(lambda: running.gateway.dispatcher.workers.leases[0].n_units == 1, "a unit counted")
+            await wait_until(lambda: running.gateway.dispatcher.workers.leases[0].n_units == 1, "a unit counted")
             status, queue = await running.get("/status"), await running.get("/api/queue")
             [task] = status["running_tasks"]
             assert queue["running_tasks"][0]["session_id"] == task["session_id"] == "adx_live"
@@ -127,29 +130,29 @@ def test_a_live_session_in_every_answer() -> None:
             [info] = (await running.get("/workers"))["workers"]
             assert (info["status"], info["sessions"], info["total_requests"]) == ("duplex_active", ["adx_live"], 1)
             waiting = await running.connect("omni_next")
-            ticket = (await waiting.hear("queued"))["ticket_id"]
+            ticket = (await waiting.receive("queued"))["ticket_id"]
             item = (await running.get("/api/queue"))["items"][0]
             assert (item["ticket_id"], item["request_type"], item["position"]) == (ticket, "omni_duplex", 1)
             found = await running.get(f"/api/queue/{ticket}")
             assert found["found"] and found["ticket"]["cancelled"] is False, found
             assert (await running.http.delete(f"/api/queue/{ticket}")).json() == {"success": True}
-            assert (await waiting.hear("error"))["code"] == "cancelled"
+            assert (await waiting.receive("error"))["code"] == "cancelled"
             assert (await running.get(f"/api/queue/{ticket}"))["found"] is False
             assert (await running.http.delete(f"/api/queue/{ticket}")).json() == {"success": False}
             assert "duologue_gateway_units_total" in (await running.http.get("/metrics")).text
             for one in (client, waiting):
                 await one.close()
-            await running.clean()
+            await running.wait_idle()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # --- estimates ------------------------------------------------------------------------------------
 
 
-def test_an_estimate_that_is_left_out_stays() -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
+def test_omitted_estimate_is_kept() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
             body = {"eta_chat_s": 20, "eta_streaming_s": None, "eta_duplex_s": 3, "anything": [1]}
             await http.put("/api/config/eta", {"eta_half_duplex_s": 77.5, "ema_alpha": 0.5})
             got = await http.put("/api/config/eta", body)
@@ -162,23 +165,23 @@ def test_an_estimate_that_is_left_out_stays() -> None:
             await http.put("/api/config/eta", {"ema_alpha": None})
             assert (await http.get("/api/config/eta"))["ema_alpha"] == 0.5
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_was_measured_is_told_by_old_names_too() -> None:
-    async def story() -> None:
+def test_measured_durations_have_aliases() -> None:
+    async def scenario() -> None:
         gateway = gateway_of()
         gateway.dispatcher.eta.record("omni_duplex", 42.04)
-        async with asked(gateway) as http:
+        async with asgi_client(gateway) as http:
             got = await http.get("/api/config/eta")
         assert (got["ema_omni_duplex_s"], got["ema_omni_duplex_samples"]) == (42.0, 1)
         assert (got["ema_duplex_s"], got["ema_duplex_samples"]) == (42.0, 1)
         assert (got["ema_chat_s"], got["ema_streaming_s"], got["ema_streaming_samples"]) == (None, None, 0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-ODD_BODIES = (
+INVALID_BODIES = (
     '{"eta_chat_s": null}',
     '{"eta_chat_s": "15"}',
     '{"eta_chat_s": true}',
@@ -198,53 +201,53 @@ ODD_BODIES = (
 )
 
 
-@pytest.mark.parametrize("body", ODD_BODIES, ids=lambda text: repr(text[:40]))
-def test_an_estimate_that_cannot_be_changes_nothing(body: str) -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
+@pytest.mark.parametrize("body", INVALID_BODIES, ids=lambda text: repr(text[:40]))
+def test_invalid_estimate_changes_nothing(body: str) -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
             before = await http.get("/api/config/eta")
             headers = {"Content-Type": "application/json"}
-            answer = await http.http.put("/api/config/eta", content=body, headers=headers)
+            answer = await http.raw.put("/api/config/eta", content=body, headers=headers)
             assert answer.status_code in (400, 422), (
                 f"expected 400 or 422, got {answer.status_code} {answer.text[:200]}"
             )
-            assert answer.json()["detail"], f"expected what is wrong, got {answer.text}"
+            assert answer.json()["detail"], f"expected a reason, got {answer.text}"
             assert await http.get("/api/config/eta") == before
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_was_sent_is_not_sent_back() -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
-            answer = await http.ask("PUT", "/api/config/eta", 422, json={"eta_chat_s": "me" * 9000})
+def test_error_does_not_repeat_input() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
+            answer = await http.request("PUT", "/api/config/eta", 422, json={"eta_chat_s": "me" * 9000})
             assert "meme" not in answer.text and len(answer.text) < 500, answer.text[:600]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_has_an_end(chunked: bool) -> None:
-    async def pieces() -> Any:
+def test_body_size_is_limited(chunked: bool) -> None:
+    async def parts() -> Any:
         for _ in range(100):
             yield b" " * 1000
 
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
-            content = pieces() if chunked else b" " * 100_000
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
+            content = parts() if chunked else b" " * 100_000
             headers = {"Content-Type": "application/json"}
-            answer = await http.ask("PUT", "/api/config/eta", 413, content=content, headers=headers)
+            answer = await http.request("PUT", "/api/config/eta", 413, content=content, headers=headers)
             assert "65536 bytes" in answer.json()["detail"], answer.text
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # --- apps -----------------------------------------------------------------------------------------
 
 
-def test_apps_are_switched_off_and_on() -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
+def test_apps_can_be_disabled_and_enabled() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
             names = [app.app_id for app in KNOWN]
             assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == names == ["omni", "audio_duplex"]
             got = await http.put("/api/admin/apps/omni", {"enabled": False})
@@ -253,19 +256,19 @@ def test_apps_are_switched_off_and_on() -> None:
             assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == ["audio_duplex"]
             switches = {app["app_id"]: app["enabled"] for app in (await http.get("/api/admin/apps"))["apps"]}
             assert switches == {"omni": False, "audio_duplex": True}
-            answer = await http.ask("GET", "/omni", 302)
+            answer = await http.request("GET", "/omni", 302)
             assert answer.headers["location"] == "/" and answer.headers["cache-control"] == "no-store"
-            await http.ask("GET", "/audio_duplex")
+            await http.request("GET", "/audio_duplex")
             await http.put("/api/admin/apps", {"app_id": "omni", "enabled": True})
-            await http.ask("GET", "/omni")
+            await http.request("GET", "/omni")
             assert len((await http.get("/api/apps"))["apps"]) == 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_app_that_does_not_exist() -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
+def test_unknown_app_is_404() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
             for path, body in (
                 ("/api/admin/apps/x", {"enabled": True}),
                 ("/api/admin/apps", {"app_id": "x", "enabled": True}),
@@ -275,7 +278,7 @@ def test_an_app_that_does_not_exist() -> None:
                 await http.put("/api/admin/apps/omni", body, 422)
             assert len((await http.get("/api/apps"))["apps"]) == 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 async def _refusal(running: Any, name: str) -> int:
@@ -284,66 +287,68 @@ async def _refusal(running: Any, name: str) -> int:
     return refused.value.response.status_code
 
 
-def test_sockets_of_an_app_that_is_switched_off_are_refused() -> None:
-    async def story() -> None:
+def test_sockets_of_disabled_app_are_refused() -> None:
+    async def scenario() -> None:
         async with FakeWorker(slots=2) as worker, running_gateway(worker) as running:
             talking = await (await running.connect("adx_before")).prepared()
             await running.http.put("/api/admin/apps/audio_duplex", json={"enabled": False})
             for name in ("adx_me", "audio_duplex_me", "adx.me"):  # the last becomes adx_me
                 got = await _refusal(running, name)
                 assert got == 403, f"{name}: expected 403, got {got}"
-            await (await (await running.connect("omni_me")).seated()).close()
+            await (await (await running.connect("omni_me")).with_slot()).close()
             await talking.unit()
             await running.http.put("/api/admin/apps/audio_duplex", json={"enabled": True})
-            await until(lambda: len(running.gateway.dispatcher.workers.leases) == 1, "the other's slot")
-            await (await (await running.connect("adx_me")).seated()).close()
+            await wait_until(
+                lambda: len(running.gateway.dispatcher.workers.leases) == 1, "the slot of the closed session"
+            )
+            await (await (await running.connect("adx_me")).with_slot()).close()
             await talking.close()
-            await running.clean()
+            await running.wait_idle()
 
-    asyncio.run(story())
-
-
-# --- who may change things, and how answers look --------------------------------------------------
+    asyncio.run(scenario())
 
 
-def test_pages_from_elsewhere_change_nothing() -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
-            elsewhere = {"Origin": "https://elsewhere.example"}
+# --- origins, HEAD and errors -----------------------------------------------------------------------
+
+
+def test_foreign_origins_cannot_change_state() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
+            foreign = {"Origin": "https://foreign.example"}
             for method, path in (
                 ("PUT", "/api/config/eta"),
                 ("PUT", "/api/admin/apps/omni"),
                 ("DELETE", "/api/queue/x"),
             ):
-                answer = await http.ask(method, path, 403, headers=elsewhere)
-                assert "elsewhere.example" in answer.json()["detail"]
-            await http.ask("PUT", "/api/config/eta", headers={"Origin": "http://gateway"}, json={})
-            answer = await http.ask("GET", "/api/apps", headers=elsewhere)
+                answer = await http.request(method, path, 403, headers=foreign)
+                assert "foreign.example" in answer.json()["detail"]
+            await http.request("PUT", "/api/config/eta", headers={"Origin": "http://gateway"}, json={})
+            answer = await http.request("GET", "/api/apps", headers=foreign)
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_every_get_has_its_head() -> None:
-    async def story() -> None:
-        async with asked(gateway_of()) as http:
+def test_head_matches_get() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
             paths = [path for path, methods in http.app.openapi()["paths"].items() if "get" in methods]
             assert len(paths) > 10
             for path in paths:
                 path = path.format(ticket_id="q_1", mode="omni", preset_id="none")
-                whole, head = await http.http.get(path), await http.http.head(path)
+                whole, head = await http.raw.get(path), await http.raw.head(path)
                 assert (head.status_code, head.content) == (whole.status_code, b""), f"{path}: got {head}"
                 assert head.headers["content-type"] == whole.headers["content-type"], path
                 if path not in ("/metrics", "/health"):
                     assert head.headers["content-length"] == str(len(whole.content)), path
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_errors_are_json() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         gateway = gateway_of()
-        async with asked(gateway) as http:
+        async with asgi_client(gateway) as http:
             for method, path, status in (
                 ("GET", "/nothing", 404),
                 ("GET", "/api/queue/a/b", 404),
@@ -351,13 +356,13 @@ def test_errors_are_json() -> None:
                 ("PATCH", "/api/config/eta", 405),
                 ("GET", "/api/admin/apps/omni", 405),
             ):
-                answer = await http.ask(method, path, status)
+                answer = await http.request(method, path, status)
                 assert answer.json().keys() == {"detail"}, f"{method} {path}: got {answer.text}"
-            object.__setattr__(gateway.dispatcher.eta, "measured", None)  # a fault of ours
-            broken = await http.ask("GET", "/api/config/eta", 500)
+            object.__setattr__(gateway.dispatcher.eta, "measured", None)  # causes an internal error
+            broken = await http.request("GET", "/api/config/eta", 500)
             assert broken.json() == {"detail": "Internal server error"}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # --- the documentation ----------------------------------------------------------------------------
@@ -372,15 +377,15 @@ def routes_of(app: FastAPI) -> set[str]:
     return found
 
 
-def test_documentation_has_every_route_and_no_other(root: Path) -> None:
+def test_documentation_lists_all_routes(root: Path) -> None:
     text = (root / "docs" / "gateway.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `((?:[A-Z]+ )?/[^`]*)` \|", text, re.M))
     expected = routes_of(build_app(gateway_of()))
     assert named == expected, f"missing {sorted(expected - named)}, too many {sorted(named - expected)}"
 
 
-def test_examples_of_the_documentation_are_answers(root: Path) -> None:
-    """Whatever a documented body has, the answer has too."""
+def test_documented_examples_match_responses(root: Path) -> None:
+    """A response has every field of its documented example."""
     text = (root / "docs" / "gateway.md").read_text(encoding="utf-8")
     examples = re.findall(r"`GET (/\S+)`:\n\n```json\n(.*?)```", text, re.S)
     assert len(examples) >= 3
@@ -391,10 +396,12 @@ def test_examples_of_the_documentation_are_answers(root: Path) -> None:
 
 async def _live_answer(path: str) -> Any:
     gateway = gateway_of()
-    gateway.dispatcher.workers.answered(gateway.dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
-    gateway.dispatcher.arrive("omni_duplex", "omni_a")
-    gateway.dispatcher.arrive("omni_duplex", "omni_b")
-    async with asked(gateway) as http:
+    gateway.dispatcher.workers.record_health(
+        gateway.dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}}
+    )
+    gateway.dispatcher.submit("omni_duplex", "omni_a")
+    gateway.dispatcher.submit("omni_duplex", "omni_b")
+    async with asgi_client(gateway) as http:
         return await http.get(path)
 
 

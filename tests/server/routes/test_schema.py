@@ -1,6 +1,6 @@
-"""Requests made from the schema of the HTTP API: whatever is asked, the answer is one that the schema has.
+"""Requests generated from the schema of the HTTP API, whose responses must match the schema.
 
-State-changing ones are among them. All are asked of one gateway, where a client talks and others wait.
+All requests, including those that change state, go to one gateway with one active and two waiting sessions.
 """
 
 import schemathesis
@@ -10,15 +10,15 @@ from schemathesis.specs.openapi.checks import allow_header_conformance
 
 from server.app import build_app
 from server.registry.presets import Presets
-from tests.server.routes.http_gateway import IDLE, gateway_of
+from tests.server.routes.asgi_gateway import IDLE, gateway_of
 
 
 def application() -> FastAPI:
-    gateway = gateway_of(2, presets=Presets.load(), lang="en")
+    gateway = gateway_of(2, presets=Presets.load(), default_lang="en")
     dispatcher = gateway.dispatcher
-    dispatcher.workers.answered(dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
-    for name in ("omni_talks", "omni_waits", "adx_waits"):
-        dispatcher.arrive("audio_duplex" if name.startswith("adx_") else "omni_duplex", name)
+    dispatcher.workers.record_health(dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
+    for name in ("omni_active", "omni_waits", "adx_waits"):
+        dispatcher.submit("audio_duplex" if name.startswith("adx_") else "omni_duplex", name)
     assert len(dispatcher.workers.leases) == 1 and len(dispatcher.queue) == 2
     return build_app(gateway)
 
@@ -28,6 +28,6 @@ SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", application())
 
 @SCHEMA.parametrize()
 @settings(max_examples=15, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_in_the_schema(case: schemathesis.Case) -> None:
-    # Where a path has several routes, Starlette allows the methods of the first.
+def test_responses_match_schema(case: schemathesis.Case) -> None:
+    # For a path with several routes, Starlette lists only the methods of the first one in Allow.
     case.call_and_validate(excluded_checks=[allow_header_conformance])

@@ -1,4 +1,4 @@
-"""A gateway in this process on a free port, its clients, and workers that do just what a test is about."""
+"""A gateway in this process on a free port, its clients, and workers that follow a script."""
 
 import asyncio
 import base64
@@ -23,12 +23,12 @@ from websockets.http11 import Request, Response
 from benchmarks.serve.fake_worker import FakeWorker
 from server.app import Gateway, build_app
 from server.dispatch.workers import WorkerAddress
-from server.health_watch import Watch
-from server.serving import ASKING, build_gateway
+from server.health_watch import HealthWatch
+from server.serving import HTTP_LIMITS, ServeOptions, build_gateway
 from worker.config.service import default_config
 from worker.protocol.connection import listen, live_server
 
-ANSWER_S = 30.0  # on a machine that has much else to do
+ANSWER_S = 30.0  # timeout for one message, on a loaded machine
 SOON_S = 10.0
 PREPARE = {"type": "prepare"}
 CHUNK = {"type": "audio_chunk", "audio_base64": base64.b64encode(bytes(4 * 800)).decode()}
@@ -37,48 +37,48 @@ Json = dict[str, Any]
 
 
 class Client:
-    """One socket of the gateway, in JSON objects."""
+    """One WebSocket connection to the gateway, with JSON messages."""
 
     def __init__(self, socket: websockets.ClientConnection):
         self.socket = socket
 
-    async def say(self, *messages: Json | str | bytes) -> None:
+    async def send(self, *messages: Json | str | bytes) -> None:
         for message in messages:
             await self.socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
 
-    async def hear_raw(self, seconds: float = ANSWER_S) -> str | bytes:
+    async def receive_raw(self, seconds: float = ANSWER_S) -> str | bytes:
         async with asyncio.timeout(seconds):
             return await self.socket.recv()
 
-    async def hear(self, kind: str, seconds: float = ANSWER_S) -> Json:
-        """The next message, which is of this type."""
-        message = json.loads(await self.hear_raw(seconds))
+    async def receive(self, kind: str, seconds: float = ANSWER_S) -> Json:
+        """Receive the next message, which must be of this type."""
+        message = json.loads(await self.receive_raw(seconds))
         assert message["type"] == kind, f"expected {kind}, got {str(message)[:500]}"
         return message
 
-    async def until(self, kind: str, seconds: float = ANSWER_S) -> Json:
-        """The first message of this type; news of the queue before it are passed over."""
+    async def receive_until(self, kind: str, seconds: float = ANSWER_S) -> Json:
+        """Receive the first message of this type. Only messages about the queue may come before it."""
         async with asyncio.timeout(seconds):
             while (message := json.loads(await self.socket.recv()))["type"] != kind:
                 assert message["type"] in ("queued", "queue_update"), f"expected {kind}, got {str(message)[:500]}"
         return message
 
-    async def seated(self) -> "Client":
-        await self.until("queue_done")
+    async def with_slot(self) -> "Client":
+        await self.receive_until("queue_done")
         return self
 
     async def prepared(self) -> "Client":
-        await self.seated()
-        await self.say(PREPARE)
-        await self.hear("prepared")
+        await self.with_slot()
+        await self.send(PREPARE)
+        await self.receive("prepared")
         return self
 
     async def unit(self) -> Json:
-        await self.say(CHUNK)
-        return await self.hear("result")
+        await self.send(CHUNK)
+        return await self.receive("result")
 
-    async def closed(self, seconds: float = ANSWER_S) -> tuple[int | None, str | None]:
-        """Code and reason, once the gateway has closed."""
+    async def wait_closed(self, seconds: float = ANSWER_S) -> tuple[int | None, str | None]:
+        """Wait for the gateway's close frame. Returns: code and reason."""
         async with asyncio.timeout(seconds):
             await self.socket.wait_closed()
         return self.socket.close_code, self.socket.close_reason
@@ -87,64 +87,81 @@ class Client:
         await self.socket.close()
 
     def abort(self) -> None:
-        """ClientDisconnected without a word, and without what is still on its way."""
+        """Reset the connection without a close frame, and discard data that was not sent yet."""
         connection = self.socket.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.transport.abort()
 
 
+async def connect_to(port: int, name: str = "omni_me", **options: Any) -> Client:
+    """A client of the gateway on this port. name: session id. options: of `websockets.connect`."""
+    options = {"compression": None, "max_size": None, "ping_interval": None, "close_timeout": 2, **options}
+    return Client(await websockets.connect(f"ws://127.0.0.1:{port}/ws/duplex/{name}", **options))
+
+
 @dataclass
-class Running:
-    """A gateway that listens."""
+class RunningGateway:
+    """A gateway that accepts connections. http: client for its HTTP API."""
 
     port: int
     gateway: Gateway
     http: httpx.AsyncClient
-    watch: Watch
+    watch: HealthWatch
 
     async def connect(self, name: str = "omni_me", **options: Any) -> Client:
-        options = {"compression": None, "max_size": None, "ping_interval": None, "close_timeout": 2, **options}
-        return Client(await websockets.connect(f"ws://127.0.0.1:{self.port}/ws/duplex/{name}", **options))
+        return await connect_to(self.port, name, **options)
 
     async def get(self, path: str) -> Any:
         return (await self.http.get(path)).json()
 
-    async def clean(self) -> None:
-        """Until every slot is free again and nobody is there."""
+    async def wait_for_slot(self) -> None:
+        """Wait until a slot is free."""
+        await wait_until(lambda: self.gateway.dispatcher.workers.n_free, "a free slot")
+
+    async def wait_idle(self) -> None:
+        """Wait until there is no lease, no ticket, no connection and no buffered message."""
         dispatcher, duplex = self.gateway.dispatcher, self.gateway.duplex
 
-        def is_clean() -> bool:
-            return not (dispatcher.workers.leases or len(dispatcher.queue) or duplex.connections or duplex._store.used)
+        def is_idle() -> bool:
+            in_use = (dispatcher.workers.leases, len(dispatcher.queue), duplex.n_connections, duplex.buffered_bytes)
+            return not any(in_use)
 
-        await until(is_clean, "no lease, no ticket, no connection, nothing kept")
+        await wait_until(is_idle, "no lease, no ticket, no connection, no buffered message")
 
 
 @asynccontextmanager
 async def running_gateway(
     *workers: FakeWorker | int, reports: Path = Path("/nonexistent"), options: Json | None = None, **service: Any
-) -> AsyncIterator[Running]:
-    """workers: themselves, or their ports. reports: folder for diagnostics. options: of uvicorn. service: settings."""
+) -> AsyncIterator[RunningGateway]:
+    """A gateway in front of these workers.
+
+    Args:
+        workers: fake workers, or ports.
+        reports: folder for diagnostics.
+        options: of uvicorn.
+        service: settings of the section `service`.
+    """
     config = default_config()
     config = config.model_copy(update={"service": config.service.model_copy(update=service)})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
-    plain = {"trust_env": False, "verify": False}  # loading certificates takes longer than most tests
-    with listen("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
+    plain = {"trust_env": False, "verify": False}  # loading the CA certificates takes longer than most tests
+    with listen("127.0.0.1", 0) as bound_socket:
+        port = bound_socket.getsockname()[1]
         async with (
-            httpx.AsyncClient(limits=ASKING, **plain) as asking,
+            httpx.AsyncClient(limits=HTTP_LIMITS, **plain) as worker_http,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, **plain) as http,
         ):
-            gateway, watch = build_gateway(config, addresses, asking, reports)
+            gateway, watch = build_gateway(config, worker_http, ServeOptions(addresses, reports))
             server = live_server(build_app(gateway), **(options or {}))
-            serving = asyncio.create_task(server.serve([listening]))
-            await until(lambda: server.started or serving.done(), "the gateway to start")
+            serving = asyncio.create_task(server.serve([bound_socket]))
+            await wait_until(lambda: server.started or serving.done(), "the gateway to start")
             watch.start()
             expected = sum(isinstance(one, FakeWorker) and one.is_ready for one in workers)
-            await until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
+            await wait_until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
             try:
-                yield Running(port, gateway, http, watch)
+                yield RunningGateway(port, gateway, http, watch)
             finally:
-                gateway.duplex.end_all()
+                gateway.duplex.close_all()
                 server.should_exit = True
                 await serving
                 await watch.stop()
@@ -154,10 +171,10 @@ WorkerScript = Callable[[ServerConnection], Awaitable[None]]
 
 
 @asynccontextmanager
-async def special_worker(talk: WorkerScript, slots: int = 4, redirect: str | None = None) -> AsyncIterator[int]:
-    """A worker that says of itself that all is well, and does what `talk` does.
+async def scripted_worker(script: WorkerScript, slots: int = 4, redirect: str | None = None) -> AsyncIterator[int]:
+    """A worker whose /health is always good and whose sessions run `script`.
 
-    redirect: where it sends everybody instead. Yields: its port.
+    redirect: address to which it redirects every session instead. Yields: its port.
     """
     health = json.dumps({"state": "IDLE", "worker_status": "idle", "slots": {"total": slots, "free": slots}}).encode()
 
@@ -168,16 +185,17 @@ async def special_worker(talk: WorkerScript, slots: int = 4, redirect: str | Non
         return Response(200, HTTPStatus.OK.phrase, headers, health)
 
     options = {"compression": None, "max_size": None, "ping_interval": None, "close_timeout": 1}
-    async with serve(talk, "127.0.0.1", 0, process_request=answer, **options) as server:
+    async with serve(script, "127.0.0.1", 0, process_request=answer, **options) as server:
         yield server.sockets[0].getsockname()[1]
 
 
-async def until(fits: Callable[[], Any], what: str, seconds: float = SOON_S) -> None:
+async def wait_until(holds: Callable[[], Any], what: str, seconds: float = SOON_S) -> None:
+    """Poll until `holds` returns a true value."""
     end = time.monotonic() + seconds
-    while not fits():
+    while not holds():
         assert time.monotonic() < end, f"expected {what} within {seconds:g} s"
         await asyncio.sleep(0.005)
 
 
-def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(story())
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())

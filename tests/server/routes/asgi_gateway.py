@@ -1,0 +1,54 @@
+"""A gateway without a socket, called over HTTP through ASGI in this process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from server.app import Gateway, build_app
+from server.dispatch.workers import WorkerAddress
+from server.serving import ServeOptions, build_gateway
+from worker.config.service import Config, default_config
+
+IDLE = {"state": "IDLE", "worker_status": "idle", "gpu_id": 3, "slots": {"total": 2, "free": 2}}
+
+
+def gateway_of(n_workers: int = 1, *, config: Config | None = None, **options: Any) -> Gateway:
+    """A gateway whose workers are not polled. options: of `ServeOptions`."""
+    addresses = [WorkerAddress("127.0.0.1", 9 + index) for index in range(n_workers)]
+    http = httpx.AsyncClient(trust_env=False)  # sends no request
+    return build_gateway(config or default_config(), http, ServeOptions(addresses, Path("/nonexistent"), **options))[0]
+
+
+@dataclass
+class AsgiClient:
+    """An HTTP client of an application. raw: the client without checks."""
+
+    app: FastAPI
+    raw: httpx.AsyncClient
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        return (await self.request("GET", path, status)).json()
+
+    async def put(self, path: str, body: Any, status: int = 200) -> Any:
+        return (await self.request("PUT", path, status, json=body)).json()
+
+    async def request(self, method: str, path: str, status: int = 200, **options: Any) -> httpx.Response:
+        """Send a request, whose response must have this status."""
+        response = await self.raw.request(method, path, **options)
+        assert response.status_code == status, (
+            f"{method} {path}: expected {status}, got {response.status_code}: {response.text[:300]}"
+        )
+        return response
+
+
+@asynccontextmanager
+async def asgi_client(target: Gateway | FastAPI) -> AsyncIterator[AsgiClient]:
+    app = build_app(target) if isinstance(target, Gateway) else target
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as raw:
+        yield AsgiClient(app, raw)
