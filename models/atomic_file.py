@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all. Knows paths only."""
+"""Atomic file writes: a file is replaced completely or not at all."""
 
 import errno
 import os
@@ -6,42 +6,42 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-PENDING = ".tmp"  # how the name of a file ends that is still being written
-_MAX_KEPT = 100  # bytes of a file's name in the name of its pending one, which must not get too long
+PENDING = ".tmp"  # suffix of temporary files
+_MAX_KEPT = 100  # bytes of the target's name in the name of the temporary file, whose length is limited
 
 
 def follow_links(path: Path) -> Path:
-    """The absolute path without links; what is not there is left as it is.
+    """The absolute path with symbolic links resolved; parts that do not exist stay as they are.
 
-    Raises: OSError, also if links go in circles.
+    Raises: OSError, also for a loop of links.
     """
     try:
         found = path.resolve()
-    except RuntimeError:  # links in circles, up to Python 3.12
+    except RuntimeError:  # a loop of links, up to Python 3.12
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     with suppress(FileNotFoundError, NotADirectoryError):
-        os.stat(found)  # links in circles, from Python 3.13 on
+        os.stat(found)  # raises for a loop of links, from Python 3.13 on
     return found
 
 
 def check_target(path: Path) -> Path:
-    """The plain file, there or not, that `path` stands for, links followed.
+    """`path` with links resolved: an existing regular file, or a new file in an existing folder.
 
-    Raises: OSError if there is no folder for it, if links go in circles, or if something else has its place: a device
-        must not be replaced.
+    Raises: OSError if the folder does not exist, for a loop of links, and if the path is no regular file: a device must
+        not be replaced.
     """
     path = follow_links(path)
     if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "something that is no plain file", str(path))
+        raise FileExistsError(errno.EEXIST, "something other than a regular file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     return path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file in place at once: readers and other writers see the old one or the new one, never a part.
+    """Write a file atomically: readers and other writers see the old or the new content, never a part of it.
 
-    Raises: OSError, with nothing left behind and an older file as it was.
+    Raises: OSError; the temporary file is removed and an existing file unchanged then.
     """
     path = check_target(path)
     kept = os.fsencode(path.name)[:_MAX_KEPT].decode(errors="ignore")

@@ -1,12 +1,12 @@
-"""Typed errors for bad input, bad settings and bad checkpoints.
+"""Exceptions for invalid input, invalid settings and invalid checkpoints.
 
-Every message says what was looked at, what was expected and what was found. Programming mistakes
-inside the project are `assert`s instead; these classes are for what callers and files get wrong.
+Every message names the item, what was expected and what was found. Programming errors inside the project are `assert`s
+instead.
 """
 
 
 class ModelError(Exception):
-    """Base of everything `models/` raises on purpose; text reads `WHAT: expected X, got Y`."""
+    """Base class; the message is `WHAT: expected X, got Y`."""
 
     def __init__(self, what: str, *, expected: object, got: object):
         self.what, self.expected, self.got = what, expected, got
@@ -14,15 +14,15 @@ class ModelError(Exception):
 
 
 class ConfigError(ModelError, ValueError):
-    """`config.json` (or another settings file of the checkpoint) misses a key or holds an odd value."""
+    """A key is missing or invalid in `config.json`, or in another settings file."""
 
 
 class CheckpointError(ModelError, ValueError):
-    """Weights on disk do not fit the module tree, are missing or are truncated."""
+    """A checkpoint or its weights are missing or truncated, or do not match the module tree."""
 
 
 class TokenError(ModelError, ValueError):
-    """A special token the model needs is not in the tokenizer, or a token id is out of range."""
+    """A tokenizer is unreadable or lacks a required special token, or a token id or text is invalid."""
 
 
 class ImageError(ModelError, ValueError):
@@ -34,24 +34,24 @@ class AudioError(ModelError, ValueError):
 
 
 class MessageError(ModelError, ValueError):
-    """A chat message list is malformed."""
+    """A list of chat messages is malformed."""
 
 
 class ContextOverflowError(ModelError, ValueError):
-    """A prompt (plus what may be generated) does not fit the slot's cache."""
+    """A prompt and the tokens that may be generated do not fit the slot's cache."""
 
 
 class SlotError(ModelError, RuntimeError):
-    """No free slot, or a slot used outside its lease."""
+    """No slot is free, or a slot is used outside its lease."""
 
 
 class ShapeError(ModelError, ValueError):
-    """A tensor fits no bucket of the region it was given to."""
+    """A tensor fits no bucket of a region."""
 
 
 class SettingsError(ModelError, ValueError):
-    """A sampling or generation setting lies outside its range."""
+    """A setting is outside its range."""
 
 
 class NumericsError(ModelError, ArithmeticError):
-    """The model's output holds NaN or infinity, or nothing is left to choose from."""
+    """The model's output contains NaN or infinity, or every token is excluded from sampling."""

@@ -1,7 +1,6 @@
-"""Checkpoint to modules: which names go where, every rename, and the strict check before any data is read.
+"""Checkpoint to modules: renames of tensors, the strict check of names and shapes, and the load itself.
 
-Knows the tree `OmniModel` builds and how other writers spell its names. Does not know file formats
-(`checkpoint`) nor what a weight means.
+File formats are in `models.checkpoint`.
 """
 
 import re
@@ -18,9 +17,9 @@ from models.errors import SettingsError
 from models.layers.weights import Mismatch, assign_weights, on_meta, tensor_shapes
 from models.omni import OmniModel
 
-# Other spellings of our names, applied in this order to every stored name.
+# Patterns of other spellings and their replacements, applied in this order to every stored name.
 RENAMES: tuple[tuple[str, str], ...] = (
-    # Wrappers that leave a segment in the names: data parallel, torch.compile, sharded training.
+    # Wrappers that add a segment to names: data parallel, torch.compile, sharded training.
     (r"(^|\.)(?:(?:module|_orig_mod|_fsdp_wrapped_module)\.)+", r"\1"),
     # Weight norm before it became a parametrization.
     (r"^(tts\.head_code\.\d+)\.weight_g$", r"\1.parametrizations.weight.original0"),
@@ -40,15 +39,17 @@ def load_model(
 ) -> OmniModel:
     """The model of a checkpoint folder in eval mode, every weight on `device` as `dtype`.
 
-    Tensors go one by one from the mapped file to the device; the host never holds a second full copy, and
-    on the CPU a weight stored as `dtype` stays mapped to its file.
+    Tensors are moved one by one from the memory-mapped file to the device, without a second full copy on the host. On
+    the CPU, a weight stored as `dtype` stays mapped to its file.
 
     Args:
-        path: folder with `config.json` and `model.safetensors` or its shards and index.
-        pt_path: a `.pt` state dict whose tensors replace those of the same name; it may hold any subset.
-        progress: a bar on stderr; None shows it for loads above 1 GB.
-    Raises: ConfigError; CheckpointError listing every missing, unexpected and misshapen tensor and every
-        damaged file at once.
+        path: folder with `config.json`, and `model.safetensors` or its shards and index.
+        pt_path: a `.pt` state dict with any subset of the tensors, which replace those of the checkpoint.
+        progress: show a progress bar on stderr; None shows it for loads above 1 GB.
+    Raises:
+        ConfigError: `config.json` is invalid.
+        CheckpointError: lists every missing, unexpected and misshapen tensor and every damaged file at once.
+        SettingsError: `dtype` is not a floating-point type.
     """
     if not dtype.is_floating_point:
         raise SettingsError("dtype", expected="a floating-point type", got=dtype)
@@ -70,23 +71,23 @@ def load_model(
 
 
 def build_on_meta(config: OmniConfig) -> OmniModel:
-    """The module tree without data: names and shapes cost no memory."""
+    """The module tree on the meta device: names and shapes without memory."""
     with on_meta():
         return OmniModel(config)
 
 
 def expected_tensors(config: OmniConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor a checkpoint with this config must hold."""
+    """Name -> shape of every tensor that a checkpoint with this config must contain."""
     return tensor_shapes(build_on_meta(config))
 
 
 def weight_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The type a weight is kept in: the model's, except what is folded into another weight, which is float32."""
+    """The dtype of a weight: the model's, or float32 for the parts of a parametrized weight."""
     return torch.float32 if ".parametrizations." in name else dtype
 
 
 def _place(name: str, tensor: Tensor, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    # Device first: the narrow type crosses the bus, and on the CPU nothing is copied if nothing changes.
+    # Device first: the smaller stored type crosses the bus. On the CPU, a tensor of the right type is not copied.
     return tensor.to(device).to(weight_dtype(name, dtype))
 
 
@@ -97,7 +98,7 @@ def _rename(name: str) -> str:
 
 
 def _ignored_prefixes(config: OmniConfig) -> tuple[str, ...]:
-    """What a full checkpoint holds although the config leaves it out of the tree."""
+    """Prefixes of tensors that a full checkpoint contains and the config excludes from the model."""
     last_vision_layer = config.vision_config.num_hidden_layers - 1
     rules = (
         (config.drop_vision_last_layer, (f"vpm.encoder.layers.{last_vision_layer}.",)),
@@ -115,7 +116,7 @@ def _expectation(expected: dict[str, tuple[int, ...]]) -> str:
 def _match(
     path: Path, config: OmniConfig, expected: dict[str, tuple[int, ...]], overrides: dict[str, Tensor]
 ) -> dict[str, StoredTensor]:
-    """Final name to stored tensor for all that is not overridden."""
+    """Name in the model -> stored tensor, without those that are overridden. Raises: CheckpointError."""
     found, file_problems = list_tensors(path)
     mismatch = Mismatch(str(path), _expectation(expected))
     mismatch.add("files", file_problems)
@@ -144,7 +145,7 @@ def _match(
 
 
 def _overrides(path: Path, config: OmniConfig, expected: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The `.pt` tensors by final name."""
+    """Name in the model -> tensor of the `.pt` file. Raises: CheckpointError."""
     mismatch = Mismatch(str(path), _expectation(expected))
     ignored = _ignored_prefixes(config)
     tensors: dict[str, Tensor] = {}

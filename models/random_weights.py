@@ -1,6 +1,6 @@
-"""A model with random weights of sane size, made where it will run: for measurements at real dimensions.
+"""A model with random weights, drawn on its device, for measurements at real dimensions.
 
-Knows only how large a weight should be so that activations stay finite; nothing it says means anything.
+The scale of the weights keeps activations finite; the output has no meaning.
 """
 
 import math
@@ -17,7 +17,10 @@ from models.omni import OmniModel
 def random_model(
     config: OmniConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> OmniModel:
-    """A ready model with every weight drawn on `device` as `dtype`; the same seed, device and type repeat it."""
+    """A model in eval mode with every weight drawn on `device` as `dtype`.
+
+    The same seed, device and dtype give the same weights.
+    """
     model = build_on_meta(config)
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {
@@ -29,9 +32,9 @@ def random_model(
 
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
     if name.endswith("original0"):
-        return tensor.fill_(1.0)  # row lengths of the weight-normed head
+        return tensor.fill_(1.0)  # row norms of the weight-normed head
     if tensor.ndim == 1:
-        # Norm weights stay near one, biases near zero.
+        # Norm weights near one, biases near zero.
         return tensor.normal_(0.0 if name.endswith("bias") else 1.0, 0.02, generator=generator)
-    # Keeps the variance of what passes through; an embedding's rows come out smaller than one, as trained ones are.
+    # Preserves the variance of activations. Rows of embeddings are shorter than one, as trained ones are.
     return tensor.normal_(0.0, 1 / math.sqrt(math.prod(tensor.shape[1:])), generator=generator)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Ceilings
 from models.graphs.captured import Bucket
-from models.inputs.audio import HOP, UNIT_COLUMNS
+from models.inputs.audio import UNIT_COLUMNS
+from models.inputs.audio_sizes import HOP
 from models.inputs.mel_stream import MIRRORED_FIRST
 from models.layers.apm import UNIT_ROWS
 from models.layers.kv_cache import KVCache

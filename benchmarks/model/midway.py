@@ -113,9 +113,9 @@ def _speak(regions: Regions, held: int) -> None:
     tts = regions.model.config.tts_config
     _hold(speech.cache, held)
     for slot in range(regions.state.n_slots):
-        speech.sampler.configure(slot, DUPLEX_SPEECH, tts.eos_code, seed=slot)
+        speech.sampler.configure(slot, DUPLEX_SPEECH, tts.speech_eos_id, seed=slot)
     n_speech_tokens = speech.speech_tokens.shape[1]
     speech.sampler.min_speech_tokens.fill_(n_speech_tokens)
     speech.limit.fill_(n_speech_tokens)
-    speech.newest.copy_(torch.randint(0, tts.eos_code, speech.newest.shape, device=speech.newest.device))
+    speech.newest.copy_(torch.randint(0, tts.speech_eos_id, speech.newest.shape, device=speech.newest.device))
     speech.done.fill_(False)

@@ -1,15 +1,13 @@
-"""Typed hyper-parameters from a checkpoint's `config.json`. Torch-free.
+"""Typed hyper-parameters from a checkpoint's `config.json`: names, ranges, and relations between them. Torch-free.
 
-Knows names, ranges and how the parts must fit together; knows nothing about weights. Keys that fix a
-tensor's shape are required, `tts_config` apart. Other keys carry the released value as default, because ports and
-re-exports often leave them out. Keys we have no use for are ignored, except one that looks like a
-misspelling of a key that is missing.
+Keys that determine a tensor's shape are required, except in `tts_config`. Other keys default to the released value,
+because ports and re-exports often omit them. Unknown keys are ignored, unless one resembles a missing key.
 """
 
 import difflib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,15 +23,18 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
+S = TypeVar("S", bound=_Section)
+
+
 class VisionConfig(_Section):
-    """SigLIP encoder `vpm`. `image_size` is the side of the position table in pixels."""
+    """SigLIP encoder `vpm`. image_size: side of the position table in pixels."""
 
     hidden_size: Count
     intermediate_size: Count
     num_hidden_layers: Count
     num_attention_heads: Count
     image_size: Count
-    # Fixed by how images are cut: sizes, limits and tables are all in patches of this side.
+    # Fixed: image sizes, limits and position tables are in patches of this side.
     patch_size: Literal[14]
     num_channels: Literal[3] = 3
     layer_norm_eps: Positive = 1e-6
@@ -41,6 +42,7 @@ class VisionConfig(_Section):
 
     @property
     def table_side(self) -> int:
+        """Side of the position table in patches."""
         return self.image_size // self.patch_size
 
 
@@ -58,10 +60,10 @@ class AudioConfig(_Section):
 
 
 class TTSConfig(_Section):
-    """Llama-shaped speech-code model `tts`. Codes run 25 per second; the last code id ends speech.
+    """Llama-shaped model `tts` of speech tokens: 25 a second; the last id is EOS.
 
-    Config writers leave out of a nested section what equals their class's own default, so every key has the
-    released value here; where that is a wrong guess, loading lists the shapes that differ.
+    `transformers` omits keys of a nested section that equal its class's defaults. Every key therefore defaults to the
+    released value here; where that is wrong, loading lists the tensors whose shapes differ.
     """
 
     llm_dim: Count = 4096
@@ -85,7 +87,7 @@ class TTSConfig(_Section):
     max_position_embeddings: Count = 4096
     rms_norm_eps: Positive = 1e-6
     rope_theta: Positive = 10000.0
-    # Size of a table that is in the checkpoint but never read.
+    # Size of a table that the checkpoint contains and the model does not use.
     vocab_size: Count = 32000
 
     @property
@@ -93,12 +95,13 @@ class TTSConfig(_Section):
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def eos_code(self) -> int:
+    def speech_eos_id(self) -> int:
+        """The speech token that ends speech."""
         return self.num_audio_tokens - 1
 
 
 class SliceConfig(_Section):
-    """How one image becomes slices: patch side, target side of a slice in pixels, slice limit."""
+    """How an image is cut into slices. A slice has about scale_resolution * scale_resolution pixels."""
 
     patch_size: Count = 14
     scale_resolution: Count = 448
@@ -106,7 +109,7 @@ class SliceConfig(_Section):
 
 
 class OmniConfig(_Section):
-    """The whole model: Qwen3-shaped `llm` at the top level, one section for each other part."""
+    """The whole model: the Qwen3-shaped `llm` at the top level, and one section for each other part."""
 
     model_type: Literal["minicpmo"] = "minicpmo"
     hidden_size: Count
@@ -122,14 +125,14 @@ class OmniConfig(_Section):
     tie_word_embeddings: Literal[False] = False
     attention_bias: Literal[False] = False
     hidden_act: Literal["silu"] = "silu"
-    # Full causal attention is meant even when a port writes a window here with `use_sliding_window` off.
+    # Attention is full and causal. Some ports write a window size with `use_sliding_window` off; it has no effect.
     use_sliding_window: Literal[False] = False
     rope_scaling: None = None
 
     query_num: Count = 64
     drop_vision_last_layer: bool = False
     slice_config: SliceConfig = SliceConfig()
-    # Ten rows a second is what token counts, placeholders and units are built on.
+    # Fixed: token counts, placeholders and units assume ten audio embeddings a second.
     audio_pool_step: Literal[5] = 5
     audio_chunk_length: Finite = 1.0
     init_vision: bool = True
@@ -141,11 +144,11 @@ class OmniConfig(_Section):
 
     @property
     def resampler_heads(self) -> int:
-        """Heads of the resampler's attention: 128 wide each, as upstream fixes it."""
+        """Heads of the resampler's attention; the released model fixes their width to 128."""
         return self.hidden_size // 128
 
     def check(self) -> None:
-        """Raises: ConfigError naming the key whose value does not fit another's."""
+        """Raises: ConfigError naming the key whose value contradicts another key's."""
 
         def need(ok: bool, key: str, expected: object, got: object) -> None:
             if not ok:
@@ -182,7 +185,7 @@ class OmniConfig(_Section):
 
 
 class PreprocessorConfig(_Section):
-    """`preprocessor_config.json`: limits and markers for still images in chat."""
+    """`preprocessor_config.json`: slice limits and image numbering of chat images."""
 
     max_slice_nums: Count = 9
     scale_resolution: Count = 448
@@ -192,7 +195,7 @@ class PreprocessorConfig(_Section):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`. Raises: ConfigError if the file is missing, not JSON or no object."""
+    """The JSON object in a file. Raises: ConfigError if the file is missing, unreadable or not a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -205,28 +208,30 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: str | Path) -> OmniConfig:
-    """The checkpoint's hyper-parameters from its folder or its `config.json`.
+    """The hyper-parameters of a checkpoint.
 
-    Raises: ConfigError naming the key that is missing, misspelt or odd.
+    Args:
+        path: the checkpoint's folder, or its `config.json`.
+    Raises: ConfigError naming the key that is missing, misspelt or invalid.
     """
     path = Path(path)
     return parse_config(read_json(path / "config.json" if path.is_dir() else path))
 
 
 def parse_config(raw: dict[str, Any]) -> OmniConfig:
-    """The same from an already parsed JSON object."""
+    """The hyper-parameters in a parsed `config.json`. Raises: ConfigError as `load_config`."""
     config = _validate(OmniConfig, raw, "config.json")
     config.check()
     return config
 
 
 def load_preprocessor_config(path: str | Path) -> PreprocessorConfig:
-    """Chat image settings; the released values where the file is absent."""
+    """Settings of chat images; the released values if the folder has no `preprocessor_config.json`."""
     file = Path(path) / "preprocessor_config.json"
     return _validate(PreprocessorConfig, read_json(file) if file.exists() else {}, file.name)
 
 
-def _validate(section: type[_Section], raw: dict[str, Any], name: str) -> Any:
+def _validate(section: type[S], raw: dict[str, Any], name: str) -> S:
     _reject_misspelt(section, raw, name)
     try:
         return section.model_validate(raw)
@@ -239,7 +244,7 @@ def _validate(section: type[_Section], raw: dict[str, Any], name: str) -> Any:
 
 
 def _reject_misspelt(section: type[BaseModel], raw: dict[str, Any], file: str, prefix: str = "") -> None:
-    """An unknown key is an error only if it resembles an absent one: re-exports carry much that is none of ours."""
+    """Raises: ConfigError for an unknown key that resembles a missing one; other unknown keys are common."""
     absent = [key for key in section.model_fields if key not in raw]
     for key, value in raw.items():
         if key in section.model_fields:

@@ -1,11 +1,10 @@
-"""16 kHz sound: checks, log-mel of whole clips, and how many rows of audio the LLM will see.
+"""16 kHz sound: validation, log-mel of whole clips, and numbers of audio embeddings.
 
-Knows samples, frames and counts. Does not know the audio encoder, slots or prompt text; sound that
-arrives bit by bit is `mel_stream`'s business.
+Streamed sound is in `mel_stream`, the audio encoder in `models.layers.apm`.
 
-A mel frame f covers the 400 samples around sample 160 f; at the two ends of the sound the missing
-samples are its mirror image. Everything up to the logarithm is computed in float64: float32 loses a
-quiet bin that stands beside a loud one, and the arithmetic is small.
+Mel frame f covers the 400 samples centred at sample 160 f; beyond both ends the sound is mirrored. Everything up to
+the logarithm is computed in float64: float32 loses a quiet bin next to a loud one, and the amount of arithmetic is
+small.
 """
 
 import math
@@ -17,36 +16,36 @@ from torch import Tensor
 
 from models.errors import AudioError
 from models.inputs.audio_sizes import CLIP_SAMPLES, FIRST_UNIT_PADDED, HOP, SAMPLE_RATE, UNIT_FRAMES, UNIT_TOKENS
-from models.inputs.audio_sizes import FIRST_UNIT_SAMPLES as FIRST_UNIT_SAMPLES
-from models.inputs.audio_sizes import UNIT_SAMPLES as UNIT_SAMPLES
 
 N_FFT = 400
 HALF_WINDOW = N_FFT // 2
 N_MELS = 80
-TOP_HZ = 8000  # where mel filters end, whatever the sample rate
+TOP_HZ = 8000  # upper end of the mel filters at every sample rate
 CLIP_FRAMES = CLIP_SAMPLES // HOP
-RAW_FLOOR = -10.0  # log10 of the smallest power that is told from silence
+RAW_FLOOR = -10.0  # log10 of the smallest power above the noise floor
 DYNAMIC_RANGE = 8.0  # decades kept below the loudest bin
 
-CONTEXT = 2  # columns before and after the core in every emission
+CONTEXT = 2  # columns before and after the core columns of every emission
 UNIT_COLUMNS = UNIT_FRAMES + 2 * CONTEXT
 
-POOL = 5  # encoder rows averaged into one row for the LLM
+POOL = 5  # encoder rows averaged into one audio embedding
 
 ClipMode = Literal["dynamic", "fixed"]
 
 
 def validate_audio(wave: object, *, what: str = "audio") -> Tensor:
-    """`wave` as [n] float32 on the CPU, if it is mono float sound at 16 kHz in [-1, 1].
+    """`wave` as [n] float32 on the CPU.
 
-    Takes a NumPy array or a tensor of any float type. The range is not enforced: a little above 1 is
-    ordinary for decoded sound.
-    Raises: AudioError naming `what`.
+    Args:
+        wave: [n] NumPy array or tensor of any float type, mono at 16 kHz in [-1, 1]. The range is not enforced: decoded
+            sound often exceeds it slightly.
+        what: name of the sound in errors.
+    Raises: AudioError if it is not float, not mono, empty or not finite.
     """
     if isinstance(wave, np.ndarray):
         if not np.issubdtype(wave.dtype, np.floating):
             raise AudioError(what, expected="float samples in [-1, 1]", got=wave.dtype)
-        # A copy, and in native byte order: a tensor can view neither a read-only nor a reversed array.
+        # Copied to native byte order: a tensor cannot share memory with a read-only or byte-swapped array.
         wave = torch.from_numpy(np.array(wave, dtype=np.float64 if wave.itemsize > 4 else np.float32))
     if not isinstance(wave, Tensor):
         raise AudioError(what, expected="a NumPy array or tensor", got=type(wave).__name__)
@@ -64,36 +63,37 @@ def validate_audio(wave: object, *, what: str = "audio") -> Tensor:
 
 
 def pad_first_unit(wave: Tensor) -> Tensor:
-    """[n] with zeros put in front up to 16 560 samples; as it is if that long already."""
+    """[n] sound with zeros in front up to 16 560 samples; unchanged if it is longer."""
     missing = FIRST_UNIT_PADDED - wave.shape[-1]
     return torch.nn.functional.pad(wave, (missing, 0)) if missing > 0 else wave
 
 
 def split_clip(wave: Tensor) -> list[Tensor]:
-    """[n] cut into pieces of at most 30 s; each is one row of `log_mel`."""
-    return list(wave.split(CLIP_SAMPLES))
+    """[n] sound as parts of at most 30 s, each one row of `log_mel`."""
+    return list(torch.split(wave, CLIP_SAMPLES))
 
 
 def frame_count(n_samples: int) -> int:
-    """Mel frames of a clip that is padded with zeros, as `log_mel` returns them."""
+    """Mel frames that `log_mel` returns for a zero-padded clip."""
     return -(-n_samples // HOP)
 
 
 def conv_length(n_frames: int) -> int:
-    """Encoder rows after the convolutions, the second of which has stride 2."""
+    """Encoder rows after the two convolutions, the second with stride 2."""
     return (n_frames + 1) // 2
 
 
 def token_count(n_frames: int) -> int:
-    """Rows the LLM sees: encoder rows in whole groups of 5."""
+    """Audio embeddings of `n_frames` mel frames: whole groups of 5 encoder rows."""
     return conv_length(n_frames) // POOL
 
 
 def placeholder_groups(n_samples: int, *, chunked: bool) -> list[int]:
-    """Rows in each placeholder of one clip, counted over the whole clip even beyond 30 s.
+    """Embeddings in each placeholder of one clip, counted over the whole clip even beyond 30 s.
 
-    One group, or if `chunked` groups of 10 with the rest in the last. Sound too short for one row
-    (below 81 ms) gets no group.
+    Args:
+        chunked: groups of 10 with the remainder in the last, instead of one group.
+    Returns: no groups for sound that is too short for one embedding (below 81 ms).
     """
     n_tokens = token_count(frame_count(n_samples))
     size = UNIT_TOKENS if chunked else max(n_tokens, 1)
@@ -101,8 +101,9 @@ def placeholder_groups(n_samples: int, *, chunked: bool) -> list[int]:
 
 
 def mel_filters(n_mels: int = N_MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -> Tensor:
-    """Triangular filters over 0-8000 Hz on Slaney's scale, each of unit area. Returns: [n_fft / 2 + 1, n_mels] float64.
+    """Triangular filters of unit area over 0-8000 Hz on Slaney's mel scale.
 
+    Returns: [n_fft / 2 + 1, n_mels] float64.
     Source: M. Slaney, Auditory Toolbox (1998): linear up to 1 kHz, then 27 steps per factor 6.4.
     """
     step, corner = 200.0 / 3.0, 1000.0
@@ -117,21 +118,22 @@ def mel_filters(n_mels: int = N_MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RAT
 
 
 def mirror(index: Tensor, start: Tensor | int, end: Tensor | int) -> Tensor:
-    """Sample indices that lie outside [start, end), thrown back inside at its first or last sample."""
+    """Indices with those outside [start, end) reflected at the first or last sample."""
     index = torch.where(index < start, 2 * start - index, index)
     return torch.where(index >= end, 2 * (end - 1) - index, index)
 
 
 class LogMel:
-    """Fixed float64 tables of the transform on one device, and what is computed with them.
+    """The log-mel transform with its constant float64 tables on one device. Stateless.
 
-    Holds no state: the way of clipping is an argument of every call.
-    basis [400, 402]: Hann window (periodic) times cosines | sines of 201 bins. filters [201, n_mels].
+    Attributes:
+        basis: [400, 402], periodic Hann window times cosines | sines of 201 bins.
+        filters: [201, n_mels].
     """
 
     def __init__(self, device: torch.device | str = "cpu", n_mels: int = N_MELS):
         sample = torch.arange(N_FFT)
-        # Turns are reduced in integers, so that the angle is exact before the cosine.
+        # Full turns are removed in integers, so that the angle is exact before the cosine.
         turn = (sample[:, None] * torch.arange(N_FFT // 2 + 1) % N_FFT).double() * (2 * math.pi / N_FFT)
         window = 0.5 - 0.5 * torch.cos(sample.double() * (2 * math.pi / N_FFT))
         self.basis = (window[:, None] * torch.cat((turn.cos(), turn.sin()), dim=1)).to(device)
@@ -139,15 +141,18 @@ class LogMel:
         self.n_mels = n_mels
 
     def raw(self, frames: Tensor) -> Tensor:
-        """[..., 400] samples to [..., n_mels] float32 log10 power, not below -10."""
+        """[..., n_mels] float32 log10 power of frames [..., 400], at least -10."""
         real, imaginary = (frames.double() @ self.basis).chunk(2, dim=-1)
         power = (real.square() + imaginary.square()) @ self.filters
         return power.clamp_min(10.0**RAW_FLOOR).log10().float()
 
     def clip(self, raw: Tensor, mode: ClipMode, loudest: Tensor | None = None) -> Tensor:
-        """Raw values to what the encoder was trained on.
+        """Raw values clipped and scaled as in the encoder's training.
 
-        `fixed` has its floor at -10; `dynamic` has it 8 below `loudest`, which must broadcast to `raw`.
+        Args:
+            raw: [..., n_mels] log10 power.
+            mode: `fixed` clips at -10, `dynamic` at 8 below `loudest`.
+            loudest: broadcasts to `raw`; required for `dynamic`.
         """
         if mode == "dynamic":
             assert loudest is not None, "dynamic clipping needs the loudest bin"
@@ -160,19 +165,19 @@ class LogMel:
         """Log-mel of whole clips, one per row.
 
         Args:
-            waves: [B, N] float32, N at most 480 000; what lies behind a row's length is ignored.
-            n_samples: [B] int64.
-            mode: `dynamic` measures each row's own loudest bin.
-            padded: a row is followed by zeros up to 30 s and has ceil(n / 160) frames; else it is
-                mirrored at its own end and has floor(n / 160).
-        Returns: [B, n_mels, ceil(N / 160)] float32; columns behind a row's frames are zero.
+            waves: [B, N] float32, N at most 480 000; samples after a row's length are ignored.
+            n_samples: [B] int64, length of each row.
+            mode: `dynamic` uses the loudest bin of each row.
+            padded: a row is padded with zeros to 30 s and has ceil(n / 160) frames; otherwise it is mirrored at its
+                end and has floor(n / 160).
+        Returns: [B, n_mels, ceil(N / 160)] float32; columns after a row's frames are zero.
         Source: golden `mel_offline`.
         """
         N, device = waves.shape[1], waves.device
         assert N <= CLIP_SAMPLES, f"log_mel: expected at most {CLIP_SAMPLES} samples, got {N}"
         n_samples = n_samples[:, None, None]
         end = torch.full_like(n_samples, CLIP_SAMPLES) if padded else n_samples
-        # Two frames more than are returned still touch the last samples and count for the loudest bin.
+        # The two frames after the returned ones still cover the last samples, so they count for the loudest bin.
         frame = torch.arange(min(frame_count(N) + 2, CLIP_FRAMES), device=device)
         offset = torch.arange(N_FFT, device=device) - HALF_WINDOW
         index = mirror(frame[:, None] * HOP + offset, 0, end)  # [B, F, 400]

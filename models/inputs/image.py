@@ -1,10 +1,9 @@
-"""Still images and video frames to slices, patches and padded batches. NumPy and PIL only.
+"""Images and video frames to slices, patches and padded batches. NumPy and PIL only.
 
-Knows sizes, grids, patch order and where a patch sits in the position table. Does not know weights, and
-leaves pixels as bytes: they are normalised on the device, by the formula of `pixel_values`.
+Pixels stay bytes: the device normalizes them, with the formula of `pixel_values`.
 
-All sizes called `wh` are (width, height) as PIL has them, grids are (columns, rows); everything about
-patches is (rows, columns).
+Sizes named `wh` are (width, height) as in PIL, and grids are (columns, rows). Everything about patches is
+(rows, columns).
 """
 
 import io
@@ -12,29 +11,35 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from PIL import Image, WebPImagePlugin  # noqa: F401  (or a first WEBP would load every format that PIL knows)
+from PIL import Image, WebPImagePlugin  # noqa: F401  (without it, the first WEBP makes PIL import all its formats)
 
 from models.errors import ImageError, ShapeError
 from models.inputs.positions import TABLE_SIDE, position_ids
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 PATCH = 14
 SCALE = 448  # a slice has about SCALE * SCALE pixels
-LENGTH = 1088  # patches of a slice, padded: covers every image up to about 20 times as long as wide
-MAX_PIXELS = 8192 * 8192  # decoded size we are willing to hold; below PIL's own bomb limits
-MAX_PATCHES = 4096  # per slice; only a line-shaped image comes near
-# Formats a client may send. PIL knows dozens more, some of which start other programs.
+LENGTH = 1088  # patches of a padded slice; enough for aspect ratios up to about 20
+MAX_PIXELS = 8192 * 8192  # of a decoded image; below PIL's own limit
+MAX_PATCHES = 4096  # per slice; only images with an extreme aspect ratio exceed it
+# Formats that clients may send. PIL has dozens more, and some of them start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
 Size = tuple[int, int]
-Floats = TypeVar("Floats")
+Floats = TypeVar("Floats", np.ndarray, "Tensor")
 
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """How one image is cut: the whole image at `source_wh`, then, if it has a `grid`, equal cells of `refined_wh`."""
+    """How one image is cut: the whole image at size source_wh, then the cells of a grid over it at size refined_wh.
+
+    grid and refined_wh are both None for an image of one slice.
+    """
 
     source_wh: Size
     grid: Size | None = None
@@ -42,10 +47,12 @@ class SlicePlan:
 
     @property
     def n_slices(self) -> int:
+        """The whole image and the cells of the grid."""
         return 1 + (self.grid[0] * self.grid[1] if self.grid else 0)
 
     @property
     def cell_wh(self) -> Size | None:
+        """Size of one cell; None without a grid."""
         if self.grid is None or self.refined_wh is None:
             return None
         return self.refined_wh[0] // self.grid[0], self.refined_wh[1] // self.grid[1]
@@ -53,10 +60,12 @@ class SlicePlan:
 
 @dataclass(frozen=True, eq=False)
 class ImagePatches:
-    """One slice as patches, row by row over the slice.
+    """One slice as L = rows * cols patches in row-major order.
 
-    pixels: [L, 588] uint8, each row ordered (channel, y, x). position_ids: [L] int64 rows of the encoder's
-    position table. coords: [L, 2] int64 (row, column). L = rows * cols.
+    Attributes:
+        pixels: [L, 588] uint8, each row ordered (channel, y, x).
+        position_ids: [L] int64, rows of the encoder's position table.
+        coords: [L, 2] int64 (row, column).
     """
 
     pixels: np.ndarray
@@ -73,10 +82,13 @@ class ImagePatches:
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """Slices padded to one shape; what is padding is zero and masked.
+    """Slices padded with zeros to one shape.
 
-    pixels: [B, L, 588] uint8. position_ids: [B, L] int64. coords: [B, L, 2] int64. mask: [B, L] bool, true
-    for real patches.
+    Attributes:
+        pixels: [B, L, 588] uint8.
+        position_ids: [B, L] int64.
+        coords: [B, L, 2] int64.
+        mask: [B, L] bool, true for patches, false for padding.
     """
 
     pixels: np.ndarray
@@ -86,16 +98,16 @@ class ImageBatch:
 
 
 def open_image(data: bytes | Image.Image) -> Image.Image:
-    """An encoded or already decoded image as RGB, 8 bits a channel; its stored orientation is not applied.
+    """An encoded or decoded image as RGB with 8 bits a channel; an EXIF orientation is not applied.
 
-    Raises: ImageError if the bytes are empty, cut short or of no known format, or if the image has no
-        pixels or more than MAX_PIXELS.
+    Raises: ImageError if the bytes are empty, truncated or not in one of FORMATS, or the image has no pixels or more
+        than MAX_PIXELS.
     """
     if not isinstance(data, bytes | bytearray | memoryview | Image.Image):
         raise ImageError("image", expected="encoded bytes or a PIL image", got=type(data).__name__)
     if not isinstance(data, Image.Image) and len(data) == 0:
         raise ImageError("image", expected=f"bytes of {', '.join(FORMATS)}", got="no bytes")
-    # Broken files make decoders raise nearly anything, so nothing narrower than Exception will do.
+    # Exception, because decoders raise nearly any type for damaged files.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -103,11 +115,11 @@ def open_image(data: bytes | Image.Image) -> Image.Image:
     except Exception as error:
         raise ImageError("image", expected=f"bytes of {', '.join(FORMATS)}", got=_reason(error)) from None
     width, height = image.size
-    # The size comes from the header: nothing has been decoded yet.
+    # The size is from the header; no pixels are decoded yet.
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("image", expected=f"1 to {MAX_PIXELS} pixels", got=f"{width} x {height}")
     try:
-        if image.mode.startswith("I;16"):  # PIL would cut off at 255 instead of scaling
+        if image.mode.startswith("I;16"):  # PIL clips at 255 instead of scaling
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image.convert("RGB")
     except Exception as error:
@@ -115,9 +127,11 @@ def open_image(data: bytes | Image.Image) -> Image.Image:
 
 
 def plan(width: int, height: int, max_slice_nums: int, *, scale: int = SCALE, patch: int = PATCH) -> SlicePlan:
-    """Sizes of all slices of a width x height image that may become at most about `max_slice_nums` cells.
+    """Sizes of all slices of a width x height image.
 
-    Small images are scaled up to about scale * scale pixels; an image without a grid is one slice.
+    Args:
+        max_slice_nums: maximum number of grid cells; the whole image is one slice more.
+        scale: a slice has about scale * scale pixels; small images are enlarged.
     Raises: ImageError if a size or the limit is not positive.
     """
     if width < 1 or height < 1:
@@ -128,17 +142,16 @@ def plan(width: int, height: int, max_slice_nums: int, *, scale: int = SCALE, pa
     if grid is None:
         return SlicePlan(_fit(width, height, scale, patch, enlarge=True))
     cols, rows = grid
-    # The cell is fitted to the image's share of the grid, which need not be a whole number of pixels.
+    # The share of the image in a cell may be a fractional number of pixels.
     cell = _fit(_snap(width, cols) / cols, _snap(height, rows) / rows, scale, patch, enlarge=True)
     return SlicePlan(_fit(width, height, scale, patch, enlarge=False), grid, (cell[0] * cols, cell[1] * rows))
 
 
 def slice_grid(width: int, height: int, max_slice_nums: int, *, scale: int = SCALE) -> Size | None:
-    """(columns, rows) of the grid whose shape is nearest to the image's, or None for no grid.
+    """(columns, rows) of the grid with the aspect ratio nearest to the image's, or None for no grid.
 
-    Grids of one cell fewer and one more than the area asks for compete too, so the count may differ by one
-    from the wanted one but never exceeds `max_slice_nums`. The first of equally near grids wins: fewer
-    cells first, then fewer columns.
+    The number of cells is the area over scale * scale, rounded up, or one fewer or one more, and at most
+    `max_slice_nums`. Of equally near grids, the one with fewer cells, then fewer columns is chosen.
     """
     wanted = min(math.ceil(width * height / (scale * scale)), max_slice_nums)
     if wanted <= 1:
@@ -150,9 +163,9 @@ def slice_grid(width: int, height: int, max_slice_nums: int, *, scale: int = SCA
 
 
 def cut(image: Image.Image, plan: SlicePlan) -> list[Image.Image]:
-    """The slices of an image, the whole image first, then the grid's cells row by row.
+    """The slices of an image: the whole image, then the grid's cells in row-major order.
 
-    Raises: ImageError if the image is so elongated that a slice would exceed MAX_PATCHES.
+    Raises: ImageError if the aspect ratio is so extreme that a slice exceeds MAX_PATCHES.
     """
     for wh in filter(None, (plan.source_wh, plan.cell_wh)):
         n_patches = (wh[0] // PATCH) * (wh[1] // PATCH)
@@ -164,7 +177,7 @@ def cut(image: Image.Image, plan: SlicePlan) -> list[Image.Image]:
             )
     image = open_image(image)
     slices = [image.resize(plan.source_wh, Image.Resampling.BICUBIC)]
-    if plan.grid is None:
+    if plan.grid is None or plan.refined_wh is None or plan.cell_wh is None:
         return slices
     refined = image.resize(plan.refined_wh, Image.Resampling.BICUBIC)
     (cols, rows), (width, height) = plan.grid, plan.cell_wh
@@ -200,14 +213,14 @@ def image_patches(image: Image.Image, plan: SlicePlan, *, table_side: int = TABL
 
 
 def pixel_values(levels: Floats) -> Floats:
-    """Levels 0 to 255, as float32 array or tensor, to [-1, 1], in exactly this order of float32 operations."""
+    """Float32 levels 0 to 255 mapped to [-1, 1]. The order of the operations is part of the result's exact value."""
     return (levels / 255 - 0.5) / 0.5
 
 
 def pad_batch(slices: Sequence[ImagePatches], length: int = LENGTH, size: int | None = None) -> ImageBatch:
-    """Slices of different sizes as one batch of `size` rows (default: as many as slices), `length` patches each.
+    """Slices of different sizes as one batch of `size` rows (default: one for each slice), `length` patches each.
 
-    Raises: ShapeError if there is no slice, a slice is longer than `length`, or there are more than `size`.
+    Raises: ShapeError if there are no slices or more than `size`, or a slice is longer than `length`.
     """
     size = len(slices) if size is None else size
     if not 0 < len(slices) <= size:
@@ -231,16 +244,20 @@ def pad_batch(slices: Sequence[ImagePatches], length: int = LENGTH, size: int | 
 
 
 def _snap(side: float, multiple: int) -> int:
-    """The nearest multiple (halves to even), at least one."""
+    """The nearest multiple (halves to even), at least `multiple` itself."""
     return max(round(side / multiple) * multiple, multiple)
 
 
 def _fit(width: float, height: float, scale: int, patch: int, *, enlarge: bool) -> Size:
-    """About scale * scale pixels of the same shape, both sides in whole patches; small images only if `enlarge`."""
+    """A size of about scale * scale pixels with the same aspect ratio, both sides multiples of `patch`.
+
+    Args:
+        enlarge: also scale sizes of fewer pixels.
+    """
     if enlarge or width * height > scale * scale:
         shape = width / height
         height = int(scale / math.sqrt(shape))
-        width = int(height * shape)  # from the truncated height, as the trained sizes were
+        width = int(height * shape)  # from the truncated height, as in training
     return _snap(width, patch), _snap(height, patch)
 
 

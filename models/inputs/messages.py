@@ -1,7 +1,4 @@
-"""What a chat request says: typed messages of text, images and sound, checked on entry. Torch-free.
-
-Knows no tokens and no template.
-"""
+"""Typed chat messages of text, images and sound, and their validation. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +10,24 @@ from PIL import Image
 from models.errors import MessageError
 
 Role = Literal["system", "user", "assistant"]
-ROLES = get_args(Role)
+ROLES: tuple[Role, ...] = get_args(Role)
 Part = str | Image.Image | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class ChatMessage:
-    """One turn. parts: text, images and sound (mono float samples at 16 kHz, [n]) in the order they are said."""
+    """One turn. parts: text, images, and sound ([n] mono float samples at 16 kHz), in order."""
 
     role: Role
     parts: tuple[Part, ...]
 
 
 def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
-    """Check a conversation: a non-empty list of `{"role": ..., "content": text, or list of parts}`.
+    """The messages of a conversation: a non-empty list of `{"role": ..., "content": text or a list of parts}`.
 
-    Raises: MessageError naming the message and part that is wrong.
+    Raises: MessageError naming the invalid message or part.
     """
-    if not _is_list(messages):
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise MessageError("messages", expected="a list of messages", got=type(messages).__name__)
     if not messages:
         raise MessageError("messages", expected="at least one message", got="none")
@@ -38,9 +35,11 @@ def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
 
 
 def check_role(what: str, role: object) -> Role:
-    if role not in ROLES:
-        raise MessageError(f"{what}.role", expected=f"one of {', '.join(ROLES)}", got=repr(role))
-    return role
+    """`role` as one of ROLES. Raises: MessageError naming `what`."""
+    for known in ROLES:
+        if role == known:
+            return known
+    raise MessageError(f"{what}.role", expected=f"one of {', '.join(ROLES)}", got=repr(role))
 
 
 def _message(what: str, message: object) -> ChatMessage:
@@ -51,7 +50,7 @@ def _message(what: str, message: object) -> ChatMessage:
     if set(message) != {"role", "content"}:
         raise MessageError(what, expected="keys role, content", got=f"keys {', '.join(map(str, message))}")
     role, content = check_role(what, message["role"]), message["content"]
-    if not isinstance(content, str) and not _is_list(content):
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise MessageError(f"{what}.content", expected="text or a list of parts", got=type(content).__name__)
     parts = (content,) if isinstance(content, str) else tuple(content)
     if all(isinstance(part, str) and not part for part in parts):
@@ -67,7 +66,3 @@ def _check_part(what: str, part: object) -> None:
             raise MessageError(what, expected="mono float samples, [n]", got=f"{part.dtype} of shape {part.shape}")
     elif not isinstance(part, str | Image.Image):
         raise MessageError(what, expected="text, a PIL image or a NumPy array of samples", got=type(part).__name__)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,9 +1,8 @@
-"""Which row of the vision encoder's square position table a patch reads.
+"""Rows of the vision encoder's square position table for the patches of a slice.
 
-A patch at fraction i / n of a side of n patches reads one of `side` buckets of equal width. Where
-i / n falls on a bucket's edge, rounding decides, and the weights were trained with one particular rounding. For
-the released table side the buckets are therefore data; `bucket_formula` repeats that rounding and serves all
-other sides and lengths.
+Patch i of a side of n patches is at fraction i / n and reads one of `side` buckets of equal width. If i / n is on the
+edge of a bucket, rounding decides, and the weights were trained with one particular rounding. The buckets for the
+released table side are therefore data. `bucket_formula` reproduces that rounding for other sides and lengths.
 """
 
 import math
@@ -13,15 +12,16 @@ from pathlib import Path
 import numpy as np
 
 TABLE_SIDE = 70  # of the released encoder: 980 px / 14 px
-# Row n - 1 of the table: the buckets of a side of n patches, n numbers. Rows stand one after the other.
+# Row n - 1 contains the n buckets of a side of n patches; the rows are concatenated.
 TABLE = Path(__file__).with_name("position_buckets.npy")
 LANES = 8
 
 
 def position_ids(rows: int, cols: int, *, table_side: int = TABLE_SIDE) -> np.ndarray:
-    """[rows * cols] int64 table rows of the patches of a slice, row by row."""
+    """[rows * cols] int64 table rows of the patches of a slice, in row-major order."""
     down, across = position_buckets(rows, table_side), position_buckets(cols, table_side)
-    return (down[:, None] * table_side + across).reshape(-1)
+    ids: np.ndarray = (down[:, None] * table_side + across).reshape(-1)
+    return ids
 
 
 def position_buckets(n: int, table_side: int = TABLE_SIDE) -> np.ndarray:
@@ -35,7 +35,7 @@ def position_buckets(n: int, table_side: int = TABLE_SIDE) -> np.ndarray:
 
 @cache
 def bucket_table() -> tuple[np.ndarray, ...]:
-    """The shipped buckets: entry n - 1 is [n] int64 for a side of n patches."""
+    """The buckets in TABLE: entry n - 1 is [n] int64, for a side of n patches."""
     flat = np.load(TABLE).astype(np.int64)
     flat.setflags(write=False)
     longest = int((2 * flat.size) ** 0.5)
@@ -44,18 +44,20 @@ def bucket_table() -> tuple[np.ndarray, ...]:
 
 
 def bucket_formula(n: int, table_side: int) -> np.ndarray:
-    """[n] int64 buckets, computed: how many inner edges j / table_side lie at or below i / n."""
+    """[n] int64 computed buckets: for each i, the number of inner edges j / table_side at or below i / n."""
     step = 1 / table_side
     fractions = _ramp(0.0, float(np.float32(1) / np.float32(n)), n)
     edges = _ramp(step, step, math.ceil((1 - step) / step))
-    return np.searchsorted(edges, fractions, side="right").astype(np.int64)
+    buckets: np.ndarray = np.searchsorted(edges, fractions, side="right").astype(np.int64)
+    return buckets
 
 
 def _ramp(start: float, step: float, n: int) -> np.ndarray:
-    """start + step * k for k < n in float32, as an eight-lane vector unit counts in blocks of two.
+    """start + step * k for k < n in float32, with the rounding of an eight-lane vector unit that processes two vectors
+    at a time.
 
-    The first of eight values is rounded, the others are counted from it and rounded again; what is left after
-    the last whole block is rounded once. These are the numbers training saw.
+    The first of eight values is rounded, and the others are computed from it and rounded again. Values after the last
+    complete block of 16 are rounded once. Training used these numbers.
     """
     k = np.arange(n)
     first = (start + step * (k // LANES * LANES)).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Chat messages to prompt text, token ids, and the places where image and audio rows go. Torch-free.
+"""Chat messages to prompt text, token ids, and the bounds of image and audio embeddings. Torch-free.
 
-Knows the chat template and the placeholders. Does not know pixels, mel frames or weights: of an image it
-needs the size, of a sound the number of samples, and how many rows that makes is asked of the caller.
+Contains the released chat template, without its tools, and the placeholders. Uses only sizes of images and lengths of
+sounds; the caller supplies the number of embeddings of a sound. Templates of other checkpoints: `chat_template`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,23 @@ Bound = tuple[int, int]
 
 
 class AudioGroups(Protocol):
-    """Rows of each placeholder of a sound: one group, or if `chunked` one per unit; none if too short for a row."""
+    """Embeddings of each placeholder of a sound: one group, or with `chunked` one for each unit; none if too short."""
 
     def __call__(self, n_samples: int, *, chunked: bool) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """How a conversation becomes a prompt. None: what the checkpoint's preprocessor settings say.
+    """How a conversation becomes a prompt.
 
-    omni_mode: parts of a message follow each other without a line break. stream_input: the same, and sound
-    has a placeholder per unit. enable_thinking: let the model think first instead of handing it an empty thought.
-    use_tts_template: ask for text to be voiced; sound in the conversation asks for it in any case.
+    Attributes:
+        max_slice_nums: maximum number of grid cells of an image; None: as in the checkpoint's preprocessor settings.
+        use_image_id: number the images; None: as in the checkpoint's preprocessor settings.
+        omni_mode: join the parts of a message without line breaks.
+        stream_input: as omni_mode, and sound has one placeholder for each unit.
+        use_tts_template: open the answer with the marker for voiced text. Sound in the conversation implies it.
+        enable_thinking: let the model think first; otherwise the answer opens with an empty think block.
+        add_generation_prompt: open the assistant's turn at the end.
     Raises: SettingsError if max_slice_nums is not a positive whole number.
     """
 
@@ -57,7 +62,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, eq=False)
 class PlacedImage:
-    """An image of the prompt. bounds: [start, end) in the ids, one pair per slice in the order of `image.cut`."""
+    """An image of a prompt. bounds: [start, end) in the ids, one pair for each slice in the order of `image.cut`."""
 
     image: Image.Image
     plan: SlicePlan
@@ -66,10 +71,10 @@ class PlacedImage:
 
 @dataclass(frozen=True, eq=False)
 class PlacedAudio:
-    """All sound of one message, to be joined into one waveform before mel.
+    """All sound of one message, which the caller joins into one waveform before computing its mel.
 
-    bounds: [start, end) in the ids, to be filled in order from that waveform's rows. They are counted per
-    sound, so the joined waveform may make a row more or less than they hold.
+    bounds: [start, end) in the ids, to be filled in order with the embeddings of that waveform. Their lengths are
+    computed for each sound, so the joined waveform may have an embedding more or less in all.
     """
 
     waves: tuple[np.ndarray, ...]
@@ -77,12 +82,13 @@ class PlacedAudio:
 
     @property
     def n_rows(self) -> int:
+        """Embeddings within all bounds."""
         return sum(end - start for start, end in self.bounds)
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A prompt ready to be embedded. images and audios are in the order of their bounds."""
+    """A tokenized prompt. images and audios are in the order of their bounds."""
 
     text: str
     ids: tuple[int, ...]
@@ -108,10 +114,13 @@ def build_prompt(
     """A conversation as one prompt.
 
     Args:
-        messages: as `messages.parse_messages` takes them.
-        audio_groups: how many rows a sound makes (`audio.placeholder_groups`).
-    Raises: MessageError if a message is malformed, a sound is too short for one row, or somebody typed the
-        markers that enclose media; ImageError for an image without pixels; TokenError for broken Unicode.
+        messages: as in `messages.parse_messages`.
+        audio_groups: embeddings of a sound (`audio.placeholder_groups`).
+    Raises:
+        MessageError: a message is malformed, a sound is too short for one embedding, or a text contains markers that
+            enclose media.
+        ImageError: an image has no pixels.
+        TokenError: a text is not valid Unicode.
     """
     options = options or PromptOptions()
     parsed = parse_messages(messages)
@@ -135,7 +144,10 @@ def build_segment(
     *,
     prefix: str = "",
 ) -> Prompt:
-    """One message's bare content behind `prefix`, without the template, for a turn that arrives in pieces."""
+    """The content of one message after `prefix`, without the template; for a turn that arrives in several messages.
+
+    Raises: as `build_prompt`.
+    """
     writer = _Writer(settings, audio_groups, options)
     return writer.place(prefix + writer.content(message), tokenizer)
 
@@ -147,12 +159,17 @@ def render_chat(
     enable_thinking: bool | None = None,
     use_tts_template: bool = False,
 ) -> str:
-    """The chat template over messages whose content is plain text.
+    """The chat template applied to messages of text.
 
-    Thoughts of assistant turns are dropped up to the last user turn. Behind it they are kept in a think
-    block, and the very last message, if the assistant's, gets one even without a thought. With
-    add_generation_prompt the assistant's turn is opened, with an empty think block only if `enable_thinking`
-    is False, not None.
+    Thoughts of assistant turns before the last user turn are dropped. After it they stay in a think block, and a final
+    assistant message has a think block even without a thought.
+
+    Args:
+        messages: mappings with `role` and `content`.
+        add_generation_prompt: open the assistant's turn at the end.
+        enable_thinking: False opens that turn with an empty think block; True and None do not.
+        use_tts_template: open that turn with the marker for voiced text.
+    Raises: MessageError for an unknown role.
     """
     last_user = max((i for i, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages) - 1)
     text = ""
@@ -169,40 +186,53 @@ def render_chat(
 
 
 def open_answer(*, enable_thinking: bool | None, use_tts_template: bool) -> str:
-    """What an answer of the assistant goes on from."""
+    """The text that opens an assistant's turn, before the generated answer."""
     thought = _think_block("") if enable_thinking is False else ""
     return f"{START}assistant\n{thought}{SPEECH if use_tts_template else ''}"
 
 
 def close_answer(*, is_complete: bool) -> str:
-    """What ends an answer whose own end was never fed; one that was broken off ends its speech first."""
+    """The text that closes an assistant's turn whose end token is not in the context.
+
+    Args:
+        is_complete: False for an interrupted answer, whose speech is closed first.
+    """
     return f"{'' if is_complete else SPEECH_END}{END}\n"
 
 
 def image_placeholder(sizes: SlicePlan, n_rows: int, *, number: int | None) -> str:
-    """Text of one image: its number if any, the whole image, then the grid's cells with a line per row."""
+    """Text of one image: its number unless None, the whole image, then the grid's cells with a line for each grid row.
+
+    Args:
+        n_rows: embeddings of each slice.
+    """
     head = "" if number is None else f"{IMAGE_ID}{number}{ENDS[IMAGE_ID]}"
     cols, rows = sizes.grid or (0, 0)
     return head + _enclosed(IMAGE, n_rows) + "\n".join([_enclosed(SLICE, n_rows) * cols] * rows)
 
 
 def audio_placeholder(groups: Sequence[int]) -> str:
-    """Text of one sound: a pair of markers around each group of rows."""
+    """Text of one sound: a pair of markers around each group of placeholders."""
     return "".join(_enclosed(AUDIO, n_rows) for n_rows in groups)
 
 
 def find_bounds(ids: Sequence[int], pairs: Mapping[int, int]) -> list[Bound]:
-    """[start, end) of what stands between markers, in order. pairs: start marker to end marker.
+    """[start, end) between each pair of markers, in order.
 
-    Raises: MessageError if a marker stands alone or inside another pair.
+    Args:
+        pairs: id of the start marker -> id of its end marker.
+    Raises: MessageError if a marker is unpaired or inside another pair.
     """
-    bounds, start, wanted = [], 0, None
+    bounds: list[Bound] = []
+    start, wanted = 0, None
     ends = set(pairs.values())
     for i, token in enumerate(ids):
         if token not in pairs and token not in ends:
             continue
         if token != wanted and (wanted is not None or token in ends):
-            raise MessageError("media markers in text", expected="only those of media", got=f"a stray one at token {i}")
+            raise MessageError(
+                "media markers in text", expected="only those of media", got=f"an unpaired one at token {i}"
+            )
         if wanted is None:
             start, wanted = i + 1, pairs[token]
         else:
@@ -216,22 +246,26 @@ def find_bounds(ids: Sequence[int], pairs: Mapping[int, int]) -> list[Bound]:
 
 
 class _Writer:
-    """Writes message contents with placeholders and remembers what stands behind them."""
+    """Builds the text of messages with placeholders, and collects the media that the placeholders stand for."""
 
     def __init__(self, settings: PreprocessorConfig, audio_groups: AudioGroups, options: PromptOptions):
         self.settings, self.audio_groups, self.options = settings, audio_groups, options
         self.max_slice_nums = settings.max_slice_nums if options.max_slice_nums is None else options.max_slice_nums
         self.numbered = settings.use_image_id if options.use_image_id is None else options.use_image_id
         self.images: list[tuple[Image.Image, SlicePlan]] = []
-        self.audios: list[tuple[list[np.ndarray], list[int]]] = []  # per message: sounds, rows of placeholders
+        self.audios: list[tuple[list[np.ndarray], list[int]]] = []  # per message: sounds, lengths of placeholders
 
     def content(self, message: ChatMessage) -> str:
-        waves, groups, texts = [], [], []
+        """The text of one message."""
+        waves: list[np.ndarray] = []
+        groups: list[int] = []
+        texts: list[str] = []
         for part in message.parts:
             if isinstance(part, np.ndarray):
                 rows = self.audio_groups(len(part), chunked=self.options.stream_input)
                 if not rows:
-                    raise MessageError("sound", expected="enough samples for one row", got=f"{len(part)} samples")
+                    expected = "enough samples for one embedding"
+                    raise MessageError("sound", expected=expected, got=f"{len(part)} samples")
                 waves.append(part)
                 groups += rows
                 texts.append(audio_placeholder(rows))
@@ -249,8 +283,9 @@ class _Writer:
         return image_placeholder(sizes, settings.image_feature_size, number=number)
 
     def place(self, text: str, tokenizer: Tokenizer) -> Prompt:
+        """The prompt of `text`, with the collected media at their bounds. Raises: as `build_prompt`."""
         special = tokenizer.special
-        # `<|listen|>` in a transcript is what the model decided, never something that was said.
+        # `<|listen|>` in a transcript is a decision of the model and not part of what was said.
         ids = tuple(token for token in tokenizer.encode(text) if token != special.listen)
         image_marks = {special.image_start: special.image_end, special.slice_start: special.slice_end}
         image_bounds = find_bounds(ids, image_marks)
@@ -273,7 +308,7 @@ class _Writer:
 def _check_lengths(what: str, bounds: Sequence[Bound], expected: Sequence[int]) -> None:
     got = [end - start for start, end in bounds]
     if got != list(expected):
-        raise MessageError(f"{what} markers in text", expected=f"placeholders of {list(expected)} rows", got=got)
+        raise MessageError(f"{what} markers in text", expected=f"placeholders of lengths {list(expected)}", got=got)
 
 
 def _enclosed(start: str, n_rows: int) -> str:
@@ -285,7 +320,7 @@ def _think_block(thought: str) -> str:
 
 
 def _split_thought(content: str) -> tuple[str, str]:
-    """An assistant turn's thought and what it said after it."""
+    """The thought of an assistant turn, empty if there is none, and the text after it."""
     if THOUGHT not in content:
         return "", content
     thought = content.split(THOUGHT)[0].rstrip("\n").split(THINK)[-1].lstrip("\n")

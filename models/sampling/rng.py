@@ -1,23 +1,21 @@
-"""Random numbers that depend on (seed, draw number, stream) and on nothing else, and draws by weight.
+"""Counter-based random numbers as a function of (seed, draw number, stream), and draws by weight.
 
-A counter-based generator has no state to share, so a session's numbers do not change with its slot,
-its batch row or its neighbours. Weights are fixed-point integers, since integer sums come out the
-same in any order: the drawn index is then a pure function of weights and number on every device.
-
-Knows nothing about tokens.
+The generator has no shared state, so the numbers of a session do not depend on its slot, its batch row or other
+sessions. Weights are fixed-point integers, because an integer sum does not depend on its order: the drawn index is
+the same function of weights and number on every device.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# One number per draw and stream; two questions asked in the same step must use different streams.
+# A (draw, stream) pair gives one number; two decisions of the same step use different streams.
 STREAM_STOP_PROBE = 0
 STREAM_TEXT = 1
 STREAM_SPEECH = 2
 N_STREAMS = 8
 
-WEIGHT_ONE = 2**40  # weight of the likeliest entry; 2**22 such entries still sum without overflow
+WEIGHT_ONE = 2**40  # weight of the most probable entry; the sum of 2**22 such entries does not overflow
 SCAN_BLOCK = 1024
 
 _MASK32 = 0xFFFFFFFF
@@ -27,12 +25,13 @@ _N_ROUNDS = 10
 
 
 def philox2x32(low: Tensor, high: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Ten rounds of Philox2x32 on int64 tensors that hold 32-bit words; returns two such tensors.
+    """Ten rounds of Philox2x32 on int64 tensors of 32-bit words.
 
+    Returns: two such tensors.
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
     for n in range(_N_ROUNDS):
-        # Halves of 16 bits: each product stays below 2**48, so a signed 64-bit word never overflows.
+        # Multiplied in halves of 16 bits: each product is below 2**48 and does not overflow a signed 64-bit word.
         product_low = _MULTIPLIER * (low & 0xFFFF)
         product_high = _MULTIPLIER * (low >> 16)
         upper = (product_high + (product_low >> 16)) >> 16
@@ -46,9 +45,9 @@ def uniform(seed: Tensor, draw: Tensor, stream: int) -> Tensor:
     """Numbers in [0, 1) with 53 random bits.
 
     Args:
-        seed: [B] int64; all 64 bits count.
-        draw: [B] int64, the number of draws this seed has made; repeats after 2**29.
-        stream: which question the number answers, below N_STREAMS.
+        seed: [B] int64, all 64 bits used.
+        draw: [B] int64, number of draws made with this seed before; numbers repeat after 2**29 draws.
+        stream: index of the decision within the step, below N_STREAMS.
     Returns: [B] float64.
     """
     assert 0 <= stream < N_STREAMS, stream
@@ -58,11 +57,11 @@ def uniform(seed: Tensor, draw: Tensor, stream: int) -> Tensor:
 
 
 def fixed_point_weights(scores: Tensor, peak: Tensor) -> Tensor:
-    """exp(scores - peak) as integers, WEIGHT_ONE at the peak; below 2**-40 of it the weight is 0.
+    """exp(scores - peak) as integers: WEIGHT_ONE at the peak, 0 below 2**-40 of the peak.
 
     Args:
-        scores: [B, N] float32 logits; -inf weighs nothing.
-        peak: [B] float32, the largest score of the row; a row where it is not finite weighs nothing at all.
+        scores: [B, N] float32 logits; the weight of -inf is 0.
+        peak: [B] float32, the largest score of the row; all weights of a row are 0 if it is not finite.
     Returns: [B, N] int64.
     """
     weights = torch.exp(scores - peak[:, None]) * WEIGHT_ONE
@@ -70,25 +69,25 @@ def fixed_point_weights(scores: Tensor, peak: Tensor) -> Tensor:
 
 
 def draw_index(weights: Tensor, number: Tensor) -> Tensor:
-    """Inverse of the cumulative weights at `number`.
+    """The index drawn by weight: the inverse of the cumulative weights at `number`.
 
     Args:
-        weights: [B, N] int64, not negative.
+        weights: [B, N] int64, none negative.
         number: [B] float64 in [0, 1).
     Returns: [B] int64, an index of positive weight; 0 in a row without any weight.
     """
     cumulative = running_sum(weights)
     total = cumulative[:, -1]
-    # The product may round up to the total itself.
+    # The product may round up to the total, which is one too many.
     target = torch.minimum((number * total.double()).long(), total - 1)
     return (cumulative <= target[:, None]).sum(1)
 
 
 def running_sum(weights: Tensor) -> Tensor:
-    """Cumulative sum of [B, N] int64 along the row, exact.
+    """Exact cumulative sum of [B, N] int64 along each row.
 
-    In two levels: a vocabulary is too long for one block of threads, and the one-level scan that Inductor splits
-    over several fails to compile for batches (torch 2.11, CUDA).
+    Computed in two levels: a vocabulary does not fit one thread block, and Inductor's one-level scan over several
+    blocks fails to compile for batches (torch 2.11, CUDA).
     """
     B, N = weights.shape
     blocks = F.pad(weights, (0, -N % SCAN_BLOCK)).view(B, -1, SCAN_BLOCK).cumsum(2)

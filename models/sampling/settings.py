@@ -1,16 +1,17 @@
-"""How to choose text tokens and speech codes: ranges and the released presets. Torch-free.
+"""Settings of the text sampler and the speech sampler: ranges and the released presets. Torch-free.
 
-A field at its default is neutral: the step it belongs to changes nothing.
+A text field at its default is neutral: its step changes nothing.
 """
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 from models.errors import SettingsError
 
-MIN_TEMPERATURE = 1e-6  # colder, and logits divided by it leave float32
+MIN_TEMPERATURE = 1e-6  # logits divided by a smaller number overflow float32
 MAX_TEMPERATURE = 1e6
-MIN_FACTOR, MAX_FACTOR = 1e-4, 1e4  # penalties and scales; their powers and logs stay in float32
+MIN_FACTOR, MAX_FACTOR = 1e-4, 1e4  # penalties and scales; their powers and logarithms fit float32
 MAX_COUNT = 2**31 - 1
 
 
@@ -18,18 +19,21 @@ MAX_COUNT = 2**31 - 1
 class TextSampling:
     """Settings of one slot's text sampler.
 
-    greedy: take the best id; temperature, top-k and top-p are then unused.
-    temperature: MIN_TEMPERATURE to MAX_TEMPERATURE.
-    top_k: ids kept, 0 keeps all. top_p: probability kept, 0 or 1 keeps all.
-    repetition_penalty: a factor, MIN_FACTOR to MAX_FACTOR as all of them, on each distinct id of the last
-        `repetition_window` ids; with `chunked_window` the window reaches back from the start of the current
-        chunk and takes the whole chunk too; with `sign_blind` negative logits are divided as well, which
-        raises them.
-    length_penalty: above 1 makes the ids that end a turn less likely.
-    listen_scale: factor on the listen logit, or on its odds if `listen_scale_on_probability`.
-    listen_top_k: listen as soon as listen ranks among this many best; 0 is off.
-    stop_probe: ask the unprocessed logits first whether to stop.
-    set_index: which row of the shared token sets applies.
+    Attributes:
+        greedy: take the id with the best score; temperature, top-k and top-p are unused.
+        temperature: MIN_TEMPERATURE to MAX_TEMPERATURE.
+        top_k: number of ids kept; 0 keeps all.
+        top_p: probability kept; 0 and 1 keep all.
+        repetition_penalty: factor, MIN_FACTOR to MAX_FACTOR, on each distinct id of the repetition window.
+        repetition_window: number of last ids in the window.
+        chunked_window: the window is `repetition_window` ids before the current chunk, and the whole chunk.
+        sign_blind: divide negative logits by the repetition penalty too, which raises them.
+        length_penalty: factor, MIN_FACTOR to MAX_FACTOR; above 1 makes the ids that end a turn less likely.
+        listen_scale: factor, MIN_FACTOR to MAX_FACTOR, on the listen logit.
+        listen_scale_on_probability: apply the factor to the odds of listen instead of its logit.
+        listen_top_k: choose listen if it ranks among this many best ids; 0 turns the rule off.
+        stop_probe: before sampling, draw from the unprocessed logits whether to stop.
+        set_index: row of the shared token sets.
     Raises: SettingsError for a value outside its range.
     """
 
@@ -61,12 +65,16 @@ class TextSampling:
 
 @dataclass(frozen=True)
 class SpeechSampling:
-    """Settings of one slot's speech-code sampler.
+    """Settings of one slot's sampler of speech tokens.
 
-    repetition_penalty: MIN_FACTOR to MAX_FACTOR, raised to the number of times a code occurs in the recent codes.
-    top_p: probability kept, 1 keeps all; applied before top_k (codes kept, 0 keeps all). Both keep at
-        least `min_keep` codes and leave the first code since the history was emptied alone.
-    history_per_call: each call starts with an empty history (duplex units).
+    Attributes:
+        greedy: take the token with the best score; temperature, top-p and top-k have no effect.
+        temperature: MIN_TEMPERATURE to MAX_TEMPERATURE.
+        repetition_penalty: MIN_FACTOR to MAX_FACTOR, to the power of a token's number of occurrences in the history.
+        top_p: probability kept; 1 keeps all. Applied before top-k.
+        top_k: number of speech tokens kept; 0 keeps all.
+        min_keep: top-p and top-k keep at least this many. The first token after an emptied history is exempt from both.
+        history_per_call: each call starts with an empty history (duplex units).
     Raises: SettingsError for a value outside its range.
     """
 
@@ -98,14 +106,17 @@ def check_number(
     whole: bool = False,
 ) -> None:
     """Raises: SettingsError unless `value` is a finite number (whole: an int) inside the bounds."""
-    kind = int if whole else (int, float)
     bounds = [f"above {above}"] * (above is not None) + [f"at least {at_least}"] * (at_least is not None)
     bounds += [f"at most {at_most}"] * (at_most is not None)
-    ok = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    ok = ok and (above is None or value > above) and (at_least is None or value >= at_least)
-    if not (ok and (at_most is None or value <= at_most)):
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not (is_number and _is_within(cast("float", value), above, at_least, at_most)):
         expected = f"{'a whole' if whole else 'a finite'} number {' and '.join(bounds)}"
         raise SettingsError(f"setting {name}", expected=expected, got=repr(value))
+
+
+def _is_within(value: float, above: float | None, at_least: float | None, at_most: float | None) -> bool:
+    is_enough = math.isfinite(value) and (above is None or value > above) and (at_least is None or value >= at_least)
+    return is_enough and (at_most is None or value <= at_most)
 
 
 def check_flag(name: str, value: object) -> None:
@@ -115,7 +126,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def signed_seed(seed: int) -> int:
-    """A 64-bit seed as the signed integer a tensor can hold. Raises: SettingsError outside 0..2**64-1."""
+    """The int64 with the bits of a 64-bit seed. Raises: SettingsError outside 0..2**64-1."""
     check_number("seed", seed, at_least=0, at_most=2**64 - 1, whole=True)
     return seed - 2**64 if seed >= 2**63 else seed
 

@@ -1,8 +1,7 @@
-"""Chooses the next speech code of every row: temperature, frequency penalty, top-p, top-k, draw.
+"""Samples the next speech token of every batch row: temperature, frequency penalty, top-p, top-k, draw.
 
-One call serves duplex, half-duplex and chat rows side by side, because each slot carries its own
-parameters. All work stays on the device and every shape is fixed. Knows codes as numbers only; the
-caller ends a call at the end code and decides which codes are heard.
+Every slot has its own parameters, so one call serves duplex, half-duplex and chat rows together. All work stays on
+the device and every shape is fixed. The caller ends a call at the end token (EOS) and selects the tokens to vocode.
 """
 
 from dataclasses import dataclass, fields
@@ -14,20 +13,21 @@ from models.sampling.rng import STREAM_SPEECH, draw_index, fixed_point_weights, 
 from models.sampling.settings import SpeechSampling, check_number, signed_seed
 from models.sampling.text import NEVER, Sampled, best
 
-PENALTY_WINDOW = 16  # recent codes that the frequency penalty counts; fixed upstream
+PENALTY_WINDOW = 16  # recent speech tokens in the frequency penalty; fixed in the released model
 
 
 @dataclass
 class SpeechSamplerState:
-    """What each slot remembers between calls, and its parameters. Row n_slots is for padded batch rows.
+    """Sampler state and parameters of every slot. Row n_slots is the scratch slot of padding rows.
 
-    Memory:
-        history      [S+1, 16] int64  ring of recent codes; code number n lies at place n % 16
-        count        [S+1]     int64  codes since the history was emptied; end codes do not count
-        step         [S+1]     int64  codes drawn in this call, end codes included; `begin_call` zeroes it
-        min_codes    [S+1]     int64  the end code is out of reach while `step` is below this
-        seed, draws  [S+1]     int64  64 bits; draws made since the slot was seeded
-    Parameters [S+1] each, written by `configure`: eos_id and the fields of `SpeechSampling`, same names.
+    State:
+        history            [S+1, 16] int64  ring of recent tokens; token number n is at n % 16
+        count              [S+1]     int64  tokens since the history was emptied, EOS excluded
+        step               [S+1]     int64  tokens drawn in this call, EOS included; `begin_call` sets it to 0
+        min_speech_tokens  [S+1]     int64  EOS is masked while `step` is smaller
+        seed               [S+1]     int64  all 64 bits
+        draws              [S+1]     int64  draws since the slot was seeded
+    Parameters, [S+1] each, written by `configure`: eos_id, and the fields of `SpeechSampling` under their names.
     """
 
     history: Tensor
@@ -57,16 +57,16 @@ class SpeechSamplerState:
         return state
 
     def reset(self, slots: Tensor) -> None:
-        """Slots [N] as freshly allocated: nothing remembered, seed 0, end code 0, default parameters."""
+        """Reset slots [N] to the state after allocation: empty history, seed 0, EOS 0, default parameters."""
         for tensor in (self.history, self.count, self.step, self.min_speech_tokens, self.seed, self.draws, self.eos_id):
             tensor.index_fill_(0, slots, 0)
         for name in _parameter_types():
             getattr(self, name).index_fill_(0, slots, getattr(_DEFAULT, name))
 
     def configure(self, slot: int, settings: SpeechSampling, eos_id: int, seed: int | None = None) -> None:
-        """Write one slot's parameters; its memory stays. A `seed` restarts the slot's random numbers.
+        """Write the parameters of one slot; its history stays. A `seed` restarts its random numbers.
 
-        Raises: SettingsError if `eos_id` or `seed` is out of range, before anything is written.
+        Raises: SettingsError if `eos_id` or `seed` is out of range; nothing is written then.
         """
         check_number("eos_id", eos_id, at_least=0, whole=True)
         number = None if seed is None else signed_seed(seed)
@@ -78,12 +78,16 @@ class SpeechSamplerState:
             self.draws[slot] = 0
 
     def forget(self, slots: Tensor) -> None:
-        """Empty the history of slots [N], as at the start of a turn."""
+        """Empty the history of slots [N], as a new turn requires."""
         self.count.index_fill_(0, slots, 0)
 
     def begin_call(self, slots: Tensor, min_speech_tokens: Tensor, active: Tensor) -> None:
-        """A run of steps starts in the `active` [B] of slots [B], `min_speech_tokens` [B] int64 before their end
-        code.
+        """Start a call, a series of steps, in the active rows.
+
+        Args:
+            slots: [B] int64.
+            min_speech_tokens: [B] int64, tokens before EOS is allowed.
+            active: [B] bool.
         """
         self.step.index_copy_(0, slots, torch.where(active, 0, self.step[slots]))
         self.min_speech_tokens.index_copy_(
@@ -93,7 +97,7 @@ class SpeechSamplerState:
         self.count.index_copy_(0, slots, torch.where(emptied, 0, self.count[slots]))
 
     def remember(self, slots: Tensor, speech_tokens: Tensor, where: Tensor) -> None:
-        """Append codes [B] to the history of slots [B] in the rows that `where` [B] names."""
+        """Append speech_tokens [B] to the history of slots [B] in rows where the mask `where` [B] is true."""
         count = self.count[slots]
         place = count % PENALTY_WINDOW
         self.history[slots, place] = torch.where(where, speech_tokens, self.history[slots, place])
@@ -111,18 +115,18 @@ def _parameter_types() -> dict[str, torch.dtype]:
 def sample_speech_tokens(
     logits: Tensor, slots: Tensor, active: Tensor, state: SpeechSamplerState, candidates: int | None = None
 ) -> Sampled:
-    """The next code of each row; appends it to the slot's history unless it is the end code.
+    """The next speech token of each row, appended to the slot's history unless it is EOS.
 
-    Rows that are idle or bad return their end code and change nothing.
+    Inactive and bad rows return EOS and change no state.
 
     Args:
-        logits: [B, V] float32, not changed.
-        slots: [B] int64, no slot twice except the scratch slot in idle rows.
+        logits: [B, V] float32, not modified.
+        slots: [B] int64, distinct except for the scratch slot in inactive rows.
         active: [B] bool.
         state: updated in place.
-        candidates: None sorts all codes and is exact for any settings. A number C sorts the C best
-            only: exact for rows with top-p and top-k off, and where max(top_k, min_keep) and the ties
-            at that place fit into C.
+        candidates: None sorts all tokens and is exact for any settings. A number C sorts only the C best tokens,
+            which is exact for rows with top-p and top-k off, and for rows where max(top_k, min_keep) and the ties at
+            that rank fit C.
     """
     eos_id, seed, draws = state.eos_id[slots], state.seed[slots], state.draws[slots]
     scores = final_speech_scores(logits, slots, state, candidates)
@@ -143,10 +147,9 @@ def sample_speech_tokens(
 def final_speech_scores(
     logits: Tensor, slots: Tensor, state: SpeechSamplerState, candidates: int | None = None
 ) -> Tensor:
-    """Processed logits [B, V] whose softmax is drawn from; -inf where a code cannot come.
+    """Processed logits [B, V]; the draw uses their softmax. Excluded tokens are -inf.
 
-    The end code is masked after top-p and top-k, so a call below its minimum may leave fewer codes
-    than `min_keep`.
+    EOS is masked after top-p and top-k, so a call below its minimum may keep fewer tokens than `min_keep`.
     """
     scores = penalise_speech_tokens(logits, slots, state)
     kept = keep_speech_tokens(scores, slots, state, candidates)
@@ -156,7 +159,7 @@ def final_speech_scores(
 
 
 def penalise_speech_tokens(logits: Tensor, slots: Tensor, state: SpeechSamplerState) -> Tensor:
-    """Logits [B, V] over temperature, then pushed down by penalty**count for codes of the recent history."""
+    """Logits [B, V] divided by temperature, with penalty**count applied to each token of the history."""
     scores = logits.float() / state.temperature[slots, None]
     in_use = torch.arange(PENALTY_WINDOW, device=logits.device) < state.count[slots, None]
     counts = torch.zeros_like(scores).scatter_add(1, state.history[slots], in_use.float())
@@ -167,10 +170,10 @@ def penalise_speech_tokens(logits: Tensor, slots: Tensor, state: SpeechSamplerSt
 def keep_speech_tokens(
     scores: Tensor, slots: Tensor, state: SpeechSamplerState, candidates: int | None = None
 ) -> Tensor:
-    """[B, V] bool: what top-p, then top-k leave. Everything in a slot that has no code yet.
+    """[B, V] bool: tokens kept by top-p, then top-k; all tokens if the slot's history is empty.
 
-    Top-p drops the worst codes as long as they sum to 1 - p or less; top-k drops what scores below the
-    k-th best. Of codes that tie across the edge of top-p the lower ones stay.
+    Top-p drops the largest set of worst tokens whose probabilities sum to 1 - p or less. Top-k drops tokens that score
+    below the k-th best. Of equal scores at the limit of top-p, lower ids are kept.
     """
     min_keep, top_k, top_p = state.min_keep[slots], state.top_k[slots], state.top_p[slots]
     values, ids = best(scores, candidates)

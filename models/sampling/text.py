@@ -1,8 +1,8 @@
-"""Chooses the next text token of every row: stop probe, masks, penalties, listen rule, top-k, top-p, draw.
+"""Samples the next text token of every batch row: stop probe, masks, penalties, listen rule, top-k, top-p, draw.
 
-One call serves duplex, half-duplex and chat rows side by side, because each slot carries its own
-parameters; a neutral parameter makes its step an identity. All work stays on the device and every
-shape is fixed. Knows ids only by the sets it is given; knows nothing about units, turns or tokenizers.
+Every slot has its own parameters, so one call serves duplex, half-duplex and chat rows together; a step with a neutral
+parameter changes nothing. All work stays on the device and every shape is fixed. Special ids come from the token sets;
+this module contains no rules of units and turns.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,14 +18,18 @@ from models.sampling.rng import STREAM_STOP_PROBE, STREAM_TEXT, draw_index, fixe
 from models.sampling.settings import TextSampling, check_number, signed_seed
 
 NEVER = float("-inf")
-# Not the running sums' block: maxima over as many columns would go into one kernel with those, and of a batch of open
-# size Inductor cannot generate it (torch 2.11, CUDA).
+# Differs from SCAN_BLOCK on purpose: with equal blocks Inductor fuses the maxima with the running sums, and it cannot
+# generate that kernel for a dynamic batch size (torch 2.11, CUDA).
 MAX_BLOCK = 2048
 
 
 class Sampled(NamedTuple):
-    """ids [B] int64; bad [B] bool: an active row that had NaN, +inf or nothing left to choose from; remembered [B]
-    bool: the id went into the slot's history.
+    """One sampled step.
+
+    Attributes:
+        ids: [B] int64.
+        bad: [B] bool, active rows whose scores contain NaN or +inf, or are all -inf.
+        remembered: [B] bool, rows whose id was appended to the slot's history.
     """
 
     ids: Tensor
@@ -35,11 +39,15 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenSet:
-    """Ids with a special part in sampling; one set per way of talking (duplex, half duplex, chat).
+    """Ids with a special role in sampling; one set per mode (duplex, half duplex, chat).
 
-    `forbidden` never wins; `length_ids` are what the length penalty acts on; `unremembered` ids leave no
-    trace in the history, so that the repetition penalty never acts on them; `listen_id` is what the listen
-    scale and rank act on; `stop_id` is what the stop probe asks for; `pad_id` is what idle and bad rows return.
+    Attributes:
+        forbidden: ids that are never sampled.
+        length_ids: ids that the length penalty applies to.
+        unremembered: ids that are not appended to the history, so the repetition penalty never applies to them.
+        listen_id: id of the listen scale and the listen rank rule.
+        stop_id: id of the stop probe.
+        pad_id: id that inactive and bad rows return.
     """
 
     forbidden: Collection[int] = ()
@@ -52,9 +60,12 @@ class TokenSet:
 
 @dataclass
 class TokenSets:
-    """Token sets as tensors, shared by all slots; a slot's `set_index` picks its row.
+    """Token sets as tensors, shared by all slots; the parameter `set_index` of a slot selects its row.
 
-    forbidden, length_ids, unremembered: [n_sets, V] bool. listen_id, stop_id (-1: none), pad_id: [n_sets] int64.
+    Attributes:
+        forbidden, length_ids, unremembered: [n_sets, V] bool.
+        listen_id, stop_id: [n_sets] int64, -1 for none.
+        pad_id: [n_sets] int64.
     """
 
     forbidden: Tensor
@@ -66,7 +77,7 @@ class TokenSets:
 
     @classmethod
     def build(cls, sets: Sequence[TokenSet], vocab_size: int, device: torch.device | str | None = None) -> "TokenSets":
-        """Raises: TokenError if an id is outside the vocabulary."""
+        """The tensors of `sets`, in their order. Raises: TokenError if an id is outside the vocabulary."""
 
         def checked(name: str, token: int) -> int:
             if not 0 <= token < vocab_size:
@@ -89,15 +100,15 @@ class TokenSets:
 
 @dataclass
 class SamplerState:
-    """What each slot remembers between calls, and its parameters. Row n_slots is for padded batch rows.
+    """Sampler state and parameters of every slot. Row n_slots is the scratch slot of padding rows.
 
-    Memory:
-        history      [S+1, H] int64  ring of chosen ids; id number n lies at place n % H; `sample_text` appends
-        count        [S+1]    int64  ids chosen since the last `forget`
-        chunk_start  [S+1]    int64  `count` when the current chunk began; set by `begin_chunk`
+    State:
+        history      [S+1, H] int64  ring of sampled ids; id number n is at n % H; `sample_text` appends
+        count        [S+1]    int64  ids appended since the last `forget`
+        chunk_start  [S+1]    int64  `count` at the start of the current chunk; set by `begin_chunk`
         seed         [S+1]    int64  all 64 bits
-        draws        [S+1]    int64  calls of `sample_text` this slot took part in since it was seeded
-    Parameters [S+1] each, written by `configure`: the fields of `TextSampling`, same names.
+        draws        [S+1]    int64  calls of `sample_text` with this slot active since it was seeded
+    Parameters, [S+1] each, written by `configure`: the fields of `TextSampling` under their names.
     """
 
     history: Tensor
@@ -134,16 +145,16 @@ class SamplerState:
         return state
 
     def reset(self, slots: Tensor) -> None:
-        """Slots [N] as freshly allocated: nothing remembered, seed 0, neutral parameters."""
+        """Reset slots [N] to the state after allocation: empty history, seed 0, neutral parameters."""
         for tensor in (self.history, self.count, self.chunk_start, self.seed, self.draws):
             tensor.index_fill_(0, slots, 0)
         for name in _parameter_types():
             getattr(self, name).index_fill_(0, slots, getattr(_NEUTRAL, name))
 
     def configure(self, slot: int, settings: TextSampling, seed: int | None = None) -> None:
-        """Write one slot's parameters; its memory stays. A `seed` restarts the slot's random numbers.
+        """Write the parameters of one slot; its history stays. A `seed` restarts its random numbers.
 
-        Raises: as `check`, before anything is written.
+        Raises: SettingsError as `check`; nothing is written then.
         """
         self.check(settings, seed)
         for name in _parameter_types():
@@ -153,7 +164,7 @@ class SamplerState:
             self.draws[slot] = 0
 
     def check(self, settings: TextSampling, seed: int | None) -> None:
-        """Raises: SettingsError for a repetition window longer than the history kept, or a seed out of range."""
+        """Raises: SettingsError for a repetition window longer than the history, or a seed out of range."""
         limit = self.history.shape[1]
         check_number("repetition_window", settings.repetition_window, at_least=0, at_most=limit, whole=True)
         if seed is not None:
@@ -165,11 +176,11 @@ class SamplerState:
         self.chunk_start.index_fill_(0, slots, 0)
 
     def begin_chunk(self, slots: Tensor) -> None:
-        """A chunk starts in slots [N]: a chunked window reaches back from here, plus all of the chunk."""
+        """Start a chunk in slots [N]. A chunked window is counted back from here and includes the whole chunk."""
         self.chunk_start[slots] = self.count[slots]
 
     def remember(self, slots: Tensor, ids: Tensor, where: Tensor) -> None:
-        """Append ids [B] to the history of slots [B] in the rows that `where` [B] names."""
+        """Append ids [B] to the history of slots [B] in rows where the mask `where` [B] is true."""
         count = self.count[slots]
         place = count % self.history.shape[1]
         self.history[slots, place] = torch.where(where, ids, self.history[slots, place])
@@ -192,19 +203,18 @@ def sample_text(
     sets: TokenSets,
     candidates: int | None = None,
 ) -> Sampled:
-    """The next token of each row; appends it to the slot's history.
+    """The next token of each row, appended to the slot's history.
 
-    A token that the stop probe or the listen rank rule decides is returned without being remembered.
-    Rows that are idle or bad return their set's `pad_id` and change nothing.
+    Tokens chosen by the stop probe or the listen rank rule are not appended. Inactive and bad rows return `pad_id` of
+    their token set and change no state.
 
     Args:
-        logits: [B, V] float32, not changed.
-        slots: [B] int64, no slot twice except the scratch slot in idle rows.
+        logits: [B, V] float32, not modified.
+        slots: [B] int64, distinct except for the scratch slot in inactive rows.
         active: [B] bool.
         state: updated in place.
-        candidates: None sorts the whole vocabulary and is exact for any settings. A number C looks at
-            the C best only: exact if 0 < top_k <= C and all ties at the k-th place fit, otherwise the
-            choice is cut to the C best.
+        candidates: None sorts the whole vocabulary and is exact for any settings. A number C considers only the C best
+            tokens, which is exact if 0 < top_k <= C and the ties at the k-th rank fit.
     """
     token_set = state.set_index[slots]
     stop_id, listen_id = sets.stop_id[token_set], sets.listen_id[token_set]
@@ -232,15 +242,15 @@ def sample_text(
 
 
 def stop_probability(logits: Tensor, stop_id: Tensor) -> Tensor:
-    """Chance of `stop_id` [B] under the raw logits [B, V]: no temperature, mask or penalty. [B] float32.
+    """[B] float32 probability of `stop_id` [B] under the raw logits [B, V], without temperature, mask or penalty.
 
-    Drawing a token from the whole vocabulary to see whether it is this one needs no more than this.
+    Comparing one uniform number with it is equivalent to sampling from the whole vocabulary and testing for `stop_id`.
     """
     return torch.exp(_at(logits, stop_id) - logits.logsumexp(1))
 
 
 def penalise(logits: Tensor, slots: Tensor, state: SamplerState, sets: TokenSets) -> Tensor:
-    """Logits [B, V] after forbidden ids, repetition, length penalty and listen scale, in this order."""
+    """Logits [B, V] after, in this order, forbidden ids, repetition penalty, length penalty and listen scale."""
     token_set = state.set_index[slots]
     scores = logits.float().masked_fill(sets.forbidden[token_set], NEVER)
 
@@ -261,24 +271,24 @@ def penalise(logits: Tensor, slots: Tensor, state: SamplerState, sets: TokenSets
 
 
 def listen_rank(scores: Tensor, listen_id: Tensor) -> Tensor:
-    """How many ids score strictly above `listen_id` [B]; [B] int64."""
+    """[B] int64 number of ids that score strictly above `listen_id` [B]."""
     return (_blocks(scores) > _at(scores, listen_id)[:, None, None]).sum(2).sum(1)
 
 
 def highest(scores: Tensor) -> Tensor:
-    """The best score of each row [B, V]; [B]."""
+    """[B] best score of each row of [B, V]."""
     return _blocks(scores).amax(2).amax(1)
 
 
 def _first_best(scores: Tensor) -> Tensor:
-    """The id of each row's best score, of equal ones the lowest; [B] int64."""
+    """[B] int64 id of the best score of each row; the lowest id of equal scores."""
     values, ids = _blocks(scores).max(2)
     block = values.argmax(1)
     return block * MAX_BLOCK + ids.gather(1, block[:, None])[:, 0]
 
 
 def _blocks(scores: Tensor) -> Tensor:
-    """[B, V] as [B, n, MAX_BLOCK]: on a GPU the whole vocabulary of a single row would be one program's work."""
+    """[B, V] as [B, n, MAX_BLOCK]: otherwise one GPU program reduces the whole vocabulary of a row."""
     B, V = scores.shape
     return F.pad(scores, (0, -V % MAX_BLOCK), value=NEVER).view(B, -1, MAX_BLOCK)
 
@@ -286,15 +296,18 @@ def _blocks(scores: Tensor) -> Tensor:
 def keep_top(
     scores: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, candidates: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Temperature, then top-k (ties at the k-th place stay), then top-p (up to the entry that crosses p).
+    """Temperature, then top-k (keeps ties at the k-th rank), then top-p (keeps the entry that crosses p).
 
-    Top-p keeps an entry if what lies above it sums to p or less. The usual library warper, which cuts
-    the ascending tail that sums to 1 - p or less, differs only where a partial sum equals p to the
-    last bit: there it drops the next entry and this one keeps it.
+    Top-p keeps an entry if the probabilities above it sum to p or less. The warper of `transformers` drops the
+    ascending tail that sums to 1 - p or less. The two differ only where a partial sum equals p to the last bit: the
+    warper drops the next entry, this function keeps it.
 
     Args:
-        scores: [B, V] float32; temperature, top_k (0: off), top_p (<= 0 or >= 1: off): [B].
-    Returns: ids and fixed-point weights (0: dropped), [B, C or V] int64, best first, ties by id.
+        scores: [B, V] float32.
+        temperature: [B].
+        top_k: [B], 0 is off.
+        top_p: [B], <= 0 or >= 1 is off.
+    Returns: ids and fixed-point weights (0 for dropped entries), [B, C or V] int64, best first, ties by id.
     """
     scores = scores / temperature[:, None]
     values, ids = best(scores, candidates)
@@ -315,18 +328,18 @@ def keep_top(
 def final_probs(
     logits: Tensor, slots: Tensor, state: SamplerState, sets: TokenSets, candidates: int | None = None
 ) -> Tensor:
-    """The distribution that `sample_text` draws from when neither probe nor listen rank decides. [B, V] float32."""
+    """[B, V] float32 distribution of `sample_text` where neither the stop probe nor the listen rank rule decides."""
     ids, weights = _keep(penalise(logits, slots, state, sets), slots, state, candidates)
     shares = (weights.double() / weights.sum(1, keepdim=True)).float()
     return torch.zeros_like(logits, dtype=torch.float32).scatter(1, ids, shares)
 
 
 def best(scores: Tensor, candidates: int | None) -> tuple[Tensor, Tensor]:
-    """Values and ids of the `candidates` best scores (None: all), best first, equal scores by rising id."""
+    """Values and ids of the `candidates` best scores (None: all), best first, equal scores by ascending id."""
     if candidates is None:
         return scores.sort(dim=1, descending=True, stable=True)
     values, ids = scores.topk(min(candidates, scores.shape[1]), dim=1, sorted=False)
-    # topk leaves equal scores in no defined order; a drawn id must not hang on that.
+    # The order of equal scores from topk is undefined; the sampled id must not depend on it.
     ids, by_id = ids.sort(dim=1)
     values, by_value = values.gather(1, by_id).sort(dim=1, descending=True, stable=True)
     return values, ids.gather(1, by_value)
@@ -341,13 +354,13 @@ def _at(scores: Tensor, ids: Tensor) -> Tensor:
 
 
 def _seen(slots: Tensor, state: SamplerState, vocab_size: int) -> Tensor:
-    """[B, V] bool: ids that the slot chose inside its repetition window."""
+    """[B, V] bool: ids in the slot's repetition window."""
     history, count = state.history[slots], state.count[slots, None]
     length = history.shape[1]
     place = torch.arange(length, device=history.device)
     number = count - 1 - (count - 1 - place) % length
     reaches_from = torch.where(state.chunked_window[slots, None], state.chunk_start[slots, None], count)
     inside = (number >= 0) & (number >= reaches_from - state.repetition_window[slots, None])
-    # One column more takes the places outside the window, so that no real id is overwritten.
+    # Entries outside the window are scattered into an extra column, which is cut off.
     seen = torch.zeros(slots.shape[0], vocab_size + 1, dtype=torch.bool, device=history.device)
     return seen.scatter(1, torch.where(inside, history, vocab_size), True)[:, :vocab_size]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from models.graphs.captured import Bucket
 from models.graphs.region_graphs import Region, RegionTable, ShapeTable, SharedFunction
-from models.inputs.audio import UNIT_COLUMNS, UNIT_SAMPLES, LogMel
+from models.inputs.audio import UNIT_COLUMNS, LogMel
+from models.inputs.audio_sizes import UNIT_SAMPLES
 from models.layers import speech_loop as speech
 from models.layers.apm import UNIT_ROWS, AudioLayer
 from models.layers.resampler import Resampler

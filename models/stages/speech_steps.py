@@ -116,7 +116,7 @@ class Speaker:
         Raises: SlotError or SettingsError, with nothing changed.
         """
         self.runner.check_slots([slot])
-        eos = self.runner.model.config.tts_config.eos_code if eos is None else eos
+        eos = self.runner.model.config.tts_config.speech_eos_id if eos is None else eos
         self.join()
         self.state.sampler.configure(slot, settings, eos, seed)
         self.empty_cache(slot)

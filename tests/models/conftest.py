@@ -14,4 +14,4 @@ def speaker(tiny_model: OmniModel) -> Speaker:
 
 @pytest.fixture
 def eos(tiny_model: OmniModel) -> int:
-    return tiny_model.config.tts_config.eos_code
+    return tiny_model.config.tts_config.speech_eos_id

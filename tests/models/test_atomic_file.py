@@ -61,7 +61,7 @@ def test_devices_and_folders_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "null").symlink_to("/dev/null")
     (tmp_path / "folder").mkdir()
     for name in ("null", "folder"):
-        with pytest.raises(FileExistsError, match="something that is no plain file"):
+        with pytest.raises(FileExistsError, match="something other than a regular file"):
             write_atomically(tmp_path / name, b"data")
     assert Path("/dev/null").is_char_device()
     with pytest.raises(FileNotFoundError, match="no such folder"):

@@ -111,7 +111,7 @@ def test_same_dtype_on_cpu_stays_mapped_to_its_file(tiny: Path) -> None:
 def test_files_are_read_ahead_once(write: Write, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file from its start to its end, a stretch at a time; a system that cannot is no error."""
     path, asked = write(weights, shards=2), []
-    monkeypatch.setattr(checkpoint, "AHEAD", 1000)
+    monkeypatch.setattr(checkpoint, "READ_AHEAD_BYTES", 1000)
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, size, advice: asked.append((start, size)))
     assert_same(load_model(path), weights)
     starts = [at for at, (start, _) in enumerate(asked) if start == 0]
@@ -191,7 +191,7 @@ def test_index_that_disagrees_with_its_shards(write: Write, weights: dict[str, T
     del index["weight_map"][unlisted]
     (path / INDEX).write_text(json.dumps(index))
     message = error_of(path)
-    assert f"expected {moved} as the index says, got none" in message
+    assert f"expected {moved}, which the index lists, got none" in message
     assert f"expected {unlisted} of part" in message
     assert "got no entry" in message
 

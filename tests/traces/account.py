@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.inputs.audio import HOP
+from models.inputs.audio_sizes import HOP
 from models.inputs.mel_stream import window_start
 from models.inputs.tokens import Tokenizer
 from models.stages.unit_steps import UnitSteps

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError
-from models.inputs.audio import DYNAMIC_RANGE, HOP, N_FFT, RAW_FLOOR, mel_filters, mirror
-from models.inputs.audio import SAMPLE_RATE as RATE_16K
+from models.inputs.audio import DYNAMIC_RANGE, N_FFT, RAW_FLOOR, mel_filters, mirror
+from models.inputs.audio_sizes import HOP
+from models.inputs.audio_sizes import SAMPLE_RATE as RATE_16K
 from models.token2wav.settings import SAMPLE_RATE, SAMPLES_PER_FRAME
 
 FBANK_WINDOW = 400

@@ -40,7 +40,7 @@ def test_released_values(root: Path) -> None:
     assert (config.hidden_size, config.num_hidden_layers, config.head_dim) == (4096, 36, 128)
     assert config.resampler_heads == 32
     assert config.vision_config.table_side == 70
-    assert config.tts_config.eos_code == 6561
+    assert config.tts_config.speech_eos_id == 6561
     assert config.tts_config.head_dim == 64
 
 

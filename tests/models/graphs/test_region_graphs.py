@@ -85,13 +85,13 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
     slots, pad = torch.tensor([0, 1]), state.scratch
     for slot in (0, 1):
         state.text.configure(slot, TEXT, seed=slot)
-        state.speech.sampler.configure(slot, SPEECH_TOKENS, config.tts_config.eos_code, seed=slot)
+        state.speech.sampler.configure(slot, SPEECH_TOKENS, config.tts_config.speech_eos_id, seed=slot)
     patch = config.vision_config.patch_size
     for unit in range(UNITS):
         if unit == 18:
             regions("reset", torch.tensor([1, pad]))
             state.text.configure(1, TEXT, seed=5)
-            state.speech.sampler.configure(1, SPEECH_TOKENS, config.tts_config.eos_code, seed=5)
+            state.speech.sampler.configure(1, SPEECH_TOKENS, config.tts_config.speech_eos_id, seed=5)
         on = torch.tensor([True, unit >= 3])
         live = torch.where(on, slots, pad)
         first = torch.tensor([unit == 0, unit in (3, 18)])

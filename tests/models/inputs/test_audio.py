@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 
 from models.errors import AudioError
 from models.inputs.audio import (
-    CLIP_SAMPLES,
-    FIRST_UNIT_PADDED,
-    FIRST_UNIT_SAMPLES,
     LogMel,
     conv_length,
     frame_count,
@@ -19,6 +16,7 @@ from models.inputs.audio import (
     token_count,
     validate_audio,
 )
+from models.inputs.audio_sizes import CLIP_SAMPLES, FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES
 from tests.models.inputs.mel_reference import clip, raw_frames
 
 TOLERANCE = 1e-6  # both sides compute in float64 and round to float32 at the end

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from models.errors import AudioError
 from models.graphs.region_graphs import compile_counters
-from models.inputs.audio import FIRST_UNIT_SAMPLES, UNIT_SAMPLES, LogMel
+from models.inputs.audio import LogMel
+from models.inputs.audio_sizes import FIRST_UNIT_SAMPLES, UNIT_SAMPLES
 from models.inputs.mel_stream import MAX_PUSH, MelStreamState, mel_step, plan_emission, samples_needed
 from tests.models.inputs.mel_reference import WholeWindow
 from tests.models.inputs.test_audio import TOLERANCE, assert_near, noise

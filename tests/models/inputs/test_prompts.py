@@ -276,7 +276,7 @@ def test_typed_placeholder_text_is_only_text():
 
 
 def test_sound_too_short_for_a_row():
-    with pytest.raises(MessageError, match="expected enough samples for one row, got 999 samples"):
+    with pytest.raises(MessageError, match="expected enough samples for one embedding, got 999 samples"):
         build(user(np.zeros(999, np.float32)))
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from models.errors import ShapeError
-from models.inputs.audio import CLIP_SAMPLES, SAMPLE_RATE
+from models.inputs.audio_sizes import CLIP_SAMPLES, SAMPLE_RATE
 from models.inputs.image import ImagePatches, patchify
 from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets

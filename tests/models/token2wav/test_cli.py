@@ -194,8 +194,8 @@ def test_what_is_wrong_with_codes(files: Path, capsys: pytest.CaptureFixture[str
     ("flags", "expected"),
     [
         (["--out", "absent/out.wav"], r"absent/out\.wav: expected a place for a file, got no such folder"),
-        (["--out", "."], r"\.: expected a place for a file, got something that is no plain file"),
-        (["--out", "/dev/null"], r"/dev/null: expected a place for a file, got something that is no plain file"),
+        (["--out", "."], r"\.: expected a place for a file, got something other than a regular file"),
+        (["--out", "/dev/null"], r"/dev/null: expected a place for a file, got something other than a regular file"),
         (["--voice", "absent.wav"], r"absent\.wav: expected a readable file, got No such file or directory"),
         (["--voice", "short.json"], r"short\.json: expected a sound file, got .+"),
         (["--voice", "brief.wav"], r"brief\.wav: duration: expected 0\.5 to 30 s, got 0\.300 s"),

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from models.checkpoint.config import load_preprocessor_config
-from models.inputs.audio import SAMPLE_RATE, placeholder_groups
+from models.inputs.audio import placeholder_groups
+from models.inputs.audio_sizes import SAMPLE_RATE
 from models.inputs.prompts import PromptOptions, build_prompt, find_bounds, render_chat
 from models.inputs.tokens import UNVOICED, Tokenizer, unvoiced_ids
 from tests.parity.golden import GoldenDir

@@ -335,7 +335,7 @@ def plain_answer(
             hidden.append(states[0])
     if config.speak and said.ids:
         window = window if kind == "sliding_window" else None
-        eos = model.tts.config.eos_code if eos is None else eos
+        eos = model.tts.config.speech_eos_id if eos is None else eos
         speaker = PlainSpeaker(model.tts, config.speech_sampling(), seed=config.seed, eos=eos, window=window)
         stream = PlainStream(speaker, kind, chunk, batch=10**6)
         speak(stream, said, hidden, is_stopped or not reference, reference)

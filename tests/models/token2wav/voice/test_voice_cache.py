@@ -164,7 +164,7 @@ def test_what_stands_in_the_way_is_a_problem_only(tmp_path: Path) -> None:
     for n_made in (1, 2):
         assert_same_voice(cache.get_or_make(SOUND, RATE, make), expected)
         assert make.n_made == n_made
-        assert cache.problem == f"{tmp_path}: something that is no plain file"
+        assert cache.problem == f"{tmp_path}: something other than a regular file"
 
 
 def test_no_folder_no_cache(tmp_path: Path) -> None:
