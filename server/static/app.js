@@ -1,17 +1,17 @@
-/** The page: puts conversation, stage, captions, plot and settings together. Knows elements and who is told what. */
+/** The page: creates the conversation, stage, captions, plot and settings, and connects their events. */
 
 import { Camera } from "./duplex/lib/camera.js";
 import { Captions } from "./duplex/lib/captions.js";
 import { Conversation } from "./duplex/lib/conversation.js";
-import { chooseLanguage, has, language, onLanguage, say, setLanguage, tell } from "./duplex/lib/i18n.js";
+import { chooseLanguage, hasText, language, onLanguage, setLanguage, setText, t } from "./duplex/lib/i18n.js";
 import { Panel } from "./duplex/lib/panel.js";
 import { Plot } from "./duplex/lib/plot.js";
 import { Settings } from "./duplex/lib/settings.js";
 import { Stage } from "./duplex/lib/stage.js";
 import { fetchJson } from "./duplex/lib/voices.js";
 
-const PLAYBACK_DELAY_MS = 200; // until the server says otherwise
-const SMALL = matchMedia("(max-width: 640px), (max-height: 600px)"); // no room for the plot at first
+const PLAYBACK_DELAY_MS = 200; // until the server sends its default
+const SMALL = matchMedia("(max-width: 640px), (max-height: 600px)"); // too small to open the plot at first
 const byId = (id) => document.getElementById(id);
 const voiceOnly = location.pathname.startsWith("/audio_duplex");
 const mode = voiceOnly ? "audio_duplex" : "omni";
@@ -21,10 +21,10 @@ const stage = new Stage(voiceOnly);
 const captions = new Captions(byId("turns"), byId("spoken"));
 const plot = new Plot(byId("plot"));
 const camera = new Camera(byId("preview"));
-let began = 0;
+let startedAt = 0;
 let serverDelayMs = PLAYBACK_DELAY_MS;
-let isOff = false; // the server offers none of this kind of conversation
-let other = null; // the kind that it offers beside or instead: {app_id, route}
+let isDisabled = false; // the server has disabled this kind of conversation
+let other = null; // the other kind, if the server offers it: {app_id, route}
 
 const conversation = new Conversation(
   camera,
@@ -44,7 +44,7 @@ const conversation = new Conversation(
       byId("empty").hidden = true;
       captions.add(turn, text);
     },
-    turnOver: (turn, cut) => captions.over(turn, cut),
+    turnEnded: (turn, cut) => captions.end(turn, cut),
     unit: (result) => {
       plot.add(result);
       showFigures();
@@ -52,22 +52,22 @@ const conversation = new Conversation(
     gap: () => showFigures(),
     micLevel: (rms) => stage.level("mic", rms),
     modelLevel: (rms) => stage.level("model", rms),
-    trouble: (code, text) => stage.notice(has(`trouble_${code}`) ? say(`trouble_${code}`) : text),
+    error: (code, text) => stage.notice(hasText(`error_${code}`) ? t(`error_${code}`) : text),
     notice,
   },
 );
 
 function notice(code) {
-  stage.notice(say(`notice_${code}`));
+  stage.notice(t(`notice_${code}`));
 }
 
-/** What `prepare` says, besides its options. */
+/** Fields of the `prepare` message, without `spec`. */
 async function prepare() {
   let config;
   try {
     config = settings.sessionConfig();
   } catch {
-    throw Object.assign(new Error(say("extra_bad")), { name: "BadConfig" });
+    throw Object.assign(new Error(t("extra_bad")), { name: "BadConfig" });
   }
   const fields = { config };
   const prompt = settings.values.prompt.trim();
@@ -89,21 +89,21 @@ function showState(state, details) {
     byId("empty").hidden = false;
     showFigures();
   }
-  if (state === "listening" && !began) {
-    began = performance.now();
-    captions.begin();
+  if (state === "listening" && !startedAt) {
+    startedAt = performance.now();
+    captions.start();
     if (details.notes?.length) stage.notice(details.notes.join(" "));
   }
   if (state === "ended" || state === "failed") {
-    details = { ...details, lasted: began ? (performance.now() - began) / 1000 : 0 };
-    began = 0;
+    details = { ...details, durationS: startedAt ? (performance.now() - startedAt) / 1000 : 0 };
+    startedAt = 0;
   }
-  if (state === "ended" && !details.lasted) state = "idle"; // cancelled before it began
-  tell(byId("empty-text"), conversation.isLive ? "empty_live" : "empty_text");
+  if (state === "ended" && !details.durationS) state = "idle"; // cancelled before the start
+  setText(byId("empty-text"), conversation.isLive ? "empty_live" : "empty_text");
   stage.show(state, details);
-  stage.pictured(camera.isOn);
-  // Where it is switched off browsers only tell that there is no connection.
-  if (details.code === "server_unreachable") lookAtApps().catch(() => {});
+  stage.showCamera(camera.isOn);
+  // A disabled app refuses the socket, which browsers report only as a failed connection.
+  if (details.code === "server_unreachable") refreshApps().catch(() => {});
 }
 
 function showFigures() {
@@ -129,7 +129,7 @@ function figure(name, value, unit = "", bad = false) {
 // --- controls ------------------------------------------------------------------------------------
 
 byId("card-action").onclick = () => {
-  if (isOff) goElsewhere();
+  if (isDisabled) openOtherApp();
   else if (conversation.state === "paused") conversation.resume();
   else if (conversation.isOpen) conversation.stop();
   else conversation.start();
@@ -139,11 +139,11 @@ byId("pause").onclick = () => (conversation.state === "paused" ? conversation.re
 byId("interrupt").onclick = () => conversation.interrupt();
 byId("mute").onclick = () => {
   conversation.mute(!conversation.muted);
-  stage.muted(conversation.muted);
+  stage.showMuted(conversation.muted);
 };
 byId("listen").onclick = () => {
   conversation.forceListen = !conversation.forceListen;
-  stage.holding(conversation.forceListen);
+  stage.showHold(conversation.forceListen);
 };
 byId("camera").onclick = () => toggleCamera();
 byId("flip").onclick = () => withCamera(() => camera.flip());
@@ -153,10 +153,10 @@ async function toggleCamera() {
   settings.set({ cameraOn: !camera.isOn });
   if (camera.isOn) camera.close();
   else await withCamera(() => camera.open(settings.values.camera));
-  stage.pictured(camera.isOn);
+  stage.showCamera(camera.isOn);
 }
 
-/** Open a camera while a conversation goes on; without one it goes on as well. */
+/** Open a camera during a conversation, which continues without one if that fails. */
 async function withCamera(open) {
   try {
     await open();
@@ -164,19 +164,19 @@ async function withCamera(open) {
     notice(error.name === "NotAllowedError" ? "camera_denied" : "camera_missing");
   }
   if (!conversation.isOpen) camera.close();
-  stage.pictured(camera.isOn);
+  stage.showCamera(camera.isOn);
 }
 
 camera.lost = () => {
-  stage.pictured(false);
+  stage.showCamera(false);
   notice("camera_lost");
 };
 
-/** Space and Escape interrupt, unless they mean something where the focus is. */
+/** Space and Escape interrupt, unless the focused control handles the key. */
 addEventListener("keydown", (event) => {
   if (event.repeat || !conversation.isLive || byId("settings").open) return;
-  const elsewhere = event.target.closest("button, a, input, select, textarea, summary");
-  if (event.key !== "Escape" && (event.key !== " " || elsewhere)) return;
+  const control = event.target.closest("button, a, input, select, textarea, summary");
+  if (event.key !== "Escape" && (event.key !== " " || control)) return;
   event.preventDefault();
   conversation.interrupt();
 });
@@ -184,13 +184,13 @@ addEventListener("keydown", (event) => {
 // --- start ---------------------------------------------------------------------------------------
 
 const panel = new Panel(settings, mode, serverDelayMs, {
-  microphone: (id) => conversation.useMicrophone(id).catch(() => stage.notice(say("trouble_mic_missing"))),
+  microphone: (id) => conversation.useMicrophone(id).catch(() => stage.notice(t("error_mic_missing"))),
   camera: (id) => camera.isOn && withCamera(() => camera.open(id)),
   speaker: (id) => conversation.useSpeaker(id),
   notice,
 });
 
-/** Read-only; for tests and curious people. */
+/** Read-only state for tests and diagnostics. */
 Object.defineProperty(window, "duologue", {
   value: Object.freeze({
     get state() {
@@ -202,44 +202,44 @@ Object.defineProperty(window, "duologue", {
   }),
 });
 
-/** Which kinds of conversation there are now, and whether this one is among them. Raises: Error, TypeError. */
-async function lookAtApps() {
+/** Update the enabled kinds of conversation, and whether this one is among them. @throws {Error|TypeError} */
+async function refreshApps() {
   const { apps } = await fetchJson("/api/apps");
   drawApps(apps);
-  if (conversation.isOpen) return; // what runs goes on
-  const wasOff = isOff;
-  isOff = !apps.some(({ app_id: id }) => id === mode);
-  other = apps.find(({ app_id: id }) => id !== mode && has(`app_${id}`)) ?? null;
-  if (isOff) stage.show("off", { other: other?.app_id });
-  else if (wasOff) stage.show("idle");
+  if (conversation.isOpen) return; // a running conversation continues
+  const wasDisabled = isDisabled;
+  isDisabled = !apps.some(({ app_id: id }) => id === mode);
+  other = apps.find(({ app_id: id }) => id !== mode && hasText(`app_${id}`)) ?? null;
+  if (isDisabled) stage.show("disabled", { other: other?.app_id });
+  else if (wasDisabled) stage.show("idle");
 }
 
-/** From a kind that is switched off to the other one; without one, look whether it is on again. */
-function goElsewhere() {
+/** Go to the other kind of conversation; without one, check whether this one is enabled again. */
+function openOtherApp() {
   if (other) location.assign(other.route + location.search);
-  else lookAtApps().catch(() => stage.notice(say("trouble_server_unreachable_text")));
+  else refreshApps().catch(() => stage.notice(t("error_server_unreachable_text")));
 }
 
 function drawApps(apps) {
-  const known = apps.filter(({ app_id: id }) => has(`app_${id}`));
+  const known = apps.filter(({ app_id: id }) => hasText(`app_${id}`));
   const links = known.map(({ app_id: id, route }) => {
     const link = document.createElement("a");
     link.href = route;
     if (id === mode) link.setAttribute("aria-current", "page");
-    tell(link, `app_${id}`);
+    setText(link, `app_${id}`);
     return link;
   });
   byId("apps").replaceChildren(...(links.length > 1 ? links : []));
 }
 
 onLanguage(() => {
-  plotWords();
+  translatePlot();
   stage.redraw();
   showFigures();
 });
 
-function plotWords() {
-  byId("plot").dataset.limit = say("plot_limit");
+function translatePlot() {
+  byId("plot").dataset.limit = t("plot_limit");
   plot.draw();
 }
 
@@ -247,10 +247,10 @@ async function start() {
   byId("camera").hidden = voiceOnly;
   byId("flip").hidden = voiceOnly || !matchMedia("(pointer: coarse)").matches;
   byId("pace").open = !SMALL.matches;
-  stage.muted(false);
+  stage.showMuted(false);
   chooseLanguage();
   stage.show("idle");
-  const [defaults] = await Promise.allSettled([fetchJson("/api/frontend_defaults"), lookAtApps()]);
+  const [defaults] = await Promise.allSettled([fetchJson("/api/frontend_defaults"), refreshApps()]);
   if (defaults.status === "fulfilled") {
     serverDelayMs = defaults.value.playback_delay_ms ?? serverDelayMs;
     if (defaults.value.default_lang) chooseLanguage(defaults.value.default_lang);

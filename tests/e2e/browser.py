@@ -1,4 +1,4 @@
-"""The page in a real browser: the system's Chromium with a microphone and a camera that play files."""
+"""The page in the system's Chromium, whose microphone and camera play files."""
 
 import json
 import shutil
@@ -18,11 +18,11 @@ from worker.protocol.wire import Sound, unpack_frame
 
 VIDEO = Path(__file__).parents[2] / "assets" / "warmup.mp4"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = (
+CHROMIUM_FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--autoplay-policy=no-user-gesture-required", "--use-fake-device-for-media-stream"),
-    "--host-resolver-rules=MAP duologue.test 127.0.0.1",  # an address that browsers do not trust by itself
+    "--host-resolver-rules=MAP duologue.test 127.0.0.1",  # a host name without TLS, which browsers treat as insecure
 )
 WAIT_S = 30.0
 POLL_MS = 30
@@ -35,7 +35,7 @@ def chromium() -> str:
 
 
 def make_media(folder: Path) -> tuple[Path, Path]:
-    """The warm-up video as a microphone (WAV) and a camera (Y4M) play it, again and again."""
+    """The warm-up video as files that Chromium plays in a loop: microphone (WAV) and camera (Y4M)."""
     sound, picture = folder / "microphone.wav", folder / "camera.y4m"
     ffmpeg = [get_ffmpeg_exe(), "-y", "-loglevel", "error", "-i", str(VIDEO)]
     subprocess.run([*ffmpeg, "-ar", "48000", "-ac", "1", str(sound)], check=True, timeout=60)
@@ -45,14 +45,14 @@ def make_media(folder: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def browsing(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
-    """A browser that grants microphone and camera. flags: more of Chromium's."""
+def open_browser(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
+    """A browser that grants microphone and camera. flags: further flags of Chromium."""
     sound, picture = media
     files = [f"--use-file-for-fake-audio-capture={sound}", f"--use-file-for-fake-video-capture={picture}"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium(),
-            args=[*QUIET, *files, "--use-fake-ui-for-media-stream", *flags],
+            args=[*CHROMIUM_FLAGS, *files, "--use-fake-ui-for-media-stream", *flags],
             ignore_default_args=["--headless", "--mute-audio"],
         )
         try:
@@ -61,11 +61,11 @@ def browsing(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
             browser.close()
 
 
-class Visit:
-    """One visitor's page. errors: what its console and its scripts complained of."""
+class OpenPage:
+    """One open page. errors: errors on its console and of its scripts."""
 
     def __init__(self, context: BrowserContext, port: int, path: str = "/", *, host: str = "127.0.0.1", **query: Any):
-        """query: of the address; objects become JSON. sent: what the page sends, objects and bytes."""
+        """query: parameters of the URL; objects are encoded as JSON. sent: messages of the page, objects and bytes."""
         self.page: Page = context.new_page()
         self.sent: list[Any] = []
         self.addresses: list[str] = []
@@ -75,10 +75,10 @@ class Visit:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in query.items()}
         self.page.goto(f"http://{host}:{port}{path}?{urlencode({'lang': 'en', **texts})}")
-        self.wait(lambda: self.page.evaluate("'duologue' in window"), "a page that has started")
+        self.wait(lambda: self.page.evaluate("'duologue' in window"), "the page to start")
 
-    def start(self, *states: str) -> "Visit":
-        """Press the button and wait for one of `states`; without any, for a conversation."""
+    def start(self, *states: str) -> "OpenPage":
+        """Press the button and wait for one of `states`; by default for a running conversation."""
         self.page.click("#card-action")
         self.wait_state(*(states or ("listening", "speaking")))
         return self
@@ -95,37 +95,37 @@ class Visit:
         self.wait(lambda: self.state in states, f"state {' or '.join(states)}", timeout)
 
     def wait_units(self, n: int, timeout: float = WAIT_S) -> dict[str, Any]:
-        """Until so many seconds are answered. Returns: the page's report."""
+        """Wait for this number of answered units. Returns: the page's report."""
         self.wait(lambda: len(self.report["results"]) >= n, f"{n} units answered", timeout)
         return self.report
 
-    def wait(self, fits: Any, what: str, timeout: float = WAIT_S) -> None:
+    def wait(self, holds: Any, what: str, timeout: float = WAIT_S) -> None:
         until = time.monotonic() + timeout
-        while not fits():
-            assert time.monotonic() < until, f"expected {what} within {timeout:g} s, got {self._seen()}"
+        while not holds():
+            assert time.monotonic() < until, f"expected {what} within {timeout:g} s, got {self._summary()}"
             self.page.wait_for_timeout(POLL_MS)
 
-    def _seen(self) -> str:
+    def _summary(self) -> str:
         report = self.page.evaluate("window.duologue?.report ?? {}")
         return f"{ {**report, 'results': len(report.get('results', []))} }, console {self.errors}"
 
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)
 
-    def wait_text(self, selector: str, words: str, timeout: float = WAIT_S) -> None:
-        """Until an element that is seen has these words."""
+    def wait_text(self, selector: str, expected: str, timeout: float = WAIT_S) -> None:
+        """Wait until a visible element contains this text."""
         self.page.wait_for_selector(selector, timeout=1000 * timeout)
-        self.wait(lambda: words in self.text(selector), f"{words!r} in {selector}", timeout)
+        self.wait(lambda: expected in self.text(selector), f"{expected!r} in {selector}", timeout)
 
     def _follow(self, socket: WebSocket) -> None:
         self.addresses.append(socket.url)
         socket.on("framesent", lambda data: self.sent.append(json.loads(data) if isinstance(data, str) else data))
 
     def sent_units(self) -> list[tuple[dict[str, Any], np.ndarray, list[bytes]]]:
-        """Header, samples and pictures of each second that was sent as a binary frame."""
+        """Header, samples and pictures of each unit that was sent as a binary frame."""
         frames = [unpack_frame(data) for data in list(self.sent) if isinstance(data, bytes)]
         return [(header, Sound(sound, "pcm16").samples("sound"), pictures) for header, sound, pictures in frames]
 
     def sent_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Messages of this type that were sent as text."""
+        """Text messages of this type that were sent."""
         return [message for message in list(self.sent) if isinstance(message, dict) and message["type"] == kind]

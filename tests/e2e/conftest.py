@@ -1,4 +1,4 @@
-"""One browser and its media for all tests of a file."""
+"""One browser with its media for all tests of a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.e2e.browser import browsing, make_media
+from tests.e2e.browser import make_media, open_browser
 
 
 @pytest.fixture(scope="module")
@@ -16,5 +16,5 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
-    with browsing(media) as one:
+    with open_browser(media) as one:
         yield one

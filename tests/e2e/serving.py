@@ -1,4 +1,4 @@
-"""A gateway and the workers behind it as processes of their own, for a browser to talk to."""
+"""Gateway and worker processes for browser tests."""
 
 import json
 import os
@@ -16,11 +16,11 @@ START_S = 120.0
 POLL_S = 0.02
 
 
-class Program:
-    """`python -m ...` from the root until `kill`. port: where it listens."""
+class ServerProcess:
+    """`python -m ...` in the root folder, until `kill`. port: port that it listens on."""
 
     def __init__(self, *command: str, port: int = 0):
-        """port: 0 if its log says which."""
+        """port: 0 reads it from the log."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=ROOT,
@@ -43,13 +43,13 @@ class Program:
             if "listening on " in line:
                 self.port = int(line.rstrip().rpartition(":")[2])
                 self._listens.set()
-        self._listens.set()  # it is over
+        self._listens.set()  # the process has ended
 
-    def wait_line(self, words: str, timeout: float = START_S) -> None:
-        """Until its log has a line with these words."""
+    def wait_line(self, text: str, timeout: float = START_S) -> None:
+        """Wait for a log line that contains this text."""
         until = time.monotonic() + timeout
-        while not any(words in line for line in self.lines):
-            assert self.process.poll() is None and time.monotonic() < until, f"expected {words!r}, got:\n{self.log}"
+        while not any(text in line for line in self.lines):
+            assert self.process.poll() is None and time.monotonic() < until, f"expected {text!r}, got:\n{self.log}"
             time.sleep(POLL_S)
 
     def wait_listening(self, timeout: float = START_S) -> int:
@@ -75,9 +75,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def null_worker(*flags: str) -> Iterator[Program]:
+def fake_worker(*flags: str) -> Iterator[ServerProcess]:
     """A worker without a model. flags: of `benchmarks.serve.fake_worker`."""
-    program = Program("benchmarks.serve.fake_worker", "--port", "0", *flags)
+    program = ServerProcess("benchmarks.serve.fake_worker", "--port", "0", *flags)
     try:
         program.wait_listening()
         yield program
@@ -88,14 +88,20 @@ def null_worker(*flags: str) -> Iterator[Program]:
 @contextmanager
 def gateway(
     folder: Path, workers: Sequence[int], *flags: str, config: dict | None = None, port: int | None = None
-) -> Iterator[Program]:
-    """A gateway in front of workers on these ports, once it knows them all. config: of the settings file. port: None
-    takes a free one.
+) -> Iterator[ServerProcess]:
+    """A gateway in front of workers on these ports, which are all ready.
+
+    Args:
+        folder: for the settings file and data.
+        workers: their ports.
+        flags: of the gateway.
+        config: contents of the settings file.
+        port: None selects a free one.
     """
     path = folder / "gateway.json"
     path.write_text(json.dumps({"service": {"data_dir": str(folder / "data")}, **(config or {})}), encoding="utf-8")
     addresses = ",".join(f"127.0.0.1:{port}" for port in workers)
-    program = Program(
+    program = ServerProcess(
         *("server.main", "--config", str(path), "--http", "--port", str(port or free_port()), "--workers", addresses),
         *flags,
     )
@@ -109,8 +115,10 @@ def gateway(
 
 
 @contextmanager
-def served(folder: Path, *flags: str, config: dict | None = None, queue: int = 100) -> Iterator[Program]:
-    """A gateway in front of one null worker. flags: of the null worker. queue: tickets that may wait."""
+def gateway_with_fake_worker(
+    folder: Path, *flags: str, config: dict | None = None, queue: int = 100
+) -> Iterator[ServerProcess]:
+    """A gateway in front of one fake worker. flags: of the fake worker. queue: maximum number of waiting clients."""
     with ExitStack() as stack:
-        worker = stack.enter_context(null_worker(*flags))
+        worker = stack.enter_context(fake_worker(*flags))
         yield stack.enter_context(gateway(folder, [worker.port], "--max-queue-size", str(queue), config=config))

@@ -1,4 +1,4 @@
-"""The page on good and bad days: in line, paused, muted, cut off, without permission, with settings of one's own."""
+"""The page in all its states: queue, pause, mute, interrupt, missing permissions, errors, settings."""
 
 import io
 import itertools
@@ -15,36 +15,36 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, WebSocketRoute
 
-from tests.e2e.browser import Visit
-from tests.e2e.serving import Program, gateway, null_worker, served
+from tests.e2e.browser import OpenPage
+from tests.e2e.serving import ServerProcess, fake_worker, gateway, gateway_with_fake_worker
 from worker.protocol.wire import Sound
 
 ROOT = Path(__file__).parents[2]
-# The null worker's way to talk: a second of listening, then eight of speech.
+# Flags of a fake worker that listens for a second and then speaks for eight.
 TALKATIVE = ("--slots", "4", "--listen", "1", "--speak", "8")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    with served(tmp_path_factory.mktemp("gateway"), *TALKATIVE) as one:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE) as one:
         yield one
 
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """Somebody's browser: its own storage."""
+    """A browser context with its own storage."""
     one = browser.new_context(viewport={"width": 1280, "height": 800})
     yield one
     one.close()
 
 
 @pytest.fixture
-def visit(context: BrowserContext, server: Program) -> Callable[..., Visit]:
-    return lambda *args, **query: Visit(context, server.port, *args, **query)
+def open_page(context: BrowserContext, server: ServerProcess) -> Callable[..., OpenPage]:
+    return lambda *args, **query: OpenPage(context, server.port, *args, **query)
 
 
-def test_every_second_goes_out_whole_with_its_picture(visit: Callable[..., Visit]) -> None:
-    page = visit().start()
+def test_sends_complete_units_with_pictures(open_page: Callable[..., OpenPage]) -> None:
+    page = open_page().start()
     page.wait_units(2)
     units = page.sent_units()
     assert all(len(samples) == 16000 for _, samples, _ in units), [len(samples) for _, samples, _ in units]
@@ -58,7 +58,7 @@ def test_every_second_goes_out_whole_with_its_picture(visit: Callable[..., Visit
     for button in ("#mute", "#listen", "#camera"):
         page.page.click(button)
     n = page.report["units"]
-    page.wait_units(n + 2)  # of the first one a part was heard before
+    page.wait_units(n + 2)  # a part of the first one was captured before the click
     header, samples, pictures = page.sent_units()[n + 1]
     assert np.abs(samples).max() == 0, f"muted: expected silence, got a peak of {np.abs(samples).max()}"
     assert header["force_listen"] is True, f"holding: expected force_listen, got {header}"
@@ -67,8 +67,8 @@ def test_every_second_goes_out_whole_with_its_picture(visit: Callable[..., Visit
     assert not page.errors, page.errors
 
 
-def test_voice_only_has_no_camera(visit: Callable[..., Visit]) -> None:
-    page = visit("/audio_duplex").start()
+def test_audio_page_has_no_camera(open_page: Callable[..., OpenPage]) -> None:
+    page = open_page("/audio_duplex").start()
     page.wait_units(1)
     assert "/ws/duplex/adx_" in page.addresses[0]
     assert page.sent_units()[0][2] == [] and not page.page.is_visible("#camera")
@@ -80,10 +80,10 @@ def test_voice_only_has_no_camera(visit: Callable[..., Visit]) -> None:
     assert page.sent[-1] == {"type": "stop"}
 
 
-def test_interrupt_is_silent_and_stays_silent(context: BrowserContext, server: Program) -> None:
-    """What still comes of a turn that was cut is not heard, what comes behind it is."""
-    got = stand_in(context, ends=(3, 5))
-    page = Visit(context, server.port).start()
+def test_interrupt_silences_rest_of_turn(context: BrowserContext, server: ServerProcess) -> None:
+    """Later sound of the interrupted turn is dropped; the next turn is played."""
+    got = plain_server(context, ends=(3, 5))
+    page = OpenPage(context, server.port).start()
     page.wait_state("speaking")
     page.page.keyboard.press("Escape")
     page.wait(lambda: page.report["flushes"], "a flush")
@@ -99,22 +99,22 @@ def test_interrupt_is_silent_and_stays_silent(context: BrowserContext, server: P
     assert page.report["turns"][1]["sound_ms"] > 0, page.report["turns"]
 
 
-def test_pause_and_resume(visit: Callable[..., Visit]) -> None:
-    page = visit().start()
+def test_pause_and_resume(open_page: Callable[..., OpenPage]) -> None:
+    page = open_page().start()
     page.wait_units(1)
     page.page.click("#pause")
     page.wait_state("paused")
-    page.wait_text("#card-text", "The line is kept for another")
+    page.wait_text("#card-text", "Your place is kept for another")
     n = page.report["units"]
-    page.page.wait_for_timeout(1300)  # time for a second that should not be sent
+    page.page.wait_for_timeout(1300)  # longer than a unit, which must not be sent
     assert page.report["units"] == n, f"paused: expected no more than {n} units, got {page.report['units']}"
     page.page.click("#card-action")
     page.wait_units(n + 1)
     assert page.state in ("listening", "speaking") and not page.report["errors"], page.report["errors"]
 
 
-def test_settings_are_remembered_and_sent(visit: Callable[..., Visit]) -> None:
-    page = visit()
+def test_settings_are_remembered_and_sent(open_page: Callable[..., OpenPage]) -> None:
+    page = open_page()
     page.page.click("#open-settings")
     page.page.fill("#set-prompt", "Be brief.")
     page.page.select_option("#set-voice", "own")
@@ -124,7 +124,7 @@ def test_settings_are_remembered_and_sent(visit: Callable[..., Visit]) -> None:
     page.page.fill("#set-extra", '{"seed": 5}')
     page.page.press("#set-extra", "Tab")
 
-    again = visit(config={"temperature": 0.5}, lang="zh")
+    again = open_page(config={"temperature": 0.5}, lang="zh")
     assert again.text("#card-action") == "开始对话"
     again.page.click("#open-settings")
     assert again.page.input_value("#set-prompt") == "Be brief."
@@ -139,10 +139,10 @@ def test_settings_are_remembered_and_sent(visit: Callable[..., Visit]) -> None:
     )
 
 
-def test_a_plain_server_is_obeyed(context: BrowserContext, server: Program) -> None:
-    """Without `spec` in `prepared` nothing is binary, and whole results are heard."""
-    got = stand_in(context, ends=(2,))
-    page = Visit(context, server.port).start()
+def test_plain_protocol_without_spec(context: BrowserContext, server: ServerProcess) -> None:
+    """Without `spec` in `prepared`, the page sends no binary frame and plays complete results."""
+    got = plain_server(context, ends=(2,))
+    page = OpenPage(context, server.port).start()
     report = page.wait_units(2)
     assert not any(isinstance(one, bytes) for one in got), "expected text only, got a binary frame"
     chunk = json.loads(next(one for one in got if '"audio_chunk"' in one))
@@ -153,37 +153,43 @@ def test_a_plain_server_is_obeyed(context: BrowserContext, server: Program) -> N
 Answers = dict[str, list[dict[str, Any]]]
 
 
-def test_an_error_stands_for_its_own_second(context: BrowserContext, server: Program) -> None:
-    """In place of a result it is one; about something else it is not; after an answer that is none nothing goes on."""
-    refused = {"type": "error", "code": "bad_image", "error": "no picture"}
-    beside = {"type": "error", "code": "unknown_type", "error": "Unknown message type: news"}
+def test_error_replaces_only_its_own_result(context: BrowserContext, server: ServerProcess) -> None:
+    """An error about a unit replaces its result, other errors do not; an unreadable message ends the conversation."""
+    refused = {"type": "error", "code": "bad_image", "error": "not an image"}
+    unrelated = {"type": "error", "code": "unknown_type", "error": "Unknown message type: news"}
     broken = {"type": "partial", "current_time": 3, "part": 1, "audio_data": "no sound!"}
-    stand_in(context, ends=(2,), instead={"unit 1": [refused], "before 2": [beside], "after 2": [broken]})
-    page = Visit(context, server.port).start()
-    page.wait_text("#card-title", "The answer made no sense")
+    plain_server(context, ends=(2,), instead={"unit 1": [refused], "before 2": [unrelated], "after 2": [broken]})
+    page = OpenPage(context, server.port).start()
+    page.wait_text("#card-title", "The answer could not be read")
     assert page.text("#card-action") == "Reconnect"
     report = page.report
     assert [result["unit"] for result in report["results"]] == [2], report["results"]
     assert [error["code"] for error in report["errors"]] == ["bad_image", "unknown_type", "unreadable"]
 
 
-def test_every_timeout_has_its_words(context: BrowserContext, server: Program) -> None:
+def test_each_timeout_has_its_message(context: BrowserContext, server: ServerProcess) -> None:
     answers: Answers = {"after prepare": [{"type": "timeout", "reason": "Idle timeout (30.0s)"}]}
-    stand_in(context, instead=answers)
-    page = Visit(context, server.port).start("failed")
-    page.wait_text("#card-title", "Nothing came from here")
+    plain_server(context, instead=answers)
+    page = OpenPage(context, server.port).start("failed")
+    page.wait_text("#card-title", "No sound was received")
     answers.clear()
     answers["pause"] = [{"type": "paused", "timeout": 0.0}, {"type": "timeout", "reason": "Pause timeout (0.0s)"}]
     page.start()
     page.page.click("#pause")
-    page.wait_text("#card-title", "That was a long pause")
+    page.wait_text("#card-title", "The pause was too long")
 
 
-def stand_in(context: BrowserContext, ends: Sequence[int] = (), instead: Answers | None = None) -> list[str | bytes]:
-    """The page finds a server that speaks in every second and only knows the plain protocol.
+def plain_server(
+    context: BrowserContext, ends: Sequence[int] = (), instead: Answers | None = None
+) -> list[str | bytes]:
+    """Replace the server by one that speaks in every unit and supports only the plain protocol.
 
-    ends: units with which a turn ends. instead: answers to a type of message, or to a unit as "unit 1", in place of the
-    usual ones; with "before 1", "after 1" or "after prepare" beside them. Returns: what it is told.
+    Args:
+        ends: units that end a turn.
+        instead: messages by key. A message type or "unit 1" replaces the usual answer; "before 1", "after 1" or
+            "after prepare" adds to it.
+
+    Returns: the list of received messages, which grows.
     """
     got: list[str | bytes] = []
     instead = {} if instead is None else instead
@@ -216,15 +222,15 @@ def stand_in(context: BrowserContext, ends: Sequence[int] = (), instead: Answers
     return got
 
 
-def test_waiting_in_line(browser: Browser, tmp_path: Path) -> None:
-    with served(tmp_path, "--slots", "1", queue=1) as server:
-        first, second, third = (Visit(browser.new_context(), server.port) for _ in range(3))
+def test_queue_positions_and_full_queue(browser: Browser, tmp_path: Path) -> None:
+    with gateway_with_fake_worker(tmp_path, "--slots", "1", queue=1) as server:
+        first, second, third = (OpenPage(browser.new_context(), server.port) for _ in range(3))
         first.start()
         second.start("queued")
         second.wait_text("#card-title", "You are number 1 in line")
         second.wait_text("#card-text", "About ")
         third.start("failed")
-        third.wait_text("#card-title", "Everybody wants to talk")
+        third.wait_text("#card-title", "The queue is full")
         first.page.click("#stop")
         second.wait_state("listening", "speaking")
         third.page.click("#card-action")
@@ -234,40 +240,40 @@ def test_waiting_in_line(browser: Browser, tmp_path: Path) -> None:
         assert third.text("#card-title") == "Talk face to face", "expected to be back at the start"
 
 
-def test_whatever_is_lost_can_be_called_again(context: BrowserContext, tmp_path: Path) -> None:
-    """The gateway dies, the worker dies, the gateway is stopped: each has its card, and afterwards it works again."""
+def test_reconnects_after_each_kind_of_loss(context: BrowserContext, tmp_path: Path) -> None:
+    """Killed gateway, killed worker, stopped gateway: each shows its message, and the next start works."""
     with ExitStack() as stack:
-        worker = stack.enter_context(null_worker(*TALKATIVE))
+        worker = stack.enter_context(fake_worker(*TALKATIVE))
         with gateway(tmp_path, [worker.port]) as server:
-            page = Visit(context, server.port).start()
+            page = OpenPage(context, server.port).start()
         page.wait_text("#card-text", "The connection to the server was lost")
         page.start("failed")
-        page.wait_text("#card-title", "Nobody picks up")
+        page.wait_text("#card-title", "No connection to the server")
         server = stack.enter_context(gateway(tmp_path, [worker.port], "--drain-timeout", "0.1", port=server.port))
         page.start()
         worker.kill()
-        page.wait_text("#card-text", "The machine behind it went away")
-        stack.enter_context(null_worker(*TALKATIVE, "--port", str(worker.port)))
+        page.wait_text("#card-text", "The worker that ran this conversation failed")
+        stack.enter_context(fake_worker(*TALKATIVE, "--port", str(worker.port)))
         page.start()
         page.wait_units(1)
         server.process.send_signal(signal.SIGTERM)
-        page.wait_text("#card-title", "The server restarts")
+        page.wait_text("#card-title", "The server is restarting")
         assert [error["code"] for error in page.report["errors"]] == ["draining"], page.report["errors"]
 
 
-def test_what_is_switched_off_says_so(visit: Callable[..., Visit], server: Program) -> None:
-    page = visit()
+def test_disabled_app_is_reported(open_page: Callable[..., OpenPage], server: ServerProcess) -> None:
+    page = open_page()
     try:
         switch(server, "omni", on=False)
-        page.start("failed")  # it was on when the page came
-        page.wait_text("#card-title", "Video is switched off")
+        page.start("failed")  # it was enabled when the page was loaded
+        page.wait_text("#card-title", "Video is disabled")
         switch(server, "audio_duplex", on=False)
-        none = visit()
-        none.wait_text("#card-action", "Look again")
+        none = open_page()
+        none.wait_text("#card-action", "Check again")
         switch(server, "audio_duplex", on=True)
         none.page.click("#card-action")
         none.wait_text("#card-action", "Talk by voice")
-        assert not none.addresses, "expected nothing to be tried"
+        assert not none.addresses, "expected no connection"
         none.page.click("#card-action")
         none.page.wait_for_url("**/audio_duplex?lang=en")
         none.wait_text("#card-title", "Just talk")
@@ -276,15 +282,15 @@ def test_what_is_switched_off_says_so(visit: Callable[..., Visit], server: Progr
             switch(server, app_id, on=True)
 
 
-def switch(server: Program, app_id: str, *, on: bool) -> None:
+def switch(server: ServerProcess, app_id: str, *, on: bool) -> None:
     url = f"http://127.0.0.1:{server.port}/api/admin/apps/{app_id}"
     body, headers = json.dumps({"enabled": on}).encode(), {"Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="PUT"), timeout=10) as answer:
         assert answer.status == 200, f"expected 200, got {answer.status}"
 
 
-# The browser asks, as one that grants by itself does not: devices are given when the page's visitor says so.
-ASKING = """
+# Makes getUserMedia wait until the test grants it, as a permission dialog does.
+PERMISSION_DIALOG = """
     const devices = MediaDevices.prototype, real = devices.getUserMedia;
     const asking = { kind: "audio", held: [], tracks: [] };
     window.asking = asking;
@@ -296,16 +302,16 @@ ASKING = """
     };"""
 
 
-def test_no_device_stays_open_behind_an_end(context: BrowserContext, visit: Callable[..., Visit]) -> None:
-    """Start, think better of it, start again, and only then allow; the first answer may come first or last."""
-    context.add_init_script(ASKING)
-    page = visit()
+def test_stopped_start_leaves_no_device_open(context: BrowserContext, open_page: Callable[..., OpenPage]) -> None:
+    """Start, cancel, start again, then grant both requests, in either order."""
+    context.add_init_script(PERMISSION_DIALOG)
+    page = open_page()
     for kind, order in (("audio", ""), ("audio", ".reverse()"), ("video", "")):
         case = f"{kind}{order}"
         page.page.evaluate("(kind) => (asking.kind = kind)", kind)
         for n in (1, 2):
             page.start("asking")
-            page.wait(lambda n=n: page.page.evaluate("asking.held.length") == n, f"{case}: question {n}")
+            page.wait(lambda n=n: page.page.evaluate("asking.held.length") == n, f"{case}: request {n}")
             if n == 1:
                 page.page.click("#card-action")
                 page.wait_state("ended")
@@ -325,28 +331,30 @@ LIVE_TRACKS = "asking.tracks.filter((track) => track.readyState === 'live').map(
     ("device", "error", "title"),
     [("audio", "NotAllowedError", "No microphone yet"), ("audio", "NotFoundError", "No microphone found")],
 )
-def test_without_a_microphone(context: BrowserContext, server: Program, device: str, error: str, title: str) -> None:
+def test_missing_microphone_is_reported(
+    context: BrowserContext, server: ServerProcess, device: str, error: str, title: str
+) -> None:
     context.add_init_script(refusing(device, error))
-    page = Visit(context, server.port).start("failed")
+    page = OpenPage(context, server.port).start("failed")
     page.wait_text("#card-title", title)
     assert page.text("#card-action") == "Start talking" and not page.addresses
 
 
-def test_without_a_camera_it_goes_on_with_the_voice(context: BrowserContext, server: Program) -> None:
+def test_continues_without_camera(context: BrowserContext, server: ServerProcess) -> None:
     context.add_init_script(refusing("video", "NotAllowedError"))
-    page = Visit(context, server.port).start()
-    page.wait_text("#notice", "Without camera")
+    page = OpenPage(context, server.port).start()
+    page.wait_text("#notice", "No permission for the camera")
     page.wait_units(1)
     assert page.sent_units()[0][2] == []
 
 
-def test_an_unsafe_address_is_explained(context: BrowserContext, server: Program) -> None:
-    page = Visit(context, server.port, host="duologue.test").start("failed")
-    page.wait_text("#card-title", "This page needs a safe address")
+def test_insecure_address_is_reported(context: BrowserContext, server: ServerProcess) -> None:
+    page = OpenPage(context, server.port, host="duologue.test").start("failed")
+    page.wait_text("#card-title", "This page needs a secure address")
 
 
 def refusing(device: str, error: str) -> str:
-    """A script under which the browser refuses a kind of device, as it does for want of permission or of the device."""
+    """A script that makes getUserMedia reject requests for a kind of device with this error."""
     return f"""
     const devices = MediaDevices.prototype, real = devices.getUserMedia;
     devices.getUserMedia = function (wanted) {{

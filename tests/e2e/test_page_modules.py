@@ -1,4 +1,4 @@
-"""The page's modules without its sockets and devices: bytes, sample rates, what is played when."""
+"""The page's modules without sockets and devices: frames, sample rates, playout."""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class _Files(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, root: Path) -> Iterator[Page]:
-    """An empty page beside the modules: they need no gateway."""
+    """An empty page on the origin of the modules, which need no gateway."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=root / "server")) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page = browser.new_page()
@@ -33,14 +33,14 @@ def page(browser: Browser, root: Path) -> Iterator[Page]:
 
 
 def call(page: Page, module: str, body: str, given: Any = None) -> Any:
-    """Run `body` with the module's exports as `lib` and `given`."""
+    """Run `body` with the module's exports as `lib`, and with `given`."""
     return page.evaluate(f"async (given) => {{ const lib = await import('{LIB}/{module}'); {body} }}", given)
 
 
-# --- bytes ----------------------------------------------------------------------------------------
+# --- frames ---------------------------------------------------------------------------------------
 
 
-def test_frames_are_the_servers(page: Page) -> None:
+def test_frames_match_the_servers(page: Page) -> None:
     sound, pictures = bytes(range(7, 107)), [b"\xff\xd8one", b"\xff\xd8another"]
     header = {"type": "audio_chunk", "force_listen": True, "text": "hä 你"}
     body = """const bytes = (list) => Uint8Array.from(list);
@@ -54,7 +54,7 @@ def test_frames_are_the_servers(page: Page) -> None:
     assert call(page, "wire.js", body, list(pack_frame(header, sound, pictures))) == given
 
 
-def test_a_broken_frame_is_refused(page: Page) -> None:
+def test_broken_frame_is_refused(page: Page) -> None:
     frame = list(pack_frame({"type": "result"}, b"1234"))
     for broken in (frame[:2], frame[:-1], [*frame, 0], [255, 255, *frame[2:]]):
         body = """try { lib.unpackFrame(Uint8Array.from(given).buffer); return null; }
@@ -63,7 +63,7 @@ def test_a_broken_frame_is_refused(page: Page) -> None:
         assert got is not None and got.startswith("RangeError") and "expected" in got, got
 
 
-def test_samples_are_the_servers(page: Page) -> None:
+def test_samples_match_the_servers(page: Page) -> None:
     samples = np.random.default_rng(3).uniform(-1.2, 1.2, 500).astype(np.float32)
     clipped = np.clip(samples, -1, 1)
     body = """const x = Float32Array.from(given); return { pcm16: [...lib.toPcm16(x)], base64: lib.soundText(x),
@@ -78,8 +78,8 @@ def test_samples_are_the_servers(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [(48000, 16000), (44100, 16000), (24000, 48000), (24000, 44100)])
-def test_a_sine_stays_a_sine(page: Page, source: int, target: int) -> None:
-    """In blocks as audio threads have them: as many samples as there should be, and nothing but the sine."""
+def test_resampling_keeps_a_sine(page: Page, source: int, target: int) -> None:
+    """In blocks of 128 samples, as audio worklets get them: the right number of samples, and only the sine."""
     body = """const resampler = new lib.Resampler(given.source, given.target);
         const out = [];
         for (let at = 0; at < 2 * given.source; at += 128) {
@@ -97,14 +97,14 @@ def test_a_sine_stays_a_sine(page: Page, source: int, target: int) -> None:
     assert snr > 70, f"{source} to {target} Hz: expected more than 70 dB, got {snr:.1f}"
 
 
-def test_what_16_khz_cannot_hold_is_left_out(page: Page) -> None:
+def test_resampling_removes_frequencies_above_8_khz(page: Page) -> None:
     body = """const resampler = new lib.Resampler(48000, 16000);
         return [...resampler.process(Float32Array.from({ length: 48000 }, (_, i) => Math.sin(2 * Math.PI * 9500 * i / 48000)))]"""  # noqa: E501
     left = np.abs(np.array(call(page, "resampler.js", body))[1000:-1000]).max()
     assert left < 0.001, f"expected a 9.5 kHz tone to be below -60 dB, got {20 * np.log10(left):.1f} dB"
 
 
-# --- what is played when --------------------------------------------------------------------------
+# --- playout --------------------------------------------------------------------------------------
 
 PLAYOUT = """
 const events = [];
@@ -119,26 +119,26 @@ const sound = (n, from = 1) => Float32Array.from({ length: n }, (_, i) => (from 
 
 
 def played(page: Page, body: str, **given: Any) -> tuple[np.ndarray, list[dict[str, Any]], Any]:
-    """Runs `body`. Returns: what was heard, in steps of 1/100000, the events, and what `body` returns."""
-    code = f"{PLAYOUT} const told = (() => {{ {body} }})(); return {{ heard, events, told }}"
+    """Run `body`. Returns: the played samples in steps of 1/100000, the events, and the result of `body`."""
+    code = f"{PLAYOUT} const result = (() => {{ {body} }})(); return {{ heard, events, result }}"
     got = call(page, "playout.js", code, given)
-    return np.rint(100000 * np.array(got["heard"])).astype(int), got["events"], got["told"]
+    return np.rint(100000 * np.array(got["heard"])).astype(int), got["events"], got["result"]
 
 
-def test_a_turn_waits_for_its_cushion_and_is_played_whole(page: Page) -> None:
+def test_turn_starts_after_delay_and_is_played_completely(page: Page) -> None:
     heard, events, _ = played(
         page, "read(64); playout.push(sound(3000), 1); playout.push(sound(2000, 3001), 1); playout.end(1); read(6000)"
     )
     assert np.array_equal(heard[heard > 0], np.arange(1, 5001)), "expected every sample once and in order"
     assert [event["type"] for event in events] == ["started", "ended"]
-    assert np.flatnonzero(heard)[0] == 64, "expected a turn that is all there to begin at once"
+    assert np.flatnonzero(heard)[0] == 64, "expected a complete turn to start at once"
 
     heard, events, _ = played(page, "read(64); playout.push(sound(9000), 1); read(4000)")
-    assert np.flatnonzero(heard)[0] == 64 + 2400, "expected a cushion of 100 ms"
+    assert np.flatnonzero(heard)[0] == 64 + 2400, "expected a delay of 100 ms"
     assert events == [{"type": "started", "turn": 1, "waitedMs": 100}]
 
 
-def test_a_gap_is_counted_to_the_sample(page: Page) -> None:
+def test_gap_is_counted_in_samples(page: Page) -> None:
     body = """playout.push(sound(2400), 1); read(2400 + 2400 + 77); playout.push(sound(4800, 2401), 1); read(9000);
         playout.end(1); read(10)"""
     heard, events, _ = played(page, body)
@@ -148,7 +148,7 @@ def test_a_gap_is_counted_to_the_sample(page: Page) -> None:
     assert (heard[4800:4877] == 0).all() and heard[4877] == 2401
 
 
-def test_silence_after_a_turn_is_no_gap(page: Page) -> None:
+def test_silence_after_turn_is_no_gap(page: Page) -> None:
     body = (
         "playout.push(sound(2400), 1); read(9000); playout.end(1); read(9000); playout.push(sound(50), 2); read(9000)"
     )
@@ -156,7 +156,7 @@ def test_silence_after_a_turn_is_no_gap(page: Page) -> None:
     assert [event["type"] for event in events] == ["started", "ended", "started"], events
 
 
-def test_turns_follow_one_another(page: Page) -> None:
+def test_turns_are_played_in_order(page: Page) -> None:
     body = (
         "playout.push(sound(3000), 1); playout.push(sound(500, 50001), 2); playout.end(1); playout.end(2); read(9000)"
     )
@@ -164,16 +164,16 @@ def test_turns_follow_one_another(page: Page) -> None:
     assert np.array_equal(heard[heard > 0], [*range(1, 3001), *range(50001, 50501)])
 
 
-def test_a_flush_is_silent_at_once(page: Page) -> None:
+def test_flush_is_silent_at_once(page: Page) -> None:
     heard, _, lost = played(
         page, "playout.push(sound(9000), 1); read(5000); const n = playout.flush(); read(500); return n"
     )
-    assert lost == 9000 - (5000 - 2400), f"expected what was not heard, got {lost}"
+    assert lost == 9000 - (5000 - 2400), f"expected the number of samples not played, got {lost}"
     assert (heard[5000:] == 0).all()
 
 
-def test_time_is_stretched_before_there_is_a_gap(page: Page) -> None:
-    """A tone that comes 60 ms late: without stretching a gap, with it none, and the tone stays whole."""
+def test_stretching_avoids_gap(page: Page) -> None:
+    """A tone that arrives 60 ms late: a gap without stretching, none with it, and the tone stays smooth."""
     body = """const tone = (n, at) => Float32Array.from({ length: n }, (_, i) => 0.5 * Math.sin(2 * Math.PI * 200 * (at + i) / 24000));
         playout.push(tone(12000, 0), 1); read(2400 + 12000 + 1440); playout.push(tone(12000, 12000), 1); playout.end(1);
         read(15000); return playout.stretched"""  # noqa: E501
@@ -187,17 +187,19 @@ def test_time_is_stretched_before_there_is_a_gap(page: Page) -> None:
     assert steps < 0.05, f"expected no jump in a tone (its own largest step is 0.026), got {steps:.3f}"
 
 
-def test_the_cushion_learns(page: Page) -> None:
-    body = """const cushion = new lib.Cushion(given.floor);
-        const before = cushion.delayMs;
+def test_playout_delay_adapts(page: Page) -> None:
+    body = """const playoutDelay = new lib.PlayoutDelay(given.floor);
+        const before = playoutDelay.delayMs;
         for (let turn = 1; turn <= 3; turn++) {
-          cushion.heard(turn, 840, 5000 * turn);
-          cushion.heard(turn, 1000, 5000 * turn + 1000 + given.late);
-          cushion.heard(turn, 1000, 5000 * turn + 2000);
+          playoutDelay.add(turn, 840, 5000 * turn);
+          playoutDelay.add(turn, 1000, 5000 * turn + 1000 + given.late);
+          playoutDelay.add(turn, 1000, 5000 * turn + 2000);
         }
-        return [before, cushion.delayMs, cushion.lowMs]"""
-    _, steady, _ = call(page, "cushion.js", body, {"floor": 100, "late": 0})  # before, after, low
-    assert steady == 200, f"expected the 160 ms that a first second lacks and a margin, got {steady}"
-    before, shaky, low = call(page, "cushion.js", body, {"floor": 100, "late": 250})
-    assert shaky == 450 and shaky > before and low > 140, f"expected 160 + 250 + 40, got {shaky} after {before}"
-    assert call(page, "cushion.js", body, {"floor": 700, "late": 0})[1] == 700, "expected the floor to hold"
+        return [before, playoutDelay.delayMs, playoutDelay.lowMs]"""
+    _, steady, _ = call(page, "playout-delay.js", body, {"floor": 100, "late": 0})  # before, after, low
+    assert steady == 200, f"expected 160 ms for the first unit and a margin, got {steady}"
+    before, unsteady, low = call(page, "playout-delay.js", body, {"floor": 100, "late": 250})
+    assert unsteady == 450 and unsteady > before and low > 140, (
+        f"expected 160 + 250 + 40, got {unsteady} after {before}"
+    )
+    assert call(page, "playout-delay.js", body, {"floor": 700, "late": 0})[1] == 700, "expected the lower bound"

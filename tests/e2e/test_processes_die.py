@@ -1,6 +1,7 @@
-"""Real processes that die, hang and come back while people talk through them; people who come and go by the hundred.
+"""Real processes that are killed, hang and restart during conversations, and hundreds of clients that disconnect.
 
-Two workers with a slot each, one gateway. The tests run in their order and leave both workers ready, all but the last.
+Two workers with one slot each, and one gateway. The tests run in this order, and each but the last leaves both workers
+ready.
 """
 
 import asyncio
@@ -20,39 +21,39 @@ from websockets.exceptions import WebSocketException
 
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost
-from tests.e2e.serving import Program, free_port, gateway
+from tests.e2e.serving import ServerProcess, free_port, gateway
 from tests.worker.http.client_scripts import ALOUD, QUIET, chunk, sound_of
 from tests.worker.http.processes import WorkerProcess, running
 from worker.protocol.messages import Error, Result
 
 pytestmark = pytest.mark.alone
-FLAGS = ("--max-sessions", "1", "--max-warmup-chunks", "5")  # the last two of which speak
+FLAGS = ("--max-sessions", "1", "--max-warmup-chunks", "5")  # the model speaks in the last two
 TIMEOUT_S = 1.5  # service.worker_timeout_s
-LOST_S = 1.0  # from a worker's death to its clients' goodbye
-BACK_S = 5.0  # until everything is as it was
-N_STORM = 200
+LOST_S = 1.0  # from the end of a worker to the close of its clients
+BACK_S = 5.0  # until all slots are free again
+N_CLIENTS = 200
 
 
-class Town:
-    """Everything that runs. workers: by their index at the gateway."""
+class Cluster:
+    """All processes. workers: in the order of the gateway."""
 
     def __init__(self, folder: Path, port: int, workers: list[WorkerProcess]):
         self.folder, self.port, self.workers = folder, port, workers
-        self.gateway: Program | None = None
-        self.begin()
+        self.gateway: ServerProcess | None = None
+        self.start_gateway()
 
-    def begin(self) -> None:
-        """Start the gateway, again if there was one."""
-        self._kept = gateway(
+    def start_gateway(self) -> None:
+        """Start the gateway, for the first time or again."""
+        self._running = gateway(
             self.folder,
             [worker.port for worker in self.workers],
             config={"service": {"worker_timeout_s": TIMEOUT_S}},
             port=self.port,
         )
-        self.gateway = self._kept.__enter__()
+        self.gateway = self._running.__enter__()
 
-    def end(self) -> None:
-        self._kept.__exit__(None, None, None)
+    def stop_gateway(self) -> None:
+        self._running.__exit__(None, None, None)
 
     @property
     def url(self) -> str:
@@ -62,18 +63,20 @@ class Town:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
             return json.load(answer)
 
-    def wait(self, fits: Callable[[dict[str, Any]], bool], what: str, timeout: float = BACK_S) -> dict[str, Any]:
-        """Until /status fits."""
+    def wait(self, holds: Callable[[dict[str, Any]], bool], what: str, timeout: float = BACK_S) -> dict[str, Any]:
+        """Wait until /status meets a condition."""
         until = time.monotonic() + timeout
-        while not fits(status := self.ask("/status")):
+        while not holds(status := self.ask("/status")):
             assert time.monotonic() < until, f"expected {what} within {timeout:g} s, got {status}\n{self.gateway.log}"
             time.sleep(0.05)
         return status
 
-    def wait_quiet(self) -> None:
-        """Nobody talks or waits, and every slot can be lent, here and at the workers."""
+    def wait_idle(self) -> None:
+        """Wait until there is no connection and no ticket, and every slot is free at the gateway and at the workers."""
         slots = {"total": 2, "free": 2, "leased": 0}
-        self.wait(lambda status: (status["slots"], status["connections"]) == (slots, 0), "two free slots, nobody there")
+        self.wait(
+            lambda status: (status["slots"], status["connections"]) == (slots, 0), "two free slots and no connection"
+        )
         status = self.ask("/status")
         assert (status["queue_length"], status["running_tasks"]) == (0, []), status
         for worker in self.workers:
@@ -85,7 +88,7 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folders = [tmp_path_factory.mktemp(f"worker_{index}") for index in range(2)]
     with (
         running(folders[0], *FLAGS, until=None) as one,
@@ -93,16 +96,16 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     ):
         for worker in (one, other):
             worker.wait_state("IDLE")
-        town = Town(tmp_path_factory.mktemp("gateway"), free_port(), [one, other])
+        cluster = Cluster(tmp_path_factory.mktemp("gateway"), free_port(), [one, other])
         try:
-            yield town
+            yield cluster
         finally:
-            town.end()
+            cluster.stop_gateway()
 
 
 @asynccontextmanager
-async def talking(town: Town, name: str, config: dict[str, Any] = ALOUD) -> AsyncIterator[DuplexClient]:
-    async with connect(town.url, name) as client:
+async def talking(cluster: Cluster, name: str, config: dict[str, Any] = ALOUD) -> AsyncIterator[DuplexClient]:
+    async with connect(cluster.url, name) as client:
         await client.prepare(config=config)
         yield client
 
@@ -114,8 +117,8 @@ async def unit(client: DuplexClient, number: int = 0) -> Result:
     return result
 
 
-async def goodbye(client: DuplexClient) -> float:
-    """What a client hears of its worker's end: an error that says so, a proper close. Returns: when, monotonic s."""
+async def receive_worker_lost(client: DuplexClient) -> float:
+    """Expect `worker_lost` and close code 1011. Returns: the time of arrival, monotonic s."""
     error = await anext(client)
     assert isinstance(error, Error) and error.code == "worker_lost", f"expected worker_lost, got {error!r}"
     with pytest.raises(ConnectionLost, match="close code 1011"):
@@ -123,13 +126,16 @@ async def goodbye(client: DuplexClient) -> float:
     return time.monotonic()
 
 
-def test_hundreds_come_and_go(town: Town) -> None:
-    """In the queue, in the handshake, in a unit; with a goodbye and without."""
+def test_hundreds_of_clients_disconnect(cluster: Cluster) -> None:
+    """They disconnect in the queue, in the handshake and in a unit, with and without a close frame."""
     dice = random.Random(1)
 
-    async def visit(number: int) -> None:
+    async def one_client(number: int) -> None:
         with suppress(WebSocketException, OSError, TimeoutError):
-            async with asyncio.timeout(20), connect_socket(f"{town.url}/ws/duplex/omni_{number}", proxy=None) as socket:
+            async with (
+                asyncio.timeout(20),
+                connect_socket(f"{cluster.url}/ws/duplex/omni_{number}", proxy=None) as socket,
+            ):
                 how = dice.randrange(4)
                 if how:
                     await socket.send(json.dumps({"type": "prepare", "config": QUIET}))
@@ -141,85 +147,87 @@ def test_hundreds_come_and_go(town: Town) -> None:
                 if how == 3 or dice.random() < 0.3:
                     socket.transport.abort()
 
-    async def storm() -> None:
-        for begin in range(0, N_STORM, 40):
-            await asyncio.gather(*(visit(number) for number in range(begin, begin + 40)))
+    async def all_clients() -> None:
+        for begin in range(0, N_CLIENTS, 40):
+            await asyncio.gather(*(one_client(number) for number in range(begin, begin + 40)))
 
-    asyncio.run(storm())
-    town.wait_quiet()
+    asyncio.run(all_clients())
+    cluster.wait_idle()
 
 
-def test_a_worker_that_hangs(town: Town) -> None:
-    """SIGSTOP: its client is told, the other one notices nothing, and afterwards it serves again."""
+def test_hanging_worker_loses_only_its_sessions(cluster: Cluster) -> None:
+    """SIGSTOP: its client gets an error, the other session continues, and after SIGCONT the worker serves again."""
 
     async def both() -> None:
-        async with talking(town, "omni_stays") as stays, talking(town, "omni_hangs") as hangs:
+        async with talking(cluster, "omni_stays") as stays, talking(cluster, "omni_hangs") as hangs:
             await unit(stays)
             await unit(hangs)
-            worker = town.worker_of("omni_hangs")
+            worker = cluster.worker_of("omni_hangs")
             worker.process.send_signal(signal.SIGSTOP)
             try:
                 begin = time.monotonic()
                 await hangs.send_unit(sound_of(1))
-                seconds = await goodbye(hangs) - begin
+                seconds = await receive_worker_lost(hangs) - begin
                 assert seconds < 2 * TIMEOUT_S + LOST_S, f"expected it after {TIMEOUT_S} s, got {seconds:.2f} s"
                 await unit(stays, 1)
-                assert town.ask("/readyz")["ready_workers"] == 1
+                assert cluster.ask("/readyz")["ready_workers"] == 1
             finally:
                 worker.process.send_signal(signal.SIGCONT)
             await stays.stop()
 
     asyncio.run(both())
-    town.wait_quiet()
+    cluster.wait_idle()
 
 
-def test_the_gateway_is_killed(town: Town) -> None:
-    """Its clients lose their connections, the workers their sessions, and the next gateway finds everything free."""
+def test_killed_gateway_frees_all_slots(cluster: Cluster) -> None:
+    """Clients lose their connections, workers end their sessions, and the next gateway finds all slots free."""
 
     async def talk() -> None:
-        async with talking(town, "omni_one") as one, talking(town, "omni_two") as two:
+        async with talking(cluster, "omni_one") as one, talking(cluster, "omni_two") as two:
             await one.send_unit(sound_of(0))
             await two.send_unit(sound_of(0))
-            town.gateway.process.kill()
+            cluster.gateway.process.kill()
             for client in (one, two):
                 with pytest.raises(ConnectionLost):
                     while True:
                         await anext(client)
 
     asyncio.run(talk())
-    for worker in town.workers:
+    for worker in cluster.workers:
         worker.wait_free(1, BACK_S)
-    town.end()
-    town.begin()
-    town.wait_quiet()
-    assert asyncio.run(_one_unit(town, "omni_again")).is_listen is False
+    cluster.stop_gateway()
+    cluster.start_gateway()
+    cluster.wait_idle()
+    assert asyncio.run(_one_unit(cluster, "omni_again")).is_listen is False
 
 
-async def _one_unit(town: Town, name: str) -> Result:
-    async with talking(town, name) as client:
+async def _one_unit(cluster: Cluster, name: str) -> Result:
+    async with talking(cluster, name) as client:
         result = await unit(client)
         await client.stop()
         return result
 
 
-def test_a_worker_is_killed_in_a_unit(town: Town) -> None:
-    """kill -9: its client is told within a second; who waits is served by the other worker as soon as that is free."""
+def test_killed_worker_loses_only_its_sessions(cluster: Cluster) -> None:
+    """kill -9: its client gets an error within a second, and a waiting client gets the other worker's slot."""
 
     async def three() -> None:
-        async with talking(town, "omni_stays") as stays, talking(town, "omni_dies") as dies:
-            waiting = asyncio.create_task(_one_unit(town, "omni_waits"))
-            await asyncio.to_thread(town.wait, lambda status: status["queue_length"] == 1, "one who waits")
+        async with talking(cluster, "omni_stays") as stays, talking(cluster, "omni_dies") as dies:
+            waiting = asyncio.create_task(_one_unit(cluster, "omni_waits"))
+            await asyncio.to_thread(cluster.wait, lambda status: status["queue_length"] == 1, "one waiting client")
             await unit(dies)
             await dies.send_unit(sound_of(1))
-            worker = town.worker_of("omni_dies")
+            worker = cluster.worker_of("omni_dies")
             begin = time.monotonic()
             worker.process.kill()
-            seconds = await goodbye(dies) - begin
-            assert seconds < LOST_S, f"expected the goodbye within {LOST_S} s, got {seconds:.2f} s"
+            seconds = await receive_worker_lost(dies) - begin
+            assert seconds < LOST_S, f"expected the error within {LOST_S} s, got {seconds:.2f} s"
             await unit(stays)
             await stays.stop()
             assert isinstance(await asyncio.wait_for(waiting, 10), Result)
 
     asyncio.run(three())
-    status = town.wait(lambda status: status["slots"] == {"total": 1, "free": 1, "leased": 0}, "one slot, and it free")
+    status = cluster.wait(
+        lambda status: status["slots"] == {"total": 1, "free": 1, "leased": 0}, "one slot, which is free"
+    )
     assert (status["queue_length"], status["offline_workers"]) == (0, 1), status

@@ -1,6 +1,6 @@
-"""The main job as somebody does it: compile ahead, start everything, talk in real time, wait in the queue, stop.
+"""`precompile.py` and `start_all.sh` as users run them: start, conversation in real time, queue, stop.
 
-One start for all tests of this file, in their order: it takes longest.
+All tests of this file share one start, which takes the longest, and run in this order.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from clients.duplex import connect
 from tests.worker.http.client_scripts import QUIET, VIDEO, sound_of
 from worker.protocol.messages import Queued, QueueUpdate, Result
 
-# It keeps real time, or waits for what does.
+# Depends on real time.
 pytestmark = pytest.mark.alone
 START_S, STOP_S, TALK_S = 240.0, 60.0, 120.0
 N_SLOTS = 2
-QUIET_ENOUGH = 1e-3  # RMS of silence
+SILENCE_RMS = 1e-3
 
 
-class Everything:
-    """`bash start_all.sh` on free ports. lines: what a person sees. url: of the gateway, once it is told."""
+class StartAll:
+    """`bash start_all.sh` on free ports. lines: its output. url: of the gateway."""
 
     def __init__(self, root: Path, folder: Path, config: dict[str, Any]):
         self.folder = folder
@@ -62,12 +62,12 @@ class Everything:
         self._ready.set()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(self.lines)
 
     def wait_ready(self) -> None:
-        is_told = self._ready.wait(START_S)
-        assert is_told and self.process.poll() is None, f"expected a line with the URL, got:\n{self.said}"
+        is_ready = self._ready.wait(START_S)
+        assert is_ready and self.process.poll() is None, f"expected a line with the URL, got:\n{self.output}"
 
     def ask(self, path: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
@@ -89,8 +89,8 @@ def free_ports() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
-    """Compiled ahead by `precompile.py`, then started."""
+def started(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartAll]:
+    """Everything started, after `precompile.py` compiled it."""
     folder = tmp_path_factory.mktemp("start_all")
     gateway_port, worker_port = free_ports()
     config = {
@@ -113,7 +113,7 @@ def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         timeout=START_S,
     )
     assert compiled.returncode == 0, f"expected precompile.py to end with 0, got:\n{compiled.stderr}"
-    running = Everything(root, folder, config)
+    running = StartAll(root, folder, config)
     try:
         running.wait_ready()
         yield running
@@ -123,18 +123,18 @@ def everything(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             running.process.wait(STOP_S)
 
 
-def test_the_start_finds_what_was_compiled_ahead(everything: Everything) -> None:
-    port = everything.ask("/workers")["workers"][0]["port"]
+def test_start_uses_cache_of_precompile(started: StartAll) -> None:
+    port = started.ask("/workers")["workers"][0]["port"]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
         cache = json.load(answer)["compile"]["cache"]
     assert cache["hits"] > 0 and cache["misses"] == 0, f"expected hits only, got {cache}"
-    told = [line for line in everything.lines if line.startswith("worker 0") and "ready" in line]
-    assert told and f"{cache['hits']}" in told[-1], f"expected a line that tells of them, got:\n{everything.said}"
+    lines = [line for line in started.lines if line.startswith("worker 0") and "ready" in line]
+    assert lines and f"{cache['hits']}" in lines[-1], f"expected a line with the number of hits, got:\n{started.output}"
 
 
-def test_a_conversation_in_real_time(everything: Everything, root: Path, tmp_path: Path) -> None:
+def test_conversation_in_real_time(started: StartAll, root: Path, tmp_path: Path) -> None:
     out = tmp_path / "reply.wav"
-    command = [sys.executable, "-m", "clients.talk", "--url", everything.url.replace("http", "ws"), "--input", VIDEO]
+    command = [sys.executable, "-m", "clients.talk", "--url", started.url.replace("http", "ws"), "--input", VIDEO]
     begun = time.monotonic()
     done = subprocess.run(
         [*map(str, command), "--out", str(out), "--tail", "0"],
@@ -153,21 +153,21 @@ def test_a_conversation_in_real_time(everything: Everything, root: Path, tmp_pat
     sound, rate = soundfile.read(out)
     loudness = float(np.sqrt(np.mean(np.square(sound))))
     assert (rate, sound.ndim) == (24_000, 1), f"expected 24 kHz mono, got {rate} Hz, {sound.ndim} dimensions"
-    assert loudness > QUIET_ENOUGH, f"expected a reply that can be heard, got RMS {loudness:.6f}"
-    everything.wait_free(N_SLOTS)
+    assert loudness > SILENCE_RMS, f"expected an audible reply, got RMS {loudness:.6f}"
+    started.wait_free(N_SLOTS)
 
 
-def test_more_sessions_than_slots(everything: Everything) -> None:
-    """Two talk, three wait: each is told its place, and served in its turn by the one slot that comes free."""
-    told: dict[int, list[tuple[str, int]]] = {number: [] for number in range(5)}
+def test_waiting_sessions_are_served_in_order(started: StartAll) -> None:
+    """Two sessions run, three wait: each gets its position, and then the slot that becomes free, in order."""
+    positions_of: dict[int, list[tuple[str, int]]] = {number: [] for number in range(5)}
     served: list[int] = []
 
     async def talk(number: int, arrived: asyncio.Event, until: asyncio.Event | None) -> None:
         def place(message: Queued | QueueUpdate) -> None:
-            told[number].append((message.type, message.position))
+            positions_of[number].append((message.type, message.position))
             arrived.set()
 
-        async with connect(everything.url.replace("http", "ws"), f"omni_{number}", on_queue=place) as client:
+        async with connect(started.url.replace("http", "ws"), f"omni_{number}", on_queue=place) as client:
             served.append(number)
             arrived.set()
             await client.prepare(config=QUIET)
@@ -182,13 +182,13 @@ def test_more_sessions_than_slots(everything: Everything) -> None:
         all_here, others_done = asyncio.Event(), asyncio.Event()
         until = {0: all_here, 1: others_done}
         talks = []
-        for number in told:
+        for number in positions_of:
             arrived = asyncio.Event()
             talks.append(asyncio.create_task(talk(number, arrived, until.get(number))))
             await asyncio.wait_for(arrived.wait(), 30)
-        queue = await asyncio.to_thread(everything.ask, "/api/queue")
+        queue = await asyncio.to_thread(started.ask, "/api/queue")
         waiting = [item["session_id"] for item in queue["items"]]
-        assert waiting == ["omni_2", "omni_3", "omni_4"], f"expected three who wait in their order, got {waiting}"
+        assert waiting == ["omni_2", "omni_3", "omni_4"], f"expected three waiting clients in order, got {waiting}"
         all_here.set()
         await asyncio.wait_for(asyncio.gather(talks[0], *talks[N_SLOTS:]), 60)
         others_done.set()
@@ -197,19 +197,21 @@ def test_more_sessions_than_slots(everything: Everything) -> None:
     asyncio.run(all_of_them())
     assert served == [0, 1, 2, 3, 4], f"expected to be served in the order of arrival, got {served}"
     for number in range(N_SLOTS, 5):
-        positions = [position for _, position in told[number]]
-        assert told[number][0] == ("queued", number - N_SLOTS + 1), f"client {number}: got {told[number]}"
+        positions = [position for _, position in positions_of[number]]
+        assert positions_of[number][0] == ("queued", number - N_SLOTS + 1), (
+            f"client {number}: got {positions_of[number]}"
+        )
         assert positions == sorted(positions, reverse=True), f"client {number}: expected to move up, got {positions}"
-    status = everything.wait_free(N_SLOTS)
+    status = started.wait_free(N_SLOTS)
     assert (status["queue_length"], status["running_tasks"]) == (0, []), status
 
 
-def test_one_signal_stops_everything(everything: Everything) -> None:
-    started = psutil.Process(everything.process.pid).children(recursive=True)
-    assert len(started) >= 2, f"expected a gateway and a worker, got {started}"
-    everything.process.send_signal(signal.SIGINT)
-    status = everything.process.wait(STOP_S)
-    assert status == 0, f"expected exit status 0, got {status}:\n{everything.said}"
-    left = [process for process in started if process.is_running()]
+def test_one_signal_stops_all_processes(started: StartAll) -> None:
+    children = psutil.Process(started.process.pid).children(recursive=True)
+    assert len(children) >= 2, f"expected a gateway and a worker, got {children}"
+    started.process.send_signal(signal.SIGINT)
+    status = started.process.wait(STOP_S)
+    assert status == 0, f"expected exit status 0, got {status}:\n{started.output}"
+    left = [process for process in children if process.is_running()]
     assert not left, f"expected no process left, got {left}"
-    assert not list((everything.folder / "tmp").glob("*.pid")), "expected no pid file"
+    assert not list((started.folder / "tmp").glob("*.pid")), "expected no pid file"

@@ -1,12 +1,8 @@
-/**
- * The camera: its preview in a video element and the newest picture as JPEG.
- *
- * Knows devices, mirroring and sizes. Does not know when pictures are sent.
- */
+/** The camera: its preview in a video element, and its newest picture as JPEG. Does not send pictures. */
 
 const QUALITY = 0.7;
-const LONGEST = { plain: 640, detailed: 1344 }; // pixels of the longer side: one slice, or several
-const STALE_MS = 2500; // a picture older than this is not the present
+const MAX_SIDE = { plain: 640, detailed: 1344 }; // pixels of the longer side: for one image slice, or for several
+const STALE_MS = 2500; // older pictures are not sent
 
 export class Camera {
   #video;
@@ -14,7 +10,7 @@ export class Camera {
   #stream = null;
   #newest = null;
   #busy = null;
-  #opening = 0; // counts what was asked for: only the last answer is wanted
+  #opening = 0; // counts calls of `open` and `close`: only the result of the last one is used
   facing = "user";
   detailed = false;
   lost = () => {};
@@ -28,7 +24,7 @@ export class Camera {
     return this.#stream !== null;
   }
 
-  /** Ask for a camera and show it, unless `close` or another `open` comes first. Raises: the browser's DOMException. */
+  /** Request a camera and show it, unless `close` or another `open` is called before. @throws {DOMException} */
   async open(deviceId = "") {
     this.close();
     const opening = this.#opening;
@@ -55,20 +51,20 @@ export class Camera {
     this.facing = facing === "environment" ? "environment" : "user";
     this.#video.classList.toggle("mirrored", this.facing === "user");
     this.#video.srcObject = stream;
-    await this.#video.play().catch(() => {}); // a closed stream interrupts it
+    await this.#video.play().catch(() => {}); // closing the stream rejects it
   }
 
-  /** The other side of a phone. */
+  /** Switch between front and back camera. */
   flip() {
     this.facing = this.facing === "user" ? "environment" : "user";
     return this.open();
   }
 
-  /** Take a picture now; `picture` gives it once it is encoded. */
+  /** Take a picture now. `picture` returns it once it is encoded. */
   snap() {
     const { videoWidth: width, videoHeight: height } = this.#video;
     if (!this.isOn || !width || this.#busy) return;
-    const scale = Math.min(1, LONGEST[this.detailed ? "detailed" : "plain"] / Math.max(width, height));
+    const scale = Math.min(1, MAX_SIDE[this.detailed ? "detailed" : "plain"] / Math.max(width, height));
     const canvas = this.#canvas;
     canvas.width = Math.round(width * scale);
     canvas.height = Math.round(height * scale);
@@ -83,12 +79,12 @@ export class Camera {
   }
 
   /**
-   * The newest picture, waiting at most `patienceMs` for one that is being encoded.
+   * The newest picture. Waits up to `timeoutMs` for one that is being encoded.
    * @returns {Promise<Uint8Array|null>}
    */
-  async picture(patienceMs) {
+  async picture(timeoutMs) {
     if (!this.isOn) return null;
-    if (this.#busy) await Promise.race([this.#busy, new Promise((resolve) => setTimeout(resolve, patienceMs))]);
+    if (this.#busy) await Promise.race([this.#busy, new Promise((resolve) => setTimeout(resolve, timeoutMs))]);
     const newest = this.#newest;
     return newest && performance.now() - newest.taken < STALE_MS ? newest.bytes : null;
   }

@@ -1,21 +1,20 @@
-/**
- * What the model says, turn by turn, as a script with times beside it.
- *
- * Knows a list element; text is only ever text.
- */
+/** The model's text, one list item per turn, with times. Text is inserted as text content, never as HTML. */
 
-import { clock, tell } from "./i18n.js";
+import { clock, setText } from "./i18n.js";
 
 const NEAR_END_PX = 80;
-const MOST_TURNS = 200;
+const MAX_TURNS = 200;
 
 export class Captions {
   #list;
   #live;
   #turns = new Map();
-  #since = 0;
+  #startedAt = 0;
 
-  /** @param {HTMLElement} list ordered list @param {HTMLElement} live what screen readers are told, whole turns */
+  /**
+   * @param {HTMLElement} list ordered list
+   * @param {HTMLElement} live region that announces complete turns to screen readers
+   */
   constructor(list, live) {
     this.#list = list;
     this.#live = live;
@@ -27,12 +26,12 @@ export class Captions {
     this.#turns.clear();
   }
 
-  /** Times count from now. */
-  begin() {
-    this.#since = performance.now();
+  /** Start the clock of the displayed times. */
+  start() {
+    this.#startedAt = performance.now();
   }
 
-  /** More words of a turn. */
+  /** Append text to a turn. */
   add(number, text) {
     const follow = this.#isAtEnd();
     const turn = this.#turns.get(number) ?? this.#open(number);
@@ -40,7 +39,8 @@ export class Captions {
     if (follow) this.#list.parentElement.scrollTop = this.#list.parentElement.scrollHeight;
   }
 
-  over(number, cut) {
+  /** Mark a turn as complete. cut: it was interrupted. */
+  end(number, cut) {
     const turn = this.#turns.get(number);
     if (!turn) return;
     turn.item.classList.remove("open");
@@ -49,7 +49,7 @@ export class Captions {
     turn.item.classList.add("cut");
     const mark = document.createElement("span");
     mark.className = "mark";
-    tell(mark, "turn_cut");
+    setText(mark, "turn_cut");
     turn.words.after(mark);
   }
 
@@ -58,7 +58,7 @@ export class Captions {
     const item = document.createElement("li");
     item.className = "turn open";
     const time = document.createElement("time");
-    time.textContent = clock((performance.now() - this.#since) / 1000);
+    time.textContent = clock((performance.now() - this.#startedAt) / 1000);
     const body = document.createElement("div");
     const words = document.createElement("p");
     body.append(words);
@@ -66,7 +66,7 @@ export class Captions {
     this.#list.append(item);
     const turn = { item, words };
     this.#turns.set(number, turn);
-    if (this.#list.children.length > MOST_TURNS) this.#list.firstElementChild.remove();
+    if (this.#list.children.length > MAX_TURNS) this.#list.firstElementChild.remove();
     return turn;
   }
 

@@ -1,15 +1,15 @@
 /**
- * The audio thread of the microphone: the context's rate to 16 kHz, cut into exact seconds.
+ * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second.
  *
- * In: {type: "run", on} starts at a fresh second or stops. Out: {type: "soon"} a moment before a second is full, so
- * that a picture can be taken, {type: "unit", samples}, and 15 times a second {type: "level", rms}.
+ * Receives {type: "run", on}, which starts a new unit or stops. Sends {type: "soon"} 150 ms before a unit is complete,
+ * so that a picture can be taken; {type: "unit", samples}; and {type: "level", rms} 15 times a second.
  */
 
 import { Resampler } from "./resampler.js";
 
 const UNIT_RATE = 16000;
 const UNIT = 16000;
-const SOON = UNIT - 2400; // 150 ms ahead
+const SOON = UNIT - 2400; // 150 ms before the end
 const LEVEL_S = 1 / 15;
 
 class Capture extends AudioWorkletProcessor {
@@ -28,7 +28,7 @@ class Capture extends AudioWorkletProcessor {
   }
 
   process([channels]) {
-    const input = channels[0] ?? new Float32Array(128); // a microphone that went away is silent
+    const input = channels[0] ?? new Float32Array(128); // a disconnected microphone counts as silence
     this.measure(input);
     const samples = this.resampler ? this.resampler.process(input) : input;
     if (this.on) this.collect(samples);

@@ -1,8 +1,4 @@
-/**
- * The microphone: opened with the browser's echo canceller, cut into seconds by its worklet.
- *
- * Knows devices and the worklet. Does not know what becomes of a second of sound.
- */
+/** The microphone, with the browser's echo cancellation. Its worklet splits the sound into units of one second. */
 
 export class Capture {
   #context;
@@ -12,14 +8,14 @@ export class Capture {
   #muted = false;
   #closed = false;
 
-  /** on: what is called for "soon", "unit" and "level", by name; "lost" when the device goes away. */
+  /** on: handlers {soon, unit, level, lost}; `lost` is called when the device is disconnected. */
   constructor(context, on) {
     this.#context = context;
     this.on = on;
     this.#node = new AudioWorkletNode(context, "duologue-capture", {
       numberOfInputs: 1, numberOfOutputs: 1, channelCount: 1, channelCountMode: "explicit",
     });
-    // Browsers run only what leads to the speaker; this output is silent.
+    // Browsers run only nodes that are connected to the destination. This output is silent.
     this.#node.connect(context.destination);
     this.#node.port.onmessage = ({ data }) => on[data.type]?.(data);
   }
@@ -28,7 +24,7 @@ export class Capture {
     return context.audioWorklet.addModule(new URL("./capture-worklet.js", import.meta.url));
   }
 
-  /** Ask for a microphone. Raises: the browser's DOMException. */
+  /** Request a microphone. @throws {DOMException} */
   static open(deviceId = "") {
     return navigator.mediaDevices.getUserMedia({
       audio: {
@@ -41,15 +37,15 @@ export class Capture {
     });
   }
 
-  /** Close a stream of `open` that is not used. */
-  static letGo(stream) {
+  /** Stop a stream that `open` returned. */
+  static stop(stream) {
     for (const track of stream.getTracks()) track.stop();
   }
 
-  /** Listen to a stream of `open`; an earlier one is let go, and this one too after `close`. */
+  /** Capture a stream that `open` returned, in place of the current one. After `close`, stop it instead. */
   use(stream) {
     if (this.#closed) {
-      Capture.letGo(stream);
+      Capture.stop(stream);
       return;
     }
     this.#release();
@@ -61,20 +57,20 @@ export class Capture {
     this.mute(this.#muted);
   }
 
-  /** Silence is sent while muted: the conversation goes on. */
+  /** Mute or unmute. While muted, silence is sent and the conversation continues. */
   mute(muted) {
     this.#muted = muted;
     for (const track of this.#stream?.getAudioTracks() ?? []) track.enabled = !muted;
   }
 
-  /** Cut seconds from now on, or no longer; what was begun of one is dropped. */
+  /** Start or stop producing units. An incomplete unit is dropped. */
   run(on) {
     this.#node.port.postMessage({ type: "run", on });
   }
 
   #release() {
     this.#source?.disconnect();
-    if (this.#stream) Capture.letGo(this.#stream);
+    if (this.#stream) Capture.stop(this.#stream);
     this.#source = this.#stream = null;
   }
 

@@ -1,20 +1,20 @@
 /**
- * One conversation: microphone and camera to the server, its turns to the speaker, every state in between.
+ * One conversation: sends microphone and camera to the server, plays the model's turns, and keeps the state.
  *
- * Knows the order of things: who is asked first, which sound belongs to which turn, what is dropped after a cut. Does
- * not know the page; it tells `ui` what happens.
+ * Decides the order of permissions and connections, the turn of each sound, and which sound is dropped after an
+ * interrupt. Does not access the page; it calls `ui`.
  */
 
 import { Capture } from "./capture.js";
-import { Cushion } from "./cushion.js";
+import { PlayoutDelay } from "./playout-delay.js";
 import { Player } from "./player.js";
 import { Session, newSessionId } from "./session.js";
 import { Stats } from "./stats.js";
-import { endsConversation, standsForUnit, timeoutTrouble, troubleOf } from "./trouble.js";
+import { endsConversation, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
 
 const SOUND_RATE = 24000;
-const PICTURE_PATIENCE_MS = 80;
-const MOST_UNANSWERED = 20; // seconds behind which nobody is listening any more
+const PICTURE_TIMEOUT_MS = 80;
+const MAX_UNANSWERED = 20; // units without an answer after which the connection counts as broken
 const LIVE = ["listening", "speaking"];
 
 export class Conversation {
@@ -25,11 +25,11 @@ export class Conversation {
   #camera;
   #settings;
   #ui;
-  #cushion = null;
-  #waiting = []; // units sent and not answered: {number, sentAt, firstSound}
-  #turn = null; // the open one: {number, cut, record}
+  #playoutDelay = null;
+  #waiting = []; // units sent without an answer so far: {number, sentAt, firstSound}
+  #turn = null; // the current one: {number, cut, record}
   #lastTurn = 0;
-  #dropThrough = 0; // sound of units up to this one is not wanted any more
+  #dropThrough = 0; // sound of units up to this number is dropped
   #lock = null;
   #attempt = 0;
   muted = false;
@@ -40,8 +40,8 @@ export class Conversation {
   /**
    * @param {import("./camera.js").Camera} camera
    * @param {() => object} settings {mic, speaker, playbackDelayMs, detailed, prefix, wantsCamera, prepare(): object}
-   * @param {object} ui state(name, details) caption(turn, unit, text) turnOver(turn, cut) unit(result) gap(gap)
-   *   micLevel(rms) modelLevel(rms) trouble(code, text) notice(code)
+   * @param {object} ui state(name, details) caption(turn, text) turnEnded(turn, cut) unit(result) gap(gap)
+   *   micLevel(rms) modelLevel(rms) error(code, text) notice(code)
    */
   constructor(camera, settings, ui) {
     this.#camera = camera;
@@ -57,21 +57,21 @@ export class Conversation {
     return !["idle", "ended", "failed"].includes(this.state);
   }
 
-  /** Everything from permission to the first unit. Call it from a click: browsers allow sound only then. */
+  /** Start: permissions, connection, first unit. Call it from a click handler: browsers allow sound only then. */
   async start() {
     if (this.isOpen) return;
     const attempt = ++this.#attempt;
     this.#reset();
-    this.#become("asking");
+    this.#setState("asking");
     const settings = this.#settings();
     try {
       await this.#openSound(settings, attempt);
       if (settings.wantsCamera && attempt === this.#attempt) await this.#openCamera(settings, attempt);
-      if (attempt !== this.#attempt) return; // stopped while the browser was asking
+      if (attempt !== this.#attempt) return; // stopped while the browser showed its permission dialog
       const prepare = await settings.prepare();
       if (attempt === this.#attempt) this.#connect(settings, prepare);
     } catch (error) {
-      if (attempt === this.#attempt) this.#fail(troubleOf(error), error.message);
+      if (attempt === this.#attempt) this.#fail(startErrorCode(error), error.message);
     }
   }
 
@@ -82,20 +82,20 @@ export class Conversation {
     this.#lastTurn = this.#dropThrough = 0;
   }
 
-  /** Leaves nothing open if the attempt is over by the time the browser answers: another one may be under way. */
+  /** Open microphone and playback. Leaves nothing open if the attempt was stopped, as another may have started. */
   async #openSound(settings, attempt) {
     if (!navigator.mediaDevices) throw Object.assign(new Error(location.origin), { name: "InsecureContext" });
-    // Made before anything is waited for, while the click still counts.
+    // Created before the first await, while the call still counts as caused by the click.
     const context = (this.#context ??= this.#makeContext());
     const [stream] = await Promise.all([Capture.open(settings.mic), context.resume()]);
     try {
       await Promise.all([Capture.load(context), Player.load(context)]);
     } catch (error) {
-      Capture.letGo(stream);
+      Capture.stop(stream);
       throw error;
     }
     if (attempt !== this.#attempt) {
-      Capture.letGo(stream);
+      Capture.stop(stream);
       return;
     }
     this.#capture = new Capture(context, {
@@ -108,18 +108,18 @@ export class Conversation {
     this.#capture.mute(this.muted);
     this.#player = new Player(context, {
       started: (event) => this.#onStarted(event),
-      ended: () => this.isLive && this.#become("listening"),
+      ended: () => this.isLive && this.#setState("listening"),
       gap: (event) => this.#onGap(event),
       level: (event) => this.#onLevel(event),
     });
-    this.#cushion = new Cushion(settings.playbackDelayMs);
+    this.#playoutDelay = new PlayoutDelay(settings.playbackDelayMs);
     this.#tune();
     await this.useSpeaker(settings.speaker);
   }
 
   #makeContext() {
     const context = new AudioContext({ latencyHint: "interactive" });
-    // A phone call stops it; without it no second is full.
+    // A phone call suspends the context; without it no unit completes.
     context.onstatechange = () => this.isOpen && context.state !== "running" && context.resume().catch(() => {});
     return context;
   }
@@ -135,38 +135,38 @@ export class Conversation {
   }
 
   #connect(settings, prepare) {
-    this.#become("connecting");
+    this.#setState("connecting");
     this.#session = new Session(newSessionId(settings.prefix), prepare, {
-      queued: (message) => this.#become("queued", message),
-      queue_update: (message) => this.#become("queued", message),
-      queue_done: () => this.#become("preparing"),
+      queued: (message) => this.#setState("queued", message),
+      queue_update: (message) => this.#setState("queued", message),
+      queue_done: () => this.#setState("preparing"),
       prepared: (message) => this.#onPrepared(message),
       partial: (message) => this.#onPartial(message),
       result: (message) => this.#onResult(message),
-      paused: (message) => this.state === "paused" && this.#become("paused", message),
+      paused: (message) => this.state === "paused" && this.#setState("paused", message),
       stopped: () => this.#session?.close(),
-      timeout: (message) => this.#fail(timeoutTrouble(message, this.state), ""),
+      timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),
       unreadable: (error) => this.#onUnreadable(error),
       closed: (event) => this.#onClosed(event),
     });
   }
 
-  // --- what goes out ---------------------------------------------------------------------------
+  // --- sending ---------------------------------------------------------------------------------
 
   async #sendUnit(samples) {
     if (!this.isLive) return;
     const session = this.#session;
-    const picture = await this.#camera.picture(PICTURE_PATIENCE_MS);
+    const picture = await this.#camera.picture(PICTURE_TIMEOUT_MS);
     if (!this.isLive || session !== this.#session) return;
     const fields = this.forceListen ? { force_listen: true } : {};
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
     this.stats.units += 1;
     this.#waiting.push({ number: this.stats.units, sentAt: performance.now(), firstSound: null });
-    if (this.#waiting.length > MOST_UNANSWERED) this.#fail("no_answer", "");
+    if (this.#waiting.length > MAX_UNANSWERED) this.#fail("no_answer", "");
   }
 
-  /** Cut what is being said, here at once and at the server. Resolves when the speaker is silent. */
+  /** Interrupt the current turn, here at once and at the server. Resolves when playback is silent. */
   async interrupt() {
     if (!this.isLive) return;
     this.#session.send({ type: "interrupt" });
@@ -178,14 +178,14 @@ export class Conversation {
     if (!this.isLive) return;
     this.#capture.run(false);
     this.#session.send({ type: "pause" });
-    this.#become("paused");
+    this.#setState("paused");
     await this.#flush("pause");
   }
 
   resume() {
     if (this.state !== "paused") return;
     this.#session.send({ type: "resume" });
-    this.#become("listening");
+    this.#setState("listening");
     this.#capture.run(true);
   }
 
@@ -205,7 +205,7 @@ export class Conversation {
 
   async useMicrophone(deviceId) {
     const capture = this.#capture;
-    capture?.use(await Capture.open(deviceId)); // one that is closed by then lets it go
+    capture?.use(await Capture.open(deviceId)); // stops the stream if the conversation has ended meanwhile
   }
 
   async useSpeaker(deviceId) {
@@ -216,24 +216,24 @@ export class Conversation {
   #cut() {
     this.#turn.cut = true;
     this.#turn.record.cut = true;
-    this.#ui.turnOver(this.#turn.number, true);
+    this.#ui.turnEnded(this.#turn.number, true);
   }
 
-  async #flush(why) {
+  async #flush(reason) {
     this.#dropThrough = this.stats.units;
     const { ms, lost } = await this.#player.flush();
-    this.stats.flushes.push({ ms, why, lost_samples: lost });
-    if (this.isLive) this.#become("listening");
+    this.stats.flushes.push({ ms, why: reason, lost_samples: lost });
+    if (this.isLive) this.#setState("listening");
   }
 
-  // --- what comes in ---------------------------------------------------------------------------
+  // --- receiving -------------------------------------------------------------------------------
 
   #onPrepared(message) {
-    this.#become("listening", { notes: message.notes ?? [] });
+    this.#setState("listening", { notes: message.notes ?? [] });
     this.#capture.run(true);
     navigator.wakeLock?.request("screen").then(
       (lock) => (this.isOpen ? (this.#lock = lock) : lock.release()),
-      () => {}, // a convenience; browsers refuse it on low battery
+      () => {}, // optional: browsers refuse it on low battery
     );
   }
 
@@ -241,8 +241,8 @@ export class Conversation {
     const unit = this.#waiting[0];
     if (!unit) return;
     this.#openTurn();
-    if (message.text) this.#say(unit, message.text);
-    if (message.sound) this.#hear(unit, message.sound);
+    if (message.text) this.#addText(unit, message.text);
+    if (message.sound) this.#addSound(unit, message.sound);
   }
 
   #onResult(message) {
@@ -250,8 +250,8 @@ export class Conversation {
     if (!unit) return;
     const now = performance.now();
     if (!message.is_listen) this.#openTurn();
-    if (message.sound) this.#hear(unit, message.sound);
-    if (message.text && !unit.text) this.#say(unit, message.text);
+    if (message.sound) this.#addSound(unit, message.sound);
+    if (message.text && !unit.text) this.#addText(unit, message.text);
     const { type, sound, ...facts } = message;
     const result = { ...facts, unit: unit.number, turn: this.#turn?.number ?? null, reply_ms: now - unit.sentAt,
       first_sound_ms: unit.firstSound };
@@ -275,17 +275,17 @@ export class Conversation {
     record.over = true;
     this.#player.endTurn(number);
     this.#turn = null;
-    if (!cut) this.#ui.turnOver(number, false);
+    if (!cut) this.#ui.turnEnded(number, false);
   }
 
-  #say(unit, text) {
+  #addText(unit, text) {
     unit.text = (unit.text ?? "") + text;
     if (this.#turn.cut) return;
     this.#turn.record.text += text;
     this.#ui.caption(this.#turn.number, text);
   }
 
-  #hear(unit, samples) {
+  #addSound(unit, samples) {
     const now = performance.now();
     const turn = this.#turn;
     const ms = (1000 * samples.length) / SOUND_RATE;
@@ -297,13 +297,13 @@ export class Conversation {
       return;
     }
     turn.record.sound_ms += ms;
-    this.#cushion.heard(turn.number, ms, now);
+    this.#playoutDelay.add(turn.number, ms, now);
     this.#tune();
     this.#player.play(samples, turn.number);
   }
 
   #tune() {
-    this.#player.tune(this.#cushion.delayMs, this.#cushion.lowMs);
+    this.#player.tune(this.#playoutDelay.delayMs, this.#playoutDelay.lowMs);
   }
 
   #onStarted({ turn, waitedMs }) {
@@ -312,7 +312,7 @@ export class Conversation {
       record.waited_ms = waitedMs;
       record.heard_ms = (record.first_sound_ms ?? 0) + waitedMs;
     }
-    if (this.isLive) this.#become("speaking");
+    if (this.isLive) this.#setState("speaking");
   }
 
   #onGap({ turn, samples, ms }) {
@@ -333,11 +333,11 @@ export class Conversation {
       this.#fail(message.code, message.error);
       return;
     }
-    if (standsForUnit(message.code)) this.#waiting.shift();
-    if (message.code !== "paused") this.#ui.trouble(message.code, message.error);
+    if (replacesResult(message.code)) this.#waiting.shift();
+    if (message.code !== "paused") this.#ui.error(message.code, message.error);
   }
 
-  /** Nobody knows which second it was about, so no later answer could be counted for the right one. */
+  /** A message that cannot be parsed. Its unit is unknown, so later results could not be matched to their units. */
   #onUnreadable(error) {
     this.stats.errors.push({ code: "unreadable", error: String(error) });
     this.#fail("unreadable", String(error));
@@ -349,7 +349,7 @@ export class Conversation {
     this.#fail(opened ? "server_gone" : "server_unreachable", "");
   }
 
-  // --- ends ------------------------------------------------------------------------------------
+  // --- end -------------------------------------------------------------------------------------
 
   #fail(code, text) {
     if (!this.isOpen) return;
@@ -362,18 +362,18 @@ export class Conversation {
   #end(state, details) {
     this.#session = null;
     this.#release(state);
-    this.#become(state, details);
+    this.#setState(state, details);
     this.#ui.micLevel(0);
     this.#ui.modelLevel(0);
   }
 
-  /** Silence at once, devices let go. */
-  #release(why) {
+  /** Silence playback at once and close all devices. */
+  #release(reason) {
     const player = this.#player;
     const { flushes } = this.stats;
     player?.flush().then(
-      ({ ms, lost }) => flushes.push({ ms, why, lost_samples: lost }),
-      () => {}, // the audio thread is gone, and its sound with it
+      ({ ms, lost }) => flushes.push({ ms, why: reason, lost_samples: lost }),
+      () => {}, // the audio thread has ended, and its sound with it
     ).finally(() => player.close());
     this.#capture?.close();
     this.#capture = this.#player = null;
@@ -382,7 +382,7 @@ export class Conversation {
     this.#camera.close();
   }
 
-  #become(state, details = {}) {
+  #setState(state, details = {}) {
     this.state = state;
     this.#ui.state(state, details);
   }

@@ -1,21 +1,21 @@
 /**
- * Which language the page speaks, and its sentences in it. Chosen by `?lang=`, then by what was chosen before, then by
- * the server, then by the browser.
+ * The language of the page and its texts. The language is the first known one of: `?lang=`, the stored choice, the
+ * server's default, the browser's languages.
  */
 
-import { WORDS } from "./words.js";
+import { TRANSLATIONS } from "./translations.js";
 
 const KEY = "minicpmo_lang";
 let current = "en";
 const listeners = new Set();
 
-const known = (name) => Object.keys(WORDS).find((one) => name?.toLowerCase().startsWith(one));
+const known = (name) => Object.keys(TRANSLATIONS).find((one) => name?.toLowerCase().startsWith(one));
 
 /** @param {string|undefined} serverDefault of `/api/frontend_defaults` */
 export function chooseLanguage(serverDefault) {
-  const asked = new URLSearchParams(location.search).get("lang");
+  const requested = new URLSearchParams(location.search).get("lang");
   const browser = navigator.languages?.find(known);
-  setLanguage(known(asked) ?? known(localStorage.getItem(KEY)) ?? known(serverDefault) ?? known(browser) ?? "en");
+  setLanguage(known(requested) ?? known(localStorage.getItem(KEY)) ?? known(serverDefault) ?? known(browser) ?? "en");
 }
 
 export function setLanguage(name, remember = false) {
@@ -28,31 +28,31 @@ export function setLanguage(name, remember = false) {
 
 export const language = () => current;
 export const onLanguage = (listener) => listeners.add(listener);
-export const has = (key) => key in WORDS[current];
+export const hasText = (key) => key in TRANSLATIONS[current];
 
 /** A sentence with what stands in braces filled in. */
-export function say(key, values = {}) {
-  const text = WORDS[current][key] ?? key;
+export function t(key, values = {}) {
+  const text = TRANSLATIONS[current][key] ?? key;
   return text.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
 }
 
-/** Elements say which sentence they hold in `data-say`, and which one is their name in `data-label`. */
+/** Translate all elements with `data-text` (key of the content) or `data-label` (key of the accessible name). */
 export function translate(root) {
-  for (const element of root.querySelectorAll("[data-say]")) element.textContent = say(element.dataset.say);
+  for (const element of root.querySelectorAll("[data-text]")) element.textContent = t(element.dataset.text);
   for (const element of root.querySelectorAll("[data-label]")) label(element, element.dataset.label);
 }
 
-/** Name an element for screen readers and as a tooltip; remembered for the next language. */
+/** Set an element's accessible name and tooltip. The key is stored for a change of language. */
 export function label(element, key) {
   element.dataset.label = key;
-  element.setAttribute("aria-label", say(key));
-  if (element.matches("button, a")) element.title = say(key);
+  element.setAttribute("aria-label", t(key));
+  if (element.matches("button, a")) element.title = t(key);
 }
 
-/** Set an element's sentence; remembered for the next language. */
-export function tell(element, key) {
-  element.dataset.say = key;
-  element.textContent = say(key);
+/** Set an element's text. The key is stored for a change of language. */
+export function setText(element, key) {
+  element.dataset.text = key;
+  element.textContent = t(key);
 }
 
 /** Seconds as 1:05. */

@@ -1,10 +1,6 @@
-/**
- * The settings sheet: presets, prompt, voice, devices. What is chosen goes to Settings at once.
- *
- * Knows its form. Does not know conversations; it tells `on` which device was chosen.
- */
+/** The settings dialog: presets, prompt, voice, devices. Each change is stored at once. */
 
-import { language, onLanguage, say } from "./i18n.js";
+import { language, onLanguage, t } from "./i18n.js";
 import { jsonObject } from "./settings.js";
 import * as voices from "./voices.js";
 
@@ -22,7 +18,7 @@ export class Panel {
     this.#mode = mode;
     this.#on = on;
     this.#fill(serverDelayMs);
-    this.#wire();
+    this.#addHandlers();
     onLanguage(() => this.#refresh());
   }
 
@@ -44,20 +40,20 @@ export class Panel {
   async load() {
     this.#presets = await voices.fetchPresets(this.#mode);
     if (this.#values.preset === null && this.#presets.length && !this.#values.prompt) {
-      const fitting = this.#presets.find((one) => one.lang === language()) ?? this.#presets[0];
-      this.#choose(fitting.id);
+      const preset = this.#presets.find((one) => one.lang === language()) ?? this.#presets[0];
+      this.#choose(preset.id);
     }
     this.#refresh();
   }
 
-  #wire() {
+  #addHandlers() {
     const dialog = byId("settings");
     byId("open-settings").onclick = () => {
       this.#refresh();
       dialog.showModal();
     };
     dialog.onclick = ({ target }) => {
-      if (target === dialog) dialog.close(); // beside the sheet
+      if (target === dialog) dialog.close(); // a click outside the dialog
     };
     byId("set-preset").onchange = ({ target }) => this.#choose(target.value);
     byId("set-prompt").oninput = ({ target }) => {
@@ -81,10 +77,10 @@ export class Panel {
     };
     byId("voice-record").onclick = ({ target }) => this.#record(target);
     byId("voice-play").onclick = () => this.#play();
-    for (const [id, name, tell] of DEVICES) {
+    for (const [id, name, handler] of DEVICES) {
       byId(id).onchange = ({ target }) => {
         this.#settings.set({ [name]: target.value });
-        this.#on[tell](target.value);
+        this.#on[handler](target.value);
       };
     }
     navigator.mediaDevices?.addEventListener?.("devicechange", () => this.#refreshDevices());
@@ -110,7 +106,7 @@ export class Panel {
       byId("extra-bad").textContent = "";
       this.#settings.set({ extra: field.value });
     } catch {
-      byId("extra-bad").textContent = say("extra_bad");
+      byId("extra-bad").textContent = t("extra_bad");
     }
   }
 
@@ -121,7 +117,7 @@ export class Panel {
       voices.keepOwnVoice(name, await voices.decodeVoice(file));
       this.#refreshVoice();
     } catch {
-      byId("voice-state").textContent = say("voice_bad");
+      byId("voice-state").textContent = t("voice_bad");
     }
   }
 
@@ -130,14 +126,14 @@ export class Panel {
     try {
       const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
       const file = await voices.recordVoice(stream, (seconds) => {
-        button.textContent = say("voice_recording", { seconds });
+        button.textContent = t("voice_recording", { seconds });
       });
-      await this.#keepVoice(say("voice_own"), file);
+      await this.#keepVoice(t("voice_own"), file);
     } catch {
-      byId("voice-state").textContent = say("trouble_mic_denied_text");
+      byId("voice-state").textContent = t("error_mic_denied_text");
     } finally {
       button.disabled = false;
-      button.textContent = say("voice_record");
+      button.textContent = t("voice_record");
     }
   }
 
@@ -150,7 +146,7 @@ export class Panel {
     }
   }
 
-  /** The chosen voice as `prepare` takes it; null: the server's. */
+  /** The chosen voice in the form of `prepare`; null for the server's default. */
   async voiceText() {
     const { voice, preset } = this.#values;
     const own = voice === "own" && voices.ownVoice();
@@ -158,10 +154,10 @@ export class Panel {
     return voice === "preset" && preset ? voices.presetVoice(this.#mode, preset) : null;
   }
 
-  // --- what is shown ---------------------------------------------------------------------------
+  // --- display ---------------------------------------------------------------------------------
 
   #refresh() {
-    const options = [["", say("preset_none")], ...this.#presets.map((one) => [one.id, one.name])];
+    const options = [["", t("preset_none")], ...this.#presets.map((one) => [one.id, one.name])];
     fillSelect(byId("set-preset"), options, this.#values.preset ?? "");
     this.#describe();
     this.#refreshVoice();
@@ -176,15 +172,15 @@ export class Panel {
     byId("own-voice").hidden = voice !== "own";
     const own = voices.ownVoice();
     const facts = own && { name: own.name, seconds: own.duration.toFixed(1) };
-    byId("voice-state").textContent = own ? say("voice_stored", facts) : say("voice_none");
+    byId("voice-state").textContent = own ? t("voice_stored", facts) : t("voice_none");
   }
 
   async #refreshDevices() {
     const devices = (await navigator.mediaDevices?.enumerateDevices().catch(() => [])) ?? [];
     for (const [id, name, , kind] of DEVICES) {
       const found = devices.filter((one) => one.kind === kind && one.deviceId && one.deviceId !== "default");
-      const options = found.map((one, i) => [one.deviceId, one.label || say("device_unnamed", { number: i + 1 })]);
-      fillSelect(byId(id), [["", say("device_default")], ...options], this.#values[name]);
+      const options = found.map((one, i) => [one.deviceId, one.label || t("device_unnamed", { number: i + 1 })]);
+      fillSelect(byId(id), [["", t("device_default")], ...options], this.#values[name]);
     }
   }
 }

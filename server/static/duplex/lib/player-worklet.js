@@ -1,9 +1,9 @@
 /**
- * The audio thread of playback: 24 kHz turns out of a Playout to the context's rate.
+ * The audio worklet of playback: reads 24 kHz sound from a Playout and resamples it to the context's rate.
  *
- * In: {type: "sound", samples, turn} {type: "end", turn} {type: "flush", id} {type: "tune", delayMs, lowMs}.
- * Out: the Playout's events with the context's time, {type: "flushed", id, lost} and, 15 times a second,
- * {type: "level"}.
+ * Receives {type: "sound", samples, turn}, {type: "end", turn}, {type: "flush", id} and {type: "tune", delayMs, lowMs}.
+ * Sends the Playout's events with the context's time, {type: "flushed", id, lost}, and {type: "level"} 15 times a
+ * second.
  */
 
 import { Playout, SOUND_RATE } from "./playout.js";

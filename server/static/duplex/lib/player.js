@@ -1,17 +1,13 @@
-/**
- * Playback from the page's side: sound of turns to the audio thread, what it reports back, flushing with its answer.
- *
- * Knows which worklet plays. Does not know messages of the server.
- */
+/** Playback on the page's side: sends the sound of turns to the playback worklet and receives its events. */
 
-const FLUSH_ANSWER_MS = 2000;
+const FLUSH_TIMEOUT_MS = 2000;
 
 export class Player {
   #node;
   #flushes = new Map();
   #lastFlush = 0;
 
-  /** on: what is called for "started", "gap", "ended" and "level", by name. */
+  /** on: handlers {started, gap, ended, level}. */
   constructor(context, on) {
     this.#node = new AudioWorkletNode(context, "duologue-player", {
       numberOfInputs: 0, numberOfOutputs: 1, outputChannelCount: [1],
@@ -27,7 +23,7 @@ export class Player {
     return context.audioWorklet.addModule(new URL("./player-worklet.js", import.meta.url));
   }
 
-  /** @param {Float32Array} samples 24 kHz; given away */
+  /** @param {Float32Array} samples 24 kHz; its buffer is transferred */
   play(samples, turn) {
     this.#node.port.postMessage({ type: "sound", samples, turn }, [samples.buffer]);
   }
@@ -40,16 +36,16 @@ export class Player {
     this.#node.port.postMessage({ type: "tune", delayMs, lowMs });
   }
 
-  /** Be silent at once. Resolves with ms until the audio thread said so, and samples at 24 kHz that were not heard. */
+  /** Discard all sound. Resolves with the ms until the worklet confirmed it, and the samples that were not played. */
   flush() {
     const id = ++this.#lastFlush;
-    const asked = performance.now();
+    const sentAt = performance.now();
     return new Promise((resolve, reject) => {
       const late = setTimeout(() => {
         this.#flushes.delete(id);
-        reject(new Error(`flush: expected an answer within ${FLUSH_ANSWER_MS} ms, got none`));
-      }, FLUSH_ANSWER_MS);
-      this.#flushes.set(id, { asked, resolve, late });
+        reject(new Error(`flush: expected an answer within ${FLUSH_TIMEOUT_MS} ms, got none`));
+      }, FLUSH_TIMEOUT_MS);
+      this.#flushes.set(id, { sentAt, resolve, late });
       this.#node.port.postMessage({ type: "flush", id });
     });
   }
@@ -59,7 +55,7 @@ export class Player {
     if (!flush) return;
     this.#flushes.delete(id);
     clearTimeout(flush.late);
-    flush.resolve({ ms: performance.now() - flush.asked, lost });
+    flush.resolve({ ms: performance.now() - flush.sentAt, lost });
   }
 
   close() {

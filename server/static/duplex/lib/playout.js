@@ -1,72 +1,71 @@
 /**
- * What is played when: turns behind one another, each after a cushion, without holes.
+ * The playout buffer: plays turns one after the other, each after an initial delay, and avoids gaps.
  *
- * A turn begins `delay` after its first sound came, or when all of it is there. While it goes on and little is left,
- * time is stretched: a piece of the last few milliseconds that fits is heard once more. Only when nothing at all is
- * left there is a gap, and it is counted to the sample. Knows samples at one rate and the order of turns; does not know
- * audio threads, sockets or clocks: its clock is what has been read.
+ * A turn starts `delay` after its first sound arrived, or at once if it is complete. When little sound is buffered,
+ * playback is stretched: a segment of the last milliseconds is repeated where it fits. A gap occurs only if the buffer
+ * is empty, and its length is counted in samples. The clock of this module is the number of samples read.
  */
 
 export const SOUND_RATE = 24000;
 const PER_MS = SOUND_RATE / 1000;
-const FADE = 5 * PER_MS; // samples that overlap where a piece is joined
-const SHORTEST = FADE;
-const LONGEST = 20 * PER_MS; // of a piece heard twice
-const MOST_HELD = 60 * SOUND_RATE; // a server that sends more than this ahead is not heard further
+const FADE = 5 * PER_MS; // samples of the cross-fade at the end of a repeated segment
+const MIN_SEGMENT = FADE;
+const MAX_SEGMENT = 20 * PER_MS; // length of a repeated segment
+const MAX_BUFFERED = 60 * SOUND_RATE; // sound beyond this is dropped
 
-const SPACING = { calm: 60 * PER_MS, urgent: 10 * PER_MS }; // between two pieces
+const SPACING = { calm: 60 * PER_MS, urgent: 10 * PER_MS }; // between two repeated segments
 const GOOD_FIT = 0.7;
-const QUIET = 0.003; // RMS below which every piece fits
+const QUIET = 0.003; // RMS below which any segment fits
 
 export class Playout {
-  /** tell(event): `{type: "started"|"gap"|"ended", turn, ...}`, from inside `read`. */
-  constructor(tell = () => {}) {
-    this.tell = tell;
+  /** onEvent(event): called by `read` with `{type: "started"|"gap"|"ended", turn, ...}`. */
+  constructor(onEvent = () => {}) {
+    this.onEvent = onEvent;
     this.delay = 200 * PER_MS;
     this.low = 120 * PER_MS;
     this.clock = 0;
     this.stretched = 0; // samples added so far
     this.dropped = 0;
-    this.past = new Float32Array(LONGEST);
+    this.past = new Float32Array(MAX_SEGMENT);
     this.flush();
   }
 
-  /** delayMs: between a turn's first sound and its start. lowMs: with less than this left, time is stretched. */
+  /** delayMs: between the first sound of a turn and its playback. lowMs: buffered sound below which it is stretched. */
   tune(delayMs, lowMs) {
     this.delay = Math.round(delayMs * PER_MS);
     this.low = Math.round(lowMs * PER_MS);
   }
 
-  /** Samples that are still to be heard. */
+  /** Number of buffered samples. */
   get depth() {
     return this.turns.reduce((sum, turn) => sum + turn.left, 0);
   }
 
   get isPlaying() {
-    return this.turns.length > 0 && this.turns[0].state !== "cushion";
+    return this.turns.length > 0 && this.turns[0].state !== "waiting";
   }
 
   push(samples, number) {
-    if (this.depth + samples.length > MOST_HELD) {
+    if (this.depth + samples.length > MAX_BUFFERED) {
       this.dropped += samples.length;
       return;
     }
     let turn = this.turns.find((one) => one.number === number);
     if (!turn) {
-      turn = { number, pieces: [], at: 0, left: 0, came: this.clock, over: false, state: "cushion", silence: 0 };
+      turn = { number, blocks: [], at: 0, left: 0, arrivedAt: this.clock, over: false, state: "waiting", silence: 0 };
       this.turns.push(turn);
     }
-    turn.pieces.push(samples);
+    turn.blocks.push(samples);
     turn.left += samples.length;
   }
 
-  /** Nothing more comes of this turn. */
+  /** Mark a turn as complete. */
   end(number) {
     const turn = this.turns.find((one) => one.number === number);
     if (turn) turn.over = true;
   }
 
-  /** Be silent now. @returns {number} samples that are not heard */
+  /** Discard all sound. @returns {number} samples that were not played */
   flush() {
     const lost = this.turns ? this.depth : 0;
     this.turns = [];
@@ -75,13 +74,13 @@ export class Playout {
     return lost;
   }
 
-  /** Fill `out` with the next samples; silence where there is nothing to say. */
+  /** Fill `out` with the next samples, or with silence. */
   read(out) {
     let at = 0;
     while (at < out.length) {
-      const wanted = out.subarray(at);
+      const rest = out.subarray(at);
       const turn = this.turns[0];
-      const n = turn && this.#ready(turn) ? this.#play(turn, wanted) : this.#rest(turn, wanted);
+      const n = turn && this.#ready(turn) ? this.#play(turn, rest) : this.#silence(turn, rest);
       at += n;
       this.clock += n;
     }
@@ -90,23 +89,23 @@ export class Playout {
 
   #ready(turn) {
     if (turn.state === "play") return true;
-    // Behind a gap there has to be a cushion again: one hole instead of several.
-    const enough = turn.state === "gap" ? turn.left > this.delay : this.clock - turn.came >= this.delay;
+    // After a gap the delay applies again, which makes one long gap out of several short ones.
+    const enough = turn.state === "gap" ? turn.left > this.delay : this.clock - turn.arrivedAt >= this.delay;
     if (!turn.over && !enough) return false;
     if (turn.state === "gap" && turn.left) {
-      this.tell({ type: "gap", turn: turn.number, samples: turn.silence, ms: turn.silence / PER_MS });
-    } else if (turn.state === "cushion") {
-      this.tell({ type: "started", turn: turn.number, waitedMs: (this.clock - turn.came) / PER_MS });
+      this.onEvent({ type: "gap", turn: turn.number, samples: turn.silence, ms: turn.silence / PER_MS });
+    } else if (turn.state === "waiting") {
+      this.onEvent({ type: "started", turn: turn.number, waitedMs: (this.clock - turn.arrivedAt) / PER_MS });
     }
     turn.state = "play";
     turn.silence = 0;
     return true;
   }
 
-  /** Silence up to the moment at which a waiting turn may begin. */
-  #rest(turn, out) {
+  /** Silence until a waiting turn may start. */
+  #silence(turn, out) {
     let n = out.length;
-    if (turn?.state === "cushion") n = Math.min(n, Math.max(1, turn.came + this.delay - this.clock));
+    if (turn?.state === "waiting") n = Math.min(n, Math.max(1, turn.arrivedAt + this.delay - this.clock));
     out.fill(0, 0, n);
     if (turn?.state === "gap") turn.silence += n;
     return n;
@@ -116,64 +115,64 @@ export class Playout {
     if (!turn.left) {
       if (turn.over) {
         this.turns.shift();
-        this.tell({ type: "ended", turn: turn.number });
+        this.onEvent({ type: "ended", turn: turn.number });
       } else {
         turn.state = "gap";
       }
       return 0;
     }
     if (!turn.over && turn.left < this.low) this.#stretch(turn);
-    const piece = turn.pieces[0];
-    const n = Math.min(out.length, piece.length - turn.at);
-    out.set(piece.subarray(turn.at, turn.at + n));
+    const block = turn.blocks[0];
+    const n = Math.min(out.length, block.length - turn.at);
+    out.set(block.subarray(turn.at, turn.at + n));
     turn.at += n;
     turn.left -= n;
     this.sinceStretch += n;
     this.#remember(out.subarray(0, n));
-    if (turn.at === piece.length) {
-      turn.pieces.shift();
+    if (turn.at === block.length) {
+      turn.blocks.shift();
       turn.at = 0;
     }
     return n;
   }
 
   #remember(samples) {
-    const kept = samples.subarray(Math.max(0, samples.length - LONGEST));
+    const kept = samples.subarray(Math.max(0, samples.length - MAX_SEGMENT));
     this.past.copyWithin(0, kept.length);
-    this.past.set(kept, LONGEST - kept.length);
+    this.past.set(kept, MAX_SEGMENT - kept.length);
   }
 
-  /** Put a piece of what was just heard in front of what comes, where it fits best. */
+  /** Repeat the segment of the last sound that fits best before the next sample. */
   #stretch(turn) {
-    const calm = turn.left / this.low; // 1: hardly needed, 0: nothing left
+    const calm = turn.left / this.low; // 1: the buffer is just below the limit; 0: it is empty
     const spacing = SPACING.urgent + calm * (SPACING.calm - SPACING.urgent);
     if (turn.left < FADE || this.sinceStretch < spacing) return;
     const next = this.#peek(turn, FADE);
     const { length, fit } = this.#best(next);
-    // The less there is left the worse a piece may fit: a rough join is better than a hole.
+    // The less is buffered, the worse a segment may fit: an audible join is better than a gap.
     if (fit < GOOD_FIT * (2 * calm - 1)) return;
-    const from = LONGEST - length;
-    const piece = this.past.slice(from);
+    const from = MAX_SEGMENT - length;
+    const segment = this.past.slice(from);
     for (let i = 0; i < FADE; i++) {
       const share = (i + 0.5) / FADE;
-      piece[i] = (1 - share) * next[i] + share * piece[i];
+      segment[i] = (1 - share) * next[i] + share * segment[i];
     }
     if (turn.at) {
-      turn.pieces[0] = turn.pieces[0].subarray(turn.at);
+      turn.blocks[0] = turn.blocks[0].subarray(turn.at);
       turn.at = 0;
     }
-    turn.pieces.unshift(piece);
+    turn.blocks.unshift(segment);
     turn.left += length;
     this.stretched += length;
-    this.sinceStretch = -length; // counts once the piece has been heard
+    this.sinceStretch = -length; // counts from the end of the segment
   }
 
   #peek(turn, n) {
     const out = new Float32Array(n);
     let at = 0;
     let offset = turn.at;
-    for (const piece of turn.pieces) {
-      const part = piece.subarray(offset, offset + n - at);
+    for (const block of turn.blocks) {
+      const part = block.subarray(offset, offset + n - at);
       out.set(part, at);
       at += part.length;
       offset = 0;
@@ -182,16 +181,16 @@ export class Playout {
     return out;
   }
 
-  /** How far back the sound was most like what comes next; longer is better among equals. */
+  /** Length and correlation of the segment most similar to the next samples. Prefers longer ones at similar values. */
   #best(next) {
     const energy = next.reduce((sum, x) => sum + x * x, 0);
-    if (Math.sqrt(energy / FADE) < QUIET) return { length: LONGEST, fit: 1 };
-    let best = { length: LONGEST, fit: -1 };
-    for (let length = LONGEST; length >= SHORTEST; length -= 2) {
+    if (Math.sqrt(energy / FADE) < QUIET) return { length: MAX_SEGMENT, fit: 1 };
+    let best = { length: MAX_SEGMENT, fit: -1 };
+    for (let length = MAX_SEGMENT; length >= MIN_SEGMENT; length -= 2) {
       let product = 0;
       let power = 0;
       for (let i = 0; i < FADE; i++) {
-        const x = this.past[LONGEST - length + i];
+        const x = this.past[MAX_SEGMENT - length + i];
         product += x * next[i];
         power += x * x;
       }

@@ -1,8 +1,4 @@
-/**
- * The live plot: each unit's answer time and the server's share of it, under the limit of one second.
- *
- * Knows a canvas and numbers. Redrawn once a unit, in the page's own colours.
- */
+/** The live plot: the response time of each unit, the server's share of it, and the limit of one second. */
 
 import { DEADLINE_MS } from "./stats.js";
 
@@ -42,10 +38,10 @@ export class Plot {
     pen.scale(scale, scale);
     const style = getComputedStyle(this.#canvas);
     const colour = (name) => style.getPropertyValue(name).trim();
-    const least = 2; // pixels: the quickest answer is seen too
-    const most = Math.max(1.15 * DEADLINE_MS, ...this.#units.map((unit) => 1.1 * unit.reply_ms));
+    const minBar = 2; // pixels, so that the shortest time is visible
+    const maxMs = Math.max(1.15 * DEADLINE_MS, ...this.#units.map((unit) => 1.1 * unit.reply_ms));
     const x = (i) => PAD.left + (i / UNITS) * (width - PAD.left - PAD.right);
-    const y = (ms) => height - PAD.bottom - (ms / most) * (height - PAD.top - PAD.bottom);
+    const y = (ms) => height - PAD.bottom - (ms / maxMs) * (height - PAD.top - PAD.bottom);
     this.#line(pen, colour("--line"), y(0), width);
     pen.setLineDash([3, 4]);
     this.#line(pen, colour("--muted"), y(DEADLINE_MS), width);
@@ -60,7 +56,7 @@ export class Plot {
       const at = x(shift + i);
       const late = unit.reply_ms > DEADLINE_MS;
       const main = late ? colour("--bad") : colour(unit.is_listen ? "--listen" : "--speak");
-      const top = (ms) => Math.min(y(ms), y(0) - least);
+      const top = (ms) => Math.min(y(ms), y(0) - minBar);
       this.#bar(pen, main, 0.35, at, top(unit.reply_ms), bar, y(0));
       this.#bar(pen, main, 1, at, top(Math.min(unit.wall_clock_ms, unit.reply_ms)), bar, y(0));
     });

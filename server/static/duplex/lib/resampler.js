@@ -1,16 +1,17 @@
 /**
- * One sample rate to another, block by block: a windowed sinc in as many phases as the ratio has.
+ * Streaming sample rate conversion: a polyphase windowed sinc filter.
  *
- * Positions are whole numbers, so an hour of blocks is as long as it should be. Knows nothing of audio threads.
+ * Positions are integers, so that rounding errors do not accumulate over an hour of blocks.
  */
 
-const ZEROS = 20; // crossings of the sinc on each side: 80 dB and a band of 10 % of the lower rate
+// Zero crossings of the sinc on each side: 80 dB attenuation and a transition band of 10 % of the lower rate.
+const ZEROS = 20;
 const KAISER_BETA = 8;
-const PASS = 0.92; // of the lower rate's half band
+const PASS = 0.92; // pass band, relative to half the lower rate
 
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
-/** Modified Bessel function of order 0, by its series. */
+/** Modified Bessel function of order 0, from its series. */
 function bessel(x) {
   let sum = 1;
   for (let term = 1, k = 1; term > 1e-10 * sum; k++) {
@@ -50,13 +51,13 @@ export class Resampler {
     }
   }
 
-  /** Forget what was heard; the next sample out is in time with the next one in. */
+  /** Clear the history. The next output sample is aligned with the next input sample. */
   reset() {
     this.phase = 0;
     this.held = new Float32Array(this.taps / 2 - 1);
   }
 
-  /** @param {Float32Array} input @returns {Float32Array} what can be told by now */
+  /** @param {Float32Array} input @returns {Float32Array} all samples that can be computed so far */
   process(input) {
     const { up, down, taps, table } = this;
     const all = new Float32Array(this.held.length + input.length);

@@ -1,15 +1,11 @@
-/**
- * The conversation's socket from opening to close: queue, prepare, units, and what the server says.
- *
- * Knows the messages and the options agreed on. Does not know sound devices, pictures' source or the page.
- */
+/** The WebSocket of a conversation: queue, prepare, units and the server's messages. */
 
 import { decodeMessage, encodeChunk } from "./wire.js";
 
-export const WISHES = { version: 1, partial_results: true, sound_in: "pcm16", sound_out: "pcm16" };
-const PLAIN = { version: 1, partial_results: false, sound_in: "base64", sound_out: "base64" };
-const GOODBYE_MS = 1500; // for `stopped`, before the page closes by itself
-const OPENING_MS = 15000;
+export const REQUESTED_SPEC = { version: 1, partial_results: true, sound_in: "pcm16", sound_out: "pcm16" };
+const PLAIN_SPEC = { version: 1, partial_results: false, sound_in: "base64", sound_out: "base64" };
+const STOP_TIMEOUT_MS = 1500; // for the server's `stopped`, before the page closes the socket
+const OPEN_TIMEOUT_MS = 15000;
 
 /** `omni_` or `adx_` and 16 hexadecimal digits. */
 export function newSessionId(prefix) {
@@ -28,14 +24,14 @@ export class Session {
   #prepare;
   #on;
   #timer = 0;
-  #over = false;
-  spec = PLAIN;
+  #isClosed = false;
+  spec = PLAIN_SPEC;
   id;
 
   /**
    * @param {string} id @param {object} prepare fields of the message besides `spec`
-   * @param {object} on called by message type; also "open", "unreadable" with an Error for what is no message, and
-   *   "closed" with {code, reason, opened}, once
+   * @param {object} on called by message type; also "open", "unreadable" with the Error for a message
+   *   that cannot be parsed, and "closed" with {code, reason, opened}, once
    */
   constructor(id, prepare, on) {
     this.id = id;
@@ -51,11 +47,11 @@ export class Session {
     };
     this.#socket.onmessage = ({ data }) => this.#take(data);
     this.#socket.onclose = ({ code, reason }) => this.#close({ code, reason, opened });
-    this.#timer = setTimeout(() => this.#close({ code: 1006, reason: "", opened }), OPENING_MS);
+    this.#timer = setTimeout(() => this.#close({ code: 1006, reason: "", opened }), OPEN_TIMEOUT_MS);
   }
 
   #take(data) {
-    if (this.#over) return;
+    if (this.#isClosed) return;
     let message;
     try {
       message = decodeMessage(data, this.spec.sound_out);
@@ -64,19 +60,19 @@ export class Session {
       return;
     }
     if (message.type === "queue_done") {
-      this.send({ type: "prepare", ...this.#prepare, spec: WISHES });
+      this.send({ type: "prepare", ...this.#prepare, spec: REQUESTED_SPEC });
     } else if (message.type === "prepared") {
-      this.spec = { ...PLAIN, ...message.spec };
+      this.spec = { ...PLAIN_SPEC, ...message.spec };
     }
     this.#on[message.type]?.(message);
   }
 
-  /** @param {object} message sent as JSON; lost where the connection is not open */
+  /** @param {object} message sent as JSON; dropped if the connection is not open */
   send(message) {
     if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(message));
   }
 
-  /** One second of sound, 16 kHz, and its pictures. */
+  /** Send one second of sound at 16 kHz and its pictures. @returns {boolean} whether the connection is open */
   sendUnit(samples, pictures, fields) {
     if (this.#socket.readyState !== WebSocket.OPEN) return false;
     this.#socket.send(encodeChunk(fields, samples, pictures, this.spec.sound_in));
@@ -87,10 +83,10 @@ export class Session {
     this.send({ type: "client_diagnostic", event, session_id: this.id, ...fields });
   }
 
-  /** Say goodbye and close, after `stopped` or a moment. */
+  /** Send `stop`, and close after the server's `stopped` or a timeout. */
   stop() {
     this.send({ type: "stop" });
-    this.#timer = setTimeout(() => this.close(), GOODBYE_MS);
+    this.#timer = setTimeout(() => this.close(), STOP_TIMEOUT_MS);
   }
 
   close() {
@@ -99,8 +95,8 @@ export class Session {
 
   #close(event) {
     clearTimeout(this.#timer);
-    if (this.#over) return;
-    this.#over = true;
+    if (this.#isClosed) return;
+    this.#isClosed = true;
     this.#socket.close();
     this.#on.closed?.(event);
   }

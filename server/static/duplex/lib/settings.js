@@ -1,31 +1,31 @@
-/** What the user chose, kept in localStorage. Knows names and defaults; does not know the form they are chosen in. */
+/** The user's settings, stored in localStorage. */
 
 const KEY = "duologue_settings";
 
 const DEFAULTS = {
-  preset: null, // id; null: not chosen yet; "": own words
+  preset: null, // id; null: not chosen yet; "": none
   prompt: "",
   voice: "default", // or "preset", "own"
   mic: "",
   camera: "",
   speaker: "",
   cameraOn: true,
-  delayMs: null, // null: the server's
+  delayMs: null, // null: the server's default
   detailed: false,
-  extra: "", // JSON of more session settings
+  extra: "", // JSON object with further session settings
 };
 
 export class Settings {
   constructor() {
-    let kept = {};
+    let stored = {};
     try {
-      kept = JSON.parse(localStorage.getItem(KEY)) ?? {};
+      stored = JSON.parse(localStorage.getItem(KEY)) ?? {};
     } catch {
-      // Written by something else: the defaults will do.
+      // Not written by this page: use the defaults.
     }
     this.values = { ...DEFAULTS };
     for (const [name, value] of Object.entries(DEFAULTS)) {
-      if (name in kept && (value === null || typeof kept[name] === typeof value)) this.values[name] = kept[name];
+      if (name in stored && (value === null || typeof stored[name] === typeof value)) this.values[name] = stored[name];
     }
   }
 
@@ -34,20 +34,22 @@ export class Settings {
     try {
       localStorage.setItem(KEY, JSON.stringify(this.values));
     } catch {
-      // Storage is full or switched off: they hold until the page is left.
+      // Storage is full or disabled: the settings last until the page is closed.
     }
   }
 
-  /** More session settings: the field's, and over them those of `?config=`. @throws {SyntaxError} no JSON object */
+  /** Further session settings: those of the form, overridden by `?config=`. @throws {SyntaxError} not a JSON object */
   sessionConfig() {
-    const asked = new URLSearchParams(location.search).get("config");
-    return { ...jsonObject(this.values.extra), ...jsonObject(asked) };
+    const query = new URLSearchParams(location.search).get("config");
+    return { ...jsonObject(this.values.extra), ...jsonObject(query) };
   }
 }
 
-/** @returns {object} empty for empty text @throws {SyntaxError} */
+/** Parse a JSON object. @returns {object} empty for empty text @throws {SyntaxError} */
 export function jsonObject(text) {
   const value = text?.trim() ? JSON.parse(text) : {};
-  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new SyntaxError("no JSON object");
+  if (typeof value !== "object" || value === null || Array.isArray(value)) {
+    throw new SyntaxError("settings: expected a JSON object");
+  }
   return value;
 }

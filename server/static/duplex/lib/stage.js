@@ -1,11 +1,7 @@
-/**
- * The stage: badge, card, notice, controls and meters for each state of a conversation.
- *
- * Knows elements and sentences. Does not know sound, sockets or settings.
- */
+/** The stage: badge, card, notice, controls and level meters for each state of a conversation. */
 
-import { clock, has, label, say, tell } from "./i18n.js";
-import { hasBegun } from "./trouble.js";
+import { clock, hasText, label, setText, t } from "./i18n.js";
+import { couldReconnect } from "./errors.js";
 
 const LIVE = ["listening", "speaking", "paused"];
 const NOTICE_MS = 7000;
@@ -17,8 +13,8 @@ export class Stage {
   #voiceOnly;
   #details = {};
   #state = "idle";
-  #due = 0; // when the queue's wait or the pause is over, by performance.now()
-  #lasted = 0;
+  #dueAt = 0; // expected end of the wait or the pause, on the clock of performance.now()
+  #durationS = 0;
   #noticeTimer = 0;
   #levels = new Map();
 
@@ -28,30 +24,30 @@ export class Stage {
   }
 
   /**
-   * state: of a conversation, or "off" where the server offers none of this kind. details: of the queue, the pause or
-   * the trouble; `lasted` in seconds when a conversation is over; `other`, the kind that is offered instead.
+   * state: of a conversation, or "disabled" if the server has disabled this kind. details: of the queue, the pause or
+   * the error; `durationS` of a conversation that has ended; `other`, the kind that is offered instead.
    */
   show(state, details = {}) {
     const before = this.#state;
     if (state === "queued" || (state === "paused" && details.timeout)) this.#wait(details, before);
-    if (state === "paused" && before !== "paused" && !details.timeout) this.#due = 0;
-    if (details.lasted) this.#lasted = details.lasted;
+    if (state === "paused" && before !== "paused" && !details.timeout) this.#dueAt = 0;
+    if (details.durationS) this.#durationS = details.durationS;
     this.#state = state;
-    if (state !== before || state === "off" || details.position || details.code) this.#details = details;
+    if (state !== before || state === "disabled" || details.position || details.code) this.#details = details;
     this.#stage.dataset.state = state;
     this.#stage.classList.toggle("live", LIVE.includes(state));
-    tell(byId("badge-text"), `state_${state}`);
+    setText(byId("badge-text"), `state_${state}`);
     this.redraw();
   }
 
-  /** A new estimate moves the countdown half of the way, so that it does not jump. */
+  /** Move the countdown half way to a new estimate, so that it does not jump. */
   #wait(details, before) {
     const due = performance.now() + 1000 * (details.estimated_wait_s ?? details.timeout);
-    this.#due = this.#due && before === this.#state && this.#state === "queued" ? (this.#due + due) / 2 : due;
+    this.#dueAt = this.#dueAt && before === this.#state && this.#state === "queued" ? (this.#dueAt + due) / 2 : due;
   }
 
   get #left() {
-    return Math.max(0, (this.#due - performance.now()) / 1000);
+    return Math.max(0, (this.#dueAt - performance.now()) / 1000);
   }
 
   #tick() {
@@ -68,96 +64,97 @@ export class Stage {
     const button = byId("card-action");
     button.hidden = !action;
     button.classList.toggle("calm", calm);
-    if (action) tell(button, action);
+    if (action) setText(button, action);
     const isPaused = this.#state === "paused";
     const pause = byId("pause");
-    tell(pause.querySelector("span"), isPaused ? "resume" : "pause");
+    setText(pause.querySelector("span"), isPaused ? "resume" : "pause");
     label(pause, isPaused ? "resume" : "pause");
     pause.querySelector("use").setAttribute("href", isPaused ? "#i-play" : "#i-pause");
     byId("interrupt").disabled = isPaused;
   }
 
-  /** What the card in the middle says; while listening and speaking there is none. */
+  /** Content of the card in the middle; empty while listening and speaking. */
   #card() {
     const kind = this.#voiceOnly ? "audio" : "omni";
     switch (this.#state) {
       case "idle":
-        return { title: say(`welcome_${kind}`), text: say(`welcome_text_${kind}`), action: "start" };
-      case "off": {
+        return { title: t(`welcome_${kind}`), text: t(`welcome_text_${kind}`), action: "start" };
+      case "disabled": {
         const { other } = this.#details;
-        const text = say(other ? "off_text_other" : "off_text");
-        return { title: say(`off_title_${kind}`), text, action: other ? `off_go_${other}` : "off_again" };
+        const text = t(other ? "off_text_other" : "off_text");
+        return { title: t(`off_title_${kind}`), text, action: other ? `off_go_${other}` : "off_again" };
       }
       case "asking":
-        return { title: say("asking_title"), text: say(`asking_text_${kind}`), action: "cancel", calm: true };
+        return { title: t("asking_title"), text: t(`asking_text_${kind}`), action: "cancel", calm: true };
       case "queued": {
-        const wait = this.#left < 3 ? say("queued_soon") : say("queued_text", { time: clock(this.#left) });
-        return { title: say("queued_title", this.#details), text: wait, action: "cancel", calm: true };
+        const wait = this.#left < 3 ? t("queued_soon") : t("queued_text", { time: clock(this.#left) });
+        return { title: t("queued_title", this.#details), text: wait, action: "cancel", calm: true };
       }
       case "connecting":
       case "preparing":
-        return { title: say(`${this.#state}_title`), text: "", action: "cancel", calm: true };
+        return { title: t(`${this.#state}_title`), text: "", action: "cancel", calm: true };
       case "paused": {
-        const text = this.#due ? say("paused_text", { time: clock(this.#left) }) : "";
-        return { title: say("paused_title"), text, action: "resume" };
+        const text = this.#dueAt ? t("paused_text", { time: clock(this.#left) }) : "";
+        return { title: t("paused_title"), text, action: "resume" };
       }
       case "ended":
-        return { title: say("ended_title"), text: say("ended_text", { time: clock(this.#lasted) }), action: "again" };
+        return { title: t("ended_title"), text: t("ended_text", { time: clock(this.#durationS) }), action: "again" };
       case "failed":
-        return { ...this.#trouble(), action: hasBegun(this.#details.code) ? "reconnect" : "start" };
+        return { ...this.#error(), action: couldReconnect(this.#details.code) ? "reconnect" : "start" };
       default:
         return { title: "", text: "", action: null };
     }
   }
 
-  #trouble() {
+  #error() {
     const { code, text = "" } = this.#details;
-    const key = has(`trouble_${code}`) ? `trouble_${code}` : "trouble_other";
-    return { title: say(key), text: say(has(`${key}_text`) ? `${key}_text` : "trouble_other_text", { text }) };
+    const key = hasText(`error_${code}`) ? `error_${code}` : "error_other";
+    return { title: t(key), text: t(hasText(`${key}_text`) ? `${key}_text` : "error_other_text", { text }) };
   }
 
-  /** A sentence that goes away by itself. */
+  /** Show a text for a few seconds. */
   notice(text) {
     clearTimeout(this.#noticeTimer);
     byId("notice").textContent = text;
     this.#noticeTimer = setTimeout(() => (byId("notice").textContent = ""), NOTICE_MS);
   }
 
-  pictured(on) {
-    this.#stage.classList.toggle("pictured", on);
+  showCamera(on) {
+    this.#stage.classList.toggle("with-camera", on);
     this.#toggle("camera", !on, on ? "camera_off" : "camera_on", on ? "#i-camera" : "#i-camera-off", "camera");
   }
 
-  muted(on) {
+  showMuted(on) {
     this.#toggle("mute", on, on ? "unmute" : "mute", on ? "#i-mic-off" : "#i-mic");
     const extra = byId("badge-extra");
-    if (on) tell(extra, "muted");
+    if (on) setText(extra, "muted");
     else {
-      delete extra.dataset.say;
+      delete extra.dataset.text;
       extra.textContent = "";
     }
   }
 
-  holding(on) {
+  showHold(on) {
     byId("listen").setAttribute("aria-pressed", on);
   }
 
-  /** key: of its name for screen readers; shown: of what is under the icon. */
+  /** key: of the accessible name. shown: key of the text under the icon. */
   #toggle(id, pressed, key, icon, shown = key) {
     const button = byId(id);
     button.setAttribute("aria-pressed", pressed);
-    tell(button.querySelector("span"), shown);
+    setText(button.querySelector("span"), shown);
     label(button, key);
     button.querySelector("use").setAttribute("href", icon);
   }
 
-  /** who: "mic" or "model". rms: of full scale. Shown in decibels, as loudness is heard. */
-  level(who, rms) {
+  /** Update a level meter, which has a decibel scale. source: "mic" or "model". rms: relative to full scale. */
+  level(source, rms) {
     const share = Math.max(0, Math.min(1, 1 - (20 * Math.log10(rms + 1e-9) + 6) / (QUIET_DB + 6)));
     const shown = Math.round(50 * share) / 50;
-    if (this.#levels.get(who) === shown) return; // nothing to repaint
-    this.#levels.set(who, shown);
-    byId(`${who}-level`).style.transform = `scaleX(${shown})`;
-    if (!this.#stage.classList.contains("pictured")) byId(`orb-${who}`).style.transform = `scale(${1 + 0.35 * shown})`;
+    if (this.#levels.get(source) === shown) return; // nothing to repaint
+    this.#levels.set(source, shown);
+    byId(`${source}-level`).style.transform = `scaleX(${shown})`;
+    if (this.#stage.classList.contains("with-camera")) return;
+    byId(`orb-${source}`).style.transform = `scale(${1 + 0.35 * shown})`;
   }
 }

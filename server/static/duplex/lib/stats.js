@@ -1,10 +1,8 @@
-/**
- * Figures of a conversation: what each unit took, gaps, turns, flushes. Knows numbers only; the page draws them.
- */
+/** Statistics of a conversation: response times, gaps, turns and flushes. */
 
 export const DEADLINE_MS = 1000;
 
-/** @param {number[]} values @param {number} share of them, 0 to 1 @returns {number|null} */
+/** @param {number[]} values @param {number} share of the values, 0 to 1 @returns {number|null} null without values */
 export function quantile(values, share) {
   if (!values.length) return null;
   const sorted = [...values].sort((a, b) => a - b);
@@ -24,7 +22,7 @@ export class Stats {
     this.droppedMs = 0;
   }
 
-  /** Without samples, for tests, diagnostics and curious people. */
+  /** All statistics as plain data, for tests and diagnostics. */
   report() {
     return structuredClone({
       units: this.units,
@@ -53,7 +51,7 @@ export class Stats {
     };
   }
 
-  /** What the server is told at the end. */
+  /** The summary that is sent to the server at the end. */
   summary() {
     const { replyP95, firstSound, ...rest } = this.figures();
     return {

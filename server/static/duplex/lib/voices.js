@@ -1,24 +1,24 @@
 /**
- * Reference voices: the presets' from the server, and one's own from a file or the microphone.
+ * Reference voices: from the server's presets, from a file or from the microphone.
  *
- * A voice is mono, 16 kHz, at most 20 s; one's own is kept in localStorage as pcm16. Does not know where it is chosen.
+ * A voice is mono, 16 kHz, at most 20 s. The user's own voice is stored in localStorage as pcm16.
  */
 
 import { fromBase64, fromPcm16, soundText, toBase64, toPcm16 } from "./wire.js";
 
 const RATE = 16000;
-const MOST_S = 20;
+const MAX_S = 20;
 const RECORD_MS = 5000;
 const KEY = "duologue_voice";
 
-/** @returns {Promise<any>} @throws {Error} naming address and status */
+/** Fetch JSON. @returns {Promise<any>} @throws {Error} for another status than 200 */
 export async function fetchJson(path) {
-  const answer = await fetch(path);
-  if (!answer.ok) throw new Error(`${path}: expected status 200, got ${answer.status}`);
-  return answer.json();
+  const response = await fetch(path);
+  if (!response.ok) throw new Error(`${path}: expected status 200, got ${response.status}`);
+  return response.json();
 }
 
-/** @returns {Promise<object[]>} of this mode; empty where the server has none */
+/** The presets of a mode. @returns {Promise<object[]>} empty if the server has none */
 export async function fetchPresets(mode) {
   try {
     return (await fetchJson("/api/presets"))[mode] ?? [];
@@ -27,12 +27,13 @@ export async function fetchPresets(mode) {
   }
 }
 
-/** Base64 float32 of a preset's voice, or of the server's default one. */
+/** Voice of a preset as base64 float32; null if it has none. */
 export async function presetVoice(mode, id) {
   const { ref_audio: voice } = await fetchJson(`/api/presets/${mode}/${encodeURIComponent(id)}/audio`);
   return voice?.data ?? null;
 }
 
+/** The server's default voice as base64 float32. */
 export async function defaultVoice() {
   return (await fetchJson("/api/default_ref_audio")).base64;
 }
@@ -41,7 +42,7 @@ export async function defaultVoice() {
 export async function decodeVoice(file) {
   const context = new OfflineAudioContext(1, RATE, RATE);
   const sound = await context.decodeAudioData(await file.arrayBuffer()); // resamples to the context's rate
-  const mono = new Float32Array(Math.min(sound.length, MOST_S * RATE));
+  const mono = new Float32Array(Math.min(sound.length, MAX_S * RATE));
   for (let channel = 0; channel < sound.numberOfChannels; channel++) {
     const samples = sound.getChannelData(channel);
     for (let i = 0; i < mono.length; i++) mono[i] += samples[i] / sound.numberOfChannels;
@@ -49,7 +50,7 @@ export async function decodeVoice(file) {
   return mono;
 }
 
-/** Five seconds of the microphone. tick(seconds left) is called every second. @returns {Promise<Blob>} */
+/** Record five seconds. tick(remaining seconds) is called every second. @returns {Promise<Blob>} */
 export async function recordVoice(stream, tick) {
   const recorder = new MediaRecorder(stream);
   const parts = [];
@@ -81,7 +82,7 @@ export function ownVoice() {
   }
 }
 
-/** @param {{pcm16: string}} kept @returns {string} as `prepare` takes it */
+/** @param {{pcm16: string}} kept @returns {string} in the form of `prepare` */
 export const voiceText = (kept) => soundText(fromPcm16(fromBase64(kept.pcm16)));
 
 /** Play base64 float32 at 16 kHz. */

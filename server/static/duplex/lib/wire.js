@@ -1,15 +1,11 @@
-/**
- * Bytes of the conversation's socket: binary frames, pcm16, base64.
- *
- * Knows layouts. Does not know which messages there are, nor sockets.
- */
+/** Encoding and decoding of binary frames, pcm16, float32 and base64 for the conversation's socket. */
 
-const LENGTH_BYTES = 4; // uint32, little endian: bytes of the header that follows
+const LENGTH_BYTES = 4; // uint32, little endian: length of the header in bytes
 const PCM16_SCALE = 32768;
-const CHARS_AT_ONCE = 0x8000; // arguments that one call of String.fromCharCode takes
+const CHARS_PER_CALL = 0x8000; // maximum number of arguments of String.fromCharCode
 
 /**
- * One binary frame: the header's length, the header as JSON, the sound, the pictures.
+ * Pack a binary frame: length of the header, header as JSON, sound, pictures.
  * @param {object} header @param {Uint8Array} sound @param {Uint8Array[]} pictures
  * @returns {ArrayBuffer}
  */
@@ -29,9 +25,10 @@ export function packFrame(header, sound, pictures = []) {
 }
 
 /**
+ * Unpack a binary frame.
  * @param {ArrayBuffer} buffer
- * @returns {{header: object, sound: Uint8Array, pictures: Uint8Array[]}} views of the frame, not copies
- * @throws {RangeError} where a length does not fit what is there
+ * @returns {{header: object, sound: Uint8Array, pictures: Uint8Array[]}} views into the buffer
+ * @throws {RangeError} if a length does not match the buffer
  */
 export function unpackFrame(buffer) {
   if (buffer.byteLength < LENGTH_BYTES) {
@@ -56,7 +53,7 @@ export function unpackFrame(buffer) {
   return { header, sound: views[0], pictures: views.slice(1) };
 }
 
-/** Samples in [-1, 1] to little-endian int16; what is not a number is silent. */
+/** Samples in [-1, 1] to little-endian int16; NaN becomes 0. */
 export function toPcm16(samples) {
   const bytes = new Uint8Array(2 * samples.length);
   const view = new DataView(bytes.buffer);
@@ -83,7 +80,7 @@ export function fromFloat32(bytes) {
   return samples;
 }
 
-/** Samples to little-endian float32, whatever the machine's own order. */
+/** Samples to little-endian float32 on any platform. */
 export function toFloat32(samples) {
   const view = new DataView(new ArrayBuffer(4 * samples.length));
   for (let i = 0; i < samples.length; i++) view.setFloat32(4 * i, samples[i], true);
@@ -92,8 +89,8 @@ export function toFloat32(samples) {
 
 export function toBase64(bytes) {
   let text = "";
-  for (let at = 0; at < bytes.length; at += CHARS_AT_ONCE) {
-    text += String.fromCharCode(...bytes.subarray(at, at + CHARS_AT_ONCE));
+  for (let at = 0; at < bytes.length; at += CHARS_PER_CALL) {
+    text += String.fromCharCode(...bytes.subarray(at, at + CHARS_PER_CALL));
   }
   return btoa(text);
 }
@@ -102,11 +99,11 @@ export function fromBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-/** Samples as the text that `ref_audio_base64` holds. */
+/** Samples as base64 float32, the form of `ref_audio_base64`. */
 export const soundText = (samples) => toBase64(toFloat32(samples));
 
 /**
- * An `audio_chunk` in the form agreed.
+ * Encode an `audio_chunk` message.
  * @param {object} fields of the message besides sound and pictures
  * @param {Float32Array} samples 16 kHz @param {Uint8Array[]} pictures JPEG
  * @param {"base64"|"pcm16"|"float32"} form @returns {string|ArrayBuffer}
@@ -121,7 +118,7 @@ export function encodeChunk(fields, samples, pictures, form) {
 }
 
 /**
- * A message of the server; its sound, 24 kHz, is under `sound`, null where there is none.
+ * Decode a message from the server. Its sound at 24 kHz is in `sound`, or null.
  * @param {string|ArrayBuffer} data @param {"base64"|"pcm16"|"float32"} form
  */
 export function decodeMessage(data, form) {
