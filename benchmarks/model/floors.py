@@ -159,7 +159,7 @@ def _audio_unit(regions: Regions, b: Bucket) -> RegionWork:
 
 def _audio_overlap(regions: Regions, b: Bucket) -> RegionWork:
     """One clip of the units that are remembered, each with the frames around it; all rows it sees are its own."""
-    n, heard = b["batch"], regions.state.heard
+    n, heard = b["batch"], regions.state.recent_mel
     n_units = heard.mel.shape[1] - 1
     rows = n_units * UNIT_ROWS
     encoder = _audio_encoder(regions, n, n_units * UNIT_COLUMNS, rows, rows, positions=rows)

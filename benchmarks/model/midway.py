@@ -99,10 +99,10 @@ def _occupy(regions: Regions, name: str, bucket: Bucket) -> None:
             tensor.normal_()
         state.mel.n_samples.fill_(PUSHED_SAMPLES)
         state.mel.n_emitted.fill_(EMITTED_FRAMES)
-    if state.heard is not None:
-        state.heard.mel.normal_()
-        state.heard.end.fill_(UNIT_COLUMNS)
-        state.heard.n_units.fill_(HEARD_ROWS // UNIT_ROWS)
+    if state.recent_mel is not None:
+        state.recent_mel.mel.normal_()
+        state.recent_mel.end.fill_(UNIT_COLUMNS)
+        state.recent_mel.n_units.fill_(HEARD_ROWS // UNIT_ROWS)
     if state.speech is not None:
         _speak(regions, held if name.startswith("speech") and held is not None else 0)
 

@@ -1,8 +1,7 @@
-"""One kernel that draws a speech code for each slot: penalties, top-p, top-k, random number, draw, bookkeeping.
+"""One kernel that draws a speech token for each slot: penalties, top-p, top-k, random number, draw, state update.
 
-Computes what `models.layers.speech_loop.draw_speech_tokens` computes; exponentials, and powers of the penalty, may
-differ in their last
-bits. Knows pointers and one row of logits a program. Does not know the model. Import only where Triton is.
+It computes the same as `models.layers.speech_loop.draw_speech_tokens`; exponentials and powers of the penalty may
+differ in their last bits. One program handles one row of logits. Requires Triton.
 """
 
 import torch
@@ -16,13 +15,15 @@ from models.sampling.rng import N_STREAMS, STREAM_SPEECH, WEIGHT_ONE
 from models.sampling.speech import PENALTY_WINDOW
 
 WARPS = 16
-ID_BITS = 16  # of a sort key; no vocabulary of codes is larger
+ID_BITS = 16  # bits of a sort key that hold the id; no speech vocabulary is larger
 
 
 @triton.jit
 def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr, BITS: tl.constexpr):
-    """What top-p and top-k leave of a row: [BLOCK] bool. What stays is best in one order, so bounds of it are found by
-    halving: sorting would take no less time, and the compiler a quarter of a minute.
+    """The columns that top-p and top-k keep: [BLOCK] bool.
+
+    They are the best ones in one order, so their bound is found by bisection. Sorting takes as long, and compiling a
+    sort takes 15 s.
     """
     key = tl.where(inside, sort_key(scores, column, BITS), NO_KEY)
     peak = tl.max(scores, 0)
@@ -30,12 +31,12 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
     weights = tl.where(tl.abs(peak) < float("inf"), weights, 0)
     total = tl.sum(weights, 0)
     allowed_tail = (total.to(tl.float64) * (1.0 - top_p.to(tl.float64))).to(tl.int64)
-    most_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
+    max_above = tl.where(top_p >= 1.0, total, total - allowed_tail - 1)
     low, high = tl.full((), -(1 << (31 + BITS)), tl.int64), tl.max(key, 0)
-    while low < high:  # the lowest key with so little above it, or so few
+    while low < high:  # the lowest key with so little weight, or so few keys, above it
         middle = low + (high - low) // 2
         is_better = key > middle
-        stays = (tl.sum(tl.where(is_better, weights, 0), 0) <= most_above) | (
+        stays = (tl.sum(tl.where(is_better, weights, 0), 0) <= max_above) | (
             tl.sum(is_better.to(tl.int64), 0) < min_keep
         )
         if stays:
@@ -47,7 +48,7 @@ def _kept_from(scores, column, inside, top_p, top_k, min_keep, ONE: tl.constexpr
         k = tl.minimum(tl.maximum(top_k, min_keep), tl.sum(inside.to(tl.int64), 0))
         score = tl.where(inside, ordered(scores), LOWEST)
         low, high = tl.full((), LOWEST, tl.int64), tl.max(score, 0).to(tl.int64)
-        while low < high:  # the highest score that k codes reach
+        while low < high:  # the highest score that k columns reach
             middle = low + (high - low + 1) // 2
             if tl.sum((score >= middle).to(tl.int64), 0) >= k:
                 low = middle
@@ -98,18 +99,18 @@ def _draw_kernel(
     below = tl.sum(((tl.cumsum(weights, 0) <= target) & inside).to(tl.int64), 0)
     best = tl.min(tl.where(scores == peak, column, BLOCK), 0).to(tl.int64)
     counts = is_active & usable
-    code = tl.where(counts, tl.where(tl.load(greedy + slot) != 0, best, below), end)
-    tl.store(drawn + row, code)
+    token = tl.where(counts, tl.where(tl.load(greedy + slot) != 0, best, below), end)
+    tl.store(drawn + row, token)
 
-    remembered = counts & (code != end)
-    tl.store(history + slot * WINDOW + n_held % WINDOW, code, mask=remembered)
+    remembered = counts & (token != end)
+    tl.store(history + slot * WINDOW + n_held % WINDOW, token, mask=remembered)
     tl.store(count + slot, n_held + 1, mask=remembered)
     tl.store(step + slot, n_step + 1, mask=counts)
     tl.store(draws + slot, tl.load(draws + slot) + 1, mask=counts)
-    tl.store(speech_tokens + slot * MOST + tl.minimum(n_step, MOST - 1), code, mask=counts)
-    tl.store(newest + slot, code, mask=counts)
+    tl.store(speech_tokens + slot * MOST + tl.minimum(n_step, MOST - 1), token, mask=counts)
+    tl.store(newest + slot, token, mask=counts)
     tl.store(bad + slot, 1, mask=is_active & ~usable)
-    over = ~usable | (code == end) | (n_step + 1 >= tl.load(limit + slot))
+    over = ~usable | (token == end) | (n_step + 1 >= tl.load(limit + slot))
     tl.store(done + slot, over.to(tl.int8), mask=is_active)
 
 

@@ -1,10 +1,7 @@
 """Kernels that choose a text token for each slot: masks, penalties, stop probe, listen rule, top-k, top-p, draw.
 
-Compute what `models.stages.regions.choose` computes; exponentials and logarithms may differ in their last bits. One
-launch
-clears and one marks what a slot remembers, one scores the vocabulary in blocks, one chooses.
-
-Know pointers and rows of logits. Do not know the model. Import only where Triton is.
+They compute the same as `models.stages.regions.choose`; exponentials and logarithms may differ in their last bits. Four
+launches: clear the marks, mark the ids of a slot's history, score the vocabulary in blocks, choose. Requires Triton.
 """
 
 import torch
@@ -17,20 +14,20 @@ from models.kernels.draws import N_ROUNDS, uniform
 from models.sampling.rng import N_STREAMS, STREAM_STOP_PROBE, STREAM_TEXT, WEIGHT_ONE
 from models.sampling.text import SamplerState, TokenSets
 
-ID_BITS = 20  # of a sort key; no vocabulary of text is larger
-MARKED = 1024  # remembered ids of one program
-BLOCK, PIECE = 2048, 256  # columns of one scoring program; columns that share one of its maxima
-PIECES = 32  # of those looked through at once for ids that may be kept
-RANKED = 256  # ids measured against each other at most: some 200 best of a usual vocabulary and what ties with them
-AGAINST = 32  # of those at once
-PASSED = 8192  # scores at once of a pass over a row
-WEIGHTLESS = 28.0  # so far below the best, a weight is 0
+ID_BITS = 20  # bits of a sort key that hold the id; no text vocabulary is larger
+MARKED = 1024  # history entries per program
+BLOCK, SPAN = 2048, 256  # columns per scoring program; columns per maximum
+SPANS = 32  # spans searched at once for candidates
+RANKED = 256  # most candidates that are ranked by comparison: about 200 in practice, plus ties
+AGAINST = 32  # candidates compared at once
+PASSED = 8192  # scores read at once in a pass over a row
+WEIGHTLESS = 28.0  # distance from the best score at which the fixed-point weight is 0
 WARPS = 16
 
 
 @triton.jit
 def _mark_kernel(seen, slots, history, count, chunk_start, window, chunked, V, H, BLOCK: tl.constexpr):
-    """As `models.sampling.text._seen`: 1 where the slot chose the id inside its repetition window."""
+    """1 for each id that the slot chose within its repetition window, as `models.sampling.text._seen`."""
     row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row)
     n = tl.load(count + slot)
@@ -43,17 +40,17 @@ def _mark_kernel(seen, slots, history, count, chunk_start, window, chunked, V, H
 
 
 @triton.jit
-def _factored(scores, factor, divides):
-    """Divided where `divides`, multiplied elsewhere; to the last bit as PyTorch does."""
+def _scaled(scores, factor, divides):
+    """scores / factor where `divides`, scores * factor elsewhere, with the same bits as in PyTorch."""
     return tl.where(divides, tl.div_rn(scores, factor), scores * factor)
 
 
 @triton.jit
 def _penalised(given, is_forbidden, is_seen, is_long, is_listen, penalty, blind, long_penalty, scale, on_probability):
-    """As `models.sampling.text.penalise`; all of one shape."""
+    """`models.sampling.text.penalise`; all arguments have one shape."""
     scores = tl.where(is_forbidden, float("-inf"), given)
-    scores = tl.where(is_seen, _factored(scores, penalty, blind | (scores > 0)), scores)
-    scores = tl.where(is_long, _factored(scores, long_penalty, scores > 0), scores)
+    scores = tl.where(is_seen, _scaled(scores, penalty, blind | (scores > 0)), scores)
+    scores = tl.where(is_long, _scaled(scores, long_penalty, scores > 0), scores)
     return tl.where(is_listen, tl.where(on_probability, scores + tl.log(scale), scores * scale), scores)
 
 
@@ -61,10 +58,10 @@ def _penalised(given, is_forbidden, is_seen, is_long, is_listen, penalty, blind,
 def _score_kernel(
     logits, fed, wants, slots, seen, set_index, forbidden, length_ids, listen_ids, temperature, repetition, sign_blind,
     length, listen_scale, on_probability, scores, highs, tops, sums, places, V, N,
-    BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """A block of the vocabulary: tempered scores; the maxima of their pieces; of the block the best logit and score,
-    both with their columns, the sum of exponentials about the best logit, and how many ids outscore listen.
+    """One block of the vocabulary: its tempered scores and the maxima of their spans; the best logit and the best score
+    with their columns; the sum of exponentials relative to the best logit; the number of ids that outscore listen.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if (tl.load(fed + row) | tl.load(wants + row)) == 0:
@@ -74,7 +71,7 @@ def _score_kernel(
     listen_id = tl.load(listen_ids + tl.load(set_index + slot))
     heat, penalty, long_penalty = tl.load(temperature + slot), tl.load(repetition + slot), tl.load(length + slot)
     blind, scale = tl.load(sign_blind + slot) != 0, tl.load(listen_scale + slot)
-    on_odds = tl.load(on_probability + slot) != 0
+    scales_probability = tl.load(on_probability + slot) != 0
 
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < V
@@ -84,43 +81,43 @@ def _score_kernel(
     is_long = tl.load(length_ids + at + column, mask=inside, other=0) != 0
     is_listen = column == listen_id
     score = _penalised(
-        given, is_forbidden, is_seen, is_long, is_listen, penalty, blind, long_penalty, scale, on_odds
+        given, is_forbidden, is_seen, is_long, is_listen, penalty, blind, long_penalty, scale, scales_probability
     )  # fmt: skip
 
-    # The same for listen alone, which every block measures its ids against.
+    # The score of the listen token, which every block compares its ids with.
     listen = tl.maximum(listen_id, 0)
-    its_score = _penalised(
+    listen_score = _penalised(
         tl.load(logits + row * V + listen), tl.load(forbidden + at + listen) != 0,
         tl.load(seen + row * V + listen) != 0, tl.load(length_ids + at + listen) != 0, listen_id >= 0,
-        penalty, blind, long_penalty, scale, on_odds,
+        penalty, blind, long_penalty, scale, scales_probability,
     )  # fmt: skip
 
     tempered = tl.div_rn(score, heat)
     tl.store(scores + row * V + column, tempered, mask=inside)
-    pieces: tl.constexpr = BLOCK // PIECE
-    highest = tl.max(tl.reshape(tempered, (pieces, PIECE)), 1)
-    tl.store(highs + (row * N + block) * pieces + tl.arange(0, pieces), highest)
+    n_spans: tl.constexpr = BLOCK // SPAN
+    highest = tl.max(tl.reshape(tempered, (n_spans, SPAN)), 1)
+    tl.store(highs + (row * N + block) * n_spans + tl.arange(0, n_spans), highest)
 
     is_number = tl.sum((given != given).to(tl.int32), 0) == 0
     top_logit, top_score = tl.max(given, 0), tl.max(score, 0)
-    about = tl.where(tl.abs(top_logit) < float("inf"), top_logit, 0.0)
+    center = tl.where(tl.abs(top_logit) < float("inf"), top_logit, 0.0)
     part = row * 2 * N + block
     tl.store(tops + part, tl.where(is_number, top_logit, float("nan")))
     tl.store(tops + part + N, top_score)
-    tl.store(sums + row * N + block, tl.sum(tl.exp(given - about), 0))
+    tl.store(sums + row * N + block, tl.sum(tl.exp(given - center), 0))
     part = row * 3 * N + block
     tl.store(places + part, tl.min(tl.where(given == top_logit, column, V), 0))
     tl.store(places + part + N, tl.min(tl.where(score == top_score, column, V), 0))
-    tl.store(places + part + 2 * N, tl.sum((score > its_score).to(tl.int32), 0))
+    tl.store(places + part + 2 * N, tl.sum((score > listen_score).to(tl.int32), 0))
 
 
 @triton.jit
 def _choose_kernel(
-    logits, fed, wants, slots, scores, highs, tops, sums, places, pieces, found, chosen, set_index, stop_ids,
+    logits, fed, wants, slots, scores, highs, tops, sums, places, spans, found, chosen, set_index, stop_ids,
     listen_ids, pad_ids, unremembered, history, count, seed, draws, greedy, temperature, top_k, top_p, listen_top_k,
     stop_probe, V, H, N,
     STREAMS: tl.constexpr, PROBE: tl.constexpr, TEXT: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
-    BITS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, PARTS: tl.constexpr,
     RANKED: tl.constexpr, AGAINST: tl.constexpr, PASSED: tl.constexpr, WEIGHTLESS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -142,13 +139,13 @@ def _choose_kernel(
         if is_wanted & usable:
             places_of = places + row * 3 * N + lane
             is_greedy = tl.load(greedy + slot) != 0
-            n_draws, its_seed = tl.load(draws + slot), tl.load(seed + slot)
+            n_draws, slot_seed = tl.load(draws + slot), tl.load(seed + slot)
 
             stop_id, listen_id = tl.load(stop_ids + of), tl.load(listen_ids + of)
             share = tl.exp(tl.where(top > float("-inf"), top, best_logit) - best_logit)
             total = tl.sum(share * tl.load(sums + row * N + lane, mask=inside, other=0.0), 0)
             chance = tl.exp(tl.load(logits + row * V + tl.maximum(stop_id, 0)) - (best_logit + tl.log(total)))
-            by_draw = uniform(its_seed, n_draws, STREAMS, PROBE, ROUNDS) < chance.to(tl.float64)
+            by_draw = uniform(slot_seed, n_draws, STREAMS, PROBE, ROUNDS) < chance.to(tl.float64)
             first = tl.min(tl.where(top == best_logit, tl.load(places_of, mask=inside, other=V), V), 0)
             stops = tl.where(is_greedy, first == stop_id, by_draw)
             stops = stops & (tl.load(stop_probe + slot) != 0) & (stop_id >= 0)
@@ -163,17 +160,17 @@ def _choose_kernel(
                 at = tl.load(places_of + N, mask=inside, other=V)
                 token = tl.min(tl.where(top_score == best_score, at, V), 0).to(tl.int64)
             else:
-                n_pieces = N * (BLOCK // PIECE)
+                n_spans = N * (BLOCK // SPAN)
                 token = drawn_column(
-                    scores + row * V, highs + row * n_pieces, pieces + row * n_pieces, found + row * RANKED,
-                    uniform(its_seed, n_draws, STREAMS, TEXT, ROUNDS),
+                    scores + row * V, highs + row * n_spans, spans + row * n_spans, found + row * RANKED,
+                    uniform(slot_seed, n_draws, STREAMS, TEXT, ROUNDS),
                     tl.div_rn(best_score, tl.load(temperature + slot)), tl.load(top_k + slot), tl.load(top_p + slot),
-                    V, n_pieces, BITS, ONE, PARTS * (BLOCK // PIECE), PIECE, PIECES, RANKED, AGAINST, PASSED,
+                    V, n_spans, BITS, ONE, PARTS * (BLOCK // SPAN), SPAN, SPANS, RANKED, AGAINST, PASSED,
                     WEIGHTLESS,
                 ).to(tl.int64)  # fmt: skip
             remembered = ~stops & ~listens & (tl.load(unremembered + of * V + token) == 0)
             n = tl.load(count + slot)
-            tl.debug_barrier()  # every warp has read what is written now
+            tl.debug_barrier()  # every warp has read the counters that are written now
             tl.store(history + slot * H + n % H, token, mask=remembered)
             tl.store(count + slot, n + 1, mask=remembered)
             tl.store(draws + slot, n_draws + 1)
@@ -186,12 +183,12 @@ def _choose_kernel(
 def choose_tokens(
     state: SamplerState, sets: TokenSets, slots: Tensor, logits: Tensor, fed: Tensor, wants: Tensor
 ) -> Tensor:
-    """Shapes and effects as `models.stages.regions.choose`. logits: float32, contiguous."""
+    """Shapes and effects as `models.stages.regions.choose`; logits: float32, contiguous."""
     (B, V), H, device = logits.shape, state.history.shape[1], logits.device
     assert V < 1 << ID_BITS, f"choose_tokens: expected a vocabulary below {1 << ID_BITS}, got {V}"
     N = triton.cdiv(V, BLOCK)
 
-    def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     def bytes_of(flags: Tensor) -> Tensor:
@@ -203,23 +200,23 @@ def choose_tokens(
         seen, slots, state.history, state.count, state.chunk_start, state.repetition_window,
         bytes_of(state.chunked_window), V, H, BLOCK=MARKED,
     )  # fmt: skip
-    pieces = N * (BLOCK // PIECE)
-    scores, highs = room(B, V), room(B, pieces)
-    tops, sums, places = room(B, 2, N), room(B, N), room(B, 3, N, dtype=torch.int32)
+    n_spans = N * (BLOCK // SPAN)
+    scores, highs = empty(B, V), empty(B, n_spans)
+    tops, sums, places = empty(B, 2, N), empty(B, N), empty(B, 3, N, dtype=torch.int32)
     _score_kernel[(B, N)](
         logits, is_fed, is_wanted, slots, seen, state.set_index, bytes_of(sets.forbidden), bytes_of(sets.length_ids),
         sets.listen_id, state.temperature, state.repetition_penalty, bytes_of(state.sign_blind), state.length_penalty,
         state.listen_scale, bytes_of(state.listen_scale_on_probability), scores, highs, tops, sums, places, V, N,
-        BLOCK=BLOCK, PIECE=PIECE, num_warps=8,
+        BLOCK=BLOCK, SPAN=SPAN, num_warps=8,
     )  # fmt: skip
-    chosen = room(3, B, dtype=torch.int64)
+    chosen = empty(3, B, dtype=torch.int64)
     _choose_kernel[(B,)](
-        logits, is_fed, is_wanted, slots, scores, highs, tops, sums, places, room(B, pieces, dtype=torch.int32),
-        room(B, RANKED, dtype=torch.int64), chosen, state.set_index, sets.stop_id, sets.listen_id, sets.pad_id,
+        logits, is_fed, is_wanted, slots, scores, highs, tops, sums, places, empty(B, n_spans, dtype=torch.int32),
+        empty(B, RANKED, dtype=torch.int64), chosen, state.set_index, sets.stop_id, sets.listen_id, sets.pad_id,
         bytes_of(sets.unremembered), state.history, state.count, state.seed, state.draws, bytes_of(state.greedy),
         state.temperature, state.top_k, state.top_p, state.listen_top_k, bytes_of(state.stop_probe), V, H, N,
         STREAMS=N_STREAMS, PROBE=STREAM_STOP_PROBE, TEXT=STREAM_TEXT, ROUNDS=N_ROUNDS, ONE=float(WEIGHT_ONE),
-        BITS=ID_BITS, BLOCK=BLOCK, PIECE=PIECE, PIECES=PIECES, PARTS=triton.next_power_of_2(N), RANKED=RANKED,
+        BITS=ID_BITS, BLOCK=BLOCK, SPAN=SPAN, SPANS=SPANS, PARTS=triton.next_power_of_2(N), RANKED=RANKED,
         AGAINST=AGAINST, PASSED=PASSED, WEIGHTLESS=WEIGHTLESS, num_warps=WARPS,
     )  # fmt: skip
     return chosen

@@ -1,18 +1,17 @@
-"""What a slot has heard last, and the audio encoder's fresh start from it before its position table ends.
+"""Restart of the audio encoder from a slot's last units of log-mel, before its position table ends.
 
-The encoder has 1500 learned positions, 29 units. Its own rule is to forget everything there (`Apm.stream`). Here
-the last units are encoded again from position 0, in one pass and on the log-mel they were first encoded from, and
-the next unit goes on behind them: the encoder always looks back on at least as much as is remembered. What cannot be
-kept is the position: it steps back at the end of the table, and rows depend on it.
+The encoder has 1500 learned positions, which is 29 units. On its own it empties the cache there (`Apm.stream`). Here
+the last units are encoded again from position 0, in one pass, from the same log-mel as before, and the next unit
+follows them: the encoder always attends to at least the units that are kept. The positions are not kept: they step back
+at the end of the table, and rows depend on them.
 
-Why not drop the oldest rows and keep the others, as the language model does (`KVCache.evict`)? Its positions are
-rotations of finished keys, which can be turned back. Here a position is added to the input of the first layer, so
-that every layer's keys and values are functions of it which nothing but the layers themselves can recompute. Rows
-left where they are would leave no positions for new ones: the last one for all of them takes away their order, and
-those of the dropped rows put the newest sound before the oldest.
+The oldest rows cannot be dropped while the others are kept, as the language model does (`KVCache.evict`). Its positions
+are rotations of finished keys, which can be rotated back. Here a position is added to the input of the first layer, so
+that the keys and values of every layer depend on it, and only the layers themselves can recompute them. Rows kept at
+their positions would leave no positions for new rows: giving all new rows the last position would lose their order, and
+giving them the positions of the dropped rows would put the newest sound before the oldest.
 
-Knows units of log-mel and how many rows the table holds. Does not know sessions, nor when a unit is run: the host
-asks `needs_overlap` before each and, if so, runs `overlap_encode` first.
+Does not contain sessions. Before each unit the host calls `needs_overlap` and, if it is true, runs `overlap_encode`.
 """
 
 from dataclasses import dataclass, fields
@@ -30,17 +29,17 @@ MAX_POSITIONS = 1500
 
 
 @dataclass(frozen=True)
-class HeardMel:
-    """The last units of every slot as the encoder got them, allocated once; S slots and one for rows of padding.
+class RecentMel:
+    """The log-mel of every slot's last units, allocated once; S slots and a scratch slot for padding.
 
-    Unit u lies at place u mod (K + 1). One place more than the K units that are encoded again: whoever takes back
-    the newest unit, by lowering `n_units`, finds the K before it untouched.
+    Unit u is at index u mod (K + 1). There is one index more than the K units that are encoded again: taking back the
+    newest unit, by lowering `n_units`, leaves the K units before it intact.
     """
 
     mel: Tensor  # [S + 1, K + 1, n_mels, 104] f32
     first: Tensor  # [S + 1, K + 1] i64  valid columns [first, end), as `Apm.stream`
     end: Tensor  # [S + 1, K + 1] i64
-    n_units: Tensor  # [S + 1] i64  units heard so far; advanced by `remember`
+    n_units: Tensor  # [S + 1] i64  units encoded so far; advanced by `remember`
 
     @classmethod
     def allocate(
@@ -51,24 +50,26 @@ class HeardMel:
         max_positions: int = MAX_POSITIONS,
         n_mels: int = N_MELS,
         device: torch.device | str = "cpu",
-    ) -> "HeardMel":
+    ) -> "RecentMel":
         """Allocate every slot, empty.
 
         Args:
+            n_slots: S.
             n_units: K, units to encode again; None = 10, or as many as a shorter table allows.
             max_positions: rows of the encoder's position table.
-        Raises: SettingsError if after K units the table holds no further one.
+            n_mels: bins of the log-mel.
+        Raises: SettingsError if the table does not hold another unit after K units.
         """
-        most = most_units(max_positions)
-        n_units = min(OVERLAP_UNITS, most) if n_units is None else n_units
-        if not 1 <= n_units <= most:
-            raise SettingsError("audio overlap", expected=f"1 to {most} units of {max_positions} rows", got=n_units)
+        limit = max_overlap_units(max_positions)
+        n_units = min(OVERLAP_UNITS, limit) if n_units is None else n_units
+        if not 1 <= n_units <= limit:
+            raise SettingsError("audio overlap", expected=f"1 to {limit} units of {max_positions} rows", got=n_units)
 
-        def places(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(n_slots + 1, n_units + 1, *shape, dtype=dtype, device=device)
 
-        mel = places(n_mels, UNIT_COLUMNS, dtype=torch.float32)
-        return cls(mel, places(), places(), torch.zeros(n_slots + 1, dtype=torch.int64, device=device))
+        mel = zeros(n_mels, UNIT_COLUMNS, dtype=torch.float32)
+        return cls(mel, zeros(), zeros(), torch.zeros(n_slots + 1, dtype=torch.int64, device=device))
 
     @property
     def scratch(self) -> int:
@@ -78,54 +79,55 @@ class HeardMel:
         return [getattr(self, field.name) for field in fields(self)]
 
     def reset(self, slots: Tensor) -> None:
-        """Forget everything about `slots` [B]."""
+        """Empty `slots` [B]."""
         for tensor in self.tensors():
             tensor.index_fill_(0, slots, 0)
 
 
-def most_units(max_positions: int = MAX_POSITIONS) -> int:
-    """Units that may be encoded again such that one more still fits the table."""
+def max_overlap_units(max_positions: int = MAX_POSITIONS) -> int:
+    """Most units to encode again such that one more fits the table."""
     return (max_positions - conv_length(UNIT_COLUMNS) - 1) // UNIT_ROWS
 
 
 def needs_overlap(n_rows: int, first: int, end: int, max_positions: int = MAX_POSITIONS) -> bool:
-    """Whether a unit of columns [first, end) would make `Apm.stream` forget the n_rows a slot holds.
+    """Whether a unit of columns [first, end) would make `Apm.stream` empty a slot of n_rows rows.
 
-    The unit counts with the rows of the frames around it, as there. With 1500 positions and steady units: at 1450 rows
-    and, with 10 units encoded again, every 19 units from then on.
+    As there, the unit counts with the rows of its context frames. With 1500 positions and units of 50 rows this is true
+    at 1450 rows and then, with 10 units encoded again, every 19 units.
     """
     return n_rows + conv_length(end - first) >= max_positions
 
 
-def remember(heard: HeardMel, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor) -> None:
-    """Keep one unit per slot, in place of the oldest.
+def remember(recent: RecentMel, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor) -> None:
+    """Store one unit per slot in place of the oldest.
 
     Args:
-        slots: [B] int64, distinct except for rows of padding, which name the scratch slot.
-        mel, first, end: what `Apm.stream` gets; a slot without columns sits out and stays as it is.
+        slots: [B] int64, distinct except for the scratch slot.
+        mel, first, end: as for `Apm.stream`; a slot without columns is not changed.
     """
     given = end > first
-    target = torch.where(given, slots, heard.scratch)
-    place = heard.n_units[slots] % heard.mel.shape[1]
-    for kept, new in ((heard.mel, mel), (heard.first, first), (heard.end, end)):
+    target = torch.where(given, slots, recent.scratch)
+    place = recent.n_units[slots] % recent.mel.shape[1]
+    for kept, new in ((recent.mel, mel), (recent.first, first), (recent.end, end)):
         kept[target, place] = new
-    heard.n_units.index_add_(0, slots, given.long())
+    recent.n_units.index_add_(0, slots, given.long())
 
 
-def overlap_encode(apm: Apm, heard: HeardMel, cache: KVCache, slots: Tensor, active: Tensor) -> None:
-    """Let active slots start over from what they remember; others stay as they are.
+def overlap_encode(apm: Apm, recent: RecentMel, cache: KVCache, slots: Tensor, active: Tensor) -> None:
+    """Restart active slots from their stored units; other slots are not changed.
 
-    Afterwards an active slot's cache equals that of an empty slot to which those units were streamed: 50 rows for each
-    of them, shorter units fewer. It may be run again, with the same result.
+    Afterwards the cache of an active slot equals that of an empty slot after streaming these units: 50 rows per unit,
+    fewer for shorter ones. A second run has the same result.
 
     Args:
         cache: the encoder's slot cache.
-        slots: [B] int64, distinct except for the scratch slot. active: [B] bool.
+        slots: [B] int64, distinct except for the scratch slot.
+        active: [B] bool.
     """
-    n_places = heard.mel.shape[1]
-    unit = heard.n_units[slots][:, None] - torch.arange(n_places - 1, 0, -1, device=slots.device)  # oldest first
+    n_places = recent.mel.shape[1]
+    unit = recent.n_units[slots][:, None] - torch.arange(n_places - 1, 0, -1, device=slots.device)  # oldest first
     rows, place = slots[:, None], unit % n_places
-    first = heard.first[rows, place]
-    end = torch.where(unit >= 0, heard.end[rows, place], 0)
-    mel = heard.mel[rows, place].to(apm.conv1.weight.dtype)
+    first = recent.first[rows, place]
+    end = torch.where(unit >= 0, recent.end[rows, place], 0)
+    mel = recent.mel[rows, place].to(apm.conv1.weight.dtype)
     apm.refill(mel, first, end, cache, slots, active)

@@ -1,6 +1,6 @@
 """`resampler`: any number of patch rows to a fixed number of LLM rows, by cross-attention from learned queries.
 
-Knows patch coordinates on their grid. Does not know where the patches came from.
+Does not contain the vision encoder, whose rows are its input.
 """
 
 import torch
@@ -32,6 +32,10 @@ class ResamplerAttention(nn.Module):
 
 
 class Resampler(Derived):
+    """Cross-attention from learned queries to patch rows, with sine-cosine positions in two dimensions."""
+
+    waves: Tensor
+
     def __init__(self, width_in: int, width: int, n_queries: int, heads: int, eps: float = 1e-6):
         super().__init__()
         self.width = width
@@ -45,14 +49,14 @@ class Resampler(Derived):
         self.register_buffer("waves", torch.empty(MAX_SIDE, width // 2), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        # S(p) for one coordinate p: [sin(p w) | cos(p w)], w_i = 10000 ** (-i / (width / 4)), float32.
+        # Row p is [sin(p w) | cos(p w)] with w_i = 10000 ** (-i / (width / 4)), in float32.
         quarter = self.width // 4
         omega = 1.0 / 10000 ** (torch.arange(quarter, dtype=torch.float32, device=device) / quarter)
         angles = torch.arange(MAX_SIDE, dtype=torch.float32, device=device)[:, None] * omega
         self.waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
 
     def positions(self, coords: Tensor) -> Tensor:
-        """Position rows, column half first. coords: [B, L, 2] (row, column). Returns: [B, L, D] float32."""
+        """Position rows [B, L, D] float32 of coords [B, L, 2] (row, column); the half of the column comes first."""
         return torch.cat((self.waves[coords[..., 1]], self.waves[coords[..., 0]]), dim=-1)
 
     def forward(self, hidden: Tensor, coords: Tensor, mask: Tensor) -> Tensor:

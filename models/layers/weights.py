@@ -1,6 +1,6 @@
-"""Tensors into module trees: what a tree expects, what differs, and the assignment.
+"""Assignment of tensors to a module tree: expected names and shapes, differences, and the assignment itself.
 
-Knows neither files nor which tree it serves.
+Does not contain file formats.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ Tree = TypeVar("Tree", bound=nn.Module)
 
 
 class Mismatch:
-    """Collects what is wrong with a checkpoint, to be raised as one error."""
+    """Collects the differences between a checkpoint and a module tree, to raise them as one error."""
 
     def __init__(self, what: str, expected: str):
         self.what, self.expected = what, expected
@@ -39,8 +39,8 @@ class Mismatch:
             raise CheckpointError(self.what, expected=self.expected, got=f"these differences:{text}")
 
 
-class _Undrawn(TorchFunctionMode):
-    """What would fill a tensor of a new module returns it as it is."""
+class _SkipInit(TorchFunctionMode):
+    """Turns the functions of `torch.nn.init` into no-ops."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,27 +51,27 @@ class _Undrawn(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Modules that are built inside have names and shapes, and no data.
+    """A context in which modules are built with names and shapes, but without data.
 
-    First values are left out: on the meta device a normal distribution alone would load torch's compiler, for seconds.
+    Initialization is skipped: on the meta device a normal distribution imports torch's compiler, which takes seconds.
     """
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), _SkipInit():
         yield
 
 
 def tensor_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor the tree keeps in a checkpoint."""
+    """Name and shape of every tensor in the tree's state dict."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def assign_weights(model: Tree, tensors: dict[str, Tensor], device: torch.device | str, dtype: torch.dtype) -> Tree:
-    """Give a tree built on the meta device its tensors, all and by their final names, and make it ready to run."""
+    """Assign all tensors, by their final names, to a tree built on the meta device, and make it ready to run."""
     model.load_state_dict(tensors, strict=True, assign=True)
     model.requires_grad_(False).eval()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Derived):
                 module.derive(device, dtype)
-    left = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
-    assert not left, f"expected data for every tensor, got none for {left}"
+    missing = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
+    assert not missing, f"expected data for every tensor, got none for {missing}"
     return model

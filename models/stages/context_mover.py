@@ -80,7 +80,7 @@ class ContextMover:
         runner.check_room(slot, by)
         frequencies, held = runner.model.llm.model.frequencies, slot in self._held
         first, places = torch.full_like(one, first_kept), torch.full_like(one, by)
-        cache.shift(one, first, places, frequencies, turn=not held)
+        cache.shift(one, first, places, frequencies, rotates=not held)
         if held:
             cache.positions.index_add_(0, one, -places)
             self._bring_up(slot, -by)
@@ -97,9 +97,9 @@ class ContextMover:
         ahead, frequencies = held.ahead + by, self._runner.model.llm.model.frequencies
         if abs(ahead) > MAX_AHEAD:
             one = self._one(slot)
-            cache.turn(one, torch.full_like(one, held.n), torch.full_like(one, -ahead), frequencies)
+            cache.move_positions(one, torch.full_like(one, held.n), torch.full_like(one, -ahead), frequencies)
             ahead = 0
-        cache.put_keys(slot, held.keys, held.n, ahead, frequencies)
+        cache.restore_keys(slot, held.keys, held.n, ahead, frequencies)
         self._held[slot] = replace(held, ahead=ahead)
 
     def _one(self, slot: int) -> Tensor:

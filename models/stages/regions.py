@@ -49,13 +49,13 @@ def audio_unit(
     model: OmniModel, state: SlotState, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One unit of log-mel per slot to LLM rows [B, 10, D], and kept for `audio_overlap`; shapes as `Apm.stream`."""
-    remember(state.heard, slots, mel, first, end)
+    remember(state.recent_mel, slots, mel, first, end)
     return model.encode_unit(mel, first, end, state.apm, slots)
 
 
 def audio_overlap(model: OmniModel, state: SlotState, slots: Tensor, active: Tensor) -> None:
     """Start the audio cache of active slots [B] over from the last seconds they heard; see `overlap_encode`."""
-    overlap_encode(model.apm, state.heard, state.apm, slots, active)
+    overlap_encode(model.apm, state.recent_mel, state.apm, slots, active)
 
 
 def llm_prefill(

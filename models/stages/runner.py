@@ -88,9 +88,9 @@ class Runner:
         llm_len: int = 4096,
         tts_len: int | None = None,
         shapes: Shapes | None = None,
-        one_scratch: bool = False,
+        shared_scratch: bool = False,
     ):
-        """llm_len, tts_len: context rows per slot. one_scratch: as `SlotState.allocate` has it.
+        """llm_len, tts_len: context rows per slot. shared_scratch: as `SlotState.allocate` has it.
 
         Raises: ContextOverflowError beyond the model's positions.
         """
@@ -101,7 +101,7 @@ class Runner:
             )
         self.model, self.llm_len, self._tts_len, self._sets = model, llm_len, tts_len, sets
         self.state = SlotState.allocate(
-            model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len, one_scratch=one_scratch
+            model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len, shared_scratch=shared_scratch
         )
         self.log_mel = LogMel(model.device, model.config.audio_config.num_mel_bins)
         self.use_shapes(shapes or Shapes())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.errors import SlotError
 from models.inputs.mel_stream import MelStreamState
-from models.layers.audio_overlap import HeardMel
+from models.layers.audio_overlap import RecentMel
 from models.layers.kv_cache import KVCache
 from models.layers.speech_state import SpeechState
 from models.omni import OmniModel
@@ -30,7 +30,7 @@ class SlotState:
     text: SamplerState
     apm: KVCache | None
     mel: MelStreamState | None
-    heard: HeardMel | None
+    recent_mel: RecentMel | None
     speech: SpeechState | None
     # [S + 1, 65, D] hidden states of the tokens that wait to be spoken; overwritten by the next unit. The last row is
     # spare, as in `kv_cache`.
@@ -38,12 +38,12 @@ class SlotState:
 
     @classmethod
     def allocate(
-        cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None, one_scratch: bool = False
+        cls, model: OmniModel, *, n_slots: int, llm_len: int, tts_len: int | None = None, shared_scratch: bool = False
     ) -> "SlotState":
         """Allocate every slot on the model's device.
 
         llm_len: context rows per slot. tts_len: rows of speech per turn; default as the checkpoint says.
-        one_scratch: kernels will run the layers, which may share a scratch slot; see `kv_cache`.
+        shared_scratch: kernels will run the layers, which may share a scratch slot; see `kv_cache`.
         """
         config, device, dtype = model.config, model.device, model.dtype
         audio, tts = config.audio_config, config.tts_config
@@ -58,7 +58,7 @@ class SlotState:
                 dtype=dtype,
                 device=device,
                 spare=1,
-                one_scratch=one_scratch,
+                shared_scratch=shared_scratch,
             )
 
         heads = audio.encoder_attention_heads
@@ -73,7 +73,7 @@ class SlotState:
             mel=MelStreamState.allocate(n_slots, device=device, n_mels=audio.num_mel_bins)
             if config.init_audio
             else None,
-            heard=HeardMel.allocate(
+            recent_mel=RecentMel.allocate(
                 n_slots, max_positions=audio.max_source_positions, n_mels=audio.num_mel_bins, device=device
             )
             if config.init_audio
@@ -94,7 +94,7 @@ class SlotState:
 
     def reset(self, slots: Tensor) -> None:
         """Empty `slots` [B] completely; nothing of the last session is left, not even its rows."""
-        for part in (self.llm, self.text, self.apm, self.mel, self.heard, self.speech):
+        for part in (self.llm, self.text, self.apm, self.mel, self.recent_mel, self.speech):
             if part is not None:
                 part.reset(slots)
         self.hidden.index_fill_(0, slots, 0)

@@ -137,7 +137,7 @@ class UnitSteps:
             state.mel.tail[slot] = to.tail.to(one.device)
             state.mel.n_samples[slot] = to.n_samples
             state.mel.n_emitted[slot] = to.n_frames
-            state.heard.n_units[slot] = to.n_units
+            state.recent_mel.n_units[slot] = to.n_units
             for tensor, kept in zip(self._audio_buffer() if to.heard else (), to.heard, strict=True):
                 tensor[slot] = kept
         self._at[slot] = to._replace(heard=(), recent_tokens=None)
@@ -153,7 +153,7 @@ class UnitSteps:
         return at._replace(recent_tokens=self.state.speech.sampler.history[slot].clone())
 
     def _audio_buffer(self) -> list[Tensor]:
-        return [*self.state.apm.tensors(), *self.state.mel.tensors(), *self.state.heard.tensors()]
+        return [*self.state.apm.tensors(), *self.state.mel.tensors(), *self.state.recent_mel.tensors()]
 
     def rewind_speech(self, slot: int, to: Counters) -> None:
         """As `rewind`, of what the slot has spoken only."""
@@ -249,7 +249,7 @@ class UnitSteps:
             at = self._at[slot]
             held = at.audio_rows
             if overlaps:
-                held = UNIT_ROWS * min(at.n_units, self.state.heard.mel.shape[1] - 1)
+                held = UNIT_ROWS * min(at.n_units, self.state.recent_mel.mel.shape[1] - 1)
             elif needs_overlap(held, first, end, self._positions):
                 held = 0
             self._at[slot] = at._replace(

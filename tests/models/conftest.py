@@ -1,4 +1,4 @@
-"""Fixtures of the speech tests, on the embedded checkpoint."""
+"""Fixtures of the speech tests, with the embedded checkpoint."""
 
 import pytest
 

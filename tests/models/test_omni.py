@@ -1,4 +1,4 @@
-"""The whole model's own few lines: pixels to the encoder's range, encoders joined to their projections."""
+"""`OmniModel`: scaling of pixels, encoders with their projections, parts that the config switches off."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.models.compare import assert_close, assert_same
 from tests.parity.build import slot_cache
 
 
-def test_pixels_run_from_minus_one_to_one(tiny_model):
+def test_pixels_are_scaled_to_minus_one_to_one(tiny_model):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (2, 6, 588), dtype=torch.uint8, generator=generator)
     pixels[0, 0, :2] = torch.tensor([0, 255])
@@ -25,7 +25,7 @@ def test_pixels_run_from_minus_one_to_one(tiny_model):
 
 
 @pytest.mark.parametrize("end, n_rows", [(104, 10), (102, 10), (62, 6), (60, 5), (9, 0), (0, 0)])
-def test_a_unit_becomes_ten_rows_or_fewer(tiny_model, end, n_rows):
+def test_unit_is_encoded_to_at_most_ten_rows(tiny_model, end, n_rows):
     mel = torch.randn(1, 80, UNIT_COLUMNS, generator=torch.Generator().manual_seed(0))
     slots, first = torch.tensor([1]), torch.tensor([min(2, end)])
     caches = [slot_cache(tiny_model, "apm", n_slots=2) for _ in range(2)]
@@ -38,7 +38,7 @@ def test_a_unit_becomes_ten_rows_or_fewer(tiny_model, end, n_rows):
         assert_close(rows[0, i], expected, 1e-5, f"row {i}")
 
 
-def test_clips_become_ten_rows_a_second(tiny_model):
+def test_clips_are_encoded_to_ten_rows_per_second(tiny_model):
     mel = torch.randn(2, 80, 200, generator=torch.Generator().manual_seed(0))
     n_frames, n_keys = torch.tensor([200, 130]), torch.tensor([100, 65])
     rows = tiny_model.encode_clips(mel, n_frames, n_keys, chunk=50)
@@ -48,7 +48,7 @@ def test_clips_become_ten_rows_a_second(tiny_model):
     assert_close(rows, expected, 1e-5)
 
 
-def test_float64_sound_is_taken_in_the_model_dtype(tiny_model):
+def test_float64_mel_is_converted_to_the_model_dtype(tiny_model):
     mel = torch.randn(1, 80, 100, generator=torch.Generator().manual_seed(0))
     counts = torch.tensor([100]), torch.tensor([50])
     assert_same(

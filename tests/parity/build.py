@@ -7,7 +7,7 @@ from models.omni import OmniModel
 
 
 def slot_cache(
-    model: OmniModel, part: str, *, n_slots: int, max_len: int | None = None, one_scratch: bool = False
+    model: OmniModel, part: str, *, n_slots: int, max_len: int | None = None, shared_scratch: bool = False
 ) -> KVCache:
     """An empty cache for `apm`, `llm` or `tts`, with the part's maximum number of rows or `max_len`."""
     config = model.config
@@ -30,5 +30,5 @@ def slot_cache(
         head_dim=head_dim,
         dtype=torch.float32,
         device=model.device,
-        one_scratch=one_scratch,
+        shared_scratch=shared_scratch,
     )

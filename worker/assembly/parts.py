@@ -145,7 +145,7 @@ def assemble(
         llm_len=_llm_len(model, config),
         tts_len=_tts_len(model),
         shapes=shapes or _shapes(model, batch, config, by_kernels=by_kernels),
-        one_scratch=by_kernels,
+        shared_scratch=by_kernels,
     )
     vocoder = None
     if flow_parts is not None:
@@ -256,7 +256,7 @@ def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engi
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
     """Bytes one session's slot takes, scratch slots aside, by allocating one."""
     lengths = {"llm_len": _llm_len(model, config), "tts_len": _tts_len(model)}
-    state = SlotState.allocate(model, n_slots=1, **lengths, one_scratch=True)
+    state = SlotState.allocate(model, n_slots=1, **lengths, shared_scratch=True)
     n_bytes = sum(tensor[0].nbytes for tensor in state.tensors())
     del state
     if flow_parts is not None:

@@ -1,8 +1,7 @@
-"""Captured graphs where there is no GPU: a test double of `models.graphs.region_graphs.Captured`, nothing else is
-replaced.
+"""Captured graphs without a GPU: a test double of `models.graphs.captured.Captured`.
 
-It runs the region eagerly, but into tensors of its own that the next replay overwrites, and it takes no other shapes
-than its own: what a caller may rely on is what it may rely on with a graph.
+It runs the region eagerly, writes to static outputs that the next replay overwrites, and refuses other shapes, so that
+callers can rely on it exactly as on a graph.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from models.graphs.region_graphs import RegionTable
 
 
 class Replayed:
-    """One region at one bucket, as `Captured`. n_replays: how often it was called."""
+    """One region at one bucket, with the interface of `Captured`. n_replays: number of calls."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ def flat(value: object) -> list[Tensor]:
 
 
 def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
-    """Let `RegionTable.capture` make doubles. Returns: those it has made, in order, kept up to date."""
+    """Make `RegionTable.capture` create doubles. Returns: the list of them, which later captures extend."""
     made: list[Replayed] = []
 
     def captured(*given: Any) -> Replayed:

@@ -1,4 +1,4 @@
-"""Which call of a region finds a captured graph, and which are counted as having none."""
+"""Which calls of a region replay a captured graph, and which count as skipped."""
 
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -30,7 +30,7 @@ class Sizes(ShapeTable):
 
 @dataclass(frozen=True)
 class Rule:
-    """A setting that is no number."""
+    """A setting that is not a number."""
 
     sign: int = 1
 
@@ -50,7 +50,7 @@ def negated(x: Tensor) -> Tensor:
 
 
 class Table(RegionTable):
-    """Three regions, two of them over one number, which is the scratch slot; the last two look alike."""
+    """Three regions, two of them over one number, the scratch slot; the last two have equal shapes."""
 
     def __init__(self) -> None:
         self.total, self.n_cleared = torch.zeros(()), 0
@@ -100,11 +100,11 @@ def test_every_bucket_and_variant_becomes_one_graph(made: list[Replayed]):
     sizes = [tuple(graph.bucket.values()) for graph in made if graph.name == "scaled"]
     largest_first = sorted(product(BATCHES, ROWS), reverse=True)
     assert sizes == [size for size in largest_first for _ in range(3)], f"expected the largest first, got {sizes}"
-    assert table.n_cleared == len(made) and not table.total, "examples must leave nothing behind"
+    assert table.n_cleared == len(made) and not table.total, "expected examples to leave the state empty"
     assert n_replays(made) == table.n_skipped == 0
 
 
-def test_a_call_finds_the_graph_of_its_shapes_and_settings(made: list[Replayed]):
+def test_call_replays_the_graph_of_its_shapes_and_settings(made: list[Replayed]):
     table = Table()
     table.capture()
     wanted = list(product(product(BATCHES, ROWS), ((1, Rule()), (3, Rule()), (1, Rule(-1)))))
@@ -112,7 +112,7 @@ def test_a_call_finds_the_graph_of_its_shapes_and_settings(made: list[Replayed])
     for shape, (scale, rule) in wanted:
         x = torch.randn(shape)
         got = table("scaled", x, scale=scale, rule=rule)
-        assert torch.equal(got, rule.sign * scale * x), f"{shape} {scale} {rule}: expected another graph's result"
+        assert torch.equal(got, rule.sign * scale * x), f"{shape} {scale} {rule}: expected the result of its own graph"
         (graph,) = (graph for graph in made if graph.outputs is got)
         assert (graph.name, tuple(graph.bucket.values())) == ("scaled", shape)
         found.add(id(graph))
@@ -130,7 +130,7 @@ def test_a_call_finds_the_graph_of_its_shapes_and_settings(made: list[Replayed])
         {"scale": 3, "rule": Rule(np.int64(1))},
     ],
 )
-def test_equal_settings_are_the_same_graph_however_they_were_written(made: list[Replayed], static: dict[str, Any]):
+def test_equal_settings_find_the_same_graph(made: list[Replayed], static: dict[str, Any]):
     table = Table()
     table.capture()
     table("scaled", ones(2, 4), **static)
@@ -138,7 +138,7 @@ def test_equal_settings_are_the_same_graph_however_they_were_written(made: list[
 
 
 def test_calls_of_captured_regions_without_a_graph_are_counted(made: list[Replayed]):
-    """They run as they are, and so do other regions, which nobody counts."""
+    """They run eagerly. Calls of regions that were not captured run eagerly and are not counted."""
     table = Table()
     assert table.capture(["scaled"]) == N_SCALED
     for n_skipped, (shape, scale) in enumerate((((3, 4), 1), ((1, 5), 1), ((2, 8), 2)), start=1):
@@ -152,8 +152,8 @@ def test_calls_of_captured_regions_without_a_graph_are_counted(made: list[Replay
     assert (n_replays(made), table.n_skipped) == (1, 3)
 
 
-def test_a_sealed_table_refuses_what_has_no_graph(made: list[Replayed]):
-    """By name, with the sizes that were asked for and those that there are; nothing runs instead."""
+def test_sealed_table_refuses_calls_without_a_graph(made: list[Replayed]):
+    """The error names the region, the given sizes and the captured ones; nothing runs."""
     table = Table()
     table.capture(["scaled"])
     table.seal()
@@ -170,7 +170,7 @@ def test_a_sealed_table_refuses_what_has_no_graph(made: list[Replayed]):
         table.capture(["doubled"])
 
 
-def test_a_table_without_its_graphs_is_not_sealed_any_more(made: list[Replayed]):
+def test_dropping_all_graphs_unseals_the_table(made: list[Replayed]):
     table = Table()
     table.capture()
     table.seal()
@@ -180,7 +180,7 @@ def test_a_table_without_its_graphs_is_not_sealed_any_more(made: list[Replayed])
     assert not table.is_sealed and table.capture(["doubled"]) == N_DOUBLED
 
 
-def test_stages_have_pools_of_their_own(made: list[Replayed]):
+def test_each_stage_has_its_own_pool(made: list[Replayed]):
     table = Table()
     facts = table.capture_region("scaled", stage="text")
     for name in ("doubled", "negated"):
@@ -194,14 +194,14 @@ def test_stages_have_pools_of_their_own(made: list[Replayed]):
     assert table.captured_sizes("scaled") == {}
 
 
-def test_nothing_is_counted_before_capture():
+def test_skips_are_not_counted_before_capture():
     table = Table()
     table("scaled", ones(2, 4), scale=1, rule=Rule())
     table("doubled", ones(3))
     assert (table.n_captured, table.n_skipped) == (0, 0)
 
 
-def test_regions_captured_one_after_the_other_add_up(made: list[Replayed]):
+def test_captures_of_several_regions_add_up(made: list[Replayed]):
     table = Table()
     counts = [table.capture([name]) for name in ("doubled", "scaled")]
     assert counts == [N_DOUBLED, N_DOUBLED + N_SCALED]
@@ -210,26 +210,26 @@ def test_regions_captured_one_after_the_other_add_up(made: list[Replayed]):
     assert (n_replays(made), table.n_skipped) == (2, 0)
 
 
-def test_a_region_captured_again_replaces_its_graphs(made: list[Replayed]):
-    """What is captured is the region, not a replay of the graph that was there."""
+def test_second_capture_replaces_the_graphs(made: list[Replayed]):
+    """The region is captured, not a replay of its old graph."""
     table = Table()
     table.capture()
     first = list(made)
     assert table.capture(["scaled"]) == N_ALL == table.n_captured
     assert len(made) == len(first) + N_SCALED
-    assert n_replays(first) == 0, "expected nothing of the old graphs in the new ones"
+    assert n_replays(first) == 0, "expected no replay of the old graphs"
     table("scaled", ones(1, 8), scale=1, rule=Rule())
     assert (n_replays(first), n_replays(made), table.n_skipped) == (0, 1, 0)
 
 
-def test_an_unknown_name_captures_nothing(made: list[Replayed]):
+def test_refuses_unknown_region_before_any_capture(made: list[Replayed]):
     table = Table()
     with pytest.raises(SettingsError, match=r"region: expected one of \['doubled', 'negated', 'scaled'\], got halved"):
         table.capture(["scaled", "halved"])
     assert (table.n_captured, made) == (0, [])
 
 
-def test_a_region_that_could_not_be_captured_runs_as_it_is(made: list[Replayed], monkeypatch: pytest.MonkeyPatch):
+def test_region_without_a_complete_capture_runs_eagerly(made: list[Replayed], monkeypatch: pytest.MonkeyPatch):
     table = Table()
     table.capture(["doubled"])
 
@@ -264,8 +264,8 @@ def vocoder_regions() -> RegionTable:
     return make_vocoder().regions
 
 
-def test_settings_of_every_region_can_be_looked_up(runner: Runner):
-    """All of them stand in every call, so that no call can leave one to a default that its graph was not given."""
+def test_examples_contain_every_setting_of_their_region(runner: Runner):
+    """Every call passes all settings, so that none takes a default that differs from its graph's."""
     for table in (runner.regions, vocoder_regions()):
         for name, region in table.table.items():
             bucket = next(region.buckets(table.shapes))
@@ -279,8 +279,8 @@ def test_settings_of_every_region_can_be_looked_up(runner: Runner):
                 assert len(keys) == 1, f"{name}: expected equal settings to be equal, got {keys}"
 
 
-def test_every_input_of_an_example_is_a_tensor_of_its_own(runner: Runner):
-    """A graph copies each of a call's inputs into its example's: two in one place would be the same input."""
+def test_inputs_of_an_example_do_not_share_memory(runner: Runner):
+    """A graph copies inputs into those of its example: two at one address would be the same input."""
     for table in (runner.regions, vocoder_regions()):
         for name, region in table.table.items():
             for bucket in region.buckets(table.shapes):
@@ -289,8 +289,8 @@ def test_every_input_of_an_example_is_a_tensor_of_its_own(runner: Runner):
                 assert len(set(places)) == len(places), f"{name} {bucket}: expected different tensors, got {places}"
 
 
-def test_a_token_is_fed_where_no_other_is_wanted(runner: Runner, made: list[Replayed]):
-    """The last token of a unit: what is fed and what is wanted differ from row to row of a captured step."""
+def test_captured_step_feeds_a_token_without_choosing_another(runner: Runner, made: list[Replayed]):
+    """The last token of a unit: rows of one captured step differ in whether another token is chosen."""
     runner.regions.capture(["unit_step"])
     slots, on, zeros = torch.tensor([0, 1]), torch.tensor([True, True]), torch.zeros(2, dtype=torch.int64)
     runner.regions("unit_step", slots, torch.tensor([7, 8]), on, zeros, torch.tensor([True, False]), kv_len=32)
@@ -299,17 +299,17 @@ def test_a_token_is_fed_where_no_other_is_wanted(runner: Runner, made: list[Repl
     assert n_replays(made) == 1
 
 
-def test_no_two_buckets_of_a_region_look_alike(runner: Runner, made: list[Replayed]):
+def test_buckets_of_a_region_have_different_shapes(runner: Runner, made: list[Replayed]):
     for table, names in ((runner.regions, None), (vocoder_regions(), ("begin", "hift"))):
         chosen = [table.table[name] for name in names or table.table]
         n_graphs = sum(len(region.variants) for region in chosen for _ in region.buckets(table.shapes))
         assert table.capture(names) == n_graphs, f"expected {n_graphs} graphs, got {table.n_captured}"
 
 
-def test_the_host_asks_for_what_was_captured(runner: Runner, made: list[Replayed]):
-    """Padded into buckets, every call of two slots finds its graph and gives what it gives without."""
+def test_padded_calls_find_their_graphs(runner: Runner, made: list[Replayed]):
+    """Every padded call of two slots finds its graph and equals the call without graphs."""
     ids, width = torch.arange(10) + 5, runner.model.config.hidden_size
-    told = []
+    results = []
     for is_captured in (False, True):
         if is_captured:
             runner.regions.capture(["llm_prefill", "llm_decode", "sample_text", "llm_evict"])
@@ -318,10 +318,10 @@ def test_the_host_asks_for_what_was_captured(runner: Runner, made: list[Replayed
             _, logits = runner.feed([one, two], [rows, rows.cut(0, 7)])
             chosen = runner.sample([one, two], logits).ids.tolist()
             runner.evict([two], [1], [3])
-            told.append([chosen])
+            results.append([chosen])
             for _ in range(12):
                 _, logits = runner.decode([two, one], chosen)
                 chosen = runner.sample([two, one], logits).ids.tolist()
-                told[-1].append(chosen)
-    assert told[0] == told[1], f"expected {told[0]}, got {told[1]}"
+                results[-1].append(chosen)
+    assert results[0] == results[1], f"expected {results[0]}, got {results[1]}"
     assert (n_replays(made), runner.regions.n_skipped) == (1 + 1 + 1 + 24, 0)

@@ -1,6 +1,6 @@
-"""A capture that fails, or that CUDA invalidates: the retry, what is cleared away, and what goes on as if nothing was.
+"""Captures that fail or that CUDA invalidates: the retry, the cleanup, and what keeps working.
 
-`Cuda` behaves as torch 2.11 does there, or as later versions do, which leave less behind.
+`Cuda` behaves like torch 2.11, or like later versions, which clean up more themselves.
 """
 
 import gc
@@ -25,11 +25,12 @@ NOW = "operation not permitted when stream is capturing"
 
 
 class Cuda:
-    """What a capture leaves in a process.
+    """State of CUDA and torch that captures change.
 
-    ends_in_any_case: as later torch. recording, recording_host: pools, by the device's allocator and the host's. draws:
-    whether numbers can be drawn. lost: where it shows that a capture is lost, of those to come: in a run, or at its end
-    or beginning; empty = it is not.
+    ends_in_any_case: as later versions of torch, `capture_end` ends a lost capture too.
+    recording, recording_host: pools that the device's and the host's allocator record to.
+    draws: whether random numbers can be drawn.
+    lost: where each of the next captures fails: in the "run", at its "end" or "begin"; "" = it succeeds.
     """
 
     def __init__(self, ends_in_any_case: bool = False):
@@ -47,7 +48,7 @@ class Cuda:
 
 
 class Graph:
-    """As `torch.cuda.CUDAGraph`."""
+    """A double of `torch.cuda.CUDAGraph`."""
 
     cuda: Cuda
 
@@ -56,7 +57,7 @@ class Graph:
         cuda, self.pool = self.cuda, pool
         cuda.log.append("begin")
         self.how = cuda.lost.pop(0) if cuda.lost else ""
-        cuda.draws = cuda.ends_in_any_case  # of a graph of its own, later
+        cuda.draws = cuda.ends_in_any_case  # later versions: each graph has its own generator state
         for pools in (cuda.recording, cuda.recording_host):
             if pool in pools:
                 raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
@@ -83,10 +84,10 @@ class Graph:
 
 
 class Table(RegionTable):
-    """Three regions that look alike and draw numbers."""
+    """Three regions of equal shapes that draw random numbers."""
 
     def __init__(self, device: str = "cpu", *, spoil: Callable[[Tensor], None] | None = None):
-        """spoil: called in the second one."""
+        """spoil: called in the second region."""
         self.weight = torch.full((4, 4), 0.5, device=device)
         self.layer = nn.Conv1d(4, 4, 3, padding=1, device=device)
 
@@ -113,8 +114,8 @@ class Table(RegionTable):
         pass
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Cuda:
-    """In place of the device."""
+def install(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Cuda:
+    """Replace the CUDA functions of torch by the double."""
     monkeypatch.setattr(Graph, "cuda", cuda, raising=False)
     handles, zeros = count(1), torch.zeros
     for name, double in {
@@ -135,11 +136,11 @@ def installed(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> Cuda:
 
 @pytest.fixture(params=[False, True], ids=["2.11", "later"])
 def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    return installed(monkeypatch, Cuda(request.param))
+    return install(monkeypatch, Cuda(request.param))
 
 
 def spoiling(cuda: Cuda) -> Callable[[Tensor], None]:
-    """Inside a capture that is to be lost in a run, that run fails; numbers are drawn wherever it is."""
+    """A function that fails in a capture that is to be lost in its run, and where numbers cannot be drawn."""
 
     def spoil(y: Tensor) -> None:
         cuda.log.append("run")
@@ -151,7 +152,7 @@ def spoiling(cuda: Cuda) -> Callable[[Tensor], None]:
     return spoil
 
 
-MENDED = ["begin", "end"]
+CLEANUP = ["begin", "end"]
 
 
 @pytest.mark.parametrize(
@@ -159,17 +160,19 @@ MENDED = ["begin", "end"]
     [
         (False, [], ["run", "run", "begin", "run", "end"]),
         (True, [], ["begin", "run", "end"]),
-        (True, ["run"], ["begin", "run", "end", *MENDED, "run", "begin", "run", "end"]),
-        (True, ["end"], ["begin", "run", "end", *MENDED, "run", "begin", "run", "end"]),
-        (True, ["begin"], ["begin", *MENDED, "run", "begin", "run", "end"]),
+        (True, ["run"], ["begin", "run", "end", *CLEANUP, "run", "begin", "run", "end"]),
+        (True, ["end"], ["begin", "run", "end", *CLEANUP, "run", "begin", "run", "end"]),
+        (True, ["begin"], ["begin", *CLEANUP, "run", "begin", "run", "end"]),
     ],
 )
-def test_what_is_warm_is_run_once(cuda: Cuda, is_warm: bool, lost: list[str], expected: list[str]) -> None:
-    """To be captured, without a run before; if that fails, once more after one."""
+def test_warm_region_is_captured_without_a_run_before(
+    cuda: Cuda, is_warm: bool, lost: list[str], expected: list[str]
+) -> None:
+    """If the capture fails, it is repeated after one run."""
     pool, cuda.lost = StagePool(), list(lost)
     one = Captured(Table(spoil=spoiling(cuda)), "spoilt", {"batch": 2}, None, pool, is_warm)
     assert cuda.log == expected and one.was_retried == bool(lost) and gc.isenabled()
-    assert (one.pool is pool) != bool(lost), "expected another pool where a capture was lost, and there alone"
+    assert (one.pool is pool) != bool(lost), "expected a new pool exactly after a lost capture"
     assert cuda.draws and not cuda.recording
     given = torch.full((2, 4), 5.0)
     assert one(given) is one.outputs and cuda.log[-1] == "replay"
@@ -179,12 +182,12 @@ def test_what_is_warm_is_run_once(cuda: Cuda, is_warm: bool, lost: list[str], ex
 
 
 @pytest.mark.parametrize("how", ["run", "end", "begin"])
-def test_a_lost_capture_leaves_nothing_behind(cuda: Cuda, how: str) -> None:
-    """Lost for good: numbers can be drawn, and its stage goes on in another pool; earlier graphs stay in the first."""
+def test_lost_capture_is_cleaned_up(cuda: Cuda, how: str) -> None:
+    """Numbers can be drawn, the stage continues in another pool, and earlier graphs stay in the first."""
     table = Table(spoil=spoiling(cuda))
     table.capture_region("product", stage="one")
     [first] = {graph.pool for graph in table._captured.values()}
-    cuda.lost = [how, "", how]  # the second is what clears away
+    cuda.lost = [how, "", how]  # the second is the cleanup capture
     with pytest.raises(RuntimeError, match=BEFORE if how == "end" else NOW):
         table.capture_region("spoilt", stage="one", is_warm=True)
     assert cuda.draws and not cuda.recording and cuda.graph is None and gc.isenabled()
@@ -200,8 +203,8 @@ def test_a_lost_capture_leaves_nothing_behind(cuda: Cuda, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["run", "end"])
-def test_a_lost_graph_stays_as_long_as_it_may_be_asked(cuda: Cuda, how: str) -> None:
-    """The host's allocator of torch 2.11 goes on asking it."""
+def test_lost_graph_is_kept_alive(cuda: Cuda, how: str) -> None:
+    """The host allocator of torch 2.11 keeps calling it."""
     made: list[weakref.ref] = []
     begin = Graph.capture_begin
 
@@ -217,7 +220,7 @@ def test_a_lost_graph_stays_as_long_as_it_may_be_asked(cuda: Cuda, how: str) -> 
     assert len(cuda.recording_host) == (not cuda.ends_in_any_case)
 
 
-def test_an_error_that_is_nobodys_but_the_regions_costs_no_pool(cuda: Cuda) -> None:
+def test_error_of_the_region_itself_keeps_the_pool(cuda: Cuda) -> None:
     table, pool = Table(), StagePool()
     table._runners["spoilt"] = run = mock.Mock(side_effect=[ValueError("no such row"), torch.ones(2), torch.ones(2)])
     one = Captured(table, "spoilt", {"batch": 2}, None, pool, True)
@@ -225,7 +228,7 @@ def test_an_error_that_is_nobodys_but_the_regions_costs_no_pool(cuda: Cuda) -> N
     assert cuda.log == ["begin", "end", "begin", "end"] and not captured._ABANDONED
 
 
-def test_what_cannot_be_cleared_away_is_told_with_the_cause(cuda: Cuda) -> None:
+def test_failed_cleanup_is_noted_on_the_first_error(cuda: Cuda) -> None:
     cuda.lost = ["run", "end"]
     with pytest.raises(RuntimeError, match=NOW) as caught:
         captured._recorded(lambda: spoiling(cuda)(torch.ones(1)), StagePool())
@@ -236,8 +239,8 @@ def test_what_cannot_be_cleared_away_is_told_with_the_cause(cuda: Cuda) -> None:
 
 
 @pytest.fixture
-def trying() -> Iterator[None]:
-    """cuDNN tries its convolutions."""
+def cudnn_benchmark() -> Iterator[None]:
+    """Enable `cudnn.benchmark`."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     yield
@@ -252,7 +255,7 @@ def assert_right(table: Table, name: str, batch: int) -> None:
 
 
 def assert_alive(table: Table, names: list[str]) -> None:
-    """Numbers are drawn, memory is given back, and all graphs replay, whatever ran before them."""
+    """Numbers can be drawn, memory is released, and all graphs replay in any order."""
     assert torch.randint(0, 9, (1000,), device="cuda").unique().numel() == 9
     torch.cuda.empty_cache()
     for batch in (1, 2):
@@ -263,7 +266,7 @@ def assert_alive(table: Table, names: list[str]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spoil", [lambda y: torch.cuda.synchronize(), lambda y: y.sum().item()], ids=["wait", "read"])
-def test_a_capture_that_waits_takes_nothing_along(spoil: Callable[[Tensor], None]) -> None:
+def test_capture_invalidated_by_a_synchronization_is_cleaned_up(spoil: Callable[[Tensor], None]) -> None:
     is_on = False
     table = Table("cuda", spoil=lambda y: spoil(y) if is_on else None)
     table.warm_up()
@@ -281,10 +284,10 @@ def test_a_capture_that_waits_takes_nothing_along(spoil: Callable[[Tensor], None
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("trying")
+@pytest.mark.usefixtures("cudnn_benchmark")
 @pytest.mark.parametrize("is_warm", [True, False])
-def test_convolutions_that_are_tried_in_a_capture_are_captured_in_the_end(is_warm: bool) -> None:
-    """After a retry, if cuDNN cannot try them there; where regions run before, there is nothing left to try."""
+def test_convolutions_benchmarked_during_capture_succeed_on_retry(is_warm: bool) -> None:
+    """After a retry if cuDNN cannot benchmark in a capture; at once if the regions have run before."""
     table = Table("cuda")
     table.capture_region("product", stage="one")
     facts = table.capture_region("convolved", stage="one", is_warm=is_warm)

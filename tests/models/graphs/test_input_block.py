@@ -1,4 +1,4 @@
-"""Inputs on their way to a region: where each lies in the block, and what a graph reads after a call."""
+"""Inputs of regions: their place in the block, and the values that a graph reads after a call."""
 
 from dataclasses import dataclass
 
@@ -23,14 +23,14 @@ from models.graphs.input_block import (
 from models.graphs.region_graphs import Region, RegionTable, ShapeTable
 
 CPU = torch.device("cpu")
-BUSY = 200_000_000  # cycles: tenths of a second
+BUSY = 200_000_000  # cycles: some 100 ms
 TYPES = (np.int64, np.bool_, np.uint8, np.float32)
 N_CALLS = 1000
 
 
 @st.composite
 def arrays(draw: st.DrawFn, types: tuple[type, ...] = TYPES) -> list[np.ndarray]:
-    """Some small arrays of any shape, empty ones and single numbers included."""
+    """Some small arrays of any shape, including empty ones and scalars."""
     kinds = st.tuples(st.sampled_from(types), st.lists(st.integers(0, 5), max_size=3))
     luck = np.random.default_rng(draw(st.integers(0, 99)))
     return [luck.integers(0, 100, shape).astype(kind) for kind, shape in draw(st.lists(kinds, min_size=1, max_size=7))]
@@ -46,8 +46,8 @@ def assert_same(got: Tensor, expected: np.ndarray) -> None:
 
 
 @given(arrays())
-def test_what_is_written_is_read(some: list[np.ndarray]) -> None:
-    """Whatever the shapes and types, call after call, beyond what memory is taken for at once."""
+def test_tensors_hold_the_written_arrays(some: list[np.ndarray]) -> None:
+    """For all shapes and types, over more calls than one allocation serves."""
     block = InputBlock(like(some), CPU)
     for number in range(2 * CALLS_AHEAD + 2):
         now = [np.roll(array, number) for array in some]
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(some: list[np.ndarray]) -> None:
 
 
 @given(arrays())
-def test_each_lies_at_sixteen_bytes_behind_the_last(some: list[np.ndarray]) -> None:
+def test_tensors_start_at_multiples_of_sixteen_bytes(some: list[np.ndarray]) -> None:
     (_, record), end = record_layout(like(some)), 0
     for name, array in zip(record.names, some, strict=True):
         (kind, start) = record.fields[name]
@@ -67,8 +67,8 @@ def test_each_lies_at_sixteen_bytes_behind_the_last(some: list[np.ndarray]) -> N
 
 
 @given(arrays(), st.randoms())
-def test_a_graph_reads_what_was_put(some: list[np.ndarray], luck: object) -> None:
-    """Arrays and tensors in any mixture, in the tensors that there were from the beginning."""
+def test_static_inputs_hold_the_copied_inputs(some: list[np.ndarray], luck: object) -> None:
+    """For any mixture of arrays and tensors; the static tensors keep their addresses."""
     example = [torch.from_numpy(array.copy()) for array in some]
     inputs = StaticInputs("some", example)
     places = [tensor.data_ptr() for tensor in inputs.tensors]
@@ -83,8 +83,8 @@ def test_a_graph_reads_what_was_put(some: list[np.ndarray], luck: object) -> Non
 
 
 @pytest.mark.parametrize("as_array", [True, False])
-def test_other_shapes_and_types_are_refused(as_array: bool) -> None:
-    """With nothing copied, not even what would have fitted."""
+def test_refuses_other_shapes_and_types(as_array: bool) -> None:
+    """Nothing is copied, not even inputs that match."""
     inputs = StaticInputs("some", [torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool), torch.zeros(2)])
     good = [np.full(2, 7), np.zeros(2, np.bool_), np.ones(2, np.float32)]
     for place, bad in ((0, np.zeros(3, np.int64)), (0, np.zeros(2, np.float32)), (1, np.zeros(2, np.int64))):
@@ -96,8 +96,8 @@ def test_other_shapes_and_types_are_refused(as_array: bool) -> None:
 
 @settings(max_examples=20)
 @given(arrays())
-def test_sent_as_they_are(some: list[np.ndarray]) -> None:
-    """What is a tensor already stays the same one."""
+def test_tensors_are_passed_through(some: list[np.ndarray]) -> None:
+    """A tensor is returned as the same object."""
     there = torch.zeros(2)
     first, *tensors = inputs_to_device(CPU, [there, *some])
     assert first is there
@@ -105,7 +105,7 @@ def test_sent_as_they_are(some: list[np.ndarray]) -> None:
         assert_same(tensor, array)
 
 
-def test_a_column_is_filled_up() -> None:
+def test_array_is_padded() -> None:
     assert padded_array([3, 4], 4, 9).tolist() == [3, 4, 9, 9] and padded_array([3], 1, 9).dtype == np.int64
     assert (
         padded_array([True], 3, False).tolist() == [True, False, False]
@@ -122,7 +122,7 @@ class Sizes(ShapeTable):
 
 
 class Table(RegionTable):
-    """One region that keeps what it is given, call by call."""
+    """One region that stores the inputs of every call."""
 
     def __init__(self, n_calls: int) -> None:
         self.log = torch.zeros(n_calls, 4, dtype=torch.int64, device="cuda")
@@ -147,15 +147,15 @@ def keep(log: Tensor, places: Tensor, numbers: Tensor, flags: Tensor, floats: Te
 
 
 def call_inputs(number: int, n: int) -> list[np.ndarray]:
-    """Of one call of `keep`, which writes to row `number`. They differ from call to call."""
+    """Inputs of one call of `keep`, which writes to row `number`; they differ from call to call."""
     numbers = np.arange(3 * n).reshape(n, 3) + number
     return [np.full(n, number), numbers, (np.arange(n) + number) % 3 == 0, np.full((n, 3), number, np.float32)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 64])
-def test_calls_that_wait_for_nothing_each_have_their_own_inputs(n: int) -> None:
-    """The host runs ahead as far as it can: what it has written for a call stays until that has been read."""
+def test_calls_without_synchronization_keep_their_own_inputs(n: int) -> None:
+    """The host runs ahead; the inputs of a call are kept until the device has read them."""
     table, done = Table(N_CALLS), torch.cuda.Event()
     graph = Captured(table, "keep", {"batch": n, "rows": 3})
     calls = [call_inputs(number, n) for number in range(N_CALLS)]
@@ -171,7 +171,7 @@ def test_calls_that_wait_for_nothing_each_have_their_own_inputs(n: int) -> None:
         if number == 20:
             assert not done.query(), "expected the host to be ahead"
         for array in (places, numbers, flags, floats):
-            array[...] = 0  # they are the caller's again
+            array[...] = 0  # the caller may change them
     expected = torch.tensor(
         [[int(part.sum()) for part in (*call_inputs(number, n)[1:], np.ones(n))] for number in range(N_CALLS)]
     )
@@ -179,7 +179,7 @@ def test_calls_that_wait_for_nothing_each_have_their_own_inputs(n: int) -> None:
 
 
 @pytest.mark.gpu
-def test_without_a_graph_the_same_arrays_are_sent() -> None:
+def test_call_without_a_graph_receives_the_same_inputs() -> None:
     table = Table(9)
     graph = Captured(table, "keep", {"batch": 64, "rows": 3})
     given = call_inputs(5, 64)
@@ -191,10 +191,10 @@ def test_without_a_graph_the_same_arrays_are_sent() -> None:
 
 
 @pytest.mark.gpu
-def test_sending_does_not_wait() -> None:
-    """What the device is at goes on while more is sent, from memory that is not used again before it has left."""
+def test_copies_do_not_block_the_host() -> None:
+    """Copies are enqueued while the device is busy; their host memory is not reused before they are finished."""
     device, done = torch.device("cuda"), torch.cuda.Event()
-    inputs_to_device(device, [np.arange(3)])  # the first time takes memory
+    inputs_to_device(device, [np.arange(3)])  # the first call allocates memory
     torch.cuda.synchronize()
     torch.cuda._sleep(BUSY)
     done.record()

@@ -1,4 +1,4 @@
-"""The region table: every region compiles as one graph, and a long mixed session compiles nothing more."""
+"""The region table: every region compiles as one graph, and a long mixed session triggers no compilation."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,13 +29,13 @@ SMALL = Shapes(
     tokens=(24,),
     speech_kv=(256,),
 )
-# What a unit runs. The others are parts of these, or run before and after a session.
+# Regions that a unit runs. The others are parts of these, or run before and after a session.
 SERVING = (
     *("mel_unit", "audio_unit", "audio_overlap", "vision", "llm_evict", "unit_prefill", "unit_step"),
     *("spoken_rows", "speech_begin", "speech_step"),
 )
 WHOLE = ("mel_unit",)
-# Greedy: a draw that lands on the border of two tokens would tell rounding apart, not right from wrong.
+# Greedy: a random draw at the border of two tokens would depend on rounding.
 TEXT, SPEECH_TOKENS = replace(CHAT_TEXT, greedy=True), replace(DUPLEX_SPEECH, greedy=True)
 UNITS = 26
 FIRST_SAMPLES, SAMPLES = 16480, 16000
@@ -48,7 +48,7 @@ def model(tiny) -> OmniModel:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the code loop: traced as a whole, many are the same once more for each."""
+    """Fewer steps of the speech loop: traced as a whole, each step repeats the same operations."""
     monkeypatch.setattr(region_table, "SPEECH_STEPS", (1, 2))
 
 
@@ -71,10 +71,10 @@ def outputs(value: object) -> list[torch.Tensor]:
 
 
 def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
-    """Two sessions, `UNITS` long, every region in every unit; yields the ids and rows each unit came to.
+    """Two sessions of `UNITS` units, every region in every unit; yields the ids and rows of each unit.
 
-    Every 12 units the audio encoder starts over from what it remembers. Session 1 joins at unit 3, leaves at
-    unit 18 and a new one takes its slot: first, steady and starting-over units share batches.
+    Every 12 units the audio encoder restarts from its recent units. Session 1 joins at unit 3, leaves at unit 18 and a
+    new one takes its slot: first, later and restarting units share batches.
     """
     regions, state, config = runner.regions, runner.state, runner.model.config
     generator = torch.Generator().manual_seed(11)
@@ -117,22 +117,22 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         regions("audio_overlap", live, on & (unit % 12 == 11))
         fed = torch.where(on, 77, 0)
         packed, _ = regions("unit_prefill", live, ids, rows, is_row, fed, on, kv_len=512)
-        told = [packed[0].clone()]
+        chosen = [packed[0].clone()]
         for place in range(3):
             places = torch.full((2,), place)
             packed, _ = regions("unit_step", live, packed[0].clone(), on, places, on.clone(), kv_len=512)
-            told.append(packed[0].clone())
+            chosen.append(packed[0].clone())
         spoken = torch.randint(0, config.tts_config.num_text_tokens, (2, 24), generator=generator)
         n_text = torch.tensor([unit % 4, 3])
         conditions = regions("spoken_rows", live, spoken, n_text, ~on)
         n_conditions = n_text + 1 + ~on
         if unit % 3 == 0:
             state.speech.cache.reset(live)
-        least, most = torch.full((2,), 6), torch.full((2,), 6)
-        regions("speech_begin", live, conditions, torch.where(on, n_conditions, 0), least, most, kv_len=256)
+        fewest, limit = torch.full((2,), 6), torch.full((2,), 6)
+        regions("speech_begin", live, conditions, torch.where(on, n_conditions, 0), fewest, limit, kv_len=256)
         for _ in range(5):
             regions("speech_step", live, kv_len=256, n_steps=1)
-        yield "ids", torch.stack(told)[:, on]
+        yield "ids", torch.stack(chosen)[:, on]
         yield "rows heard", torch.where((torch.arange(10) < n_rows[:, None])[..., None], heard, 0)[on]
         yield "speech_tokens", state.speech.speech_tokens[slots[on], :6]
         yield "lengths", torch.stack((state.llm.lengths, state.apm.lengths, state.speech.cache.lengths))[:, :2]
@@ -142,7 +142,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.mark.timeout(900)
 def test_many_units_compile_nothing_after_warm_up_and_equal_eager(model):
     runner = make_runner(model)
-    # Traced, and run operation by operation: the next test has a look at what is made of graphs.
+    # Traced and run operation by operation: the next test covers generated code.
     runner.regions.compile(SERVING, backend="eager")
     before = compile_counters()
     runner.regions.warm_up(SERVING)
@@ -157,7 +157,7 @@ def test_many_units_compile_nothing_after_warm_up_and_equal_eager(model):
         assert_close(name, got, expected, 1e-4)
     after = compile_counters()
     assert after == warm, f"compiled after warm-up: expected {warm}, got {after}"
-    # Started over with ten units behind units 11 and 23.
+    # Restarted with ten units after units 11 and 23.
     assert int(runner.state.apm.lengths[0]) == (10 + UNITS - 24) * 50
 
 
@@ -168,10 +168,10 @@ def assert_close(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_regions_that_compile_whole_equal_eager_to_rounding(model):
+def test_regions_compiled_whole_equal_eager_to_rounding(model):
     """Same example, same state: mean difference below 1e-6, largest below 1e-5, in outputs and in slots.
 
-    Of the others only layers are compiled anywhere, which tests/test_compile_equivalence.py looks at.
+    Of the other regions only layers are compiled, which tests/test_compile_equivalence.py covers.
     """
     runner = make_runner(model)
     regions = runner.regions
@@ -179,7 +179,7 @@ def test_regions_that_compile_whole_equal_eager_to_rounding(model):
         region = regions.table[name]
         for bucket in region.buckets(runner.shapes):
             tensors, static = region.example(bucket)
-            # Rows that share the scratch slot race for it; give each its own.
+            # Rows that share the scratch slot would race; each gets its own.
             tensors = [torch.arange(len(t)) if is_slots(t, runner.state.scratch) else t for t in tensors]
             results = []
             for compiled in (False, True):
@@ -202,8 +202,8 @@ def is_slots(tensor: torch.Tensor, scratch: int) -> bool:
     return tensor.dim() == 1 and tensor.dtype == torch.int64 and bool((tensor == scratch).all())
 
 
-def test_every_bucket_gets_one_graph_and_no_more(model):
-    """Two sizes per axis and region, traced without code generation: the count is what matters here."""
+def test_every_bucket_compiles_to_exactly_one_graph(model):
+    """Two sizes per axis and region, traced without code generation: the test counts graphs."""
     shapes = Shapes(
         batch=(1, 2),
         patches=(16, 64),
@@ -243,7 +243,7 @@ def test_layers_share_one_graph_and_uncompile_undoes_it(model):
     assert compile_counters() == before
 
 
-def test_warm_up_leaves_session_slots_as_they_were(model):
+def test_warm_up_does_not_change_session_slots(model):
     runner = make_runner(model)
     for tensor in runner.state.tensors():
         tensor[0].fill_(1)
@@ -253,7 +253,7 @@ def test_warm_up_leaves_session_slots_as_they_were(model):
         assert torch.equal(expected, tensor[: runner.state.n_slots])
 
 
-def test_a_size_outside_every_bucket_names_region_and_sizes():
+def test_error_of_an_oversized_input_names_region_and_sizes():
     with pytest.raises(ShapeError, match=r"llm_prefill: rows: expected at most one of \(96,\), got 97"):
         SMALL.fit("llm_prefill", "rows", 97)
     assert SMALL.fit("llm_prefill", "rows", 96) == 96
@@ -262,7 +262,7 @@ def test_a_size_outside_every_bucket_names_region_and_sizes():
     assert Shapes(kv=(512, 2048)).capped(kv=1000).kv == (512, 1000)
 
 
-def test_an_unknown_region_is_named(model):
+def test_refuses_unknown_region(model):
     with pytest.raises(SettingsError, match="got llm_decoed"):
         Regions.compile(make_runner(model).regions, ["llm_decoed"])
 
@@ -270,8 +270,8 @@ def test_an_unknown_region_is_named(model):
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_captured_regions_replay_what_eager_gives(tiny, compiled):
-    """Every region as a CUDA graph: replayed outputs equal an eager run on the same inputs and state."""
+def test_captured_regions_equal_eager(tiny, compiled):
+    """Replayed outputs of every region equal an eager run on the same inputs and state."""
     model = load_model(tiny, device="cuda")
     runner, twin = make_runner(model, device="cuda"), make_runner(model, device="cuda")
     regions = runner.regions

@@ -1,4 +1,4 @@
-"""Pieces: what several regions share compiles by itself where layers do, once for each shape."""
+"""Shared functions: compiled on their own beside layers, once per shape, for all regions that call them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,12 +29,12 @@ def middle(x: Tensor) -> Tensor:
     return x.sort(1).values[:, x.shape[1] // 2]
 
 
-def shifted(piece: SharedFunction, x: Tensor) -> Tensor:
-    return piece(x + 1)
+def shifted(function: SharedFunction, x: Tensor) -> Tensor:
+    return function(x + 1)
 
 
-def turned(piece: SharedFunction, x: Tensor) -> Tensor:
-    return -piece(-x)
+def negated(function: SharedFunction, x: Tensor) -> Tensor:
+    return -function(-x)
 
 
 def untouched(x: Tensor) -> Tensor:
@@ -42,80 +42,80 @@ def untouched(x: Tensor) -> Tensor:
 
 
 class Table(RegionTable):
-    """Two regions around one piece, and one without."""
+    """Two regions that call one shared function, and one that does not."""
 
     def __init__(self) -> None:
-        self.piece = SharedFunction(middle)
+        self.function = SharedFunction(middle)
 
         def example(bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
             return (torch.randn(bucket["batch"], 5),), {}
 
-        axes, bound = {"batch": "batch"}, (self.piece,)
+        axes, bound = {"batch": "batch"}, (self.function,)
         regions = [
             Region("shifted", "middle", shifted, bound, axes, example),
-            Region("turned", "state, middle", turned, bound, axes, example),
+            Region("negated", "state, middle", negated, bound, axes, example),
             Region("untouched", "state", untouched, (), axes, example),
         ]
-        super().__init__(nn.Module(), regions, ShapeTable(batch=(2, 3)), {"middle": self.piece})
+        super().__init__(nn.Module(), regions, ShapeTable(batch=(2, 3)), {"middle": self.function})
 
     def clear_scratch(self) -> None:
         pass
 
 
 def n_compiled(table: RegionTable, *names: str) -> int:
-    """Graphs that come with a call of regions at every size."""
+    """Graphs that are compiled by calling regions at every size."""
     before = compile_counters()["graphs"]
     table.warm_up(names)
     return compile_counters()["graphs"] - before
 
 
-def test_a_piece_is_its_function_compiled_or_not():
-    piece, x = SharedFunction(middle), torch.randn(3, 5)
+def test_shared_function_runs_compiled_and_eagerly():
+    function, x = SharedFunction(middle), torch.randn(3, 5)
     expected = middle(x)
-    for change in (lambda: None, lambda: piece.compile(backend="eager"), piece.uncompile):
+    for change in (lambda: None, lambda: function.compile(backend="eager"), function.uncompile):
         change()
-        assert torch.equal(piece(x), expected)
+        assert torch.equal(function(x), expected)
 
 
-def test_regions_share_a_piece_and_its_graphs():
-    """One graph for each of two shapes, made by whoever comes first; what is around the piece stays eager."""
+def test_regions_share_the_graphs_of_a_function():
+    """One graph for each of two shapes, compiled by the first caller; code around the function stays eager."""
     table = Table()
-    table.compile(["shifted", "turned"], by_layer=True, backend="eager")
-    assert [n_compiled(table, name) for name in ("shifted", "turned", "shifted", "untouched")] == [2, 0, 0, 0]
+    table.compile(["shifted", "negated"], by_layer=True, backend="eager")
+    assert [n_compiled(table, name) for name in ("shifted", "negated", "shifted", "untouched")] == [2, 0, 0, 0]
     x = torch.randn(3, 5)
     assert torch.equal(table("shifted", x), middle(x + 1))
-    assert torch.equal(table("turned", x), -middle(-x))
+    assert torch.equal(table("negated", x), -middle(-x))
     before = compile_counters()["graphs"]
-    table("turned", torch.randn(4, 5))
-    assert compile_counters()["graphs"] - before == 1, "expected a graph of its own for another shape"
+    table("negated", torch.randn(4, 5))
+    assert compile_counters()["graphs"] - before == 1, "expected one more graph for another shape"
 
 
-def test_uncompile_undoes_it():
+def test_uncompile_restores_eager_mode():
     table = Table()
-    table.compile(["turned"], by_layer=True, backend="eager")
-    assert n_compiled(table, "turned") == 2
+    table.compile(["negated"], by_layer=True, backend="eager")
+    assert n_compiled(table, "negated") == 2
     table.uncompile()
     torch._dynamo.reset()
-    assert n_compiled(table, "turned", "shifted") == 0
+    assert n_compiled(table, "negated", "shifted") == 0
 
 
-def test_a_region_compiled_whole_holds_its_piece():
+def test_region_compiled_whole_inlines_the_shared_function():
     table = Table()
-    table.compile(["turned"], backend="eager")
+    table.compile(["negated"], backend="eager")
     before = compile_counters()["graph_breaks"]
-    assert n_compiled(table, "turned") == 2, "expected one graph a size, the piece inside"
+    assert n_compiled(table, "negated") == 2, "expected one graph per size, with the function inlined"
     assert compile_counters()["graph_breaks"] == before
-    assert n_compiled(table, "shifted") == 0, "expected the piece as it was outside"
+    assert n_compiled(table, "shifted") == 0, "expected an eager function in other regions"
 
 
-def test_a_region_without_piece_or_layers_is_refused():
+def test_refuses_region_without_shared_functions_or_layers():
     expected = r"compile by layer: expected a region of \['middle'\], got \['untouched'\]"
     with pytest.raises(SettingsError, match=expected):
         Table().compile(["untouched"], by_layer=True)
 
 
-def test_choosing_is_one_piece_of_prefill_and_step(tiny):
-    """A layer has a graph for each number of rows; choosing has one for both regions, and chooses the same."""
+def test_prefill_and_step_share_the_graph_of_choose(tiny):
+    """A layer has one graph per number of rows; `choose` has one for both regions, with the same result."""
     model = load_model(tiny)
     shapes = Shapes(
         batch=(2,),
@@ -129,22 +129,22 @@ def test_choosing_is_one_piece_of_prefill_and_step(tiny):
         speech_kv=(32,),
     )
     sets = TokenSets.build([TokenSet()], model.config.vocab_size)
-    told = []
+    results = []
     for is_compiled in (False, True):
         runner = Runner(model, sets, n_slots=2, llm_len=64, tts_len=32, shapes=shapes)
         if is_compiled:
             runner.regions.compile(["unit_prefill", "unit_step"], by_layer=True, backend="eager")
-            assert n_compiled(runner.regions, "unit_prefill") == 2, "expected a layer and choosing"
-            assert n_compiled(runner.regions, "unit_step") == 1, "expected a layer for one row"
+            assert n_compiled(runner.regions, "unit_prefill") == 2, "expected a graph of a layer and one of choose"
+            assert n_compiled(runner.regions, "unit_step") == 1, "expected a graph of a layer for one row"
         for slot in (0, 1):
             runner.state.text.configure(slot, replace(CHAT_TEXT, greedy=True), seed=slot)
         slots, on = torch.tensor([0, 1]), torch.ones(2, dtype=torch.bool)
         ids, rows = torch.arange(16).view(2, 8) + 5, torch.zeros(2, 8, model.config.hidden_size)
         is_row, n_new = torch.zeros(2, 8, dtype=torch.bool), torch.tensor([8, 6])
         packed, _ = runner.regions("unit_prefill", slots, ids, rows, is_row, n_new, on, kv_len=64)
-        told.append([packed[0].tolist()])
+        results.append([packed[0].tolist()])
         for place in range(4):
             places = torch.full((2,), place)
             packed, _ = runner.regions("unit_step", slots, packed[0], on, places, on.clone(), kv_len=64)
-            told[-1].append(packed[0].tolist())
-    assert told[0] == told[1], f"expected {told[0]}, got {told[1]}"
+            results[-1].append(packed[0].tolist())
+    assert results[0] == results[1], f"expected {results[0]}, got {results[1]}"

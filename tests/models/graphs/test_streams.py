@@ -1,4 +1,4 @@
-"""Work beside the caller's: its order, and what is on its way between host and device."""
+"""Side streams: order of work; copies between host and device."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from models.graphs.streams import AsyncHostCopy, SideStream, tensor_to_device
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-BUSY = 200_000_000  # cycles: tenths of a second
+BUSY = 200_000_000  # cycles: some 100 ms
 
 
 def keep_busy(device: torch.device) -> None:
-    """Let the current stream work for so long that whoever does not wait for it is seen."""
+    """Occupy the current stream long enough that missing synchronization changes results."""
     if device.type == "cuda":
         torch.cuda._sleep(BUSY)
 
@@ -22,7 +22,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.mark.parametrize("high_priority", [False, True])
-def test_both_sides_see_what_was_done_before(device: torch.device, high_priority: bool) -> None:
+def test_streams_are_ordered_by_work_and_join(device: torch.device, high_priority: bool) -> None:
     side, table = SideStream(device, high_priority=high_priority), torch.zeros(3, device=device)
     keep_busy(device)
     table += 1
@@ -36,7 +36,7 @@ def test_both_sides_see_what_was_done_before(device: torch.device, high_priority
     assert torch.equal(made.cpu(), torch.full((3,), 12.0))
 
 
-def test_what_is_lent_may_be_freed(device: torch.device) -> None:
+def test_recorded_tensors_may_be_freed_early(device: torch.device) -> None:
     side = SideStream(device)
     given = torch.full((1000,), 7.0, device=device)
     side.record_use(given)
@@ -44,25 +44,25 @@ def test_what_is_lent_may_be_freed(device: torch.device) -> None:
         keep_busy(device)
         copy = given.clone()
     del given
-    other = torch.full((1000,), 8.0, device=device)  # where memory would be taken from if it were free
+    other = torch.full((1000,), 8.0, device=device)  # would reuse the memory if it were free
     side.join(copy)
     assert torch.equal(copy.cpu(), torch.full((1000,), 7.0))
     assert torch.equal(other.cpu(), torch.full((1000,), 8.0))
 
 
 @pytest.mark.gpu
-def test_nobody_waits_who_has_not_joined() -> None:
+def test_caller_does_not_wait_without_join() -> None:
     side, table = SideStream(torch.device("cuda")), torch.zeros(2, device="cuda")
     with side.work():
         torch.cuda._sleep(BUSY)
         copy = AsyncHostCopy(table + 1)
     assert torch.equal((table + 2).cpu(), torch.full((2,), 2.0))
-    assert not copy.is_ready, "expected the other stream to be at work still"
+    assert not copy.is_ready, "expected the other stream to be busy"
     assert torch.equal(copy.result(), torch.ones(2))
     assert copy.is_ready
 
 
-def test_an_arrival_is_what_there_was(device: torch.device) -> None:
+def test_copy_holds_the_value_at_its_start(device: torch.device) -> None:
     table = torch.arange(4, device=device)
     keep_busy(device)
     copy = AsyncHostCopy(table + 1)
@@ -71,6 +71,6 @@ def test_an_arrival_is_what_there_was(device: torch.device) -> None:
     assert copy.is_ready and copy.result().device.type == "cpu"
 
 
-def test_a_table_arrives_as_it_is(device: torch.device) -> None:
+def test_tensor_to_device_keeps_values(device: torch.device) -> None:
     table = torch.arange(6.0).reshape(2, 3)
     assert torch.equal(tensor_to_device(device, table).cpu(), table)

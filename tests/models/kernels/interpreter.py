@@ -1,7 +1,4 @@
-"""Triton's interpreter, mended where it does not go with newer versions of numpy, and where most of its time went.
-
-And a product that is rounded as on a GPU.
-"""
+"""Patches of Triton's interpreter: support of newer NumPy versions, speed, and a product rounded as on a GPU."""
 
 from typing import Any
 
@@ -9,31 +6,33 @@ import numpy as np
 
 
 def let_loops_end() -> None:
-    """Let loops of kernels run to numbers that the kernel computed.
+    """Allow loop bounds that a kernel computes.
 
-    The interpreter keeps a scalar as an array of one element, and from numpy 2.4 on such an array is no integer.
+    The interpreter represents a scalar as an array of one element, which NumPy 2.4 and later do not accept as an index.
     """
-    from triton.runtime import interpreter  # not everywhere, and only after the choice to interpret
+    from triton.runtime import interpreter  # Triton may be absent; imported after TRITON_INTERPRET is set
 
     patch = interpreter._patch_lang_tensor
 
-    def patch_and_mend(tensor: Any, scope: Any) -> None:
+    def patch_with_index(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = patch_and_mend
+    interpreter._patch_lang_tensor = patch_with_index
 
 
 def patch_once() -> None:
-    """Put the interpreter's operations in place of the language's once a launch, instead of at each call of a function
-    by a kernel too: there they are in place, and looking for what to replace takes longer than computing.
+    """Install the interpreter's operations once per launch.
+
+    The original also installs them at each call of a device function, where they are installed already; searching what
+    to replace takes longer than the computation.
     """
     from triton import language
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang
-    launches: list[Any] = []  # the one that runs
-    patched: list[Any] = []  # modules of the language, during it
+    launches: list[Any] = []  # the running one
+    patched: list[Any] = []  # modules of the language that it patches
 
     class Launch(interpreter._LangPatchScope):
         def restore(self) -> None:
@@ -41,26 +40,26 @@ def patch_once() -> None:
             patched.clear()
             super().restore()
 
-    def patch_what_is_not(function: Any) -> Any:
+    def patch_unpatched(function: Any) -> Any:
         seen = [value for value in function.__globals__.values() if value is language or value is language.core]
         if launches and all(part in patched for part in seen):
             return interpreter._LangPatchScope()
         changes = patch(function)._changes
         patched.extend(seen)
-        if launches:  # until its end
+        if launches:  # reverted at the end of the launch
             launches[0]._changes += changes
             return interpreter._LangPatchScope()
         launches.append(Launch())
         launches[0]._changes = changes
         return launches[0]
 
-    interpreter._patch_lang = patch_what_is_not
+    interpreter._patch_lang = patch_unpatched
 
 
 def chained_dot(_: Any, a: Any, b: Any, total: Any, *options: Any) -> Any:
-    """The interpreter's `create_dot` as a GPU multiplies in float32 without tensor cores: one addition after another.
+    """`create_dot` that adds as a GPU does in float32 without tensor cores: one product after the other.
 
-    NumPy's product adds in an order of its own, which is none of a GPU's.
+    NumPy's product adds in another order.
     """
     from triton.runtime.interpreter import TensorHandle
 

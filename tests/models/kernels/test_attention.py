@@ -1,6 +1,6 @@
-"""Attention that reads slots in place, against a plain softmax in float64, for every use that the model has of it.
+"""Attention that reads slots in place, against a softmax in float64, for every use in the model.
 
-Whatever no query sees, other slots included, is NaN. On a CPU the kernels run in Triton's interpreter.
+All rows that no query sees, including other slots, are NaN. On a CPU the kernels run in Triton's interpreter.
 """
 
 import math
@@ -23,7 +23,7 @@ cpu_only = pytest.mark.skipif(ON_GPU, reason="kernels are built for the GPU")
 
 
 class Use(NamedTuple):
-    """Sizes of one use; `contexts` holds the newest row that a batch row's last query sees, and the oldest one."""
+    """Sizes of one use; contexts: the newest and the oldest row that the last query of each batch row sees."""
 
     T: int
     H: int
@@ -32,7 +32,7 @@ class Use(NamedTuple):
     L: int
     contexts: tuple[tuple[int, int], ...]
     causal: bool = True
-    fresh: bool = False  # keys of the call itself, a permuted slice of its product, in place of a cache
+    fresh: bool = False  # keys are a permuted slice of the packed product instead of a cache
 
 
 USES = {
@@ -58,7 +58,7 @@ BIG_USES = {
 
 
 class Call(NamedTuple):
-    """What `slot_attention` takes."""
+    """Arguments of `slot_attention`."""
 
     q: Tensor
     k: Tensor
@@ -68,7 +68,7 @@ class Call(NamedTuple):
     last: Tensor
 
     def row(self, b: int) -> "Call":
-        """Batch row b by itself."""
+        """Batch row b alone."""
         k, v = (self.k, self.v) if self.slots is not None else (self.k[b : b + 1], self.v[b : b + 1])
         slots, first = (None if x is None else x[b : b + 1] for x in (self.slots, self.first))
         return Call(self.q[b : b + 1], k, v, slots, first, self.last[b : b + 1])
@@ -88,7 +88,7 @@ def make(use: Use, dtype: torch.dtype = torch.float32, device: str = "cpu") -> C
         k, v = (qkv[..., i, :].transpose(1, 2) for i in (G, G + 1))
         slots, first = None, None
     else:
-        # One allocation for both, slots in the second dimension: no stride is what a contiguous cache has.
+        # One allocation for both, slots in the second dimension: no stride equals that of a contiguous cache.
         cache = torch.randn(use.L, B + 2, use.KV, 2, use.D, generator=generator).to(device, dtype)
         k, v = (cache[..., i, :].permute(1, 2, 0, 3) for i in (0, 1))
         slots, first = torch.tensor([3, 0, 1, 4][:B], device=device), oldest
@@ -113,7 +113,7 @@ def plain(call: Call) -> Tensor:
     seen = ((row <= last[:, :, None]) & (row >= first[:, None, None]))[:, None]  # [B, 1, T, L]
     k, v = (cache[slots].double().nan_to_num().repeat_interleave(H // KV, 1) for cache in (call.k, call.v))
     scores = call.q.double().transpose(1, 2) @ k.transpose(2, 3) / math.sqrt(D)
-    weights = scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num()  # NaN where nothing is seen
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num()  # NaN for queries without a visible key
     return (weights @ v).transpose(1, 2).reshape(B, T, H * D)
 
 
@@ -124,7 +124,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", USES)
-def test_each_use_is_a_plain_softmax(name: str, dtype: torch.dtype) -> None:
+def test_every_use_equals_float64_softmax(name: str, dtype: torch.dtype) -> None:
     call = make(USES[name], dtype)
     got = slot_attention(*call, most=USES[name].L)
     assert got.dtype == dtype and got.is_contiguous()
@@ -143,7 +143,7 @@ def test_each_use_is_a_plain_softmax(name: str, dtype: torch.dtype) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("name", ["prefill", "audio", "vision"])
-def test_any_layout_computes_the_same(name: str, tiles: AttentionTiles) -> None:
+def test_all_tile_sizes_agree(name: str, tiles: AttentionTiles) -> None:
     use = USES[name]
     use = use._replace(L=100, contexts=((99, 0), (40, 33), (64, -5))) if not use.fresh else use
     call = make(use)
@@ -151,7 +151,7 @@ def test_any_layout_computes_the_same(name: str, tiles: AttentionTiles) -> None:
 
 
 def check_rounding(device: str) -> None:
-    """Values that are almost alike, whose sum only grows: one chain over all keys is off by 4e-7."""
+    """Values are almost equal, so their sum only grows: one chain over all keys has an error of 4e-7."""
     use = Use(1, 4, 2, 32, 1024, ((1023, 0), (1000, 0)))
     call = make(use, device=device)
     call.v.mul_(0.1).add_(1)
@@ -171,7 +171,7 @@ def test_float32_sums_are_rounded_in_short_chains_on_the_gpu() -> None:
 
 
 @cpu_only
-def test_parts_may_be_more_than_are_joined_at_once() -> None:
+def test_more_parts_than_fit_one_combining_tile() -> None:
     use = USES["decode"]
     call = make(use)
     assert_close(attend_tiled(*call, use.L, AttentionTiles(16, 16, 16, 4, 1)), plain(call), 2e-6)
@@ -179,8 +179,8 @@ def test_parts_may_be_more_than_are_joined_at_once() -> None:
 
 @cpu_only
 @pytest.mark.parametrize("tiles", [AttentionTiles(16, 16, 32, 4, 1), AttentionTiles(32, 16, 0, 4, 1)], ids=str)
-def test_a_query_that_sees_nothing_is_zero(tiles: AttentionTiles) -> None:
-    """None yet, none any more, and the first queries of a row whose others see some."""
+def test_query_without_visible_keys_returns_zero(tiles: AttentionTiles) -> None:
+    """Rows before the window, rows after it, and the first queries of a row whose other queries see keys."""
     call = make(Use(5, 4, 2, 16, 80, ((-1, 0), (40, 41), (42, 40))))
     got = attend_tiled(*call, 80, tiles)
     assert not got[:2].any() and not got[2, :2].any() and got[2, 2:].any()
@@ -188,7 +188,7 @@ def test_a_query_that_sees_nothing_is_zero(tiles: AttentionTiles) -> None:
 
 
 @cpu_only
-def test_newest_rows_beyond_the_bound_are_not_read() -> None:
+def test_rows_beyond_the_bound_are_not_read() -> None:
     call = make(USES["decode"]).row(1)
     got = slot_attention(*call._replace(last=call.last + 10**6), most=129)
     assert_close(got, plain(call._replace(last=torch.full_like(call.last, 128))), 2e-6)
@@ -202,12 +202,12 @@ def check_alone(use: Use, call: Call, run: Callable[..., Tensor]) -> None:
 
 @cpu_only
 @pytest.mark.parametrize("name", ["decode", "windowed", "prefill", "vision"])
-def test_a_row_is_the_same_alone_and_among_others(name: str) -> None:
+def test_batch_changes_no_bit_of_a_row(name: str) -> None:
     check_alone(USES[name], make(USES[name]), slot_attention)
 
 
 def check_bounds(use: Use, call: Call) -> None:
-    """The smallest bound leaves the short rows one part, which is not joined."""
+    """The smallest bound gives short rows a single part, which needs no combining."""
     whole = slot_attention(*call, most=use.L)
     for b, (newest, _) in enumerate(use.contexts):
         row = call.row(b)
@@ -216,12 +216,12 @@ def check_bounds(use: Use, call: Call) -> None:
 
 @cpu_only
 @pytest.mark.parametrize("name", ["decode", "windowed", "prefill"])
-def test_the_bound_changes_no_bit(name: str) -> None:
+def test_bound_changes_no_bit(name: str) -> None:
     check_bounds(USES[name], make(USES[name]))
 
 
 @pytest.mark.parametrize("n_bytes", [2, 4])
-def test_layouts_are_whole_tiles(n_bytes: int) -> None:
+def test_part_sizes_are_multiples_of_key_tiles(n_bytes: int) -> None:
     for n_rows in (1, 4, 16, 17, 26, 50, 64, 258, 384, 1024, 1088, 2048, 4096):
         tiles = attention_tiles(n_rows, n_bytes)
         assert tiles.queries >= 16 and tiles.keys >= 16 and tiles.part % tiles.keys == 0, (n_rows, tiles)
@@ -230,19 +230,19 @@ def test_layouts_are_whole_tiles(n_bytes: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", BIG_USES)
 class TestOnGpu:
-    def test_each_use_is_a_plain_softmax(self, name: str) -> None:
+    def test_every_use_equals_float64_softmax(self, name: str) -> None:
         for dtype, limit in ((torch.bfloat16, 6e-3), (torch.float32, 1e-5)):
             call = make(BIG_USES[name], dtype, "cuda")
             off = relative(slot_attention(*call, most=BIG_USES[name].L), plain(call))
             assert off <= limit, f"{dtype}: expected within {limit} in norm, got {off:.3g}"
 
-    def test_a_row_is_the_same_alone_and_among_others(self, name: str) -> None:
+    def test_batch_changes_no_bit_of_a_row(self, name: str) -> None:
         call = make(BIG_USES[name], torch.bfloat16, "cuda")
         check_alone(BIG_USES[name], call, slot_attention)
         if not BIG_USES[name].fresh:
             check_bounds(BIG_USES[name], call)
 
-    def test_a_captured_call_gives_the_same_bits_each_time(self, name: str) -> None:
+    def test_replays_return_the_same_bits(self, name: str) -> None:
         use = BIG_USES[name]
         call = make(use, torch.bfloat16, "cuda")
         expected = slot_attention(*call, most=use.L)
@@ -257,7 +257,7 @@ class TestOnGpu:
 
 
 @pytest.mark.gpu
-def test_slots_may_lie_further_apart_than_32_bits_count() -> None:
+def test_slot_strides_may_exceed_32_bits() -> None:
     use = Use(1, 2, 1, 64, 40, ((39, 0), (20, 0)))
     near = make(use, torch.bfloat16, "cuda")
     memory = torch.empty(4 * 2**30 + 10**6, dtype=torch.bfloat16, device="cuda")

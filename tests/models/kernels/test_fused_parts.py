@@ -1,4 +1,4 @@
-"""The parts as kernels against the parts as written: hidden states, and what is left in caches.
+"""`TritonBackend` against `TorchBackend`: hidden states, and the content of caches.
 
 On a CPU the kernels run in Triton's interpreter. Tolerance: 2e-5 between two orders of the same float32 sums.
 """
@@ -30,7 +30,7 @@ MAX_LEN = 48
 
 
 def shallow(tiny: Path) -> OmniConfig:
-    """The embedded model's widths, with as few layers and positions as tell all there is to tell."""
+    """The widths of the embedded model with few layers and positions."""
     config = load_config(tiny)
     changes = {
         "num_hidden_layers": 2,
@@ -49,8 +49,8 @@ def model(request: pytest.FixtureRequest, tiny: Path) -> Iterator[OmniModel]:
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def both_ways(model: OmniModel, run) -> tuple[list[Tensor], list[Tensor]]:
-    """What `run` returns with kernels, and as written."""
+def with_both_backends(model: OmniModel, run) -> tuple[list[Tensor], list[Tensor]]:
+    """Results of `run` with the Triton backend and with the PyTorch backend."""
     results = []
     for on in (True, False):
         model.use_kernels(on)
@@ -60,17 +60,17 @@ def both_ways(model: OmniModel, run) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def live(cache: KVCache, n: dict[int, int]) -> list[Tensor]:
-    """Counters, and the rows that slots hold."""
+    """Counters, and the valid rows of slots."""
     rows = [tensor[slot, :, :count] for slot, count in n.items() for tensor in (*cache.k, *cache.v)]
     return [cache.lengths[:-1].float(), cache.positions[:-1].float(), *rows]
 
 
 @pytest.mark.parametrize("part", ["llm", "tts"])
-def test_a_decoder_feeds_and_steps_alike(model: OmniModel, part: str) -> None:
+def test_decoder_equals_torch_backend(model: OmniModel, part: str) -> None:
     backbone, device = getattr(model, part).model, model.device
     width, generator = backbone.embed_tokens.embedding_dim, torch.Generator().manual_seed(3)
     rows = torch.randn(3, 20, width, generator=generator).to(device) * 0.1
-    slots = torch.tensor([2, 0, 3], device=device)  # 3 is the scratch slot: a row of padding
+    slots = torch.tensor([2, 0, 3], device=device)  # 3 is the scratch slot: a padding row
 
     def run() -> list[Tensor]:
         cache = slot_cache(model, part, n_slots=3, max_len=MAX_LEN)
@@ -82,18 +82,18 @@ def test_a_decoder_feeds_and_steps_alike(model: OmniModel, part: str) -> None:
             out += [hidden[row, :count] for row, count in enumerate(counts)]
         return [*out, *live(cache, {2: 18, 0: 14})]
 
-    for got, expected in zip(*both_ways(model, run), strict=True):
-        assert_close(got, expected, TOLERANCE, f"{part}, kernels against layers")
+    for got, expected in zip(*with_both_backends(model, run), strict=True):
+        assert_close(got, expected, TOLERANCE, f"{part}, Triton against PyTorch")
 
 
-def test_layers_that_share_a_scratch_slot_compute_the_same_bits(model: OmniModel) -> None:
+def test_shared_scratch_slot_changes_no_bit(model: OmniModel) -> None:
     backbone, device = model.tts.model, model.device
     rows = torch.randn(1, 8, backbone.embed_tokens.embedding_dim, generator=torch.Generator().manual_seed(6))
     rows, slot = rows.to(device) * 0.1, torch.tensor([0], device=device)
 
-    def run(one_scratch: bool) -> list[Tensor]:
-        cache = slot_cache(model, "tts", n_slots=1, max_len=16, one_scratch=one_scratch)
-        assert cache.k[0].is_contiguous() is not one_scratch
+    def run(shared_scratch: bool) -> list[Tensor]:
+        cache = slot_cache(model, "tts", n_slots=1, max_len=16, shared_scratch=shared_scratch)
+        assert cache.k[0].is_contiguous() is not shared_scratch
         out = []
         for start, n_rows, n_new in ((0, 7, 5), (5, 2, 2)):  # padding first
             out.append(
@@ -111,10 +111,10 @@ def test_layers_that_share_a_scratch_slot_compute_the_same_bits(model: OmniModel
     model.use_kernels(True)
     with torch.no_grad():
         for got, expected in zip(run(True), run(False), strict=True):
-            assert_same(got, expected, "one scratch slot against one for each layer")
+            assert_same(got, expected, "shared scratch slot against one per layer")
 
 
-def test_the_ear_hears_alike(model: OmniModel) -> None:
+def test_audio_encoder_equals_torch_backend(model: OmniModel) -> None:
     generator = torch.Generator().manual_seed(4)
     mel = torch.randn(2, 2, 80, UNIT_COLUMNS, generator=generator).to(model.device) * 0.5
     slots = torch.tensor([1, 0], device=model.device)
@@ -128,11 +128,11 @@ def test_the_ear_hears_alike(model: OmniModel) -> None:
             out += [hidden[row, :n] for row, n in enumerate(n_new.tolist())]
         return [*out, *live(cache, {1: 100, 0: 34})]
 
-    for got, expected in zip(*both_ways(model, run), strict=True):
-        assert_close(got, expected, TOLERANCE, "apm, kernels against layers")
+    for got, expected in zip(*with_both_backends(model, run), strict=True):
+        assert_close(got, expected, TOLERANCE, "apm, Triton against PyTorch")
 
 
-def test_the_eye_sees_alike(model: OmniModel) -> None:
+def test_vision_encoder_equals_torch_backend(model: OmniModel) -> None:
     generator, n_patches = torch.Generator().manual_seed(5), (40, 23, 0)
     patches = torch.randn(3, 40, 588, generator=generator).to(model.device)
     ids = torch.randint(0, model.config.vision_config.table_side**2, (3, 40), generator=generator).to(model.device)
@@ -142,20 +142,20 @@ def test_the_eye_sees_alike(model: OmniModel) -> None:
         hidden = model.vpm(patches, ids, mask, model.backend)
         return [hidden[row, :n] for row, n in enumerate(n_patches)]
 
-    for got, expected in zip(*both_ways(model, run), strict=True):
-        assert_close(got, expected, 2 * TOLERANCE, "vpm, kernels against layers")
+    for got, expected in zip(*with_both_backends(model, run), strict=True):
+        assert_close(got, expected, 2 * TOLERANCE, "vpm, Triton against PyTorch")
 
 
-def test_weights_are_shared_and_stay_what_they_are(tiny: Path) -> None:
-    fresh, joined = random_model(shallow(tiny)), random_model(shallow(tiny))
-    joined.use_kernels(True)
+def test_packed_weights_are_shared_and_unchanged(tiny: Path) -> None:
+    fresh, packed = random_model(shallow(tiny)), random_model(shallow(tiny))
+    packed.use_kernels(True)
     names = fresh.state_dict()
-    assert list(joined.state_dict()) == list(names)
-    for name, tensor in joined.state_dict().items():
+    assert list(packed.state_dict()) == list(names)
+    for name, tensor in packed.state_dict().items():
         assert_same(tensor, names[name], name)
-    attention, fused = joined.llm.model.layers[0].self_attn, FusedDecoder(joined.llm.model).layers[0]
+    attention, fused = packed.llm.model.layers[0].self_attn, FusedDecoder(packed.llm.model).layers[0]
     for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
         got = layer.weight.untyped_storage().data_ptr()
-        assert got == fused.qkv.untyped_storage().data_ptr(), "expected a view of the joined weights, got a copy"
-    joined.use_kernels(False)
-    assert not joined.kernels
+        assert got == fused.qkv.untyped_storage().data_ptr(), "expected a view of the packed weights, got a copy"
+    packed.use_kernels(False)
+    assert not packed.kernels

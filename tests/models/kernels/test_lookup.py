@@ -1,4 +1,4 @@
-"""Rows by number from a table: the same as indexing it, from wherever it lies."""
+"""Rows of a table by index, in device and in pinned memory, against PyTorch indexing."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ DEVICES = (
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)], ids=str)
 @pytest.mark.parametrize("width", [24, 1300])
-def test_rows_are_those_of_the_table(device: str, shape: tuple[int, ...], width: int) -> None:
+def test_rows_equal_indexing_the_table(device: str, shape: tuple[int, ...], width: int) -> None:
     from models.kernels.lookup import table_rows
 
     table = torch.randn(40, width)

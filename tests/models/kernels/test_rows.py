@@ -1,6 +1,6 @@
-"""Row kernels against the modules they stand for.
+"""Row kernels against the modules that they replace.
 
-Values are small whole numbers where the same bits are asked for: sums of their squares are exact in any order.
+Where equal bits are expected, values are small whole numbers: sums of their squares are exact in any order.
 """
 
 import pytest
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from models.kernels.rows import CacheRows, HeadNorms, add_layer_norm, add_rms_norm, qkv_rows, silu_mul
 
 EPS = 1e-3
-N_SLOTS, LENGTH = 4, 9  # the last slot takes padding
+N_SLOTS, LENGTH = 4, 9  # the last slot is for padding
 DTYPES = [torch.float32, torch.float16]
 gpu = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def with_noise(norm: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sum_and_its_rms_norm_are_rounded_as_the_module_rounds(dtype):
+def test_sum_and_rms_norm_round_as_the_module(dtype):
     norm = with_noise(RMSNorm(48, EPS)).to(dtype)
     x, added = whole(2, 3, 48).to(dtype), whole(2, 3, 48, seed=1).to(dtype)
     stream, normed = add_rms_norm(x, added, norm.weight, EPS)
@@ -45,7 +45,7 @@ def test_sum_and_its_rms_norm_are_rounded_as_the_module_rounds(dtype):
     assert_same(normed, norm(x + added))
 
 
-def test_sum_is_rounded_before_it_is_normed():
+def test_sum_is_rounded_before_the_norm():
     norm = with_noise(RMSNorm(32, EPS)).half()
     x, added = whole(4, 32).half() * 256, noise(4, 32, seed=1).half()
     stream, normed = add_rms_norm(x, added, norm.weight, EPS)
@@ -53,14 +53,14 @@ def test_sum_is_rounded_before_it_is_normed():
     assert_close(normed, norm(x + added), 2e-3)
 
 
-def test_rms_norm_alone_leaves_the_stream():
+def test_rms_norm_without_an_addend_returns_the_stream():
     norm, x = with_noise(RMSNorm(40, EPS)), noise(5, 40)
     stream, normed = add_rms_norm(x, None, norm.weight, EPS)
     assert stream is x
     assert_close(normed, norm(x), 1e-6)
 
 
-def test_partial_sums_are_added_in_order_and_rounded_as_one_product():
+def test_partial_sums_are_added_in_order_and_rounded_once():
     norm = with_noise(RMSNorm(48, EPS)).half()
     x, parts = whole(3, 1, 48).half(), noise(3, 3, 1, 48, seed=1) * 9
     total = ((parts[0] + parts[1]) + parts[2]).half()
@@ -70,7 +70,7 @@ def test_partial_sums_are_added_in_order_and_rounded_as_one_product():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sum_and_its_layer_norm_are_the_modules(dtype):
+def test_sum_and_layer_norm_equal_the_module(dtype):
     norm = with_noise(nn.LayerNorm(72, EPS)).to(dtype)
     x, added = noise(2, 5, 72).to(dtype), noise(2, 5, 72, seed=1).to(dtype)
     stream, normed = add_layer_norm(x, added, norm.weight, norm.bias, EPS)
@@ -81,7 +81,7 @@ def test_sum_and_its_layer_norm_are_the_modules(dtype):
     assert_close(normed, norm(x), 2e-6 if dtype == torch.float32 else 4e-3)
 
 
-def test_norms_take_rows_out_of_wider_ones():
+def test_norms_accept_strided_rows():
     norm = with_noise(RMSNorm(16, EPS))
     x, added = whole(3, 4, 16)[:, -1], whole(3, 40, seed=1)[:, 8:24]
     stream, normed = add_rms_norm(x, added, norm.weight, EPS)
@@ -90,7 +90,7 @@ def test_norms_take_rows_out_of_wider_ones():
 
 
 class Heads:
-    """A call of `qkv_rows` and what the modules make of the same rows."""
+    """A call of `qkv_rows`, and the result of the modules for the same rows."""
 
     def __init__(self, heads: int, kv_heads: int, D: int, dtype: torch.dtype, norm: bool, device: str = "cpu"):
         self.heads, self.kv_heads, self.D = heads, kv_heads, D
@@ -98,7 +98,7 @@ class Heads:
         self.norms = [with_noise(RMSNorm(D, EPS)).to(device, dtype) for _ in range(2)] if norm else None
         if norm:
             self.norms[1].weight += 1
-        self.slots = torch.tensor([[2, 2, 2], [0, 0, 3]], device=device)  # one row of padding
+        self.slots = torch.tensor([[2, 2, 2], [0, 0, 3]], device=device)  # one padding row
         self.index = torch.tensor([[6, 7, 8], [0, 1, 2]], device=device)
         positions = torch.tensor([[16000, 16001, 16002], [4, 5, 6]], device=device)
         self.cos, self.sin = rotary_angles(positions, rotary_frequencies(D, 10000.0, device))
@@ -106,7 +106,7 @@ class Heads:
         self.k, self.v = (torch.full(shape, fill, dtype=dtype, device=device) for fill in (-1.0, -2.0))
 
     def plain(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and the caches after the call."""
+        """Queries, and both caches after the call, from the modules."""
         H, KV, D = self.heads, self.kv_heads, self.D
         q, k, v = (part.unflatten(-1, (-1, D)) for part in self.qkv.split([H * D, KV * D, KV * D], -1))
         if self.norms:
@@ -128,15 +128,15 @@ class Heads:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "norm"), [(4, 2, True), (3, 3, False)])
-def test_heads_are_normed_turned_and_cached_as_the_modules_do(heads, kv_heads, norm, dtype):
+def test_heads_are_normalized_rotated_and_cached_as_by_the_modules(heads, kv_heads, norm, dtype):
     call = Heads(heads, kv_heads, 16, dtype, norm)
     q, k_cache, v_cache = call.plain()
     assert_same(call.run(), q, "queries")
-    assert_same(call.k, k_cache, "keys")  # all of them: nothing else is touched
+    assert_same(call.k, k_cache, "keys")  # the whole cache: no other row changes
     assert_same(call.v, v_cache, "values")
 
 
-def test_heads_come_as_partial_sums():
+def test_heads_accept_partial_sums():
     call = Heads(4, 2, 16, torch.float16, True)
     q, k_cache, v_cache = call.plain()
     part = whole(*call.qkv.shape, seed=3)
@@ -145,7 +145,7 @@ def test_heads_come_as_partial_sums():
     assert_same(call.v, v_cache, "values")
 
 
-def test_heads_of_strided_rows_go_into_strided_caches():
+def test_heads_accept_strided_rows_and_caches():
     call = Heads(4, 2, 16, torch.float32, True)
     q, k_cache, v_cache = call.plain()
     wide = torch.zeros(2, 3, call.qkv.shape[-1] + 32)
@@ -159,7 +159,7 @@ def test_heads_of_strided_rows_go_into_strided_caches():
     assert not roomy[:, :, :, LENGTH:].any()
 
 
-def test_without_a_turn_only_keys_and_values_are_written():
+def test_without_angles_only_keys_and_values_are_written():
     call = Heads(3, 3, 16, torch.float16, False)
     q = qkv_rows(call.qkv, 3, 3, call.rows())
     assert q.data_ptr() == call.qkv.data_ptr()
@@ -170,19 +170,19 @@ def test_without_a_turn_only_keys_and_values_are_written():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate_is_rounded_before_it_multiplies(dtype):
+def test_gate_is_rounded_before_the_product(dtype):
     gate_up = noise(2, 3, 100).to(dtype) * 4
     gate, up = gate_up.chunk(2, -1)
     assert_close(silu_mul(gate_up) / up, F.silu(gate) * up / up, 2e-6 if dtype == torch.float32 else 4e-3)
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
-def test_gate_takes_values_beyond_exp():
+def test_gate_accepts_values_that_overflow_exp():
     gate_up = torch.tensor([[-200.0, 200.0, 0.0, 1.0, 2.0, 3.0]])
     assert_close(silu_mul(gate_up), torch.tensor([[0.0, 400.0, 0.0]]), 1e-6)
 
 
-def test_no_rows_are_no_work():
+def test_empty_input_returns_empty_output():
     empty = torch.zeros(0, 16)
     stream, normed = add_rms_norm(empty, empty, torch.ones(16), EPS)
     assert stream.shape == normed.shape == (0, 16)
@@ -201,7 +201,7 @@ def test_norms_in_bfloat16_on_the_gpu(width):
     stream, normed = add_rms_norm(x, added, norm.weight, EPS)
     assert_same(stream, x + added)
     want = norm(x + added).float()
-    # A quotient may be rounded to its neighbour, as the sum of squares is made in another order.
+    # A quotient may differ by one rounding, since the sum of squares is computed in another order.
     assert ((normed.float() - want).abs() <= 2**-6 * want.abs()).all()
     assert (normed.float() != want).float().mean() < 0.01
 
@@ -217,7 +217,7 @@ def test_heads_in_bfloat16_on_the_gpu(heads, kv_heads, D, norm):
 
 
 @gpu
-def test_rows_far_into_the_caches_on_the_gpu():
+def test_cache_offsets_beyond_32_bits_on_the_gpu():
     k, v = torch.zeros(2, 3, 8, 700_000, 128, dtype=torch.bfloat16, device="cuda").unbind()  # past 2^31 elements
     qkv = noise(1, 1, 48 * 128).to("cuda", torch.bfloat16)
     place = torch.full((1, 1), 2, device="cuda"), torch.full((1, 1), 699_999, device="cuda")

@@ -1,6 +1,6 @@
-"""Products of few rows against `F.linear`: tiles, splits, epilogues, and rows that know nothing of each other.
+"""Skinny GEMM against `F.linear`: tiles, splits, epilogues, independence of rows.
 
-Values are small whole numbers where the same bits are asked for: their products add up exactly in any order.
+Where equal bits are expected, values are small whole numbers: sums of their products are exact in any order.
 """
 
 import pytest
@@ -32,7 +32,7 @@ CUTS = [TileSizes(32, 32), TileSizes(32, 64, splits=3), TileSizes(64, 32, splits
 GATED = ((24576, 4096), (6144, 768))
 gpu = pytest.mark.gpu
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
-# What the interpreter makes of values beyond a dtype.
+# Warnings of the interpreter for values beyond the range of a dtype.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 
 
@@ -46,7 +46,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch):
-    """Gives a weight of a shape a plan."""
+    """Sets the tile sizes of a weight's shape."""
     return lambda weight, plan: monkeypatch.setitem(TILE_SIZES, tuple(weight.shape), plan)
 
 
@@ -54,18 +54,18 @@ def cut(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("plan", CUTS)
 @pytest.mark.parametrize("n_rows", [1, 5, 33])
 def test_product_is_exact(n_rows, plan, dtype, cut):
-    x, weight = whole(n_rows, K).to(dtype), whole(70, K, seed=1).to(dtype)  # 70: the last tile is not full
+    x, weight = whole(n_rows, K).to(dtype), whole(70, K, seed=1).to(dtype)  # 70: the last tile is partly filled
     cut(weight, plan)
     assert_same(skinny_linear(x, weight), F.linear(x, weight))
 
 
-def test_product_takes_strided_rows():
+def test_product_accepts_strided_rows():
     x, weight = whole(4, 80)[:, 16:], whole(40, 64, seed=2)
     assert_same(skinny_linear(x, weight), F.linear(x, weight))
 
 
 @pytest.mark.parametrize("plan", CUTS)
-def test_parts_are_one_for_each_share_of_the_columns(plan, cut):
+def test_each_part_is_the_product_of_its_share_of_columns(plan, cut):
     x, weight = whole(3, K).half(), whole(70, K, seed=1).half()
     cut(weight, plan)
     parts = skinny_parts(x, weight)
@@ -74,7 +74,7 @@ def test_parts_are_one_for_each_share_of_the_columns(plan, cut):
     assert_same(parts, torch.stack(shares).to(parts.dtype))
 
 
-def test_parts_go_into_the_norm_as_the_product_does(cut):
+def test_norm_of_parts_equals_norm_of_the_product(cut):
     x, weight, stream, gain = whole(3, K).half(), whole(64, K, seed=1).half(), noise(3, 64).half(), noise(64).half()
     cut(weight, TileSizes(32, 32, splits=3))
     fused = add_rms_norm(stream, skinny_parts(x, weight), gain, 1e-6)
@@ -85,14 +85,14 @@ def test_parts_go_into_the_norm_as_the_product_does(cut):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("plan", [CUTS[0], CUTS[2]._replace(splits=1)])
-def test_gated_product_is_the_gate_of_the_product(plan, dtype, cut):
+def test_gated_product_equals_gating_the_product(plan, dtype, cut):
     x, weight = whole(5, K).to(dtype), whole(140, K, seed=1).to(dtype)
     cut(weight, plan)
     assert_same(skinny_gated_linear(x, weight), silu_mul(F.linear(x, weight)))
 
 
 def check_rounding(device: str) -> None:
-    """Relative errors of chains over all columns: 2.2e-7 and 5.7e-7."""
+    """Chains over all columns have relative errors of 2.2e-7 and 5.7e-7."""
     for n_columns, bound in ((128, 1.3e-7), (1024, 2.5e-7)):
         x, weight = noise(4, n_columns).to(device), noise(96, n_columns, seed=1).to(device)
         want = x.double() @ weight.double().T
@@ -112,7 +112,7 @@ def test_float32_sums_are_rounded_in_short_chains_on_the_gpu():
 
 
 @pytest.mark.parametrize("plan", CUTS)
-def test_row_knows_nothing_of_the_others(plan, cut):
+def test_other_rows_change_no_bit(plan, cut):
     x, weight = whole(40, K), whole(70, K, seed=1)
     cut(weight, plan)
     want = F.linear(x[7:8], weight)
@@ -122,7 +122,7 @@ def test_row_knows_nothing_of_the_others(plan, cut):
 
 
 @pytest.mark.parametrize("shape", TILE_SIZES, ids=str)
-def test_plans_cut_their_weights_into_whole_tiles(shape):
+def test_tile_sizes_divide_their_weights(shape):
     n_rows, n_columns = shape
     plan = TILE_SIZES[shape]
     assert n_columns % (plan.splits * plan.columns) == 0
@@ -130,7 +130,7 @@ def test_plans_cut_their_weights_into_whole_tiles(shape):
     assert shape not in GATED or (plan.splits == 1 and n_rows // 2 % plan.rows == 0)
 
 
-def test_weight_without_a_plan_gets_tiles_that_divide_it():
+def test_default_tile_sizes_divide_the_weight():
     assert tile_sizes(torch.empty(10, 384, dtype=torch.float16)).columns == 128
     assert tile_sizes(torch.empty(10, 48, dtype=torch.float16)).columns == 16
     assert tile_sizes(torch.empty(10, 4096, dtype=torch.float32)).columns == 64
@@ -140,7 +140,7 @@ def test_weight_without_a_plan_gets_tiles_that_divide_it():
         tile_sizes(torch.empty(10, 40, dtype=torch.float16))
 
 
-def test_no_rows_are_no_work_and_too_many_are_refused():
+def test_accepts_no_rows_and_refuses_too_many():
     weight = whole(32, 64)
     assert skinny_linear(whole(0, 64), weight).shape == (0, 32)
     assert skinny_gated_linear(whole(0, 64), weight).shape == (0, 16)
@@ -150,7 +150,7 @@ def test_no_rows_are_no_work_and_too_many_are_refused():
 
 @gpu
 @pytest.mark.parametrize("shape", TILE_SIZES, ids=str)
-def test_rows_have_the_same_bits_in_any_company_on_the_gpu(shape):
+def test_other_rows_change_no_bit_on_the_gpu(shape):
     weight = (torch.randn(shape, device="cuda") / shape[1] ** 0.5).bfloat16()
     x = torch.randn(MAX_ROWS, shape[1], device="cuda").bfloat16()
     call = skinny_gated_linear if shape in GATED else skinny_linear
@@ -164,7 +164,7 @@ def test_rows_have_the_same_bits_in_any_company_on_the_gpu(shape):
 
 
 @gpu
-def test_kernels_that_start_early_make_the_same_bits_on_the_gpu(monkeypatch):
+def test_dependent_launch_changes_no_bit_on_the_gpu(monkeypatch):
     stream, gain = torch.randn(4, 4096, device="cuda").bfloat16(), torch.ones(4096, device="cuda").bfloat16()
     weights = [(torch.randn(shape, device="cuda") / 64).bfloat16() for shape in ((4096, 4096), (24576, 4096))]
     down = (torch.randn(4096, 12288, device="cuda") / 110).bfloat16()
@@ -184,4 +184,4 @@ def test_kernels_that_start_early_make_the_same_bits_on_the_gpu(monkeypatch):
     for module in (linear, rows):
         monkeypatch.setattr(module, "launch_options", lambda device, n_programs=0: {"PDL": False})
     assert_same(early, layers(), "early starts")
-    assert_same(replayed, early, "a graph of early starts")
+    assert_same(replayed, early, "a graph with dependent launches")

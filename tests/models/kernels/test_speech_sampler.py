@@ -1,4 +1,4 @@
-"""The kernel that draws codes against the operations that it stands for: codes drawn, and all that is remembered."""
+"""The speech sampler kernel against PyTorch: drawn tokens, and the state after each step."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 def new_state(device: str) -> SpeechState:
-    """A slot for each of the settings; the third may draw 4 codes, the others more; the fourth's history gets full."""
+    """One slot per setting; the third may draw 4 tokens, the others more; the history of the fourth fills up."""
     cache = KVCache(
         n_layers=1, n_slots=len(SETTINGS), max_len=8, kv_heads=1, head_dim=4, dtype=torch.float32, device=device
     )
@@ -51,7 +51,7 @@ def everything(state: SpeechState) -> dict[str, Tensor]:
 
 
 def logits_of(step: int, device: str) -> Tensor:
-    """Peaked like a model's, with ties, bad rows in steps 2 and 3, ends too early in step 1 and in time in 5 and 6."""
+    """Peaked logits with ties; NaN or inf in steps 2 and 3; an early end token in step 1, a valid one in 5 and 6."""
     generator = torch.Generator().manual_seed(step)
     logits = 3 * torch.randn(len(SETTINGS) + 1, N_SPEECH_TOKENS, generator=generator)
     logits[:, 20:26] = logits[:, 20:21]
@@ -64,7 +64,7 @@ def logits_of(step: int, device: str) -> Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_kernel_draws_the_same_codes(device: str) -> None:
+def test_kernel_draws_the_same_tokens(device: str) -> None:
     from models.kernels.speech_sampler import draw_speech_tokens as draw_by_kernel
 
     slots = torch.tensor([3, 0, 5, 1, 4, 2, len(SETTINGS)], device=device)
@@ -85,8 +85,8 @@ def test_the_kernel_draws_the_same_codes(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_where_shares_end(device: str) -> None:
-    """Of four codes alike the worst two hold what top-p drops, to the last of their weight."""
+def test_top_p_at_the_border_of_equal_weights(device: str) -> None:
+    """Of four tokens of equal weight, the last two contain exactly the weight that top-p drops."""
     from models.kernels.speech_sampler import draw_speech_tokens as draw_by_kernel
 
     slots = torch.arange(len(SETTINGS), device=device)

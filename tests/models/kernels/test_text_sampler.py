@@ -1,4 +1,4 @@
-"""The kernels that choose text tokens against the operations they stand for: tokens, flags, all that is remembered."""
+"""The text sampler kernels against PyTorch: chosen tokens, flags, and the state after each step."""
 
 import math
 from dataclasses import fields, replace
@@ -18,7 +18,7 @@ DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
-VOCAB, HISTORY, STEPS = 4500, 1100, 4  # three blocks of columns, the last in part; two programs of remembered ids
+VOCAB, HISTORY, STEPS = 4500, 1100, 4  # three blocks of columns, the last partly filled; two programs of history
 LISTEN, STOP, PAD = 30, 31, 2
 DUPLEX = TokenSet(
     forbidden=(STOP, 32), length_ids=(40, 41), unremembered=(60,), listen_id=LISTEN, stop_id=STOP, pad_id=PAD
@@ -30,7 +30,7 @@ SETTINGS = {
     "half duplex": replace(HALF_DUPLEX_TEXT, set_index=1),
     "chat": replace(CHAT_TEXT, set_index=1, repetition_window=HISTORY),
     "greedy": TextSampling(greedy=True, repetition_penalty=1.3, set_index=1),
-    "everything kept": TextSampling(set_index=1),  # more than are ranked
+    "everything kept": TextSampling(set_index=1),  # more than RANKED candidates
     "top-p of everything": TextSampling(top_p=0.6, temperature=2.5, set_index=1),
     "top-k of thousands": TextSampling(top_k=3000, top_p=0.95, temperature=4.0, set_index=1),
     "k of a few pieces": TextSampling(top_k=18, top_p=0.0, temperature=0.3),
@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 def new_state(device: str) -> SamplerState:
-    """A slot for each of the settings, each with some ids behind it; that of chat has gone round its ring."""
+    """One slot per setting, each with some history; the ring buffer of the chat slot has wrapped."""
     state = SamplerState.allocate(len(SETTINGS), HISTORY, device)
     generator = torch.Generator().manual_seed(1)
     for slot, settings in enumerate(SETTINGS.values()):
@@ -55,11 +55,11 @@ def new_state(device: str) -> SamplerState:
 
 
 def logits_of(step: int, device: str) -> Tensor:
-    """Peaked like a model's, with ties; listen is ahead in step 1, the stop token in step 3; bad rows in 2 and 3."""
+    """Peaked logits with ties; listen is best in step 1, the stop token in step 3; NaN or inf in steps 2 and 3."""
     generator = torch.Generator().manual_seed(step)
     logits = 3 * torch.randn(len(SETTINGS) + 1, VOCAB, generator=generator)
     logits[:, 100:140] = logits[:, 100:101]
-    logits[:, 2047:2050] = logits.amax(1, keepdim=True) - 0.25 * (step % 2)  # equal ones in two blocks
+    logits[:, 2047:2050] = logits.amax(1, keepdim=True) - 0.25 * (step % 2)  # ties in two blocks
     logits[:, 4000:4100] = float("-inf")
     logits[:, 70], logits[:, 71] = 0.0, -0.0
     if step == 1:
@@ -74,7 +74,7 @@ def logits_of(step: int, device: str) -> Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_kernels_choose_the_same_tokens(device: str) -> None:
+def test_kernels_choose_the_same_tokens(device: str) -> None:
     from models.kernels.text_sampler import choose_tokens
 
     sets = TokenSets.build([DUPLEX, TURNS], VOCAB, device)
@@ -98,14 +98,14 @@ def test_the_kernels_choose_the_same_tokens(device: str) -> None:
             )
         chosen.append(expected)
     ids, bad, _ = torch.stack(chosen, 1)
-    assert LISTEN in ids[1] and STOP in ids[3], "nobody listened or stopped: nothing of it was compared"
+    assert LISTEN in ids[1] and STOP in ids[3], "expected the listen and stop tokens among the chosen ones"
     assert int(bad[2].sum()) == 2 and int(bad[3].sum()) == 1
     assert len(ids.unique()) > 15
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_ranks_and_halving_draw_the_same(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for 16 ids only, most settings draw by halving, and what they draw does not hang on that."""
+def test_ranking_and_bisection_draw_the_same_tokens(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of 16 candidates most settings draw by bisection; the drawn tokens are the same."""
     from models.kernels import text_sampler as tokens
 
     monkeypatch.setattr(tokens, "RANKED", 16)
@@ -115,15 +115,15 @@ def test_ranks_and_halving_draw_the_same(device: str, monkeypatch: pytest.Monkey
     states = [new_state(device), new_state(device)]
     for step in (0, 5):
         logits = logits_of(step, device)[:-1]
-        logits = (logits * 4).round() / 4  # ties at every place where something ends
+        logits = (logits * 4).round() / 4  # ties at every border
         expected = choose(states[0], sets, slots, logits, yes, yes)
         got = tokens.choose_tokens(states[1], sets, slots, logits, yes, yes)
         assert_same(got, expected, f"step {step}")
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_scores_that_the_temperature_makes_infinite(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be weighed beside them; ids stay in the vocabulary, and kernels in the room they are given."""
+def test_infinite_tempered_scores(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are undefined then; ids stay within the vocabulary and writes within the buffers."""
     from models.kernels.text_sampler import choose_tokens
 
     settings = [TextSampling(temperature=1e-6), TextSampling(temperature=1e-6, top_k=5, top_p=0.5)] * 3
@@ -157,9 +157,9 @@ def test_scores_that_the_temperature_makes_infinite(device: str, monkeypatch: py
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranked", [256, 2])
-def test_where_windows_and_shares_end(device: str, ranked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best id has just left the window or has not; listen ranks just high enough or does not, beside its equals;
-    the last that top-p keeps has all of p above it.
+def test_borders_of_windows_ranks_and_top_p(device: str, ranked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best id is just inside or just outside the window; listen ranks just high enough or not, among ties; the
+    last id that top-p keeps has exactly p above it.
     """
     from models.kernels import text_sampler as tokens
 

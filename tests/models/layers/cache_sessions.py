@@ -1,4 +1,4 @@
-"""A slot cache fed with made-up rows, beside plain lists of what it must hold."""
+"""A slot cache fed with random rows, and plain lists of its expected content."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def make_cache(max_len: int = MAX_LEN, dtype: torch.dtype = torch.float32, devic
 
 
 class Session:
-    """A cache fed with rotated keys, and what was fed to each slot before rotation."""
+    """A cache fed with rotated keys, and the rows of each slot before rotation."""
 
     def __init__(self, seed: int = 0, max_len: int = MAX_LEN, theta: float = 1e4, dtype: torch.dtype = torch.float32):
         self.cache, self.dtype = make_cache(max_len, dtype), dtype
@@ -32,7 +32,7 @@ class Session:
         return torch.randn(*shape, HEADS, DIM, generator=self.generator).to(self.dtype)
 
     def feed(self, counts: dict[int, int], padding: int = 3, poison: float = NAN) -> CacheView:
-        """slot -> new rows, all slots in one call of a bucket `padding` rows longer than the longest."""
+        """Feed random rows (slot -> number of rows) in one call, with `padding` rows beyond the longest."""
         slots, n_new = torch.tensor(list(counts)), torch.tensor(list(counts.values()))
         bucket = max(counts.values()) + padding
         view = self.cache.view(slots, n_new, bucket, self.cache.max_len)
@@ -49,7 +49,7 @@ class Session:
         return view
 
     def evict(self, gaps: dict[int, tuple[int, int]]) -> None:
-        """slot -> (keep, drop)."""
+        """Evict rows; gaps: slot -> (keep, drop)."""
         keep, drop = torch.tensor(list(gaps.values())).reshape(-1, 2).unbind(1)
         self.cache.evict(torch.tensor(list(gaps)), keep, drop, self.frequencies)
         for slot, (kept, dropped) in gaps.items():
@@ -57,7 +57,7 @@ class Session:
                 fed[:] = [torch.cat((rows[:kept], rows[kept + dropped :])) for rows in fed]
 
     def shift(self, moves: dict[int, tuple[int, int]]) -> None:
-        """slot -> (first, by). A gap that opens holds zeros until it is fed."""
+        """Move rows; moves: slot -> (first, by). A gap that opens contains zeros."""
         first, by = torch.tensor(list(moves.values())).reshape(-1, 2).unbind(1)
         self.cache.shift(torch.tensor(list(moves)), first, by, self.frequencies)
         for slot, (start, n) in moves.items():
@@ -66,7 +66,7 @@ class Session:
                 fed[:] = [torch.cat((rows[: start + min(n, 0)], gap, rows[start:])) for rows in fed]
 
     def check(self, tolerance: float) -> None:
-        """Every session slot holds what it was fed, keys turned to where they stand now, and nothing else."""
+        """Check that every session slot contains exactly its rows, keys rotated to their present positions."""
         for slot in range(N_SLOTS):
             n = len(self.keys[slot][0])
             for name in ("lengths", "positions"):

@@ -1,4 +1,4 @@
-"""The code model the slow way: one turn, keys kept unturned beside their positions, nothing preallocated."""
+"""A plain reference of the speech-token model: one turn, unrotated keys with their positions, no preallocation."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ ONLY = torch.tensor([0])
 class PlainSpeech:
     """Keys and values of each layer, [n, heads, head_dim] each, and each row's position.
 
-    window: rows held before a feed that its rows still see; None sees all.
+    window: rows from before a feed that its rows still see; None = all.
     """
 
     def __init__(self, tts: TTS, window: int | None = None):
@@ -29,7 +29,7 @@ class PlainSpeech:
         self.next_position = 0
 
     def feed(self, rows: Tensor) -> Tensor:
-        """Append rows [n, D]. Returns: code logits after the last, [codes]."""
+        """Append rows [n, D]. Returns: logits after the last row, [speech tokens]."""
         held = len(self.positions)
         self.positions += range(self.next_position, self.next_position + len(rows))
         self.next_position += len(rows)
@@ -63,7 +63,7 @@ class PlainSpeech:
         return self.tts.emb_code[0].weight[speech_tokens]
 
     def close_up(self, keep: int, drop: int) -> None:
-        """Drop rows [keep, keep + drop); what stood behind them moves up by as many positions."""
+        """Drop rows [keep, keep + drop); positions of later rows decrease by `drop`."""
         for rows in (self.keys, self.values):
             rows[:] = [torch.cat((tensor[:keep], tensor[keep + drop :])) for tensor in rows]
         self.positions = self.positions[:keep] + [place - drop for place in self.positions[keep + drop :]]
@@ -71,7 +71,7 @@ class PlainSpeech:
 
 
 class PlainSpeaker:
-    """Calls in a plain loop that looks at every code; chooses codes with a sampler of its own."""
+    """Calls in a plain loop that reads every token on the host; has its own sampler."""
 
     def __init__(self, tts: TTS, settings: SpeechSampling, *, seed: int, eos: int, window: int | None = None):
         self.model, self.eos = PlainSpeech(tts, window), eos
@@ -79,7 +79,7 @@ class PlainSpeaker:
         self.sampler.configure(0, settings, eos, seed)
 
     def call(self, rows: Tensor, *, min_speech_tokens: int, max_speech_tokens: int) -> tuple[list[int], bool]:
-        """Ordinary codes, and whether the end code came after them."""
+        """The tokens of a call without the end token, and whether the end token was drawn."""
         self.sampler.begin_call(ONLY, torch.tensor([min_speech_tokens]), torch.tensor([True]))
         logits = self.model.feed(rows)
         speech_tokens: list[int] = []
@@ -94,14 +94,14 @@ class PlainSpeaker:
 
 
 class PlainStream:
-    """Text chunks in, batches of 25 codes out, as the four ways of attention between chunks are described."""
+    """Text chunks in, batches of 25 speech tokens out, for the four attention types between chunks."""
 
     def __init__(self, speaker: PlainSpeaker, kind: str, max_speech_tokens: int, batch: int):
         self.speaker, self.kind, self.max_speech_tokens, self.batch = speaker, kind, max_speech_tokens, batch
         self.texts: list[Tensor] = []
         self.spoken: list[list[int]] = []
         self.left: list[int] = []
-        self.held: list[int] = []  # rows of each chunk still in the cache
+        self.held: list[int] = []  # rows of each chunk in the cache
 
     def push(self, rows: Tensor, final: bool) -> list[list[int]]:
         model, fed = self.speaker.model, rows
@@ -115,7 +115,7 @@ class PlainStream:
         before = len(model.positions)
         speech_tokens, ended = self.speaker.call(fed, min_speech_tokens=0, max_speech_tokens=self.max_speech_tokens)
         if not ended:
-            model.next_position += 1  # the last code is heard but never fed
+            model.next_position += 1  # the last token is voiced but never fed
         self.held.append(len(model.positions) - before)
         self.texts.append(rows)
         self.spoken.append(speech_tokens)

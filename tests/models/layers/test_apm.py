@@ -28,7 +28,7 @@ def mel(seed: int, n: int) -> Tensor:
 
 
 def encode(apm, clips: list[Tensor], bucket: int, chunk: int, n_keys: list[int] | None = None) -> Tensor:
-    """Clips [80, n] in one batch, NaN behind each."""
+    """Encode clips [80, n] in one batch, padded with NaN."""
     batch = torch.full((len(clips), BINS, bucket), NAN)
     for row, clip in enumerate(clips):
         batch[row, :, : clip.shape[1]] = clip
@@ -54,8 +54,8 @@ def plain(tiny_model, clip: Tensor, chunk: int, n_keys: int) -> Tensor:
     chunk=st.sampled_from([0, 20, 50]),
     data=st.data(),
 )
-def test_a_clip_equals_the_plain_reference(tiny_model, apm, seed, n_frames, padding, chunk, data):
-    """Also where some of the clip's own rows may not be looked at."""
+def test_clip_equals_float64_reference(tiny_model, apm, seed, n_frames, padding, chunk, data):
+    """Also if some of the clip's own rows are not visible."""
     n_rows = (n_frames + 1) // 2
     n_keys = data.draw(st.just(n_rows) | st.integers(1, n_rows))
     clip = mel(seed, n_frames)
@@ -71,7 +71,7 @@ def test_a_clip_equals_the_plain_reference(tiny_model, apm, seed, n_frames, padd
     padding=st.integers(0, 60),
     chunk=st.sampled_from([0, 50]),
 )
-def test_bucket_and_batch_mates_do_not_matter(apm, seed, lengths, padding, chunk):
+def test_result_does_not_depend_on_bucket_or_batch(apm, seed, lengths, padding, chunk):
     clips = [mel(seed + i, n) for i, n in enumerate(lengths)]
     together = encode(apm, clips, max(lengths) + padding, chunk)
     for row, clip in enumerate(clips):
@@ -79,8 +79,8 @@ def test_bucket_and_batch_mates_do_not_matter(apm, seed, lengths, padding, chunk
         assert_close(together[row, : len(alone)], alone, 1e-5, f"clip {row}")
 
 
-def test_frames_that_are_counted_are_heard_even_if_silent(tiny_model, apm):
-    """A clip with 30 zero frames counted in: the convolutions and, with keys for them, attention see zeros."""
+def test_counted_zero_frames_change_the_result(tiny_model, apm):
+    """30 zero frames are part of the clip: the convolutions read them and, with keys for them, attention too."""
     clip = torch.cat((mel(0, 70), torch.zeros(BINS, 30)), dim=1)
     for n_keys in (35, 50):
         got = encode(apm, [clip], 120, 50, [n_keys])[0, :35]
@@ -89,22 +89,22 @@ def test_frames_that_are_counted_are_heard_even_if_silent(tiny_model, apm):
     assert (short - got).abs().max() > 1e-3, "expected counted silence to change the rows"
 
 
-def test_a_chunk_hears_nothing_of_the_next(apm):
+def test_chunk_does_not_attend_to_the_next_chunk(apm):
     clip, other = mel(0, 200), mel(0, 200)
     other[:, 104:] = mel(1, 96)
     got, expected = (encode(apm, [frames], 200, 50)[0] for frames in (other, clip))
     assert_close(got[:50], expected[:50], 0)
-    assert (got[50:] - expected[50:]).abs().max() > 1e-3, "expected the second chunk to hear the difference"
+    assert (got[50:] - expected[50:]).abs().max() > 1e-3, "expected the second chunk to differ"
 
 
-def test_the_longest_clip_fills_the_position_table(tiny_model, apm):
+def test_longest_clip_fills_the_position_table(tiny_model, apm):
     n = tiny_model.config.audio_config.max_source_positions
     got = encode(apm, [mel(0, 2 * n)], 2 * n, 50)
     assert got.shape[:2] == (1, n)
     assert_close(got[0], plain(tiny_model, mel(0, 2 * n), 50, n), 1e-4)
 
 
-def test_nan_stays_in_its_clip(apm):
+def test_nan_does_not_reach_other_clips(apm):
     clips = [mel(0, 60), mel(1, 60)]
     clean = encode(apm, clips, 64, 50)
     dirty = encode(apm, [clips[0], clips[1] * NAN], 64, 50)
@@ -112,12 +112,12 @@ def test_nan_stays_in_its_clip(apm):
     assert_same(dirty[0], clean[0])
 
 
-def test_a_clip_without_frames_is_finite(apm):
+def test_clip_without_frames_is_finite(apm):
     assert encode(apm, [mel(0, 0), mel(0, 9)], 10, 50).isfinite().all()
 
 
 @pytest.mark.parametrize("n_rows, pool", [(50, 5), (13, 5), (4, 5), (7, 1)])
-def test_projection_comes_before_pooling_and_drops_a_short_tail(tiny_model, n_rows, pool):
+def test_projection_precedes_pooling_and_drops_a_short_tail(tiny_model, n_rows, pool):
     projection = tiny_model.audio_projection_layer
     hidden = torch.randn(2, n_rows, 64, generator=torch.Generator().manual_seed(0))
     w = slow.weights_of(projection)

@@ -1,4 +1,4 @@
-"""Audio encoder one unit at a time: equal to one pass where the frames are, and the rule for starting over.
+"""Audio encoder, one unit at a time: equal to one pass over the same frames; when a slot is emptied.
 
 Tolerances: 1e-5 between two ways through the same float32 code, 1e-4 against float64.
 """
@@ -20,7 +20,7 @@ from tests.parity.build import slot_cache
 BINS, NAN = 80, float("nan")
 STEADY, FIRST, ALONE, ABSENT = (0, 104), (2, 104), (2, 102), (0, 0)
 few = settings(max_examples=12)
-Unit = tuple[Tensor, tuple[int, int]]  # frames [80, 104] and the columns that count
+Unit = tuple[Tensor, tuple[int, int]]  # frames [80, 104] and the valid columns
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +42,14 @@ def unit(seed: int, columns: tuple[int, int]) -> Unit:
 
 
 def units_of(clip: Tensor) -> list[Unit]:
-    """A clip of 100 n + 2 frames as n units, each with the two frames around it where there are any."""
+    """A clip of 100 n + 2 frames as n units, each with two context frames on both sides where they exist."""
     around = torch.nn.functional.pad(clip, (2, 0), value=NAN)
     starts = range(0, clip.shape[1] - 2, 100)
     return [(around[:, s : s + UNIT_COLUMNS], FIRST if s == 0 else STEADY) for s in starts]
 
 
 def stream(apm, cache: KVCache, units: dict[int, Unit]) -> dict[int, Tensor]:
-    """slot -> unit, all in one call; columns that do not count are NaN. Returns: slot -> valid rows."""
+    """slot -> unit, all in one call; columns outside the valid range are NaN. Returns: slot -> valid rows."""
     frames = torch.full((len(units), BINS, UNIT_COLUMNS), NAN)
     for row, (columns, (first, end)) in enumerate(units.values()):
         frames[row, :, first:end] = columns[:, first:end]
@@ -69,7 +69,7 @@ def assert_slot(cache: KVCache, slot: int, expected: list[Tensor]) -> None:
 
 
 def plain(tiny_model, units: list[Unit]) -> list[Tensor]:
-    """Each unit convolved alone and trimmed; a row looks at its own unit and all before."""
+    """Each unit convolved alone and trimmed; a row attends to its own unit and all earlier ones."""
     parts = []
     for columns, (first, end) in units:
         rows = slow_whisper.convolve(tiny_model.apm, columns[:, first:end])
@@ -82,7 +82,7 @@ def plain(tiny_model, units: list[Unit]) -> list[Tensor]:
 
 @few
 @given(seed=st.integers(0, 2**20), n_units=st.integers(1, 5), slot=st.integers(0, 2))
-def test_units_with_their_surroundings_equal_one_pass(apm, new_cache, seed, n_units, slot):
+def test_units_with_context_frames_equal_one_pass(apm, new_cache, seed, n_units, slot):
     clip, cache = mel(seed, 100 * n_units + 2), new_cache()
     n_frames = torch.tensor([clip.shape[1]])
     whole = apm.encode(clip[None], n_frames, (n_frames + 1) // 2, chunk=UNIT_ROWS)[0]
@@ -94,8 +94,8 @@ def test_units_with_their_surroundings_equal_one_pass(apm, new_cache, seed, n_un
 
 @few
 @given(seed=st.integers(0, 2**20), n_units=st.integers(1, 5), last=st.integers(1, 100), alone=st.booleans())
-def test_units_equal_the_plain_reference(tiny_model, apm, new_cache, seed, n_units, last, alone):
-    """With the frames around and without them; the last unit may be shorter."""
+def test_units_equal_float64_reference(tiny_model, apm, new_cache, seed, n_units, last, alone):
+    """With and without context frames; the last unit may be shorter."""
     first, steady = (ALONE, ALONE) if alone else (FIRST, STEADY)
     units = [unit(seed + i, steady if i else first) for i in range(n_units)]
     start = units[-1][1][0]
@@ -106,13 +106,13 @@ def test_units_equal_the_plain_reference(tiny_model, apm, new_cache, seed, n_uni
     assert int(cache.lengths[1]) == sum(map(len, expected))
 
 
-def test_edges_matter_to_units_without_surroundings(apm, new_cache):
+def test_units_without_context_frames_differ_at_their_edges(apm, new_cache):
     clip, cache = mel(0, 202), new_cache()
     n_frames = torch.tensor([202])
     whole = apm.encode(clip[None], n_frames, (n_frames + 1) // 2, chunk=UNIT_ROWS)[0]
     frames = torch.nn.functional.pad(clip[:, :100], (2, 2))
     off = (stream(apm, cache, {0: (frames, ALONE)})[0] - whole[:UNIT_ROWS]).abs().max()
-    assert off > 1e-3, f"expected the convolution's edge to show, got max diff {off}"
+    assert off > 1e-3, f"expected the edge of the convolution to change rows, got max diff {off}"
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_rows_per_unit(apm, new_cache, columns, n_rows):
 
 @few
 @given(seed=st.integers(0, 2**20), data=st.data())
-def test_a_batch_equals_single_runs(apm, new_cache, seed, data):
-    """Slots that have heard more or less, with units of any kind; those that sit out stay bit for bit."""
+def test_batch_equals_single_runs(apm, new_cache, seed, data):
+    """Slots of different lengths, with units of any kind; no bit of a slot without a unit changes."""
     kinds = st.sampled_from([STEADY, FIRST, ALONE, ABSENT, (0, 50), (2, 7)])
     together, alone = new_cache(), new_cache()
     for call in range(3):
@@ -146,8 +146,8 @@ def test_a_batch_equals_single_runs(apm, new_cache, seed, data):
 
 
 @pytest.mark.parametrize("first, steady", [(FIRST, STEADY), (ALONE, ALONE)], ids=["around", "alone"])
-def test_the_thirtieth_unit_starts_over(tiny_model, apm, new_cache, first, steady):
-    """Slot 1 is ten units behind: in unit 29 one slot starts over, the other goes on."""
+def test_thirtieth_unit_empties_the_cache(tiny_model, apm, new_cache, first, steady):
+    """Slot 1 is ten units behind: at unit 29 slot 0 is emptied and slot 1 is not."""
     units = [unit(i, steady if i else first) for i in range(31)]
     cache, fresh = new_cache(), new_cache()
     before, after = plain(tiny_model, units[:29]), plain(tiny_model, units[29:])
@@ -160,8 +160,8 @@ def test_the_thirtieth_unit_starts_over(tiny_model, apm, new_cache, first, stead
         assert_close(got[0], expected, 1e-4, f"unit {number}")
         if number >= 10:
             assert_close(got[1], before[number - 10], 1e-4, f"unit {number - 10} of the slot behind")
-        heard = number + 1 if number < 29 else number - 28
-        assert cache.lengths[:2].tolist() == [heard * UNIT_ROWS, max(0, number - 9) * UNIT_ROWS]
+        n_units = number + 1 if number < 29 else number - 28
+        assert cache.lengths[:2].tolist() == [n_units * UNIT_ROWS, max(0, number - 9) * UNIT_ROWS]
         assert cache.positions[0] == cache.lengths[0]
         if number >= 29:
             batch = {0: units[number], 1: unit(0, ABSENT)}
@@ -186,7 +186,7 @@ def test_the_thirtieth_unit_starts_over(tiny_model, apm, new_cache, first, stead
         (1499, (2, 3), 1),
     ],
 )
-def test_a_slot_starts_over_when_its_convolved_rows_would_reach_the_end_of_the_table(
+def test_slot_is_emptied_when_its_convolved_rows_would_reach_the_end_of_the_table(
     tiny_model, apm, new_cache, held, columns, expected
 ):
     cache = new_cache()
@@ -203,7 +203,7 @@ def test_a_slot_starts_over_when_its_convolved_rows_would_reach_the_end_of_the_t
         assert_close(got[0], plain(tiny_model, [unit(0, columns)])[0], 1e-4)
 
 
-def test_nan_stays_in_its_slot(apm, new_cache):
+def test_nan_does_not_reach_other_slots(apm, new_cache):
     clean, dirty = new_cache(), new_cache()
     bad = mel(9, UNIT_COLUMNS) * NAN, FIRST
     expected = stream(apm, clean, {0: unit(0, FIRST), 1: unit(9, FIRST)})
@@ -213,7 +213,7 @@ def test_nan_stays_in_its_slot(apm, new_cache):
     assert_slot(dirty, 0, slot_rows(clean, 0))
 
 
-def test_a_reused_slot_equals_a_fresh_one(apm, new_cache):
+def test_reused_slot_equals_a_new_one(apm, new_cache):
     used, fresh = new_cache(), new_cache()
     stream(apm, used, {1: (mel(9, UNIT_COLUMNS) * NAN, FIRST)})
     stream(apm, used, {1: unit(3, STEADY)})

@@ -1,4 +1,4 @@
-"""A fresh start of the audio encoder from what a slot heard last: equal to streaming those units into an empty slot.
+"""Restart of the audio encoder from a slot's last units: equal to streaming these units into an empty slot.
 
 Tolerances: 1e-5 between two ways through the same float32 code, 1e-4 against float64.
 """
@@ -18,7 +18,7 @@ from models.checkpoint.config import AudioConfig
 from models.errors import SettingsError
 from models.inputs.audio import UNIT_COLUMNS
 from models.layers.apm import UNIT_ROWS, Apm
-from models.layers.audio_overlap import HeardMel, most_units, needs_overlap, overlap_encode, remember
+from models.layers.audio_overlap import RecentMel, max_overlap_units, needs_overlap, overlap_encode, remember
 from models.layers.backend import TORCH
 from models.layers.kv_cache import KVCache
 from tests.models.compare import assert_close, assert_same
@@ -26,14 +26,14 @@ from tests.models.layers import whisper_reference as slow_whisper
 
 BINS, NAN = 80, float("nan")
 STEADY, FIRST, ALONE, ABSENT = (0, 104), (2, 104), (2, 102), (0, 0)
-K = 3  # units encoded again, where a test does not say otherwise
+K = 3  # units encoded again, unless a test sets another number
 few = settings(max_examples=12)
-Unit = tuple[Tensor, tuple[int, int]]  # log-mel [80, 104] and the columns that count
+Unit = tuple[Tensor, tuple[int, int]]  # log-mel [80, 104] and the valid columns
 kinds = st.sampled_from([STEADY, STEADY, ALONE, FIRST, ABSENT, (2, 63), (0, 7)])
 
 
 def unit(seed: int, columns: tuple[int, int] = STEADY) -> Unit:
-    """Noise; columns that do not count are NaN."""
+    """Noise; columns outside the valid range are NaN."""
     mel = torch.full((BINS, UNIT_COLUMNS), NAN)
     first, end = columns
     mel[:, first:end] = 0.5 * torch.randn(BINS, end - first, generator=torch.Generator().manual_seed(seed))
@@ -42,16 +42,16 @@ def unit(seed: int, columns: tuple[int, int] = STEADY) -> Unit:
 
 @dataclass
 class Slots:
-    """Three slots and scratch: what they heard, and the encoder's cache."""
+    """Three slots and a scratch slot: their recent log-mel and the encoder's cache."""
 
     apm: Apm
     n_units: int = K
-    heard: HeardMel = field(init=False)
+    recent: RecentMel = field(init=False)
     cache: KVCache = field(init=False)
 
     def __post_init__(self) -> None:
         attention = self.apm.layers[0].self_attn
-        self.heard = HeardMel.allocate(3, self.n_units, max_positions=self.apm.max_positions)
+        self.recent = RecentMel.allocate(3, self.n_units, max_positions=self.apm.max_positions)
         self.cache = KVCache(
             n_layers=len(self.apm.layers),
             n_slots=3,
@@ -62,20 +62,20 @@ class Slots:
             device="cpu",
         )
 
-    def hear(self, units: dict[int, Unit]) -> dict[int, Tensor]:
-        """One unit per slot, all in one call. Returns: slot -> valid rows."""
+    def encode(self, units: dict[int, Unit]) -> dict[int, Tensor]:
+        """Encode one unit per slot in one call. Returns: slot -> valid rows."""
         slots = torch.tensor(list(units))
         mel = torch.stack([mel for mel, _ in units.values()])
         first, end = torch.tensor([columns for _, columns in units.values()]).unbind(1)
-        remember(self.heard, slots, mel, first, end)
+        remember(self.recent, slots, mel, first, end)
         rows, n_valid = self.apm.stream(mel.to(self.cache.k[0].dtype), first, end, self.cache, slots, TORCH)
         return {slot: rows[i, : n_valid[i]] for i, slot in enumerate(units)}
 
     def overlap(self, active: dict[int, bool]) -> None:
-        overlap_encode(self.apm, self.heard, self.cache, torch.tensor(list(active)), torch.tensor([*active.values()]))
+        overlap_encode(self.apm, self.recent, self.cache, torch.tensor(list(active)), torch.tensor([*active.values()]))
 
     def tensors(self) -> list[Tensor]:
-        return [*self.heard.tensors(), *self.cache.tensors()]
+        return [*self.recent.tensors(), *self.cache.tensors()]
 
     def copy(self, slot: int) -> list[Tensor]:
         return [tensor[slot].clone() for tensor in self.tensors()]
@@ -109,40 +109,40 @@ def fresh_dynamo() -> Iterator[None]:
 @example(seed=0, columns=[], slot=0)
 @example(seed=0, columns=[FIRST], slot=0)
 @example(seed=0, columns=[FIRST, *[STEADY] * 8], slot=1)
-def test_equals_streaming_the_last_units_into_an_empty_slot(apm, seed, columns, slot):
+def test_restart_equals_streaming_the_last_units_into_an_empty_slot(apm, seed, columns, slot):
     units = [unit(seed + i, kind) for i, kind in enumerate(columns)]
     slots, fresh = Slots(apm), Slots(apm)
-    for heard in units:
-        slots.hear({slot: heard})
+    for one in units:
+        slots.encode({slot: one})
     held = (*slots.cache.k, *slots.cache.v)
     before = [rows[slot].clone() for rows in held]
     slots.overlap({slot: True})
-    for heard in [heard for heard in units if heard[1] != ABSENT][-K:]:
-        fresh.hear({slot: heard})
+    for one in [one for one in units if one[1] != ABSENT][-K:]:
+        fresh.encode({slot: one})
     slots.assert_cache_close(slot, fresh, slot)
     n_rows = int(fresh.cache.lengths[slot])
     for got, old in zip(held, before, strict=True):
         assert_same(got[slot, :, n_rows:], old[:, n_rows:], "rows behind the units")
-        assert got.isfinite().all(), "expected finite rows, of padding too"
+        assert got.isfinite().all(), "expected finite rows, also for padding"
     following = {slot: unit(seed + 100)}
-    assert_close(slots.hear(following)[slot], fresh.hear(following)[slot], 1e-5, "the unit after")
+    assert_close(slots.encode(following)[slot], fresh.encode(following)[slot], 1e-5, "the unit after")
 
 
-def test_the_unit_after_equals_the_plain_reference(tiny_model, apm):
+def test_unit_after_a_restart_equals_float64_reference(tiny_model, apm):
     units = [unit(i, STEADY if i else FIRST) for i in range(9)]
     slots = Slots(apm)
-    for heard in units[:-1]:
-        slots.hear({0: heard})
+    for one in units[:-1]:
+        slots.encode({0: one})
     slots.overlap({0: True})
     rows = torch.cat([slow_whisper.convolve(apm, mel)[1:][:UNIT_ROWS] for mel, _ in units[-K - 1 :]])
     number = torch.arange(len(rows)) // UNIT_ROWS
     heads = tiny_model.config.audio_config.encoder_attention_heads
     expected = slow_whisper.encode(apm, rows, number <= number[:, None], heads)[-UNIT_ROWS:]
-    assert_close(slots.hear({0: units[-1]})[0], expected, 1e-4)
+    assert_close(slots.encode({0: units[-1]})[0], expected, 1e-4)
 
 
-def test_a_long_session_never_forgets_everything(apm):
-    """Two slots, one 12 units behind; the host counts rows and never asks the device."""
+def test_long_session_is_never_emptied(apm):
+    """Two slots, one 12 units behind; the host counts rows and never synchronizes."""
     slots = Slots(apm, n_units=10)
     n_rows, started_over = [0, 0], ([], [])
     for number in range(60):
@@ -151,7 +151,7 @@ def test_a_long_session_never_forgets_everything(apm):
         due = {slot: needs_overlap(n_rows[slot], *columns) for slot, (_, columns) in units.items()}
         if any(due.values()):
             slots.overlap(due)
-        slots.hear(units)
+        slots.encode(units)
         for slot, age in ages.items():
             n_rows[slot] = 50 * (1 + (10 if due[slot] else n_rows[slot] // 50))
             started_over[slot].extend([age] if due[slot] else [])
@@ -161,13 +161,13 @@ def test_a_long_session_never_forgets_everything(apm):
 
 @few
 @given(seed=st.integers(0, 2**20), data=st.data())
-def test_a_batch_equals_single_runs(apm, seed, data):
-    """Slots that have heard more or less, units of any kind; those that are not active stay bit for bit."""
+def test_batch_equals_single_runs(apm, seed, data):
+    """Slots of different lengths, units of any kind; no bit of an inactive slot changes."""
     together, alone = Slots(apm), Slots(apm)
     for slot in range(3):
         for number, kind in enumerate(data.draw(st.lists(kinds, max_size=5))):
             for slots in (together, alone):
-                slots.hear({slot: unit(seed + 10 * slot + number, kind)})
+                slots.encode({slot: unit(seed + 10 * slot + number, kind)})
     active = {slot: data.draw(st.booleans()) for slot in data.draw(st.permutations(range(3)))}
     before = [together.copy(slot) for slot in range(3)]
     together.overlap(active)
@@ -180,14 +180,14 @@ def test_a_batch_equals_single_runs(apm, seed, data):
 
 
 @pytest.mark.parametrize("poison", [False, True], ids=["clean", "nan"])
-def test_neighbours_do_not_matter(apm, poison):
-    """Slot 0 starts over beside one that holds NaN; slot 2 and a row of padding sit out."""
+def test_restart_does_not_depend_on_other_slots(apm, poison):
+    """Slot 0 restarts beside a slot that contains NaN; slot 2 and a padding row are inactive."""
     clean, dirty = Slots(apm), Slots(apm)
     for slots in (clean, dirty):
         for number in range(5):
-            slots.hear({slot: unit(10 * slot + number) for slot in range(3)})
+            slots.encode({slot: unit(10 * slot + number) for slot in range(3)})
     if poison:
-        for tensor in (*dirty.cache.k, *dirty.cache.v, dirty.heard.mel):
+        for tensor in (*dirty.cache.k, *dirty.cache.v, dirty.recent.mel):
             tensor[1:] = NAN
     idle = dirty.copy(2)
     for slots in (clean, dirty):
@@ -197,104 +197,104 @@ def test_neighbours_do_not_matter(apm, poison):
     got = bool(dirty.cache.k[0][1, :, : K * UNIT_ROWS].isnan().any())
     assert got == poison, f"NaN in the slot that held NaN: expected {poison}, got {got}"
     following = {slot: unit(slot) for slot in range(3)}
-    assert_same(dirty.hear(following)[0], clean.hear(following)[0], "the unit after")
+    assert_same(dirty.encode(following)[0], clean.encode(following)[0], "the unit after")
 
 
-def test_padding_touches_scratch_alone(apm):
-    """Rows of padding, heard and started over beside slot 1 as if they were alive."""
+def test_padding_writes_only_to_the_scratch_slot(apm):
+    """Padding rows that are encoded and restarted as if they were active, beside slot 1."""
     slots, expected = Slots(apm), Slots(apm)
     scratch, yes = slots.cache.scratch, torch.tensor([True])
     for number in range(4):
-        slots.hear({scratch: unit(50 + number), 1: unit(number)})
-        expected.hear({1: unit(number)})
+        slots.encode({scratch: unit(50 + number), 1: unit(number)})
+        expected.encode({1: unit(number)})
     others = {slot: slots.copy(slot) for slot in (0, 2)}
-    overlap_encode(apm, slots.heard, slots.cache, torch.tensor([scratch, 1, scratch]), yes.expand(3))
-    overlap_encode(apm, expected.heard, expected.cache, torch.tensor([1]), yes)
+    overlap_encode(apm, slots.recent, slots.cache, torch.tensor([scratch, 1, scratch]), yes.expand(3))
+    overlap_encode(apm, expected.recent, expected.cache, torch.tensor([1]), yes)
     for slot, before in others.items():
         slots.assert_slot(slot, before)
     slots.assert_cache_close(1, expected, 1)
-    for got, wanted in zip(slots.heard.tensors(), expected.heard.tensors(), strict=True):
-        assert_same(got[1], wanted[1], "what slot 1 heard")
+    for got, wanted in zip(slots.recent.tensors(), expected.recent.tensors(), strict=True):
+        assert_same(got[1], wanted[1], "recent units of slot 1")
 
 
-def test_a_unit_that_sits_out_is_not_remembered(apm):
+def test_unit_without_columns_is_not_stored(apm):
     slots = Slots(apm)
     for number in range(5):
-        slots.hear({0: unit(number), 2: unit(10 + number)})
+        slots.encode({0: unit(number), 2: unit(10 + number)})
     before = slots.copy(0)
-    slots.hear({2: unit(30), 0: unit(31, ABSENT)})
+    slots.encode({2: unit(30), 0: unit(31, ABSENT)})
     slots.assert_slot(0, before)
-    assert slots.heard.n_units[:3].tolist() == [5, 0, 6]
+    assert slots.recent.n_units[:3].tolist() == [5, 0, 6]
 
 
-def test_a_unit_can_be_taken_back(apm):
-    """With the counters of a slot set back by one unit, what it remembers is what it was before."""
+def test_newest_unit_can_be_taken_back(apm):
+    """Lowering a slot's counters by one unit restores its previous units."""
     slots, undone = Slots(apm), Slots(apm)
     for number in range(6):
         for each in (slots, undone):
-            each.hear({0: unit(number)})
-    undone.hear({0: unit(99)})
-    undone.heard.n_units[0] -= 1
+            each.encode({0: unit(number)})
+    undone.encode({0: unit(99)})
+    undone.recent.n_units[0] -= 1
     for each in (slots, undone):
         each.overlap({0: True})
     undone.assert_cache_close(0, slots, 0, tolerance=0.0)
     for each in (slots, undone):
-        each.hear({0: unit(6)})
+        each.encode({0: unit(6)})
         each.overlap({0: True})
     undone.assert_cache_close(0, slots, 0, tolerance=0.0)
 
 
-def test_early_units_can_be_taken_back(apm):
-    """Places beyond a slot's own count are empty, whatever lies there."""
+def test_units_of_a_partly_filled_buffer_can_be_taken_back(apm):
+    """Units beyond a slot's own count are ignored, whatever their content."""
     slots, undone = Slots(apm), Slots(apm)
     for number in range(4):
-        undone.hear({0: unit(number)})
-    slots.hear({0: unit(0)})
-    undone.heard.n_units[0] = 1
+        undone.encode({0: unit(number)})
+    slots.encode({0: unit(0)})
+    undone.recent.n_units[0] = 1
     for each in (slots, undone):
         each.overlap({0: True})
     undone.assert_cache_close(0, slots, 0, tolerance=0.0)
 
 
-def test_starting_over_twice_changes_nothing(apm):
+def test_second_restart_has_the_same_result(apm):
     slots = Slots(apm)
     for number in range(6):
-        slots.hear({1: unit(number)})
+        slots.encode({1: unit(number)})
     slots.overlap({1: True})
     once = slots.copy(1)
     slots.overlap({1: True})
     slots.assert_slot(1, once)
 
 
-def test_a_reused_slot_equals_a_fresh_one(apm):
+def test_reused_slot_equals_a_new_one(apm):
     used, fresh = Slots(apm), Slots(apm)
     nan = torch.full((BINS, UNIT_COLUMNS), NAN), STEADY
     for _ in range(5):
-        used.hear({1: nan})
-    used.heard.reset(torch.tensor([1]))
+        used.encode({1: nan})
+    used.recent.reset(torch.tensor([1]))
     used.cache.reset(torch.tensor([1]))
     used.assert_slot(1, fresh.copy(1))
     for slots in (used, fresh):
-        slots.hear({1: unit(0, FIRST)})
+        slots.encode({1: unit(0, FIRST)})
         slots.overlap({1: True})
     used.assert_slot(1, fresh.copy(1))
 
 
-def test_in_half_precision(apm):
+def test_restart_in_half_precision(apm):
     half = deepcopy(apm).to(torch.bfloat16)
     slots, exact = Slots(half), Slots(apm)
     for each in (slots, exact):
         for number in range(5):
-            each.hear({0: unit(number)})
+            each.encode({0: unit(number)})
         each.overlap({0: True})
-    assert slots.heard.mel.dtype == torch.float32
-    got, expected = slots.hear({0: unit(5)})[0].float(), exact.hear({0: unit(5)})[0]
+    assert slots.recent.mel.dtype == torch.float32
+    got, expected = slots.encode({0: unit(5)})[0].float(), exact.encode({0: unit(5)})[0]
     off = float((got - expected).norm() / expected.norm())
     assert off < 0.05, f"bfloat16 against float32: expected below 0.05, got {off:.3g}"
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_compiles_as_one_graph(apm):
+def test_restart_compiles_as_one_graph(apm):
     plain, compiled = Slots(apm), Slots(apm)
     options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
     keep, start_over = torch.compile(remember, **options), torch.compile(overlap_encode, **options)
@@ -304,9 +304,9 @@ def test_compiles_as_one_graph(apm):
         for number in range(5):
             mel = torch.stack([unit(3 * number + row)[0] for row in range(3)])
             for slots, run in ((plain, remember), (compiled, keep)):
-                run(slots.heard, where, mel, first, end)
+                run(slots.recent, where, mel, first, end)
         for slots, run in ((plain, overlap_encode), (compiled, start_over)):
-            run(apm, slots.heard, slots.cache, where, active)
+            run(apm, slots.recent, slots.cache, where, active)
     for slot in range(3):
         for got, expected in zip(compiled.copy(slot), plain.copy(slot), strict=True):
             assert_close(got, expected, 1e-5, f"slot {slot}")
@@ -315,7 +315,7 @@ def test_compiles_as_one_graph(apm):
 
 @pytest.mark.parametrize("table, least", [(400, 0), (1500, 1300)])
 @pytest.mark.parametrize("columns", [STEADY, FIRST, ALONE, (2, 101), (0, 98), (2, 3), ABSENT])
-def test_asked_for_exactly_when_the_encoder_would_forget(table, least, columns):
+def test_overlap_is_needed_exactly_when_the_encoder_would_empty_the_slot(table, least, columns):
     """One slot per length that a cache can have."""
     sizes = {"d_model": 2, "encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 2}
     apm = Apm(AudioConfig(num_mel_bins=1, max_source_positions=table, **sizes))
@@ -330,40 +330,40 @@ def test_asked_for_exactly_when_the_encoder_would_forget(table, least, columns):
     asked = torch.tensor([needs_overlap(int(rows), *columns, max_positions=table) for rows in held])
     expected = torch.where(asked, 0, held) + n_new
     wrong = held[cache.lengths[:n] != expected].tolist()
-    assert not wrong, f"slots holding {wrong} rows: expected the encoder to forget exactly when asked for"
+    assert not wrong, f"slots holding {wrong} rows: expected the encoder to empty exactly these slots"
     assert bool(asked.any()) == (columns != ABSENT)
 
 
 @given(table=st.integers(102, 5000))
-def test_after_the_longest_overlap_one_more_unit_fits(table):
-    most = most_units(table)
+def test_one_more_unit_fits_after_the_longest_overlap(table):
+    most = max_overlap_units(table)
     assert not needs_overlap(most * UNIT_ROWS, *STEADY, max_positions=table)
     assert needs_overlap((most + 1) * UNIT_ROWS, *STEADY, max_positions=table)
 
 
-def test_sizes():
-    assert most_units() == 28
-    assert HeardMel.allocate(2).mel.shape == (3, 11, 80, 104)
-    assert HeardMel.allocate(2, 5, n_mels=40).mel.shape == (3, 6, 40, 104)
-    assert HeardMel.allocate(2, max_positions=180).mel.shape == (3, 3, 80, 104)
+def test_refuses_overlaps_that_do_not_fit_the_table():
+    assert max_overlap_units() == 28
+    assert RecentMel.allocate(2).mel.shape == (3, 11, 80, 104)
+    assert RecentMel.allocate(2, 5, n_mels=40).mel.shape == (3, 6, 40, 104)
+    assert RecentMel.allocate(2, max_positions=180).mel.shape == (3, 3, 80, 104)
     for n_units, table in ((0, 1500), (29, 1500), (None, 100)):
         with pytest.raises(SettingsError, match="audio overlap: expected 1 to"):
-            HeardMel.allocate(2, n_units, max_positions=table)
+            RecentMel.allocate(2, n_units, max_positions=table)
 
 
 def pooled_rows(apm: Apm, units: list[Unit], n_units: int | None) -> Tensor:
-    """[units, 10, D] streamed; n_units encoded again at the table's end, None: the encoder's own rule."""
+    """[units, 10, D] streamed; n_units are encoded again at the table end, None = never (the slot is emptied)."""
     slots = Slots(apm, n_units or 1)
     rows = []
     for mel, columns in units:
         if n_units and needs_overlap(int(slots.cache.lengths[0]), *columns, max_positions=apm.max_positions):
             slots.overlap({0: True})
-        rows.append(slots.hear({0: (mel, columns)})[0].unflatten(0, (-1, 5)).mean(1))
+        rows.append(slots.encode({0: (mel, columns)})[0].unflatten(0, (-1, 5)).mean(1))
     return torch.stack(rows)
 
 
-def test_rows_after_the_cut_stay_closer_to_an_uncut_encode(tiny_model):
-    """Without positions, which move at every cut, only the context lost is left to tell the three apart."""
+def test_rows_after_a_restart_stay_closer_to_an_uninterrupted_encode(tiny_model):
+    """Positions are removed, since they change at every restart: the three differ in their lost context alone."""
     config, weights = tiny_model.config.audio_config, dict(tiny_model.apm.state_dict())
 
     def encoder(table: int) -> Apm:

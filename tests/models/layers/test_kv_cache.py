@@ -1,4 +1,4 @@
-"""Slot cache: addresses, masks, counting, emptying and keeping rows, on made-up keys and values."""
+"""Slot cache: addresses, masks, counters, reset, saved rows; with random keys and values."""
 
 import pytest
 import torch
@@ -20,14 +20,14 @@ from tests.models.layers.cache_sessions import (
 )
 
 
-def test_set_length_moves_positions_by_as_much_and_no_row():
+def test_set_length_changes_positions_equally_and_moves_no_row():
     session = Session()
     session.feed({0: 20, 1: 30, 2: 40})
     session.cache.positions[1] += 7
     rows = [tensor.clone() for tensor in session.cache.k + session.cache.v]
     scratch = torch.tensor([5, 8])
     session.cache.lengths[N_SLOTS], session.cache.positions[N_SLOTS] = scratch
-    # Padding may repeat the scratch slot: set twice, not moved twice.
+    # Padding may repeat the scratch slot: it is set twice, not moved twice.
     slots = torch.tensor([1, 2, N_SLOTS, N_SLOTS])
     session.cache.set_length(slots, torch.tensor([12, 55, 0, 0]))
     assert session.cache.lengths.tolist() == [20, 12, 55, 0, 0]
@@ -36,7 +36,7 @@ def test_set_length_moves_positions_by_as_much_and_no_row():
         assert_same(got, expected)
 
 
-def test_wiped_rows_leave_no_nan_to_leak_through_a_zero_weight():
+def test_wipe_removes_nan_beyond_the_length():
     session = Session()
     session.feed({0: 20, 1: 30, 2: 40})
     for cache in session.cache.k + session.cache.v:
@@ -57,8 +57,8 @@ def test_wiped_rows_leave_no_nan_to_leak_through_a_zero_weight():
 
 
 @pytest.mark.parametrize("n", [0, 1, 25, 40])
-def test_saved_rows_begin_another_slot(n):
-    """Same bits, at positions 0 .. n - 1; nothing else of that slot or of others changes."""
+def test_saved_rows_load_into_another_slot(n):
+    """The same bits, at positions 0 .. n - 1; nothing else of any slot changes."""
     session = Session(max_len=40)
     session.feed({0: 40, 2: 33, 3: 7}, padding=0)
     session.cache.positions[2] += 7
@@ -71,7 +71,7 @@ def test_saved_rows_begin_another_slot(n):
     for target, rows in zip(expected, saved, strict=False):
         target[:, :n] = rows
     expected[4].fill_(n), expected[5].fill_(n)
-    # What happens to the slot they came from is no business of the saved rows.
+    # Later changes of the slot they came from do not affect the saved rows.
     for cache in session.cache.k + session.cache.v:
         cache[0].fill_(NAN)
     others = {slot: slot_rows(session.cache, slot) for slot in (0, 1, 3, N_SLOTS)}
@@ -84,7 +84,7 @@ def test_saved_rows_begin_another_slot(n):
     assert_slot(session.cache, 2, expected)
 
 
-def test_saved_rows_of_another_cache_are_refused():
+def test_refuses_saved_rows_of_another_shape():
     cache = make_cache(max_len=8)
     with pytest.raises(AssertionError, match="expected at most 8, got 9"):
         cache.save(0, 9)
@@ -96,8 +96,8 @@ def test_saved_rows_of_another_cache_are_refused():
 
 @settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 2**20))
-def test_padding_reaches_no_session_slot(data, seed):
-    """Rows behind the valid ones are NaN: sessions hold exactly what was fed, whatever the buckets."""
+def test_padding_never_writes_to_a_session_slot(data, seed):
+    """Padding rows are NaN; session slots contain exactly the rows fed, for every bucket."""
     session = Session(seed, max_len=40)
     for _ in range(4):
         slots = data.draw(st.permutations(range(N_SLOTS)))[: data.draw(st.integers(1, N_SLOTS))]
@@ -106,7 +106,7 @@ def test_padding_reaches_no_session_slot(data, seed):
         session.check(0)
 
 
-def test_a_padded_bucket_may_reach_past_the_last_row():
+def test_padding_may_extend_past_the_last_row():
     session = Session(max_len=16)
     session.feed({0: 14, 1: 16}, padding=0)
     session.feed({0: 2, 1: 0}, padding=10)
@@ -138,16 +138,16 @@ def test_view_addresses():
         (True, 0, ["00010000", "00011000"]),
     ],
 )
-def test_what_two_new_rows_behind_three_may_see(causal, window, expected):
+def test_mask_of_two_new_rows_after_three(causal, window, expected):
     cache = make_cache(max_len=8)
     cache.lengths[1], cache.windows[1] = 3, window
     view = cache.view(torch.tensor([0, 1]), torch.tensor([1, 2]), 4, 8, causal=causal)
     got = ["".join(str(int(seen)) for seen in row) for row in view.mask[1, :2]]
     assert got == expected
-    assert view.mask.any(-1).all(), "every row of padding needs a column to stay finite"
+    assert view.mask.any(-1).all(), "expected a visible column in every padding row"
 
 
-def test_a_slot_that_sits_out_empty_still_sees_a_column():
+def test_empty_slot_without_new_rows_sees_one_column():
     view = make_cache().view(torch.tensor([0]), torch.tensor([0]), 3, 16, causal=False)
     assert view.mask.any(-1).all(), f"expected a column per row, got {view.mask}"
 
@@ -160,7 +160,7 @@ def test_a_slot_that_sits_out_empty_still_sees_a_column():
     kv_len=st.sampled_from([36, 40]),
     causal=st.booleans(),
 )
-def test_a_window_equals_attention_over_only_those_rows(held, n_new, window, kv_len, causal):
+def test_window_equals_attention_over_its_rows_alone(held, n_new, window, kv_len, causal):
     session = Session(max_len=40)
     if held:
         session.feed({1: held})
@@ -179,7 +179,7 @@ def test_a_window_equals_attention_over_only_those_rows(held, n_new, window, kv_
     assert_close(got, expected, 1e-6)
 
 
-def test_read_and_write_address_the_slots_named():
+def test_read_and_write_address_the_given_slots():
     cache = make_cache(max_len=8)
     rows = torch.randn(2, 3, HEADS, DIM)
     view = cache.view(torch.tensor([3, 1]), torch.tensor([3, 3]), 3, 5)
@@ -191,7 +191,7 @@ def test_read_and_write_address_the_slots_named():
     assert cache.k[1].eq(0).all()
 
 
-def test_advance_counts_only_the_slots_named():
+def test_advance_changes_only_the_given_slots():
     cache = make_cache()
     cache.positions[2] = 4
     cache.advance(torch.tensor([2, 0]), torch.tensor([5, 0]))
@@ -199,7 +199,7 @@ def test_advance_counts_only_the_slots_named():
     assert cache.positions.tolist() == [0, 0, 9, 0, 0]
 
 
-def test_reset_leaves_slots_as_new_even_after_nan():
+def test_reset_clears_slots_that_contain_nan():
     session = Session()
     session.feed({0: 20, 1: 30, 2: 40})
     for tensor in session.cache.k + session.cache.v:
@@ -216,7 +216,7 @@ def test_reset_leaves_slots_as_new_even_after_nan():
         assert_slot(session.cache, slot, expected)
 
 
-def test_a_new_cache_is_empty_and_has_a_scratch_slot():
+def test_new_cache_is_empty_and_has_a_scratch_slot():
     cache = make_cache()
     assert cache.scratch == N_SLOTS
     assert {tuple(t.shape) for t in cache.k + cache.v} == {(N_SLOTS + 1, HEADS, MAX_LEN, DIM)}

@@ -1,4 +1,4 @@
-"""Slot cache: rows that move, with their keys turned: eviction, moves both ways, rows replaced in the middle."""
+"""Slot cache: moving rows and rotating their keys: eviction, moves in both directions, replacing rows in the middle."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from tests.models.layers.transformer_reference import rope
 
 @st.composite
 def gaps(draw: st.DrawFn, lengths: list[int]) -> dict[int, tuple[int, int]]:
-    """Some slots in some order, each with a gap that lies inside its rows; often an empty one."""
+    """Some slots in some order, each with a gap within its rows; often an empty one."""
     chosen = draw(st.permutations(range(N_SLOTS)))[: draw(st.integers(1, N_SLOTS))]
     result = {}
     for slot in chosen:
@@ -37,7 +37,7 @@ def gaps(draw: st.DrawFn, lengths: list[int]) -> dict[int, tuple[int, int]]:
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers(0, 2**20), theta=st.sampled_from([1e4, 1e6]))
 def test_eviction_closes_the_gap_in_every_slot_of_the_call(data, seed, theta):
-    """Float32 and positions up to 320: 1e-5, a few roundings of keys about 4 long."""
+    """Tolerance 1e-5: float32, positions up to 320, a few roundings of keys of length about 4."""
     session = Session(seed, theta=theta)
     lengths = data.draw(st.lists(st.integers(1, MAX_LEN), min_size=N_SLOTS, max_size=N_SLOTS))
     session.feed(dict(enumerate(lengths)))
@@ -56,8 +56,8 @@ def test_eviction_closes_the_gap_in_every_slot_of_the_call(data, seed, theta):
 
 @settings(max_examples=15)
 @given(data=st.data(), seed=st.integers(0, 2**20))
-def test_feeding_and_evicting_in_turn(data, seed):
-    """Turning errors add up over six evictions: 2e-5."""
+def test_feeding_and_evicting_alternately(data, seed):
+    """Tolerance 2e-5: rotation errors add up over six evictions."""
     session = Session(seed)
     for _ in range(6):
         lengths = [len(keys[0]) for keys in session.keys]
@@ -68,8 +68,8 @@ def test_feeding_and_evicting_in_turn(data, seed):
 
 
 @pytest.mark.parametrize("theta", [1e4, 1e6])
-def test_eviction_thousands_of_rows_in(theta):
-    """The difference of two angles near 8000 rad is rounded at 2 ** -12 rad at worst: 2e-4, measured 1e-4."""
+def test_eviction_at_positions_in_the_thousands(theta):
+    """Tolerance 2e-4, measured 1e-4: the difference of two angles near 8000 rad is off by up to 2 ** -12 rad."""
     session = Session(max_len=8192, theta=theta)
     session.feed({0: 8000, 1: 8000})
     session.evict({0: (150, 7000), 1: (3, 1)})
@@ -77,7 +77,7 @@ def test_eviction_thousands_of_rows_in(theta):
 
 
 def test_eviction_of_a_slot_that_skipped_positions():
-    """Rows stand `skipped` positions behind their index; the gap closes by as many positions as rows."""
+    """Positions are `skipped` above the row index; the gap closes by as many positions as rows."""
     skipped, n, keep, drop = 7, 200, 20, 90
     session = Session()
     session.cache.positions[1] += skipped
@@ -86,11 +86,11 @@ def test_eviction_of_a_slot_that_skipped_positions():
     assert int(session.cache.positions[1]) == n + skipped - drop
     cos, sin = rotary_angles(torch.arange(n - drop) + skipped, session.frequencies)
     expected = rotate(session.keys[1][0], cos[:, None], sin[:, None])
-    # Angles here are not differences of those the keys were turned by, so their own rounding shows.
+    # These angles are not differences of the angles of the rotation, so they have a rounding error of their own.
     assert_close(session.cache.k[0][1, :, : n - drop].transpose(0, 1), expected, 1e-4)
 
 
-def test_eviction_removes_what_it_drops_even_if_it_is_nan():
+def test_eviction_removes_nan():
     session = Session()
     session.feed({2: 60})
     for cache in session.cache.k + session.cache.v:
@@ -99,8 +99,8 @@ def test_eviction_removes_what_it_drops_even_if_it_is_nan():
     session.check(1e-5)
 
 
-def test_an_empty_gap_changes_no_bit_of_any_slot():
-    """Not even where turning by nothing would: negative zeros, infinities, rows behind the length."""
+def test_empty_gap_changes_no_bit():
+    """Not even bits that a rotation by zero would change: negative zeros, infinities, rows beyond the length."""
     session = Session()
     session.feed({1: 30, 2: 30})
     for cache in session.cache.k + session.cache.v:
@@ -112,7 +112,7 @@ def test_an_empty_gap_changes_no_bit_of_any_slot():
 
 
 def test_eviction_of_bfloat16_rounds_once():
-    """Each turned key is the exact one rounded to eight bits."""
+    """Each rotated key is the exact one rounded to eight bits."""
     session, drop = Session(dtype=torch.bfloat16), 200
     session.feed({0: 300, 1: 300})
     old = [cache[0].double() for cache in session.cache.k]
@@ -125,14 +125,14 @@ def test_eviction_of_bfloat16_rounds_once():
         assert_close(excess.clamp(min=0), torch.zeros_like(excess), 1e-4, f"layer {layer}: error beyond one rounding")
 
 
-def test_eviction_from_a_full_slot_leaves_zeros_behind():
+def test_eviction_from_a_full_slot_zeroes_the_freed_rows():
     session = Session()
     session.feed({0: MAX_LEN, 1: MAX_LEN, 2: MAX_LEN, 3: MAX_LEN}, padding=0)
     session.evict({2: (10, 50), 0: (0, MAX_LEN), 3: (MAX_LEN - 1, 1)})
     session.check(1e-5)
 
 
-def test_padding_of_an_evicting_batch_may_repeat_the_scratch_slot():
+def test_eviction_accepts_a_repeated_scratch_slot():
     session = Session()
     session.feed({0: 50})
     slots = torch.tensor([0, N_SLOTS, N_SLOTS])
@@ -144,8 +144,8 @@ def test_padding_of_an_evicting_batch_may_repeat_the_scratch_slot():
 
 @settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**20), theta=st.sampled_from([1e4, 1e6]))
-def test_rows_move_both_ways_in_every_slot_of_the_call(data, seed, theta):
-    """Keys equal those computed at the new positions; tolerance as of an eviction."""
+def test_rows_move_forward_and_back_in_every_slot(data, seed, theta):
+    """Keys equal those computed at the new positions; tolerance as for an eviction."""
     session = Session(seed, theta=theta)
     lengths = data.draw(st.lists(st.integers(1, MAX_LEN), min_size=N_SLOTS, max_size=N_SLOTS))
     session.feed(dict(enumerate(lengths)))
@@ -162,10 +162,10 @@ def test_rows_move_both_ways_in_every_slot_of_the_call(data, seed, theta):
             assert_slot(session.cache, slot, before[slot])
         for cache, old in zip(session.cache.k + session.cache.v, before[slot], strict=False):
             front = first + min(by, 0)
-            assert_same(cache[slot, :, :front], old[:, :front], f"slot {slot}: rows in front of the moved ones")
+            assert_same(cache[slot, :, :front], old[:, :front], f"slot {slot}: rows before the moved ones")
 
 
-def test_rows_pushed_back_and_pulled_forward_again_are_where_they_were():
+def test_moving_rows_there_and_back_restores_them():
     session = Session()
     session.feed({1: 100, 2: 50})
     session.shift({1: (40, 170), 2: (50, 9)})
@@ -177,7 +177,7 @@ def test_rows_pushed_back_and_pulled_forward_again_are_where_they_were():
 
 
 def test_moving_rows_of_a_slot_that_skipped_positions():
-    """Positions keep their distance to lengths; keys turn by as much as rows move."""
+    """Positions keep their distance to lengths; keys rotate by as many positions as rows move."""
     skipped, n, first, by = 7, 200, 20, 90
     session = Session()
     session.cache.positions[1] += skipped
@@ -190,20 +190,20 @@ def test_moving_rows_of_a_slot_that_skipped_positions():
     assert_close(session.cache.k[0][1, :, first + by : n + by].transpose(0, 1), expected, 1e-4)
 
 
-def test_keys_may_move_without_turning():
+def test_keys_move_without_rotation():
     session = Session()
     session.feed({0: 30})
     held = [cache[0, :, 10:30].clone() for cache in session.cache.k]
-    session.cache.shift(torch.tensor([0]), torch.tensor([10]), torch.tensor([5]), session.frequencies, turn=False)
+    session.cache.shift(torch.tensor([0]), torch.tensor([10]), torch.tensor([5]), session.frequencies, rotates=False)
     for cache, rows in zip(session.cache.k, held, strict=True):
         assert_same(cache[0, :, 15:35], rows)
-    session.cache.evict(torch.tensor([0]), torch.tensor([3]), torch.tensor([12]), session.frequencies, turn=False)
+    session.cache.evict(torch.tensor([0]), torch.tensor([3]), torch.tensor([12]), session.frequencies, rotates=False)
     for cache, rows in zip(session.cache.k, held, strict=True):
         assert_same(cache[0, :, 3:23], rows)
 
 
-def test_counts_of_the_scratch_slot_may_be_anything():
-    """Whatever padding left there, moving it addresses no row outside."""
+def test_arbitrary_scratch_counters_are_harmless():
+    """Moving the scratch slot stays in range for any counters that padding left there."""
     session = Session()
     session.feed({0: 50})
     session.cache.lengths[N_SLOTS] = session.cache.positions[N_SLOTS] = MAX_LEN + 50
@@ -220,8 +220,8 @@ def test_counts_of_the_scratch_slot_may_be_anything():
     new=st.integers(0, 30),
     kept=st.integers(0, 40),
 )
-def test_rows_in_the_middle_are_replaced(seed, front, gone, new, kept):
-    """Move what is kept, go back, feed, go forward: the session is as if fed front, new and kept rows."""
+def test_rows_in_the_middle_can_be_replaced(seed, front, gone, new, kept):
+    """Move the kept rows, lower the length, feed, raise it: the slot equals one fed front, new and kept rows."""
     session, one = Session(seed), torch.tensor([1])
     session.feed({1: front + gone + kept, 2: 30})
     session.shift({1: (front + gone, new - gone)})
@@ -244,8 +244,8 @@ def every_move(cache: KVCache, slots: Tensor, first: Tensor, by: Tensor, lengths
     cache.wipe(slots, lengths)
 
 
-def test_moving_rows_is_one_graph():
-    """No graph break, and the same bits as eagerly."""
+def test_moving_rows_compiles_as_one_graph():
+    """There is no graph break, and the bits equal those of eager mode."""
     sessions = Session(max_len=40), Session(max_len=40)
     compiled = torch.compile(every_move, backend="eager", fullgraph=True, dynamic=False)
     for session, run in zip(sessions, (every_move, compiled), strict=True):
@@ -256,8 +256,8 @@ def test_moving_rows_is_one_graph():
         assert_slot(sessions[1].cache, slot, slot_rows(sessions[0].cache, slot))
 
 
-def test_moving_rows_reads_nothing_back():
-    """Tensors without data have nothing to read: `.item()` and branches on them raise."""
+def test_moving_rows_never_synchronizes():
+    """On the meta device `.item()` and branches on tensors raise."""
     cache = make_cache(device="meta")
     slots, first, by, lengths = torch.zeros(4, 3, dtype=torch.int64, device="meta")
     every_move(cache, slots, first, by, lengths)

@@ -1,4 +1,4 @@
-"""Language model over slots: any batching, padding, splitting and bucket gives what one plain pass gives.
+"""Language model over slots: every batching, padding, split and bucket equals one plain pass.
 
 Tolerances: 1e-5 between two ways through the same float32 code, 1e-4 against the float64 reference.
 """
@@ -34,7 +34,7 @@ def new_cache(tiny_model):
 
 @pytest.fixture(scope="session")
 def rows(tiny_model):
-    """seed, n -> embeddings [n, D] as large as the checkpoint's own."""
+    """(seed, n) -> embeddings [n, D] of the size of the checkpoint's own."""
     table = tiny_model.llm.model.embed_tokens.weight
 
     def draw(seed: int, n: int) -> Tensor:
@@ -44,7 +44,7 @@ def rows(tiny_model):
 
 
 def feed(llm, cache: KVCache, parts: dict[int, Tensor], padding: int = 0, filler: float = NAN, kv_len: int = KV):
-    """slot -> rows [n, D], all in one call. Returns: slot -> hidden [n, D], slot -> logits [V]."""
+    """Feed slot -> rows [n, D] in one call. Returns: slot -> hidden [n, D], slot -> logits [V]."""
     n_new = torch.tensor([len(part) for part in parts.values()])
     embeds = torch.full((len(parts), max(1, int(n_new.max())) + padding, llm.lm_head.in_features), filler)
     for row, part in enumerate(parts.values()):
@@ -80,7 +80,7 @@ def reference(tiny_model, embeds: Tensor, **about) -> Tensor:
 
 @few
 @given(seed=st.integers(0, 2**20), n=st.integers(1, 40))
-def test_prefill_equals_the_plain_reference(tiny_model, llm, rows, new_cache, seed, n):
+def test_prefill_equals_float64_reference(tiny_model, llm, rows, new_cache, seed, n):
     embeds = rows(seed, n)
     hidden, logits = feed(llm, new_cache(), {2: embeds}, padding=3)
     expected = reference(tiny_model, embeds)
@@ -91,8 +91,8 @@ def test_prefill_equals_the_plain_reference(tiny_model, llm, rows, new_cache, se
 
 @few
 @given(seed=st.integers(0, 2**20), data=st.data())
-def test_a_batch_equals_single_runs(llm, rows, new_cache, seed, data):
-    """Slots that hold different lengths take different numbers of rows, none included, in any order."""
+def test_batch_equals_single_runs(llm, rows, new_cache, seed, data):
+    """Slots of different lengths get different numbers of rows, also none, in any order."""
     order = data.draw(st.permutations(range(N_SLOTS)))[: data.draw(st.integers(2, N_SLOTS))]
     held = {slot: rows(seed + slot, data.draw(st.integers(0, 24))) for slot in order}
     new = {slot: rows(seed + 10 + slot, data.draw(st.integers(0, 20))) for slot in order}
@@ -114,7 +114,7 @@ def test_a_batch_equals_single_runs(llm, rows, new_cache, seed, data):
 
 @few
 @given(seed=st.integers(0, 2**20), cuts=st.lists(st.integers(0, 40), max_size=4), n=st.integers(1, 40))
-def test_prefill_may_be_split_anywhere(llm, rows, new_cache, seed, cuts, n):
+def test_prefill_may_be_split_at_any_row(llm, rows, new_cache, seed, cuts, n):
     embeds, cache = rows(seed, n), new_cache()
     whole, logits = feed(llm, new_cache(), {1: embeds})
     edges = sorted({0, n, *(cut for cut in cuts if cut < n)})
@@ -145,7 +145,7 @@ def test_decoding_ids_equals_prefilling_them(llm, new_cache, seed, data):
 
 @few
 @given(seed=st.integers(0, 2**20), data=st.data())
-def test_decoding_some_slots_leaves_the_others_as_they_are(llm, rows, new_cache, seed, data):
+def test_decoding_some_slots_changes_no_other_slot(llm, rows, new_cache, seed, data):
     cache = new_cache()
     feed(llm, cache, {slot: rows(seed + slot, 3 + 5 * slot) for slot in range(N_SLOTS)})
     before = {slot: slot_rows(cache, slot) for slot in range(N_SLOTS)}
@@ -161,7 +161,7 @@ def test_decoding_some_slots_leaves_the_others_as_they_are(llm, rows, new_cache,
             assert_slot(cache, slot, before[slot])
 
 
-def test_a_reused_slot_equals_a_fresh_one(llm, rows, new_cache):
+def test_reused_slot_equals_a_new_one(llm, rows, new_cache):
     used, fresh = new_cache(), new_cache()
     feed(llm, used, {1: rows(0, 30), 2: rows(1, 20)})
     feed(llm, used, {1: torch.full_like(rows(0, 4), NAN)})
@@ -176,7 +176,7 @@ def test_a_reused_slot_equals_a_fresh_one(llm, rows, new_cache):
 
 @few
 @given(seed=st.integers(0, 2**20), n=st.integers(1, 20), held=st.integers(0, 20))
-def test_the_length_looked_at_does_not_matter(llm, rows, new_cache, seed, n, held):
+def test_result_does_not_depend_on_kv_len(llm, rows, new_cache, seed, n, held):
     results = []
     for kv_len in (held + n, 48, MAX_LEN):
         cache = new_cache()
@@ -187,7 +187,7 @@ def test_the_length_looked_at_does_not_matter(llm, rows, new_cache, seed, n, hel
         assert_close(logits[0], results[0][1][0], 1e-5, "logits")
 
 
-def test_the_slot_number_does_not_matter(llm, rows, new_cache):
+def test_result_does_not_depend_on_the_slot_number(llm, rows, new_cache):
     expected = None
     for slot in range(N_SLOTS):
         cache = new_cache()
@@ -200,7 +200,7 @@ def test_the_slot_number_does_not_matter(llm, rows, new_cache):
             assert_same(tensor, wanted, f"slot {slot}")
 
 
-def test_nan_stays_in_its_slot(llm, rows, new_cache):
+def test_nan_does_not_reach_other_slots(llm, rows, new_cache):
     clean, dirty = new_cache(), new_cache()
     for cache, filler in ((clean, 0.0), (dirty, NAN)):
         feed(llm, cache, {0: rows(0, 9), 1: rows(1, 9) + filler})
@@ -210,8 +210,8 @@ def test_nan_stays_in_its_slot(llm, rows, new_cache):
     assert_slot(dirty, 0, slot_rows(clean, 0))
 
 
-def test_rows_fed_up_to_the_last_one(tiny_model, llm, rows, new_cache):
-    """The bucket reaches past the cache's end; only padding does."""
+def test_slot_can_be_filled_to_its_last_row(tiny_model, llm, rows, new_cache):
+    """The bucket extends past the end of the cache, but only with padding."""
     cache, embeds = new_cache(), rows(0, MAX_LEN)
     feed(llm, cache, {0: rows(5, 9)}, kv_len=MAX_LEN)
     other = slot_rows(cache, 0)
@@ -222,8 +222,8 @@ def test_rows_fed_up_to_the_last_one(tiny_model, llm, rows, new_cache):
     assert_slot(cache, 0, other)
 
 
-def test_a_window_hides_what_stands_before_it(tiny_model, llm, rows, new_cache):
-    """Two calls; in the second, every row sees four old rows and the new ones up to itself."""
+def test_window_hides_earlier_rows(tiny_model, llm, rows, new_cache):
+    """In the second of two calls, every row sees four earlier rows and the new ones up to itself."""
     held, n, window = 12, 5, 4
     cache, embeds = new_cache(), rows(0, held + n)
     cache.windows[2] = window
@@ -235,7 +235,7 @@ def test_a_window_hides_what_stands_before_it(tiny_model, llm, rows, new_cache):
     assert_close(hidden[2], expected[held:], 1e-4)
 
 
-def test_skipped_positions_reach_the_rotation(tiny_model, llm, rows, new_cache):
+def test_skipped_positions_change_the_rotation(tiny_model, llm, rows, new_cache):
     cache, embeds = new_cache(), rows(0, 12)
     feed(llm, cache, {2: embeds[:7]})
     cache.positions[2] += 3
@@ -244,7 +244,7 @@ def test_skipped_positions_reach_the_rotation(tiny_model, llm, rows, new_cache):
     assert_close(hidden[2], reference(tiny_model, embeds, positions=positions)[7:], 1e-4)
 
 
-def test_rows_fed_after_an_eviction_at_the_front_see_what_is_left_at_its_old_distance(tiny_model, llm, rows, new_cache):
+def test_rows_after_an_eviction_see_the_kept_rows_at_their_old_distance(tiny_model, llm, rows, new_cache):
     held, drop, n = 30, 12, 5
     cache, embeds = new_cache(), rows(0, held + n)
     seen = torch.ones(held + n, held + n, dtype=torch.bool).tril()

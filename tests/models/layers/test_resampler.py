@@ -1,6 +1,6 @@
-"""Resampler: against its formula, and blind to padding, batch mates and the order of patches.
+"""Resampler: equal to its formula, independent of padding, batch and the order of patches.
 
-Tolerances: 1e-5 between two batchings, 1e-4 against float64, both for rows about 1 in size.
+Tolerances: 1e-5 between two batchings, 1e-4 against float64, both for rows of size about 1.
 """
 
 import copy
@@ -28,7 +28,7 @@ def tiny_resampler(tiny_model):
 
 @pytest.fixture(scope="session")
 def two_heads():
-    """A made-up one: the tiny checkpoint's has a single head."""
+    """A random resampler with two heads; that of the tiny checkpoint has one."""
     generator = torch.Generator().manual_seed(0)
     module = Resampler(WIDTH_IN, 64, n_queries=5, heads=2).requires_grad_(False)
     for parameter in module.parameters():
@@ -82,7 +82,7 @@ def plain(resampler: Resampler, hidden: Tensor, coords: Tensor) -> Tensor:
 
 @few
 @given(seed=st.integers(0, 2**20), rows=st.integers(1, 6), cols=st.integers(1, 6), padding=st.integers(0, 9))
-def test_rows_equal_the_plain_reference(resampler, seed, rows, cols, padding):
+def test_rows_equal_float64_reference(resampler, seed, rows, cols, padding):
     hidden, coords = patches(seed, rows, cols)
     got = resampler(*batch([(hidden, coords)], rows * cols + padding))[0]
     assert_close(got, plain(resampler, hidden, coords), 1e-4)
@@ -95,15 +95,15 @@ def test_rows_equal_the_plain_reference(resampler, seed, rows, cols, padding):
     padding=st.integers(0, 20),
     filler=st.sampled_from([0.0, 1.0, -1e3, 1e6]),
 )
-def test_padding_and_batch_mates_do_not_matter(resampler, seed, sizes, padding, filler):
+def test_result_does_not_depend_on_padding_or_batch(resampler, seed, sizes, padding, filler):
     parts = [patches(seed + i, *size) for i, size in enumerate(sizes)]
     together = resampler(*batch(parts, max(len(states) for states, _ in parts) + padding, filler))
     for row, part in enumerate(parts):
         assert_close(together[row], resampler(*batch([part], len(part[0])))[0], 1e-5, f"slice {row}")
 
 
-def test_padding_is_out_of_reach_however_well_it_matches(two_heads):
-    """Queries and keys so large that scores lie tens apart: no bias of moderate size would do."""
+def test_padding_is_masked_even_with_the_largest_scores(two_heads):
+    """Queries and keys are so large that scores differ by tens: a moderate mask bias would not suffice."""
     sharp = copy.deepcopy(two_heads)
     sharp.attn.in_proj_weight[: 2 * sharp.width] *= 8
     part = patches(0, 3, 3)
@@ -112,19 +112,19 @@ def test_padding_is_out_of_reach_however_well_it_matches(two_heads):
     expected = sharp(*batch([part], 9))
     assert_close(sharp(hidden, coords, mask), expected, 1e-5)
     seen = sharp(hidden, coords, torch.ones_like(mask))
-    assert (seen - expected).abs().max() > 0.1, "expected the patches behind the mask to matter without it"
+    assert (seen - expected).abs().max() > 0.1, "expected masked patches to matter without the mask"
 
 
-def test_the_order_of_patches_does_not_matter_but_their_places_do(resampler):
+def test_result_depends_on_coordinates_and_not_on_patch_order(resampler):
     hidden, coords = patches(0, 4, 3)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     expected = resampler(*batch([(hidden, coords)], 12))
     assert_close(resampler(*batch([(hidden[order], coords[order])], 12)), expected, 1e-5)
     moved = resampler(*batch([(hidden, coords[order])], 12))
-    assert (moved - expected).abs().max() > 1e-3, "expected other rows for patches at other places"
+    assert (moved - expected).abs().max() > 1e-3, "expected other rows for other coordinates"
 
 
-def test_nan_stays_in_its_slice(resampler):
+def test_nan_does_not_reach_other_slices(resampler):
     parts = [patches(i, 2, 3) for i in range(2)]
     clean = resampler(*batch(parts, 8))
     dirty = resampler(*batch([parts[0], (parts[1][0] * float("nan"), parts[1][1])], 8))
@@ -132,14 +132,14 @@ def test_nan_stays_in_its_slice(resampler):
     assert_close(dirty[0], clean[0], 0)
 
 
-def test_a_row_without_patches_is_finite(resampler):
+def test_row_without_patches_is_finite(resampler):
     nothing = torch.zeros(0, WIDTH_IN), torch.zeros(0, 2, dtype=torch.int64)
     assert resampler(*batch([patches(0, 2, 3), nothing], 8)).isfinite().all()
 
 
 @pytest.mark.parametrize("row, col", [(0, 0), (1, 0), (0, 1), (3, 60), (69, 69), (200, 7), (MAX_SIDE - 1, 0)])
-def test_position_rows(resampler, row, col):
-    """An angle of thousands of radians is known to 2 ** -12 in float32."""
+def test_position_rows_follow_their_formula(resampler, row, col):
+    """In float32, an angle of thousands of radians is exact to 2 ** -12."""
     got = resampler.positions(torch.tensor([[[row, col]]]))[0, 0]
     assert_close(got, position(resampler.width, row, col), 1e-5 if max(row, col) < 100 else 3e-4)
 

@@ -1,4 +1,4 @@
-"""Layers of one session that share a scratch slot: what the session holds is as if each had its own."""
+"""Caches whose layers share one scratch slot: the session's content equals that of separate scratch slots."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ FREQUENCIES = rotary_frequencies(DIM, 1e4, "cpu")
 SESSION, SCRATCH = 0, 1
 
 
-def make(n_slots: int = 1, n_layers: int = N_LAYERS, *, one_scratch: bool = True) -> KVCache:
+def make(n_slots: int = 1, n_layers: int = N_LAYERS, *, shared_scratch: bool = True) -> KVCache:
     return KVCache(
         n_layers=n_layers,
         n_slots=n_slots,
@@ -35,7 +35,7 @@ def make(n_slots: int = 1, n_layers: int = N_LAYERS, *, one_scratch: bool = True
         dtype=torch.float32,
         device="cpu",
         spare=1,
-        one_scratch=one_scratch,
+        shared_scratch=shared_scratch,
     )
 
 
@@ -44,13 +44,13 @@ def rows_of(cache: KVCache) -> list[Tensor]:
 
 
 def own(cache: KVCache) -> list[Tensor]:
-    """Copies of all that the session holds, and of what counts the scratch slot's rows."""
+    """Copies of the session's content, and of the counters of the scratch slot."""
     counts = [cache.lengths, cache.positions, cache.windows]
     return [tensor.clone() for tensor in (*(tensor[SESSION] for tensor in rows_of(cache)), *counts)]
 
 
 def feed(cache: KVCache, slots: Tensor, n_new: Tensor, rows: Tensor) -> list[Tensor]:
-    """Layer after layer, as a decoder does; rows: [layers, 3, B, T, heads, dim]. Returns: what valid rows attend to."""
+    """Feed layer by layer, as a decoder does; rows: [layers, 3, B, T, heads, dim]. Returns: attention of valid rows."""
     n_rows = rows.shape[3]
     view = cache.view(slots, n_new, n_rows, MAX_LEN)
     cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, FREQUENCIES))
@@ -66,11 +66,11 @@ def feed(cache: KVCache, slots: Tensor, n_new: Tensor, rows: Tensor) -> list[Ten
 
 
 class Beside(RuleBasedStateMachine):
-    """The same in any order on a cache that shares and on one that does not."""
+    """The same operations, in any order, on a cache with a shared scratch slot and on one without."""
 
     @initialize(seed=st.integers(0, 9))
     def start(self, seed: int) -> None:
-        self.caches = make(), make(one_scratch=False)
+        self.caches = make(), make(shared_scratch=False)
         self.generator, self.saved = torch.Generator().manual_seed(seed), None
 
     @property
@@ -78,12 +78,12 @@ class Beside(RuleBasedStateMachine):
         return int(self.caches[1].lengths[SESSION])
 
     def slots(self, scratch: bool, first: int) -> tuple[Tensor, int]:
-        """The session's slot, or both with the scratch slot in either place; and the session's place."""
+        """The session's slot, or it and the scratch slot in either order; and the index of the session."""
         order = [SESSION] if not scratch else [SESSION, SCRATCH] if first else [SCRATCH, SESSION]
         return torch.tensor(order), order.index(SESSION)
 
     def both(self, slots: Tensor, at: int, name: str, *values: int, **more: bool) -> None:
-        """Call a method with a column for each value, which are 0 where the scratch slot is."""
+        """Call a method with a column for each value; columns are 0 for the scratch slot."""
         columns = [torch.zeros_like(slots).index_fill_(0, torch.tensor(at), value) for value in values]
         for cache in self.caches:
             getattr(cache, name)(slots, *columns, *([FREQUENCIES] if more else []), **more)
@@ -92,7 +92,7 @@ class Beside(RuleBasedStateMachine):
     def feed(self, data: st.DataObject, scratch: bool, first: bool, padding: int) -> None:
         slots, at = self.slots(scratch, first)
         n = data.draw(st.integers(0, min(6, MAX_LEN - self.n)))
-        # An example feeds the scratch slot like any other, and then empties it.
+        # A run of an example feeds the scratch slot and then empties it.
         n_new = torch.full_like(slots, data.draw(st.integers(0, n))).index_fill_(0, torch.tensor(at), n)
         rows = torch.randn(N_LAYERS, 3, len(slots), max(n + padding, 1), HEADS, DIM, generator=self.generator)
         for got, expected in zip(*(feed(cache, slots, n_new, rows) for cache in self.caches), strict=True):
@@ -100,18 +100,18 @@ class Beside(RuleBasedStateMachine):
         for cache in self.caches if scratch else ():
             cache.reset(torch.tensor([SCRATCH]))
 
-    @rule(data=st.data(), scratch=st.booleans(), first=st.booleans(), turn=st.booleans())
-    def move(self, data: st.DataObject, scratch: bool, first: bool, turn: bool) -> None:
+    @rule(data=st.data(), scratch=st.booleans(), first=st.booleans(), rotates=st.booleans())
+    def move(self, data: st.DataObject, scratch: bool, first: bool, rotates: bool) -> None:
         slots, at = self.slots(scratch, first)
         begin = data.draw(st.integers(0, self.n))
         by = data.draw(st.integers(-begin, MAX_LEN - self.n))
-        self.both(slots, at, "shift", begin, by, turn=turn)
+        self.both(slots, at, "shift", begin, by, rotates=rotates)
 
     @rule(data=st.data(), scratch=st.booleans(), first=st.booleans())
     def evict(self, data: st.DataObject, scratch: bool, first: bool) -> None:
         slots, at = self.slots(scratch, first)
         keep = data.draw(st.integers(0, self.n))
-        self.both(slots, at, "evict", keep, data.draw(st.integers(0, self.n - keep)), turn=True)
+        self.both(slots, at, "evict", keep, data.draw(st.integers(0, self.n - keep)), rotates=True)
 
     @rule(data=st.data(), scratch=st.booleans(), first=st.booleans())
     def go_back(self, data: st.DataObject, scratch: bool, first: bool) -> None:
@@ -139,11 +139,11 @@ class Beside(RuleBasedStateMachine):
                 cache.load(SESSION, saved)
             else:
                 n = min(saved[0].shape[1], self.n)
-                cache.put_keys(SESSION, saved[:N_LAYERS], n, by, FREQUENCIES)
+                cache.restore_keys(SESSION, saved[:N_LAYERS], n, by, FREQUENCIES)
 
     @rule(noise=st.floats(-9, 9))
     def scribble_on_scratch(self, noise: float) -> None:
-        """Whatever comes to lie there is no session's business."""
+        """Arbitrary content of the scratch slot must not affect the session."""
         for tensor in rows_of(self.caches[0]):
             tensor[SCRATCH].fill_(noise)
 
@@ -174,22 +174,22 @@ def test_only_the_scratch_slot_is_shared() -> None:
     assert held_bytes(rows_of(cache)) == 2 * (N_LAYERS + 1) * (MAX_LEN + 1) * ROW_BYTES
 
 
-def test_with_more_sessions_every_layer_has_its_own() -> None:
-    for cache in (make(2), make(one_scratch=False)):
+def test_several_sessions_do_not_share_scratch_slots() -> None:
+    for cache in (make(2), make(shared_scratch=False)):
         assert all(tensor.is_contiguous() for tensor in rows_of(cache))
         assert held_bytes(rows_of(cache)) == 2 * N_LAYERS * (cache.n_slots + 1) * (MAX_LEN + 1) * ROW_BYTES
 
 
 @pytest.mark.parametrize("n_layers", [1, N_LAYERS])
-def test_what_is_split_is_as_if_it_had_never_been_shared(n_layers: int) -> None:
-    cache, expected = make(n_layers=n_layers), make(n_layers=n_layers, one_scratch=False)
+def test_split_cache_equals_one_that_never_shared(n_layers: int) -> None:
+    cache, expected = make(n_layers=n_layers), make(n_layers=n_layers, shared_scratch=False)
     for number, (tensor, other) in enumerate(zip(rows_of(cache), rows_of(expected), strict=True)):
         tensor[SESSION].fill_(number), other[SESSION].fill_(number)
     cache.split_scratch()
     for got, wanted in zip(rows_of(cache), rows_of(expected), strict=True):
         assert got.stride() == wanted.stride()
         assert_same(got, wanted)
-    assert held_bytes(rows_of(cache)) == held_bytes(rows_of(expected)), "expected the shared memory to be gone"
+    assert held_bytes(rows_of(cache)) == held_bytes(rows_of(expected)), "expected the shared memory to be released"
     before = rows_of(cache)
     cache.split_scratch()
     assert all(one is other for one, other in zip(rows_of(cache), before, strict=True)), "expected no second copy"
@@ -197,23 +197,23 @@ def test_what_is_split_is_as_if_it_had_never_been_shared(n_layers: int) -> None:
 
 @pytest.fixture
 def states() -> Iterator[tuple[SlotState, SlotState]]:
-    """Of one session: shared, and not."""
+    """States of one session, with and without a shared scratch slot."""
     model, sizes = random_model(load_config(TINY)), {"n_slots": 1, "llm_len": 8, "tts_len": 12}
-    return SlotState.allocate(model, **sizes, one_scratch=True), SlotState.allocate(model, **sizes)
+    return SlotState.allocate(model, **sizes, shared_scratch=True), SlotState.allocate(model, **sizes)
 
 
-def test_a_states_bytes_are_those_it_takes(states: tuple[SlotState, SlotState]) -> None:
+def test_state_reports_the_memory_it_uses(states: tuple[SlotState, SlotState]) -> None:
     shared, plain = states
     caches = shared.llm, shared.apm, shared.speech.cache
     saved = sum((len(cache.k) - 1) * (cache.k[0][0].nbytes + cache.v[0][0].nbytes) for cache in caches)
-    assert min(len(cache.k) for cache in caches) > 1, "expected layers that have something to share"
+    assert min(len(cache.k) for cache in caches) > 1, "expected several layers"
     assert plain.nbytes() == sum(tensor.nbytes for tensor in plain.tensors())
     assert shared.nbytes() == plain.nbytes() - saved
     shared.split_scratch()
     assert shared.nbytes() == plain.nbytes()
 
 
-def test_a_state_is_emptied_as_ever(states: tuple[SlotState, SlotState]) -> None:
+def test_reset_of_a_state_with_a_shared_scratch_slot(states: tuple[SlotState, SlotState]) -> None:
     for state in states:
         scribble(state, SCRATCH, 1)
         scribble(state, SESSION, 0)
@@ -229,6 +229,6 @@ def test_a_state_is_emptied_as_ever(states: tuple[SlotState, SlotState]) -> None
         assert_same(got, expected)
 
 
-def test_a_state_without_memory_shares_too() -> None:
-    state = SlotState.allocate(build_on_meta(load_config(TINY)), n_slots=1, llm_len=8, tts_len=12, one_scratch=True)
+def test_state_on_the_meta_device_shares_too() -> None:
+    state = SlotState.allocate(build_on_meta(load_config(TINY)), n_slots=1, llm_len=8, tts_len=12, shared_scratch=True)
     assert not state.llm.k[0].is_contiguous() and all(tensor.is_meta for tensor in state.tensors())

@@ -1,4 +1,4 @@
-"""The code loop over slots: what ends a call, and that a slot which is done stands still."""
+"""The speech-token loop over slots: what ends a call, and that a finished slot does not change."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.models.layers.speech_reference import PlainSpeaker
 from tests.models.stages.slot_copies import assert_fresh, assert_same, copy_state
 
 KV = 128
-# top-k keeps the borders between codes few and far apart, so that rounding does not decide a draw.
+# top-k leaves few borders between tokens, far apart, so that rounding does not change a draw.
 DRAWN, BEST = SpeechSampling(), SpeechSampling(greedy=True)
 
 
@@ -56,7 +56,7 @@ def drawn(state: SpeechState, slot: int) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", [DRAWN, BEST], ids=["drawn", "best"])
-def test_equals_the_plain_loop(runner: Runner, state: SpeechState, eos: int, settings: SpeechSampling) -> None:
+def test_loop_equals_plain_loop(runner: Runner, state: SpeechState, eos: int, settings: SpeechSampling) -> None:
     state.sampler.configure(1, settings, eos, seed=4)
     own = rows(5)
     first = begin(runner, [1], [own], limit=12)
@@ -68,10 +68,10 @@ def test_equals_the_plain_loop(runner: Runner, state: SpeechState, eos: int, set
     assert [first.tolist(), *later] == [[code] for code in expected]
     assert drawn(state, 1) == expected
     assert state.done[1], "expected the limit to end the call"
-    assert state.cache.lengths[1] == 5 + 11, f"expected the last code unfed, got {state.cache.lengths[1]} rows"
+    assert state.cache.lengths[1] == 5 + 11, f"expected an unfed last token, got {state.cache.lengths[1]} rows"
 
 
-def test_the_end_code_ends_a_call(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_end_token_ends_a_call(runner: Runner, state: SpeechState, eos: int) -> None:
     state.sampler.configure(0, BEST, eos)
     begin(runner, [0], [rows(5)])
     step(runner, [0], 9)
@@ -90,7 +90,7 @@ def test_the_end_code_ends_a_call(runner: Runner, state: SpeechState, eos: int) 
     assert state.cache.lengths[0] == 5 + 6
 
 
-def test_the_end_code_waits_for_the_fewest_codes(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_end_token_is_not_drawn_before_the_minimum(runner: Runner, state: SpeechState, eos: int) -> None:
     state.sampler.configure(0, BEST, eos)
     begin(runner, [0], [rows(5)], limit=5)
     step(runner, [0], 4)
@@ -105,7 +105,7 @@ def test_the_end_code_waits_for_the_fewest_codes(runner: Runner, state: SpeechSt
         assert len(got) == n_drawn, f"at least {fewest}: expected {n_drawn} codes, got {got}"
 
 
-def test_a_single_code_is_a_whole_call(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_call_may_be_limited_to_one_token(runner: Runner, state: SpeechState, eos: int) -> None:
     state.sampler.configure(0, BEST, eos)
     begin(runner, [0], [rows(5)], limit=1)
     assert state.done[0]
@@ -113,7 +113,7 @@ def test_a_single_code_is_a_whole_call(runner: Runner, state: SpeechState, eos: 
     assert len(drawn(state, 0)) == 1
 
 
-def test_done_slots_stand_still(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_finished_slots_do_not_change(runner: Runner, state: SpeechState, eos: int) -> None:
     for slot in (0, 2):
         state.sampler.configure(slot, DRAWN, eos, seed=slot)
     begin(runner, [0], [rows(5)], limit=4)
@@ -124,7 +124,7 @@ def test_done_slots_stand_still(runner: Runner, state: SpeechState, eos: int) ->
     returned = step(runner, [0, 2], 7)
     assert_same(runner.state, before, [0, 1])
     assert all(speech_tokens[0] == eos for speech_tokens in returned), (
-        f"expected the end code of a slot that is done, got {returned}"
+        f"expected the end token for a finished slot, got {returned}"
     )
     assert len(drawn(state, 2)) == 11
     before = copy_state(runner.state)
@@ -132,7 +132,7 @@ def test_done_slots_stand_still(runner: Runner, state: SpeechState, eos: int) ->
     assert_same(runner.state, before, [0, 1, 2])
 
 
-def test_slots_in_different_phases_equal_each_alone(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_slots_in_different_phases_equal_single_runs(runner: Runner, state: SpeechState, eos: int) -> None:
     pad = runner.state.scratch
     own = {0: rows(3), 1: rows(9, seed=1), 2: rows(1, seed=2)}
     settings = {0: DRAWN, 1: BEST, 2: SpeechSampling(temperature=0.5, top_k=5, history_per_call=True)}
@@ -150,7 +150,7 @@ def test_slots_in_different_phases_equal_each_alone(runner: Runner, state: Speec
         assert drawn(state, slot) == expected, f"slot {slot}: expected {expected}, got {drawn(state, slot)}"
 
 
-def test_a_slot_may_sit_out(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_slot_without_a_call_does_not_change(runner: Runner, state: SpeechState, eos: int) -> None:
     for slot in (0, 1):
         state.sampler.configure(slot, DRAWN, eos, seed=slot)
     begin(runner, [0], [rows(5)], limit=4)
@@ -164,10 +164,10 @@ def test_a_slot_may_sit_out(runner: Runner, state: SpeechState, eos: int) -> Non
     step(runner, [1], 3)
     assert drawn(state, 1) != []
     for tensor, before in zip(state.cache.tensors(), cache, strict=True):
-        assert torch.equal(tensor[0], before), "expected the cache of a slot that sits out unchanged"
+        assert torch.equal(tensor[0], before), "expected an unchanged cache of a slot without a call"
     assert int(state.sampler.draws[0]) == draws
     assert torch.equal(state.sampler.history[0], history)
-    # Its call goes on as if nothing had been.
+    # Its own call continues unchanged.
     step(runner, [0], 2)
     expected, _ = PlainSpeaker(runner.model.tts, DRAWN, seed=0, eos=eos).call(
         rows(5), min_speech_tokens=0, max_speech_tokens=4
@@ -175,14 +175,14 @@ def test_a_slot_may_sit_out(runner: Runner, state: SpeechState, eos: int) -> Non
     assert drawn(state, 0) == expected
 
 
-def test_nothing_is_drawn_before_a_call(runner: Runner, state: SpeechState) -> None:
+def test_no_token_is_drawn_before_a_call(runner: Runner, state: SpeechState) -> None:
     before = copy_state(runner.state)
     step(runner, [0, 1, 2])
     assert_same(runner.state, before, [0, 1, 2])
     assert state.done.all()
 
 
-def test_reset_leaves_nothing(runner: Runner, state: SpeechState, eos: int) -> None:
+def test_reset_clears_the_state(runner: Runner, state: SpeechState, eos: int) -> None:
     for slot in (0, 1):
         state.sampler.configure(slot, DRAWN, eos, seed=9)
     state.cache.windows[0] = 3

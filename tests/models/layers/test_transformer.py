@@ -1,4 +1,4 @@
-"""Building blocks against their formulas, written out in float64."""
+"""Building blocks against their formulas, written in float64."""
 
 import math
 
@@ -23,7 +23,7 @@ def with_noise(module: torch.nn.Module) -> torch.nn.Module:
     return module.requires_grad_(False)
 
 
-def test_rms_norm_is_its_formula():
+def test_rms_norm_follows_its_formula():
     norm, x = with_noise(RMSNorm(16, eps=0.1)), noise(3, 5, 16, seed=9)
     w = {"norm.weight": norm.weight.double()}.__getitem__
     assert_close(norm(x), slow.rms_norm(x.double(), w, "norm", 0.1), 1e-6)
@@ -36,14 +36,14 @@ def test_rms_norm_of_bfloat16_rounds_before_the_weight():
     assert_same(norm(x), norm.weight * unit)
 
 
-def test_projector_is_its_formula():
+def test_projector_follows_its_formula():
     module, x = with_noise(Projector(6, 9)), noise(2, 4, 6, seed=9)
     w = slow.weights_of(module)
     expected = slow.linear(slow.linear(x.double(), w, "linear1").clamp(min=0), w, "linear2")
     assert_close(module(x), expected, 1e-5)
 
 
-def test_gated_mlp_is_its_formula():
+def test_gated_mlp_follows_its_formula():
     module, x = with_noise(GatedMLP(6, 9)), noise(2, 4, 6, seed=9)
     w = slow.weights_of(module)
     gate = slow.linear(x.double(), w, "gate_proj")
@@ -67,7 +67,7 @@ def test_rotary_frequencies(head_dim, theta):
     half=st.sampled_from([1, 4, 16]),
     theta=st.sampled_from([1e4, 1e6]),
 )
-def test_rotation_is_a_complex_product(seed, positions, half, theta):
+def test_rotation_equals_complex_multiplication(seed, positions, half, theta):
     x, positions = noise(len(positions), 2 * half, seed=seed), torch.tensor(positions)
     got = rotate(x, *rotary_angles(positions, rotary_frequencies(2 * half, theta, "cpu")))
     assert_close(got, slow.rope(x.double(), positions, theta), 2e-4)
@@ -76,7 +76,7 @@ def test_rotation_is_a_complex_product(seed, positions, half, theta):
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**20), m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 200))
-def test_scores_depend_on_the_distance_alone(seed, m, n, shift):
+def test_attention_scores_depend_on_relative_positions_only(seed, m, n, shift):
     q, k = noise(2, 1, 16, seed=seed)
     frequencies = rotary_frequencies(16, 1e4, "cpu")
 
@@ -87,7 +87,7 @@ def test_scores_depend_on_the_distance_alone(seed, m, n, shift):
     assert_close(score(m + shift, n + shift), score(m, n), 1e-3)
 
 
-def test_rotation_computes_in_float32_and_keeps_the_type():
+def test_rotation_computes_in_float32_and_keeps_the_dtype():
     x = noise(40, 16).bfloat16()
     angles = rotary_angles(torch.arange(40), rotary_frequencies(16, 1e4, "cpu"))
     assert all(part.dtype == torch.float32 for part in angles)
@@ -123,6 +123,6 @@ def test_attention_with_grouped_heads(seed, B, T, L, kv_heads, groups, kind):
         assert_close(got[b], torch.cat(heads, dim=1), 1e-5, f"row {b}")
 
 
-def test_a_derived_module_must_say_what_it_derives():
+def test_derive_must_be_implemented():
     with pytest.raises(NotImplementedError, match=r"Derived\.derive"):
         Derived().derive("cpu", torch.float32)

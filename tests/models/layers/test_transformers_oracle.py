@@ -134,7 +134,7 @@ def test_audio_encoder_equals_transformers(whisper: tuple[Apm, WhisperEncoder]) 
 
 
 def test_chunked_audio_layers_equal_transformers_with_a_mask(whisper: tuple[Apm, WhisperEncoder]) -> None:
-    """A row attends to its own chunk and all earlier ones; `transformers` takes that as an attention mask per layer."""
+    """A row attends to its own chunk and all earlier ones; in `transformers` that is an attention mask per layer."""
     ours, theirs = whisper
     mel, chunk = draw(1, ours.conv1.in_channels, 4 * UNIT_ROWS, seed=2), UNIT_ROWS // 2
     n_frames = torch.tensor([4 * UNIT_ROWS])

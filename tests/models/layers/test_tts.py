@@ -1,4 +1,4 @@
-"""Speech-code model: conditioning rows of mixed batches, the folded head, and codes over slots.
+"""Speech-token model: conditioning rows of mixed batches, the folded head, and logits over slots.
 
 Tolerances: 1e-5 between two ways through the same float32 code, 1e-4 against the float64 reference.
 """
@@ -47,8 +47,8 @@ def text_row(tts, token: int, state: Tensor, normalize: bool) -> Tensor:
     spare=st.integers(0, 3),
     normalize=st.booleans(),
 )
-def test_condition_layouts_of_a_mixed_batch(tts, seed, rows, spare, normalize):
-    """Text rows, then end of text where asked for, then begin of audio; behind that, NaN may stand."""
+def test_condition_rows_of_a_mixed_batch(tts, seed, rows, spare, normalize):
+    """Text rows, the end-of-text row if set, the begin-of-audio row; padding may be NaN."""
     length = max(n for n, _ in rows) + spare
     ids = integers(seed, tts.config.num_text_tokens, len(rows), length)
     hidden = noise(seed, len(rows), length, tts.config.llm_dim)
@@ -66,7 +66,7 @@ def test_condition_layouts_of_a_mixed_batch(tts, seed, rows, spare, normalize):
         assert_same(got[row, n : n + len(markers)], table[markers], f"row {row} markers {markers}")
 
 
-def test_a_unit_without_text_is_begin_of_audio_alone(tts):
+def test_condition_without_text_is_only_begin_of_audio(tts):
     got, n_rows = tts.condition(
         torch.zeros(2, 0, dtype=torch.int64),
         torch.zeros(2, 0, tts.config.llm_dim),
@@ -89,7 +89,7 @@ def test_normalized_states_have_length_one(tts):
 
 
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
-def test_the_head_is_folded_in_float32_and_rounded_once(dtype, error):
+def test_head_is_folded_in_float32_and_rounded_once(dtype, error):
     head = FoldedHead(40, 16).requires_grad_(False)
     stored = head.parametrizations["weight"]
     stored.original0.copy_(noise(0, 40, 1))
@@ -108,7 +108,7 @@ def head_weight(tts) -> Tensor:
 
 
 def reference(tts, rows: Tensor) -> Tensor:
-    """Code logits after every row of [T, D]."""
+    """Logits after every row of [T, D]."""
     about = tts.config
     return (
         slow.decoder(
@@ -120,8 +120,8 @@ def reference(tts, rows: Tensor) -> Tensor:
 
 @few
 @given(seed=st.integers(0, 2**20), data=st.data())
-def test_codes_over_slots_equal_the_plain_reference(tiny_model, tts, seed, data):
-    """Slots with conditions of different length, some sitting out, some inactive in a step."""
+def test_logits_over_slots_equal_float64_reference(tiny_model, tts, seed, data):
+    """Slots with conditions of different lengths; some have none, some are inactive in a step."""
     cache = slot_cache(tiny_model, "tts", n_slots=3, max_len=40)
     order = data.draw(st.permutations(range(3)))
     fed = {slot: torch.zeros(0, tts.config.hidden_size) for slot in order}

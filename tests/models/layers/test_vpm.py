@@ -1,4 +1,4 @@
-"""Vision encoder: against its formula, and blind to padding and batch mates.
+"""Vision encoder: equal to its formula, independent of padding and batch.
 
 Tolerances: 1e-5 between two batchings, 1e-4 against float64.
 """
@@ -49,7 +49,7 @@ def batch(parts: list[tuple[Tensor, Tensor]], length: int, filler: float = 0.0) 
 
 
 def plain(vpm: Vpm, image: Tensor, ids: Tensor, n_heads: int) -> Tensor:
-    """The encoder as its formula reads: a convolution, a position row, pre-norm layers, a norm."""
+    """The encoder's formula: a convolution, position rows, pre-norm layers, a norm."""
     w = slow.weights_of(vpm)
     projected = torch.nn.functional.conv2d(
         image.double()[None],
@@ -68,7 +68,7 @@ def plain(vpm: Vpm, image: Tensor, ids: Tensor, n_heads: int) -> Tensor:
 
 @few
 @given(seed=st.integers(0, 2**20), rows=st.integers(1, 5), cols=st.integers(1, 5), padding=st.integers(0, 9))
-def test_a_picture_equals_the_plain_reference(tiny_model, vpm, seed, rows, cols, padding):
+def test_image_equals_float64_reference(tiny_model, vpm, seed, rows, cols, padding):
     image, ids = picture(seed, rows, cols), table_rows(seed, rows * cols)
     got = vpm(*batch([(cut(image), ids)], rows * cols + padding), TORCH)[0, : rows * cols]
     assert_close(got, plain(vpm, image, ids, tiny_model.config.vision_config.num_attention_heads), 1e-4)
@@ -81,7 +81,7 @@ def test_a_picture_equals_the_plain_reference(tiny_model, vpm, seed, rows, cols,
     padding=st.integers(0, 20),
     filler=st.sampled_from([0.0, 1.0, -1e3, 1e6]),
 )
-def test_padding_and_batch_mates_do_not_matter(vpm, seed, sizes, padding, filler):
+def test_result_does_not_depend_on_padding_or_batch(vpm, seed, sizes, padding, filler):
     parts = [(cut(picture(seed + i, 1, n)), table_rows(seed + i, n)) for i, n in enumerate(sizes)]
     together = vpm(*batch(parts, max(sizes) + padding, filler), TORCH)
     for row, n in enumerate(sizes):
@@ -89,7 +89,7 @@ def test_padding_and_batch_mates_do_not_matter(vpm, seed, sizes, padding, filler
         assert_close(together[row, :n], alone, 1e-5, f"slice {row}")
 
 
-def test_nan_stays_in_its_slice(vpm):
+def test_nan_does_not_reach_other_slices(vpm):
     parts = [(cut(picture(i, 2, 3)), table_rows(i, 6)) for i in range(2)]
     clean = vpm(*batch(parts, 8), TORCH)
     dirty = vpm(*batch([parts[0], (parts[1][0] * float("nan"), parts[1][1])], 8), TORCH)
@@ -97,12 +97,12 @@ def test_nan_stays_in_its_slice(vpm):
     assert_close(dirty[0, :6], clean[0, :6], 0)
 
 
-def test_a_row_without_patches_is_finite(vpm):
+def test_row_without_patches_is_finite(vpm):
     parts = [(cut(picture(0, 2, 3)), table_rows(0, 6)), (torch.zeros(0, 588), table_rows(0, 0))]
     assert vpm(*batch(parts, 8), TORCH).isfinite().all()
 
 
-def test_dropping_the_last_layer(tiny_model, vpm):
+def test_drop_last_layer_leaves_out_one_layer(tiny_model, vpm):
     config = tiny_model.config.vision_config
     short = Vpm(config, drop_last_layer=True).requires_grad_(False)
     short.load_state_dict(vpm.state_dict(), strict=False)

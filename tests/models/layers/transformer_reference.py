@@ -1,4 +1,4 @@
-"""Transformer pieces as their formulas read: float64, one sequence, no cache, no batch, loops over heads."""
+"""Reference formulas of transformer layers: float64, one sequence, no cache, no batch, loops over heads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """x [T, D] with pair (i, i + D/2) as one complex number, turned by position * theta^(-2i/D)."""
+    """x [T, D] with pair (i, i + D/2) as one complex number, rotated by position * theta^(-2i/D)."""
     half = x.shape[1] // 2
     speed = torch.tensor([theta ** (-i / half) for i in range(half)], dtype=torch.float64)
     turned = torch.complex(x[:, :half], x[:, half:]) * torch.exp(1j * positions.double()[:, None] * speed)
@@ -95,7 +95,7 @@ def decoder(
 
 
 def self_attention(x: Tensor, w: Weights, name: str, n_heads: int, visible: Tensor | None = None) -> Tensor:
-    """Rows [T, D] looking at each other, projections q, k, v and out. Returns: [T, D]."""
+    """Self-attention of rows [T, D] with projections q, k, v and out. Returns: [T, D]."""
     q, k, v = (heads_of(linear(x, w, f"{name}.{p}_proj"), x.shape[1] // n_heads) for p in "qkv")
     out = [attention(*parts, visible) for parts in zip(q, k, v, strict=True)]
     return linear(torch.cat(out, dim=1), w, f"{name}.out_proj")

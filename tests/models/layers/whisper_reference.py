@@ -1,4 +1,4 @@
-"""The audio encoder as its formula reads: float64, one clip, convolutions over exactly the frames there are."""
+"""Reference formula of the audio encoder: float64, one clip, convolutions over its frames with zero padding."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from tests.models.layers import transformer_reference as slow
 
 
 def convolve(apm: nn.Module, frames: Tensor) -> Tensor:
-    """[bins, n] -> [(n + 1) // 2, D], nothing but zeros around the frames."""
+    """[bins, n] -> [(n + 1) // 2, D], with zeros around the frames."""
     w, x = slow.weights_of(apm), frames.double()[None]
     for name, stride in (("conv1", 1), ("conv2", 2)):
         x = slow.gelu(F.conv1d(x, w(f"{name}.weight"), w(f"{name}.bias"), stride=stride, padding=1))
@@ -15,7 +15,7 @@ def convolve(apm: nn.Module, frames: Tensor) -> Tensor:
 
 
 def encode(apm: nn.Module, rows: Tensor, visible: Tensor, n_heads: int) -> Tensor:
-    """Convolved rows [n, D] from position 0 on; row i looks at the rows j with visible[i, j]."""
+    """Convolved rows [n, D] from position 0 on; row i attends to the rows j with visible[i, j]."""
     w = slow.weights_of(apm)
     x = rows + w("embed_positions.weight")[: len(rows)]
     for i in range(len(apm.layers)):

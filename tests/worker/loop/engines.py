@@ -257,7 +257,7 @@ def assert_mirrors(duplex: UnitSteps, slot: int) -> None:
         "chunk start": (at.chunk_start, state.text.chunk_start),
         "samples": (at.n_samples, state.mel.n_samples),
         "frames": (at.n_frames, state.mel.n_emitted),
-        "units": (at.n_units, state.heard.n_units),
+        "units": (at.n_units, state.recent_mel.n_units),
         "encoder rows": (at.audio_rows, state.apm.lengths, state.apm.positions),
     }
     if not duplex.speaker.is_in_call(slot):  # within a call the host counts when it looks
