@@ -1,4 +1,4 @@
-"""Where a conversation is: what people type, made into a full WebSocket address. Knows paths; opens nothing."""
+"""The WebSocket address of a conversation, from the address that a user enters. Opens no connection."""
 
 import ipaddress
 import re
@@ -15,7 +15,14 @@ DUPLEX = "/ws/duplex"
 
 @dataclass(frozen=True)
 class TargetAddress:
-    """A full address. is_gateway: answers with queue messages first; a worker does not. is_local: this machine."""
+    """The full address of a conversation.
+
+    Attributes:
+        url: ws:// or wss://, with path and query.
+        session_id: the session's id.
+        is_gateway: whether the server sends queue messages first; a worker does not.
+        is_local: whether the server is on this machine.
+    """
 
     url: str
     session_id: str
@@ -24,19 +31,22 @@ class TargetAddress:
 
     @classmethod
     def of(cls, url: str, session_id: str | None = None) -> "TargetAddress":
-        """A server's address to that of a conversation.
+        """The address of a conversation on a server.
 
-        Without a path it is a gateway's, /ws/duplex/SESSION_ID. `/ws/duplex` without a name behind it is a worker's.
-        Any other path is kept as it is. Without a scheme it is ws.
-        Raises: SettingsError.
+        Args:
+            url: the server's address. Without a path it is a gateway's, and /ws/duplex/SESSION_ID is appended. A path
+                that ends with /ws/duplex is a worker's. Any other path is kept. The default scheme is ws.
+            session_id: the session's id; None: a new one.
+        Raises:
+            SettingsError: for an address without a host or with another scheme.
         """
         given = url if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", url) else f"ws://{url}"
         try:
             parts = urlsplit(given)
-            has_host, _ = bool(parts.hostname), parts.port
+            host, _ = parts.hostname, parts.port  # `port` raises for an invalid one
         except ValueError:
-            has_host = False
-        if not has_host or parts.scheme.lower() not in SCHEMES:
+            host = None
+        if host is None or parts.scheme.lower() not in SCHEMES:
             raise SettingsError("url", expected="ws://host:port or wss://host:port, with or without a path", got=url)
         path, query = parts.path, parts.query
         name = session_id or f"omni_{uuid.uuid4().hex[:12]}"
@@ -50,10 +60,10 @@ class TargetAddress:
         else:
             name = path.rpartition("/")[2]
         full = urlunsplit((SCHEMES[parts.scheme.lower()], parts.netloc, path, query, ""))
-        return cls(full, name, is_gateway, _is_local(parts.hostname))
+        return cls(full, name, is_gateway, _is_local(host))
 
     def tls(self, context: ssl.SSLContext | None, *, insecure: bool) -> ssl.SSLContext | None:
-        """What encrypts the connection; None for ws. insecure: any certificate will do, such as a self-signed one."""
+        """The TLS context of the connection; None for ws. insecure: accept any certificate."""
         if not self.url.startswith("wss:"):
             return None
         context = context or ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""A conversation with a gateway or a worker: seconds of sound and pictures go in, words and sound come out.
+"""A conversation with a gateway or a worker: send sound and pictures, receive text and sound.
 
     async with connect("ws://localhost:8006") as client:
         await client.prepare("You are a helpful assistant.")
@@ -6,7 +6,7 @@
         async for message in client:           # on a task of its own: Partial, Result, Error
             ...
 
-docs/client.md shows it whole. Knows the order of questions and answers. Does not know files, sound cards or time.
+docs/client.md has a complete example. Contains no files, sound cards or pacing.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import ssl as tls
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection
@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from clients.address import TargetAddress
 from clients.errors import ConnectionLost, Refused, ServerError
-from worker.protocol.codes import ErrorCode
+from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
@@ -54,22 +54,29 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
-from worker.protocol.wire import WireError
+from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)
-OPEN_S = 15.0  # more than a worker waits for a slot
+OPEN_S = 15.0  # longer than a worker waits for a free slot
 CLOSE_S = 3.0
 MAX_FRAME = 64 * 2**20
 
 OnQueue = Callable[[Queued | QueueUpdate], None]
+Answer = TypeVar("Answer", bound=FromServer)
 
 
 class _Expected(NamedTuple):
-    """The next answer. what: was asked. answer: nobody waits for a unit's; they come by iteration."""
+    """An answer that the server owes.
 
-    what: str
+    Attributes:
+        request: the request's name, for errors.
+        kind: the class of the answer.
+        answer: the future to set; None for a unit, whose answer is delivered by iteration.
+    """
+
+    request: str
     kind: type[FromServer]
-    answer: "asyncio.Future[Any] | None"
+    answer: "asyncio.Future[ServerMessage] | None"
 
 
 @asynccontextmanager
@@ -82,15 +89,20 @@ async def connect(
     insecure: bool = False,
     open_timeout: float = OPEN_S,
 ) -> AsyncIterator["DuplexClient"]:
-    """A client whose turn it is: places in a gateway's queue have been waited for.
+    """A client with an open connection, after waiting in a gateway's queue.
 
     Args:
         url: ws://host:port or wss://host:port of a gateway; ws://host:port/ws/duplex of a worker; or a full path.
-        session_id: letters, digits, `_` and `-`; those that begin with adx_ send no pictures. None: a new one.
-        on_queue: told where the client stands while it waits.
-        ssl, insecure: what to trust for wss; insecure: any certificate.
-        open_timeout: s, for the connection, not for the queue.
-    Raises: SettingsError for no address; Refused; ConnectionLost; ServerError, such as queue_full.
+        session_id: letters, digits, `_` and `-`; the prefix adx_ means without pictures. None: a new id.
+        on_queue: called with each queue position while the client waits.
+        ssl: the TLS context for wss; None: the default one.
+        insecure: whether to accept any certificate.
+        open_timeout: limit for opening the connection, without the time in the queue, in s.
+    Raises:
+        SettingsError: for an invalid address.
+        Refused: if the server refuses the handshake.
+        ConnectionLost: if there is no connection.
+        ServerError: if the server sends an error, such as queue_full.
     """
     address = TargetAddress.of(url, session_id)
     try:
@@ -98,14 +110,14 @@ async def connect(
             address.url,
             ssl=address.tls(ssl, insecure=insecure),
             proxy=None if address.is_local else True,
-            compression=None,  # sound does not shrink
+            compression=None,  # sound hardly compresses
             max_size=MAX_FRAME,
             open_timeout=open_timeout,
             close_timeout=CLOSE_S,
         )
     except InvalidStatus as error:
         raise Refused(address.url, error.response.status_code) from None
-    except (OSError, TimeoutError, InvalidHandshake, EOFError, UnicodeError) as error:  # a name that cannot be one
+    except (OSError, TimeoutError, InvalidHandshake, EOFError, UnicodeError) as error:  # Unicode: an invalid host name
         expected = "a certificate that is trusted" if isinstance(error, tls.SSLError) else "a server that answers"
         raise ConnectionLost(address.url, expected=expected, got=str(error) or type(error).__name__) from None
     async with DuplexClient(socket, address, on_queue) as client:
@@ -113,11 +125,15 @@ async def connect(
 
 
 class DuplexClient:
-    """One conversation, made by `connect`.
+    """One conversation; `connect` creates it.
 
-    session_id: its name. spec: options in force. Iterating gives `Partial`, `Result`, `Timeout`, and `Error` where a
-    unit has no result; each unit has one result or one error, in the order they were sent. It ends when the
-    conversation does, and raises ConnectionLost if that was no end.
+    Iterating yields `Partial`, `Result`, `Timeout`, and `Error` for a unit without a result: one result or error per
+    unit, in the order of sending. Iteration ends with the conversation, and raises ConnectionLost if the connection is
+    lost.
+
+    Attributes:
+        session_id: the session's id.
+        spec: the options in force.
     """
 
     def __init__(self, socket: ClientConnection, address: TargetAddress, on_queue: OnQueue | None = None):
@@ -129,14 +145,14 @@ class DuplexClient:
         self._is_over = False
 
     async def __aenter__(self) -> Self:
-        turn = None
+        queue_done: asyncio.Future[ServerMessage] | None = None
         if self._address.is_gateway:
-            turn = asyncio.get_running_loop().create_future()
-            self._expected.append(_Expected("a place", QueueDone, turn))
+            queue_done = asyncio.get_running_loop().create_future()
+            self._expected.append(_Expected("a slot", QueueDone, queue_done))
         self._reading = asyncio.create_task(self._read(), name="duplex-client")
         try:
-            if turn is not None:
-                await turn
+            if queue_done is not None:
+                await queue_done
         except BaseException:
             await self.close()
             raise
@@ -146,13 +162,13 @@ class DuplexClient:
         await self.close()
 
     async def close(self) -> None:
-        """Leave, with or without `stop` before."""
+        """Close the connection; `stop` before it is optional."""
         self._is_over = True
         await self._socket.close()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
 
-    # --- what is asked -------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     async def prepare(
         self,
@@ -165,25 +181,32 @@ class DuplexClient:
         max_slice_nums: int | None = None,
         spec: Spec = PLAIN_SPEC,
     ) -> Prepared:
-        """Begin the conversation, or begin it anew.
+        """Start or restart the conversation.
 
         Args:
-            ref_audio: [n] float32 at 16 kHz, the voice; tts_ref_audio: another one to speak with.
-            ref_audio_path: a voice that the server has, by its name.
-            config: settings, see docs/session-config.md. spec: what goes beyond the plain protocol.
-        Returns: what was agreed on; its `notes` name settings that were ignored.
-        Raises: ServerError, such as bad_config; ConnectionLost.
+            system_prompt: the system text.
+            ref_audio: [n] float32 at 16 kHz, the voice in the prompt.
+            tts_ref_audio: [n] float32 at 16 kHz, the voice of the speech; None: `ref_audio`.
+            ref_audio_path: name of a voice on the server.
+            config: settings, see docs/session-config.md.
+            max_slice_nums: most slices of a large picture.
+            spec: options beyond the plain protocol.
+        Returns:
+            The options in force; `notes` names ignored settings.
+        Raises:
+            ServerError: such as bad_config.
+            ConnectionLost: if the connection is lost.
         """
         message = Prepare(
             system_prompt=system_prompt,
-            ref_audio_base64=ref_audio,
-            tts_ref_audio_base64=tts_ref_audio,
+            ref_audio_base64=None if ref_audio is None else Sound.of(ref_audio),
+            tts_ref_audio_base64=None if tts_ref_audio is None else Sound.of(tts_ref_audio),
             ref_audio_path=ref_audio_path,
             config=dict(config or {}),
             max_slice_nums=max_slice_nums,
             spec=spec,
         )
-        return await self._ask(message, Prepared)
+        return await self._request(message, Prepared)
 
     async def send_unit(
         self,
@@ -193,13 +216,18 @@ class DuplexClient:
         force_listen: bool = False,
         max_slice_nums: int | list[int] | None = None,
     ) -> None:
-        """A second of sound and its pictures; what comes of it comes by iteration.
+        """Send one unit; iteration yields its result.
 
-        Args: sound: [16000] float32 at 16 kHz in [-1, 1]. jpegs: encoded pictures.
-        Raises: ConnectionLost.
+        Args:
+            sound: [16000] float32 at 16 kHz in [-1, 1].
+            jpegs: encoded pictures.
+            force_listen: whether the unit must listen.
+            max_slice_nums: most slices of a large picture, one number or one per picture.
+        Raises:
+            ConnectionLost: if the connection is lost.
         """
         chunk = AudioChunk(
-            audio_base64=sound,
+            audio_base64=Sound.of(sound),
             frame_base64_list=list(jpegs),
             force_listen=force_listen,
             max_slice_nums=max_slice_nums,
@@ -207,20 +235,24 @@ class DuplexClient:
         await self._send(chunk, _Expected(chunk.type, Result, None))
 
     async def pause(self, timeout: float | None = None) -> Paused:
-        """Answered when all units so far are; then none are taken until `resume`. timeout: s, None: the server's."""
-        return await self._ask(Pause(timeout=timeout), Paused)
+        """Refuse units until `resume`; returns after all earlier units are answered.
+
+        Args:
+            timeout: limit of the pause in s; None: the server's setting.
+        """
+        return await self._request(Pause(timeout=timeout), Paused)
 
     async def resume(self) -> Resumed:
-        """Go on."""
-        return await self._ask(Resume(), Resumed)
+        """Accept units again."""
+        return await self._request(Resume(), Resumed)
 
     async def interrupt(self) -> Interrupted:
-        """Have it stop speaking at once; answered when all units so far are."""
-        return await self._ask(Interrupt(), Interrupted)
+        """Stop the model's speech at once; returns after all earlier units are answered."""
+        return await self._request(Interrupt(), Interrupted)
 
     async def stop(self) -> Stopped:
-        """End the conversation when all units so far are answered; iteration ends behind them."""
-        return await self._ask(Stop(), Stopped)
+        """End the conversation after all earlier units are answered; iteration ends after them."""
+        return await self._request(Stop(), Stopped)
 
     def __aiter__(self) -> Self:
         return self
@@ -229,15 +261,17 @@ class DuplexClient:
         event = await self._events.get()
         if event is not None and not isinstance(event, Exception):
             return event
-        self._events.put_nowait(event)  # whoever asks again hears the same
+        self._events.put_nowait(event)  # further iteration ends the same way
         raise StopAsyncIteration if event is None else event
 
-    # --- inside --------------------------------------------------------------------------------
+    # --- internal ------------------------------------------------------------------------------
 
-    async def _ask(self, message: FromClient, kind: type[FromServer]) -> Any:
-        expected = _Expected(message.type, kind, asyncio.get_running_loop().create_future())
-        await self._send(message, expected)
-        return await expected.answer
+    async def _request(self, message: FromClient, kind: type[Answer]) -> Answer:
+        future: asyncio.Future[ServerMessage] = asyncio.get_running_loop().create_future()
+        await self._send(message, _Expected(message.type, kind, future))
+        answer = await future
+        assert isinstance(answer, kind), f"{message.type}: expected {kind.__name__}, got {answer.type}"
+        return answer
 
     async def _send(self, message: FromClient, expected: _Expected) -> None:
         data = write(message, self.spec)
@@ -247,34 +281,33 @@ class DuplexClient:
         try:
             await self._socket.send(data)
         except ConnectionClosed:
-            await asyncio.wait([self._reading])  # it knows why
+            await asyncio.wait([self._reading])  # it raises with the close code
             if expected.answer is None:
                 raise self._lost() from None
 
     async def _read(self) -> None:
-        """Everything that comes, until nothing does; then whoever waits is told."""
+        """Receive all messages until the connection ends; then fail the pending requests."""
         end: Exception | None = None
         try:
             async for data in self._socket:
                 self._take(data)
         except ConnectionClosed:
             pass
-        except Exception as error:  # a server that does not speak the protocol, or on_queue
+        except Exception as error:  # from a message that violates the protocol, or from on_queue
             end = error
             await self._socket.close()
         if end is None and not self._is_over:
             end = self._lost()
         for expected in self._expected:
-            if expected.answer is not None and not expected.answer.done():
-                expected.answer.set_exception(end or self._lost())
-                expected.answer.exception()  # may be nobody waits any more
+            if expected.answer is not None:
+                _fail(expected.answer, end or self._lost())
         self._events.put_nowait(end)
 
     def _take(self, data: str | bytes) -> None:
         try:
             message = read_server(data, self.spec)
         except WireError as error:
-            if error.code is not ErrorCode.UNKNOWN_TYPE:  # of a later version
+            if error.code is not ErrorCode.UNKNOWN_TYPE:  # a later version may add types
                 raise ConnectionLost(self._address.url, expected="a message of the protocol", got=str(error)) from None
             LOG.debug("ignored: %s", error)
             return
@@ -293,13 +326,13 @@ class DuplexClient:
                 if expected is None or expected.answer is None:
                     self._events.put_nowait(message)
                 else:
-                    _answer(expected, ServerError(expected.what, str(message.code), message.error))
+                    _fail(expected.answer, ServerError(expected.request, str(message.code), message.error))
             case _:
                 self._take_answer(message)
 
     def _take_answer(self, message: ServerMessage) -> None:
         if not self._expected or not isinstance(message, self._expected[0].kind):
-            LOG.warning("session %s: a %s that nobody asked for is ignored", self.session_id, message.type)
+            LOG.warning("session %s: ignored an unexpected %s", self.session_id, message.type)
             return
         expected = self._expected.popleft()
         if isinstance(message, Prepared):
@@ -308,12 +341,12 @@ class DuplexClient:
             self._is_over = True
         if expected.answer is None:
             self._events.put_nowait(message)
-        else:
-            _answer(expected, message)
+        elif not expected.answer.done():  # done: the request was cancelled
+            expected.answer.set_result(message)
 
     def _lost(self) -> ConnectionLost:
         code = self._socket.close_code
-        got = "the end of the connection" if code in (None, 1006) else f"close code {code}"
+        got = "the end of the connection" if code in (None, CloseCode.ABNORMAL) else f"close code {code}"
         if reason := self._socket.close_reason:
             got += f" ({reason})"
         if self._last_error is not None:
@@ -321,11 +354,8 @@ class DuplexClient:
         return ConnectionLost(self._address.url, expected="a conversation that goes on", got=got)
 
 
-def _answer(expected: _Expected, answer: ServerMessage | Exception) -> None:
-    if expected.answer.done():  # whoever waited has gone
-        return
-    if isinstance(answer, Exception):
-        expected.answer.set_exception(answer)
-        expected.answer.exception()
-    else:
-        expected.answer.set_result(answer)
+def _fail(future: "asyncio.Future[ServerMessage]", error: Exception) -> None:
+    """Set an exception on a future that may be cancelled or never awaited."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # mark it as retrieved

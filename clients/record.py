@@ -1,6 +1,6 @@
-"""What became of each unit, as a client saw it: times, words, turns, and what they add up to.
+"""The log of a conversation on the client's side: times, text and turns of each unit, and a summary.
 
-Knows the protocol's results and the clock's readings that come with them. Does not know sockets, files nor sound.
+Contains no sockets, files or sound; the caller passes messages and clock readings.
 """
 
 import json
@@ -12,18 +12,30 @@ from typing import Any
 import numpy as np
 
 from worker.protocol.messages import Error, Result
+from worker.protocol.wire import SOUND_RATE
+from worker.transcript.turns import TurnBuilder
 
-DEADLINE_MS = 1000.0  # a unit is a second: later results leave a listener waiting
-SOUND_RATE = 24_000
+DEADLINE_MS = 1000.0  # the length of a unit; sound of a later result arrives after playback needs it
 DIGITS = 3
 
 
 @dataclass
 class ClientUnitLog:
-    """One unit. index: the second that was heard, from 0. heard_s: when it was whole, in the conversation's time.
+    """One unit.
 
-    decision: LISTEN, SPEAK or FAILED. reply_ms, first_sound_ms: from sending it to its result and its first sound.
-    server_ms, headroom_ms, lag_ms, backlog: as the server told. sound_start: in samples at 24 kHz, None without sound.
+    Attributes:
+        index: its number, from 0.
+        sent: the time of sending, on the caller's clock, in s.
+        heard_s: the time its sound was complete, in s since the start of the conversation.
+        decision: LISTEN, SPEAK or FAILED; "" without an answer.
+        text: its text.
+        end_of_turn: whether a turn ends with it.
+        reply_ms: time from sending to the result.
+        first_sound_ms: time from sending to the first sound; None without sound.
+        server_ms, headroom_ms, lag_ms, backlog, context_rows: as in the server's result.
+        n_samples: length of its sound.
+        sound_start: start of its sound on the time line, in samples at 24 kHz; None without sound.
+        error: code and text of its error.
     """
 
     index: int
@@ -44,64 +56,61 @@ class ClientUnitLog:
     error: str | None = None
 
     def arrived_s(self, now: float) -> float:
-        """`now`, by the clock that `sent` was read from, in the conversation's time."""
+        """`now` on the clock of `sent`, converted to s since the start of the conversation."""
         return self.heard_s + now - self.sent
 
     def as_json(self) -> dict[str, Any]:
-        """Without the clock's own reading, and without what a unit does not have."""
-        told = {key: value for key, value in asdict(self).items() if value is not None and key != "sent"}
-        return {key: round(value, DIGITS) if isinstance(value, float) else value for key, value in told.items()}
-
-
-@dataclass
-class HeardTurn:
-    """What was said in one go. start, end: its first and its last unit."""
-
-    start: int
-    end: int
-    text: str
+        """The fields that are not None, except `sent`, rounded."""
+        given = {key: value for key, value in asdict(self).items() if value is not None and key != "sent"}
+        return {key: round(value, DIGITS) if isinstance(value, float) else value for key, value in given.items()}
 
 
 class TalkLog:
-    """A conversation's units in the order they were sent; each is answered in the same order.
+    """The units of a conversation in the order they were sent, which is the order of their answers.
 
-    units: all of them. turn_open: the last result speaks and does not end its turn.
+    Attributes:
+        units: all units.
     """
 
     def __init__(self) -> None:
         self.units: list[ClientUnitLog] = []
-        self.turns: list[HeardTurn] = []
-        self.turn_open = False
+        self._turns = TurnBuilder()
         self._open: deque[ClientUnitLog] = deque()
 
     @property
+    def turn_open(self) -> bool:
+        """Whether the last result speaks and does not end its turn."""
+        return self._turns.is_open
+
+    @property
     def n_open(self) -> int:
-        """Units that are sent and not answered."""
+        """Units without an answer."""
         return len(self._open)
 
     @property
     def n_failed(self) -> int:
+        """Units that were answered with an error."""
         return sum(unit.decision == "FAILED" for unit in self.units)
 
     def sent(self, now: float, heard_s: float) -> ClientUnitLog:
-        """A unit goes out."""
+        """Add a unit that is being sent. now: on the caller's clock, in s. heard_s: as in `ClientUnitLog`."""
         unit = ClientUnitLog(len(self.units), now, heard_s)
         self.units.append(unit)
         self._open.append(unit)
         return unit
 
     def current(self) -> ClientUnitLog | None:
-        """The unit that what comes next belongs to."""
+        """The unit that the next message belongs to."""
         return self._open[0] if self._open else None
 
     def sounded(self, unit: ClientUnitLog, now: float, n_samples: int, begin: int) -> None:
-        """Sound of a unit came and was laid down."""
+        """Add sound of a unit. now: its arrival. begin: its start on the time line, in samples."""
         if unit.first_sound_ms is None:
             unit.first_sound_ms, unit.sound_start = 1000 * (now - unit.sent), begin
         unit.n_samples += n_samples
 
     def answered(self, message: Result, now: float) -> ClientUnitLog | None:
-        """Returns: the unit, complete; None for a result that nobody asked for."""
+        """Complete the current unit with its result. Returns: the unit; None for an unexpected result."""
         if not self._open:
             return None
         unit = self._open.popleft()
@@ -110,17 +119,17 @@ class TalkLog:
         unit.reply_ms, unit.server_ms = 1000 * (now - unit.sent), message.wall_clock_ms
         unit.headroom_ms, unit.lag_ms = message.headroom_ms, message.lag_ms
         unit.backlog, unit.context_rows = message.backlog_units, message.kv_cache_length
-        if not message.is_listen:
-            if not self.turn_open:
-                self.turns.append(HeardTurn(unit.index, unit.index, ""))
-            self.turns[-1].text += message.text
-        if self.turns and (self.turn_open or not message.is_listen):
-            self.turns[-1].end = unit.index
-        self.turn_open = not message.is_listen and not message.end_of_turn
+        speaks = not message.is_listen
+        self._turns.add(
+            unit.index,
+            message.text if speaks else "",
+            belongs=speaks or self.turn_open,
+            goes_on=speaks and not message.end_of_turn,
+        )
         return unit
 
     def failed(self, message: Error, now: float) -> ClientUnitLog | None:
-        """Returns: the unit that came to nothing; None for an error that belongs to none."""
+        """Complete the current unit with an error. Returns: the unit; None for an error without one."""
         if not self._open:
             return None
         unit = self._open.popleft()
@@ -129,16 +138,16 @@ class TalkLog:
         return unit
 
     def summary(self) -> dict[str, Any]:
-        """Counts, and percentiles in ms; None where there is nothing to take them of."""
+        """Counts, and percentiles in ms; None for percentiles of nothing."""
         answered = [unit for unit in self.units if unit.decision]
-        replies = [unit.reply_ms for unit in answered if unit.decision != "FAILED"]
+        replies = [unit.reply_ms for unit in answered if unit.decision != "FAILED" and unit.reply_ms is not None]
         firsts = [unit.first_sound_ms for unit in answered if unit.first_sound_ms is not None]
         return {
             "units": len(self.units),
             "answered": len(answered),
             "spoken": sum(unit.decision == "SPEAK" for unit in answered),
             "failed": self.n_failed,
-            "turns": len(self.turns),
+            "turns": len(self._turns.turns),
             "sound_s": round(sum(unit.n_samples for unit in self.units) / SOUND_RATE, DIGITS),
             "reply_ms": percentiles(replies),
             "first_sound_ms": percentiles(firsts),
@@ -146,14 +155,14 @@ class TalkLog:
         }
 
     def as_json(self, head: dict[str, Any]) -> str:
-        """The transcript: `head`, then summary, turns and units."""
-        turns, units = [asdict(turn) for turn in self.turns], [unit.as_json() for unit in self.units]
+        """The transcript as JSON: `head`, then summary, turns and units."""
+        turns, units = [asdict(turn) for turn in self._turns.turns], [unit.as_json() for unit in self.units]
         document = {**head, "summary": self.summary(), "turns": turns, "units": units}
         return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50, p95 and the largest."""
+    """p50, p95 and the maximum; None without values."""
     if not values:
         return None
     p50, p95 = np.percentile(values, (50, 95))

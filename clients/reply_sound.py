@@ -1,7 +1,4 @@
-"""The reply as a listener heard it: a WAV file on the conversation's time line, written while it grows.
-
-Knows samples and where they belong. Does not know messages.
-"""
+"""A WAV file of the reply on the conversation's time line, written while the sound arrives. Contains no messages."""
 
 from pathlib import Path
 from typing import Self
@@ -10,29 +7,37 @@ import numpy as np
 import soundfile
 
 from models.errors import SettingsError
-from worker.protocol.wire import Sound
+from worker.protocol.wire import SOUND_RATE, Sound
+from worker.transcript.timeline import sound_start
 
-SOUND_RATE = 24_000
 SILENCE_BLOCK = 60 * SOUND_RATE
 
 
 class ReplySound:
-    """24 kHz, mono, 16 bits. `with` puts the file in its place at the end, however it ends; nothing is no file.
+    """The reply at 24 kHz, mono, 16 bits. Use as `with`: leaving it moves the file into place, also after an error.
 
-    The conversation begins when the first unit began to be heard, so unit k is whole at second k + 1. Sound is laid
-    where it arrived: gaplessly behind sound that still plays, else `delay_ms` later, which is what a player waits.
-    n_samples: of sound so far. path None: only counts.
+    The time line starts with the recording of the first unit, so unit k is complete at second k + 1. Sound is placed at
+    its arrival, as a player with a delay of `delay_ms` plays it (`sound_start`). An empty reply leaves no file.
+
+    Attributes:
+        n_samples: samples of sound so far.
     """
 
     def __init__(self, path: Path | None, delay_ms: int = 0):
-        """Raises: SettingsError where no file can be."""
+        """
+        Args:
+            path: the file; None: only count the samples.
+            delay_ms: the player's delay before sound that follows silence.
+        Raises:
+            SettingsError: if the file cannot be written.
+        """
         self.n_samples = 0
-        self._path, self._delay = path, delay_ms * SOUND_RATE // 1000
+        self._delay = delay_ms * SOUND_RATE // 1000
         self._end = 0  # of the sound so far, on the time line
-        self._draft, self._file = None, None
+        self._file: soundfile.SoundFile | None = None
         if path is not None:
             check_target(path)
-            self._draft = path.with_name(path.name + ".part")
+            self._path, self._draft = path, path.with_name(path.name + ".part")
             self._file = soundfile.SoundFile(self._draft, "w", SOUND_RATE, 1, "PCM_16", format="WAV")
 
     def __enter__(self) -> Self:
@@ -47,9 +52,15 @@ class ReplySound:
                 self._draft.unlink()
 
     def add(self, arrived_s: float, pcm: np.ndarray) -> int:
-        """[n] float32 that arrived at this second of the conversation. Returns: where it begins, in samples."""
-        ready = round(arrived_s * SOUND_RATE)
-        begin = self._end if self._end >= ready else ready + self._delay
+        """Append sound.
+
+        Args:
+            arrived_s: time of its arrival, in s since the start of the conversation.
+            pcm: [n] float32.
+        Returns:
+            Its start on the time line, in samples.
+        """
+        begin = sound_start(round(arrived_s * SOUND_RATE), self._end, self._delay)
         self._silence(begin)
         if self._file is not None:
             self._file.write(np.frombuffer(Sound(pcm).packed("pcm16"), "<i2"))
@@ -58,7 +69,7 @@ class ReplySound:
         return begin
 
     def fill(self, until_s: float) -> None:
-        """Silence to this second of the conversation, if there is no sound so far."""
+        """Append silence up to this second of the conversation, unless the file is longer already."""
         self._silence(round(until_s * SOUND_RATE))
 
     def _silence(self, until: int) -> None:
@@ -70,7 +81,7 @@ class ReplySound:
 
 
 def check_target(path: Path) -> None:
-    """Raises: SettingsError where no file can be written."""
+    """Check that a file can be created. Raises: SettingsError."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        got = "a folder" if path.is_dir() else "a folder that is not there"
+        got = "a folder" if path.is_dir() else "a missing folder"
         raise SettingsError(str(path), expected="a place for a file", got=got)

@@ -1,4 +1,4 @@
-"""Microphone and speakers through the `sounddevice` package, if it is there. Knows that package and nothing else."""
+"""Microphone and speakers through the optional `sounddevice` package."""
 
 import asyncio
 import contextlib
@@ -13,27 +13,26 @@ import numpy as np
 from clients.units import ClientUnit
 from models.errors import SettingsError
 from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
+from worker.protocol.wire import SOUND_RATE
 
-SOUND_RATE = 24_000
 BLOCK = SAMPLE_RATE // 10
 INSTALL = "pip install sounddevice; on Linux also PortAudio (apt install libportaudio2)"
 
 
 class SoundCard:
-    """`async with` one that listens and can play.
-
-    A `Source` of units, one a second by the card's clock; `play` lets the reply be heard.
-    """
+    """A sound card, used as `async with`: a `Source` of one unit per second, and `play` for the reply."""
 
     def __init__(self, delay_ms: int):
-        """delay_ms: how long sound waits where none played before, so that it does not break off at once.
-
-        Raises: SettingsError where there is no such package, or no sound system under it.
+        """
+        Args:
+            delay_ms: delay before sound that follows silence, which avoids gaps.
+        Raises:
+            SettingsError: without the package or without PortAudio.
         """
         self._module, self._delay = _sounddevice(), delay_ms * SOUND_RATE // 1000
         self._heard: asyncio.Queue[np.ndarray] = asyncio.Queue()
-        self._second = np.zeros(0, np.float32)  # what has been taken of the next one
-        self._lock = threading.Lock()  # the card calls on a thread of its own
+        self._second = np.zeros(0, np.float32)  # the part of the next unit that was recorded so far
+        self._lock = threading.Lock()  # PortAudio calls on its own thread
         self._waiting: deque[np.ndarray] = deque()
 
     async def __aenter__(self) -> Self:
@@ -59,14 +58,14 @@ class SoundCard:
         self._streams.close()
 
     async def next(self) -> ClientUnit | None:
-        """The next second that is heard; what was heard meanwhile waits."""
+        """The next second of the microphone; sound is buffered between calls."""
         while len(self._second) < UNIT_SAMPLES:
             self._second = np.concatenate((self._second, await self._heard.get()))
         sound, self._second = np.split(self._second, [UNIT_SAMPLES])
         return ClientUnit(sound)
 
     def play(self, pcm: np.ndarray) -> None:
-        """[n] float32 at 24 kHz, behind what still plays."""
+        """Play sound after the queued sound. pcm: [n] float32 at 24 kHz."""
         with self._lock:
             if not self._waiting and self._delay:
                 self._waiting.append(np.zeros(self._delay, np.float32))
@@ -74,19 +73,19 @@ class SoundCard:
 
     def _on_input(self, data: np.ndarray, n_frames: int, times: Any, status: Any) -> None:
         block = data[:, 0].copy()
-        with contextlib.suppress(RuntimeError):  # the loop is gone: the program ends
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._event_loop.call_soon_threadsafe(lambda: self._heard.put_nowait(block))
 
     def _on_output(self, data: np.ndarray, n_frames: int, times: Any, status: Any) -> None:
         done = 0
         with self._lock:
             while self._waiting and done < n_frames:
-                piece = self._waiting.popleft()
-                n = min(len(piece), n_frames - done)
-                data[done : done + n, 0] = piece[:n]
+                pcm = self._waiting.popleft()
+                n = min(len(pcm), n_frames - done)
+                data[done : done + n, 0] = pcm[:n]
                 done += n
-                if n < len(piece):
-                    self._waiting.appendleft(piece[n:])
+                if n < len(pcm):
+                    self._waiting.appendleft(pcm[n:])
         data[done:, 0] = 0
 
 

@@ -1,11 +1,11 @@
-"""What a client sends: seconds of a media file as units, decoded ahead of time on a thread; sound of a voice.
+"""The input of a conversation: units of a media file, decoded ahead on a thread, and the sound of a voice.
 
-Knows media files and JPEG. Does not know time nor sockets.
+Contains no pacing and no sockets.
 """
 
 import asyncio
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,12 @@ MAX_VOICE_S = 60
 
 @dataclass(frozen=True, eq=False)
 class ClientUnit:
-    """sound: [16000] float32 at 16 kHz in [-1, 1]. jpegs: encoded pictures of this second."""
+    """One second of input.
+
+    Attributes:
+        sound: [16000] float32 at 16 kHz in [-1, 1].
+        jpegs: encoded pictures.
+    """
 
     sound: np.ndarray
     jpegs: tuple[bytes, ...] = ()
@@ -34,24 +39,27 @@ SILENCE = ClientUnit(np.zeros(UNIT_SAMPLES, np.float32))
 
 
 class Source(Protocol):
-    """Where units come from."""
+    """A source of units."""
 
     async def next(self) -> ClientUnit | None:
         """The next unit; None at the end. Raises: MediaError."""
 
 
 class FileUnits:
-    """A media file's units, the next one always being decoded already. Use as `async with`."""
+    """The units of a media file; the next one is decoded ahead. Use as `async with`."""
 
     def __init__(self, media: MediaUnits, *, loop: bool = False):
-        """loop: begin anew at the end of the file."""
+        """
+        Args:
+            media: the file.
+            loop: whether to restart at its end.
+        """
         self._media, self._loop = media, loop
         self._units = self._decode()
-        self._ahead: asyncio.Task[ClientUnit | None] | None = None
 
     @classmethod
     def of(cls, path: str | Path, *, video: bool = True, loop: bool = False) -> "FileUnits":
-        """video: with one picture a second. Raises: MediaError."""
+        """The units of a file. video: whether to send one picture per second. Raises: MediaError."""
         return cls(read_units(path, frames_per_second=int(video)), loop=loop)
 
     @property
@@ -59,24 +67,24 @@ class FileUnits:
         return self._media.has_video
 
     async def __aenter__(self) -> "FileUnits":
-        self._ahead = self._begin()
+        self._next_unit = self._decode_next()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(self._ahead, return_exceptions=True)  # a generator that runs cannot be closed
+        await asyncio.gather(self._next_unit, return_exceptions=True)  # a running generator cannot be closed
         await asyncio.to_thread(self._units.close)
 
     async def next(self) -> ClientUnit | None:
         """The next second; None at the end. Raises: MediaError."""
-        unit = await asyncio.shield(self._ahead)
+        unit = await asyncio.shield(self._next_unit)
         if unit is not None:
-            self._ahead = self._begin()
+            self._next_unit = self._decode_next()
         return unit
 
-    def _begin(self) -> "asyncio.Task[ClientUnit | None]":
+    def _decode_next(self) -> "asyncio.Task[ClientUnit | None]":
         return asyncio.create_task(asyncio.to_thread(next, self._units, None))
 
-    def _decode(self) -> Iterator[ClientUnit]:
+    def _decode(self) -> Generator[ClientUnit, None, None]:
         while True:
             with closing(iter(self._media)) as units:
                 for unit in units:
@@ -86,11 +94,18 @@ class FileUnits:
 
 
 def read_voice(path: str | Path) -> np.ndarray:
-    """[n] float32 at 16 kHz: a voice from any file with sound. Raises: MediaError, SettingsError for a long one."""
-    pieces = [unit.sound[: unit.n_samples] for unit in read_units(path, frames_per_second=0, max_units=MAX_VOICE_S + 1)]
-    if len(pieces) > MAX_VOICE_S:
-        raise SettingsError(str(path), expected=f"at most {MAX_VOICE_S} s of a voice", got="more")
-    return np.concatenate(pieces)
+    """The sound of a voice from any media file, [n] float32 at 16 kHz.
+
+    Raises:
+        MediaError: for a file that cannot be decoded.
+        SettingsError: for more than 60 s.
+    """
+    seconds = [
+        unit.sound[: unit.n_samples] for unit in read_units(path, frames_per_second=0, max_units=MAX_VOICE_S + 1)
+    ]
+    if len(seconds) > MAX_VOICE_S:
+        raise SettingsError(str(path), expected=f"a voice of at most {MAX_VOICE_S} s", got="more")
+    return np.concatenate(seconds)
 
 
 def _jpeg(frame: Image.Image) -> bytes:

@@ -34,7 +34,7 @@ token2wav.__main__ __main__
 """
 WORKER = """
 version log status describe
-config protocol media
+config protocol media transcript
 loop
 assembly chat
 compile
@@ -64,7 +64,7 @@ ABOVE = {
     "models": set(),
     "worker": {"models"},
     "server": CONTRACT | WORDS,
-    "clients": CONTRACT | WORDS | {"worker.media"},
+    "clients": CONTRACT | WORDS | {"worker.media", "worker.transcript"},
     "launcher": CONTRACT | WORDS | {"worker.doctor"},
 }
 # Concurrency, sockets, processes and HTTP belong to the worker and the server.
@@ -77,9 +77,9 @@ TORCH_FREE = """
 models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_template models.inputs.pretrained
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
-worker.assembly.hub worker.config.* worker.protocol.* worker.describe worker.log worker.version worker.status
-worker.main worker.media worker.loop.audio_buffer worker.loop.results worker.loop.session worker.loop.unit_decoder
-worker.loop.window
+worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.log worker.version
+worker.status worker.main worker.media worker.loop.audio_buffer worker.loop.results worker.loop.session
+worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics
 worker.http.unit_message
 worker.doctor.__main__ worker.doctor.checks worker.doctor.checks_gpu worker.doctor.machine

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ class MediaUnits:
     frames_per_second: int
     max_units: int | None
 
-    def __iter__(self) -> Iterator[MediaUnit]:
+    def __iter__(self) -> Generator[MediaUnit, None, None]:
         with ExitStack() as stack:
             sound = stack.enter_context(self._open_sound()) if self.has_sound else None
             video = stack.enter_context(self._open_video()) if self.has_video else None

@@ -65,7 +65,7 @@ def test_as_fast_as_it_goes(
     assert len({line.index("|") for line in out.splitlines() if "|" in line}) == 1, f"expected columns, got:\n{out}"
     assert "(end of turn)" in rows[3] and "8 units, 6 spoken in 2 turns, 6.0 s of sound, 0 failed" in out
     assert "setting knob does not exist" in err, f"expected the server's note, got {err}"
-    assert f"sound travels as {'base64' if form else 'pcm16'}" in err
+    assert f"sound is sent as {'base64' if form else 'pcm16'}" in err
     transcript, wave = said(tmp_path)
     assert transcript["config"] == {"temperature": 0.5, "window": {"max_units": 12}, "knob": 1, "force_listen_count": 1}
     assert transcript["session_id"].startswith("adx_" if form else "omni_")

@@ -1,4 +1,4 @@
-"""The worker's HTTP routes and its socket. Knows FastAPI; every answer comes from the service or from health."""
+"""The worker's HTTP routes and its WebSocket route. The service and `worker.http.health` compute the answers."""
 
 import asyncio
 from ipaddress import ip_address
@@ -21,7 +21,7 @@ from worker.version import VERSION
 
 
 class LoadRequest(BaseModel):
-    """POST /model/load: settings of the engine that differ from the last one's."""
+    """The body of POST /model/load: the engine settings to change."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -72,7 +72,7 @@ def build_app(service: Service, metrics: WorkerMetrics, duplex: WorkerSockets) -
 
     @app.post("/clear_cache")
     async def clear_cache(request: Request) -> dict[str, Any]:
-        _not_from_pages(request)
+        _refuse_pages(request)
         try:
             await service.forget_snapshots()
         except ModelError as error:
@@ -89,10 +89,10 @@ def build_app(service: Service, metrics: WorkerMetrics, duplex: WorkerSockets) -
         return {"state": service.status.state, "memory": memory}
 
     @app.post("/model/load", status_code=202)
-    async def load(request: Request, wanted: LoadRequest) -> dict[str, Any]:
+    async def load(request: Request, body: LoadRequest) -> dict[str, Any]:
         _only_loopback(request)
         try:
-            given = wanted.model_dump(exclude_none=True)
+            given = body.model_dump(exclude_none=True)
             service.load(**{key: ROOT / one if isinstance(one, Path) else one for key, one in given.items()})
         except StateError as error:
             raise HTTPException(409, str(error)) from None
@@ -107,19 +107,23 @@ def build_app(service: Service, metrics: WorkerMetrics, duplex: WorkerSockets) -
     return app
 
 
-def _not_from_pages(request: Request) -> None:
-    """A page of anybody's may have its visitor's browser ask; a browser says so."""
+def _refuse_pages(request: Request) -> None:
+    """Refuse a request from a web page, which any site could send through a visitor's browser.
+
+    Browsers mark such requests with Origin or Sec-Fetch-Site. Raises: HTTPException 403.
+    """
     if origin := request.headers.get("origin") or request.headers.get("sec-fetch-site"):
         raise HTTPException(403, f"expected a request from a program, got one from a page ({origin[:100]})")
 
 
 def _only_loopback(request: Request) -> None:
-    _not_from_pages(request)
+    """Refuse a request from another machine or from a web page. Raises: HTTPException 403."""
+    _refuse_pages(request)
     host = request.client.host if request.client else ""
     try:
         address = ip_address(host)
-        is_here = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+        is_loopback = (getattr(address, "ipv4_mapped", None) or address).is_loopback
     except ValueError:
-        is_here = False
-    if not is_here:
+        is_loopback = False
+    if not is_loopback:
         raise HTTPException(403, f"expected a request from this machine, got one from {host}")

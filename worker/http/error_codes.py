@@ -1,4 +1,4 @@
-"""Which code a client reads beside an error's text."""
+"""The protocol's error code for an exception."""
 
 from models.errors import AudioError, ContextOverflowError, ImageError, ModelError, SettingsError, SlotError
 from worker.engine import EngineError
@@ -21,7 +21,7 @@ CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
 
 
 def code_of(error: Exception) -> ErrorCode:
-    """INTERNAL for what nobody raises on purpose."""
+    """The code of an exception; INTERNAL for an unexpected one."""
     if isinstance(error, WireError):
         return error.code
     return next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.INTERNAL)

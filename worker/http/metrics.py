@@ -1,7 +1,9 @@
-"""Counters and histograms of one worker, in Prometheus' text format. Torch-free.
+"""Prometheus metrics of one worker. Torch-free.
 
-What happens is counted when it happens; what merely stands is read when somebody scrapes (`worker.http.health`).
+Counters and histograms are updated by events; gauges are read from `worker.http.health` on each scrape.
 """
+
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -11,17 +13,21 @@ from worker.protocol.messages import Result
 from worker.status import State
 
 PREFIX = "duologue_worker"
-# Fine around the targets, coarse beyond the deadline.
+# Histogram buckets: fine around the target latencies, coarse above the deadline.
 SECONDS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.13, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0)
 STAGES = ("wait", "see", "hear", "prefill", "decode", "condition", "speech", "sound")
 
 
 class WorkerMetrics:
-    """One registry; `text` is what /metrics answers."""
+    """The metrics in a registry of their own; `text` renders them for /metrics.
+
+    Attributes:
+        totals: `units` answered and the `ms` they took, for /health.
+    """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.totals = {"units": 0, "ms": 0.0}  # units answered, and the time they took
+        self.totals = {"units": 0.0, "ms": 0.0}
 
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(f"{PREFIX}_{name}", text, labels, buckets=SECONDS, registry=registry)
@@ -33,29 +39,29 @@ class WorkerMetrics:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
         self._units = counter("units_total", "units answered", "decision")
-        self._unit = histogram("unit_seconds", "from a chunk's turn to its result", "decision")
-        self._stage = histogram("stage_seconds", "one stage of a unit", "stage")
+        self._unit = histogram("unit_seconds", "from the start of a unit to its result", "decision")
+        self._stage = histogram("stage_seconds", "duration of a stage of a unit", "stage")
         self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound")
-        self._lag = histogram("lag_seconds", "from a chunk's arrival to its turn")
-        self._missed = counter("deadline_misses_total", "units answered more than a second after they came")
-        self._errors = counter("errors_total", "errors told to clients", "code")
-        self._refused = counter("sessions_refused_total", "connections that got no slot", "why")
+        self._lag = histogram("lag_seconds", "from a chunk's arrival to the start of its unit")
+        self._missed = counter("deadline_misses_total", "units answered more than a second after they arrived")
+        self._errors = counter("errors_total", "errors sent to clients", "code")
+        self._refused = counter("sessions_refused_total", "connections refused without a slot", "why")
         self._sessions = counter("sessions_total", "sessions that got a slot")
         self._ended = counter("sessions_ended_total", "sessions that ended", "how")
-        self._state = gauge("state", "1 for the state the worker is in", "state")
-        self._slots = gauge("slots", "slots by what they are", "kind")
-        self._context = gauge("context_rows", "context rows of all slots", "kind")
+        self._state = gauge("state", "1 for the current state of the worker", "state")
+        self._slots = gauge("slots", "slots by use", "kind")
+        self._context = gauge("context_rows", "context tokens of all slots", "kind")
         self._memory = gauge("memory_bytes", "memory of the process and of the GPU", "kind")
-        self._compiled = gauge("compiled", "what compiling has done since the process began", "what")
-        self._late = gauge("compiled_after_warm_up", "the same since warm-up ended; not 0 is a fault", "what")
-        self._targets = gauge("compile_target", "1 for the phase a compile target is in", "target", "phase")
-        self._graphs = gauge("region_graphs", "CUDA graphs of a region; 0: it has none", "region")
-        self._cache = gauge("compile_cache", "graphs found in the cache of kernels at the last start, and not", "what")
-        self._seconds = gauge("start_seconds", "length of each stage of the last start", "stage")
-        self._weights = gauge("weights_load", "how weights came from their files to the device", "what")
+        self._compiled = gauge("compiled", "compiler counters since the process started", "what")
+        self._late = gauge("compiled_after_warm_up", "compiler counters since warm-up ended; expected to be 0", "what")
+        self._targets = gauge("compile_target", "1 for the current phase of a compile target", "target", "phase")
+        self._graphs = gauge("region_graphs", "CUDA graphs of a region", "region")
+        self._cache = gauge("compile_cache", "kernel cache hits and misses of the last start", "what")
+        self._seconds = gauge("start_seconds", "duration of each stage of the last start", "stage")
+        self._weights = gauge("weights_load", "size, time and speed of loading the weights", "what")
 
     def unit(self, event: UnitResult, message: Result) -> None:
-        """A unit has been answered."""
+        """Count an answered unit."""
         decision = "listen" if event.is_listen else "speak"
         times = event.times
         self.totals["units"] += 1
@@ -67,7 +73,7 @@ class WorkerMetrics:
             self._stage.labels(stage).observe(getattr(times, stage) / UNIT_MS)
         if times.first_sound is not None:
             self._first_sound.observe(times.first_sound / UNIT_MS)
-        if message.headroom_ms < 0:
+        if message.headroom_ms is not None and message.headroom_ms < 0:
             self._missed.inc()
 
     def error(self, code: str) -> None:
@@ -82,11 +88,11 @@ class WorkerMetrics:
     def ended(self, how: str) -> None:
         self._ended.labels(how).inc()
 
-    def text(self, health: dict) -> bytes:
-        """All of it, with what stands now. health: as `worker.http.health.health` gives it."""
-        made = (self._compiled, self._late, self._targets, self._graphs, self._cache)
-        for standing in (self._memory, *made, self._seconds, self._weights):
-            standing.clear()  # what an engine said that is gone
+    def text(self, health: dict[str, Any]) -> bytes:
+        """All metrics as text. health: the body of /health, which the gauges are set from."""
+        of_engine = (self._compiled, self._late, self._targets, self._graphs, self._cache, self._seconds, self._weights)
+        for gauge in (self._memory, *of_engine):
+            gauge.clear()  # labels of an engine that was unloaded
         for state in State:
             self._state.labels(state.value).set(health["state"] == state.value)
         for kind, value in health["slots"].items():

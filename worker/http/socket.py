@@ -1,47 +1,50 @@
-"""One WebSocket from its handshake to its close: slot, four tasks (read, answer, write, watch), slot back.
+"""One WebSocket from handshake to close: leases a slot, runs the read, answer, write and watch tasks, frees the slot.
 
-Knows sockets and close codes. Does not know what messages mean (`conversation`).
+Contains no handling of messages; `worker.http.conversation` has it.
 """
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from models.errors import ModelError, SlotError
-from worker.http.conversation import FAILED, RESTART, Conversation, ConversationEnd
+from worker.http.conversation import Conversation, ConversationEnd
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
-from worker.protocol.codes import CloseReason, ErrorCode
+from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import MAX_MESSAGE, STUCK_S, until_gone
 from worker.protocol.messages import ClientMessage, Error, Prepare, Spec, read_binary, read_text, write
+from worker.protocol.session_id import session_id_of
 from worker.protocol.wire import WireError
 from worker.service import Service, SlotLease
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
-TRY_LATER = 1013
 WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
-LAST_WORDS_S = 2.0  # for what is still to be sent when a conversation is over
-LONG_MESSAGE = 2**20  # is read on a thread of its own
-MAX_VALUES = 20_000  # of a message; a sound is one value, and millions of small ones would hold everybody up
-ODD = re.compile(r"[^A-Za-z0-9_-]")
+FLUSH_S = 2.0  # time to send the remaining messages at the end of a conversation
+LONG_MESSAGE = 2**20  # bytes; longer messages are parsed on a thread
+MAX_VALUES = 20_000  # JSON values per message, of which a sound is one; parsing millions would block the event loop
 
 
 class WorkerSockets:
-    """All duplex sockets of one worker."""
+    """All duplex WebSockets of one worker.
+
+    Attributes:
+        conversations: each open conversation -> the task that answers it.
+    """
 
     def __init__(self, service: Service, metrics: WorkerMetrics):
         self._service, self._metrics = service, metrics
         self.conversations: dict[Conversation, asyncio.Task[ConversationEnd]] = {}
 
     async def serve(self, websocket: WebSocket) -> None:
-        """From handshake to close. Without a free slot within 5 s the handshake is refused."""
-        name = ODD.sub("_", websocket.query_params.get("session_id") or "duplex")[:128]
+        """Serve a socket from handshake to close. The handshake is refused without a free slot within 5 s."""
+        name = session_id_of(websocket.query_params.get("session_id"))
         conversation = Conversation(self._service, self._metrics, name)
         try:
             conversation.lease = await self._lease(conversation)
@@ -49,20 +52,20 @@ class WorkerSockets:
             draining = self._service.status.state is State.DRAINING
             self._metrics.refused(ErrorCode.DRAINING if draining else code_of(error))
             LOG.info("session %s refused: %s", name, error)
-            await websocket.close(TRY_LATER, _reason(error))
+            await websocket.close(CloseCode.TRY_AGAIN_LATER, _reason(error))
             return
-        lease, how = conversation.lease, "lost"
+        lease, outcome = conversation.lease, "lost"
         self._metrics.opened()
         try:
             await websocket.accept()
-            how = await self._talk(websocket, conversation)
-        except (WebSocketDisconnect, RuntimeError) as error:  # it went away during the handshake
+            outcome = await self._talk(websocket, lease, conversation)
+        except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
             LOG.debug("session %s: %r", name, error)
         finally:
             if conversation.lease is not None:
                 self._service.close(lease)
-            self._metrics.ended(how)
-            LOG.info("session %s ended: %s, %d units", name, how, conversation.n_units)
+            self._metrics.ended(outcome)
+            LOG.info("session %s ended: %s, %d units", name, outcome, conversation.n_units)
 
     async def _lease(self, conversation: Conversation) -> SlotLease:
         until = time.monotonic() + WAIT_FOR_SLOT_S
@@ -74,29 +77,29 @@ class WorkerSockets:
                     raise
             await asyncio.sleep(POLL_S)
 
-    async def _talk(self, websocket: WebSocket, conversation: Conversation) -> str:
-        """Returns: how it ended."""
+    async def _talk(self, websocket: WebSocket, lease: SlotLease, conversation: Conversation) -> str:
+        """Run a conversation. Returns: its outcome, for metrics and the log."""
         answering = asyncio.create_task(conversation.run())
         reading = asyncio.create_task(_read(websocket, conversation))
         writing = asyncio.create_task(_write(websocket, conversation))
         watching = asyncio.create_task(until_gone(websocket))
-        tasks = (answering, reading, writing, watching)
+        tasks: tuple[asyncio.Task[Any], ...] = (answering, reading, writing, watching)
         self.conversations[conversation] = answering
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
-                _report(conversation, tasks)
+                _log_errors(conversation, tasks)
                 return "disconnect"
-            goodbye = conversation.farewell if answering.cancelled() else answering.result()
-            # The slot is free before the client hears that it is over: it may come back at once.
-            self._service.close(conversation.lease)
+            end = conversation.end_if_cancelled if answering.cancelled() else answering.result()
+            # The slot is freed before the close frame is sent, since the client may reconnect immediately.
+            self._service.close(lease)
             conversation.lease = None
             reading.cancel()
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
-                async with asyncio.timeout(LAST_WORDS_S):
+                async with asyncio.timeout(FLUSH_S):
                     await conversation.outbox.join()
-                    await websocket.close(goodbye.code, goodbye.reason)
-            return goodbye.reason
+                    await websocket.close(end.code, end.reason)
+            return end.reason
         finally:
             del self.conversations[conversation]
             for task in tasks:
@@ -104,17 +107,23 @@ class WorkerSockets:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def end_all(self, code: ErrorCode, text: str) -> None:
-        """End every conversation with an error, as before a restart."""
-        is_draining = code is ErrorCode.DRAINING
-        farewell = ConversationEnd(*((RESTART, CloseReason.DRAINING) if is_draining else (FAILED, CloseReason.ENGINE)))
+        """End every conversation with an error.
+
+        Args:
+            code: DRAINING before a restart; otherwise the engine has failed.
+            text: the error's text.
+        """
+        end = ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
+        if code is ErrorCode.DRAINING:
+            end = ConversationEnd(CloseCode.SERVICE_RESTART, CloseReason.DRAINING)
         for conversation, task in self.conversations.items():
-            if not task.done():  # otherwise it is saying its last words
-                conversation.end(Error(error=text, code=code), farewell)
+            if not task.done():  # a done task has ended its conversation already
+                conversation.end(Error(error=text, code=code), end)
                 task.cancel()
 
 
 async def _read(websocket: WebSocket, conversation: Conversation) -> None:
-    """Everything that comes, until the client is gone."""
+    """Pass each message to the conversation, until the client disconnects."""
     spec = Spec()
     while True:
         event = await websocket.receive()
@@ -124,13 +133,14 @@ async def _read(websocket: WebSocket, conversation: Conversation) -> None:
         if data is None:
             data = event["bytes"]
         received = time.monotonic()
+        message: ClientMessage | WireError
         try:
             message = await asyncio.to_thread(_parse, data, spec) if len(data) > LONG_MESSAGE else _parse(data, spec)
         except WireError as error:
             message = error
         if isinstance(message, Prepare):
-            spec = message.spec  # what follows may already come in the form it asks for
-        await conversation.take(message, len(data), received)
+            spec = message.spec  # the messages after it may already use the encoding it requests
+        await conversation.receive(message, len(data), received)
 
 
 def _parse(data: str | bytes, spec: Spec) -> ClientMessage:
@@ -144,8 +154,8 @@ def _parse(data: str | bytes, spec: Spec) -> ClientMessage:
     return read_text(data)
 
 
-def _report(conversation: Conversation, tasks: Iterable["asyncio.Task[None]"]) -> None:
-    """What ended a task and is not the client's going away is a fault of ours."""
+def _log_errors(conversation: Conversation, tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Log what ended a task, except a disconnect of the client."""
     for task in tasks:
         error = task.exception() if task.done() else None
         if not isinstance(error, (WebSocketDisconnect, RuntimeError, type(None))):
@@ -166,5 +176,5 @@ async def _write(websocket: WebSocket, conversation: Conversation) -> None:
 
 
 def _reason(error: ModelError) -> str:
-    """Fits a close frame: 123 bytes."""
+    """An error's text, cut to the 123 bytes of a close frame."""
     return str(error).encode()[:120].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""From a unit's outcome to what its client reads. Torch-free."""
+"""The messages of a unit's outcome. Torch-free."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -12,29 +12,34 @@ from worker.protocol.wire import Sound
 
 @dataclass(eq=False)
 class UnitClock:
-    """When a chunk came and when it was its turn, in monotonic seconds."""
+    """Times of a chunk in monotonic seconds: its arrival, and the start of its unit."""
 
     received: float
-    begun: float
+    started: float
 
 
 def partial_message(event: PartialResult, part: int) -> Partial:
-    """part: counts the unit's pieces from 1."""
+    """The message for a partial result. part: its number within the unit, from 1."""
     return Partial(current_time=event.unit, part=part, text=event.text, audio_data=_sound(event.pcm))
 
 
 def result_message(
-    event: UnitResult, clock: UnitClock, *, ends_turn: bool, speaks: bool, n_parts: int, n_behind: int
+    event: UnitResult, clock: UnitClock, *, ends_turn: bool, speaks: bool, n_parts: int, backlog: int
 ) -> Result:
-    """
+    """The message for a result.
+
     Args:
-        ends_turn: a turn that the client has heard of ends here. speaks: the session has a voice.
-        n_parts: partial results that went out before. n_behind: chunks that wait.
+        event: the result.
+        clock: the times of its chunk.
+        ends_turn: whether a turn that the client knows of ends with this unit.
+        speaks: whether the session produces sound.
+        n_parts: partial results that were sent for this unit.
+        backlog: chunks that wait after this one.
     """
     times, now = event.times, time.monotonic()
-    wall_ms = 1000 * (now - clock.begun)
-    lag_ms = 1000 * (clock.begun - clock.received) + times.wait
-    # What comes after the result has left is not known yet.
+    wall_ms = 1000 * (now - clock.started)
+    lag_ms = 1000 * (clock.started - clock.received) + times.wait
+    # Finalizing happens after the result is sent, so `finalize` and `total` are not known yet.
     stages = {name: value for name, value in asdict(times).items() if name not in ("finalize", "total")}
     return Result(
         is_listen=event.is_listen,
@@ -46,7 +51,7 @@ def result_message(
         cost_tts_prep_ms=times.condition,
         cost_tts_ms=times.speech,
         cost_token2wav_ms=times.sound,
-        # Stages that ran beside each other count in full: this may be more than has passed since the unit was fed.
+        # Overlapping stages count in full, so the sum may exceed the time since prefill.
         cost_all_ms=times.decode + times.condition + times.speech + times.sound,
         n_tokens=event.n_tokens,
         n_tts_tokens=event.n_speech_tokens,
@@ -55,7 +60,7 @@ def result_message(
         kv_cache_length=event.context_len,
         vision_slices=event.n_slices,
         lag_ms=lag_ms,
-        backlog_units=n_behind,
+        backlog_units=backlog,
         n_caught_up=event.n_caught_up,
         stages=stages,
         headroom_ms=UNIT_MS - 1000 * (now - clock.received),
@@ -64,7 +69,7 @@ def result_message(
 
 
 def _whole_second(event: UnitResult, speaks: bool) -> np.ndarray | None:
-    """Players lay chunks end to end: within a turn none may be shorter than its second."""
+    """The unit's sound, padded in front to one second within a turn: players play chunks back to back."""
     if event.end_of_turn or not speaks:
         return event.pcm
     sound = np.zeros(0, np.float32) if event.pcm is None else event.pcm

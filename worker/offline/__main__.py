@@ -1,12 +1,11 @@
 """`python -m worker.offline talk.mp4 --out reply.wav --transcript reply.json`: a media file through the engine.
 
-The only file of such a run that prints and writes.
-
-Exit status: 0; 1 if a unit failed, or the engine; 2 if what was given cannot be used; 130 if interrupted. Files are
-written when everything is done, each of them whole or not at all.
+Exit status: 0; 1 if a unit or the engine failed; 2 for invalid arguments or input; 130 if interrupted. Output files are
+written at the end, each completely or not at all.
 """
 
 import argparse
+import io
 import os
 import platform
 import sys
@@ -40,7 +39,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """A conversation that is over. model: what spoke, in words. Times in s."""
+    """A finished conversation. model: device and dtype, for the transcript. load_s, prepare_s, units_s: durations."""
 
     outcomes: list[UnitOutcome]
     model: dict[str, Any]
@@ -55,8 +54,9 @@ class OfflineRun:
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    # A row is out when its unit is, also into a pipe; and a terminal that lacks a letter does not end the run.
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Write each row at once, also into a pipe, and replace characters that the terminal cannot encode.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         return _run(args)
     except ModelError as error:
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_targets(args: argparse.Namespace) -> None:
-    """What is written has a place, and what is read has another."""
+    """Check that the output files can be written and are not the input. Raises: ModelError."""
     taken = {os.path.realpath(name): name for name in (args.file, args.ref_audio)}
     for name in filter(None, (args.out, args.transcript)):
         try:
@@ -106,7 +106,7 @@ def _converse(
     units: MediaUnits,
     reference: ReferenceSound,
 ) -> OfflineRun:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with Engine.build(config) as engine:
         loaded = time.perf_counter()
         voice = _voice(args, engine, session, reference)
@@ -122,25 +122,25 @@ def _converse(
         done = time.perf_counter()
     model = engine.parts.model
     described = {"device": model.device.type, "dtype": str(model.dtype).removeprefix("torch.")}
-    return OfflineRun(outcomes, described, loaded - begun, prepared - loaded, done - prepared)
+    return OfflineRun(outcomes, described, loaded - started, prepared - loaded, done - prepared)
 
 
 def _voice(args: argparse.Namespace, engine: Engine, session: SessionConfig, reference: ReferenceSound) -> Voice | None:
     if not session.generate_audio:
         return None
     if engine.parts.vocoder is None:
-        _note("no vocoder: the reply is text, its sound silence")
+        _note("no vocoder: the reply is text without sound")
         return None
     cache = args.voice_cache and Path(args.voice_cache)
     voices = Voices(engine.config.token2wav_folder, device=engine.parts.model.device, cache=cache)
     voice = voices.of(reference)
     if voices.problem:
-        _note(f"voice not kept: {voices.problem}")
+        _note(f"voice not cached: {voices.problem}")
     return voice
 
 
 def _n_units(units: MediaUnits) -> int | None:
-    """How long the bar gets, if somebody looks at it; the sound alone is quickly decoded."""
+    """The total of the progress bar on a terminal: decoding the sound alone is fast. None if unknown."""
     if not sys.stderr.isatty() or not units.has_sound:
         return units.max_units
     return sum(1 for _ in read_units(units.path, frames_per_second=0, max_units=units.max_units))

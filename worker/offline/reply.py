@@ -1,6 +1,6 @@
-"""What a conversation leaves behind: an outcome for each unit, its sound on the time line, a transcript. Torch-free.
+"""The outcomes of a conversation's units, their sound on the time line, the transcript. Torch-free.
 
-Knows results and sample counts. Does not know files nor engines.
+Contains no file access and no engine.
 """
 
 import json
@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from worker.loop.results import SOUND_RATE, Failure, UnitResult
-
-# A player waits so long before it starts: a turn's first sound is shorter than its second, and would break off.
-PLAYER_DELAY_MS = 200
+from worker.transcript.timeline import sound_start
+from worker.transcript.turns import Turn, TurnBuilder
 
 
 class OfflineState(NamedTuple):
-    """A session between two units. turn_open: the model is speaking. draining: its speech goes on without text."""
+    """A session between two units.
+
+    Attributes:
+        is_live: the session has a context.
+        turn_open: the model is speaking.
+        draining: the text of the turn has ended and its sound has not.
+    """
 
     is_live: bool
     turn_open: bool
@@ -30,7 +35,7 @@ class OfflineState(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitOutcome:
-    """What came of one unit. index: the second that was heard, from 0. before, after: the session around it."""
+    """The outcome of one unit. index: its number, from 0. before, after: the session's state around it."""
 
     index: int
     event: UnitResult | Failure
@@ -54,76 +59,57 @@ class UnitOutcome:
         return np.zeros(0, np.float32) if pcm is None else pcm
 
 
-@dataclass
-class TranscriptTurn:
-    """What was said in one go. start, end: its first and its last unit."""
-
-    start: int
-    end: int
-    text: str
-
-
 def starts(n_samples: Sequence[int], delay_ms: int = 0) -> list[int]:
-    """Where each unit's sound begins on the time line of what was heard, in samples at 24 kHz.
+    """The start of each unit's sound on the time line of the input, in samples at 24 kHz.
 
-    Unit k has been heard at second k + 1, so its sound is there then: it follows gaplessly on sound that still plays,
-    or begins `delay_ms` later.
-
-    Args: n_samples: of each unit's sound; one without any has no place of its own.
+    Args:
+        n_samples: the length of each unit's sound; a unit without sound takes no time.
+        delay_ms: the player's delay before sound that follows silence.
     """
     delay, begins, end = delay_ms * SOUND_RATE // 1000, [], 0
     for second, n in enumerate(n_samples, start=1):
-        ready = second * SOUND_RATE
-        begins.append(end if end >= ready else ready + delay)
+        begins.append(sound_start(second * SOUND_RATE, end, delay))
         end = begins[-1] + n if n else end
     return begins
 
 
 def sound(outcomes: Sequence[UnitOutcome], delay_ms: int = 0) -> np.ndarray:
-    """[n] float32 at 24 kHz: what a listener hears from the first unit on, silence included, to the end of both."""
-    pieces = [one.pcm for one in outcomes]
-    begins = starts([len(piece) for piece in pieces], delay_ms)
-    ends = [begin + len(piece) for begin, piece in zip(begins, pieces, strict=True) if len(piece)]
+    """[n] float32 at 24 kHz: the reply on the time line of the input, to the end of the longer of the two."""
+    sounds = [one.pcm for one in outcomes]
+    begins = starts([len(pcm) for pcm in sounds], delay_ms)
+    ends = [begin + len(pcm) for begin, pcm in zip(begins, sounds, strict=True) if len(pcm)]
     wave = np.zeros(max([len(outcomes) * SOUND_RATE, *ends]), np.float32)
-    for begin, piece in zip(begins, pieces, strict=True):
-        wave[begin : begin + len(piece)] = piece
+    for begin, pcm in zip(begins, sounds, strict=True):
+        wave[begin : begin + len(pcm)] = pcm
     return wave
 
 
-def turns(outcomes: Sequence[UnitOutcome]) -> list[TranscriptTurn]:
-    """What was said, turn by turn."""
-    found: list[TranscriptTurn] = []
-    current: TranscriptTurn | None = None
+def turns(outcomes: Sequence[UnitOutcome]) -> list[Turn]:
+    """The model's turns."""
+    builder = TurnBuilder()
     for one in outcomes:
-        speaks = one.decision == "SPEAK"
-        if current is not None and one.before.draining and (one.text or one.after.turn_open):
-            # The last of the old turn's sound, and the first words of a new one.
-            current.end, current = one.index, None
-        if current is None and speaks:
-            current = TranscriptTurn(one.index, one.index, "")
-            found.append(current)
-        if current is not None and speaks:
-            current.text += one.text
-            current.end = one.index
-        if not one.after.is_speaking:
-            current = None
-    return found
+        if one.before.draining and (one.text or one.after.turn_open):
+            # This unit holds the end of the old turn's sound and the first words of a new turn.
+            builder.close(one.index)
+        text = one.text if one.decision == "SPEAK" else ""
+        builder.add(one.index, text, belongs=one.decision == "SPEAK", goes_on=one.after.is_speaking)
+    return builder.turns
 
 
 def transcript(outcomes: Sequence[UnitOutcome], head: dict[str, Any], delay_ms: int = 0) -> dict[str, Any]:
-    """`head`, then turns and units: nothing that differs between two runs alike."""
+    """`head`, then turns and units; equal for two runs with the same input and seed."""
     begins = starts([len(one.pcm) for one in outcomes], delay_ms)
     units = [_unit(one, begin) for one, begin in zip(outcomes, begins, strict=True)]
     return {**head, "turns": [asdict(turn) for turn in turns(outcomes)], "units": units}
 
 
 def times(outcomes: Sequence[UnitOutcome]) -> list[dict[str, Any]]:
-    """Stage times in ms of each unit that came to a result."""
+    """The stage times of each unit with a result, in ms."""
     return [{"index": one.index, **asdict(one.event.times)} for one in outcomes if not isinstance(one.event, Failure)]
 
 
 def to_json(document: dict[str, Any]) -> bytes:
-    """A line for each entry, and for each element of a list."""
+    """JSON with one line for each entry, and for each element of a list."""
     entries = []
     for key, value in document.items():
         if isinstance(value, list) and value:
@@ -136,12 +122,12 @@ def to_json(document: dict[str, Any]) -> bytes:
 
 def _unit(one: UnitOutcome, begin: int) -> dict[str, Any]:
     event = one.event
-    told: dict[str, Any] = {"index": one.index, "decision": one.decision}
+    common: dict[str, Any] = {"index": one.index, "decision": one.decision}
     if isinstance(event, Failure):
-        return {**told, "error": f"{type(event.error).__name__}: {event.error}"}
+        return {**common, "error": f"{type(event.error).__name__}: {event.error}"}
     n_samples = len(one.pcm)
     return {
-        **told,
+        **common,
         "text": event.text,
         "end_of_turn": event.end_of_turn,
         "n_tokens": event.n_tokens,

@@ -1,10 +1,10 @@
-"""One conversation at full speed: unit after unit into the engine, the next one when the last one is through.
+"""One conversation at full speed: each unit is submitted after the previous one is finished.
 
-Knows one session of an engine. Does not know files, tables nor what becomes of the outcomes.
+Contains no files and no tables.
 """
 
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -14,64 +14,68 @@ from models.errors import ModelError
 from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.config.session import SessionConfig
 from worker.engine import Engine
-from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.sessions import Sessions, SystemPrompt
-from worker.media import MediaUnit
+from worker.media import MediaUnits
 from worker.offline.reply import OfflineState, UnitOutcome
 
 NAME = "offline"
 
 
 class OfflineSession:
-    """A session that hears one unit at a time."""
+    """A session of an engine that processes one unit at a time."""
 
     def __init__(self, engine: Engine, config: SessionConfig, prompt: SystemPrompt):
         """Open and prepare the session. Raises: as `Sessions.open` and `Sessions.prepare`; EngineError."""
         self._engine, self._prompt = engine, prompt
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._handle = engine.open(NAME, config, self._events.put).result()
-        self._prepare()
-        self._n_heard = 0
+        self._n_units = 0
+        self._state = self._prepare()
 
-    def hear(self, units: Iterable[MediaUnit], tail: int) -> Iterator[UnitOutcome]:
-        """All units, then up to `tail` of silence while a turn goes on.
+    def hear(self, units: MediaUnits, tail: int) -> Iterator[UnitOutcome]:
+        """The outcomes of all units, then of up to `tail` silent ones while a turn goes on.
 
-        Raises: what reading the units raises; EngineError. A unit that fails is an outcome like others.
+        A unit that fails is an outcome too. Raises: what iterating over the units raises; EngineError.
         """
-        with closing(iter(units)) as each:
-            for unit in each:
-                yield self._say(unit.sound, unit.frames)
+        with closing(iter(units)) as iterator:  # closing it ends the decoding processes
+            for unit in iterator:
+                yield self._run_unit(unit.sound, unit.frames)
         for _ in range(tail):
-            if not self._standing.is_speaking:
+            if not self._state.is_speaking:
                 return
-            yield self._say(np.zeros(UNIT_SAMPLES, np.float32), [])
+            yield self._run_unit(np.zeros(UNIT_SAMPLES, np.float32), [])
 
-    def _say(self, sound: np.ndarray, frames: list[Any]) -> UnitOutcome:
-        before, index = self._standing, self._n_heard
-        self._n_heard += 1
+    def _run_unit(self, sound: np.ndarray, frames: list[Any]) -> UnitOutcome:
+        before, index = self._state, self._n_units
+        self._n_units += 1
+        event: UnitResult | Failure
         try:
             self._handle.send(sound, frames).result()
-            event = self._wait()
-        except ModelError as error:  # refused before it was taken
+            event = self._outcome()
+        except ModelError as error:  # refused before the unit was submitted
             event = Failure(NAME, index, error)
-        # Asked behind the unit, so it is closed by then: its times are whole, and a failure to close it is known.
-        self._standing = self._engine.ask(_standing).result()
+        # The engine answers this after the unit is finalized: its times are complete, and a later Failure is queued.
+        self._state = self._engine.ask(_state_of).result()
         while not self._events.empty():
-            event = self._events.get()
-        if not self._standing.is_live:
-            self._prepare()
-        return UnitOutcome(index, event, before, self._standing)
+            later = self._events.get()
+            if isinstance(later, UnitResult | Failure):
+                event = later
+        if not self._state.is_live:
+            self._state = self._prepare()
+        return UnitOutcome(index, event, before, self._state)
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> OfflineState:
         self._handle.prepare(self._prompt).result()
-        self._standing = OfflineState(True, False, False)
+        return OfflineState(True, False, False)
 
-    def _wait(self) -> UnitResult | Failure:
-        while isinstance(event := self._events.get(), PartialResult):
-            pass
-        return event
+    def _outcome(self) -> UnitResult | Failure:
+        while True:
+            event = self._events.get()
+            if isinstance(event, UnitResult | Failure):
+                return event
 
 
-def _standing(sessions: Sessions) -> OfflineState:
+def _state_of(sessions: Sessions) -> OfflineState:
     session = sessions.get(NAME)
     return OfflineState(session.is_live, session.turn_open, session.voice.draining)

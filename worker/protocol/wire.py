@@ -18,6 +18,7 @@ from worker.describe import cut, shown
 from worker.protocol.codes import ErrorCode
 
 Form = Literal["base64", "pcm16", "float32"]  # encodings of sound
+SOUND_RATE = 24_000  # Hz, of sound from the server
 PCM16_SCALE = 32768  # a pcm16 step is 1/32768; the largest positive sample is 32767/32768
 MAX_HEADER_BYTES = 65_536  # of a binary frame's JSON
 

@@ -14,10 +14,11 @@ import pytest
 from worker.config.service import Config
 from worker.config.session import SessionConfig
 from worker.engine import EngineError
-from worker.http.conversation import FAILED, MAX_FRAMES, MAX_UNSENT, NORMAL, Conversation, ConversationEnd
+from worker.http.conversation import MAX_FRAMES, MAX_UNSENT, Conversation, ConversationEnd
 from worker.http.metrics import WorkerMetrics
 from worker.loop.results import Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError
+from worker.protocol.codes import CloseCode
 from worker.protocol.messages import (
     AudioChunk,
     Error,
@@ -90,7 +91,7 @@ class Stage:
 
     async def say(self, *messages: Any) -> None:
         for message in messages:
-            await self.conversation.take(message, 100, 0.0)
+            await self.conversation.receive(message, 100, 0.0)
 
     async def hear(self) -> ServerMessage:
         async with asyncio.timeout(PATIENCE_S):
@@ -141,7 +142,7 @@ async def test_who_says_nothing_is_sent_home() -> None:
     assert isinstance(timeout, Timeout), f"expected a timeout, got {timeout!r}"
     assert timeout.reason == "Idle timeout (1.0s)", f"expected the reason, got {timeout!r}"
     goodbye = await stage.end()
-    assert goodbye.code == NORMAL, f"expected close code {NORMAL}, got {goodbye}"
+    assert goodbye.code == CloseCode.NORMAL, f"expected close code {CloseCode.NORMAL}, got {goodbye}"
 
 
 @staged
@@ -154,7 +155,9 @@ async def test_an_engine_that_breaks_down_ends_it() -> None:
     error = await stage.hear()
     assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
     goodbye = await stage.end()
-    assert goodbye.code == FAILED and stage.conversation.outbox.empty(), f"expected {FAILED} and no more, got {goodbye}"
+    assert goodbye.code == CloseCode.INTERNAL_ERROR and stage.conversation.outbox.empty(), (
+        f"expected {CloseCode.INTERNAL_ERROR} and no more, got {goodbye}"
+    )
 
 
 @staged
@@ -167,7 +170,7 @@ async def test_an_engine_that_breaks_down_in_a_unit() -> None:
     error = await stage.hear()
     assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
     goodbye = await stage.end()
-    assert goodbye.code == FAILED, f"expected close code {FAILED}, got {goodbye}"
+    assert goodbye.code == CloseCode.INTERNAL_ERROR, f"expected close code {CloseCode.INTERNAL_ERROR}, got {goodbye}"
     assert stage.handle.asked == ["send"], f"expected no more units, got {stage.handle.asked}"
 
 
@@ -182,12 +185,14 @@ async def test_an_engine_that_dies_before_it_takes_a_unit() -> None:
     error = EngineError("engine", expected="one that runs", got="none")
     stage.conversation.emit(Failure("c", 0, error))
     stage.handle.sending.set_exception(error)
-    told = [await stage.hear()]
+    reported = [await stage.hear()]
     goodbye = await stage.end()
     while not stage.conversation.outbox.empty():
-        told.append(await stage.hear())
-    speech_tokens = {one.code for one in told}
-    assert goodbye.code == FAILED and speech_tokens == {"engine"}, f"expected the engine's errors alone, got {told}"
+        reported.append(await stage.hear())
+    codes = {one.code for one in reported}
+    assert goodbye.code == CloseCode.INTERNAL_ERROR and codes == {"engine"}, (
+        f"expected the engine's errors alone, got {reported}"
+    )
 
 
 @staged
@@ -273,7 +278,7 @@ async def test_who_does_not_read_gets_no_more_answers() -> None:
         assert isinstance(await stage.hear(), Interrupted)
     await stage.say(Stop())
     await stage.hear()
-    assert (await stage.end()).code == NORMAL
+    assert (await stage.end()).code == CloseCode.NORMAL
 
 
 @pytest.mark.parametrize("n_bytes", [1, 100_000])
@@ -286,7 +291,7 @@ def test_no_more_is_taken_than_the_settings_say(n_bytes: int) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 for _ in range(10_000):
-                    await stage.conversation.take(Interrupt(), n_bytes, 0.0)
+                    await stage.conversation.receive(Interrupt(), n_bytes, 0.0)
         return len(stage.conversation._inbox)
 
     n = asyncio.run(fill())

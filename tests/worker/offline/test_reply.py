@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.loop.results import Failure, StageTimes, UnitResult
-from worker.offline.reply import OfflineState, TranscriptTurn, UnitOutcome, sound, starts, to_json, transcript, turns
+from worker.offline.reply import OfflineState, UnitOutcome, sound, starts, to_json, transcript, turns
 from worker.offline.table import header, row
+from worker.transcript.turns import Turn
 
 RATE = 24_000
 SILENT, OPEN, DRAINING = (
@@ -100,26 +101,26 @@ def test_turns() -> None:
         )
     )
     assert got == [
-        TranscriptTurn(1, 4, "Hello there."),
-        TranscriptTurn(6, 6, "Yes."),
-        TranscriptTurn(7, 10, "No way"),
-        TranscriptTurn(10, 12, "Well."),
-        TranscriptTurn(12, 12, "So."),
+        Turn(1, 4, "Hello there."),
+        Turn(6, 6, "Yes."),
+        Turn(7, 10, "No way"),
+        Turn(10, 12, "Well."),
+        Turn(12, 12, "So."),
     ]
 
 
 def test_a_turn_that_is_broken_off() -> None:
     broken = outcomes(("One", OPEN), (None, SILENT), ("two", OPEN), (None, OPEN), (" three", OPEN))
-    assert turns(broken) == [TranscriptTurn(0, 0, "One"), TranscriptTurn(2, 4, "two three")]
+    assert turns(broken) == [Turn(0, 0, "One"), Turn(2, 4, "two three")]
 
 
 def test_a_turn_that_begins_without_words() -> None:
     got = turns(outcomes(("One.", DRAINING), ("", OPEN), ("Two.", SILENT)))
-    assert got == [TranscriptTurn(0, 1, "One."), TranscriptTurn(1, 2, "Two.")]
+    assert got == [Turn(0, 1, "One."), Turn(1, 2, "Two.")]
 
 
 def test_a_turn_without_words() -> None:
-    assert turns(outcomes(("", OPEN), ("", SILENT), (None, SILENT))) == [TranscriptTurn(0, 1, "")]
+    assert turns(outcomes(("", OPEN), ("", SILENT), (None, SILENT))) == [Turn(0, 1, "")]
 
 
 def test_transcript() -> None:
