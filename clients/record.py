@@ -13,7 +13,7 @@ import numpy as np
 
 from worker.protocol.messages import Error, Result
 from worker.protocol.wire import SOUND_RATE
-from worker.transcript.turns import TurnBuilder
+from worker.transcript.turns import Turn, TurnBuilder
 
 DEADLINE_MS = 1000.0  # the length of a unit; sound of a later result arrives after playback needs it
 DIGITS = 3
@@ -76,6 +76,11 @@ class TalkLog:
         self.units: list[ClientUnitLog] = []
         self._turns = TurnBuilder()
         self._open: deque[ClientUnitLog] = deque()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All turns, including an open one."""
+        return self._turns.turns
 
     @property
     def turn_open(self) -> bool:
@@ -147,7 +152,7 @@ class TalkLog:
             "answered": len(answered),
             "spoken": sum(unit.decision == "SPEAK" for unit in answered),
             "failed": self.n_failed,
-            "turns": len(self._turns.turns),
+            "turns": len(self.turns),
             "sound_s": round(sum(unit.n_samples for unit in self.units) / SOUND_RATE, DIGITS),
             "reply_ms": percentiles(replies),
             "first_sound_ms": percentiles(firsts),
@@ -156,7 +161,7 @@ class TalkLog:
 
     def as_json(self, head: dict[str, Any]) -> str:
         """The transcript as JSON: `head`, then summary, turns and units."""
-        turns, units = [asdict(turn) for turn in self._turns.turns], [unit.as_json() for unit in self.units]
+        turns, units = [asdict(turn) for turn in self.turns], [unit.as_json() for unit in self.units]
         document = {**head, "summary": self.summary(), "turns": turns, "units": units}
         return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.worker.http.client_scripts import ALOUD, base64_of, chunk
-from tests.worker.http.processes import Talker, WorkerProcess, running
+from tests.worker.http.processes import ScriptedClient, WorkerProcess, running
 from worker.config.service import ROOT
 from worker.protocol.messages import Error, Result
 from worker.start.voices import ReferenceSound
@@ -53,12 +53,12 @@ def test_nothing_is_loaded_while_it_serves(worker: WorkerProcess) -> None:
         return loaded(worker)[len(before) :]
 
     def ask(message: Any, kind: type) -> None:
-        talker.send(message)
-        talker.expect(kind)
+        client.send(message)
+        client.expect(kind)
 
-    with Talker(worker) as talker:
-        talker.prepare(ALOUD)
-        talker.units(range(2))
+    with ScriptedClient(worker) as client:
+        client.prepare(ALOUD)
+        client.units(range(2))
         assert more() == [], "by a unit"
         ask(chunk(2, frame_base64_list=[base64_of(webp())]), Result)
         assert more() == [], "by a picture"
@@ -66,8 +66,8 @@ def test_nothing_is_loaded_while_it_serves(worker: WorkerProcess) -> None:
             ask(nonsense, Error)
         assert more() == [], "by nonsense"
         high = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard()
-        talker.prepare(ALOUD, ref_audio_base64=base64_of(high))
-        talker.stop()
+        client.prepare(ALOUD, ref_audio_base64=base64_of(high))
+        client.stop()
     for path in ("/health", "/readyz", "/metrics", "/compile_report", "/nowhere"):
         worker.ask(path)
     assert more() == [], "by another voice, or over HTTP"

@@ -1,5 +1,5 @@
-"""What a client says to a worker, and what it may count on in return: seconds of the warm-up video as chunks, settings
-that make the embedded model talk, and results compared to the last sample.
+"""Messages of test clients and checks of their results: units of the warm-up video, settings that make the embedded
+model speak, comparison of results down to the sample.
 """
 
 import base64
@@ -18,10 +18,10 @@ from worker.media import MediaUnit, read_units
 from worker.protocol.messages import Partial, Result
 
 VIDEO = ROOT / "assets" / "warmup.mp4"
-# The embedded model hardly ever listens by itself, and stops when it is allowed no more words.
+# The embedded model hardly ever decides to listen, and ends a turn only at its token limit.
 ALOUD = {"force_listen_count": 0, "listen_prob_scale": 0.01, "max_new_speak_tokens_per_chunk": 4, "seed": 7}
 QUIET = {**ALOUD, "generate_audio": False}
-# Turns that end, and seconds of listening between them.
+# Turns that end, with listening units between them.
 TURNS = {
     "force_listen_count": 1,
     "length_penalty": 0.2,
@@ -37,18 +37,18 @@ COSTS = ("cost_llm_ms", "cost_tts_prep_ms", "cost_tts_ms", "cost_token2wav_ms")
 
 @cache
 def video_units() -> list[MediaUnit]:
-    """Seconds of the warm-up video."""
+    """The units of the warm-up video."""
     return list(read_units(VIDEO))
 
 
 def sound_of(number: int) -> np.ndarray:
-    """[16000] float32: a second of the video, which is taken from its start again."""
+    """[16000] float32: the sound of one second of the video, which repeats."""
     return video_units()[number % len(video_units())].sound
 
 
 @cache
 def picture_of(number: int, width: int | None = None, height: int | None = None) -> bytes:
-    """A JPEG of that second, at its own size or another."""
+    """A JPEG of one second of the video, at its own size or resized."""
     image = video_units()[number % len(video_units())].frames[0]
     return jpeg(image if width is None else image.resize((width, height)))
 
@@ -65,44 +65,48 @@ def base64_of(data: np.ndarray | bytes) -> str:
 
 
 def chunk(number: int = 0, *, sound: np.ndarray | None = None, picture: bool = False, **fields: Any) -> dict[str, Any]:
-    """An `audio_chunk`: that second of the video, or other sound; with its picture; other fields as given."""
+    """An `audio_chunk` with one second of the video or with `sound`, optionally with its picture and further fields."""
     sound = sound_of(number) if sound is None else sound
     frames = {"frame_base64_list": [base64_of(picture_of(number))]} if picture else {}
     return {"type": "audio_chunk", "audio_base64": base64_of(sound), **frames, **fields}
 
 
-# --- what comes back ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def samples(result: Result | Partial) -> np.ndarray | None:
     return None if result.audio_data is None else result.audio_data.samples("audio_data")
 
 
-def told(result: Result) -> dict[str, Any]:
-    """All that may not differ from one run to another, but for the sound."""
+def compared_fields(result: Result) -> dict[str, Any]:
+    """The fields that must be equal in every run, except the sound."""
     return {name: getattr(result, name) for name in ("is_listen", "text", "end_of_turn", "n_caught_up", *COUNTS)}
 
 
-def assert_told(
-    got: Sequence[Result], expected: Sequence[Result], what: str = "results", *, apart: float = 0.0
+def assert_same_results(
+    got: Sequence[Result], expected: Sequence[Result], what: str = "results", *, tolerance: float = 0.0
 ) -> None:
-    """The same results. apart: how far samples may be from each other; 0: every sample the same.
+    """Check that results are equal.
 
-    Windows of several sessions that meet at the vocoder run at the size of the largest, which adds up in another order.
+    Args:
+        got, expected: the results.
+        what: their name in errors.
+        tolerance: largest difference of two samples. Vocoder windows of concurrent sessions are padded to the largest,
+            which changes the order of summation.
     """
     assert len(got) == len(expected), f"{what}: expected {len(expected)}, got {len(got)}"
     for number, (one, other) in enumerate(zip(got, expected, strict=True), 1):
-        wrong = [name for name, value in told(other).items() if told(one)[name] != value]
+        wrong = [name for name, value in compared_fields(other).items() if compared_fields(one)[name] != value]
         assert not wrong, f"{what}, unit {number}: expected the same {wrong} as in {other!r}, got {one!r}"
         sounds = [np.zeros(0) if (sound := samples(result)) is None else sound for result in (one, other)]
         lengths = [len(sound) for sound in sounds]
         assert lengths[0] == lengths[1], f"{what}, unit {number}: expected {lengths[1]} samples, got {lengths[0]}"
         worst = float(np.abs(sounds[0] - sounds[1]).max(initial=0.0))
-        assert worst <= apart, f"{what}, unit {number}: samples at most {apart} apart expected, got {worst:.3g}"
+        assert worst <= tolerance, f"{what}, unit {number}: expected samples within {tolerance}, got {worst:.3g}"
 
 
 def assert_result(result: Result, voiced: bool = True) -> None:
-    """What the protocol promises of every result."""
+    """Check the properties that the protocol guarantees for every result."""
     for name in NUMBERS:
         assert isinstance(getattr(result, name), float), f"{name}: expected a float, got {getattr(result, name)!r}"
     for name in COUNTS:

@@ -1,7 +1,7 @@
-"""Real worker processes and real clients: a worker on a free port, its health and its log, and a client that talks.
+"""A real worker process on a free port, and a real client.
 
-A worker runs on the embedded checkpoint, on the CPU, with one thread. The client is websockets' protocol on a blocking
-socket without a thread of its own, so that a test says what happens when, the loss of its connection included.
+The worker runs the embedded checkpoint on the CPU with one thread. The client drives the websockets protocol on a
+blocking socket without a thread, so that a test controls the order of all events, including the loss of the connection.
 """
 
 import json
@@ -32,7 +32,7 @@ from tests.worker.http.client_scripts import chunk
 from worker.protocol.messages import PLAIN_SPEC, Error, Prepared, Result, ServerMessage, Spec, Stopped, read_server
 
 ROOT = Path(__file__).parents[3]
-# A loaded machine with two slow cores may take this long; what takes longer hangs.
+# Generous limits for a loaded machine with two slow cores; exceeding them means a hang.
 START_S, ANSWER_S, STOP_S = 240.0, 60.0, 60.0
 POLL_S = 0.02
 LISTENING = "listening on "
@@ -41,13 +41,16 @@ LISTENING = "listening on "
 class WorkerProcess:
     """`python -m worker.main` on a free port.
 
-    lines: its log so far, one string a line. process: the Popen. port: 0 until it listens.
+    Attributes:
+        process: the process.
+        lines: the lines of its log so far.
+        port: its port; 0 before it listens.
     """
 
     def __init__(
         self, folder: Path, *flags: str, config: Mapping[str, Any] | None = None, environ: Mapping[str, str] = {}
     ):
-        """folder: where its settings and caches are put. config: the settings file's content."""
+        """folder: for its settings and caches. config: content of the settings file."""
         path = folder / "config.json"
         path.write_text(json.dumps(config or {}), encoding="utf-8")
         own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "PYTHONUNBUFFERED": "1"}
@@ -74,7 +77,7 @@ class WorkerProcess:
             if not self.port and LISTENING in line:
                 self.port = int(line.rpartition(":")[2])
                 self._listens.set()
-        self._listens.set()  # it is over
+        self._listens.set()  # the process has ended
 
     @property
     def log(self) -> str:
@@ -85,12 +88,12 @@ class WorkerProcess:
         return self
 
     def wait_state(self, *states: str, timeout: float = START_S) -> dict[str, Any]:
-        """Until /health tells one of `states`. Returns: its body."""
+        """Wait until /health reports one of `states`. Returns: its body."""
         self.wait_listening(timeout)
         return self.wait_health(lambda body: body["state"] in states, f"state {' or '.join(states)}", timeout)
 
     def wait_health(self, fits: Any, what: str, timeout: float = ANSWER_S) -> dict[str, Any]:
-        """Until `fits(body)`. Returns: the body."""
+        """Wait until `fits(body)` is true for the body of /health. Returns: the body."""
         body, until = None, time.monotonic() + timeout
         while time.monotonic() < until:
             assert self.process.poll() is None, (
@@ -104,14 +107,14 @@ class WorkerProcess:
         raise AssertionError(f"expected {what} within {timeout:g} s, got {body}\n{self.log}")
 
     def wait_free(self, n: int, timeout: float = ANSWER_S) -> dict[str, Any]:
-        """Until so many slots are free."""
+        """Wait until `n` slots are free."""
         return self.wait_health(lambda body: body["slots"]["free"] == n, f"{n} free slots", timeout)
 
     def health(self) -> dict[str, Any]:
         return self.ask("/health")[1]
 
     def ask(self, path: str, *, post: Any = None, timeout: float = ANSWER_S) -> tuple[int, Any]:
-        """GET, or POST of what is not None as JSON. Returns: status, and the body: JSON, or text where it is not."""
+        """Send a GET, or a POST with `post` as JSON. Returns: the status, and the body as JSON or text."""
         data = None if post is None else json.dumps(post).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
@@ -132,7 +135,7 @@ class WorkerProcess:
         return self.wait(timeout)
 
     def wait(self, timeout: float = STOP_S) -> int:
-        """Until it is over by itself. Returns: the exit status."""
+        """Wait until the process ends by itself. Returns: the exit status."""
         status = self.process.wait(timeout)
         self._reader.join(timeout)
         return status
@@ -147,7 +150,7 @@ class WorkerProcess:
 
 @contextmanager
 def running(folder: Path, *flags: str, until: str | None = "IDLE", **options: Any) -> Iterator[WorkerProcess]:
-    """A worker from its start to its end, which it does not outlive. until: the state to wait for; None: none."""
+    """A worker that is killed on exit. until: the state to wait for; None: do not wait."""
     worker = WorkerProcess(folder, *flags, **options)
     try:
         if until is not None:
@@ -157,19 +160,19 @@ def running(folder: Path, *flags: str, until: str | None = "IDLE", **options: An
         worker.kill()
 
 
-# --- who says it ----------------------------------------------------------------------------------
+# --- client ---------------------------------------------------------------------------------------
 
 
-class Refused(Exception):
-    """The handshake was answered with something else. status: of HTTP."""
+class HandshakeRefused(Exception):
+    """The server refused the handshake. status: the HTTP status."""
 
     def __init__(self, status: int):
         super().__init__(f"HTTP {status}")
         self.status = status
 
 
-class Talker:
-    """One client. spec: options of the last `prepare`, by which frames are read."""
+class ScriptedClient:
+    """One client. spec: options of the last `prepare`, which decide how frames are decoded."""
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class Talker:
         wait: bool = True,
         timeout: float = ANSWER_S,
     ):
-        """wait: finish the handshake; otherwise `shake_hands` does. timeout: s, of each wait. Raises: Refused."""
+        """Connect. wait: finish the handshake. timeout: limit of each wait, in s. Raises: HandshakeRefused."""
         port = worker if isinstance(worker, int) else worker.port
         query = "" if session_id is None else f"?session_id={session_id}"
         self.spec, self._timeout = PLAIN_SPEC, timeout
@@ -191,30 +194,30 @@ class Talker:
         self._wire.send_request(self._wire.connect())
         self._flush()
         if wait:
-            self.shake_hands()
+            self.finish_handshake()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lose()
+        self.drop()
 
-    def shake_hands(self) -> Self:
-        """Raises: Refused."""
+    def finish_handshake(self) -> Self:
+        """Wait for the answer to the handshake. Raises: HandshakeRefused."""
         until = time.monotonic() + self._timeout
         while self._wire.state is not OPEN:
             if self._wire.handshake_exc is not None:
                 self._socket.close()
                 error = self._wire.handshake_exc
                 assert isinstance(error, InvalidHandshake), f"expected an answer over HTTP, got {error!r}"
-                raise Refused(error.response.status_code)
+                raise HandshakeRefused(error.response.status_code)
             self._pump(until)
         return self
 
     # --- sending -------------------------------------------------------------------------------
 
     def send(self, message: Mapping[str, Any] | str | bytes) -> None:
-        """An object as JSON, text, or bytes as a binary frame; what comes meanwhile is kept."""
+        """Send an object as JSON, text, or bytes as a binary frame; messages that arrive are queued."""
         if isinstance(message, bytes):
             self._wire.send_binary(message)
         else:
@@ -223,20 +226,21 @@ class Talker:
         self._flush()
 
     def send_raw_text(self, data: bytes) -> None:
-        """A text frame of any bytes."""
+        """Send a text frame with arbitrary bytes."""
         self._wire.send_text(data)
         self._flush()
 
     def send_parts(self, *parts: bytes) -> None:
-        """A text message in several frames."""
+        """Send a text message in several frames."""
         for number, part in enumerate(parts):
             send = self._wire.send_continuation if number else self._wire.send_text
             send(part, fin=number == len(parts) - 1)
         self._flush()
 
     def flood(self, message: str, most: int, patience: float = 1.0) -> int:
-        """Send the same message again and again without reading, up to `most` bytes or until the server takes nothing
-        for `patience` s. Returns: bytes taken. Afterwards the connection is only good for `lose`.
+        """Repeat a message without reading, up to `most` bytes or until the server accepts nothing for `patience` s.
+
+        Afterwards only `drop` is valid. Returns: the number of accepted bytes.
         """
         self._wire.send_text(message.encode())
         data = b"".join(self._wire.data_to_send())
@@ -251,7 +255,7 @@ class Talker:
         self._flush()
 
     def prepare(self, config: Mapping[str, Any] | None = None, **fields: Any) -> Prepared:
-        """Send `prepare` and read its answer. fields: others of the message; `spec` is an object."""
+        """Send `prepare` and receive its answer. fields: further fields; `spec` is an object."""
         self.ask_prepare(config, **fields)
         return self.expect(Prepared)
 
@@ -262,22 +266,22 @@ class Talker:
         self.send({"type": "prepare", **given, **fields})
 
     def unit(self, number: int = 0, **given: Any) -> Result:
-        """Send one `chunk` and read its result."""
+        """Send one `chunk` and receive its result."""
         self.send(chunk(number, **given))
         return self.expect(Result)
 
     def units(self, numbers: Sequence[int] | range, **given: Any) -> list[Result]:
-        """One after the other, each when the last one is answered."""
+        """Send chunks one by one, each after the previous result. Returns: the results."""
         return [self.unit(number, **given) for number in numbers]
 
     def burst(self, numbers: Sequence[int] | range, **given: Any) -> list[Result]:
-        """All at once."""
+        """Send all chunks at once. Returns: the results."""
         for number in numbers:
             self.send(chunk(number, **given))
         return [self.expect(Result) for _ in numbers]
 
     def stop(self) -> None:
-        """The good end: `stopped` and close code 1000."""
+        """Send `stop` and check for `stopped` and close code 1000."""
         self.send({"type": "stop"})
         self.expect(Stopped)
         code = self.close_code()
@@ -290,11 +294,11 @@ class Talker:
         return self.read(*self.receive_frame(timeout))
 
     def read(self, opcode: Opcode, data: bytes) -> ServerMessage:
-        """A frame as a message."""
+        """Decode a frame."""
         return read_server(data.decode() if opcode is Opcode.TEXT else data, self.spec)
 
     def receive_frame(self, timeout: float | None = None) -> tuple[Opcode, bytes]:
-        """The next message as it came."""
+        """The next frame."""
         until = time.monotonic() + (self._timeout if timeout is None else timeout)
         while not self._frames:
             if self._is_over:
@@ -303,7 +307,7 @@ class Talker:
         return self._frames.popleft()
 
     def expect(self, kind: type, timeout: float | None = None) -> Any:
-        """The next message, which is of that kind."""
+        """The next message, checked to be of this kind."""
         message = self.receive(timeout)
         assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r}"
         return message
@@ -314,7 +318,7 @@ class Talker:
         return error
 
     def expect_silence(self, seconds: float) -> None:
-        """Nothing comes for so long."""
+        """Check that no message arrives for this long."""
         try:
             message = self.receive(seconds)
         except TimeoutError:
@@ -322,24 +326,24 @@ class Talker:
         raise AssertionError(f"expected no message, got {message!r}")
 
     def close_code(self) -> int:
-        """Wait until the server has closed. Returns: its close code; 1006 if it went without one."""
+        """Wait until the server closes. Returns: the close code; 1006 without a close frame."""
         until = time.monotonic() + self._timeout
         while not self._is_over:
             assert not self._frames, f"expected the end, got {self._frames[0][1][:300]!r}"
             self._pump(until)
         return self._wire.close_code
 
-    # --- going away ----------------------------------------------------------------------------
+    # --- closing -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close properly, without waiting for the answer."""
+        """Send a close frame and close the socket without waiting for the answer."""
         with suppress(Exception):
             self._wire.send_close(1000)
             self._flush()
         self._socket.close()
 
-    def lose(self, reset: bool = False) -> None:
-        """Let the connection go without a word: FIN, or RST."""
+    def drop(self, reset: bool = False) -> None:
+        """Close the socket without a close frame, with FIN or RST."""
         if reset:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
@@ -351,7 +355,7 @@ class Talker:
         return self._wire.state is CLOSED
 
     def _flush(self) -> None:
-        """Send what is to be sent; reads meanwhile, so that neither side waits for the other."""
+        """Send all pending data; also reads, to avoid a deadlock of both sides."""
         until = time.monotonic() + self._timeout
         while writes := self._wire.data_to_send():
             for data in writes:
@@ -360,12 +364,12 @@ class Talker:
     def _send_all(self, data: bytes, until: float) -> None:
         view = memoryview(data)
         try:
-            if not data:  # websockets' sign for the end of the stream
+            if not data:  # websockets' marker for the end of the stream
                 self._socket.shutdown(socket.SHUT_WR)
             while view and not self._is_over:
                 readable, writable, _ = select.select([self._socket], [self._socket], [], until - time.monotonic())
                 if not readable and not writable:
-                    raise TimeoutError("expected a server that takes what is sent, got one that does not")
+                    raise TimeoutError("expected a server that reads, got one that does not")
                 if readable:
                     self._read()
                 if writable:
@@ -373,11 +377,11 @@ class Talker:
                         view = view[self._socket.send(view[: 2**18], socket.MSG_DONTWAIT) :]
         except TimeoutError:
             raise
-        except OSError:  # it is gone; reading tells the rest
+        except OSError:  # the connection is lost
             self._wire.receive_eof()
 
     def _pump(self, until: float) -> None:
-        """Wait for bytes and read them. Raises: TimeoutError."""
+        """Wait for data and read it. Raises: TimeoutError."""
         readable, _, _ = select.select([self._socket], [], [], max(until - time.monotonic(), 0))
         if not readable:
             raise TimeoutError("expected something from the server, got nothing")

@@ -1,11 +1,11 @@
-"""A worker process with few slots and short sound, which whole files of tests talk to."""
+"""A worker process with few slots and few solver steps, shared by the tests of a file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.worker.http.processes import Talker, WorkerProcess, running
+from tests.worker.http.processes import ScriptedClient, WorkerProcess, running
 from worker.protocol.messages import Result
 
 N_SLOTS = 3
@@ -19,16 +19,16 @@ def small_worker(folder: Path) -> Iterator[WorkerProcess]:
         yield process
 
 
-def heard_alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
-    """Gives results of a session that has the worker for itself, computed once."""
+def undisturbed_results(worker: WorkerProcess) -> Callable[..., list[Result]]:
+    """A function that returns the results of a session alone on the worker, computed once for each input."""
     known: dict[str, list[Result]] = {}
 
     def results(config: dict[str, Any], n: int, **given: Any) -> list[Result]:
         key = repr((config, n, given))
         if key not in known:
-            with Talker(worker) as talker:
-                talker.prepare(config)
-                known[key] = talker.units(range(n), **given)
+            with ScriptedClient(worker) as client:
+                client.prepare(config)
+                known[key] = client.units(range(n), **given)
             worker.wait_free(N_SLOTS)
         return known[key]
 

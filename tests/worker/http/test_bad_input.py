@@ -1,4 +1,4 @@
-"""What a worker says to nonsense: an error with a code to whoever sent it, and nothing to anybody else."""
+"""Invalid input: the sender gets an error with a code, and other sessions are not affected."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.http.client_scripts import ALOUD, QUIET, assert_told, base64_of, chunk, picture_of, sound_of
-from tests.worker.http.processes import Talker, WorkerProcess, running
+from tests.worker.http.client_scripts import ALOUD, QUIET, assert_same_results, base64_of, chunk, picture_of, sound_of
+from tests.worker.http.processes import ScriptedClient, WorkerProcess, running
 from tests.worker.protocol.invalid_messages import BINARY, HARMLESS, noise, setting
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import AudioChunk, Error, Interrupted, Paused, Prepare, Prepared, Result, Resumed
@@ -34,168 +34,168 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(autouse=True)
 def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Every test leaves every slot free."""
+    """Check that the test leaves all slots free."""
     yield
     worker.wait_free(N_SLOTS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(worker: WorkerProcess) -> list[Result]:
-    """What a session of good manners gets."""
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        return talker.units(range(4))
+    """The results of a session with valid messages only."""
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        return client.units(range(4))
 
 
-# --- nonsense -------------------------------------------------------------------------------------
+# --- invalid messages----------------------------------------------------------------------------------
 
 
-def test_codes_are_those_of_the_protocol() -> None:
+def test_invalid_messages_cover_protocol_codes() -> None:
     unknown = {code for _, code in HARMLESS.values()} - set(ErrorCode)
     assert not unknown, f"expected codes of the protocol, got {unknown}"
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
-def test_nonsense_is_answered_and_forgotten(worker: WorkerProcess, undisturbed: list[Result], kind: str) -> None:
-    """With an error, once; the conversation goes on as if it had not been sent."""
+def test_answers_invalid_message_and_continues(worker: WorkerProcess, undisturbed: list[Result], kind: str) -> None:
+    """One error; the later results are those of a session without the message."""
     message, code = HARMLESS[kind]
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        results = [talker.unit(0)]
-        talker.send(message)
-        error = talker.expect_error(code)
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        results = [client.unit(0)]
+        client.send(message)
+        error = client.expect_error(code)
         assert 0 < len(error.error) <= 2000 and error.message == error.error, f"expected a few words, got {error!r}"
-        results.append(talker.unit(1))
-        assert_told(results, undisturbed[:2], f"around {kind}")
+        results.append(client.unit(1))
+        assert_same_results(results, undisturbed[:2], f"around {kind}")
 
 
-def test_neighbours_hear_nothing_of_it(worker: WorkerProcess) -> None:
-    """All of it, in one session, while another one talks."""
+def test_other_sessions_are_not_affected(worker: WorkerProcess) -> None:
+    """One session sends all invalid messages while another one speaks."""
 
-    def talk(talker: Talker, n: int = 6) -> list[Result]:
-        talker.prepare(ALOUD)
-        return talker.burst(range(n))
+    def talk(client: ScriptedClient, n: int = 6) -> list[Result]:
+        client.prepare(ALOUD)
+        return client.burst(range(n))
 
-    with Talker(worker) as talker:
-        expected = talk(talker)
-    with Talker(worker) as talker, Talker(worker) as rude:
-        talker.prepare(ALOUD)
+    with ScriptedClient(worker) as client:
+        expected = talk(client)
+    with ScriptedClient(worker) as client, ScriptedClient(worker) as rude:
+        client.prepare(ALOUD)
         rude.prepare(QUIET)
         sent = list(HARMLESS.values())
         share, results = len(sent) // 6 + 1, []
         for number in range(6):
-            talker.send(chunk(number))
+            client.send(chunk(number))
             for message, _ in sent[number * share : (number + 1) * share]:
                 rude.send(message)
-            results.append(talker.expect(Result))
+            results.append(client.expect(Result))
         for _, code in sent:
             rude.expect_error(code)
         rude.unit(0)
-    assert_told(results, expected, "beside a rude neighbour")
+    assert_same_results(results, expected, "beside a rude neighbour")
 
 
 # --- before there is a context --------------------------------------------------------------------
 
 
-def test_chunk_before_prepare(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    with Talker(worker) as talker:
+def test_refuses_chunk_before_prepare(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    with ScriptedClient(worker) as client:
         for message in (chunk(0), chunk(0, audio_base64="*")):
-            talker.send(message)
-            error = talker.expect_error("not_prepared")
+            client.send(message)
+            error = client.expect_error("not_prepared")
             assert error.error == "Not prepared yet", f"expected what clients look for, got {error!r}"
-        talker.send({"type": "interrupt"})
-        talker.expect(Interrupted)
-        talker.send(setting(temperature=3))
-        talker.expect_error("bad_config")
-        talker.send(chunk(0))
-        talker.expect_error("not_prepared")
-        talker.prepare(QUIET)
-        assert_told(talker.units(range(2)), undisturbed[:2], "after a late prepare")
+        client.send({"type": "interrupt"})
+        client.expect(Interrupted)
+        client.send(setting(temperature=3))
+        client.expect_error("bad_config")
+        client.send(chunk(0))
+        client.expect_error("not_prepared")
+        client.prepare(QUIET)
+        assert_same_results(client.units(range(2)), undisturbed[:2], "after a late prepare")
 
 
-def test_prompt_that_does_not_fit(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    """The next `prepare` that fits makes up for it."""
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        talker.unit(0)
-        talker.send({"type": "prepare", "config": QUIET, "system_prompt": "Map of a sea. " * 2000})
-        talker.expect_error("context_full")
-        talker.prepare(QUIET)
-        assert_told(talker.units(range(2)), undisturbed[:2], "after a prompt that did not fit")
+def test_refuses_prompt_that_exceeds_the_context(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    """A later, shorter `prepare` succeeds."""
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        client.unit(0)
+        client.send({"type": "prepare", "config": QUIET, "system_prompt": "Map of a sea. " * 2000})
+        client.expect_error("context_full")
+        client.prepare(QUIET)
+        assert_same_results(client.units(range(2)), undisturbed[:2], "after a prompt that did not fit")
 
 
 # --- size, frames, bytes --------------------------------------------------------------------------
 
 
-def test_130_mib(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    """More than is allowed and less than ends the connection."""
-    with Talker(worker) as talker, Talker(worker) as neighbour:
-        talker.prepare(QUIET)
+def test_refuses_message_of_130_mib(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    """Above the message limit, below the limit that closes the connection."""
+    with ScriptedClient(worker) as client, ScriptedClient(worker) as neighbour:
+        client.prepare(QUIET)
         neighbour.prepare(QUIET)
-        results = [talker.unit(0)]
-        talker.send('{"type":"audio_chunk","audio_base64":"' + "A" * (130 * MIB) + '"}')
-        talker.expect_error("too_large")
-        results.append(talker.unit(1))
-        assert_told(results, undisturbed[:2], "around 130 MiB")
-        assert_told(neighbour.units(range(2)), undisturbed[:2], "beside 130 MiB")
+        results = [client.unit(0)]
+        client.send('{"type":"audio_chunk","audio_base64":"' + "A" * (130 * MIB) + '"}')
+        client.expect_error("too_large")
+        results.append(client.unit(1))
+        assert_same_results(results, undisturbed[:2], "around 130 MiB")
+        assert_same_results(neighbour.units(range(2)), undisturbed[:2], "beside 130 MiB")
 
 
-def test_more_than_a_connection_takes(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    with Talker(worker) as talker, Talker(worker) as neighbour:
+def test_closes_connection_above_the_frame_limit(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    with ScriptedClient(worker) as client, ScriptedClient(worker) as neighbour:
         neighbour.prepare(QUIET)
         results = [neighbour.unit(0)]
-        talker.send("A" * (161 * MIB))
-        code = talker.close_code()
-        # What was not read yet may make the close frame go missing.
+        client.send("A" * (161 * MIB))
+        code = client.close_code()
+        # Unread data may reset the connection before the close frame is read.
         assert code in (1009, 1006), f"expected close code 1009, too large, got {code}"
         worker.wait_free(N_SLOTS - 1)
         results.append(neighbour.unit(1))
-        assert_told(results, undisturbed[:2], "beside 161 MiB")
+        assert_same_results(results, undisturbed[:2], "beside 161 MiB")
 
 
-def test_text_that_is_none(worker: WorkerProcess) -> None:
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        talker.send_raw_text(b'{"type":"\xff\xfe"}')
-        code = talker.close_code()
+def test_closes_connection_on_invalid_utf8(worker: WorkerProcess) -> None:
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        client.send_raw_text(b'{"type":"\xff\xfe"}')
+        code = client.close_code()
         assert code == 1007, f"expected close code 1007, no UTF-8, got {code}"
 
 
-def test_frames_of_the_transport(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    """Pings are answered, in the middle of a message too, and messages may come in pieces."""
-    with Talker(worker) as talker:
-        talker.ping(b"before")
-        opcode, data = talker.receive_frame()
+def test_pings_and_fragmented_messages(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    """Pings are answered, also inside a fragmented message."""
+    with ScriptedClient(worker) as client:
+        client.ping(b"before")
+        opcode, data = client.receive_frame()
         assert (opcode.name, data) == ("PONG", b"before"), f"expected a pong, got {opcode.name} {data!r}"
-        talker.prepare(QUIET)
+        client.prepare(QUIET)
         text = json.dumps(chunk(0)).encode()
-        talker.send_parts(text[:10], b"", text[10:50_000], text[50_000:])
-        assert_told([talker.expect(Result)], undisturbed[:1], "in pieces")
+        client.send_parts(text[:10], b"", text[10:50_000], text[50_000:])
+        assert_same_results([client.expect(Result)], undisturbed[:1], "in pieces")
 
 
-def test_binary_nonsense(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    with Talker(worker) as talker:
-        talker.prepare(QUIET, spec={"sound_in": "float32"})
-        results = [talker.unit(0)]
+def test_refuses_invalid_binary_frames(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET, spec={"sound_in": "float32"})
+        results = [client.unit(0)]
         for kind, (data, code) in BINARY.items():
-            talker.send(data)
-            error = talker.expect(Error)
+            client.send(data)
+            error = client.expect(Error)
             assert error.code == code, f"{kind}: expected {code}, got {error!r}"
-        results.append(talker.unit(1))
-        assert_told(results, undisturbed[:2], "around binary nonsense")
+        results.append(client.unit(1))
+        assert_same_results(results, undisturbed[:2], "around binary nonsense")
 
 
-# --- anything in any order ------------------------------------------------------------------------
+# --- random sequences -----------------------------------------------------------------------------
 
 
 class Expected:
-    """What the protocol says must come back, message by message."""
+    """A model of the protocol: the answers that each message must get."""
 
     def __init__(self) -> None:
         self.prepared = self.paused = self.bad_frame = False
 
     def answer(self, what: str) -> list[Any]:
-        """Types or error codes that follow."""
+        """The types or error codes of the answers."""
         if what in CHUNKS:
             bad_frame, self.bad_frame = self.bad_frame, False
             if not self.prepared or self.paused:
@@ -244,19 +244,19 @@ FEW = settings(max_examples=25, deadline=None, database=None, suppress_health_ch
 
 @FEW
 @given(sequence=SEQUENCES, catch_up=st.booleans())
-def test_any_order(worker: WorkerProcess, sequence: list[str], catch_up: bool) -> None:
-    """Each message gets what is due to it, in order, whatever came before."""
+def test_answers_any_sequence_in_order(worker: WorkerProcess, sequence: list[str], catch_up: bool) -> None:
+    """Each message gets the answers of the model, in order."""
     expected, wanted = Expected(), []
     spec = {"spec": {"backlog": "catch_up"}} if catch_up else {}
-    with Talker(worker) as talker:
+    with ScriptedClient(worker) as client:
         for what in ["prepare", *sequence, "prepare", "chunk"]:
             message = (CHUNKS.get(what) or OTHERS[what])[0]
-            talker.send({**message, **spec} if what == "prepare" else message)
+            client.send({**message, **spec} if what == "prepare" else message)
             wanted += expected.answer(what)
-        got = [talker.receive() for _ in wanted]
+        got = [client.receive() for _ in wanted]
         told = [one.code if isinstance(one, Error) else type(one) for one in got]
         assert told == wanted, f"{sequence}: expected {wanted}, got {told}"
-        talker.stop()
+        client.stop()
 
 
 JSON = st.recursive(
@@ -277,28 +277,28 @@ MESSAGES = st.builds(
 
 @FEW
 @given(messages=st.lists(MESSAGES | st.text(max_size=40) | st.binary(max_size=80), max_size=10))
-def test_anything_at_all(worker: WorkerProcess, messages: Sequence[Any]) -> None:
-    """Whatever comes, the session answers what comes next; a message is answered once at most."""
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
+def test_survives_arbitrary_messages(worker: WorkerProcess, messages: Sequence[Any]) -> None:
+    """The session answers the next message; each message gets at most one answer."""
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
         for message in messages:
-            talker.send(message)
-        talker.send({"type": "pause", "timeout": 60})
+            client.send(message)
+        client.send({"type": "pause", "timeout": 60})
         got = []
-        while not isinstance(message := talker.receive(), Paused):
+        while not isinstance(message := client.receive(), Paused):
             got.append(message)
         assert len(got) <= len(messages), f"expected {len(messages)} answers at most, got {got}"
         silent = sum(isinstance(one, dict) and one["type"] in ("video_frame", "client_diagnostic") for one in messages)
         assert len(got) >= len(messages) - silent, f"expected {len(messages) - silent} answers at least, got {got}"
         faults = [one for one in got if isinstance(one, Error) and one.code in ("internal", "engine")]
         assert not faults, f"expected no fault of the worker's own, got {faults}"
-        talker.prepare(QUIET)
-        talker.unit(0)
+        client.prepare(QUIET)
+        client.unit(0)
 
 
-def test_it_still_works(worker: WorkerProcess, undisturbed: list[Result]) -> None:
-    """After all of this."""
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        assert_told(talker.units(range(4)), undisturbed, "at the end")
+def test_still_works_after_all_tests(worker: WorkerProcess, undisturbed: list[Result]) -> None:
+    """A new session gets the same results as before."""
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        assert_same_results(client.units(range(4)), undisturbed, "at the end")
     assert worker.ask("/livez")[0] == 200

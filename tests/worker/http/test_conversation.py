@@ -1,4 +1,4 @@
-"""One conversation without a socket and without a model: what only an engine that misbehaves, or time, brings about."""
+"""`Conversation` without a socket and a model: engine failures, timeouts, limits."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -48,32 +48,32 @@ def done(value: Any = None) -> Future[Any]:
 
 
 class Handle:
-    """A session of an engine that does what it is told by hand. asked: calls that were made."""
+    """A fake engine session, controlled by the test. calls: the calls that were made."""
 
     is_live, most_waiting, n_rows = True, 16, 0
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.sending: Future[None] | None = None  # what `send` gives, if not at once
+        self.calls: list[str] = []
+        self.sending: Future[None] | None = None  # the result of `send`; None: a completed future
 
     def prepare(self, prompt: Any, config: SessionConfig) -> Future[int]:
         return done(10)
 
-    def send(self, *given: Any, **knobs: Any) -> Future[None]:
-        self.asked.append("send")
+    def send(self, *given: Any, **options: Any) -> Future[None]:
+        self.calls.append("send")
         return self.sending or done()
 
     def break_speech(self) -> Future[None]:
-        self.asked.append("break")
+        self.calls.append("break")
         return done()
 
     def clear_break(self) -> Future[None]:
-        self.asked.append("clear")
+        self.calls.append("clear")
         return done()
 
 
 class Stage:
-    """A conversation that runs, and its engine."""
+    """A running conversation and its fake engine."""
 
     def __init__(self, **settings: Any):
         service = SimpleNamespace(
@@ -100,13 +100,13 @@ class Stage:
         return message
 
     async def sent(self, n: int) -> None:
-        """Until so many units have reached the engine."""
+        """Wait until `n` units have reached the engine."""
         async with asyncio.timeout(PATIENCE_S):
-            while self.handle.asked.count("send") < n or len(self.conversation._in_flight) < 1:
+            while self.handle.calls.count("send") < n or len(self.conversation._in_flight) < 1:
                 await asyncio.sleep(0.001)
 
     def answer(self, *, is_listen: bool = False, end_of_turn: bool = False) -> None:
-        """The engine is through with a unit."""
+        """Emit the result of a unit."""
         self.n_units += 1
         self.conversation.emit(UnitResult("c", self.n_units, is_listen, "", end_of_turn))
 
@@ -116,7 +116,7 @@ class Stage:
 
 
 def staged(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test's coroutine to its end; its conversation does not outlive it."""
+    """Run a test's coroutine, then cancel its conversation."""
 
     def run() -> None:
         async def whole() -> None:
@@ -131,8 +131,8 @@ def staged(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 @staged
-async def test_who_says_nothing_is_sent_home() -> None:
-    """If the settings say so: counted from the last message, not from the start."""
+async def test_idle_timeout_ends_session() -> None:
+    """The timeout counts from the last message."""
     stage = Stage(idle_timeout=1.0)
     for _ in range(4):
         await asyncio.sleep(0.3)
@@ -141,27 +141,27 @@ async def test_who_says_nothing_is_sent_home() -> None:
     timeout = await stage.hear()
     assert isinstance(timeout, Timeout), f"expected a timeout, got {timeout!r}"
     assert timeout.reason == "Idle timeout (1.0s)", f"expected the reason, got {timeout!r}"
-    goodbye = await stage.end()
-    assert goodbye.code == CloseCode.NORMAL, f"expected close code {CloseCode.NORMAL}, got {goodbye}"
+    end = await stage.end()
+    assert end.code == CloseCode.NORMAL, f"expected close code {CloseCode.NORMAL}, got {end}"
 
 
 @staged
-async def test_an_engine_that_breaks_down_ends_it() -> None:
-    """Once: its error is told, and the socket closed with 1011."""
+async def test_engine_failure_ends_session() -> None:
+    """One error, then close code 1011."""
     stage = Stage()
     await stage.say(Prepare())
     assert isinstance(await stage.hear(), Prepared)
     stage.conversation.emit(Failure("c", 0, EngineError("engine", expected="one that runs", got="none")))
     error = await stage.hear()
     assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
-    goodbye = await stage.end()
-    assert goodbye.code == CloseCode.INTERNAL_ERROR and stage.conversation.outbox.empty(), (
-        f"expected {CloseCode.INTERNAL_ERROR} and no more, got {goodbye}"
+    end = await stage.end()
+    assert end.code == CloseCode.INTERNAL_ERROR and stage.conversation.outbox.empty(), (
+        f"expected {CloseCode.INTERNAL_ERROR} and no more, got {end}"
     )
 
 
 @staged
-async def test_an_engine_that_breaks_down_in_a_unit() -> None:
+async def test_engine_failure_during_unit_ends_session() -> None:
     stage = Stage()
     await stage.say(Prepare(), CHUNK, CHUNK)
     assert isinstance(await stage.hear(), Prepared)
@@ -169,14 +169,14 @@ async def test_an_engine_that_breaks_down_in_a_unit() -> None:
     stage.conversation.emit(Failure("c", 0, EngineError("engine", expected="one that runs", got="none")))
     error = await stage.hear()
     assert isinstance(error, Error) and error.code == "engine", f"expected the engine's error, got {error!r}"
-    goodbye = await stage.end()
-    assert goodbye.code == CloseCode.INTERNAL_ERROR, f"expected close code {CloseCode.INTERNAL_ERROR}, got {goodbye}"
-    assert stage.handle.asked == ["send"], f"expected no more units, got {stage.handle.asked}"
+    end = await stage.end()
+    assert end.code == CloseCode.INTERNAL_ERROR, f"expected close code {CloseCode.INTERNAL_ERROR}, got {end}"
+    assert stage.handle.calls == ["send"], f"expected no more units, got {stage.handle.calls}"
 
 
 @staged
-async def test_an_engine_that_dies_before_it_takes_a_unit() -> None:
-    """It tells everybody, and refuses what had not reached it: still the engine's fault, not one of ours."""
+async def test_engine_failure_before_unit_is_accepted() -> None:
+    """The engine emits a failure and refuses the unit; both errors have the code of the engine."""
     stage = Stage()
     stage.handle.sending = Future()
     await stage.say(Prepare(), CHUNK)
@@ -186,17 +186,17 @@ async def test_an_engine_that_dies_before_it_takes_a_unit() -> None:
     stage.conversation.emit(Failure("c", 0, error))
     stage.handle.sending.set_exception(error)
     reported = [await stage.hear()]
-    goodbye = await stage.end()
+    end = await stage.end()
     while not stage.conversation.outbox.empty():
         reported.append(await stage.hear())
     codes = {one.code for one in reported}
-    assert goodbye.code == CloseCode.INTERNAL_ERROR and codes == {"engine"}, (
+    assert end.code == CloseCode.INTERNAL_ERROR and codes == {"engine"}, (
         f"expected the engine's errors alone, got {reported}"
     )
 
 
 @staged
-async def test_a_unit_that_fails_is_an_answer() -> None:
+async def test_failed_unit_gets_error_as_answer() -> None:
     stage = Stage()
     await stage.say(Prepare(), CHUNK, CHUNK)
     assert isinstance(await stage.hear(), Prepared)
@@ -209,7 +209,7 @@ async def test_a_unit_that_fails_is_an_answer() -> None:
 
 
 @staged
-async def test_parts_are_for_those_who_asked() -> None:
+async def test_sends_partial_results_only_on_request() -> None:
     for spec, n in ((Spec(), 0), (Spec(partial_results=True), 2)):
         stage = Stage()
         await stage.say(Prepare(spec=spec), CHUNK)
@@ -225,8 +225,8 @@ async def test_parts_are_for_those_who_asked() -> None:
 
 
 @staged
-async def test_an_interrupt_that_comes_too_late_is_taken_back() -> None:
-    """The unit it was meant for had decided to listen already: the next turn is not its business."""
+async def test_late_interrupt_does_not_affect_next_turn() -> None:
+    """The unit in flight had already decided to listen."""
     stage = Stage()
     await stage.say(Prepare(), CHUNK)
     assert isinstance(await stage.hear(), Prepared)
@@ -234,12 +234,12 @@ async def test_an_interrupt_that_comes_too_late_is_taken_back() -> None:
     await stage.say(Interrupt())
     stage.answer(is_listen=True)
     assert isinstance(await stage.hear(), Result) and isinstance(await stage.hear(), Interrupted)
-    assert stage.handle.asked == ["send", "break", "clear"], f"expected it taken back, got {stage.handle.asked}"
+    assert stage.handle.calls == ["send", "break", "clear"], f"expected it taken back, got {stage.handle.calls}"
 
 
 @staged
-async def test_an_interrupt_between_units_of_a_turn_stays() -> None:
-    """Until the turn is over; and then an end without a turn is not told."""
+async def test_interrupt_between_units_ends_the_turn() -> None:
+    """It stays in force until the turn ends; an end without a turn is not reported."""
     stage = Stage()
     await stage.say(Prepare(), CHUNK)
     assert isinstance(await stage.hear(), Prepared)
@@ -249,7 +249,7 @@ async def test_an_interrupt_between_units_of_a_turn_stays() -> None:
     await stage.say(Interrupt(), CHUNK)
     assert isinstance(await stage.hear(), Interrupted)
     await stage.sent(2)
-    assert stage.handle.asked == ["send", "break", "send"], f"expected the break to stand, got {stage.handle.asked}"
+    assert stage.handle.calls == ["send", "break", "send"], f"expected the break to stand, got {stage.handle.calls}"
     stage.answer(is_listen=True, end_of_turn=True)
     assert (await stage.hear()).end_of_turn, "expected the open turn to end"
     await stage.say(CHUNK)
@@ -259,7 +259,7 @@ async def test_an_interrupt_between_units_of_a_turn_stays() -> None:
 
 
 @staged
-async def test_pictures_do_not_pile_up() -> None:
+async def test_refuses_too_many_frames() -> None:
     stage = Stage()
     await stage.say(*[VideoFrame(frame="AAAA")] * (MAX_FRAMES + 2))
     for _ in range(2):
@@ -268,7 +268,7 @@ async def test_pictures_do_not_pile_up() -> None:
 
 
 @staged
-async def test_who_does_not_read_gets_no_more_answers() -> None:
+async def test_pauses_for_client_that_does_not_read() -> None:
     stage = Stage()
     await stage.say(*[Interrupt()] * 100)
     await asyncio.sleep(0.05)
@@ -282,8 +282,8 @@ async def test_who_does_not_read_gets_no_more_answers() -> None:
 
 
 @pytest.mark.parametrize("n_bytes", [1, 100_000])
-def test_no_more_is_taken_than_the_settings_say(n_bytes: int) -> None:
-    """By size, or by number where messages are tiny."""
+def test_inbox_is_bounded(n_bytes: int) -> None:
+    """By bytes, or by count for tiny messages."""
 
     async def fill() -> int:
         stage = Stage(max_backlog=2_000_000)

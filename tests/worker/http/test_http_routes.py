@@ -1,4 +1,4 @@
-"""A worker's HTTP side while clients talk to it: health, readiness, metrics."""
+"""A worker's HTTP routes during sessions: health, readiness, metrics."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.worker.http.client_scripts import ALOUD, QUIET, chunk
-from tests.worker.http.processes import Talker, WorkerProcess
+from tests.worker.http.processes import ScriptedClient, WorkerProcess
 from tests.worker.http.small_worker import N_SLOTS, small_worker
 from worker.protocol.messages import Result
 
@@ -20,13 +20,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(autouse=True)
 def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Every test leaves every slot free."""
+    """Check that the test leaves all slots free."""
     yield
     worker.wait_free(N_SLOTS)
 
 
 def counted(worker: WorkerProcess) -> dict[str, float]:
-    """All samples of /metrics, by name and labels."""
+    """All samples of /metrics by name and labels."""
     status, text = worker.ask("/metrics")
     assert status == 200
     found = {}
@@ -42,19 +42,19 @@ def test_health_answers_while_units_run(worker: WorkerProcess) -> None:
     got = idle["worker_status"], idle["state"], idle["slots"], idle["kv"]["used"], idle["sessions"]
     assert got == ("idle", "IDLE", {"total": 3, "free": 3, "paused": 0}, 0, []), f"idle: got {got}"
     assert (idle["status"], idle["model_loaded"]) == ("healthy", True)
-    with Talker(worker, "busy") as talker, Talker(worker, "busy") as other:
+    with ScriptedClient(worker, "busy") as client, ScriptedClient(worker, "busy") as other:
         other.prepare(QUIET)
         other.unit(0)
-        talker.prepare(ALOUD)
+        client.prepare(ALOUD)
         for number in range(4):
-            talker.send(chunk(number))
+            client.send(chunk(number))
         slowest, bodies = 0.0, []
         for _ in range(10):
             begun = time.monotonic()
             bodies.append(worker.health())
             slowest = max(slowest, time.monotonic() - begun)
             time.sleep(0.02)
-        results = [talker.expect(Result) for _ in range(4)]
+        results = [client.expect(Result) for _ in range(4)]
         assert slowest < 5, f"expected an answer at once, if the machine is not busy, got one after {slowest:.2f} s"
         for body in bodies:
             got = body["worker_status"], body["state"], body["slots"]["free"], body["current_session_id"]
@@ -68,21 +68,21 @@ def test_health_answers_while_units_run(worker: WorkerProcess) -> None:
         assert sorted(one["units"] for one in body["sessions"]) == [1, 4], f"got {body['sessions']}"
 
 
-def test_live_and_ready(worker: WorkerProcess) -> None:
+def test_livez_and_readyz(worker: WorkerProcess) -> None:
     assert worker.ask("/livez") == (200, {"alive": True, "error": None})
     assert worker.ask("/readyz") == (200, {"ready": True, "state": "IDLE", "free_slots": 3})
     assert worker.ask("/nothing")[0] == 404
 
 
-def test_metrics_count_what_happens(worker: WorkerProcess) -> None:
+def test_metrics_count_sessions_and_units(worker: WorkerProcess) -> None:
     before = counted(worker)
-    with Talker(worker) as talker:
-        talker.prepare({**QUIET, "force_listen_count": 1})
-        talker.units(range(3))
-        talker.send("nonsense")
-        talker.expect_error("bad_json")
+    with ScriptedClient(worker) as client:
+        client.prepare({**QUIET, "force_listen_count": 1})
+        client.units(range(3))
+        client.send("nonsense")
+        client.expect_error("bad_json")
         running_now = counted(worker)
-        talker.stop()
+        client.stop()
     worker.wait_free(N_SLOTS)
     after = counted(worker)
 

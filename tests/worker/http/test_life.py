@@ -1,4 +1,4 @@
-"""A compiled worker's life in real processes: cold and cached start, unloading, draining, and starts that fail.
+"""The life cycle of a compiled worker in real processes: cold and cached start, unload, drain, failed starts.
 
 The two workers that compile share a cache: the first one finds it empty, the second one finds what the first one left.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.worker.http.processes import Refused, Talker, WorkerProcess, running
+from tests.worker.http.processes import HandshakeRefused, ScriptedClient, WorkerProcess, running
 from worker.config.compile import TARGETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FLAGS = ("--max-sessions", "2", "--max-warmup-chunks", "2")
-# Of both tables, a stack with one graph and a piece with several. The others take ten times as long, and tell nothing
-# more of a life: tests/test_compile_equivalence.py compiles every one, and talks with them.
+# One target with one graph and one with several. The others take ten times as long and add nothing to these tests;
+# tests/test_compile_equivalence.py compiles all of them.
 CHOSEN = ("resampler", "token2wav.hift")
 FEW_STEPS = {"duplex": {"euler_steps": 1}}
 COMPILING = {**FEW_STEPS, "service": {"compile": {"targets": list(CHOSEN)}}}
@@ -30,7 +30,7 @@ COMPILE_S = 600.0
 
 
 class Watched:
-    """A worker from its launch to IDLE, and what /health told on the way."""
+    """A worker from launch to IDLE, and the /health bodies on the way."""
 
     def __init__(self, worker: WorkerProcess):
         self.worker = worker
@@ -59,8 +59,8 @@ class Watched:
 
     def _try_to_connect(self, state: str) -> None:
         try:
-            Talker(self.worker).close()
-        except Refused as refused:
+            ScriptedClient(self.worker).close()
+        except HandshakeRefused as refused:
             assert refused.status == 403, f"while {state}: expected HTTP 403, got {refused.status}"
             self.refused_while.add(state)
 
@@ -77,13 +77,13 @@ def launch(folder: Path, cache: Path, *flags: str, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Watched]:
-    """The first start; the process ends before the second one begins, as two compilers would slow each other down."""
+    """The first start; its process ends before the second start, since two compilers would slow each other down."""
     with launch(tmp_path_factory.mktemp("cold"), cache) as worker:
         watched = Watched(worker)
-        with Talker(worker) as talker:
-            talker.prepare(LIVELY)
-            watched.heard = talker.units(range(5), picture=True)
-            talker.stop()
+        with ScriptedClient(worker) as client:
+            client.prepare(LIVELY)
+            watched.heard = client.units(range(5), picture=True)
+            client.stop()
         watched.after = worker.health()
         watched.status = worker.stop()
         yield watched
@@ -95,8 +95,8 @@ def cached(tmp_path_factory: pytest.TempPathFactory, cache: Path, cold: Watched)
         yield Watched(worker)
 
 
-def said(results: list[Any]) -> list[tuple[Any, ...]]:
-    """What a session decided, said and sounded like."""
+def decisions_and_sound(results: list[Any]) -> list[tuple[Any, ...]]:
+    """Decision, text and sound of each result."""
     return [
         (r.is_listen, r.text, r.end_of_turn, r.current_time, r.audio_data and r.audio_data.samples("").tobytes())
         for r in results
@@ -106,14 +106,14 @@ def said(results: list[Any]) -> list[tuple[Any, ...]]:
 # --- starting -------------------------------------------------------------------------------------
 
 
-def test_every_state_is_seen_in_its_order(cold):
+def test_states_follow_in_order(cold):
     expected = ["LOADING", "COMPILING", "WARMING_UP", "IDLE"]
     assert cold.states == expected, f"expected {expected}, got {cold.states}"
     assert set(cold.health["start_seconds"]) == set(expected[:-1])
     assert cold.refused_while == set(expected[:-1]), f"expected nobody in before IDLE, got {cold.refused_while}"
 
 
-def test_idle_comes_behind_the_warm_up(cold):
+def test_idle_follows_warm_up(cold):
     lines = cold.worker.lines
 
     def at(text: str) -> int:
@@ -126,7 +126,7 @@ def test_idle_comes_behind_the_warm_up(cold):
     assert at("[warmup] unit=1/") < at("[warmup] unit=2/") < at("[warmup] ✓ omni duplex warmup complete") < at("IDLE")
 
 
-def test_every_chosen_target_compiles_and_is_seen_doing_so(cold):
+def test_health_shows_each_target_compiling(cold):
     targets = cold.health["compile"]["targets"]
     phases = {name: target["phase"] for name, target in targets.items()}
     expected = {name: "compiled" if name in CHOSEN else "off" for name in TARGETS}
@@ -138,7 +138,7 @@ def test_every_chosen_target_compiles_and_is_seen_doing_so(cold):
     assert len({what for state, what in cold.progress if state == "COMPILING"}) > 3
 
 
-def test_health_tells_of_weights_and_of_what_a_recompile_would_be(cold):
+def test_health_reports_weights_and_recompiles(cold):
     weights, late = cold.health["model"]["weights"], cold.health["compile"]["after_warm_up"]
     assert weights["bytes"] > 1e6 and weights["gb_per_s"] == weights["bytes"] / 1e9 / weights["seconds"], weights
     assert late.keys() >= {"graph_breaks", "graphs", "recompiles", "graph_skips", "cudagraph_skips"}, late
@@ -146,7 +146,7 @@ def test_health_tells_of_weights_and_of_what_a_recompile_would_be(cold):
     assert any("weights: " in line and "GB/s" in line for line in cold.worker.lines), cold.worker.log
 
 
-def test_memory_is_that_of_a_small_process(cold):
+def test_memory_stays_small(cold):
     resident = cold.after["memory"]["resident"]
     assert resident < 1.5e9, f"expected less than 1.5 GB, got {resident / 1e9:.2f}"
 
@@ -157,7 +157,7 @@ def test_nothing_compiles_after_warm_up(cold):
     assert {r.is_listen for r in cold.heard} >= {False}, "expected some speech, got none"
 
 
-def test_the_second_start_finds_what_the_first_one_left(cold, cached):
+def test_second_start_uses_the_cache(cold, cached):
     first, second = (one.health["compile"]["targets"] for one in (cold, cached))
     hits = {name: (target["hits"], target["misses"]) for name, target in second.items()}
     assert sum(h for h, _ in hits.values()) > 0 and not any(m for _, m in hits.values()), f"hits and misses: {hits}"
@@ -168,21 +168,21 @@ def test_the_second_start_finds_what_the_first_one_left(cold, cached):
     assert any(" hits" in line and "cold" in line for line in told), f"expected hits and seconds in the log, got {told}"
 
 
-def test_both_starts_answer_alike(cold, cached):
-    with Talker(cached.worker) as talker:
-        talker.prepare(LIVELY)
-        assert said(talker.units(range(5), picture=True)) == said(cold.heard)
-        talker.stop()
+def test_cold_and_cached_start_give_same_results(cold, cached):
+    with ScriptedClient(cached.worker) as client:
+        client.prepare(LIVELY)
+        assert decisions_and_sound(client.units(range(5), picture=True)) == decisions_and_sound(cold.heard)
+        client.stop()
 
 
-def test_a_report_of_the_start_can_be_had(cached):
+def test_serves_compile_report(cached):
     status, body = cached.worker.ask("/compile_report")
     assert status == 200, f"expected 200, got {status}: {body}"
     assert body["rows"], "expected rows, got none"
 
 
-def test_health_answers_while_the_worker_works(cached):
-    """Not how fast, which is a benchmark's to tell: that it does so in every state, from several askers at once."""
+def test_health_answers_during_units(cached):
+    """In every state and for several concurrent requests; latency is measured by a benchmark."""
     worker, answers = cached.worker, []
     worker.wait_free(2)
 
@@ -190,26 +190,26 @@ def test_health_answers_while_the_worker_works(cached):
         for _ in range(20):
             answers.append(worker.health()["state"])
 
-    with Talker(worker) as talker:
-        talker.prepare(LIVELY)
+    with ScriptedClient(worker) as client:
+        client.prepare(LIVELY)
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
-        talker.units(range(4))
+        client.units(range(4))
         for thread in threads:
             thread.join()
     assert len(answers) == 80 and "BUSY" in answers
 
 
-# --- letting go -----------------------------------------------------------------------------------
+# --- unloading ------------------------------------------------------------------------------------
 
 
-def test_the_model_goes_and_comes_back(cached):
+def test_unloads_and_reloads_the_model(cached):
     worker = cached.worker
     worker.wait_free(2)
-    with Talker(worker) as talker:
-        talker.prepare(LIVELY)
-        before = said(talker.units(range(3)))
+    with ScriptedClient(worker) as client:
+        client.prepare(LIVELY)
+        before = decisions_and_sound(client.units(range(3)))
         page = urllib.request.Request(
             f"http://127.0.0.1:{worker.port}/model/unload", b"", {"Origin": "http://a.example"}
         )
@@ -217,7 +217,7 @@ def test_the_model_goes_and_comes_back(cached):
             urllib.request.urlopen(page)
         status, body = worker.ask("/model/unload", post={})
         assert status == 409, f"with a session open: expected 409, got {status}: {body}"
-        talker.stop()
+        client.stop()
     worker.wait_free(2)
     kept = []
     for again in range(3):
@@ -226,24 +226,24 @@ def test_the_model_goes_and_comes_back(cached):
             assert status == 202, f"expected 202, got {status}: {body}"
             assert worker.ask("/model/load", post={})[0] == 409, "expected one start at a time"
             worker.wait_state("IDLE", timeout=COMPILE_S)
-            with Talker(worker) as talker:
-                talker.prepare(LIVELY)
-                assert said(talker.units(range(3))) == before
-                talker.stop()
+            with ScriptedClient(worker) as client:
+                client.prepare(LIVELY)
+                assert decisions_and_sound(client.units(range(3))) == before
+                client.stop()
             late = worker.wait_free(2)["compile"]["after_warm_up"]
             assert late and not any(late.values()), f"expected nothing, got {late}"
         status, body = worker.ask("/model/unload", post={}, timeout=120)
         assert (status, body["state"]) == (200, "UNLOADED"), f"got {status}: {body}"
         kept.append(body["memory"]["after"])
         assert worker.ask("/readyz")[0] == 503
-        with pytest.raises(Refused):
-            Talker(worker)
-    # The first ones also bring in the compiler and what it keeps for good: on two cores 523, then 596 MB.
+        with pytest.raises(HandshakeRefused):
+            ScriptedClient(worker)
+    # The first rounds also load the compiler, which stays in memory: 523, then 596 MB on two cores.
     assert kept[2] <= 1.05 * kept[1], f"after letting go: expected at most 5 % over {kept[1]}, got {kept}"
 
 
-def test_a_model_that_is_not_there_is_told_and_can_be_put_right(cached):
-    """On a worker that has let go of its model."""
+def test_reports_missing_model_and_accepts_another(cached):
+    """On a worker without a loaded model."""
     worker = cached.worker
     if worker.health()["state"] != "UNLOADED":
         worker.wait_free(2)
@@ -261,48 +261,48 @@ def test_a_model_that_is_not_there_is_told_and_can_be_put_right(cached):
     assert phases == {"off"}, f"expected nothing compiled, got {phases}"
 
 
-# --- ending ---------------------------------------------------------------------------------------
+# --- stopping -------------------------------------------------------------------------------------
 
 
-def test_a_stopped_worker_lets_sessions_finish(cold, cached):
+def test_drain_lets_sessions_finish(cold, cached):
     assert cold.status == 0, f"expected exit status 0, got {cold.status}\n{cold.worker.log}"
     worker = cached.worker
     worker.wait_state("IDLE")
-    with Talker(worker) as talker:
-        talker.prepare(LIVELY)
-        talker.unit(0)
+    with ScriptedClient(worker) as client:
+        client.prepare(LIVELY)
+        client.unit(0)
         worker.process.send_signal(signal.SIGTERM)
         body = worker.wait_health(lambda body: body["state"] == "DRAINING", "DRAINING")
         assert body["slots"]["free"] == 0 and worker.ask("/readyz")[0] == 503
-        with pytest.raises(Refused):
-            Talker(worker)
-        assert [r.current_time for r in talker.units(range(1, 4))] == [2, 3, 4]
-        talker.stop()
+        with pytest.raises(HandshakeRefused):
+            ScriptedClient(worker)
+        assert [r.current_time for r in client.units(range(1, 4))] == [2, 3, 4]
+        client.stop()
     status = worker.wait()
     assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
 
 
-def test_sessions_that_go_on_for_too_long_are_ended(tmp_path):
+def test_drain_timeout_ends_sessions(tmp_path):
     flags = (*FLAGS, "--drain-timeout", "1")
-    with running(tmp_path, *flags, config=FEW_STEPS) as worker, Talker(worker) as talker:
-        talker.prepare(LIVELY)
-        talker.unit(0)
+    with running(tmp_path, *flags, config=FEW_STEPS) as worker, ScriptedClient(worker) as client:
+        client.prepare(LIVELY)
+        client.unit(0)
         worker.process.send_signal(signal.SIGTERM)
-        talker.expect_error("draining", timeout=30)
-        code = talker.close_code()
+        client.expect_error("draining", timeout=30)
+        code = client.close_code()
         assert code == 1012, f"expected close code 1012, got {code}"
         status = worker.wait()
         assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
 
 
-def test_a_stop_while_it_starts_ends_it(tmp_path, cache):
+def test_stop_during_start_exits(tmp_path, cache):
     with launch(tmp_path, cache) as worker:
         worker.wait_state("LOADING", "COMPILING")
         status = worker.stop()
         assert status == 0, f"expected exit status 0, got {status}\n{worker.log}"
 
 
-# --- starts that fail -----------------------------------------------------------------------------
+# --- failed starts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_stop_while_it_starts_ends_it(tmp_path, cache):
     ],
     ids=["video", "model", "voice"],
 )
-def test_a_start_that_fails_says_why(tmp_path, flags, named):
+def test_failed_start_names_its_cause(tmp_path, flags, named):
     with running(tmp_path, *flags, until=None) as worker:
         status = worker.wait(120)
     errors = [line for line in worker.lines if " ERROR " in line]
@@ -331,14 +331,14 @@ def test_a_start_that_fails_says_why(tmp_path, flags, named):
     ],
     ids=["unknown key", "out of range", "not our address"],
 )
-def test_settings_that_cannot_be_are_one_line(tmp_path, flags, config, named):
+def test_invalid_settings_give_one_line(tmp_path, flags, config, named):
     with running(tmp_path, *flags, until=None, config=config) as worker:
         status = worker.wait(60)
     assert status == 2, f"expected exit status 2, got {status}\n{worker.log}"
     assert len(worker.lines) == 1 and named in worker.lines[0], f"expected one line with {named}, got:\n{worker.log}"
 
 
-def test_a_port_that_is_taken_is_one_line(tmp_path):
+def test_used_port_gives_one_line(tmp_path):
     with running(tmp_path, until=None) as first:
         first.wait_listening()
         with running(tmp_path, "--port", str(first.port), until=None) as second:
@@ -346,7 +346,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
     assert status == 2 and len(second.lines) == 1 and str(first.port) in second.log, f"got {status}:\n{second.log}"
 
 
-def test_without_a_compiler_it_serves_eagerly_and_says_so(tmp_path):
+def test_serves_eagerly_without_a_compiler(tmp_path):
     config = {**FEW_STEPS, "service": {"compile": {"targets": ["resampler"]}}}
     environ = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")}
     with running(tmp_path, *FLAGS, config=config, environ=environ) as worker:
@@ -357,7 +357,7 @@ def test_without_a_compiler_it_serves_eagerly_and_says_so(tmp_path):
         assert any("WARNING" in line and "resampler" in line for line in worker.lines), worker.log
         metrics = worker.ask("/metrics")[1]
         assert 'compile_target{phase="eager",target="resampler"} 1.0' in metrics
-        with Talker(worker) as talker:
-            talker.prepare(LIVELY)
-            assert [r.current_time for r in talker.units(range(3), picture=True)] == [1, 2, 3]
-            talker.stop()
+        with ScriptedClient(worker) as client:
+            client.prepare(LIVELY)
+            assert [r.current_time for r in client.units(range(3), picture=True)] == [1, 2, 3]
+            client.stop()

@@ -1,4 +1,4 @@
-"""What a worker counts, and that its documentation names all of it."""
+"""The worker's metrics and their documentation."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from worker.protocol.messages import Result
 
 
 def health(state: str = "IDLE") -> dict:
-    """As `worker.http.health.health` gives it, as far as metrics look."""
+    """The part of the /health body that the metrics read."""
     return {
         "state": state,
         "slots": {"total": 2, "free": 1, "paused": 0},
@@ -51,7 +51,7 @@ def unit(is_listen: bool, headroom_ms: float, first_sound: float | None = None) 
     return event, message
 
 
-def test_units_are_counted_by_what_was_decided():
+def test_counts_units_by_decision():
     metrics = WorkerMetrics()
     metrics.unit(*unit(True, 900.0))
     metrics.unit(*unit(False, 800.0, first_sound=60.0))
@@ -72,7 +72,7 @@ def test_units_are_counted_by_what_was_decided():
     assert metrics.totals == {"units": 3, "ms": pytest.approx(132.0)}
 
 
-def test_one_state_at_a_time():
+def test_exactly_one_state_is_set():
     metrics = WorkerMetrics()
     for state in ("LOADING", "IDLE"):
         got = samples(metrics, state=state)
@@ -80,13 +80,13 @@ def test_one_state_at_a_time():
         assert ones == [(("state", state),)], f"expected {state} alone, got {ones}"
 
 
-def test_a_target_that_fell_back_shows():
+def test_shows_target_that_fell_back():
     got = samples(WorkerMetrics())
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "vpm")))] == 1
     assert got[(f"{PREFIX}_compile_target", (("phase", "eager"), ("target", "apm")))] == 0
 
 
-def test_graphs_the_cache_and_the_weights_show():
+def test_shows_graphs_cache_and_weights():
     got = samples(WorkerMetrics())
     for name, labels, expected in (
         ("region_graphs", (("region", "vision"),), 8),
@@ -102,7 +102,7 @@ def test_graphs_the_cache_and_the_weights_show():
         assert value == expected, f"{name}{labels}: expected {expected}, got {value}"
 
 
-def test_documentation_names_every_metric_and_no_other(root: Path):
+def test_documentation_lists_exactly_all_metrics(root: Path):
     text = (root / "docs" / "metrics.md").read_text(encoding="utf-8").split("\n## The gateway")[0]
     told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     metrics = WorkerMetrics()

@@ -1,4 +1,4 @@
-"""A worker's socket, from outside: steering turns, and what a client may ask for."""
+"""A worker's socket: interrupts, forced listening and the options of a session."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,15 +12,15 @@ from tests.worker.http.client_scripts import (
     TURNS_ALOUD,
     TURNS_QUIET,
     assert_result,
-    assert_told,
+    assert_same_results,
     base64_of,
     chunk,
     picture_of,
     samples,
     sound_of,
 )
-from tests.worker.http.processes import Talker, WorkerProcess
-from tests.worker.http.small_worker import N_SLOTS, heard_alone, small_worker
+from tests.worker.http.processes import ScriptedClient, WorkerProcess
+from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
 from worker.config.service import ROOT
 from worker.loop.results import SOUND_RATE
 from worker.protocol.messages import Interrupted, Partial, Result
@@ -36,96 +36,96 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(autouse=True)
 def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Every test leaves every slot free."""
+    """Check that the test leaves all slots free."""
     yield
     worker.wait_free(N_SLOTS)
 
 
 @pytest.fixture(scope="module")
 def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
-    return heard_alone(worker)
+    return undisturbed_results(worker)
 
 
-# --- steering turns -------------------------------------------------------------------------------
+# --- control of turns -----------------------------------------------------------------------------
 
 
-def test_interrupt_ends_a_turn_that_is_open(worker: WorkerProcess) -> None:
-    with Talker(worker) as talker:
-        talker.prepare(ALOUD)
-        last = talker.units(range(2))[-1]
+def test_interrupt_ends_open_turn(worker: WorkerProcess) -> None:
+    with ScriptedClient(worker) as client:
+        client.prepare(ALOUD)
+        last = client.units(range(2))[-1]
         assert not last.is_listen and not last.end_of_turn, f"expected a turn that goes on, got {last!r}"
-        talker.send({"type": "interrupt"})
-        talker.expect(Interrupted)
-        cut = talker.unit(2)
+        client.send({"type": "interrupt"})
+        client.expect(Interrupted)
+        cut = client.unit(2)
         assert (cut.is_listen, cut.end_of_turn) == (True, True), f"expected the turn to end in silence, got {cut!r}"
         assert_result(cut)
-        later = talker.units(range(3, 5))
+        later = client.units(range(3, 5))
         assert all(not result.is_listen for result in later), f"expected a new turn, got {later}"
         assert later[0].n_tts_tokens > 0, f"expected the new turn to be heard, got {later[0]!r}"
 
 
-def test_interrupt_stops_the_unit_that_runs(worker: WorkerProcess) -> None:
-    """It does not wait for its turn behind chunks that were sent before; its answer does."""
-    with Talker(worker) as talker:
-        talker.prepare(ALOUD)
-        talker.unit(0)
+def test_interrupt_stops_running_unit(worker: WorkerProcess) -> None:
+    """It takes effect before earlier chunks are processed; its answer comes after theirs."""
+    with ScriptedClient(worker) as client:
+        client.prepare(ALOUD)
+        client.unit(0)
         for number in range(1, 6):
-            talker.send(chunk(number))
-        talker.send({"type": "interrupt"})
-        results = [talker.expect(Result) for _ in range(5)]
-        talker.expect(Interrupted)
+            client.send(chunk(number))
+        client.send({"type": "interrupt"})
+        results = [client.expect(Result) for _ in range(5)]
+        client.expect(Interrupted)
         got = [result.end_of_turn for result in results]
         assert sum(got) == 1 and not got[-1], f"expected one of the first units to end the turn, got {got}"
         for result in results:
             assert_result(result)
 
 
-def test_interrupt_while_listening_changes_nothing(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
-    """Neither between units nor behind one that runs: the next turn is not its business."""
+def test_interrupt_while_listening_has_no_effect(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
+    """Neither between units nor during a unit; the next turn is not affected."""
     config = {**QUIET, "force_listen_count": 3}
     expected = alone(config, 6)
     assert [result.is_listen for result in expected] == [True] * 3 + [False] * 3, "expected listening, then speech"
-    with Talker(worker) as talker:
-        talker.prepare(config)
-        talker.send({"type": "interrupt"})
-        talker.expect(Interrupted)
-        results = talker.units(range(2))
-        talker.send(chunk(2))
-        talker.send({"type": "interrupt"})
-        results.append(talker.expect(Result))
-        talker.expect(Interrupted)
-        talker.send({"type": "interrupt"})
-        talker.expect(Interrupted)
-        results += talker.units(range(3, 6))
-        assert_told(results, expected, "with interrupts while listening")
+    with ScriptedClient(worker) as client:
+        client.prepare(config)
+        client.send({"type": "interrupt"})
+        client.expect(Interrupted)
+        results = client.units(range(2))
+        client.send(chunk(2))
+        client.send({"type": "interrupt"})
+        results.append(client.expect(Result))
+        client.expect(Interrupted)
+        client.send({"type": "interrupt"})
+        client.expect(Interrupted)
+        results += client.units(range(3, 6))
+        assert_same_results(results, expected, "with interrupts while listening")
 
 
-def test_force_listen_ends_a_turn(worker: WorkerProcess) -> None:
-    with Talker(worker) as talker:
-        talker.prepare(ALOUD)
-        talker.units(range(2))
-        forced = talker.unit(2, force_listen=True)
+def test_force_listen_ends_turn(worker: WorkerProcess) -> None:
+    with ScriptedClient(worker) as client:
+        client.prepare(ALOUD)
+        client.units(range(2))
+        forced = client.unit(2, force_listen=True)
         assert (forced.is_listen, forced.end_of_turn) == (True, True), f"expected the turn to end, got {forced!r}"
-        forced = talker.unit(3, force_listen=True)
+        forced = client.unit(3, force_listen=True)
         assert (forced.is_listen, forced.end_of_turn) == (True, False), f"expected listening, got {forced!r}"
-        assert not talker.unit(4).is_listen, "expected a new turn"
+        assert not client.unit(4).is_listen, "expected a new turn"
 
 
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_partial_results_make_up_the_unit(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
+def test_partial_results_add_up_to_the_unit(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
     expected = alone(TURNS_ALOUD, 8)
-    with Talker(worker) as talker:
-        prepared = talker.prepare(TURNS_ALOUD, spec={"partial_results": True})
+    with ScriptedClient(worker) as client:
+        prepared = client.prepare(TURNS_ALOUD, spec={"partial_results": True})
         assert prepared.spec.partial_results and not expected[0].n_parts
         most = 0
         for number, whole in enumerate(expected):
-            talker.send(chunk(number))
-            parts, message = [], talker.receive()
+            client.send(chunk(number))
+            parts, message = [], client.receive()
             while isinstance(message, Partial):
                 parts.append(message)
-                message = talker.receive()
+                message = client.receive()
             assert isinstance(message, Result), f"expected the result, got {message!r}"
             got = [(part.part, part.current_time) for part in parts]
             wanted = [(part, whole.current_time) for part in range(1, len(parts) + 1)]
@@ -138,7 +138,7 @@ def test_partial_results_make_up_the_unit(worker: WorkerProcess, alone: Callable
             sounds = [sound for sound in map(samples, parts or [message]) if sound is not None]
             sound, plain = np.concatenate([np.zeros(0, np.float32), *sounds]), samples(whole)
             n_filled = 0 if plain is None else len(plain) - len(sound)
-            # Without parts a short second is filled up with silence in front.
+            # Without parts, a short first second is padded in front with silence.
             filled = None if plain is None else np.concatenate((np.zeros(n_filled, np.float32), sound))
             assert (plain is None and not len(sound)) or np.array_equal(plain, filled), f"unit {number}: other sound"
             most = max(most, sum(part.audio_data is not None for part in parts))
@@ -154,21 +154,21 @@ def frame(number: int, form: str, **fields: Any) -> bytes:
 
 @pytest.mark.parametrize("form", ["float32", "pcm16"])
 def test_binary_frames(worker: WorkerProcess, alone: Callable[..., list[Result]], form: str) -> None:
-    """In both directions; base64 stays welcome. With float32 every sample is the same."""
+    """In both directions; base64 is still accepted. With float32 all samples are equal."""
     n = 4
     expected = alone(ALOUD, 6, picture=True)[:n]
-    with Talker(worker) as talker:
-        talker.prepare(ALOUD, spec={"sound_in": form, "sound_out": form})
+    with ScriptedClient(worker) as client:
+        client.prepare(ALOUD, spec={"sound_in": form, "sound_out": form})
         results = []
         for number in range(n):
-            talker.send(frame(number, form) if number != 1 else chunk(number, picture=True))
-            opcode, data = talker.receive_frame()
+            client.send(frame(number, form) if number != 1 else chunk(number, picture=True))
+            opcode, data = client.receive_frame()
             assert opcode.name == "BINARY", f"expected a binary frame, got {opcode.name}"
-            results.append(talker.read(opcode, data))
+            results.append(client.read(opcode, data))
             size = {"float32": 4, "pcm16": 2}[form] * SOUND_RATE
             assert len(data) >= size and len(data) < size + 2000, f"expected a second of {form}, got {len(data)} bytes"
     if form == "float32":
-        assert_told(results, expected, form)
+        assert_same_results(results, expected, form)
     else:
         got, wanted = ([(one.is_listen, one.text) for one in all_of] for all_of in (results, expected))
         assert got == wanted, f"expected the same decisions as from base64, {wanted}, got {got}"
@@ -176,19 +176,19 @@ def test_binary_frames(worker: WorkerProcess, alone: Callable[..., list[Result]]
         assert np.abs(heard - meant).max() < 0.02, f"expected the same sound, off by {np.abs(heard - meant).max()}"
 
 
-def test_who_is_behind_may_catch_up(worker: WorkerProcess) -> None:
-    """It listens until it has. One result per chunk all the same, each behind the one before."""
-    with Talker(worker) as talker:
-        talker.prepare({**QUIET, "force_listen_count": 1}, spec={"backlog": "catch_up"})
-        # The first one takes its time, so that the others are there when it is answered.
+def test_catch_up_listens_while_chunks_wait(worker: WorkerProcess) -> None:
+    """Waiting chunks only listen. Each chunk still gets one result, in order."""
+    with ScriptedClient(worker) as client:
+        client.prepare({**QUIET, "force_listen_count": 1}, spec={"backlog": "catch_up"})
+        # The first unit is slow, so that the others wait when it is answered.
         large = {"frame_base64_list": [base64_of(picture_of(0, 1344, 1344))] * 2, "max_slice_nums": 9}
         for message in [chunk(0, **large), *(chunk(number) for number in range(1, 12))]:
-            talker.send(message)
-        talker.send(chunk(sound=np.zeros(0, np.float32), audio_base64="!"))
-        talker.send(chunk(12))
-        results = [talker.expect(Result) for _ in range(12)]
-        talker.expect_error("bad_base64")
-        results.append(talker.expect(Result))
+            client.send(message)
+        client.send(chunk(sound=np.zeros(0, np.float32), audio_base64="!"))
+        client.send(chunk(12))
+        results = [client.expect(Result) for _ in range(12)]
+        client.expect_error("bad_base64")
+        results.append(client.expect(Result))
         got = [result.current_time for result in results]
         assert got == list(range(1, 14)), f"expected units in order, got {got}"
         got = [result.is_listen for result in results]
@@ -197,39 +197,41 @@ def test_who_is_behind_may_catch_up(worker: WorkerProcess) -> None:
             assert_result(result, voiced=False)
 
 
-def test_other_names_and_unknown_fields(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
-    """What other clients call things; what nobody knows is passed over, and told where it is a setting."""
+def test_accepts_aliases_and_ignores_unknown_fields(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
+    """Aliases of fields; unknown fields are ignored, and unknown settings are named in `notes`."""
     expected = alone(TURNS_QUIET, 4, picture=True)
-    with Talker(worker) as talker:
+    with ScriptedClient(worker) as client:
         config = {**TURNS_QUIET, "max_kv_tokens": 8000, "window": {"color": "red"}}
-        prepared = talker.prepare(config, prefix_system_prompt="You are a helpful assistant.", mood="good")
+        prepared = client.prepare(config, prefix_system_prompt="You are a helpful assistant.", mood="good")
         notes = " ".join(prepared.notes)
         assert "max_kv_tokens" in notes and "window.color" in notes, f"expected notes on both, got {prepared.notes}"
         results = []
         for number in range(4):
-            talker.send({"type": "video_frame", "frame": base64_of(picture_of(number)), "id": 1})
-            talker.send({"type": "client_diagnostic", "event": "gap", "ms": 12.5})
-            talker.send({"type": "audio_chunk", "audio": base64_of(sound_of(number)), "seq": number})
-            results.append(talker.expect(Result))
-        assert_told(results, expected, "by other names")
+            client.send({"type": "video_frame", "frame": base64_of(picture_of(number)), "id": 1})
+            client.send({"type": "client_diagnostic", "event": "gap", "ms": 12.5})
+            client.send({"type": "audio_chunk", "audio": base64_of(sound_of(number)), "seq": number})
+            results.append(client.expect(Result))
+        assert_same_results(results, expected, "by other names")
         content = [{"type": "text", "text": "You are kind."}, {"type": "audio", "data": base64_of(sound_of(0))}]
-        talker.prepare(QUIET, system_content=content)
+        client.prepare(QUIET, system_content=content)
         given = {"type": "audio_chunk", "audio": base64_of(sound_of(0)), "video_frames": [base64_of(picture_of(0))]}
-        talker.send(given)
-        assert talker.expect(Result).vision_slices == 1
+        client.send(given)
+        assert client.expect(Result).vision_slices == 1
 
 
 def test_named_voices(worker: WorkerProcess) -> None:
-    """A voice of the server's folder goes by its name, with any path in front, and wins over one that is sent."""
+    """A voice of the server is selected by file name, with any path in front, and overrides one that is sent."""
 
     def run(**fields: Any) -> list[Result]:
-        with Talker(worker) as talker:
-            talker.prepare(ALOUD, **fields)
-            return talker.units(range(2))
+        with ScriptedClient(worker) as client:
+            client.prepare(ALOUD, **fields)
+            return client.units(range(2))
 
     high = base64_of(ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard())
     sent = run(ref_audio_base64=high)
-    assert_told(run(ref_audio_path="some/where/high.wav", ref_audio_base64=base64_of(sound_of(0))), sent, "by its name")
+    assert_same_results(
+        run(ref_audio_path="some/where/high.wav", ref_audio_base64=base64_of(sound_of(0))), sent, "by its name"
+    )
     spoken = run(tts_ref_audio_base64=high)
     assert spoken[0].kv_cache_length == run()[0].kv_cache_length, "expected the default voice to be heard"
     default = samples(run()[0])

@@ -1,4 +1,4 @@
-"""A worker's socket, from outside: a real process, real connections, what clients may count on."""
+"""A worker's socket: units, concurrent sessions, lost connections, pauses and timeouts, in a real process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,19 +13,19 @@ from tests.worker.http.client_scripts import (
     TURNS_ALOUD,
     TURNS_QUIET,
     assert_result,
-    assert_told,
+    assert_same_results,
     base64_of,
     chunk,
     picture_of,
     sound_of,
 )
-from tests.worker.http.processes import Refused, Talker, WorkerProcess
-from tests.worker.http.small_worker import N_SLOTS, heard_alone, small_worker
+from tests.worker.http.processes import HandshakeRefused, ScriptedClient, WorkerProcess
+from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
 from worker.config.service import ROOT
 from worker.protocol.messages import Paused, Prepared, Result, Resumed, Stopped, Timeout
 from worker.start.voices import ReferenceSound
 
-SOUND_APART = 1e-4  # of two sessions that speak at the same time; measured 1e-5, beside a loudness of 0.8
+SOUND_TOLERANCE = 1e-4  # of concurrent sessions; measured 1e-5 at an amplitude of 0.8
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +36,34 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(autouse=True)
 def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Every test leaves every slot free."""
+    """Check that the test leaves all slots free."""
     yield
     worker.wait_free(N_SLOTS)
 
 
 @pytest.fixture(scope="module")
 def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
-    return heard_alone(worker)
+    return undisturbed_results(worker)
 
 
 # --- units ----------------------------------------------------------------------------------------
 
 
-def test_thirty_chunks_at_once(worker: WorkerProcess) -> None:
-    """A client that knows nothing but a voice and `audio_chunk`, and does not wait; its last chunk is cut short."""
+def test_answers_thirty_chunks_at_once(worker: WorkerProcess) -> None:
+    """A minimal client: a voice, then chunks without waiting, the last one shorter than a second."""
     voice = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard()
-    with Talker(worker) as talker:
-        talker.send({"type": "prepare", "ref_audio_base64": base64_of(voice)})
+    with ScriptedClient(worker) as client:
+        client.send({"type": "prepare", "ref_audio_base64": base64_of(voice)})
         for number in range(29):
-            talker.send(chunk(number))
-        talker.send(chunk(sound=sound_of(29)[:6000]))
-        prepared = talker.expect(Prepared)
+            client.send(chunk(number))
+        client.send(chunk(sound=sound_of(29)[:6000]))
+        prepared = client.expect(Prepared)
         assert type(prepared.prompt_length) is int and prepared.prompt_length > 0, (
             f"expected characters, got {prepared}"
         )
-        results = [talker.expect(Result) for _ in range(30)]
-        talker.expect_silence(0.2)
-        talker.stop()
+        results = [client.expect(Result) for _ in range(30)]
+        client.expect_silence(0.2)
+        client.stop()
     for result in results:
         assert_result(result)
     got = [result.current_time for result in results]
@@ -77,7 +77,7 @@ def test_thirty_chunks_at_once(worker: WorkerProcess) -> None:
     assert not all(result.is_listen for result in results), "expected some speech, got none: nothing was tested"
 
 
-def test_every_kind_of_unit_is_as_promised(alone: Callable[..., list[Result]]) -> None:
+def test_results_of_all_kinds_follow_the_protocol(alone: Callable[..., list[Result]]) -> None:
     results = alone(TURNS_ALOUD, 8)
     for result in results:
         assert_result(result)
@@ -85,36 +85,36 @@ def test_every_kind_of_unit_is_as_promised(alone: Callable[..., list[Result]]) -
     assert {(True, False), (False, False), (False, True)} <= kinds, f"expected turns and listening, got {kinds}"
 
 
-def test_large_pictures_are_cut(worker: WorkerProcess) -> None:
+def test_slices_large_pictures(worker: WorkerProcess) -> None:
     large = base64_of(picture_of(0, 1344, 896))
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
         given = {"frame_base64_list": [large]}
-        got = [talker.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 2})]
-        got.append(talker.unit(0, frame_base64_list=[large] * 2, max_slice_nums=[1, 2]).vision_slices)
+        got = [client.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 2})]
+        got.append(client.unit(0, frame_base64_list=[large] * 2, max_slice_nums=[1, 2]).vision_slices)
         assert got == [1, 3, 4], f"expected 1 slice, 3, and 1 + 3, got {got}"
-        talker.prepare(QUIET, max_slice_nums=2)
-        got = [talker.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 1})]
+        client.prepare(QUIET, max_slice_nums=2)
+        got = [client.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 1})]
         assert got == [3, 1], f"prepared with 2: expected 3 slices, and 1 where a chunk says so, got {got}"
 
 
-def test_a_later_prepare_starts_anew(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
+def test_second_prepare_restarts_the_session(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
     expected = alone(TURNS_QUIET, 6)
-    with Talker(worker) as talker:
-        talker.prepare({**QUIET, "seed": 1}, system_prompt="You are somebody else.")
-        talker.units(range(3), picture=True)
-        talker.send({"type": "pause"})
-        talker.expect(Paused)
-        talker.prepare(TURNS_QUIET)
-        assert_told(talker.units(range(6)), expected, "after another prepare")
+    with ScriptedClient(worker) as client:
+        client.prepare({**QUIET, "seed": 1}, system_prompt="You are somebody else.")
+        client.units(range(3), picture=True)
+        client.send({"type": "pause"})
+        client.expect(Paused)
+        client.prepare(TURNS_QUIET)
+        assert_same_results(client.units(range(6)), expected, "after another prepare")
 
 
-def test_nothing_reaches_the_next_session(worker: WorkerProcess) -> None:
+def test_settings_do_not_leak_into_next_session(worker: WorkerProcess) -> None:
     def run(config: dict[str, Any] | None, **fields: Any) -> list[Result]:
-        with Talker(worker) as talker:
-            talker.prepare(config, **fields)
-            results = talker.burst(range(5))
-            talker.stop()
+        with ScriptedClient(worker) as client:
+            client.prepare(config, **fields)
+            results = client.burst(range(5))
+            client.stop()
         return results
 
     odd = {
@@ -131,11 +131,11 @@ def test_nothing_reaches_the_next_session(worker: WorkerProcess) -> None:
     assert spoken and all(result.audio_data for result in spoken), f"expected the default of speech, got {spoken}"
 
 
-def test_a_kept_prompt_is_as_good_as_a_fresh_one(worker: WorkerProcess) -> None:
+def test_cached_prompt_gives_same_results(worker: WorkerProcess) -> None:
     def run() -> list[Result]:
-        with Talker(worker) as talker:
-            talker.prepare(QUIET, system_prompt="You like maps.")
-            return talker.burst(range(3))
+        with ScriptedClient(worker) as client:
+            client.prepare(QUIET, system_prompt="You like maps.")
+            return client.burst(range(3))
 
     assert worker.ask("/clear_cache", post={}) == (200, {"success": True, "message": "Cache cleared"})
     status, before = worker.ask("/cache_info")
@@ -146,16 +146,20 @@ def test_a_kept_prompt_is_as_good_as_a_fresh_one(worker: WorkerProcess) -> None:
         f"got {before}, {after}"
     )
     assert isinstance(before["note"], str)
-    assert_told(run(), fresh, "from a kept prompt")
+    assert_same_results(run(), fresh, "from a kept prompt")
 
 
 # --- several sessions -----------------------------------------------------------------------------
 
 
-def test_sessions_do_not_touch_each_other(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
-    """Two talk, one of them in bursts, while a third one is prepared, says nonsense and is lost."""
+def test_concurrent_sessions_are_independent(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
+    """Two sessions run, one in bursts, while a third one is prepared, sends invalid messages and disconnects."""
     turns, aloud = alone(TURNS_ALOUD, 8), alone(ALOUD, 6, picture=True)
-    with Talker(worker, "one") as one, Talker(worker, "two") as two, Talker(worker, "three") as three:
+    with (
+        ScriptedClient(worker, "one") as one,
+        ScriptedClient(worker, "two") as two,
+        ScriptedClient(worker, "three") as three,
+    ):
         one.ask_prepare(TURNS_ALOUD)
         two.ask_prepare(ALOUD)
         one.expect(Prepared)
@@ -169,85 +173,85 @@ def test_sessions_do_not_touch_each_other(worker: WorkerProcess, alone: Callable
         three.send(chunk(sound=np.full(16_000, np.nan, np.float32)))
         three.send("{")
         three.send(chunk(3))
-        three.lose(reset=True)
+        three.drop(reset=True)
         got += two.units(range(4, 6), picture=True)
-        assert_told(got, aloud, "unit by unit", apart=SOUND_APART)
-        assert_told([one.expect(Result) for _ in range(8)], turns, "in a burst", apart=SOUND_APART)
+        assert_same_results(got, aloud, "unit by unit", tolerance=SOUND_TOLERANCE)
+        assert_same_results([one.expect(Result) for _ in range(8)], turns, "in a burst", tolerance=SOUND_TOLERANCE)
 
 
-def test_who_finds_no_slot_waits(worker: WorkerProcess) -> None:
-    """For five seconds; then the handshake is refused."""
-    talkers = [Talker(worker, f"s{number}") for number in range(N_SLOTS)]
+def test_waits_for_free_slot_then_refuses(worker: WorkerProcess) -> None:
+    """The handshake is refused after five seconds."""
+    clients = [ScriptedClient(worker, f"s{number}") for number in range(N_SLOTS)]
     try:
         health = worker.health()
         assert (health["worker_status"], health["slots"]["free"]) == ("duplex_active", 0), f"all taken: got {health}"
         begun = time.monotonic()
-        Talker(worker, wait=False).lose()
-        waiting, refused = Talker(worker, wait=False), Talker(worker, wait=False)
-        talkers.pop().stop()
+        ScriptedClient(worker, wait=False).drop()
+        waiting, refused = ScriptedClient(worker, wait=False), ScriptedClient(worker, wait=False)
+        clients.pop().stop()
         got = []
-        for talker in (waiting, refused):
+        for client in (waiting, refused):
             try:
-                talkers.append(talker.shake_hands())
+                clients.append(client.finish_handshake())
                 got.append(101)
-            except Refused as error:
+            except HandshakeRefused as error:
                 got.append(error.status)
         waited = time.monotonic() - begun
         assert sorted(got) == [101, 403], f"one slot for two: expected one refused with 403, got {got}"
         assert waited >= 4.5, f"expected about 5 s of waiting, got {waited:.1f} s"
-        talkers[-1].prepare(QUIET)
-        talkers[-1].unit(0)
+        clients[-1].prepare(QUIET)
+        clients[-1].unit(0)
     finally:
-        for talker in talkers:
-            talker.lose()
+        for client in clients:
+            client.drop()
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
 @pytest.mark.parametrize("n", [0, 2, 40], ids=["preparing", "in-a-unit", "more-than-is-read"])
-def test_a_lost_connection_frees_its_slot(worker: WorkerProcess, reset: bool, n: int) -> None:
-    """While it is prepared, in the middle of a unit, and when so much waits that the worker has stopped reading."""
-    with Talker(worker) as talker:
-        talker.ask_prepare(ALOUD, system_prompt=f"{reset}" * 500)
+def test_lost_connection_frees_its_slot(worker: WorkerProcess, reset: bool, n: int) -> None:
+    """During `prepare`, during a unit, and while the worker has stopped reading."""
+    with ScriptedClient(worker) as client:
+        client.ask_prepare(ALOUD, system_prompt=f"{reset}" * 500)
         for number in range(n):
-            talker.send(chunk(number))
+            client.send(chunk(number))
         if n:
-            talker.expect(Prepared)
-            talker.receive()
-        talker.lose(reset)
+            client.expect(Prepared)
+            client.receive()
+        client.drop(reset)
         lost = time.monotonic()
         worker.wait_free(N_SLOTS)
         took = time.monotonic() - lost
-    # Within a second and the unit in flight; far less than until a ping goes unanswered, on a busy machine too.
+    # About a second plus the unit in flight, far below the ping timeout.
     assert took < 15, f"expected a free slot within a second or so, got one after {took:.1f} s"
 
 
-def test_many_come_and_go(worker: WorkerProcess) -> None:
-    """Some before the handshake is over."""
+def test_many_short_connections(worker: WorkerProcess) -> None:
+    """Some end during the handshake."""
     for number in range(20):
-        with Talker(worker, wait=number % 2 == 0) as talker:
-            talker.lose(reset=number % 3 == 0)
+        with ScriptedClient(worker, wait=number % 2 == 0) as client:
+            client.drop(reset=number % 3 == 0)
     worker.wait_free(N_SLOTS)
 
 
-def test_who_does_not_read_harms_nobody(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
-    """It is not read from any more; nothing piles up."""
+def test_client_that_does_not_read_affects_no_other(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
+    """The worker stops reading from it; memory stays bounded."""
     before = worker.health()["memory"]["resident"]
-    with Talker(worker) as deaf, Talker(worker) as neighbour:
+    with ScriptedClient(worker) as deaf, ScriptedClient(worker) as neighbour:
         n_taken = deaf.flood('{"type":"resume"}', most=64 * 2**20)
         assert n_taken < 32 * 2**20, f"expected a worker that stops reading, got {n_taken} bytes read"
         neighbour.prepare(TURNS_QUIET)
-        assert_told(neighbour.units(range(6)), alone(TURNS_QUIET, 6), "beside a client that does not read")
+        assert_same_results(neighbour.units(range(6)), alone(TURNS_QUIET, 6), "beside a client that does not read")
         grown = worker.health()["memory"]["resident"] - before
         assert grown < 100 * 10**6, f"expected no memory to pile up, got {grown} bytes more"
 
 
-def test_close_right_behind_stop(worker: WorkerProcess) -> None:
-    """As web clients do."""
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        talker.send(chunk())
-        talker.send({"type": "stop"})
-        talker.close()
+def test_close_immediately_after_stop(worker: WorkerProcess) -> None:
+    """Web clients do this."""
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        client.send(chunk())
+        client.send({"type": "stop"})
+        client.close()
         worker.wait_free(N_SLOTS)
 
 
@@ -255,56 +259,56 @@ def test_close_right_behind_stop(worker: WorkerProcess) -> None:
 
 
 def test_pause_and_resume(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
-    """`paused` comes behind all earlier results; chunks right behind `resume` are heard; the rest is as without."""
+    """`paused` follows all earlier results; chunks sent right after `resume` are processed; results are unchanged."""
     expected = alone(TURNS_QUIET, 6)
-    with Talker(worker, "p") as talker:
-        talker.prepare(TURNS_QUIET)
+    with ScriptedClient(worker, "p") as client:
+        client.prepare(TURNS_QUIET)
         for number in range(3):
-            talker.send(chunk(number))
-        talker.send({"type": "pause"})
-        talker.send(chunk(9))
-        results = [talker.expect(Result) for _ in range(3)]
-        paused = talker.expect(Paused)
+            client.send(chunk(number))
+        client.send({"type": "pause"})
+        client.send(chunk(9))
+        results = [client.expect(Result) for _ in range(3)]
+        paused = client.expect(Paused)
         assert paused.timeout == 60, f"expected the setting's 60 s, got {paused}"
-        error = talker.expect_error("paused")
+        error = client.expect_error("paused")
         assert error.error == "Worker is paused" == error.message, f"expected what clients look for, got {error}"
         health = worker.health()
         got = health["worker_status"], health["slots"], [one["paused"] for one in health["sessions"]]
         assert got == ("duplex_paused", {"total": 3, "free": 2, "paused": 1}, [True]), f"paused: got {got}"
-        with Talker(worker, "q"):
+        with ScriptedClient(worker, "q"):
             assert worker.health()["worker_status"] == "duplex_active", "one of two paused: expected duplex_active"
-        talker.send({"type": "resume"})
+        client.send({"type": "resume"})
         for number in range(3, 6):
-            talker.send(chunk(number))
-        talker.expect(Resumed)
-        results += [talker.expect(Result) for _ in range(3)]
-        assert_told(results, expected, "with a pause")
-        talker.send({"type": "stop"})
-        talker.expect(Stopped)
+            client.send(chunk(number))
+        client.expect(Resumed)
+        results += [client.expect(Result) for _ in range(3)]
+        assert_same_results(results, expected, "with a pause")
+        client.send({"type": "stop"})
+        client.expect(Stopped)
 
 
-def test_a_long_pause_ends_the_session(worker: WorkerProcess) -> None:
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        talker.send({"type": "pause", "timeout": 0.3})
-        assert talker.expect(Paused).timeout == 0.3
-        timeout = talker.expect(Timeout)
+def test_long_pause_ends_session(worker: WorkerProcess) -> None:
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        client.send({"type": "pause", "timeout": 0.3})
+        assert client.expect(Paused).timeout == 0.3
+        timeout = client.expect(Timeout)
         assert timeout.reason == "Pause timeout (0.3s)", f"expected the reason, got {timeout}"
-        code = talker.close_code()
+        code = client.close_code()
         assert code == 1000, f"expected close code 1000, got {code}"
         health = worker.wait_free(N_SLOTS)
         assert health["worker_status"] == "idle", f"expected idle, got {health['worker_status']}"
 
 
-def test_chunks_do_not_lengthen_a_pause(worker: WorkerProcess) -> None:
-    with Talker(worker) as talker:
-        talker.prepare(QUIET)
-        talker.send({"type": "pause", "timeout": 1})
-        talker.expect(Paused)
+def test_chunks_do_not_extend_pause(worker: WorkerProcess) -> None:
+    with ScriptedClient(worker) as client:
+        client.prepare(QUIET)
+        client.send({"type": "pause", "timeout": 1})
+        client.expect(Paused)
         until = time.monotonic() + 30
         while time.monotonic() < until:
-            talker.send(chunk())
-            message = talker.receive()
+            client.send(chunk())
+            message = client.receive()
             if isinstance(message, Timeout):
                 return
             assert message.code == "paused", f"expected errors until the end, got {message!r}"
@@ -312,19 +316,19 @@ def test_chunks_do_not_lengthen_a_pause(worker: WorkerProcess) -> None:
         raise AssertionError("expected the pause to end, got 30 s of errors")
 
 
-def test_stop_comes_behind_what_was_sent(worker: WorkerProcess) -> None:
-    """And what comes behind `stop` does not keep the end from arriving."""
-    with Talker(worker, "bye bye/ä") as talker:
-        talker.prepare(QUIET)
+def test_stop_is_answered_after_earlier_chunks(worker: WorkerProcess) -> None:
+    """Messages after `stop` do not delay the end."""
+    with ScriptedClient(worker, "bye bye/ä") as client:
+        client.prepare(QUIET)
         for number in range(3):
-            talker.send(chunk(number))
-        talker.send({"type": "stop"})
+            client.send(chunk(number))
+        client.send({"type": "stop"})
         for number in range(20):
-            talker.send(chunk(number))
-        got = [talker.expect(Result).current_time for _ in range(3)]
+            client.send(chunk(number))
+        got = [client.expect(Result).current_time for _ in range(3)]
         assert got == [1, 2, 3], f"expected all results first, got {got}"
-        assert talker.expect(Stopped).session_id == "bye_bye__", "expected a name of harmless characters"
-        code = talker.close_code()
+        assert client.expect(Stopped).session_id == "bye_bye__", "expected a name of harmless characters"
+        code = client.close_code()
         assert code == 1000, f"expected close code 1000, got {code}"
-    with Talker(worker) as talker:  # at once
-        talker.prepare(QUIET)
+    with ScriptedClient(worker) as client:  # at once
+        client.prepare(QUIET)
