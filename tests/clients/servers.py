@@ -1,4 +1,4 @@
-"""Servers to talk to: a worker without a model on a thread of its own, a gateway in front of it as a process."""
+"""Test servers: a worker without a model on a thread, and a gateway process in front of it."""
 
 import asyncio
 import signal
@@ -17,31 +17,31 @@ START_S, STOP_S = 60.0, 30.0
 LISTENS, READY = "listening on", "is ready"
 
 
-class Backstage:
-    """A FakeWorker and its event loop. url: where clients find it."""
+class FakeWorkerThread:
+    """A FakeWorker and its event loop. url: its address for clients."""
 
     def __init__(self, worker: FakeWorker, loop: asyncio.AbstractEventLoop, scheme: str):
         self.worker, self._loop = worker, loop
         self.url = f"{scheme}://127.0.0.1:{worker.port}/ws/duplex"
 
-    def do(self, what: Callable[[], Any]) -> Any:
-        """Call on the worker's thread. Returns: what it returns."""
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function on the worker's thread. Returns: its result."""
 
         async def call() -> Any:
-            return what()
+            return function()
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(START_S)
 
 
 @contextmanager
-def null_worker(**options: Any) -> Iterator[Backstage]:
-    """One that listens, until the end of the block."""
+def fake_worker(**options: Any) -> Iterator[FakeWorkerThread]:
+    """A listening worker, until the end of the block."""
     ready, told, over = threading.Event(), [], asyncio.Event()
 
     async def live() -> None:
         async with FakeWorker(**options) as worker:
             scheme = "wss" if "tls" in options else "ws"
-            told.append(Backstage(worker, asyncio.get_running_loop(), scheme))
+            told.append(FakeWorkerThread(worker, asyncio.get_running_loop(), scheme))
             ready.set()
             await over.wait()
 
@@ -57,7 +57,7 @@ def null_worker(**options: Any) -> Iterator[Backstage]:
 
 @contextmanager
 def gateway(*ports: int) -> Iterator[str]:
-    """A gateway in front of workers on these ports, all ready. Gives its address."""
+    """A gateway in front of ready workers on these ports. Yields: its address."""
     workers = ",".join(f"127.0.0.1:{port}" for port in ports)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What people type becomes a full address."""
+"""`TargetAddress`: the full address from what a user enters."""
 
 import ssl
 
@@ -22,22 +22,22 @@ GATEWAY, WORKER = True, False
         ("ws://h/ws/duplex?session_id=you", "ws://h/ws/duplex?session_id=you", "you", WORKER),
     ],
 )
-def test_of(given: str, url: str, name: str, is_gateway: bool) -> None:
+def test_completes_address(given: str, url: str, name: str, is_gateway: bool) -> None:
     got = TargetAddress.of(given, "me")
     assert (got.url, got.session_id, got.is_gateway) == (url, name, is_gateway), got
 
 
-def test_a_new_name_each_time() -> None:
+def test_creates_new_session_ids() -> None:
     first, second = TargetAddress.of("ws://host"), TargetAddress.of("ws://host")
     assert first.session_id != second.session_id and first.session_id in first.url
 
 
-def test_names_are_quoted() -> None:
+def test_quotes_session_ids() -> None:
     assert TargetAddress.of("ws://host", "a/b?c").url == "ws://host/ws/duplex/a%2Fb%3Fc"
 
 
 @pytest.mark.parametrize("given", ["", "ftp://host", "ws://", "ws://host:port", "ws://host:99999999"])
-def test_no_address(given: str) -> None:
+def test_refuses_invalid_addresses(given: str) -> None:
     with pytest.raises(SettingsError, match="url: expected ws://host:port"):
         TargetAddress.of(given)
 
@@ -45,11 +45,11 @@ def test_no_address(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "is_local"), [("localhost:1", True), ("127.0.0.9:1", True), ("[::1]:1", True), ("example.org", False)]
 )
-def test_this_machine(given: str, is_local: bool) -> None:
+def test_recognizes_local_addresses(given: str, is_local: bool) -> None:
     assert TargetAddress.of(given).is_local is is_local
 
 
-def test_what_is_trusted() -> None:
+def test_tls_contexts() -> None:
     secure, plain = TargetAddress.of("wss://host"), TargetAddress.of("ws://host")
     assert plain.tls(None, insecure=True) is None
     assert secure.tls(None, insecure=False).verify_mode is ssl.CERT_REQUIRED

@@ -1,4 +1,4 @@
-"""The library against a worker without a model, and against servers that behave oddly."""
+"""`DuplexClient` against a worker without a model, and against servers that violate the protocol."""
 
 import asyncio
 import ssl
@@ -53,7 +53,7 @@ async def all_of(client: DuplexClient) -> list[ServerMessage]:
 
 @asynccontextmanager
 async def scripted(*says: ServerMessage | str, hears: int = 0, code: int = 1000) -> AsyncIterator[str]:
-    """A server that says a line, hears so many messages, says the others and leaves; its address is a gateway's."""
+    """A server that sends a message, receives `hears` messages, sends the others and closes; a gateway's address."""
 
     async def handler(socket: ServerConnection) -> None:
         for number, message in enumerate(says):
@@ -68,7 +68,7 @@ async def scripted(*says: ServerMessage | str, hears: int = 0, code: int = 1000)
 
 
 @pytest.mark.parametrize("spec", [Spec(), BYTES])
-def test_a_conversation(spec: Spec) -> None:
+def test_conversation(spec: Spec) -> None:
     async def story() -> None:
         async with FakeWorker(n_listen=1, n_speak=2) as worker, connect(address(worker), "me") as client:
             prepared = await client.prepare("Hello.", ref_audio=SECOND, config={"seed": 1, "what": 2}, spec=spec)
@@ -94,7 +94,7 @@ def test_a_conversation(spec: Spec) -> None:
     run(story)
 
 
-def test_refusals_of_what_is_asked() -> None:
+def test_requests_raise_server_errors() -> None:
     async def story() -> None:
         async with FakeWorker() as worker, connect(address(worker)) as client:
             with pytest.raises(ServerError, match="prepare: expected an answer, got error bad_config") as refused:
@@ -111,11 +111,11 @@ def test_refusals_of_what_is_asked() -> None:
     run(story)
 
 
-def test_no_server_and_a_server_that_refuses() -> None:
+def test_connect_errors() -> None:
     async def story() -> None:
         async with FakeWorker() as worker:
             worker.state = "LOADING"
-            with pytest.raises(Refused, match="HTTP 403: every place was taken") as refused:
+            with pytest.raises(Refused, match="HTTP 403: no slot became free in time") as refused:
                 async with connect(address(worker)):
                     pass
             assert refused.value.status == 403
@@ -129,7 +129,7 @@ def test_no_server_and_a_server_that_refuses() -> None:
     run(story)
 
 
-def test_the_connection_is_lost() -> None:
+def test_lost_connection_fails_requests_and_iteration() -> None:
     async def story() -> None:
         async with FakeWorker(think_s=2 * WAIT_S) as worker, connect(address(worker)) as client:
             await client.prepare()
@@ -145,7 +145,7 @@ def test_the_connection_is_lost() -> None:
     run(story)
 
 
-def test_the_queue() -> None:
+def test_reports_queue_positions() -> None:
     queued = Queued(estimated_wait_s=12.0, position=2, queue_length=2, ticket_id="q_0a1b2c3d4e5f")
     moved = QueueUpdate(estimated_wait_s=6.0, position=1, queue_length=2)
     said = (queued, moved, '{"type":"of_a_later_version"}', QueueDone(), Prepared(prompt_length=1), Stopped())
@@ -168,7 +168,7 @@ def test_the_queue() -> None:
     run(story)
 
 
-def test_a_server_that_goes_without_a_word() -> None:
+def test_server_that_closes_without_an_answer() -> None:
     lost = Error(error="the worker is gone", code="worker_lost")
 
     async def story() -> None:
@@ -179,7 +179,7 @@ def test_a_server_that_goes_without_a_word() -> None:
     run(story)
 
 
-def test_a_server_that_does_not_speak_the_protocol() -> None:
+def test_server_that_violates_the_protocol() -> None:
     async def story() -> None:
         async with scripted(QueueDone(), '{"type": "prepared"}') as url, connect(url) as client:
             with pytest.raises(ConnectionLost, match=r"a message of the protocol, got prepared\.prompt_length"):
@@ -188,8 +188,8 @@ def test_a_server_that_does_not_speak_the_protocol() -> None:
     run(story)
 
 
-def test_a_server_without_options() -> None:
-    """An older one ignores `spec`: then sound travels as text."""
+def test_server_without_options() -> None:
+    """An older server ignores `spec`, so sound is sent as text."""
 
     async def story() -> None:
         async with scripted(QueueDone(), '{"type": "prepared", "prompt_length": 3}', hears=1) as url:
@@ -202,7 +202,7 @@ def test_a_server_without_options() -> None:
     run(story)
 
 
-def test_encrypted(tmp_path: Path) -> None:
+def test_tls(tmp_path: Path) -> None:
     made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=me"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]

@@ -1,4 +1,4 @@
-"""Turns, figures and the time line, from messages and times given by hand."""
+"""`TalkLog` and `ReplySound` with given messages and times."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def result(text: str | None = None, *, ends: bool = False) -> Result:
     )
 
 
-def test_turns_and_figures() -> None:
+def test_log_builds_turns_and_summary() -> None:
     record = TalkLog()
     answers = [result(), result("a "), result("b", ends=True), result("c "), result(ends=True), result("d")]
     for number, answer in enumerate(answers):
@@ -59,8 +59,8 @@ def test_first_sound_counts_from_sending() -> None:
     assert (unit.first_sound_ms, unit.sound_start, unit.n_samples) == (250, 7, 200)
 
 
-def test_sound_on_the_time_line(tmp_path: Path) -> None:
-    """It begins after the player's delay, follows gaplessly while it plays, and waits again once it broke off."""
+def test_places_sound_on_the_time_line(tmp_path: Path) -> None:
+    """Sound starts after the player's delay, follows playing sound without a gap, and is delayed after silence."""
     path = tmp_path / "reply.wav"
     loud = np.full(SOUND_RATE, 0.5, np.float32)
     with ReplySound(path, delay_ms=200) as reply:
@@ -76,9 +76,9 @@ def test_sound_on_the_time_line(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["reply.wav"]
 
 
-def test_no_sound_is_no_file(tmp_path: Path) -> None:
+def test_empty_reply_leaves_no_file(tmp_path: Path) -> None:
     with ReplySound(tmp_path / "reply.wav"):
         pass
     assert not list(tmp_path.iterdir())
-    with pytest.raises(SettingsError, match="expected a place for a file, got a folder that is not there"):
+    with pytest.raises(SettingsError, match="expected a place for a file, got a missing folder"):
         ReplySound(tmp_path / "nowhere" / "reply.wav")

@@ -1,4 +1,4 @@
-"""Microphone and speakers, with a stand-in for the package that opens them."""
+"""`SoundCard` with a fake `sounddevice` package."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ BLOCK = 1_600
 
 
 class Stream:
-    """An open stream; `turn` has the card call."""
+    """An open stream; `turn` calls its callback."""
 
     def __init__(self, *, callback: Any, samplerate: int, channels: int, dtype: str, blocksize: int = 0):
         assert (channels, dtype) == (1, "float32")
@@ -51,11 +51,11 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stream]]:
     yield opened
 
 
-def test_seconds_of_the_microphone(streams: dict[str, Stream]) -> None:
+def test_microphone_gives_one_second_units(streams: dict[str, Stream]) -> None:
     async def story() -> None:
         async with SoundCard(delay_ms=0) as card:
             assert streams["input"].rate == 16_000 and streams["input"].is_open
-            heard = np.array_split(SPEECH, np.arange(700, len(SPEECH), BLOCK))  # blocks that do not fit seconds
+            heard = np.array_split(SPEECH, np.arange(700, len(SPEECH), BLOCK))  # blocks that do not align with seconds
             await asyncio.gather(*(asyncio.to_thread(streams["input"].turn, one[:, None]) for one in heard[:1]))
             for one in heard[1:]:
                 streams["input"].turn(one[:, None])
@@ -67,7 +67,7 @@ def test_seconds_of_the_microphone(streams: dict[str, Stream]) -> None:
     asyncio.run(story())
 
 
-def test_the_speakers(streams: dict[str, Stream]) -> None:
+def test_plays_sound_in_order(streams: dict[str, Stream]) -> None:
     async def story() -> None:
         async with SoundCard(delay_ms=1) as card:
             loud = np.full(30, 0.5, np.float32)
@@ -83,13 +83,13 @@ def test_the_speakers(streams: dict[str, Stream]) -> None:
     asyncio.run(story())
 
 
-def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", None)
     with pytest.raises(SettingsError, match=r"--mic: expected the sounddevice package \(pip install sounddevice"):
         SoundCard(0)
 
 
-def test_no_microphone(streams: dict[str, Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_missing_microphone(streams: dict[str, Stream], monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["sounddevice"]
 
     def fail(**_: Any) -> None:

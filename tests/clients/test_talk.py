@@ -1,4 +1,4 @@
-"""The command as people use it: against a worker without a model, and through a gateway."""
+"""`python -m clients.talk` against a worker without a model, directly and through a gateway."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ import soundfile
 from clients import talk
 from clients.duplex import connect
 from clients.talk_options import parser
-from tests.clients.servers import Backstage, gateway, null_worker
+from tests.clients.servers import FakeWorkerThread, fake_worker, gateway
 from tests.clients.test_sound_card import Stream
 from worker.config.service import ROOT
 from worker.protocol.messages import Prepare
@@ -33,27 +33,27 @@ PAGE = ROOT / "docs" / "client.md"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Backstage]:
-    with null_worker(slots=3, n_listen=1, n_speak=3) as one:
+def server() -> Iterator[FakeWorkerThread]:
+    with fake_worker(slots=3, n_listen=1, n_speak=3) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def door(server: Backstage) -> Iterator[str]:
+def gateway_url(server: FakeWorkerThread) -> Iterator[str]:
     with gateway(server.worker.port) as url:
         yield url
 
 
-def said(folder: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Transcript and sound."""
+def outputs(folder: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """The transcript and the sound."""
     wave, rate = soundfile.read(folder / "reply.wav", dtype="float32")
     assert rate == 24_000
     return json.loads((folder / "reply.json").read_text()), wave
 
 
 @pytest.mark.parametrize("form", [(), ("--base64", "--no-partial", "--no-video")])
-def test_as_fast_as_it_goes(
-    server: Backstage, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: tuple[str, ...]
+def test_fast(
+    server: FakeWorkerThread, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: tuple[str, ...]
 ) -> None:
     asked = ["--set", "temperature=0.5", "--set", "window.max_units=12", "--set", "knob=1", "--force-listen", "1"]
     told = ["--url", server.url, "--input", str(VIDEO), "--fast", "--units", "7", "--out", str(tmp_path / "reply.wav")]
@@ -66,7 +66,7 @@ def test_as_fast_as_it_goes(
     assert "(end of turn)" in rows[3] and "8 units, 6 spoken in 2 turns, 6.0 s of sound, 0 failed" in out
     assert "setting knob does not exist" in err, f"expected the server's note, got {err}"
     assert f"sound is sent as {'base64' if form else 'pcm16'}" in err
-    transcript, wave = said(tmp_path)
+    transcript, wave = outputs(tmp_path)
     assert transcript["config"] == {"temperature": 0.5, "window": {"max_units": 12}, "knob": 1, "force_listen_count": 1}
     assert transcript["session_id"].startswith("adx_" if form else "omni_")
     assert [turn["text"] for turn in transcript["turns"]] == [
@@ -83,20 +83,20 @@ def test_as_fast_as_it_goes(
         assert np.all(np.abs(turn).reshape(-1, 240).max(1) > 0.1), "expected a turn without gaps"
 
 
-def test_in_real_time_through_the_gateway(door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paced_through_gateway(gateway_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "reply.wav"
     begun = time.monotonic()
-    status = talk.main(["--url", door, "--input", str(VIDEO), "--units", "3", "--tail", "0", "--out", str(out)])
+    status = talk.main(["--url", gateway_url, "--input", str(VIDEO), "--units", "3", "--tail", "0", "--out", str(out)])
     seconds = time.monotonic() - begun
     assert status == 0, capsys.readouterr().err
     assert seconds > 2, f"expected a unit every second, got 3 in {seconds:.2f} s"
-    transcript, wave = said(tmp_path)
+    transcript, wave = outputs(tmp_path)
     heard = [unit["heard_s"] for unit in transcript["units"]]
     assert all(0 <= at - number - 1 < 0.9 for number, at in enumerate(heard)), f"expected no drift, got {heard}"
     assert transcript["summary"]["spoken"] == 2 and len(wave) >= 3 * 24_000
 
 
-def test_interrupted(server: Backstage, tmp_path: Path) -> None:
+def test_interrupt_writes_outputs(server: FakeWorkerThread, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clients.talk", "--url", server.url, "--input", str(VIDEO), "--loop"]
     command += ["--out", str(tmp_path / "reply.wav"), "--session-id", "interrupted"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -105,18 +105,18 @@ def test_interrupted(server: Backstage, tmp_path: Path) -> None:
         for line in process.stdout:
             if "LISTEN" in line:
                 break
-        assert "interrupted" in server.do(lambda: server.worker.sessions)
+        assert "interrupted" in server.call(lambda: server.worker.sessions)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
         timer.cancel()
     assert process.returncode == 0, f"expected status 0, got {process.returncode}: {err}"
-    assert "turns" in out and "interrupted" not in server.do(lambda: server.worker.sessions)
-    transcript, wave = said(tmp_path)
+    assert "turns" in out and "interrupted" not in server.call(lambda: server.worker.sessions)
+    transcript, wave = outputs(tmp_path)
     assert transcript["summary"]["answered"] == transcript["summary"]["units"] and len(wave) >= 24_000
 
 
-def test_lost_halfway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with null_worker(n_listen=0) as server:
+def test_lost_connection_writes_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_worker(n_listen=0) as server:
         units = iter(range(3))
 
         def count(ms: float) -> None:
@@ -127,12 +127,14 @@ def test_lost_halfway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         status = talk.main(["--url", server.url, "--input", str(VIDEO), "--fast", "--out", str(tmp_path / "reply.wav")])
         err = capsys.readouterr().err
         assert status == 1 and "expected a conversation that goes on, got the end of the connection" in err
-        transcript, wave = said(tmp_path)
+        transcript, wave = outputs(tmp_path)
         assert transcript["summary"]["answered"] == 3 and transcript["summary"]["units"] == 4
         assert np.count_nonzero(wave) > 2.5 * 24_000
 
 
-def test_the_microphone(server: Backstage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_microphone_as_input(
+    server: FakeWorkerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     played = []
 
     class Talking(Stream):
@@ -155,7 +157,7 @@ def test_the_microphone(server: Backstage, monkeypatch: pytest.MonkeyPatch, caps
     ("told", "status", "error"),
     [
         (["--input", "no.mp4"], 2, "error: no.mp4: expected a media file, got no such file"),
-        (["--input", str(VIDEO), "--set", "x"], 2, "error: --set: expected KNOB=VALUE, got 'x'"),
+        (["--input", str(VIDEO), "--set", "x"], 2, "error: --set: expected KEY=VALUE, got 'x'"),
         (["--input", str(VIDEO), "--out", "/nowhere/x.wav"], 2, "error: /nowhere/x.wav: expected a place for a file"),
         (["--input", str(VIDEO), "--out", str(VIDEO)], 2, "expected a file of its own"),
         (["--mic", "--loop"], 2, "error: --loop: expected --input FILE, got --mic"),
@@ -163,17 +165,17 @@ def test_the_microphone(server: Backstage, monkeypatch: pytest.MonkeyPatch, caps
         (["--input", str(VIDEO), "--set", "temperature=99"], 1, "prepare: expected an answer, got error bad_config"),
     ],
 )
-def test_what_cannot_be(
-    server: Backstage, capsys: pytest.CaptureFixture[str], told: list[str], status: int, error: str
+def test_refuses_invalid_arguments(
+    server: FakeWorkerThread, capsys: pytest.CaptureFixture[str], told: list[str], status: int, error: str
 ) -> None:
     got = talk.main(["--url", server.url, *told])
     err = capsys.readouterr().err
     assert got == status and error in err, f"expected {status} and {error!r}, got {got} and {err!r}"
 
 
-def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with null_worker() as server:
-        server.do(lambda: setattr(server.worker, "state", "LOADING"))
+def test_reports_refused_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with fake_worker() as server:
+        server.call(lambda: setattr(server.worker, "state", "LOADING"))
         told = ["--url", server.url, "--input", str(VIDEO), "--out", str(tmp_path / "reply.wav")]
         assert talk.main(told) == 1
     err = capsys.readouterr().err
@@ -181,15 +183,26 @@ def test_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "expected no files where nothing was said"
 
 
-def test_the_queue(server: Backstage, door: str) -> None:
-    """Two wait while every place is taken: one gives up, the other has its turn when a place is free."""
-    command = [sys.executable, "-m", "clients.talk", "--url", door, "--input", str(VIDEO), "--fast", "--units", "1"]
+def test_waits_in_queue(server: FakeWorkerThread, gateway_url: str) -> None:
+    """Two clients wait for a slot: one gives up, the other is served when a slot becomes free."""
+    command = [
+        sys.executable,
+        "-m",
+        "clients.talk",
+        "--url",
+        gateway_url,
+        "--input",
+        str(VIDEO),
+        "--fast",
+        "--units",
+        "1",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
     async def story() -> None:
         async with AsyncExitStack() as stack:
             for _ in range(server.worker.slots):
-                await stack.enter_async_context(connect(door))
+                await stack.enter_async_context(connect(gateway_url))
             waits = [subprocess.Popen([*command, "--tail", "0"], cwd=ROOT, **pipes) for _ in range(2)]
             timer = threading.Timer(WAIT_S, lambda: [one.kill() for one in waits])
             timer.start()
@@ -206,10 +219,10 @@ def test_the_queue(server: Backstage, door: str) -> None:
     asyncio.run(story())
 
 
-# --- the page -------------------------------------------------------------------------------------
+# --- docs/client.md----------------------------------------------------------------------------------
 
 
-def test_the_pages_commands() -> None:
+def test_documented_commands_parse() -> None:
     page = PAGE.read_text(encoding="utf-8")
     commands = re.findall(r"^python -m clients\.talk (.*)$", page, re.MULTILINE)
     assert commands, "expected a command on the page"
@@ -221,11 +234,11 @@ def test_the_pages_commands() -> None:
     assert named <= held and not missing, f"expected the command's options, got {named - held} wrong, {missing} missing"
 
 
-def test_the_pages_client(door: str, tmp_path: Path) -> None:
+def test_documented_client_runs(gateway_url: str, tmp_path: Path) -> None:
     [code] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     program = tmp_path / "client.py"
-    hurried = code.replace("ws://localhost:8006", door).replace("begin + second + 1", "begin + second / 20")
-    assert door in hurried and "second / 20" in hurried
+    hurried = code.replace("ws://localhost:8006", gateway_url).replace("begin + second + 1", "begin + second / 20")
+    assert gateway_url in hurried and "second / 20" in hurried
     program.write_text(hurried, encoding="utf-8")
     run = [sys.executable, str(program)]
     done = subprocess.run(run, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=WAIT_S)
@@ -235,8 +248,8 @@ def test_the_pages_client(door: str, tmp_path: Path) -> None:
     assert lines.count("0.50 s of sound") == 6, done.stdout
 
 
-# --- what it is made of ---------------------------------------------------------------------------
+# --- defaults -----------------------------------------------------------------------------------
 
 
-def test_the_default_prompt_is_the_protocols() -> None:
+def test_default_prompt_equals_the_protocol_default() -> None:
     assert Prepare().system_prompt == parser().get_default("prompt")

@@ -157,7 +157,7 @@ def test_unused_keys_of_flags_and_variables_give_notes(file: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["file", "flag", "environment"])
-def test_a_model_id_is_no_path_unless_the_folder_exists(file: Path, tmp_path: Path, source: str) -> None:
+def test_model_id_is_a_path_only_if_the_folder_exists(file: Path, tmp_path: Path, source: str) -> None:
     content = {"model": {"model_path": "someone/model"}} if source == "file" else {}
     flags = {"model.model_path": "someone/model"} if source == "flag" else {}
     environ = {"DUOLOGUE_MODEL_MODEL_PATH": "someone/model"} if source == "environment" else {}
@@ -167,7 +167,7 @@ def test_a_model_id_is_no_path_unless_the_folder_exists(file: Path, tmp_path: Pa
     assert load(file, content, flags=flags, environ=environ)[0].model.model_path == expected
 
 
-def test_other_paths_take_no_model_ids(file: Path, tmp_path: Path) -> None:
+def test_other_path_settings_take_no_model_ids(file: Path, tmp_path: Path) -> None:
     config, _ = load(file, {"model": {"token2wav_path": "someone/vocoder"}})
     assert config.model.token2wav_path == tmp_path / "someone" / "vocoder"
 
@@ -245,7 +245,7 @@ def test_error_names_every_problem_and_its_source(file: Path) -> None:
     }, got
 
 
-def test_enabled_names_each_value_that_it_takes(file: Path) -> None:
+def test_error_names_all_values_of_enabled(file: Path) -> None:
     error = refused(file, {"service": {"compile": {"enabled": "yes"}}})
     [problem] = error.problems
     assert problem == ("service.compile.enabled", 'true or false or "auto"', "'yes' (config.json)")
@@ -340,7 +340,7 @@ def test_merges_objects_key_by_key(file: Path) -> None:
         ({"mode": "max-autotune", "enabled": False}, {}, {"service.compile": True}, True, "max-autotune"),
         ({"mode": "max-autotune"}, {"DUOLOGUE_SERVICE_COMPILE": "false"}, {}, False, "max-autotune"),
         (False, {"DUOLOGUE_SERVICE_COMPILE": '{"mode": "reduce-overhead"}'}, {}, True, "reduce-overhead"),
-        # One key inside says how, not whether.
+        # A single key inside does not turn compilation on.
         (False, {"DUOLOGUE_SERVICE_COMPILE_MODE": "reduce-overhead"}, {}, False, "reduce-overhead"),
         (False, {}, {"service.compile.mode": "max-autotune"}, False, "max-autotune"),
         (True, {"DUOLOGUE_SERVICE_COMPILE": "true"}, {"service.compile": False}, False, "default"),
@@ -419,7 +419,7 @@ def test_refuses_unknown_home_folders(file: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", ["", None])
-def test_empty_paths(file: Path, empty: str | None) -> None:
+def test_empty_paths_use_defaults(file: Path, empty: str | None) -> None:
     paths = {"model": {"model_path": empty, "pt_path": empty}, "audio": {"ref_audio_path": empty}}
     config, _ = load(file, paths)
     assert config.model.model_path == ROOT / "assets" / "tiny", "expected the default where there must be a path"

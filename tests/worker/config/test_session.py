@@ -1,4 +1,4 @@
-"""Settings: ranges, strict types, errors that name every setting, and what the samplers get."""
+"""Session and engine settings: ranges, strict types, errors, sampler settings."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def refused(settings: type[Settings], **given: object) -> SettingError:
 
 
 def session_settings() -> st.SearchStrategy[dict[str, Any]]:
-    """Any values inside the ranges."""
+    """Valid values of any settings."""
     values: dict[str, st.SearchStrategy[Any]] = {name: st.integers(*ends) for name, ends in WHOLE.items()}
     values |= {name: st.floats(*ends) | st.sampled_from(ends) for name, ends in REAL.items()}
     values |= {name: st.sampled_from(choices) for name, choices in CHOICES.items()}
@@ -80,13 +80,13 @@ def session_settings() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=values)
 
 
-def test_the_tables_of_this_file_name_every_setting() -> None:
+def test_tables_of_this_file_cover_every_setting() -> None:
     named = {*WHOLE, *REAL, *CHOICES, *FLAGS, "window"}
     assert named == set(SessionConfig.model_fields), named ^ set(SessionConfig.model_fields)
 
 
 @pytest.mark.parametrize(("setting", "ends"), [*WHOLE.items(), *REAL.items()])
-def test_ranges_end_where_they_say(setting: str, ends: tuple[float, float]) -> None:
+def test_range_limits_are_inclusive(setting: str, ends: tuple[float, float]) -> None:
     for end in ends:
         got = getattr(SessionConfig(**{setting: end}), setting)
         assert got == end, f"{setting}: expected {end}, got {got}"
@@ -98,7 +98,7 @@ def test_ranges_end_where_they_say(setting: str, ends: tuple[float, float]) -> N
         assert text == expected, f"expected {expected!r}, got {text!r}"
 
 
-def test_errors_say_the_range() -> None:
+def test_errors_name_the_range() -> None:
     assert str(refused(SessionConfig, temperature=3)) == "setting temperature: expected a number from 0 to 2, got 3"
     assert str(refused(SessionConfig, listen_top_k=0)) == (
         "setting listen_top_k: expected null or a whole number from 1 to 2147483647, got 0"
@@ -119,7 +119,7 @@ def test_types_are_strict(setting: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("setting", WHOLE)
-def test_whole_numbers_are_no_floats(setting: str) -> None:
+def test_refuses_floats_as_whole_numbers(setting: str) -> None:
     assert [one.setting for one in refused(SessionConfig, **{setting: 2.0}).problems] == [setting]
 
 
@@ -131,19 +131,19 @@ def test_flags_are_bools(setting: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("setting", SessionConfig.model_fields)
-def test_null_is_for_settings_that_have_a_meaning_for_it(setting: str) -> None:
+def test_null_only_for_optional_settings(setting: str) -> None:
     if setting in OPTIONAL:
         assert getattr(SessionConfig(**{setting: None}), setting) is None
     else:
         assert [one.setting for one in refused(SessionConfig, **{setting: None}).problems] == [setting]
 
 
-def test_whole_numbers_will_do_for_floats() -> None:
+def test_accepts_whole_numbers_as_floats() -> None:
     config = SessionConfig(temperature=1, drain_s=2)
     assert (config.temperature, type(config.temperature), config.drain_s) == (1.0, float, 2.0)
 
 
-def test_every_bad_setting_is_named() -> None:
+def test_error_names_every_invalid_setting() -> None:
     with pytest.raises(SettingError) as caught:
         SessionConfig.of(DEFAULTS, {"temperature": 9, "seed": -1, "window": {"mode": "on", "max_units": 0}, "top_k": 5})
     error = caught.value
@@ -157,7 +157,7 @@ def test_every_bad_setting_is_named() -> None:
     )
 
 
-def test_low_is_at_most_high() -> None:
+def test_low_must_not_exceed_high() -> None:
     assert WindowConfig(low_tokens=10, high_tokens=10).low_tokens == 10
     text = str(refused(WindowConfig, low_tokens=11, high_tokens=10))
     assert text == "setting low_tokens: expected at most high_tokens (10), got 11", text
@@ -165,7 +165,7 @@ def test_low_is_at_most_high() -> None:
     assert [one.setting for one in error.problems] == ["window.low_tokens"], error.problems
 
 
-def test_bad_values_are_shown_cut() -> None:
+def test_errors_truncate_values() -> None:
     long, deep = "x" * 10_000, []
     for _ in range(100_000):
         deep = [deep]
@@ -177,7 +177,7 @@ def test_bad_values_are_shown_cut() -> None:
 
 
 @given(values=st.dictionaries(st.sampled_from(list(SessionConfig.model_fields)) | st.text(max_size=5), JSON))
-def test_no_input_gives_any_other_error(values: dict[str, object]) -> None:
+def test_raises_only_setting_errors(values: dict[str, object]) -> None:
     try:
         config, _ = SessionConfig.of(DEFAULTS, values)
     except SettingsError as error:
@@ -193,7 +193,7 @@ def test_no_input_gives_any_other_error(values: dict[str, object]) -> None:
         assert error.problems
 
 
-def test_frozen() -> None:
+def test_settings_are_frozen() -> None:
     config = SessionConfig()
     with pytest.raises(ValidationError):
         config.temperature = 1.0
@@ -202,17 +202,17 @@ def test_frozen() -> None:
     assert hash(config) == hash(SessionConfig())
 
 
-# --- one session's config from defaults and client ------------------------------------------------
+# --- defaults and client values -------------------------------------------------------------------
 
 
-def test_client_values_lie_over_the_workers() -> None:
+def test_client_values_override_defaults() -> None:
     worker = SessionConfig(temperature=0.3, top_k=7, window={"mode": "context", "max_units": 3})
     config, notes = SessionConfig.of(worker, {"top_k": 9, "window": {"max_units": 5}})
     assert notes == []
     assert config == SessionConfig(temperature=0.3, top_k=9, window={"mode": "context", "max_units": 5})
 
 
-def test_nothing_reaches_the_next_session() -> None:
+def test_values_do_not_leak_into_next_session() -> None:
     given_first = {"top_k": 9, "window": {"max_units": 5}, "compat": "reference"}
     before = dict(given_first)
     SessionConfig.of(DEFAULTS, given_first)
@@ -221,14 +221,14 @@ def test_nothing_reaches_the_next_session() -> None:
     assert given_first == before
 
 
-def test_window_may_be_ready_made() -> None:
+def test_accepts_window_config() -> None:
     window = WindowConfig(mode="off")
     assert SessionConfig.of(DEFAULTS, {"window": window})[0].window is window
     text = str(refused(SessionConfig, window=3))
     assert text == "setting window: expected an object, got 3", text
 
 
-def test_unknown_keys_are_ignored_and_told() -> None:
+def test_unknown_keys_are_ignored_with_notes() -> None:
     given = {"temprature": 1, "window": {"hi_tokens": 3}, "high_tokens": 3, "qqqq": None, 5: 6}
     config, notes = SessionConfig.of(DEFAULTS, given)
     assert config == DEFAULTS
@@ -241,38 +241,38 @@ def test_unknown_keys_are_ignored_and_told() -> None:
     ]
 
 
-def test_a_flood_of_unknown_keys_is_told_in_few_words() -> None:
+def test_limits_notes_for_many_unknown_keys() -> None:
     _, notes = SessionConfig.of(DEFAULTS, {f"{n}" * 1000: n for n in range(1, 101)})
     assert len(notes) == 21 and notes[-1] == "80 more settings do not exist and are ignored", notes[-1]
     assert max(map(len, notes)) < 150
 
 
-def test_our_own_misspelling_is_an_error() -> None:
+def test_constructor_refuses_unknown_keys() -> None:
     text = str(refused(SessionConfig, temprature=1))
     assert text == "setting temprature: expected a setting that exists, such as temperature, got 1", text
 
 
 @pytest.mark.parametrize("given", [[], None, 3, "temperature"])
-def test_settings_are_an_object(given: object) -> None:
+def test_refuses_other_values_than_objects(given: object) -> None:
     with pytest.raises(SettingsError, match="session settings: expected an object, got"):
         SessionConfig.of(DEFAULTS, given)
 
 
-# --- what the samplers get ------------------------------------------------------------------------
+# --- sampler settings ---------------------------------------------------------------------------
 
 
-def test_token_sets_are_in_order() -> None:
+def test_token_set_indices() -> None:
     assert (REFERENCE_SET, FIXED_SET, REPLY_SET, REPLY_TEXT_SET) == (0, 1, 2, 3)
 
 
-def test_default_sampling_is_the_released_one() -> None:
+def test_default_sampling_equals_the_released_one() -> None:
     reference, fixed = SessionConfig(compat="reference"), SessionConfig()
     assert reference.text_sampling() == replace(DUPLEX_TEXT, sign_blind=True, set_index=0)
     assert fixed.text_sampling() == replace(DUPLEX_TEXT, listen_scale_on_probability=True, set_index=1)
     assert reference.speech_sampling() == fixed.speech_sampling() == DUPLEX_SPEECH
 
 
-def test_every_sampling_setting_arrives() -> None:
+def test_passes_all_sampling_settings() -> None:
     config = SessionConfig(
         temperature=0.5,
         top_k=3,
@@ -311,14 +311,14 @@ def test_every_sampling_setting_arrives() -> None:
         ({}, False),
     ],
 )
-def test_greedy(settings: dict[str, Any], greedy: bool) -> None:
+def test_greedy_conditions(settings: dict[str, Any], greedy: bool) -> None:
     got = SessionConfig(**settings).text_sampling().greedy
     assert got is greedy, f"{settings}: expected greedy {greedy}, got {got}"
     assert not SessionConfig(**settings).speech_sampling().greedy
 
 
 @given(settings=session_settings())
-def test_what_is_in_range_is_in_range_for_the_samplers(settings: dict[str, Any]) -> None:
+def test_samplers_accept_all_valid_settings(settings: dict[str, Any]) -> None:
     config = SessionConfig(**settings)
     text, speech_tokens = config.text_sampling(), config.speech_sampling()
     assert text.stop_probe and not text.chunked_window
@@ -329,26 +329,26 @@ def test_what_is_in_range_is_in_range_for_the_samplers(settings: dict[str, Any])
 # --- engine ---------------------------------------------------------------------------------------
 
 
-def test_vocoder_lies_in_the_checkpoint() -> None:
+def test_vocoder_folder_defaults_to_the_checkpoint() -> None:
     assert EngineConfig().token2wav_folder == Path("assets/tiny/assets/token2wav")
     assert EngineConfig(model_path="/m").token2wav_folder == Path("/m/assets/token2wav")
     assert EngineConfig(model_path="/m", token2wav_path="/v").token2wav_folder == Path("/v")
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:15"])
-def test_devices(device: str) -> None:
+def test_accepts_devices(device: str) -> None:
     assert EngineConfig(device=device).device == device
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0\n", " cpu", "", None, 0])
-def test_no_devices(device: object) -> None:
+def test_refuses_other_devices(device: object) -> None:
     text = str(refused(EngineConfig, device=device))
     assert text == f'setting device: expected text like "auto", "cpu", "cuda", "cuda:0", got {shown(device)}', text
 
 
-def test_a_slot_holds_the_window_and_a_unit() -> None:
+def test_slot_must_hold_window_and_unit() -> None:
     session = SessionConfig(window={"high_tokens": 300, "low_tokens": 200})
-    # <unit>, a picture, ten rows of sound, a turn end put in, 20 tokens, terminator, </unit>
+    # <unit>, a picture, ten tokens of sound, an inserted turn end, 20 tokens, terminator, </unit>
     assert session.unit_rows == 1 + 66 + 10 + 1 + 20 + 2
     EngineConfig(llm_len=400, session=session)
     error = refused(EngineConfig, llm_len=399, session=session)
@@ -356,7 +356,7 @@ def test_a_slot_holds_the_window_and_a_unit() -> None:
     assert "100 tokens for a unit in llm_len (399), got 300" in str(error), error
 
 
-def test_a_sessions_own_window_is_checked_too() -> None:
+def test_checks_window_of_each_session() -> None:
     engine = EngineConfig(llm_len=5000)
     engine.check_session(SessionConfig(window={"high_tokens": 4900}))
     with pytest.raises(SettingError, match=r"setting window\.high_tokens: .* got 4901"):
@@ -370,14 +370,14 @@ def test_a_sessions_own_window_is_checked_too() -> None:
         engine.check_session(more_slices)
 
 
-def test_nested_settings_are_named_from_the_top() -> None:
+def test_errors_use_full_names_of_nested_settings() -> None:
     error = refused(EngineConfig, session={"window": {"max_units": 0}, "top_k": -1}, llm_len=0)
     got = [one.setting for one in error.problems]
     assert got == ["llm_len", "session.top_k", "session.window.max_units"], got
 
 
 @given(values=st.dictionaries(st.sampled_from(list(EngineConfig.model_fields)), JSON))
-def test_no_engine_setting_gives_any_other_error(values: dict[str, object]) -> None:
+def test_engine_settings_raise_only_setting_errors(values: dict[str, object]) -> None:
     try:
         EngineConfig(**values)
     except SettingError as error:
@@ -388,13 +388,13 @@ def test_no_engine_setting_gives_any_other_error(values: dict[str, object]) -> N
 
 
 def documented(root: Path) -> dict[str, tuple[str, ...]]:
-    """setting -> (default, allowed, what it does), as the table has them."""
+    """setting -> (default, allowed, what it does), as in the table."""
     lines = (root / "docs" / "session-config.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return {row[0].strip("`"): tuple(row[1:]) for row in rows}
 
 
-def test_the_document_lists_every_setting(root: Path) -> None:
+def test_document_lists_every_setting(root: Path) -> None:
     sections = [("", SessionConfig), ("window.", WindowConfig)]
     expected: dict[str, tuple[str, ...]] = {}
     for prefix, settings in sections:

@@ -1,4 +1,4 @@
-"""`python -m worker.offline`: files in, reply and transcript out, the same every time; what is refused and how."""
+"""`python -m worker.offline`: deterministic outputs, failures, refused arguments, interrupts."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from worker.offline.reply import starts
 from worker.start import voices
 
 RATE = 24_000
-# Seconds of babble are what takes time: units of few tokens, rough sound.
+# Speech takes most of the time: few tokens per unit and few solver steps.
 FAST = ["--euler-steps", "1", "--set", "max_new_speak_tokens_per_chunk=4"]
 QUIET = ["--force-listen", "1000"]
 LISTEN_ROWS, PICTURE_ROWS = 13, 66
@@ -36,7 +36,7 @@ LISTEN_ROWS, PICTURE_ROWS = 13, 66
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with media files: of sound, of pictures, of both."""
+    """A folder with media files: sound only, pictures only, both."""
     folder = tmp_path_factory.mktemp("media")
     sound, video = ["-f", "lavfi", "-i", "sine=f=300:d=3"], ["-f", "lavfi", "-i", "testsrc2=s=160x120:r=5:d=3"]
     encode = [media._program(), "-nostdin", "-loglevel", "error"]
@@ -50,7 +50,7 @@ def start(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen
     line = [sys.executable, "-m", "worker.offline", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     root = Path(offline.__file__).parents[2]
-    # A shell that runs the tests in the background has them, and whatever they start, ignore interrupts.
+    # A background job of a shell ignores SIGINT, and its children inherit that.
     return subprocess.Popen(
         line,
         cwd=root,
@@ -67,13 +67,13 @@ def read_all(terminal: int) -> str:
     try:
         while piece := os.read(terminal, 10_000):
             data += piece
-    except OSError:  # how a terminal says that nobody holds its other end
+    except OSError:  # raised by a terminal whose other end is closed
         os.close(terminal)
     return data.decode()
 
 
 def talk(folder: Path, file: Path, *flags: object, status: int = 0) -> dict:
-    """Run here. Returns: the transcript."""
+    """Run in this process. Returns: the transcript."""
     out = ["--out", folder / "r.wav", "--transcript", folder / "r.json"]
     got = main([str(word) for word in (file, *out, *FAST, *flags)])
     assert got == status, f"expected status {status}, got {got}"
@@ -81,13 +81,13 @@ def talk(folder: Path, file: Path, *flags: object, status: int = 0) -> dict:
 
 
 def rows(out: str) -> list[list[str]]:
-    """The table's cells, the text in one."""
+    """The cells of the table; the text is one cell."""
     cells = [line.split("|") for line in out.splitlines()]
     return [[*left.split(), *middle.split(), text.strip()] for left, middle, text in cells]
 
 
-def test_the_same_every_time(files: Path, tmp_path: Path) -> None:
-    """Two processes, one of them at a terminal."""
+def test_runs_are_deterministic(files: Path, tmp_path: Path) -> None:
+    """Two processes, one of them with a terminal."""
     outs = [[tmp_path / f"{n}.wav", tmp_path / f"{n}.json"] for n in (1, 2)]
     flags = [[files / "both.mp4", "--out", out, "--transcript", told, "--force-listen", 1] for out, told in outs]
     master, slave = pty.openpty()
@@ -137,7 +137,7 @@ def test_the_same_every_time(files: Path, tmp_path: Path) -> None:
     assert counts and counts[0] == 0, f"expected a bar that knows how many units there are, got {shown!r}"
 
 
-def test_what_a_file_holds(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_with_sound_or_pictures_only(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, n_rows in (
         ("sound.wav", LISTEN_ROWS),
         ("video.mp4", LISTEN_ROWS + PICTURE_ROWS),
@@ -151,7 +151,7 @@ def test_what_a_file_holds(files: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert len(pcm) == 3 * RATE and not pcm.any(), f"{name}: expected three seconds of silence"
 
 
-def test_a_turn_is_heard_out(files: Path, tmp_path: Path) -> None:
+def test_silent_units_finish_the_turn(files: Path, tmp_path: Path) -> None:
     def n_units(*flags: object) -> int:
         return len(talk(tmp_path, files / "sound.wav", "--set", "generate_audio=false", *flags)["units"])
 
@@ -163,8 +163,8 @@ def test_a_turn_is_heard_out(files: Path, tmp_path: Path) -> None:
     assert n_units(*speaking, "--max-units", 1, "--tail", 1) == 2
 
 
-def test_the_tail_ends_with_the_turn(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fourth token ends the turn: its speech goes on without text, and so does the conversation."""
+def test_silent_units_end_with_the_turn(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth token ends the turn's text; silent units continue until its sound ends."""
     plain = TextStages._chose
 
     def chose(self: TextStages, job, token: int) -> None:
@@ -181,7 +181,7 @@ def test_the_tail_ends_with_the_turn(files: Path, tmp_path: Path, monkeypatch: p
     assert [(turn["start"], turn["end"]) for turn in document["turns"]] == [(2, len(decisions) - 1)]
 
 
-def test_timings_have_a_place_of_their_own(files: Path, tmp_path: Path) -> None:
+def test_timings_are_separate_in_the_transcript(files: Path, tmp_path: Path) -> None:
     plain = talk(tmp_path, files / "sound.wav", *QUIET)
     timed = talk(tmp_path, files / "sound.wav", *QUIET, "--timings")
     timings = timed.pop("timings")
@@ -209,12 +209,12 @@ def failing(method: Callable, on_call: int) -> Callable:
     ("owner", "method", "on_call", "flags"),
     [
         (UnitSteps, "hear", 2, []),
-        # The result is out when the window moves, which lets every unit go; the session has to start anew.
+        # The window moves after the result is sent; a failure then evicts all units, and the session is prepared again.
         (ContextMover, "drop", 2, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
     ],
     ids=["before its result", "behind its result"],
 )
-def test_a_unit_fails(
+def test_failed_unit_is_an_outcome(
     owner: type, method: str, on_call: int, flags: list[str], files: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(owner, method, failing(getattr(owner, method), on_call))
@@ -229,7 +229,7 @@ def test_a_unit_fails(
     assert (tmp_path / "r.wav").exists()
 
 
-def test_sound_that_no_unit_takes(tmp_path: Path) -> None:
+def test_reports_unit_with_invalid_sound(tmp_path: Path) -> None:
     samples = np.zeros(48_000, np.float32)
     samples[20_000] = np.nan
     soundfile.write(tmp_path / "nan.wav", samples, 16_000, subtype="FLOAT")
@@ -238,7 +238,9 @@ def test_sound_that_no_unit_takes(tmp_path: Path) -> None:
     assert "AudioError: sound: expected finite samples" in document["units"][1]["error"]
 
 
-def test_the_engine_breaks_down(files: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_failure_ends_the_run(
+    files: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(UnitLoop, "run", failing(UnitLoop.run, 3))
     assert main([str(files / "sound.wav"), "--out", str(tmp_path / "r.wav"), *QUIET]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -248,16 +250,14 @@ def test_the_engine_breaks_down(files: Path, tmp_path: Path, monkeypatch, capsys
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What is said of arguments that nothing is loaded for."""
+    """The error for arguments that are refused before anything is loaded."""
     assert main([str(argument) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, f"expected one line, got {out + err!r}"
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_files_that_cannot_be_used(
-    files: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refuses_unusable_files(files: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Engine, "build", None)
     sound = files / "sound.wav"
     assert refused(capsys, tmp_path / "no.mp4").endswith("no.mp4: expected a media file, got no such file")
@@ -272,7 +272,7 @@ def test_files_that_cannot_be_used(
     assert sound.read_bytes() == kept
 
 
-def test_settings_that_cannot_be_used(files: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_invalid_settings(files: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Engine, "build", None)
     sound = files / "sound.wav"
     for flags, said in {
@@ -292,7 +292,7 @@ def test_settings_that_cannot_be_used(files: Path, monkeypatch, capsys: pytest.C
         assert refused(capsys, sound, *flags) == said
 
 
-def test_options_become_settings() -> None:
+def test_options_set_the_settings() -> None:
     words = "talk.mp4 --seed 5 --greedy --window context --max-slice-nums 3 --compat reference --force-listen 7"
     words += " --euler-steps 4 --model m --token2wav t --device cpu --dtype bfloat16 --compile --cuda-graphs off"
     more = ["temperature=0.5", "window.max_units=9", 'window={"marker":"; "}', "top_k=1", "top_k=2", "drain_s=0"]
@@ -313,21 +313,21 @@ def test_options_become_settings() -> None:
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
-def test_settings_reach_the_session(compat: str, files: Path, tmp_path: Path) -> None:
+def test_session_uses_the_settings(compat: str, files: Path, tmp_path: Path) -> None:
     flags = [files / "sound.wav", "--force-listen", 0, "--compat", compat, "--max-units", 1, "--tail", 0]
     flags += ["--set", "generate_audio=false"]
 
-    def said(*more: object) -> list[int]:
+    def tokens(*more: object) -> list[int]:
         return talk(tmp_path, *flags, *more)["units"][0]["tokens"]
 
-    assert said("--greedy", "--seed", 0) == said("--greedy", "--seed", 1), "expected no draws of text"
-    assert len({tuple(said("--seed", seed)) for seed in range(3)}) > 1, "expected the seed to matter"
+    assert tokens("--greedy", "--seed", 0) == tokens("--greedy", "--seed", 1), "expected no draws of text"
+    assert len({tuple(tokens("--seed", seed)) for seed in range(3)}) > 1, "expected the seed to matter"
 
 
 # --- voices -------------------------------------------------------------------------------------
 
 
-def test_voices_are_kept(files: Path, tmp_path: Path, monkeypatch) -> None:
+def test_caches_voices(files: Path, tmp_path: Path, monkeypatch) -> None:
     flags = [files / "sound.wav", "--force-listen", 0, "--max-units", 1, "--tail", 0]
     talk(tmp_path, *flags)
     expected = (tmp_path / "r.wav").read_bytes()
@@ -340,7 +340,7 @@ def test_voices_are_kept(files: Path, tmp_path: Path, monkeypatch) -> None:
     assert (tmp_path / "r.wav").read_bytes() == expected, "expected the voice that was kept"
 
 
-def test_what_it_speaks_with(files: Path, tmp_path: Path) -> None:
+def test_uses_the_reference_voice(files: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.flac"
     soundfile.write(other, 0.1 * np.random.default_rng(1).standard_normal((44_100, 2)), 44_100)
     flags = [files / "sound.wav", "--force-listen", 0, "--max-units", 1, "--tail", 0, "--greedy"]
@@ -350,7 +350,7 @@ def test_what_it_speaks_with(files: Path, tmp_path: Path) -> None:
         sounds.append((tmp_path / "r.wav").read_bytes())
     assert len(set(sounds)) == 3
     assert [one["ref_audio"] for one in told] == ["default.wav", "other.flac", "default.wav"]
-    # Before the first token: what the prompt and the unit take.
+    # Before the first token, the context holds the prompt and the unit.
     default, shorter, longer = (one["units"][0]["llm_rows"] - len(one["units"][0]["tokens"]) for one in told)
     assert shorter == default - 10, "expected ten rows for each second of sound"
     assert longer > default, f"expected more rows for more text, got {default} and {longer}"
@@ -359,7 +359,7 @@ def test_what_it_speaks_with(files: Path, tmp_path: Path) -> None:
 # --- interruption -------------------------------------------------------------------------------
 
 
-def test_an_interrupt_writes_nothing(tmp_path: Path) -> None:
+def test_interrupt_writes_nothing(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "long.wav", np.zeros(16_000 * 900), 16_000)
     (tmp_path / "r.wav").write_text("older")
     flags = ["--out", tmp_path / "r.wav", "--transcript", tmp_path / "r.json", *QUIET]
@@ -374,7 +374,7 @@ def test_an_interrupt_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--out", "--transcript"])
-def test_an_interrupt_while_writing(flag: str, files: Path, tmp_path: Path, monkeypatch) -> None:
+def test_interrupt_during_writing_leaves_no_partial_file(flag: str, files: Path, tmp_path: Path, monkeypatch) -> None:
     def interrupted(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 

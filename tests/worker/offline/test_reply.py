@@ -1,4 +1,4 @@
-"""What a file's run leaves behind: where sound lies on the time line, which units make a turn, the JSON's lines."""
+"""Outcomes of an offline run: the time line, turns, transcript and table."""
 
 import json
 
@@ -21,11 +21,11 @@ LENGTHS = st.lists(st.just(0) | st.integers(0, 3 * RATE), max_size=12)
 
 
 def outcomes(
-    *told: tuple[str | None, OfflineState] | Exception, pcm: list[np.ndarray | None] | None = None
+    *units: tuple[str | None, OfflineState] | Exception, pcm: list[np.ndarray | None] | None = None
 ) -> list[UnitOutcome]:
-    """One for each (text, standing behind it); None listens."""
+    """An outcome for each (text, state after it); a text of None listens."""
     made, before = [], SILENT
-    for index, one in enumerate(told):
+    for index, one in enumerate(units):
         if isinstance(one, Exception):
             made.append(UnitOutcome(index, Failure("s", index + 1, one), before, before))
             continue
@@ -44,7 +44,7 @@ def with_sound(*lengths: int) -> list[UnitOutcome]:
 
 
 @given(LENGTHS, st.integers(0, 3000))
-def test_where_sound_begins(lengths: list[int], delay_ms: int) -> None:
+def test_sound_starts_follow_the_player_model(lengths: list[int], delay_ms: int) -> None:
     begins = starts(lengths, delay_ms)
     assert len(begins) == len(lengths)
     end = 0
@@ -59,15 +59,15 @@ def test_where_sound_begins(lengths: list[int], delay_ms: int) -> None:
         end = begin + n if n else end
 
 
-def test_a_turn_in_the_players_hands() -> None:
+def test_player_delay_bridges_short_first_second() -> None:
     lengths = [0, 20_160, 24_000, 27_840, 0]
     assert starts(lengths) == [24_000, 48_000, 72_000, 96_000, 123_840]
-    # With a player that waits, the turn's short first second joins the second one.
+    # With a delay, the turn's short first sound and the next one are contiguous.
     assert starts(lengths, 200) == [28_800, 52_800, 72_960, 96_960, 124_800]
 
 
 @given(LENGTHS, st.integers(0, 500))
-def test_every_sample_has_its_place(lengths: list[int], delay_ms: int) -> None:
+def test_every_sample_is_placed_once(lengths: list[int], delay_ms: int) -> None:
     made = with_sound(*lengths)
     wave = sound(made, delay_ms)
     assert wave.dtype == np.float32
@@ -81,7 +81,7 @@ def test_every_sample_has_its_place(lengths: list[int], delay_ms: int) -> None:
         assert wave[-1] != 0, "expected nothing behind the last sound"
 
 
-def test_turns() -> None:
+def test_groups_units_into_turns() -> None:
     got = turns(
         outcomes(
             (None, SILENT),
@@ -94,7 +94,7 @@ def test_turns() -> None:
             ("No", OPEN),
             RuntimeError("lost"),
             (" way", DRAINING),
-            ("Well", OPEN),  # begins while the old one's sound comes to its end
+            ("Well", OPEN),  # begins while the previous turn's sound ends
             (".", DRAINING),
             ("So.", SILENT),
             (None, SILENT),
@@ -109,21 +109,21 @@ def test_turns() -> None:
     ]
 
 
-def test_a_turn_that_is_broken_off() -> None:
+def test_interrupted_turn() -> None:
     broken = outcomes(("One", OPEN), (None, SILENT), ("two", OPEN), (None, OPEN), (" three", OPEN))
     assert turns(broken) == [Turn(0, 0, "One"), Turn(2, 4, "two three")]
 
 
-def test_a_turn_that_begins_without_words() -> None:
+def test_turn_that_begins_without_text() -> None:
     got = turns(outcomes(("One.", DRAINING), ("", OPEN), ("Two.", SILENT)))
     assert got == [Turn(0, 1, "One."), Turn(1, 2, "Two.")]
 
 
-def test_a_turn_without_words() -> None:
+def test_turn_without_text() -> None:
     assert turns(outcomes(("", OPEN), ("", SILENT), (None, SILENT))) == [Turn(0, 1, "")]
 
 
-def test_transcript() -> None:
+def test_transcript_lists_turns_and_units() -> None:
     made = outcomes((None, SILENT), ("Hé", OPEN), ValueError("bad"), pcm=[None, np.ones(5, np.float32)])
     document = transcript(made, {"file": "a.mp4"}, delay_ms=100)
     assert list(document) == ["file", "turns", "units"]
@@ -139,7 +139,7 @@ def test_transcript() -> None:
     assert "Hé" in written.decode(), "expected letters as they are"
 
 
-def test_rows_are_lines_in_columns() -> None:
+def test_rows_align_with_the_header() -> None:
     times = StageTimes(wait=0.25, decode=12.34, sound=5.0, total=123.456)
     result = UnitResult("s", 8, False, 'a\n\x1b"b', True, np.zeros(840 * 24, np.float32), 3, 25, 99, times=times)
     stages = "total wait see hear prefill decode condition speech sound finalize"

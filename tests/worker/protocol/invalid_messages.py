@@ -1,4 +1,4 @@
-"""Nonsense that a client may send, as text and in binary frames, and the code of the error that comes back."""
+"""Invalid client messages, as text and binary frames, each with the code of the expected error."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from worker.protocol.wire import pack_frame
 
 
 def noise(**changes: float) -> np.ndarray:
-    """A second of sound with a few samples of another value."""
+    """One second of sound with a few samples replaced."""
     sound = sound_of(0).copy()
     for place, value in changes.items():
         sound[int(place[1:])] = value
@@ -22,7 +22,7 @@ def noise(**changes: float) -> np.ndarray:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A picture that says it is large, and holds nothing."""
+    """A PNG header with a size and no pixels."""
 
     def part(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -45,7 +45,7 @@ def prepare(**fields: Any) -> str:
 
 
 def setting(**config: Any) -> str:
-    """A `prepare` whose settings are odd."""
+    """A `prepare` with invalid settings."""
     return prepare(config={**QUIET, **config})
 
 
@@ -57,7 +57,7 @@ HALF = picture_of(0)[: len(picture_of(0)) // 2]
 GIF = io.BytesIO()
 Image.new("P", (8, 8)).save(GIF, "GIF")
 
-# What is sent -> the code that comes back. The session goes on as if nothing had been sent.
+# Name -> (message, expected code). The message has no other effect on the session.
 HARMLESS: dict[str, tuple[str | bytes, str]] = {
     "no-json": ("{", "bad_json"),
     "nothing": ("", "bad_json"),
@@ -154,7 +154,7 @@ HARMLESS: dict[str, tuple[str | bytes, str]] = {
     "voice-with-a-zero": (prepare(ref_audio_path="default.wav\x00.txt"), "bad_config"),
     "voice-is-a-list": (prepare(ref_audio_path=["default.wav"]), "bad_message"),
 }
-# The same of binary frames, where float32 is agreed.
+# The same for binary frames, with float32 agreed on.
 BINARY: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "bad_message"),
     "garbage": (bytes(range(256)) * 20, "bad_message"),

@@ -1,4 +1,4 @@
-"""What a client's message is read as or refused with, and pieces of messages: for tests of the protocol."""
+"""Reads client messages in tests, and builds parts of messages."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from worker.protocol.wire import Form, WireError
 
 FORMS = get_args(Form)
 PICTURE = b"\xff\xd8\xff\xd9"
-# The fields that a result has to have, of a unit that listened.
+# The required fields of a result that listened.
 LISTEN = {"is_listen": True, "current_time": 1, "cost_all_ms": 9.0, "server_send_ts": 1777777777.25}
 LISTEN |= {"wall_clock_ms": 12.3, "kv_cache_length": 812}
 
@@ -23,12 +23,12 @@ def b64(*samples: float) -> str:
 
 
 def sent(**fields: Any) -> Any:
-    """What a client's message is read as."""
+    """The message that these fields are read as."""
     return read_text(json.dumps(fields))
 
 
 def refused(**fields: Any) -> WireError:
-    """What a client's message is refused with."""
+    """The error that these fields are refused with."""
     with pytest.raises(WireError) as caught:
         sent(**fields)
     return caught.value

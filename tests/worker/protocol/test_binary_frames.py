@@ -1,4 +1,4 @@
-"""Messages as binary frames: sound and pictures behind a header, and what is wrong with them."""
+"""Messages in binary frames: a header, sound and pictures."""
 
 import struct
 from typing import Any
@@ -13,7 +13,7 @@ from worker.protocol.wire import Form, WireError, pack_frame
 
 
 @pytest.mark.parametrize("form", ["pcm16", "float32"])
-def test_binary_chunks(form: Form) -> None:
+def test_reads_binary_chunks(form: Form) -> None:
     spec = Spec(sound_in=form)
     samples = np.array([0.5, -0.25], np.float32)
     chunk = AudioChunk(audio_base64=samples, frame_base64_list=[PICTURE, PICTURE * 2], max_slice_nums=[1, 2])
@@ -28,7 +28,7 @@ def test_binary_chunks(form: Form) -> None:
     assert read_text(write(got)).pictures() == [PICTURE, PICTURE * 2], "expected base64 where nothing is agreed"
 
 
-def test_binary_frames_have_to_be_agreed() -> None:
+def test_refuses_binary_frames_without_agreement() -> None:
     data = write(AudioChunk(audio_base64=np.zeros(2, np.float32)), Spec(sound_in="pcm16"))
     for read, spec in ((read_binary, Spec(sound_out="pcm16")), (read_server, Spec(sound_in="pcm16"))):
         with pytest.raises(WireError) as caught:
@@ -52,13 +52,13 @@ def test_binary_frames_have_to_be_agreed() -> None:
         ),
     ],
 )
-def test_bad_binary_chunks(header: dict[str, Any], sound: bytes, pictures: list[bytes], text: str) -> None:
+def test_refuses_invalid_binary_chunks(header: dict[str, Any], sound: bytes, pictures: list[bytes], text: str) -> None:
     with pytest.raises(WireError) as caught:
         read_binary(pack_frame(header, sound, pictures), Spec(sound_in="pcm16"))
     assert str(caught.value).startswith(text), caught.value
 
 
-def test_broken_binary_sound_is_told_when_decoded() -> None:
+def test_invalid_sound_is_refused_when_decoded() -> None:
     chunk = read_binary(pack_frame({"type": "audio_chunk"}, b"abc", [b""]), Spec(sound_in="pcm16"))
     with pytest.raises(WireError, match=r"audio_chunk.audio_base64: expected 2 bytes a sample, got 3 bytes"):
         chunk.samples()
@@ -66,7 +66,7 @@ def test_broken_binary_sound_is_told_when_decoded() -> None:
         chunk.pictures()
 
 
-def test_pictures_in_a_servers_frame() -> None:
+def test_refuses_pictures_in_server_frames() -> None:
     data = pack_frame({"type": "partial", "current_time": 1, "part": 1}, b"ab", [PICTURE])
     with pytest.raises(WireError, match="frame_bytes: expected none, got 1"):
         read_server(data, Spec(sound_out="pcm16"))

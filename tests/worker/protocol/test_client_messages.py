@@ -1,4 +1,4 @@
-"""A client's messages: names, types, other names for a field, what is not said, payloads."""
+"""Client messages: types, defaults, aliases, payloads."""
 
 import base64
 
@@ -20,7 +20,7 @@ from worker.protocol.messages import (
 from worker.protocol.wire import WireError
 
 
-def test_types() -> None:
+def test_message_types() -> None:
     got = sorted(CLIENT.classes)
     expected = ["audio_chunk", "client_diagnostic", "interrupt", "pause", "prepare", "resume", "stop", "video_frame"]
     assert got == expected and all(issubclass(cls, FromClient) for cls in CLIENT.classes.values())
@@ -28,7 +28,7 @@ def test_types() -> None:
         assert sent(type=name) == cls()
 
 
-def test_plain_prepare() -> None:
+def test_prepare_defaults() -> None:
     got = sent(type="prepare")
     assert got == Prepare()
     assert (got.system_prompt, got.config, got.max_slice_nums, got.deferred_finalize) == (SYSTEM_PROMPT, {}, None, True)
@@ -41,7 +41,7 @@ def test_plain_prepare() -> None:
     )
 
 
-def test_full_prepare() -> None:
+def test_prepare_with_all_fields() -> None:
     spec = {"version": 1, "partial_results": True, "sound_in": "pcm16", "sound_out": "float32", "backlog": "catch_up"}
     fields = {
         "system_prompt": "",
@@ -58,14 +58,14 @@ def test_full_prepare() -> None:
     assert got.model_dump() == {"type": "prepare", **fields}
 
 
-def test_the_voice_that_speaks_is_the_one_of_the_prompt() -> None:
+def test_speech_voice_defaults_to_the_prompt_voice() -> None:
     got = sent(type="prepare", ref_audio_base64=b64(0.5), tts_ref_audio_base64="")
     assert got.tts_ref_audio().tolist() == [0.5]
     got = sent(type="prepare", tts_ref_audio_base64=b64(0.5), ref_audio_base64="")
     assert got.ref_audio() is None and got.tts_ref_audio().tolist() == [0.5]
 
 
-def test_system_content() -> None:
+def test_reads_system_content() -> None:
     items = [
         {"type": "text", "text": "Speak like this:", "name": "ignored"},
         {"type": "audio", "data": None, "duration": 3.5},
@@ -79,7 +79,7 @@ def test_system_content() -> None:
     assert got.ref_audio().tolist() == [0.5]
 
 
-def test_what_is_given_by_name_counts_more_than_system_content() -> None:
+def test_named_fields_override_system_content() -> None:
     items = [{"type": "text", "text": "a"}, {"type": "audio", "data": b64(0.5)}]
     for name in ("system_prompt", "prefix_system_prompt"):
         got = sent(type="prepare", system_content=items, ref_audio_base64=b64(0.25), **{name: "b"})
@@ -99,20 +99,20 @@ def test_what_is_given_by_name_counts_more_than_system_content() -> None:
         ([{"type": ["text"]}], "prepare.system_content[0]: expected an object whose type is"),
     ],
 )
-def test_bad_system_content(content: object, text: str) -> None:
+def test_refuses_invalid_system_content(content: object, text: str) -> None:
     error = refused(type="prepare", system_content=content)
     assert error.code == ErrorCode.BAD_MESSAGE and str(error).startswith(text), error
 
 
 @pytest.mark.parametrize(("alias", "name"), [("prefix_system_prompt", "system_prompt")])
-def test_other_names_in_prepare(alias: str, name: str) -> None:
+def test_aliases_in_prepare(alias: str, name: str) -> None:
     assert sent(type="prepare", **{alias: "x"}) == Prepare(**{name: "x"})
     assert sent(type="prepare", **{alias: "x", name: "y"}) == Prepare(**{name: "y"})
     assert sent(type="prepare", **{alias: "x", name: None}) == Prepare(**{name: "x"})
     assert str(refused(type="prepare", **{alias: 3})) == f"prepare.{alias}: expected text, got 3"
 
 
-def test_other_names_in_audio_chunk() -> None:
+def test_aliases_in_audio_chunk() -> None:
     picture = base64.b64encode(PICTURE).decode()
     for audio in ("audio_base64", "audio"):
         for frames in ("frame_base64_list", "video_frames"):
@@ -124,7 +124,7 @@ def test_other_names_in_audio_chunk() -> None:
     assert sent(type="video_frame", frame=picture).picture() == PICTURE
 
 
-def test_every_other_name_is_tested() -> None:
+def test_all_aliases_are_tested() -> None:
     got = {
         (cls.__name__, alias) for cls in CLIENT.classes.values() for names in cls.aliases.values() for alias in names
     }
@@ -140,7 +140,7 @@ def test_chunk_options() -> None:
     assert sent(type="pause").timeout is None and sent(type="pause", timeout=3).timeout == 3.0
 
 
-def test_payloads_are_decoded_when_asked_for() -> None:
+def test_decodes_payloads_on_access() -> None:
     got = sent(type="audio_chunk", audio_base64="not base64", frame_base64_list=["?", ""])
     for call, code, what in (
         (got.samples, "bad_base64", "audio_chunk.audio_base64: expected base64"),
@@ -157,14 +157,14 @@ def test_payloads_are_decoded_when_asked_for() -> None:
         assert caught.value.code == code and str(caught.value).startswith(what), caught.value
 
 
-def test_diagnostics_keep_their_fields() -> None:
+def test_diagnostics_keep_all_fields() -> None:
     got = sent(type="client_diagnostic", event="gap", ms=3.5, list=[1, {"a": None}], nothing=None)
     assert isinstance(got, ClientDiagnostic)
     assert got.model_extra == {"event": "gap", "ms": 3.5, "list": [1, {"a": None}], "nothing": None}
 
 
 @pytest.mark.parametrize("name", [name for name in CLIENT.classes if name != "client_diagnostic"])
-def test_unknown_fields_and_nulls_say_nothing(name: str) -> None:
+def test_ignores_unknown_fields_and_nulls(name: str) -> None:
     needed = {"audio_chunk": {"audio_base64": "AAAAAA=="}, "video_frame": {"frame": "AAAA"}}.get(name, {})
     cls = CLIENT.classes[name]
     nulls = {field: None for field in cls.model_fields if field != "type" and field not in needed}

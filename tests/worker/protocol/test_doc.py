@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does."""
+"""docs/protocol.md matches the code."""
 
 import json
 import re
@@ -17,21 +17,21 @@ def document(root: Path) -> str:
 
 
 @pytest.mark.parametrize("section", sections().split("\n\n#"), ids=lambda section: section.strip("# ").split("\n")[0])
-def test_the_document_has_every_message(document: str, section: str) -> None:
+def test_document_contains_every_message(document: str, section: str) -> None:
     assert section.strip() in document, f"expected what python -m worker.protocol.doc prints, got no\n{section}"
 
 
-def test_the_document_has_no_other_message(document: str) -> None:
+def test_document_contains_no_other_message(document: str) -> None:
     got = set(re.findall(r"^### `(\w+)`$", document, re.M))
     assert got == CLIENT.classes.keys() | SERVER.classes.keys()
 
 
-def test_the_document_has_every_code(document: str) -> None:
+def test_document_lists_all_codes(document: str) -> None:
     got = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", document, re.M)
     assert got == list(ErrorCode), f"expected {list(ErrorCode)}, got {got}"
 
 
-def test_examples_can_be_read(document: str) -> None:
+def test_examples_are_valid_messages(document: str) -> None:
     examples = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", document, re.S)]
     assert len(examples) > 4
     for example in examples:

@@ -1,4 +1,4 @@
-"""What is refused, in which words; whatever comes is a message or an error by name."""
+"""Refused messages and their error texts; any input is a message or a WireError."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ from worker.protocol.messages import CLIENT, SERVER, FromClient, FromServer, Spe
 from worker.protocol.wire import WireError
 
 
-def test_texts_that_clients_look_for() -> None:
+def test_keeps_texts_that_clients_match() -> None:
     for fields in ({}, {"audio_base64": None}, {"audio_base64": ""}, {"audio": "", "frame_base64_list": ["AAAA"]}):
         error = refused(type="audio_chunk", **fields)
         assert str(error) == "Missing audio_base64" and error.code == "missing_audio", fields
@@ -92,13 +92,13 @@ def test_texts_that_clients_look_for() -> None:
         ),
     ],
 )
-def test_wrong_types_are_named(fields: dict[str, Any], text: str) -> None:
+def test_errors_name_field_and_type(fields: dict[str, Any], text: str) -> None:
     error = refused(**fields)
     assert str(error).startswith(text) and len(str(error)) < 250, f"expected {text}, got {error}"
     assert error.code == ErrorCode.BAD_MESSAGE
 
 
-def test_infinite_numbers() -> None:
+def test_refuses_infinite_numbers() -> None:
     with pytest.raises(WireError, match=r"pause.timeout: expected a number from .* got inf"):
         read_text('{"type":"pause","timeout":1e999}')
     for text in ('{"type":"pause","timeout":NaN}', '{"type":"prepare","config":{"a":Infinity}}'):
@@ -167,7 +167,9 @@ def test_any_frame_is_a_message_or_a_wire_error(name: str, fields: dict, payload
     fields=st.dictionaries(st.text(max_size=9), JSON, max_size=4),
     data=st.data(),
 )
-def test_any_servers_message_is_read_or_refused(name: str, fields: dict[str, Any], data: st.DataObject) -> None:
+def test_any_server_message_is_a_message_or_a_wire_error(
+    name: str, fields: dict[str, Any], data: st.DataObject
+) -> None:
     names = st.sampled_from(list(SERVER.classes[name].model_fields))
     fields |= data.draw(st.dictionaries(names, JSON, max_size=6))
     read_or_refused(read_server, json.dumps({**fields, "type": name}))

@@ -1,4 +1,4 @@
-"""What is written is read as it was, in every form of sound, and quickly."""
+"""Written messages are read back unchanged in every encoding of sound, and fast."""
 
 import time
 from typing import Any
@@ -123,8 +123,8 @@ def test_prepare_round_trips(prompt: str, spec: Spec, config: dict[str, Any]) ->
         assert read_text(write(other)).model_dump() == other.model_dump()
 
 
-def test_a_second_of_sound_is_cheap() -> None:
-    """The best of many, as the machine may be busy: nothing may look through long text twice."""
+def test_writing_a_second_of_sound_is_fast() -> None:
+    """The best of many runs, since the machine may be busy."""
     pcm = np.linspace(-1, 1, 24_000, dtype=np.float32)
     result, chunk = Result(**LISTEN, audio_data=pcm), write(AudioChunk(audio_base64=pcm[:16_000]))
     data = write(result)

@@ -1,4 +1,4 @@
-"""A server's messages: what each is written as, rounded numbers, errors of others and of our own."""
+"""Server messages: their JSON, rounding, errors."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ def test_speaking_result() -> None:
     assert (got["vision_slices"], got["vision_tokens"]) == (3, 192)
 
 
-def test_no_sound_is_null() -> None:
+def test_empty_sound_is_null() -> None:
     nothing = Result(**LISTEN, audio_data=np.zeros(0, np.float32))
     for spec in (Spec(), Spec(sound_out="pcm16")):
         assert fields_of(nothing, spec)["audio_data"] is None
@@ -85,7 +85,7 @@ def test_result_of_the_published_protocol() -> None:
     assert {key: ours[key] for key in published} == published
 
 
-def test_small_messages() -> None:
+def test_messages_with_few_fields() -> None:
     for message, fields in (
         (Paused(timeout=60), {"type": "paused", "timeout": 60.0}),
         (Resumed(), {"type": "resumed"}),
@@ -113,7 +113,7 @@ def test_prepared() -> None:
     assert recorded["recording_session_id"] == "omni_d1"
 
 
-def test_errors() -> None:
+def test_error_messages() -> None:
     got = fields_of(Error(error="Worker is paused", code=ErrorCode.PAUSED))
     assert got == {"type": "error", "error": "Worker is paused", "message": "Worker is paused", "code": "paused"}
     assert Error.of(refused(type="audio_chunk")).model_dump() == {
@@ -129,7 +129,7 @@ def test_errors() -> None:
     assert write(Error.of(ValueError("half \ud800"))).encode("utf-8").count(b"half ?") == 2
 
 
-def test_errors_of_others_are_read() -> None:
+def test_reads_unknown_error_codes() -> None:
     assert read_server('{"type":"error","error":"Worker is paused"}').code == "internal"
     assert read_server('{"type":"error","error":"x","code":"of_tomorrow"}').code == "of_tomorrow"
     assert read_server('{"type":"error","error":"x","code":"paused"}').code == ErrorCode.PAUSED
@@ -138,7 +138,7 @@ def test_errors_of_others_are_read() -> None:
     assert caught.value.code == ErrorCode.UNKNOWN_TYPE
 
 
-def test_our_own_mistakes_are_errors() -> None:
+def test_constructor_refuses_invalid_fields() -> None:
     for make in (
         lambda: Result(**LISTEN, kv_len=3),
         lambda: Result(**{**LISTEN, "cost_all_ms": float("nan")}),

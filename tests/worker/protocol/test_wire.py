@@ -33,13 +33,13 @@ def b64(data: bytes) -> str:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_error_says_what_expected_got() -> None:
+def test_error_text() -> None:
     error = WireError(ErrorCode.BAD_AUDIO, "sound", expected="samples", got="none")
     assert str(error) == "sound: expected samples, got none" and error.code == "bad_audio"
     assert isinstance(error, ModelError) and isinstance(error, ValueError)
 
 
-def test_error_with_a_text_that_clients_look_for() -> None:
+def test_error_with_fixed_text() -> None:
     error = WireError(ErrorCode.PAUSED, "unit", expected="an open session", got="paused", text="Worker is paused")
     assert (str(error), error.what, error.expected, error.got) == (
         "Worker is paused",
@@ -49,12 +49,12 @@ def test_error_with_a_text_that_clients_look_for() -> None:
     )
 
 
-def test_shown_is_short_and_cheap() -> None:
+def test_shown_is_short_and_fast() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     big = ["x" * 50_000_000, [10**5000] * 100_000, {str(i): 1 for i in range(1000)}, deep]
-    start = time.process_time()  # of the processor: another process may be in the way
+    start = time.process_time()  # CPU time, since other processes may run
     for value in big:
         assert len(shown(value)) < 400, f"expected a short text, got {len(shown(value))} characters"
     took = time.process_time() - start
@@ -81,20 +81,20 @@ def test_shown_is_short_and_cheap() -> None:
         *('{"a":' * 300 + "1" + "}" * 300, b"\xff\xfe"),
     ],
 )
-def test_no_json(text: str | bytes) -> None:
+def test_refuses_invalid_json(text: str | bytes) -> None:
     error = refused(wire.read_object, text)
     assert error.code == ErrorCode.BAD_JSON, error
     assert str(error).startswith("message: expected JSON, got ") and len(str(error)) < 200, error
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", '"type"', "true", "1e999"])
-def test_no_object(text: str) -> None:
+def test_refuses_other_values_than_objects(text: str) -> None:
     error = refused(wire.read_object, text)
     assert error.code == ErrorCode.BAD_MESSAGE, error
     assert str(error).startswith("message: expected a JSON object, got "), error
 
 
-def test_objects() -> None:
+def test_reads_objects() -> None:
     assert wire.read_object(' {"a": [1, 2.5, "é😀", null]}\n') == {"a": [1, 2.5, "é😀", None]}
     assert wire.read_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
     assert wire.read_object('{"a": 1, "a": 2}') == {"a": 2}
@@ -107,7 +107,7 @@ def test_written_json_is_strict() -> None:
             wire.json_text({"a": number})
 
 
-def test_clean() -> None:
+def test_clean_replaces_surrogates() -> None:
     assert wire.clean("a\ud800é😀") == "a?é😀"
 
 
@@ -123,13 +123,13 @@ def test_base64_with_line_breaks(data: bytes, width: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "AA", "AAA", "A===", "AA-_", "AAAA!", "ä", "AA==AAAA", "%%%%", "\ud800"])
-def test_no_base64(text: str) -> None:
+def test_refuses_invalid_base64(text: str) -> None:
     error = refused(wire.base64_bytes, text, "audio_chunk.audio_base64")
     assert error.code == ErrorCode.BAD_BASE64
     assert str(error).startswith("audio_chunk.audio_base64: expected base64, got "), error
 
 
-def test_pictures() -> None:
+def test_decodes_pictures() -> None:
     for text in ("/9j/2Q==", "data:image/jpeg;base64,/9j/2Q==", "DATA:;base64,/9j/2Q==", b"\xff\xd8\xff\xd9"):
         assert wire.picture_bytes(text, "frame") == b"\xff\xd8\xff\xd9", text
     for nothing in ("", b"", "data:image/jpeg;base64,"):
@@ -151,7 +151,7 @@ def test_sound_as_text(samples: np.ndarray) -> None:
 
 
 @given(samples=SAMPLES)
-def test_pcm16_loses_half_a_step(samples: np.ndarray) -> None:
+def test_pcm16_rounds_to_half_a_step(samples: np.ndarray) -> None:
     data = Sound(samples).packed("pcm16")
     assert len(data) == 2 * len(samples)
     got = Sound(data, "pcm16").samples("sound")
@@ -176,7 +176,7 @@ def test_float32_is_exact(samples: np.ndarray) -> None:
     assert Sound(b64(data)).packed("float32") == data
 
 
-def test_nan_passes_for_others_to_refuse() -> None:
+def test_nan_is_passed_through() -> None:
     assert np.isnan(Sound(b64(struct.pack("<f", np.nan))).samples("sound")).all()
 
 
@@ -191,24 +191,24 @@ def test_nan_passes_for_others_to_refuse() -> None:
         (Sound(b"abcdef", "float32"), "bad_audio", "x: expected 4 bytes a sample, got 6 bytes"),
     ],
 )
-def test_broken_sound(sound: Sound, code: str, text: str) -> None:
+def test_refuses_invalid_sound(sound: Sound, code: str, text: str) -> None:
     error = refused(sound.samples, "x")
     assert error.code == code and str(error).startswith(text), error
 
 
-def test_what_is_no_sound() -> None:
+def test_refuses_other_values_as_sound() -> None:
     for value in (3, b"abcd", None, [0.0], np.zeros((2, 2), np.float32), np.zeros(3, np.int16)):
         with pytest.raises(ValueError, match="float samples"):
             Sound.of(value)
 
 
-def test_other_layouts_of_samples() -> None:
+def test_accepts_other_sample_layouts() -> None:
     samples = np.arange(6, dtype=">f8")[::2] / 8
     assert Sound.of(samples).packed("float32") == struct.pack("<3f", 0, 0.25, 0.5)
     assert Sound.of(samples).samples("sound").dtype == np.float32
 
 
-def test_sound_tells_its_size_only() -> None:
+def test_repr_shows_size_only() -> None:
     assert repr(Sound("A" * 100_000)) == "Sound(100000 characters)"
     assert [bool(Sound(data)) for data in ("", np.zeros(0, np.float32), b"", "A")] == [False, False, False, True]
 
@@ -226,7 +226,7 @@ def test_frames_round_trip(sound: bytes, pictures: list[bytes]) -> None:
     assert wire.unpack_frame(data) == ({"type": "x", "é": [1]}, sound, pictures)
 
 
-def test_layout_of_a_frame() -> None:
+def test_frame_layout() -> None:
     header = b'{"type":"x","audio_bytes":2,"frame_bytes":[1,3]}'
     assert wire.pack_frame({"type": "x"}, b"ab", [b"c", b"def"]) == struct.pack("<I", len(header)) + header + b"abcdef"
     for counts in ("{}", '{"audio_bytes":null,"frame_bytes":null}', '{"audio_bytes":0,"frame_bytes":[]}'):
@@ -262,7 +262,7 @@ def test_layout_of_a_frame() -> None:
         (frame('{"audio_bytes":' + "9" * 4000 + "}"), "bad_message", "binary frame: expected a number too large"),
     ],
 )
-def test_broken_frames(data: bytes, code: str, text: str) -> None:
+def test_refuses_invalid_frames(data: bytes, code: str, text: str) -> None:
     error = refused(wire.unpack_frame, data)
     assert error.code == code and str(error).startswith(text), f"expected {code} {text}, got {error.code} {error}"
 
