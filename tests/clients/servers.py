@@ -36,12 +36,12 @@ class FakeWorkerThread:
 @contextmanager
 def fake_worker(**options: Any) -> Iterator[FakeWorkerThread]:
     """A listening worker, until the end of the block."""
-    ready, told, over = threading.Event(), [], asyncio.Event()
+    ready, threads, over = threading.Event(), [], asyncio.Event()
 
     async def live() -> None:
         async with FakeWorker(**options) as worker:
             scheme = "wss" if "tls" in options else "ws"
-            told.append(FakeWorkerThread(worker, asyncio.get_running_loop(), scheme))
+            threads.append(FakeWorkerThread(worker, asyncio.get_running_loop(), scheme))
             ready.set()
             await over.wait()
 
@@ -49,9 +49,9 @@ def fake_worker(**options: Any) -> Iterator[FakeWorkerThread]:
     thread.start()
     assert ready.wait(START_S), "expected a worker that listens"
     try:
-        yield told[0]
+        yield threads[0]
     finally:
-        told[0].do(over.set)
+        threads[0].call(over.set)
         thread.join(STOP_S)
 
 

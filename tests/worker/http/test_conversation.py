@@ -259,6 +259,15 @@ async def test_interrupt_between_units_ends_the_turn() -> None:
 
 
 @staged
+async def test_notes_that_deferred_finalize_has_no_effect() -> None:
+    stage = Stage()
+    await stage.say(Prepare(), Prepare(deferred_finalize=False))
+    assert (await stage.hear()).notes == []
+    [note] = (await stage.hear()).notes
+    assert note.startswith("setting deferred_finalize has no effect: "), note
+
+
+@staged
 async def test_refuses_too_many_frames() -> None:
     stage = Stage()
     await stage.say(*[VideoFrame(frame="AAAA")] * (MAX_FRAMES + 2))
