@@ -52,13 +52,13 @@ async def all_of(client: DuplexClient) -> list[ServerMessage]:
 
 
 @asynccontextmanager
-async def scripted(*says: ServerMessage | str, hears: int = 0, code: int = 1000) -> AsyncIterator[str]:
-    """A server that sends a message, receives `hears` messages, sends the others and closes; a gateway's address."""
+async def scripted(*messages: ServerMessage | str, n_received: int = 0, code: int = 1000) -> AsyncIterator[str]:
+    """A server that sends a message, receives `n_received`, sends the others and closes. Yields: its address."""
 
     async def handler(socket: ServerConnection) -> None:
-        for number, message in enumerate(says):
+        for number, message in enumerate(messages):
             if number == 1:
-                for _ in range(hears):
+                for _ in range(n_received):
                     await socket.recv()
             await socket.send(message if isinstance(message, str) else write(message))
         await socket.close(code)
@@ -82,13 +82,13 @@ def test_conversation(spec: Spec) -> None:
             await client.interrupt()
             assert worker.sessions == {"me": 4}
             assert (await client.stop()).session_id == "me"
-            heard = await listening
-            results = [one for one in heard if isinstance(one, Result)]
+            received = await listening
+            results = [one for one in received if isinstance(one, Result)]
             assert [one.is_listen for one in results] == [True, False, False, True], results
             assert [one.vision_slices for one in results] == [1, 1, 1, 0]
-            sounds = [len(one.audio_data.samples("sound")) for one in heard if one.audio_data]
-            assert sum(sounds) == 2 * 24_000, f"expected two seconds of sound, got pieces of {sounds}"
-            n_parts = sum(isinstance(one, Partial) for one in heard)
+            sounds = [len(one.audio_data.samples("sound")) for one in received if one.audio_data]
+            assert sum(sounds) == 2 * 24_000, f"expected two seconds of sound, got parts of {sounds}"
+            n_parts = sum(isinstance(one, Partial) for one in received)
             assert (n_parts > 0) == spec.partial_results
 
     run(story)
@@ -119,7 +119,7 @@ def test_connect_errors() -> None:
                 async with connect(address(worker)):
                     pass
             assert refused.value.status == 403
-            with pytest.raises(Refused, match="HTTP 404: there is no such path"):
+            with pytest.raises(Refused, match="HTTP 404: unknown path"):
                 async with connect(f"ws://127.0.0.1:{worker.port}"):
                     pass
         with pytest.raises(ConnectionLost, match="expected a server that answers, got"):
@@ -148,11 +148,11 @@ def test_lost_connection_fails_requests_and_iteration() -> None:
 def test_reports_queue_positions() -> None:
     queued = Queued(estimated_wait_s=12.0, position=2, queue_length=2, ticket_id="q_0a1b2c3d4e5f")
     moved = QueueUpdate(estimated_wait_s=6.0, position=1, queue_length=2)
-    said = (queued, moved, '{"type":"of_a_later_version"}', QueueDone(), Prepared(prompt_length=1), Stopped())
+    messages = (queued, moved, '{"type":"of_a_later_version"}', QueueDone(), Prepared(prompt_length=1), Stopped())
 
     async def story() -> None:
         places: list[Any] = []
-        async with scripted(*said) as url, connect(url, on_queue=places.append) as client:
+        async with scripted(*messages) as url, connect(url, on_queue=places.append) as client:
             assert places == [queued, moved], places
             assert client.session_id
         async with scripted(Error(error="Queue full", code="queue_full"), code=1013) as url:
@@ -192,7 +192,7 @@ def test_server_without_options() -> None:
     """An older server ignores `spec`, so sound is sent as text."""
 
     async def story() -> None:
-        async with scripted(QueueDone(), '{"type": "prepared", "prompt_length": 3}', hears=1) as url:
+        async with scripted(QueueDone(), '{"type": "prepared", "prompt_length": 3}', n_received=1) as url:
             with pytest.raises(ConnectionLost):
                 async with connect(url) as client:
                     await client.prepare(spec=BYTES)

@@ -55,9 +55,9 @@ def test_microphone_gives_one_second_units(streams: dict[str, Stream]) -> None:
     async def story() -> None:
         async with SoundCard(delay_ms=0) as card:
             assert streams["input"].rate == 16_000 and streams["input"].is_open
-            heard = np.array_split(SPEECH, np.arange(700, len(SPEECH), BLOCK))  # blocks that do not align with seconds
-            await asyncio.gather(*(asyncio.to_thread(streams["input"].turn, one[:, None]) for one in heard[:1]))
-            for one in heard[1:]:
+            blocks = np.array_split(SPEECH, np.arange(700, len(SPEECH), BLOCK))  # blocks that do not align with seconds
+            await asyncio.gather(*(asyncio.to_thread(streams["input"].turn, one[:, None]) for one in blocks[:1]))
+            for one in blocks[1:]:
                 streams["input"].turn(one[:, None])
             units = [await card.next() for _ in range(2)]
             got = np.concatenate([unit.sound for unit in units])

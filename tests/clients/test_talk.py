@@ -55,19 +55,36 @@ def outputs(folder: Path) -> tuple[dict[str, Any], np.ndarray]:
 def test_fast(
     server: FakeWorkerThread, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: tuple[str, ...]
 ) -> None:
-    asked = ["--set", "temperature=0.5", "--set", "window.max_units=12", "--set", "knob=1", "--force-listen", "1"]
-    told = ["--url", server.url, "--input", str(VIDEO), "--fast", "--units", "7", "--out", str(tmp_path / "reply.wav")]
-    status = talk.main([*told, *asked, *form, "--voice", str(ROOT / "assets/ref_audio/default.wav"), "--prompt", "Hi."])
+    settings = ["--set", "temperature=0.5", "--set", "window.max_units=12", "--set", "unknown=1", "--force-listen", "1"]
+    arguments = [
+        "--url",
+        server.url,
+        "--input",
+        str(VIDEO),
+        "--fast",
+        "--units",
+        "7",
+        "--out",
+        str(tmp_path / "reply.wav"),
+    ]
+    status = talk.main(
+        [*arguments, *settings, *form, "--voice", str(ROOT / "assets/ref_audio/default.wav"), "--prompt", "Hi."]
+    )
     out, err = capsys.readouterr()
     assert status == 0, err
     rows = [line for line in out.splitlines() if re.match(r" +\d+ +(LISTEN|SPEAK) ", line)]
     assert [line.split()[1] for line in rows] == 2 * ["LISTEN", "SPEAK", "SPEAK", "SPEAK"]
     assert len({line.index("|") for line in out.splitlines() if "|" in line}) == 1, f"expected columns, got:\n{out}"
     assert "(end of turn)" in rows[3] and "8 units, 6 spoken in 2 turns, 6.0 s of sound, 0 failed" in out
-    assert "setting knob does not exist" in err, f"expected the server's note, got {err}"
+    assert "setting unknown does not exist" in err, f"expected the server's note, got {err}"
     assert f"sound is sent as {'base64' if form else 'pcm16'}" in err
     transcript, wave = outputs(tmp_path)
-    assert transcript["config"] == {"temperature": 0.5, "window": {"max_units": 12}, "knob": 1, "force_listen_count": 1}
+    assert transcript["config"] == {
+        "temperature": 0.5,
+        "window": {"max_units": 12},
+        "unknown": 1,
+        "force_listen_count": 1,
+    }
     assert transcript["session_id"].startswith("adx_" if form else "omni_")
     assert [turn["text"] for turn in transcript["turns"]] == [
         "second 2. second 3. second 4. ",
@@ -91,8 +108,8 @@ def test_paced_through_gateway(gateway_url: str, tmp_path: Path, capsys: pytest.
     assert status == 0, capsys.readouterr().err
     assert seconds > 2, f"expected a unit every second, got 3 in {seconds:.2f} s"
     transcript, wave = outputs(tmp_path)
-    heard = [unit["heard_s"] for unit in transcript["units"]]
-    assert all(0 <= at - number - 1 < 0.9 for number, at in enumerate(heard)), f"expected no drift, got {heard}"
+    times = [unit["heard_s"] for unit in transcript["units"]]
+    assert all(0 <= at - number - 1 < 0.9 for number, at in enumerate(times)), f"expected no drift, got {times}"
     assert transcript["summary"]["spoken"] == 2 and len(wave) >= 3 * 24_000
 
 
@@ -154,7 +171,7 @@ def test_microphone_as_input(
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "error"),
+    ("arguments", "status", "error"),
     [
         (["--input", "no.mp4"], 2, "error: no.mp4: expected a media file, got no such file"),
         (["--input", str(VIDEO), "--set", "x"], 2, "error: --set: expected KEY=VALUE, got 'x'"),
@@ -166,9 +183,9 @@ def test_microphone_as_input(
     ],
 )
 def test_refuses_invalid_arguments(
-    server: FakeWorkerThread, capsys: pytest.CaptureFixture[str], told: list[str], status: int, error: str
+    server: FakeWorkerThread, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, error: str
 ) -> None:
-    got = talk.main(["--url", server.url, *told])
+    got = talk.main(["--url", server.url, *arguments])
     err = capsys.readouterr().err
     assert got == status and error in err, f"expected {status} and {error!r}, got {got} and {err!r}"
 
@@ -176,11 +193,11 @@ def test_refuses_invalid_arguments(
 def test_reports_refused_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with fake_worker() as server:
         server.call(lambda: setattr(server.worker, "state", "LOADING"))
-        told = ["--url", server.url, "--input", str(VIDEO), "--out", str(tmp_path / "reply.wav")]
-        assert talk.main(told) == 1
+        arguments = ["--url", server.url, "--input", str(VIDEO), "--out", str(tmp_path / "reply.wav")]
+        assert talk.main(arguments) == 1
     err = capsys.readouterr().err
     assert "expected a WebSocket handshake, got HTTP 403" in err, err
-    assert not list(tmp_path.iterdir()), "expected no files where nothing was said"
+    assert not list(tmp_path.iterdir()), "expected no files of a refused conversation"
 
 
 def test_waits_in_queue(server: FakeWorkerThread, gateway_url: str) -> None:

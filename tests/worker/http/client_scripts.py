@@ -117,7 +117,7 @@ def assert_result(result: Result, voiced: bool = True) -> None:
     assert result.vision_tokens == 64 * result.vision_slices
     assert abs(result.server_send_ts - time.time()) < 600, f"expected Unix seconds, got {result.server_send_ts}"
     if result.is_listen:
-        assert (result.text, result.audio_data) == ("", None), f"listening: expected nothing said, got {result!r}"
+        assert (result.text, result.audio_data) == ("", None), f"listening: expected no text and sound, got {result!r}"
     elif voiced and not result.end_of_turn:
         sound = samples(result)
         assert sound is not None and len(sound) >= SOUND_RATE, f"expected at least a second of sound, got {result!r}"

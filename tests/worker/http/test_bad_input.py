@@ -27,7 +27,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     flags = ("--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2")
     with running(tmp_path_factory.mktemp("worker"), *flags, config=SMALL) as process:
         yield process
-        assert process.process.poll() is None, f"expected a worker that lives, got:\n{process.log}"
+        assert process.process.poll() is None, f"expected a running worker, got:\n{process.log}"
         faults = [line for line in process.lines if " ERROR worker" in line or " ERROR asyncio" in line]
         assert not faults, f"expected no fault of the worker's own, got {faults}"
 
@@ -170,7 +170,7 @@ def test_pings_and_fragmented_messages(worker: WorkerProcess, undisturbed: list[
         client.prepare(QUIET)
         text = json.dumps(chunk(0)).encode()
         client.send_parts(text[:10], b"", text[10:50_000], text[50_000:])
-        assert_same_results([client.expect(Result)], undisturbed[:1], "in pieces")
+        assert_same_results([client.expect(Result)], undisturbed[:1], "fragmented")
 
 
 def test_refuses_invalid_binary_frames(worker: WorkerProcess, undisturbed: list[Result]) -> None:
@@ -254,8 +254,8 @@ def test_answers_any_sequence_in_order(worker: WorkerProcess, sequence: list[str
             client.send({**message, **spec} if what == "prepare" else message)
             wanted += expected.answer(what)
         got = [client.receive() for _ in wanted]
-        told = [one.code if isinstance(one, Error) else type(one) for one in got]
-        assert told == wanted, f"{sequence}: expected {wanted}, got {told}"
+        kinds = [one.code if isinstance(one, Error) else type(one) for one in got]
+        assert kinds == wanted, f"{sequence}: expected {wanted}, got {kinds}"
         client.stop()
 
 

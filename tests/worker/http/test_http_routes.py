@@ -104,5 +104,5 @@ def test_metrics_count_sessions_and_units(worker: WorkerProcess) -> None:
     names = ("slots{kind=free}", "state{state=BUSY}", "state{state=IDLE}", "context_rows{kind=total}")
     got = [running_now[name] for name in names]
     assert got[:3] == [2, 1, 0] and got[3] > 0 < running_now["context_rows{kind=used}"], f"while it runs: got {got}"
-    assert after["context_rows{kind=used}"] == 0, "expected no rows behind the last session"
+    assert after["context_rows{kind=used}"] == 0, "expected no tokens after the last session"
     assert after["memory_bytes{kind=resident}"] > 10**8

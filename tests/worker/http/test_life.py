@@ -82,7 +82,7 @@ def cold(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Watc
         watched = Watched(worker)
         with ScriptedClient(worker) as client:
             client.prepare(LIVELY)
-            watched.heard = client.units(range(5), picture=True)
+            watched.results = client.units(range(5), picture=True)
             client.stop()
         watched.after = worker.health()
         watched.status = worker.stop()
@@ -110,7 +110,7 @@ def test_states_follow_in_order(cold):
     expected = ["LOADING", "COMPILING", "WARMING_UP", "IDLE"]
     assert cold.states == expected, f"expected {expected}, got {cold.states}"
     assert set(cold.health["start_seconds"]) == set(expected[:-1])
-    assert cold.refused_while == set(expected[:-1]), f"expected nobody in before IDLE, got {cold.refused_while}"
+    assert cold.refused_while == set(expected[:-1]), f"expected refusals until IDLE, got {cold.refused_while}"
 
 
 def test_idle_follows_warm_up(cold):
@@ -154,7 +154,7 @@ def test_memory_stays_small(cold):
 def test_nothing_compiles_after_warm_up(cold):
     late = cold.after["compile"]["after_warm_up"]
     assert late and not any(late.values()), f"expected nothing, got {late}"
-    assert {r.is_listen for r in cold.heard} >= {False}, "expected some speech, got none"
+    assert {r.is_listen for r in cold.results} >= {False}, "expected some speech, got none"
 
 
 def test_second_start_uses_the_cache(cold, cached):
@@ -164,14 +164,16 @@ def test_second_start_uses_the_cache(cold, cached):
     assert sum(target["misses"] for target in first.values()) > 0, f"expected an empty cache at first, got {first}"
     times = [one.health["start_seconds"]["COMPILING"] for one in (cold, cached)]
     assert times[1] < times[0], f"expected less than {times[0]:.1f} s, got {times[1]:.1f} s"
-    told = [line for line in cached.worker.lines if "compile cache" in line]
-    assert any(" hits" in line and "cold" in line for line in told), f"expected hits and seconds in the log, got {told}"
+    lines = [line for line in cached.worker.lines if "compile cache" in line]
+    assert any(" hits" in line and "cold" in line for line in lines), (
+        f"expected hits and seconds in the log, got {lines}"
+    )
 
 
 def test_cold_and_cached_start_give_same_results(cold, cached):
     with ScriptedClient(cached.worker) as client:
         client.prepare(LIVELY)
-        assert decisions_and_sound(client.units(range(5), picture=True)) == decisions_and_sound(cold.heard)
+        assert decisions_and_sound(client.units(range(5), picture=True)) == decisions_and_sound(cold.results)
         client.stop()
 
 

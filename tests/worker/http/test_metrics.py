@@ -104,11 +104,11 @@ def test_shows_graphs_cache_and_weights():
 
 def test_documentation_lists_exactly_all_metrics(root: Path):
     text = (root / "docs" / "metrics.md").read_text(encoding="utf-8").split("\n## The gateway")[0]
-    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    documented = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     metrics = WorkerMetrics()
     registered = {family.name.removeprefix(f"{PREFIX}_") for family in metrics.registry.collect()}
     kinds = {family.name.removeprefix(f"{PREFIX}_"): family.type for family in metrics.registry.collect()}
     expected = {f"{name}_total" if kinds[name] == "counter" else name for name in registered}
-    assert told == expected, f"expected {sorted(expected)}, got {sorted(told)}"
+    assert documented == expected, f"expected {sorted(expected)}, got {sorted(documented)}"
     buckets = text.split("in seconds:")[1].split(".\n")[0].replace("\n", " ").rstrip(".")
     assert [float(one) for one in buckets.split(",")] == list(SECONDS)

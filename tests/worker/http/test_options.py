@@ -61,7 +61,7 @@ def test_interrupt_ends_open_turn(worker: WorkerProcess) -> None:
         assert_result(cut)
         later = client.units(range(3, 5))
         assert all(not result.is_listen for result in later), f"expected a new turn, got {later}"
-        assert later[0].n_tts_tokens > 0, f"expected the new turn to be heard, got {later[0]!r}"
+        assert later[0].n_tts_tokens > 0, f"expected sound of the new turn, got {later[0]!r}"
 
 
 def test_interrupt_stops_running_unit(worker: WorkerProcess) -> None:
@@ -172,8 +172,8 @@ def test_binary_frames(worker: WorkerProcess, alone: Callable[..., list[Result]]
     else:
         got, wanted = ([(one.is_listen, one.text) for one in all_of] for all_of in (results, expected))
         assert got == wanted, f"expected the same decisions as from base64, {wanted}, got {got}"
-        heard, meant = samples(results[0]), samples(expected[0])
-        assert np.abs(heard - meant).max() < 0.02, f"expected the same sound, off by {np.abs(heard - meant).max()}"
+        got, wanted = samples(results[0]), samples(expected[0])
+        assert np.abs(got - wanted).max() < 0.02, f"expected the same sound, off by {np.abs(got - wanted).max()}"
 
 
 def test_catch_up_listens_while_chunks_wait(worker: WorkerProcess) -> None:
@@ -233,6 +233,6 @@ def test_named_voices(worker: WorkerProcess) -> None:
         run(ref_audio_path="some/where/high.wav", ref_audio_base64=base64_of(sound_of(0))), sent, "by its name"
     )
     spoken = run(tts_ref_audio_base64=high)
-    assert spoken[0].kv_cache_length == run()[0].kv_cache_length, "expected the default voice to be heard"
+    assert spoken[0].kv_cache_length == run()[0].kv_cache_length, "expected the default voice"
     default = samples(run()[0])
     assert not np.array_equal(samples(spoken[0]), default) and default.any(), "expected another voice to speak"

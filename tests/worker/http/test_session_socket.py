@@ -72,7 +72,7 @@ def test_answers_thirty_chunks_at_once(worker: WorkerProcess) -> None:
     lags = [result.lag_ms for result in results]
     assert sorted(lags[:12]) == lags[:12] and lags[11] > lags[0], f"expected a lag that grows, got {lags}"
     got = [result.backlog_units for result in results]
-    assert max(got) > 4 and got[-1] == 0, f"expected chunks that wait to be told, got {got}"
+    assert max(got) > 4 and got[-1] == 0, f"expected the number of waiting chunks, got {got}"
     assert results[-1].is_listen, f"part of a second: expected listening, got {results[-1]!r}"
     assert not all(result.is_listen for result in results), "expected some speech, got none: nothing was tested"
 
@@ -95,13 +95,13 @@ def test_slices_large_pictures(worker: WorkerProcess) -> None:
         assert got == [1, 3, 4], f"expected 1 slice, 3, and 1 + 3, got {got}"
         client.prepare(QUIET, max_slice_nums=2)
         got = [client.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 1})]
-        assert got == [3, 1], f"prepared with 2: expected 3 slices, and 1 where a chunk says so, got {got}"
+        assert got == [3, 1], f"prepared with 2: expected 3 slices, and 1 for the chunk's own limit, got {got}"
 
 
 def test_second_prepare_restarts_the_session(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
     expected = alone(TURNS_QUIET, 6)
     with ScriptedClient(worker) as client:
-        client.prepare({**QUIET, "seed": 1}, system_prompt="You are somebody else.")
+        client.prepare({**QUIET, "seed": 1}, system_prompt="You are another assistant.")
         client.units(range(3), picture=True)
         client.send({"type": "pause"})
         client.expect(Paused)

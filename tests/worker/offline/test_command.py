@@ -89,14 +89,16 @@ def rows(out: str) -> list[list[str]]:
 def test_runs_are_deterministic(files: Path, tmp_path: Path) -> None:
     """Two processes, one of them with a terminal."""
     outs = [[tmp_path / f"{n}.wav", tmp_path / f"{n}.json"] for n in (1, 2)]
-    flags = [[files / "both.mp4", "--out", out, "--transcript", told, "--force-listen", 1] for out, told in outs]
+    flags = [
+        [files / "both.mp4", "--out", out, "--transcript", transcript, "--force-listen", 1] for out, transcript in outs
+    ]
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 100))
     first, second = start(*flags[0]), start(*flags[1], stderr=slave)
     os.close(slave)
     shown = read_all(master)
-    (table, said), (table_2, _) = first.communicate(timeout=120), second.communicate(timeout=120)
-    assert (first.returncode, second.returncode) == (0, 0), said + shown
+    (table, text), (table_2, _) = first.communicate(timeout=120), second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), text + shown
     for one, other in zip(*outs, strict=True):
         assert one.read_bytes() == other.read_bytes(), f"{one.suffix}: expected the same bytes, got others"
 
@@ -132,9 +134,9 @@ def test_runs_are_deterministic(files: Path, tmp_path: Path) -> None:
         assert [row[-1] for row in cells] == [repr(unit["text"]) for unit in units]
         assert all(float(row[6]) > 0 for row in cells), "expected times in ms"
     figures = rf"\[{len(units)} units, 1 turns, 0 failed: load [\d.]+ s, prepare .*, [\d.]+ times real time\]\n"
-    assert re.fullmatch(figures, said), f"expected figures and no bar off a terminal, got {said!r}"
+    assert re.fullmatch(figures, text), f"expected figures and no bar off a terminal, got {text!r}"
     counts = [int(count) for count in re.findall(r"units:.*?(\d+)/3 ", shown)]
-    assert counts and counts[0] == 0, f"expected a bar that knows how many units there are, got {shown!r}"
+    assert counts and counts[0] == 0, f"expected a bar with the number of units, got {shown!r}"
 
 
 def test_files_with_sound_or_pictures_only(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +161,7 @@ def test_silent_units_finish_the_turn(files: Path, tmp_path: Path) -> None:
     assert n_units(*speaking, "--tail", 0) == 3
     assert n_units(*speaking, "--tail", 2) == 5
     assert n_units(*speaking) == 8
-    assert n_units(*listening, "--tail", 9) == 3, "expected nothing behind the end of a silent session"
+    assert n_units(*listening, "--tail", 9) == 3, "expected no silent units after a session without an open turn"
     assert n_units(*speaking, "--max-units", 1, "--tail", 1) == 2
 
 
@@ -212,7 +214,7 @@ def failing(method: Callable, on_call: int) -> Callable:
         # The window moves after the result is sent; a failure then evicts all units, and the session is prepared again.
         (ContextMover, "drop", 2, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
     ],
-    ids=["before its result", "behind its result"],
+    ids=["before its result", "after its result"],
 )
 def test_failed_unit_is_an_outcome(
     owner: type, method: str, on_call: int, flags: list[str], files: Path, tmp_path: Path, monkeypatch, capsys
@@ -275,7 +277,7 @@ def test_refuses_unusable_files(files: Path, tmp_path: Path, monkeypatch, capsys
 def test_refuses_invalid_settings(files: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Engine, "build", None)
     sound = files / "sound.wav"
-    for flags, said in {
+    for flags, text in {
         ("--set", "top_kk=5"): "setting top_kk: expected a setting that exists, such as top_k, got 5",
         ("--set", "window.mod=5"): "setting window.mod: expected a setting that exists, such as mode, got 5",
         ("--set", 'window={"modes":1}'): "setting window.modes: expected a setting that exists, such as mode, got 1",
@@ -289,7 +291,7 @@ def test_refuses_invalid_settings(files: Path, monkeypatch, capsys: pytest.Captu
         ("--max-units", "0"): "setting max_units: expected a whole number at least 1, got 0",
         ("--device", "gpu"): 'setting device: expected text like "auto", "cpu", "cuda", "cuda:0", got \'gpu\'',
     }.items():
-        assert refused(capsys, sound, *flags) == said
+        assert refused(capsys, sound, *flags) == text
 
 
 def test_options_set_the_settings() -> None:
@@ -344,14 +346,14 @@ def test_uses_the_reference_voice(files: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.flac"
     soundfile.write(other, 0.1 * np.random.default_rng(1).standard_normal((44_100, 2)), 44_100)
     flags = [files / "sound.wav", "--force-listen", 0, "--max-units", 1, "--tail", 0, "--greedy"]
-    told, sounds = [], []
+    transcripts, sounds = [], []
     for more in ([], ["--ref-audio", other], ["--system", "Streaming Omni Conversation. Be kind."]):
-        told.append(talk(tmp_path, *flags, *more))
+        transcripts.append(talk(tmp_path, *flags, *more))
         sounds.append((tmp_path / "r.wav").read_bytes())
     assert len(set(sounds)) == 3
-    assert [one["ref_audio"] for one in told] == ["default.wav", "other.flac", "default.wav"]
+    assert [one["ref_audio"] for one in transcripts] == ["default.wav", "other.flac", "default.wav"]
     # Before the first token, the context holds the prompt and the unit.
-    default, shorter, longer = (one["units"][0]["llm_rows"] - len(one["units"][0]["tokens"]) for one in told)
+    default, shorter, longer = (one["units"][0]["llm_rows"] - len(one["units"][0]["tokens"]) for one in transcripts)
     assert shorter == default - 10, "expected ten rows for each second of sound"
     assert longer > default, f"expected more rows for more text, got {default} and {longer}"
 

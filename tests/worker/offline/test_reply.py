@@ -53,9 +53,9 @@ def test_sound_starts_follow_the_player_model(lengths: list[int], delay_ms: int)
         assert begin >= ready, f"unit {k}: expected no sound before {ready}, got {begin}"
         assert begin >= end, f"unit {k}: expected nothing over sound that plays until {end}, got {begin}"
         if end >= ready:
-            assert begin == end, f"unit {k}: expected it right behind {end}, got {begin}"
+            assert begin == end, f"unit {k}: expected it directly after {end}, got {begin}"
         else:
-            assert begin == ready + 24 * delay_ms, f"unit {k}: expected {delay_ms} ms behind {ready}, got {begin}"
+            assert begin == ready + 24 * delay_ms, f"unit {k}: expected {delay_ms} ms after {ready}, got {begin}"
         end = begin + n if n else end
 
 
@@ -75,10 +75,10 @@ def test_every_sample_is_placed_once(lengths: list[int], delay_ms: int) -> None:
     for one, begin in zip(made, starts(lengths, delay_ms), strict=True):
         expected[begin : begin + len(one.pcm)] += one.pcm
     np.testing.assert_array_equal(wave, expected)
-    assert len(wave) >= RATE * len(lengths), f"expected all of what was heard, got {len(wave)} samples"
+    assert len(wave) >= RATE * len(lengths), f"expected the whole input, got {len(wave)} samples"
     assert np.count_nonzero(wave) == sum(lengths), "expected silence everywhere else"
     if lengths and lengths[-1]:
-        assert wave[-1] != 0, "expected nothing behind the last sound"
+        assert wave[-1] != 0, "expected nothing after the last sound"
 
 
 def test_groups_units_into_turns() -> None:

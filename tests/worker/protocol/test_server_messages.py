@@ -122,8 +122,8 @@ def test_error_messages() -> None:
         "code": "missing_audio",
         "message": "Missing audio_base64",
     }
-    told = Error.of(AudioError("sound", expected="a", got="b"), ErrorCode.BAD_AUDIO)
-    assert (told.error, told.code) == ("sound: expected a, got b", "bad_audio")
+    message = Error.of(AudioError("sound", expected="a", got="b"), ErrorCode.BAD_AUDIO)
+    assert (message.error, message.code) == ("sound: expected a, got b", "bad_audio")
     assert Error.of(KeyError()).error == "KeyError" and Error.of(ValueError("x" * 9999)).code == "internal"
     assert len(Error.of(ValueError("x" * 9999)).error) == 2000
     assert write(Error.of(ValueError("half \ud800"))).encode("utf-8").count(b"half ?") == 2
