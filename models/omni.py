@@ -12,7 +12,7 @@ from models.checkpoint.config import OmniConfig
 from models.errors import SettingsError
 from models.inputs.image import pixel_values
 from models.layers.apm import Apm, project
-from models.layers.backend import TORCH, Backend
+from models.layers.backend import TORCH, Backend, TorchBackend
 from models.layers.kv_cache import KVCache
 from models.layers.llm import LLM
 from models.layers.resampler import Resampler
@@ -58,7 +58,7 @@ class OmniModel(nn.Module):
     @property
     def kernels(self) -> bool:
         """Whether the backend runs the project's own GPU kernels."""
-        return self.backend is not TORCH
+        return not isinstance(self.backend, TorchBackend)
 
     def use_kernels(self, on: bool) -> None:
         """Select the backend: the project's GPU kernels, or PyTorch. Graphs captured before become invalid.
