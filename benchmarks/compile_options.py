@@ -1,4 +1,4 @@
-"""What the benchmarks of the engine say of compiling: on their command lines, and by name for the unit benchmark."""
+"""Compile settings of the benchmarks: command line flags, and named settings of the unit benchmark."""
 
 import argparse
 from collections.abc import Collection
@@ -12,13 +12,13 @@ MODEL_TARGETS = (*REFERENCE_TARGETS, "apm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--compile", action="store_true", help="under torch.compile")
+    parser.add_argument("--compile", action="store_true", help="run under torch.compile")
     parser.add_argument("--dynamic", action="store_true", help="with --compile: one graph for all sizes")
     parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs, compiled or not")
 
 
 def compile_config(options: argparse.Namespace) -> CompileConfig:
-    """Compiling and capturing are chosen one by one here, so that each can be measured."""
+    """Settings from the flags, which choose compilation and capture separately, so that each can be measured."""
     return CompileConfig(
         enabled=options.compile or options.graphs,
         targets=TARGETS if options.compile else (),
@@ -29,8 +29,8 @@ def compile_config(options: argparse.Namespace) -> CompileConfig:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run the engine. what: in words. compile: settings of `CompileConfig` that differ from the worker's
-    own. steps: Euler steps of the flow.
+    """One way to run the engine. what: description. compile: settings of `CompileConfig` that differ from the worker's
+    defaults. steps: Euler steps of the flow.
     """
 
     what: str
@@ -38,16 +38,16 @@ class Way:
     steps: int = 10
 
     def config(self, targets: Collection[Target] | None = None) -> CompileConfig:
-        """A setting that this version of the worker does not have is left out. targets: others than the way's."""
+        """The settings that this version of the worker has. targets: replace those of the way."""
         known = {name: value for name, value in self.compile.items() if name in CompileConfig.model_fields}
         given = {} if targets is None else {"targets": tuple(targets)}
         return CompileConfig(**{"enabled": True, **known, **given})
 
 
-# In the order of a run, the most telling first.
+# In the order of a run, the most important first.
 WAYS = {
-    "ours": Way("as a worker runs by default once compiling is on"),
-    "eager": Way("nothing compiled, nothing captured", {"enabled": False, "kernels": "off"}),
+    "ours": Way("the worker's defaults with compilation on"),
+    "eager": Way("neither compiled nor captured", {"enabled": False, "kernels": "off"}),
     "reference": Way(
         "the public implementation's four targets, mode default, dynamic, no CUDA graphs",
         {"targets": REFERENCE_TARGETS, "mode": "default", "dynamic": True, "cuda_graphs": "off", "kernels": "off"},

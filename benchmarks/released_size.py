@@ -1,7 +1,7 @@
 """`python -m benchmarks.released_size DIR`: a checkpoint folder of the released size with random weights, 19 GB.
 
-For measuring programs that load from disk. Tokenizer, picture settings and the networks that prepare voices are the
-embedded checkpoint's; everything that runs in a conversation has its released size.
+For benchmarks of programs that load from disk. Tokenizer, image settings and the networks that prepare voices are those
+of the embedded checkpoint; every network that runs in a conversation has its released size.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def draw(name: str, shape: tuple[int, ...], device: str, generator: torch.Generator) -> torch.Tensor:
-    """Weights that keep the variance of what passes through; norms near one, biases near zero."""
+    """Weights that keep the variance of activations; norms near one, biases near zero."""
     tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
     if name.endswith("original0"):
         return tensor.fill_(1.0)
@@ -81,7 +81,7 @@ def write_model(folder: Path, device: str) -> None:
 
 def write_vocoder(folder: Path) -> None:
     shutil.copytree(TINY / "assets" / "token2wav", folder)
-    flow = FlowConfig(speaker_dim=vocoder.SPEAKER_DIM)  # of the voices that the small networks make
+    flow = FlowConfig(speaker_dim=vocoder.SPEAKER_DIM)  # of the small networks that prepare voices
     (folder / "flow.yaml").write_text(vocoder.flow_yaml(flow), encoding="utf-8")
     torch.save(vocoder.plain_weights("flow", vocoder.on_meta(vocoder.Flow, flow)), folder / "flow.pt")
     torch.save(vocoder.hift_weights(vocoder.on_meta(vocoder.Hift, HiftConfig())), folder / "hift.pt")

@@ -1,7 +1,4 @@
-"""What was measured, as lines of a table and as JSON; where it was measured.
-
-Knows the form of results. Does not measure.
-"""
+"""Results as table rows and JSON, and the environment of a run."""
 
 import json
 import os
@@ -17,7 +14,7 @@ from typing import Any
 
 import torch
 
-BEGAN = time.monotonic()  # of the process, about
+BEGAN = time.monotonic()  # start of the process, approximately
 Row = dict[str, Any]
 COMPILED = ("compiled", "by_layer")
 HEADER = (
@@ -52,7 +49,7 @@ def _version(package: str) -> str | None:
 
 
 def _driver() -> str | None:
-    """torch knows which CUDA a driver supports, but not the driver's own number."""
+    """The driver's version, which torch does not report."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
@@ -62,7 +59,7 @@ def _driver() -> str | None:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes: of the device since its counters were last reset, of the process since it began."""
+    """Peak bytes: of the device since its counters were reset, of the process since its start."""
     peak = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if device.type == "cuda":
         peak["allocated_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -76,7 +73,7 @@ def best_ms(row: Row) -> float | None:
 
 
 def line(row: Row) -> str:
-    """One row of the table; of several ways of compiling the faster one, by layer marked with `L`."""
+    """One row of the table, with the faster of two ways to compile; `L` marks compilation by layer."""
     modes = row["modes"]
     bucket = " ".join(f"{axis}={size}" for axis, size in row["bucket"].items())
     timed = [name for name in COMPILED if "p50_ms" in modes.get(name, {})]
@@ -107,7 +104,7 @@ def say(text: str) -> None:
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Replace the file in one step, so that a run killed while writing leaves the last whole one."""
+    """Replace the file atomically, so that a killed run leaves the last complete one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""A quarter of an hour of conversations, as fast as they go: whether memory or the time of a unit grows.
+"""Fifteen minutes of conversations at full speed: growth of memory and of the time of a unit.
 
-`python -m benchmarks.soak --help` lists the options; README.md says how to read the table.
+`python -m benchmarks.soak --help` lists the options; README.md explains the table.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from worker.loop.results import Failure, UnitResult
 from worker.loop.sessions import SystemPrompt
 
 MINUTE = 60  # units
-SPEAKING = (3, 4, 5, 6, 7)  # of every twenty units, those that speak; a turn ends with the last
+SPEAKING = (3, 4, 5, 6, 7)  # speaking units of every period; the turn ends with the last
 PERIOD = 20
 N_TEXT = 6
 WINDOWS = (
@@ -40,7 +40,7 @@ HEADER = "minute   RSS MB  device MB  objects  graphs  listen ms  speak ms  rows
 
 
 class SoakScript(Observer):
-    """Decides instead of the model who speaks when, all at once; the words are the model's own."""
+    """Overrides the listen or speak decision of all sessions; the tokens are the model's own."""
 
     def token(self, session: str, job: Any, token: int) -> int:
         ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.talk.all_ids)
@@ -56,12 +56,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=Path("assets/tiny"), help="checkpoint folder")
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--sessions", type=int, default=4, help="half of them speak with a voice")
-    parser.add_argument("--minutes", type=int, default=15, help="of conversation, sixty units each")
-    parser.add_argument("--warm", type=int, default=2, help="minutes that do not count")
+    parser.add_argument("--sessions", type=int, default=4, help="number of sessions; half of them have a voice")
+    parser.add_argument("--minutes", type=int, default=15, help="minutes of conversation, sixty units each")
+    parser.add_argument("--warm", type=int, default=2, help="warm-up minutes that are not counted")
     parser.add_argument("--steps", type=int, default=10, help="Euler steps")
     add_arguments(parser)
-    parser.add_argument("--json", type=Path, help="write all results here, anew after each minute")
+    parser.add_argument("--json", type=Path, help="result file, rewritten after each minute")
     options = parser.parse_args(arguments)
     if not 0 < options.warm + 1 < options.minutes:
         parser.error(f"--minutes: expected at least two more than --warm, got {options.minutes}")
@@ -69,7 +69,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 class Soak:
-    """One engine, and what has been measured of it minute by minute."""
+    """One engine and its measurements by minute."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]):
         self.options = options
@@ -178,12 +178,12 @@ class Soak:
 
 
 def rss() -> int:
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def slope(values: list[float]) -> float:
-    """Of the straight line nearest to the values, a step each."""
+    """Slope of the least-squares line through the values, per step."""
     return float(np.polyfit(np.arange(len(values)), values, 1)[0])
 
 

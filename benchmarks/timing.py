@@ -1,7 +1,4 @@
-"""How long a call takes on one device, and how fast the device copies and multiplies.
-
-Knows clocks, events and caches. Does not know what is being timed.
-"""
+"""Times calls on one device, and measures its copy and matrix product rates."""
 
 import time
 from collections.abc import Callable
@@ -11,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-L2_MULTIPLE = 4  # bytes written between two samples, in sizes of the device's L2 cache
-HEAD_START_CYCLES = 20_000_000  # about 10 ms of an idle kernel, longer than launching any graph takes
+L2_MULTIPLE = 4  # bytes written between two samples, as a multiple of the L2 cache
+HEAD_START_CYCLES = 20_000_000  # about 10 ms of an idle kernel, longer than any graph launch
 CEILING_REPEATS = 10
 
 
@@ -39,7 +36,7 @@ class Ceilings:
 
 
 class DeviceClock:
-    """Times calls from a device at rest: what went before has ended, and its data has left the L2 cache."""
+    """Times calls on an idle device with a flushed L2 cache."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -49,12 +46,12 @@ class DeviceClock:
             self._flush = torch.empty(size, dtype=torch.uint8, device=device)
 
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Synchronise with the device."""
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Wall-clock seconds of one call and what it returned, as for a first call that compiles."""
+        """Wall-clock seconds of one call, and its result; for a first call that compiles."""
         self.wait()
         start = time.perf_counter()
         value = call()
@@ -83,11 +80,11 @@ class DeviceClock:
     def measure(
         self, call: Callable[[], Any], before: Callable[[], None], repeats: int, *, head_start: bool = False
     ) -> Timing:
-        """Timing of `repeats` samples; whoever calls has warmed up."""
+        """Timing of `repeats` samples. The caller warms up."""
         return Timing.of([self.sample(call, before, head_start=head_start) for _ in range(repeats)])
 
     def ceilings(self, dtype: torch.dtype) -> Ceilings:
-        """Rates of a copy far beyond any cache and of square products of random matrices.
+        """Rates of a copy larger than any cache and of square products of random matrices.
 
         float64 is measured too: the log-mel is computed in it.
         """
@@ -105,7 +102,7 @@ class DeviceClock:
         return 2 * side**3 / self._fastest_s(lambda: left @ right)
 
     def _fastest_s(self, call: Callable[[], Any]) -> float:
-        """A ceiling is what the device can do: the fastest sample, not what it did while disturbed."""
+        """The fastest sample, since a ceiling excludes disturbances."""
         for _ in range(3):
             call()
         return min(self.sample(call, lambda: None) for _ in range(CEILING_REPEATS)) / 1e3

@@ -1,6 +1,6 @@
-"""Times every region of the model and says how far each is from what the device allows.
+"""Times every region of the model beside its lower bound on the device.
 
-`python -m benchmarks.model --help` lists the options; README.md says how to read the table.
+`python -m benchmarks.model --help` lists the options; README.md explains the table.
 """
 
 import sys
@@ -27,12 +27,12 @@ from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Regions, Shapes
 from models.stages.state import SlotState
 
-# The most telling first: a run may end before the last.
+# The most important first, since a run may end before the last.
 ORDER = (
     *("unit_step", "unit_prefill", "speech_step", "vision", "audio_unit", "mel_unit", "llm_decode", "llm_prefill"),
     *("sample_text", "speech_begin", "spoken_rows", "speech_condition", "audio_overlap", "clips", "llm_evict", "reset"),
 )
-# Regions that run a stack of layers; the others are compiled whole in either way.
+# Regions that run a stack of layers. The others compile whole in both modes.
 STACKED = frozenset(
     (
         *("vision", "clips", "audio_unit", "audio_overlap", "llm_prefill", "unit_prefill", "llm_decode", "unit_step"),
@@ -67,7 +67,7 @@ LARGE_LLM_LEN, SMALL_LLM_LEN, TTS_LEN = 4096, 1024, 1024
 
 
 class ModelBench:
-    """One model on one device, and what has been measured of it so far."""
+    """One model on one device, and its measurements so far."""
 
     def __init__(self, settings: BenchSettings, command: list[str]):
         self.settings, self.device = settings, settings.device
@@ -135,7 +135,7 @@ class ModelBench:
         return list(chosen)
 
     def run(self) -> dict[str, Any]:
-        """Measure all, printing each region's lines when it is done and saving after each timing."""
+        """Measure all regions. Prints the rows of each region when it is finished, and saves after each timing."""
         rates = ", ".join(f"{name} {rate / 1e12:.2f} TFLOP/s" for name, rate in self.ceilings.matmul.items())
         print(f"copy {self.ceilings.copy / 1e12:.4f} TB/s, {rates}")
         print(report.HEADER, flush=True)
@@ -161,7 +161,7 @@ class ModelBench:
         return [seconds for ways in self.result["compile_s"].values() for seconds in ways.values()]
 
     def _ways(self, name: str) -> list[str]:
-        """How to run a region, one pass over its buckets each; graphs are taken in the last of them."""
+        """Ways to run a region, with one pass over its buckets each; graphs are captured in the last pass."""
         ways = [mode for mode in MODES if mode in self.modes and mode != "graph"]
         if name not in STACKED:
             ways = list(dict.fromkeys("compiled" if way == "by_layer" else way for way in ways))
@@ -200,14 +200,14 @@ class ModelBench:
     def _is_wanted(self, name: str, way: str, mode: str) -> bool:
         if mode == "graph":
             return mode in self.modes and way == self._ways(name)[-1]
-        return mode in self.modes or mode == "compiled"  # which stands in for by_layer where there are no layers
+        return mode in self.modes or mode == "compiled"  # which replaces by_layer for a region without layers
 
     def _mode(self, row: report.Row, mode: str, way: str, setting: Midway) -> None:
-        """One timing of one bucket; a failure is a result like any other, and the run goes on."""
+        """One timing of one bucket. A failure is recorded as a result, and the run continues."""
         before = compile_counters()
         try:
             timed = self._graph(row, way, setting) if mode == "graph" else self._plain(row, way, setting)
-        except RuntimeError as error:  # torch's own errors, Dynamo's and a full device among them
+        except RuntimeError as error:  # errors of torch, including Dynamo's and out of memory
             timed = {"error": f"{type(error).__name__}: {error}"[:2000]}
         if not row["modes"]:
             self.result["rows"].append(row)
@@ -274,7 +274,7 @@ class ModelBench:
 
 
 def _since(before: dict[str, int]) -> dict[str, int]:
-    """Graphs and graph breaks that came since."""
+    """Graphs and graph breaks since `before`."""
     now = compile_counters()
     return {key: now[key] - before[key] for key in ("graphs", "graph_breaks")}
 

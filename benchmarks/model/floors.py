@@ -1,9 +1,8 @@
-"""The least each region can do: bytes that must pass through memory and floating-point operations.
+"""Lower bounds of each region: bytes that must move through memory, and floating-point operations.
 
-Counted from the model's own tensors: every weight the region touches once, of a table only the rows looked
-up, `kv_len` cache rows of every slot, new rows written once. Attention counts every query against all
-`kv_len` rows. Not counted: counters of a few bytes, values between the stages, and copies that another
-way of writing the region would not need (a gather of the cache before attention, for one).
+Counted from the model's tensors: every weight once, of a table only looked-up rows, `kv_len` cache rows of every slot, new rows written once. Attention counts every query against all `kv_len` rows. Not counted: counters of a few
+bytes, values between stages, and copies that another implementation would avoid, such as a gather of the cache before
+attention.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from models.layers.kv_cache import KVCache
 from models.layers.transformer import Backbone
 from models.stages.region_table import Regions
 
-EVICTED_ROWS = 8  # rows the eviction that is timed drops
+EVICTED_ROWS = 8  # rows removed by the timed eviction
 
 
 @dataclass(frozen=True)
@@ -44,21 +43,21 @@ class RegionWork:
 
 @dataclass(frozen=True)
 class Floor:
-    """ms: no version can run much faster. bound: `bytes` or `flops`, whichever takes longer."""
+    """ms: lower bound of the time. bound: `bytes` or `flops`, the longer of the two."""
 
     ms: float
     bound: str
 
 
 def floor(work: RegionWork, io_bytes: int, ceilings: Ceilings, dtype: str) -> Floor:
-    """The longer of the two times the device's own rates allow. io_bytes: inputs and outputs together."""
+    """The longer of the two times at the device's measured rates. io_bytes: inputs and outputs."""
     bytes_ms = (work.weights + work.state + io_bytes) / ceilings.copy * 1e3
     flops_ms = work.flops / ceilings.matmul["float64" if work.is_float64 else dtype] * 1e3
     return Floor(bytes_ms, "bytes") if bytes_ms >= flops_ms else Floor(flops_ms, "flops")
 
 
 def work_of(regions: Regions, name: str, bucket: Bucket) -> RegionWork | None:
-    """The region's least work for one bucket; None for a region nobody has counted yet."""
+    """The region's minimum work for one bucket; None for a region without a count."""
     count = _COUNTS.get(name)
     return count(regions, bucket) if count else None
 
@@ -76,12 +75,12 @@ def _weights(*modules: nn.Module, without: Iterable[Tensor] = ()) -> int:
 
 
 def _rows(table: Tensor, n: int) -> int:
-    """Bytes of n looked-up rows; more look-ups than rows read each row once."""
+    """Bytes of n looked-up rows, each table row at most once."""
     return min(n, table.shape[0]) * table[0].nbytes
 
 
 def _linears(module: nn.Module, n_rows: int) -> int:
-    """Operations of all matrices of a module applied to n_rows rows; vectors are norms and biases."""
+    """Operations of all matrices of a module applied to n_rows rows; vectors (norms, biases) are not counted."""
     return 2 * n_rows * sum(p.numel() for p in module.parameters() if p.ndim > 1)
 
 
@@ -126,7 +125,7 @@ def _vision(regions: Regions, b: Bucket) -> RegionWork:
 
 
 def _audio_encoder(regions: Regions, clips: int, frames: int, rows: int, keys: int, positions: int) -> RegionWork:
-    """frames: columns both convolutions pass; rows: encoder rows per clip; keys: rows each of them sees."""
+    """frames: columns of both convolutions; rows: encoder rows per clip; keys: rows that each row attends to."""
     apm = regions.model.apm
     table = apm.embed_positions.weight
     n = clips * rows
@@ -158,7 +157,7 @@ def _audio_unit(regions: Regions, b: Bucket) -> RegionWork:
 
 
 def _audio_overlap(regions: Regions, b: Bucket) -> RegionWork:
-    """One clip of the units that are remembered, each with the frames around it; all rows it sees are its own."""
+    """One clip of the remembered units with their surrounding frames, which attends only to its own rows."""
     n, heard = b["batch"], regions.state.recent_mel
     n_units = heard.mel.shape[1] - 1
     rows = n_units * UNIT_ROWS
@@ -169,7 +168,7 @@ def _audio_overlap(regions: Regions, b: Bucket) -> RegionWork:
 def _mel_unit(regions: Regions, b: Bucket) -> RegionWork:
     log_mel, state = regions.table["mel_unit"].bound[0], regions.state.mel
     n, new = b["batch"], b["samples"] // HOP
-    computed = -(-b["samples"] // HOP) + MIRRORED_FIRST + 1  # the window's first two and its mirrored last one
+    computed = -(-b["samples"] // HOP) + MIRRORED_FIRST + 1  # the window's first two and its mirrored last frame
     frame = state.raw[0, 0].nbytes
     per_slot = 2 * state.tail[0].nbytes + (new + UNIT_COLUMNS) * frame + state.frame_max[0].nbytes + 4 * new
     return RegionWork(
@@ -200,13 +199,13 @@ def _unit_prefill(regions: Regions, b: Bucket) -> RegionWork:
 
 
 def _unit_step(regions: Regions, b: Bucket) -> RegionWork:
-    kept = RegionWork(state=b["batch"] * regions.state.hidden[0, 0].nbytes)  # the token's state, for speech
+    kept = RegionWork(state=b["batch"] * regions.state.hidden[0, 0].nbytes)  # the token's hidden state, for speech
     return _llm(regions, b["batch"], 1, b["kv"]) + _sample_text(regions, b) + kept
 
 
 def _llm_evict(regions: Regions, b: Bucket) -> RegionWork:
     cache = regions.state.llm
-    moved = cache.max_len - EVICTED_ROWS  # read and written once; the rows that fall free are zeroed
+    moved = cache.max_len - EVICTED_ROWS  # read and written once; freed rows are zeroed
     return RegionWork(state=b["batch"] * (2 * moved + EVICTED_ROWS) * _cache_row(cache))
 
 
@@ -218,7 +217,7 @@ def _reset(regions: Regions, b: Bucket) -> RegionWork:
 def _condition(regions: Regions, n: int) -> RegionWork:
     """For n tokens in all."""
     tts = regions.model.tts
-    table = _rows(tts.emb_text.weight, n + 2)  # two more: end of text and begin of audio
+    table = _rows(tts.emb_text.weight, n + 2)  # and two markers: end of text and begin of audio
     return RegionWork(_weights(tts.projector_semantic) + table, 0, _linears(tts.projector_semantic, n))
 
 

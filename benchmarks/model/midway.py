@@ -1,10 +1,8 @@
-"""Slots as they are in the middle of a conversation, so that a region meets the work it meets in use.
+"""Slot state of the middle of a conversation, so that a timed region has a realistic amount of work.
 
-Examples of the table name the scratch slot in every row: one slot's cache, read B times, would come from the
-L2 cache. Here row b has slot b, its cache is full of random rows, and its counters stand so that the call
-under test fills its bucket to the last row. `restore` puts the counters back for the next sample.
-
-Knows slot state and the regions' argument names. Does not know time.
+The table's examples use the scratch slot in every row: one slot's cache, read B times, would come from the L2 cache.
+Here row b uses slot b, its cache holds random rows, and its counters are set so that the timed call fills its bucket to the
+last row. `restore` resets the counters for the next sample.
 """
 
 import inspect
@@ -22,15 +20,15 @@ from models.sampling.settings import DUPLEX_SPEECH, DUPLEX_TEXT
 from models.stages.region_table import Regions
 from models.stages.state import SlotState
 
-HEARD_ROWS = 1000  # encoder rows of the 20 s heard so far
+HEARD_ROWS = 1000  # encoder rows of 20 s of earlier sound
 PUSHED_SAMPLES = 160_560  # 10 s and the look-ahead of the longer first unit
 EMITTED_FRAMES = 1000
 TEXT_HISTORY = 300
-FEEDING = ("llm_prefill", "unit_prefill", "llm_decode", "unit_step")  # what feeds the language model
+FEEDING = ("llm_prefill", "unit_prefill", "llm_decode", "unit_step")  # regions that feed the language model
 
 
 class Midway:
-    """One region at one bucket on occupied slots: inputs, and the way back to where they started."""
+    """One region at one bucket on occupied slots: its inputs, and a reset of the slots."""
 
     def __init__(self, regions: Regions, name: str, bucket: Bucket):
         region, self._state = regions.table[name], regions.state
@@ -50,7 +48,7 @@ class Midway:
         self._saved = [tensor.clone() for tensor in self._live]
 
     def restore(self) -> None:
-        """Everything but cache rows as it was; a call overwrites the same rows each time."""
+        """Reset everything but cache rows, which each call overwrites."""
         for live, saved in zip(self._live, self._saved, strict=True):
             live.copy_(saved)
 
@@ -63,7 +61,7 @@ def new_rows(name: str, bucket: Bucket) -> int:
 
 
 def is_possible(name: str, bucket: Bucket) -> bool:
-    """Whether the rows of a call fit what the call looks at."""
+    """Whether the rows of a call fit into the rows that it attends to."""
     return "kv" not in bucket or new_rows(name, bucket) <= bucket["kv"]
 
 
@@ -108,7 +106,7 @@ def _occupy(regions: Regions, name: str, bucket: Bucket) -> None:
 
 
 def _speak(regions: Regions, held: int) -> None:
-    """Every slot in a call that is not going to end."""
+    """Put every slot into a speech call that does not end."""
     speech: Any = regions.state.speech
     tts = regions.model.config.tts_config
     _hold(speech.cache, held)

@@ -1,7 +1,4 @@
-"""Command line of the model benchmark to typed settings.
-
-Knows options and their defaults that do not depend on the model. Does not load anything.
-"""
+"""Command line of the model benchmark, as typed settings. Loads no model."""
 
 import argparse
 from dataclasses import dataclass, fields
@@ -49,7 +46,7 @@ def _axis(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def parse(arguments: list[str]) -> BenchSettings:
-    """Command line to settings; ends the process with a message if it makes no sense."""
+    """Parse the command line. Invalid arguments end the process with a message."""
     has_cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model", description="Times every region of the model.")
     parser.add_argument(
@@ -57,16 +54,18 @@ def parse(arguments: list[str]) -> BenchSettings:
     )
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda, float32 on cpu")
-    parser.add_argument("--regions", type=_names, help="comma-separated; default: all, the most telling first")
+    parser.add_argument("--regions", type=_names, help="comma-separated; default: all, the most important first")
     parser.add_argument("--modes", type=_names, help=f"some of {','.join(MODES)}; default depends on size and device")
-    parser.add_argument("--repeats", type=int, help="timed calls a mode; default: 30 on cuda, 10 on cpu")
+    parser.add_argument("--repeats", type=int, help="timed calls per mode; default: 30 on cuda, 10 on cpu")
     parser.add_argument("--batch", type=_sizes, help="short for --sizes batch=...")
     parser.add_argument("--sizes", type=_axis, nargs="+", default=[], metavar="AXIS=N,N", help="rows=16,96 kv=2048 ...")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start nothing new after so many seconds")
-    parser.add_argument("--backend", default="inductor", help="of torch.compile")
-    parser.add_argument("--json", type=Path, help="write all results here, anew after each timing")
+    parser.add_argument(
+        "--budget-s", type=float, default=float("inf"), help="start no measurement after this many seconds"
+    )
+    parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
+    parser.add_argument("--json", type=Path, help="result file, rewritten after each timing")
     parser.add_argument("--tf32", action="store_true", help="allow TF32 in float32 products")
-    parser.add_argument("--kernels", action="store_true", help="layers by the project's own GPU kernels")
+    parser.add_argument("--kernels", action="store_true", help="run layers by the project's GPU kernels")
     options = parser.parse_args(arguments)
 
     is_cuda = options.device == "cuda"

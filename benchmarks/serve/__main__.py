@@ -1,7 +1,7 @@
-"""Live clients through a gateway: in front of a real worker, and what the gateway itself costs.
+"""Live clients through a gateway: latency with a real worker, and overhead of the gateway.
 
-`python -m benchmarks.serve --help` lists the options; README.md says how to read the tables. The clients run in a
-process of their own. Knows what is compared; processes are in `serve_processes`, clients in `serve_clients`.
+`python -m benchmarks.serve --help` lists the options; README.md explains the tables. `processes` has the server
+processes, `clients` the clients, which run in a separate process.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.serve.clients import Load
 from benchmarks.serve.processes import ROOT, ServedProgram, ServeOutcome, free_port, put_under
 
 UNIT_MS, DEADLINE_MS = 1000.0, 1000.0
-# A user's last word ends anywhere within a unit, which is heard when it is whole.
+# The end of speech falls anywhere within a unit, which is processed when it is complete.
 ALIGNMENT_MS = UNIT_MS * (np.arange(100) + 0.5) / 100
 RELAY = "duologue_gateway_relay_seconds"
 GATEWAY, WORKER, NULL = "server.main", "worker.main", "benchmarks.serve.fake_worker"
@@ -32,18 +32,24 @@ Percentiles = dict[str, float]
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description="Times live clients.")
-    parser.add_argument("--sessions", type=_numbers, default=(1, 2), help="clients of the real worker; 0: none")
-    parser.add_argument("--gateway-sessions", type=_numbers, default=(1, 8, 32), help="clients of the null worker")
+    parser.add_argument(
+        "--sessions", type=_numbers, default=(1, 2), help="numbers of clients of the real worker; 0: none"
+    )
+    parser.add_argument(
+        "--gateway-sessions", type=_numbers, default=(1, 8, 32), help="numbers of clients of the fake worker"
+    )
     parser.add_argument("--units", type=int, default=30, help="seconds of each conversation")
-    parser.add_argument("--rounds", type=int, default=2, help="conversations each way, in turns, share --units")
-    parser.add_argument("--video", type=Path, default=ROOT / "assets/warmup.mp4", help="what clients send")
-    parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="pcm16", help="how sound travels")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="alternating conversations with and without gateway, which share --units"
+    )
+    parser.add_argument("--video", type=Path, default=ROOT / "assets/warmup.mp4", help="media file that clients send")
+    parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="pcm16", help="encoding of sound")
     parser.add_argument("--model-path", type=Path, help="checkpoint folder; default: the embedded one")
-    parser.add_argument("--device", default="auto", help="of the worker: auto, cpu, cuda, cuda:N")
+    parser.add_argument("--device", default="auto", help="device of the worker: auto, cpu, cuda, cuda:N")
     parser.add_argument("--compile", action="store_true", help="compile at start")
-    parser.add_argument("--max-sessions", type=int, help="slots of the worker; default: as many as --sessions needs")
-    parser.add_argument("--cache", type=Path, help="folder of compiled kernels; default: a new one, removed afterwards")
-    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("--max-sessions", type=int, help="slots of the worker; default: the largest of --sessions")
+    parser.add_argument("--cache", type=Path, help="folder of compiled kernels; default: a temporary one")
+    parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args(arguments)
     if not 1 <= options.rounds <= options.units:
         parser.error(f"--rounds: expected 1 to --units ({options.units}), got {options.rounds}")
@@ -60,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu")
     result: dict[str, Any] = {
         "command": ["python", "-m", "benchmarks.serve", *arguments],
-        # Load: who wanted a core before this began.
+        # Load average before the run.
         "environment": {**report.environment(device), "load_average": os.getloadavg()[0]},
         "alignment_ms": {"mean": UNIT_MS / 2, "p95": 0.95 * UNIT_MS, "by": "construction: units are whole seconds"},
         "worker": [],
@@ -127,7 +133,7 @@ def _decision(sessions: int, decision: str, outcome: ServeOutcome) -> dict[str, 
     units = [unit for unit in outcome.units if unit["is_listen"] == (decision == "LISTEN")]
     if not units:
         return None
-    waits = [unit["lag"] for unit in units]  # the engine's own waiting is in it
+    waits = [unit["lag"] for unit in units]  # includes the engine's waiting time
     vocoder = [unit["stages"]["sound"] or 0.0 for unit in units]
     inner_wait = [unit["stages"]["wait"] or 0.0 for unit in units]
     return {
@@ -136,7 +142,7 @@ def _decision(sessions: int, decision: str, outcome: ServeOutcome) -> dict[str, 
         "n": len(units),
         "reply_ms": _percentiles([unit["reply"] for unit in units]),
         "waiting_ms": _percentiles(waits),
-        # The vocoder works beside the model: what of the model it overlaps counts as the vocoder's alone.
+        # The vocoder overlaps the model. Overlapped time is attributed to the vocoder.
         "model_ms": _percentiles(
             [unit["wall"] - wait - sound for unit, wait, sound in zip(units, inner_wait, vocoder, strict=True)]
         ),
@@ -147,18 +153,18 @@ def _decision(sessions: int, decision: str, outcome: ServeOutcome) -> dict[str, 
 
 
 def _transport(unit: dict[str, Any]) -> float:
-    """What the client measured and the worker did not: both hops, there and back."""
+    """The client's time minus the worker's: both hops in both directions."""
     return unit["reply"] - unit["wall"] - (unit["lag"] - (unit["stages"]["wait"] or 0.0))
 
 
 def _first_sound(outcome: ServeOutcome) -> dict[str, Any] | None:
-    """From the end of what a user says to the first sound of the answer, of units that have sound."""
+    """Time from the end of speech to the first sound of the reply, over units with sound."""
     units = [unit for unit in outcome.units if unit["first"] is not None and unit["stages"]["first_sound"] is not None]
     if not units:
         return None
     firsts = np.array([unit["first"] for unit in units])
     server = [unit["stages"]["first_sound"] + unit["lag"] - (unit["stages"]["wait"] or 0.0) for unit in units]
-    whole = [unit for unit in units if unit["n_pieces"] == 1]  # of these the vocoder's time is all before the sound
+    whole = [unit for unit in units if unit["n_pieces"] == 1]  # in these, all of the vocoder's time precedes the sound
     return {
         "n": len(units),
         "from_sending_ms": _percentiles(firsts.tolist()),
@@ -261,7 +267,7 @@ def _gateway_lines(row: dict[str, Any]) -> list[str]:
 
 
 def _histograms(text: str) -> dict[str, Percentiles]:
-    """Percentiles in ms of the gateway's own histogram, by direction, linear within its buckets."""
+    """Percentiles in ms of the gateway's relay histogram by direction, interpolated linearly."""
     counts: dict[str, list[tuple[float, float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples if family.name == RELAY else ():
@@ -272,7 +278,7 @@ def _histograms(text: str) -> dict[str, Percentiles]:
 
 
 def _of_buckets(buckets: Sequence[tuple[float, float]]) -> Percentiles:
-    """Upper edge, and how many are at most that; the last edge is infinite."""
+    """From pairs of bucket edge and cumulative count; the last edge is infinite."""
     found, total = {}, buckets[-1][1]
     for share in (50, 95, 99):
         wanted = total * share / 100

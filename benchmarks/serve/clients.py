@@ -1,8 +1,7 @@
-"""Live clients in a process of their own, so that they do not steal time from what is measured.
+"""Live clients in a separate process, so that they do not slow down the measured processes.
 
 `python -m benchmarks.serve.clients` reads a `Load` as JSON from standard input. It writes a line `begin` when all
-clients are prepared, `end` when their last units are answered, and a line of JSON: what each unit came to. Knows
-sockets and clocks. Does not know tables.
+clients are prepared, `end` after the last result, and one line of JSON with the outcome of every unit.
 """
 
 import asyncio
@@ -37,9 +36,9 @@ STAGES = ("wait", "sound", "first_sound")
 
 @dataclass(frozen=True)
 class Load:
-    """So many clients at once at `url`, a gateway or a worker; each sends a unit every second, at moments of its own.
+    """Concurrent clients of `url`, a gateway or a worker. Each sends a unit every second, with its own phase.
 
-    video: what they send. sound: how sound travels. partial: take it as soon as there is some. config: of the session.
+    video: media file to send. sound: its encoding. partial: request partial results. config: session settings.
     """
 
     url: str
@@ -52,7 +51,7 @@ class Load:
 
 
 class _Client:
-    """One of them. units: what each came to; times in ms."""
+    """One client. units: outcomes; times in ms."""
 
     def __init__(self, load: Load, number: int, chunks: list[str | bytes], together: asyncio.Barrier):
         self._load, self._number, self._chunks, self._together = load, number, chunks, together
@@ -65,7 +64,7 @@ class _Client:
         async with websockets.connect(address.url, max_size=MAX_FRAME, compression=None, proxy=None) as socket:
             self._socket = socket
             while address.is_gateway and not isinstance(await self._receive(QueueDone, Queued, QueueUpdate), QueueDone):
-                pass  # a gateway may not have heard yet that the last clients are gone
+                pass  # a gateway may still hold the slots of earlier clients
             config = {**(load.config or {}), "seed": self._number}
             await socket.send(write(Prepare(config=config, spec=self._spec)))
             await self._receive(Prepared)
@@ -90,7 +89,7 @@ class _Client:
             await self._socket.send(chunk)
 
     async def _hear(self, number: int) -> None:
-        """A unit's messages to its result."""
+        """Receive a unit's messages up to its result."""
         loop, first, n_pieces = asyncio.get_running_loop(), None, 0
         while True:
             data = await self._socket.recv()

@@ -1,7 +1,6 @@
-"""One conversation of a worker without a model: every message answered as the protocol says, in its order.
+"""One conversation of the fake worker: every message is answered in order, as the protocol requires.
 
-Units listen and speak by counting; what is said is a tone. Numbers in results are what this process spent. Knows the
-protocol's messages. Does not know slots, HTTP or sockets beyond sending and receiving.
+Units listen and speak in a fixed cycle; speech is a tone. Times in results are measured in this process.
 """
 
 import asyncio
@@ -47,13 +46,13 @@ from worker.protocol.wire import Sound, WireError
 SOUND_RATE = 24_000
 UNIT_MS = 1000.0
 TONE_HZ, LOUDNESS = 440, 0.2
-N_PARTS = 2  # of a unit, for those who want partial results
-MAX_WAITING = 256  # messages; what is beyond is not read
+N_PARTS = 2  # of a unit with partial results
+MAX_WAITING = 256  # messages; further ones are not read
 NORMAL = 1000
 
 
 class Manner(Protocol):
-    """How the worker talks; may change at any time. Times in s. thawed: nothing is said until it is set."""
+    """Behaviour of the worker, which may change at any time. Times in s. thawed: nothing is sent until it is set."""
 
     think_s: float
     n_listen: int
@@ -63,11 +62,11 @@ class Manner(Protocol):
     thawed: asyncio.Event
 
     def count(self, ms: float) -> None:
-        """A unit is answered."""
+        """Count an answered unit."""
 
 
 class QueuedMessage(NamedTuple):
-    """A message that waits for its turn. received: monotonic seconds. None: nobody is there any more."""
+    """A message that waits for its turn. received: monotonic seconds. message: None after a disconnect."""
 
     message: ClientMessage | WireError | None
     received: float
@@ -75,34 +74,34 @@ class QueuedMessage(NamedTuple):
 
 @cache
 def tone(form: Form, n_samples: int) -> Sound:
-    """A tone at 24 kHz in the form it is sent in; seconds and halves of it follow on each other without a click."""
+    """A tone at 24 kHz in the requested encoding. Its period divides half a second, so pieces join without a click."""
     wave = LOUDNESS * np.sin(2 * np.pi * TONE_HZ / SOUND_RATE * np.arange(n_samples))
     held: Form = "pcm16" if form == "pcm16" else "float32"
     return Sound(Sound(wave.astype(np.float32)).packed(held), held)
 
 
 class FakeReplies:
-    """`run` from the handshake to the close.
+    """Answers one client; `run` lasts from the handshake to the close.
 
     name: the session's. units: heard since the last `prepare`. paused: takes no units now.
     """
 
     def __init__(self, manner: Manner, name: str, socket: ServerConnection, free: Callable[[], None]):
-        """free: gives the slot back."""
+        """free: releases the slot."""
         self.name, self.units, self.paused = name, 0, False
         self._manner, self._socket, self._free = manner, socket, free
         self._inbox: asyncio.Queue[QueuedMessage] = asyncio.Queue(MAX_WAITING)
-        self._n_chunks = 0  # received and not begun
+        self._n_chunks = 0  # received and not started
         self._spec = PLAIN_SPEC
         self._prepared = self._sounds = self._turn_open = False
-        self._place = 0  # in the round of units that listen and units that speak
+        self._place = 0  # position in the cycle of listening and speaking units
         self._pause_ends: float | None = None
         self._frames: list[VideoFrame] = []
         self._broken_off = asyncio.Event()
         self._unit_runs = False
 
     async def run(self) -> None:
-        """Raises: ConnectionClosed if the client goes away."""
+        """Serve the client. Raises: ConnectionClosed if it disconnects."""
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(self._read())
             await self._answer_all()
@@ -126,7 +125,7 @@ class FakeReplies:
                         self._broken_off.set()
                 await self._inbox.put(QueuedMessage(message, received))
         finally:
-            with suppress(asyncio.QueueFull):  # then sending tells
+            with suppress(asyncio.QueueFull):  # sending then raises
                 self._inbox.put_nowait(QueuedMessage(None, 0.0))
 
     async def _answer_all(self) -> None:
@@ -153,7 +152,7 @@ class FakeReplies:
                 await self._say(Error.of(error, code))
 
     async def _close(self, last: ServerMessage, reason: str) -> None:
-        self._free()  # before the client hears that it is over: it may come back at once
+        self._free()  # before the client receives the close, since it may reconnect at once
         await self._say(last)
         await self._socket.close(NORMAL, reason)
 
@@ -287,5 +286,5 @@ class FakeReplies:
 
 
 def _not_now(code: ErrorCode, text: str) -> WireError:
-    """Clients look for these words."""
+    """An error with the texts that clients match."""
     return WireError(code, "audio_chunk", expected="a prepared session that is not paused", got=code, text=text)

@@ -1,13 +1,12 @@
-"""A worker without a model: slots, states, /health and conversations as a worker has them, at next to no cost.
+"""A worker without a model, with slots, states, /health and conversations, and almost no CPU cost.
 
-For measuring a gateway, and for tests that need a worker which crashes, freezes or loads on command.
+For gateway benchmarks, and for tests that need a worker which crashes, freezes or loads on command.
 
     async with FakeWorker(slots=2) as worker:
         ...  # ws://127.0.0.1:{worker.port}/ws/duplex?session_id=me
 
-`python -m benchmarks.serve.fake_worker --port 22400 --slots 32` runs one until SIGTERM. Knows a worker's routes and
-how it
-comes to harm. Does not know what is said in a conversation (`null_talk`).
+`python -m benchmarks.serve.fake_worker --port 22400 --slots 32` runs one until SIGTERM.
+`fake_replies` has the conversations.
 """
 
 import argparse
@@ -50,7 +49,7 @@ ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class FakeWorker:
-    """`async with` one that listens.
+    """`async with FakeWorker()` starts a worker that listens.
 
     port: where. think_s, n_listen, n_speak, speaks, pause_timeout: how it talks; may be changed at any time.
     total_requests: units answered.
@@ -70,7 +69,7 @@ class FakeWorker:
         pause_timeout: float = 60.0,
         tls: ssl.SSLContext | None = None,
     ):
-        """think_s: what a unit takes. port: 0 takes a free one. n_listen, n_speak: units of a round, 1 or more in all.
+        """think_s: duration of a unit. port: 0 chooses a free one. n_listen, n_speak: units of a cycle.
         speaks: has a voice; otherwise its turns are text. pause_timeout: s, where none is named. tls: for wss.
         """
         assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, "FakeWorker: expected a round of units"
@@ -96,7 +95,7 @@ class FakeWorker:
             compression=None,
             max_size=MAX_FRAME,
             ping_interval=None,
-            open_timeout=None,  # one that is frozen keeps its clients waiting
+            open_timeout=None,  # a frozen worker keeps its clients waiting
             close_timeout=CLOSE_S,
         )
         self.port = self._server.sockets[0].getsockname()[1]
@@ -107,11 +106,11 @@ class FakeWorker:
         self._server.close(code=RESTART, reason="the worker is shutting down")
         await self._server.wait_closed()
 
-    # --- what is told and asked ----------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """Setting it: a name of `worker.status.State`. IDLE and BUSY follow the number of sessions."""
+        """Assign a name of `worker.status.State`. IDLE and BUSY follow the number of sessions."""
         if self._state in READY:
             return State.BUSY if self._talks else State.IDLE
         return self._state
@@ -126,40 +125,40 @@ class FakeWorker:
 
     @property
     def sessions(self) -> dict[str, int]:
-        """Session -> units so far, of open sockets; one that ends is gone before its client hears so."""
+        """Session -> number of units, for open sockets. A session is removed before its client receives the close."""
         return {talk.name: talk.units for talk in self._talks}
 
     def count(self, ms: float) -> None:
-        """A unit is answered."""
+        """Count an answered unit."""
         self.total_requests += 1
         self._spent_ms += ms
 
-    # --- how it comes to harm ------------------------------------------------------------------
+    # --- faults --------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Every connection is aborted without a word, and nothing listens any more."""
+        """Abort every connection without a close frame, and stop listening."""
         self._server.server.close()
         for connection in list(self.connections):
             connection.transport.abort()
         self._talks.clear()
-        self.thawed.set()  # whoever waits finds its connection gone
+        self.thawed.set()  # waiting tasks then find their connection aborted
 
     def freeze(self) -> None:
-        """Connections stay open and new ones are taken, but nothing is read and nothing is answered."""
+        """Keep connections open and accept new ones, but read and answer nothing."""
         self.thawed.clear()
         for connection in self.connections:
             connection.transport.pause_reading()
 
     def thaw(self) -> None:
-        """Go on with everything that came in the meantime."""
+        """Continue, with everything received since `freeze`."""
         self.thawed.set()
         for connection in list(self.connections):
             connection.thaw()
 
-    # --- what it answers -----------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     async def _receive(self, connection: "_Connection", request: Request) -> Response | None:
-        """None: the handshake goes on."""
+        """Answer an HTTP request, or None to continue the handshake."""
         url = urlsplit(request.path)
         match url.path:
             case "/health":
@@ -190,11 +189,11 @@ class FakeWorker:
         return None
 
     def _free(self, talk: FakeReplies) -> None:
-        with suppress(ValueError):  # it has been given back before
+        with suppress(ValueError):  # the slot was released before
             self._talks.remove(talk)
 
     def forget(self, connection: "_Connection") -> None:
-        """It is gone."""
+        """Remove a closed connection."""
         self.connections.discard(connection)
         if connection.talk is not None:
             self._free(connection.talk)
@@ -214,12 +213,12 @@ class FakeWorker:
         return "told to fail" if self.state is State.FAILED else None
 
     def health(self) -> dict[str, Any]:
-        """The body of /health: every key that a worker's has."""
+        """The body of /health, with every key of a worker's."""
         state, paused = self.state, sum(talk.paused for talk in self._talks)
         worker_status = WIRE_NAMES[state]
         if self._talks and paused == len(self._talks) and state is State.BUSY:
             worker_status = "duplex_paused"
-        rows = [talk.units for talk in self._talks]  # one a unit: there is no context
+        rows = [talk.units for talk in self._talks]  # one row per unit, since there is no context
         compile_config = CompileConfig()
         return {
             "status": "error" if state is State.FAILED else "initializing" if state in STARTING else "healthy",
@@ -270,7 +269,7 @@ class FakeWorker:
 
 
 class _Connection(ServerConnection):
-    """A client's connection, which can be frozen: what the system has already read is kept for later."""
+    """A client's connection that can be frozen: data already read is kept for later."""
 
     def __init__(self, worker: FakeWorker, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -287,7 +286,7 @@ class _Connection(ServerConnection):
     def data_received(self, data: bytes) -> None:
         if self._worker.thawed.is_set():
             super().data_received(data)
-        else:  # websockets lets reading go on by itself
+        else:  # websockets resumes reading itself
             self._kept.append(data)
 
     def thaw(self) -> None:
@@ -314,11 +313,15 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
     parser.add_argument("--port", type=int, default=22_400, metavar="N", help="0: any; default: %(default)s")
     parser.add_argument("--slots", type=int, default=2, metavar="N", help="sessions at once; default: %(default)s")
-    parser.add_argument("--think-ms", type=float, default=0.0, metavar="N", help="what a unit takes; default: 0")
-    parser.add_argument("--listen", type=int, default=3, metavar="N", help="units that listen; default: %(default)s")
-    parser.add_argument("--speak", type=int, default=4, metavar="N", help="units that then speak; default: %(default)s")
-    parser.add_argument("--no-voice", action="store_true", help="turns are text")
-    parser.add_argument("--gpu-id", type=int, default=0, metavar="N", help="number in /health")
+    parser.add_argument("--think-ms", type=float, default=0.0, metavar="N", help="duration of a unit; default: 0")
+    parser.add_argument(
+        "--listen", type=int, default=3, metavar="N", help="listening units of a cycle; default: %(default)s"
+    )
+    parser.add_argument(
+        "--speak", type=int, default=4, metavar="N", help="speaking units after them; default: %(default)s"
+    )
+    parser.add_argument("--no-voice", action="store_true", help="reply with text only")
+    parser.add_argument("--gpu-id", type=int, default=0, metavar="N", help="GPU number in /health")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 

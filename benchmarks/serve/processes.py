@@ -1,4 +1,4 @@
-"""A server's processes under load: started, watched for CPU and memory, talked to by clients of another process.
+"""Server processes under load: start, CPU and memory sampling, and clients in another process.
 
 Knows processes and what the system says of them. Does not know what is measured for.
 """
@@ -28,7 +28,7 @@ from benchmarks.serve.clients import Load
 ROOT = Path(__file__).resolve().parents[2]
 LISTENING = re.compile(r"listening on (?:\w+://)?([0-9.]+):([0-9]+)")
 START_S, STOP_S, POLL_S = 900.0, 60.0, 0.05
-LOOK_S, FULL_EVERY = 0.5, 10  # between two looks at memory
+SAMPLE_S, FULL_EVERY = 0.5, 10  # interval of memory samples
 
 
 def free_port() -> int:
@@ -71,7 +71,7 @@ class ServedProgram:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
     def wait_ready(self, path: str = "/health", **fields: object) -> dict[str, Any]:
-        """Until what it answers has these fields. Returns: the answer."""
+        """Poll until the JSON response has these fields. Returns: the response."""
         answer: dict[str, Any] = {}
 
         def asks() -> bool:
@@ -83,20 +83,20 @@ class ServedProgram:
         return answer
 
     def wait_log(self, words: str) -> None:
-        """Until its log has these words."""
+        """Wait until the log contains `words`."""
         self._until(lambda: words in self.log)
 
     def text(self, path: str) -> str:
-        """What it answers."""
+        """Body of a GET request."""
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).text
 
     def cpu_s(self) -> float:
-        """CPU seconds since it began."""
+        """CPU seconds since the start."""
         times = self.process.cpu_times()
         return times.user + times.system
 
     def memory(self, *, full: bool) -> dict[str, int]:
-        """Bytes: resident; in full also its share of what it shares with others, which holds the process up."""
+        """Resident bytes; with `full` also the proportional set size, whose computation stops the process."""
         if not full:
             return {"rss": self.process.memory_info().rss}
         info = self.process.memory_full_info()
@@ -113,7 +113,7 @@ class ServedProgram:
 
 @dataclass
 class Watched:
-    """A program while clients talked. cpu_s: of the `wall_s`. peak: bytes at most, by kind."""
+    """A program under load. cpu_s: CPU seconds within `wall_s`. peak: peak bytes by kind."""
 
     cpu_s: float = 0.0
     peak: dict[str, int] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class ServeOutcome:
-    """What clients saw, unit by unit, and what it took. watched: by the program's name."""
+    """Units as clients measured them, and the cost. watched: by the program's name."""
 
     units: list[dict[str, Any]]
     wall_s: float
@@ -129,25 +129,25 @@ class ServeOutcome:
 
 
 def put_under(load: Load, programs: Sequence[ServedProgram]) -> ServeOutcome:
-    """Run the clients in their own process. Raises: RuntimeError if they fail."""
+    """Run the clients in a separate process. Raises: RuntimeError if they fail."""
     command = [sys.executable, "-m", "benchmarks.serve.clients"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     watched = {program.name: Watched() for program in programs}
     over = threading.Event()
-    looking = threading.Thread(target=_look, args=(programs, watched, over), daemon=True)
+    sampling = threading.Thread(target=_sample, args=(programs, watched, over), daemon=True)
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as clients:
         try:
             clients.stdin.write(json.dumps(asdict(load)))
             clients.stdin.close()
             _expect(clients, "begin")
             begun, before = time.perf_counter(), [program.cpu_s() for program in programs]
-            looking.start()
+            sampling.start()
             _expect(clients, "end")
             wall_s = time.perf_counter() - begun
             for program, cpu_s in zip(programs, before, strict=True):
                 watched[program.name].cpu_s = program.cpu_s() - cpu_s
             over.set()
-            looking.join()
+            sampling.join()
             units = json.loads(clients.stdout.readline())
         finally:
             over.set()
@@ -161,11 +161,11 @@ def _expect(clients: "subprocess.Popen[str]", word: str) -> None:
         raise RuntimeError(f"clients: expected {word}, got {line or 'their end'}")
 
 
-def _look(programs: Sequence[ServedProgram], watched: dict[str, Watched], over: threading.Event) -> None:
+def _sample(programs: Sequence[ServedProgram], watched: dict[str, Watched], over: threading.Event) -> None:
     for number in itertools.count():
         for program in programs:
             peak = watched[program.name].peak
             for kind, n_bytes in program.memory(full=number % FULL_EVERY == 1).items():
                 peak[kind] = max(peak.get(kind, 0), n_bytes)
-        if over.wait(LOOK_S):
+        if over.wait(SAMPLE_S):
             return

@@ -1,6 +1,6 @@
-"""Times the vocoder: one second of sound for many sessions, from codes on the host to samples on the device.
+"""Times the vocoder: one second of sound for many sessions, from speech tokens on the host to samples on the device.
 
-`python -m benchmarks.token2wav --help` lists the options; README.md says how to read the table.
+`python -m benchmarks.token2wav --help` lists the options; README.md explains the table.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from models.token2wav.voice.voice import Voice
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny" / "assets" / "token2wav"
 PRECISIONS = ("bfloat16", "tf32", "float32")
-# How a chunk runs: the kernels, whether it is compiled, whether both regions are captured. Beside kernels a worker
-# compiles nothing of the vocoder.
+# Ways to run a chunk: kernels, compilation, capture of both regions. With kernels, a worker compiles nothing of the
+# vocoder.
 WAYS = {
     "eager": ("plain", False, False),
     "compiled": ("plain", True, False),
@@ -47,7 +47,7 @@ WAYS = {
 }
 MODES = tuple(WAYS)
 PROMPT_TOKENS = 150  # a voice of six seconds
-SETTLED_AFTER = 4  # chunks until a turn sees all it will ever see
+SETTLED_AFTER = 4  # chunks until a turn's attention window is full
 HEADER = (
     f"{'precision':9} {'steps':>5} {'batch':>5} {'mode':14} {'chunk p50/p95 ms':>17} {'flow':>8} {'hift':>8} "
     f"{'kernels':>8} {'busy ms':>8} {'floor':>7} {'p50/floor':>9} {'first s':>8} {'voice ms':>9}"
@@ -62,11 +62,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--precision", type=_names, help=f"some of {','.join(PRECISIONS)}")
     parser.add_argument("--modes", type=_names, help=f"some of {','.join(MODES)}")
     parser.add_argument("--steps", type=_numbers, default=(10, 5), help="numbers of Euler steps")
-    parser.add_argument("--batch", type=_numbers, help="numbers of sessions in one call")
+    parser.add_argument("--batch", type=_numbers, help="batch sizes")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="start nothing new after so many seconds")
-    parser.add_argument("--whole", action="store_true", help="compile the flow whole, not step by step")
-    parser.add_argument("--json", type=Path, help="write all results here, anew after each row")
+    parser.add_argument(
+        "--budget-s", type=float, default=float("inf"), help="start no measurement after this many seconds"
+    )
+    parser.add_argument("--whole", action="store_true", help="compile the whole flow instead of one step")
+    parser.add_argument("--json", type=Path, help="result file, rewritten after each row")
     options = parser.parse_args(arguments)
     is_cuda = options.device == "cuda"
     options.precision = options.precision or (PRECISIONS if is_cuda else ("float32",))
@@ -232,7 +234,7 @@ class VocoderBench:
         return {name: Timing.of(values) for name, values in samples.items()}
 
     def _kernels(self, call: Any) -> tuple[int | None, float | None]:
-        """Device kernels of one call and how long they keep the device busy."""
+        """Number of device kernels of one call, and their busy time."""
         if self.device.type != "cuda":
             return None, None
         from torch.profiler import ProfilerActivity, profile
@@ -250,7 +252,7 @@ class VocoderBench:
         return torch.cat([vocoder.speak([Chunk(session, self.speech_tokens[n])])[0] for n in range(4)]).cpu()
 
     def _differences(self) -> None:
-        """How far each precision's sound is from float32's, as signal to noise and as distance of log-mels."""
+        """Difference of each precision's sound from float32: signal-to-noise ratio and log-mel distance."""
         for key, wave in self.waves.items():
             precision, n_steps = key.split()
             plain = self.waves.get(f"float32 {n_steps}")
@@ -270,7 +272,7 @@ class VocoderBench:
         return load_flow_and_hift(folder, device=self.device)
 
     def _cast(self, precision: str) -> FlowAndHift:
-        """The same weights in another precision; narrow ones are rounded copies."""
+        """The same weights in another precision; bfloat16 weights are rounded copies."""
         if precision != "bfloat16":
             return self.plain
         flow, hift = self.plain.flow, self.plain.hift
@@ -302,7 +304,7 @@ class VocoderBench:
         return Vocoder(parts.flow, parts.hift, sizes=sizes, shapes=shapes, steps=self.options.steps, kernels=kernels)
 
     def _voice(self, vocoder: Vocoder, n: int) -> Voice:
-        """One of two voices, so that a batch has both."""
+        """One of two voices, so that a batch mixes both."""
         config = vocoder.parts.flow.config
         generator = torch.Generator().manual_seed(n % 2)
         return Voice(

@@ -1,7 +1,4 @@
-"""Least bytes and operations of one vocoder chunk, from the modules' own sizes.
-
-Knows what a chunk must read, write and multiply at least. Does not measure.
-"""
+"""Minimum bytes and operations of one vocoder chunk, from the sizes of its modules."""
 
 from dataclasses import dataclass
 
@@ -12,26 +9,26 @@ from models.token2wav.hift.hift import Hift
 from models.token2wav.stream.region_table import VocoderParts
 from models.token2wav.stream.vocode import TAIL_FRAMES
 
-# Per mel frame, how many columns each of HiFT's stages computes.
+# Columns that each stage of HiFT computes per mel frame.
 _STAGE_COLUMNS = (8, 40, 120)
 
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """Bytes of weights and of cached rows, and multiply-adds times two, for a whole batch."""
+    """Bytes of weights and cached rows, and floating-point operations, of a whole batch."""
 
     weights: int
     rows: int
     flops: int
 
     def floor_ms(self, ceilings: Ceilings, dtype: str) -> float:
-        """What the device needs at least: the slower of copying and multiplying."""
+        """Lower bound of the time: the longer of copying and multiplying."""
         copy_s = (self.weights + self.rows) / ceilings.copy
         return 1e3 * max(copy_s, self.flops / ceilings.matmul[dtype])
 
 
 def chunk_work(parts: VocoderParts, batch: int, n_steps: int, n_frames: int, n_seen: int) -> ChunkWork:
-    """Work of one chunk of `n_frames` mel frames for `batch` sessions that see `n_seen` frames before it."""
+    """Work of one chunk of `n_frames` mel frames for `batch` sessions that attend to `n_seen` earlier frames."""
     flow, hift = parts.flow, parts.hift
     dit, encoder = flow.decoder.estimator, flow.encoder
     width_bytes = dit.in_proj.weight.element_size()
@@ -41,7 +38,7 @@ def chunk_work(parts: VocoderParts, batch: int, n_steps: int, n_frames: int, n_s
 
     config = flow.config.estimator
     columns, inner = n_seen + n_frames, config.heads * config.head_dim
-    # Keys and values of both halves: all are read, the new ones also written.
+    # Keys and values of both halves of the batch: all are read, new ones also written.
     rows = batch * n_steps * config.depth * 2 * 2 * inner * width_bytes * (columns + n_frames)
 
     dit_flops = n_steps * 2 * (2 * dit_weights * n_frames + config.depth * 4 * n_frames * columns * inner)
@@ -52,12 +49,12 @@ def chunk_work(parts: VocoderParts, batch: int, n_steps: int, n_frames: int, n_s
 
 
 def hift_flops(hift: Hift, n_frames: int) -> int:
-    """Of the convolutions; the rest is small."""
+    """Operations of the convolutions; the rest is small."""
     total = 2 * n_frames * (_numel(hift.f0_predictor) + hift.conv_pre.weight.numel())
     columns = [n_frames * rate for rate in _STAGE_COLUMNS]
     for n, up in enumerate(hift.ups):
         entering = n_frames if n == 0 else columns[n - 1]
-        total += 2 * entering * up.weight.numel()  # each input column meets every tap once
+        total += 2 * entering * up.weight.numel()  # each input column is multiplied by every tap once
         stages = (hift.source_downs[n], hift.source_resblocks[n], *hift.resblocks[3 * n : 3 * n + 3])
         total += 2 * columns[n] * sum(_numel(stage) for stage in stages)
     return total + 2 * columns[-1] * hift.conv_post.weight.numel()

@@ -1,4 +1,4 @@
-"""Times a worker process from outside: starts with an empty and with a filled cache, /health, live conversations.
+"""Times a worker process from outside: start with an empty and a filled cache, /health, live conversations.
 
 `python -m benchmarks.worker --help` lists the options; README.md says how to read the table.
 """
@@ -22,17 +22,17 @@ STATES = ("LOADING", "COMPILING", "WARMING_UP", "IDLE", "BUSY")
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker", description="Times a worker process.")
-    parser.add_argument("--sessions", type=_numbers, default=(1, 2), help="numbers of conversations at once")
+    parser.add_argument("--sessions", type=_numbers, default=(1, 2), help="numbers of concurrent conversations")
     parser.add_argument("--units", type=int, default=30, help="seconds of each conversation")
-    parser.add_argument("--video", type=Path, default=ROOT / "assets/warmup.mp4", help="what clients send")
+    parser.add_argument("--video", type=Path, default=ROOT / "assets/warmup.mp4", help="media file that clients send")
     parser.add_argument("--starts", default="cold,cached", help="cold, cached, or both, in this order")
-    parser.add_argument("--cache", type=Path, help="folder of the cache; default: a new one, removed afterwards")
-    parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="base64", help="how sound travels")
+    parser.add_argument("--cache", type=Path, help="cache folder; default: a temporary one")
+    parser.add_argument("--sound", choices=("base64", "pcm16", "float32"), default="base64", help="encoding of sound")
     parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument("--unload", action="store_true", help="let the model go at the end")
-    parser.add_argument("--logs", type=Path, help="folder for the worker's logs; default: removed afterwards")
+    parser.add_argument("--unload", action="store_true", help="unload the model at the end")
+    parser.add_argument("--logs", type=Path, help="folder for the worker's logs; default: a temporary one")
     parser.add_argument("--json", type=Path, help="write all results here")
-    parser.add_argument("worker", nargs="*", help="behind --: arguments for worker.main")
+    parser.add_argument("worker", nargs="*", help="arguments for worker.main, after --")
     options = parser.parse_args(arguments)
     if not set(options.starts.split(",")) <= {"cold", "cached"}:
         parser.error(f"--starts: expected cold, cached or both, got {options.starts}")
@@ -84,22 +84,22 @@ def _started(kind: str, worker: WorkerProcess) -> dict[str, Any]:
         "states": list(worker.states),
         "compile": health["compile"],
         "memory": health["memory"],
-        "health_ms": {state: _percentiles(list(worker.looks[state])) for state in STATES if worker.looks[state]},
+        "health_ms": {state: _percentiles(list(worker.polls[state])) for state in STATES if worker.polls[state]},
     }
     stages = ", ".join(f"{state.lower()} {seconds:.1f}" for state, seconds in row["stages_s"].items())
     print(f"{kind:7} start {row['total_s']:6.1f} s ({stages}), resident {health['memory']['resident'] / 1e6:.0f} MB")
     print(_weights(row["weights"]))
     for state, ms in row["health_ms"].items():
-        print(_look(state, ms))
+        print(_poll_row(state, ms))
     return row
 
 
 def _weights(load: dict[str, float]) -> str:
-    """Files that the system has in memory are quicker than the disk that they lie on."""
+    """Reading rates of the weights; files in the page cache are faster than the disk."""
     return f"        weights {load['bytes'] / 1e9:.2f} GB in {load['seconds']:.2f} s, {load['gb_per_s']:.2f} GB/s"
 
 
-def _look(state: str, ms: dict[str, float]) -> str:
+def _poll_row(state: str, ms: dict[str, float]) -> str:
     return f"        /health while {state:10} p50 {ms['p50']:6.1f}  p99 {ms['p99']:6.1f}  max {ms['max']:6.1f} ms"
 
 
@@ -109,7 +109,7 @@ def _conversations(options: argparse.Namespace, worker: WorkerProcess, result: d
     columns = f"{'sessions':8}{'decision':>10}{'units':>7}{'reply p50':>11}{'p95':>8}{'p99':>8}"
     print(f"{columns}{'first sound p95':>17}{'late':>6}  (ms)")
     for n_sessions in options.sessions:
-        worker.looks.clear()
+        worker.polls.clear()
         talks = converse(worker, script, n_sessions)
         time.sleep(0.2)
         for decision in ("LISTEN", "SPEAK"):
@@ -123,10 +123,10 @@ def _conversations(options: argparse.Namespace, worker: WorkerProcess, result: d
                 f"{n_sessions:8}{decision:>10}{row['n']:7}{reply['p50']:11.1f}{reply['p95']:8.1f}{reply['p99']:8.1f}"
                 f"{sound:>17}{row['n_late']:6}"
             )
-        busy = _percentiles(worker.looks["BUSY"])
+        busy = _percentiles(worker.polls["BUSY"])
         result["rows"].append({"sessions": n_sessions, "health_ms": busy, "memory": worker.health["memory"]})
         if busy:
-            print(_look("BUSY", busy))
+            print(_poll_row("BUSY", busy))
     late, resident = worker.health["compile"]["after_warm_up"], worker.health["memory"]["resident"]
     print(f"resident {resident / 1e6:.0f} MB; since warm-up: {late}")
 

@@ -1,7 +1,4 @@
-"""A worker process under observation: started, watched through /health, talked to in real time, stopped.
-
-Knows processes, HTTP and the worker's socket. Does not know tables.
-"""
+"""A worker process: start, /health polling, real-time conversations, stop."""
 
 import asyncio
 import http.client
@@ -28,15 +25,15 @@ from worker.protocol.messages import AudioChunk, Prepare, Prepared, Result, Spec
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTENING = re.compile(r"listening on \w+://([0-9.]+):([0-9]+)")
-EVERY_S = 0.02  # between two looks at /health
+EVERY_S = 0.02  # interval of /health polls
 MAX_FRAME = 64 * 2**20
 
 
 class WorkerProcess:
-    """`with WorkerProcess(arguments, cache) as worker:` gives one that is ready.
+    """`with WorkerProcess(arguments, cache) as worker:` starts a worker and waits until it is ready.
 
-    states: as /health told them, in their order. looks: ms that /health took, by state. start_s: from launching the
-    process to ready. health: the last answer.
+    states: in the order that /health reported them. polls: ms of each /health request, by state. start_s: from process
+    launch to ready. health: the last response.
     """
 
     def __init__(self, arguments: Sequence[str], cache_dir: Path, log: Path):
@@ -44,7 +41,7 @@ class WorkerProcess:
         self._environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir)}
         self._log_path = log
         self.states: list[str] = []
-        self.looks: dict[str, list[float]] = defaultdict(list)
+        self.polls: dict[str, list[float]] = defaultdict(list)
         self.health: dict[str, Any] = {}
         self.start_s = 0.0
         self._is_over = threading.Event()
@@ -94,14 +91,14 @@ class WorkerProcess:
                 health = self.ask("GET", "/health")
             except (OSError, http.client.HTTPException):
                 return  # it is being stopped
-            self.looks[health["state"]].append(1e3 * (time.perf_counter() - start))
+            self.polls[health["state"]].append(1e3 * (time.perf_counter() - start))
             if self.states[-1:] != [health["state"]]:
                 self.states.append(health["state"])
             self.health = health
             time.sleep(EVERY_S)
 
     def ask(self, method: str, path: str) -> dict[str, Any]:
-        """One request on a connection of its own. Returns: its body."""
+        """One request on a new connection. Returns: its body."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, path)
@@ -112,7 +109,7 @@ class WorkerProcess:
 
 @dataclass
 class ClientRun:
-    """What one client saw. replies_ms: from sending a chunk to its result. Results without their sound."""
+    """Measurements of one client. replies_ms: from sending a chunk to its result. Results without their sound."""
 
     replies_ms: list[float] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -120,7 +117,7 @@ class ClientRun:
 
 @dataclass(frozen=True)
 class ClientScript:
-    """What clients send: seconds of sound and encoded pictures, over and over. spec: how sound travels."""
+    """Input of clients: seconds of sound and encoded pictures, repeated. spec: encoding of sound."""
 
     sounds: list[np.ndarray]
     pictures: list[bytes]
@@ -141,13 +138,13 @@ class ClientScript:
         return cls(sounds, pictures, n_units, spec, config)
 
     def chunk(self, number: int) -> str | bytes:
-        """A unit as it is sent."""
+        """The encoded message of a unit."""
         index = number % len(self.sounds)
         return write(AudioChunk(audio_base64=self.sounds[index], frame_base64_list=[self.pictures[index]]), self.spec)
 
 
 def converse(worker: WorkerProcess, script: ClientScript, n_sessions: int) -> list[ClientRun]:
-    """So many clients at once, each sends a unit every second; their seconds begin at different moments."""
+    """Run concurrent clients. Each sends a unit every second, with its own phase."""
     return asyncio.run(_converse(f"ws://{worker.host}:{worker.port}/ws/duplex", script, n_sessions))
 
 
