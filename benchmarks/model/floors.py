@@ -1,6 +1,7 @@
 """Lower bounds of each region: bytes that must move through memory, and floating-point operations.
 
-Counted from the model's tensors: every weight once, of a table only looked-up rows, `kv_len` cache rows of every slot, new rows written once. Attention counts every query against all `kv_len` rows. Not counted: counters of a few
+Counted from the model's tensors: every weight once, of a table only looked-up rows, `kv_len` cache rows of every
+slot, new rows written once. Attention counts every query against all `kv_len` rows. Not counted: counters of a few
 bytes, values between stages, and copies that another implementation would avoid, such as a gather of the cache before
 attention.
 """

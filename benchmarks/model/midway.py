@@ -1,8 +1,8 @@
 """Slot state of the middle of a conversation, so that a timed region has a realistic amount of work.
 
 The table's examples use the scratch slot in every row: one slot's cache, read B times, would come from the L2 cache.
-Here row b uses slot b, its cache holds random rows, and its counters are set so that the timed call fills its bucket to the
-last row. `restore` resets the counters for the next sample.
+Here row b uses slot b, its cache holds random rows, and its counters are set so that the timed call fills its bucket
+to the last row. `restore` resets the counters for the next sample.
 """
 
 import inspect
