@@ -1,8 +1,8 @@
-"""Builds `assets/ref_audio/`: two voices, nobody's, of two seconds each; `default.wav` is for those who name none.
+"""Builds `assets/ref_audio/`: two synthetic reference voices of two seconds each; `default.wav` is the default voice.
 
-Run `python -m assets.build_ref_audio` from the root. Syllables without meaning: harmonics of a falling pitch, as loud
-as the formants of a vowel make them, with a little breath. 16 kHz, mono, 16 bits. Other machines may round a sample
-the other way; nothing else varies.
+Run `python -m assets.build_ref_audio` from the root. A voice speaks syllables without meaning: harmonics of a falling
+pitch, shaped by the formants of vowels, with some noise. Files are 16 kHz, mono, 16 bits. On other machines single
+samples may be rounded differently.
 """
 
 import argparse
@@ -17,7 +17,7 @@ RATE = 16_000
 SEED = 45
 PEAK = 0.6
 
-# Formants in Hz and loudness of steady sounds; between two of them everything glides.
+# Four formants in Hz, and the loudness, of steady sounds; values between two sounds are interpolated.
 SOUNDS = {
     "a": (730, 1090, 2440, 3400, 1.0),
     "e": (530, 1840, 2480, 3500, 0.9),
@@ -29,17 +29,24 @@ SOUNDS = {
     "-": (500, 1500, 2500, 3400, 0.0),
 }
 BANDWIDTHS = (80.0, 100.0, 130.0, 180.0)
-HIGHER = ((4500.0, 300.0), (5500.0, 400.0), (6500.0, 500.0), (7500.0, 600.0))  # a throat has more of them that stay
-FIRST_S = 0.06
+HIGHER = ((4500.0, 300.0), (5500.0, 400.0), (6500.0, 500.0), (7500.0, 600.0))  # constant formants and bandwidths
+FIRST_S = 0.06  # time of the first sound
 
 
 @dataclass(frozen=True)
 class SyntheticVoice:
-    """Who says what. pitch, fall: in Hz and Hz per second. throat: formants relative to a long one's. n_harmonics: as
-    many as fit below half the rate. each_s: seconds from one sound to the next.
+    """A voice and what it says.
+
+    Attributes:
+        sounds: keys of SOUNDS.
+        pitch: at the start, in Hz.
+        fall: of the pitch, in Hz per second.
+        throat: factor on all formants.
+        n_harmonics: as many as are below half the sample rate.
+        each_s: seconds from one sound to the next.
     """
 
-    said: str
+    sounds: str
     pitch: float
     fall: float
     throat: float
@@ -55,10 +62,10 @@ SPEAKERS = {
 
 def synthesize(speaker: SyntheticVoice = SPEAKERS["default"]) -> np.ndarray:
     """[n] float64 in [-1, 1] at 16 kHz."""
-    n = round((2 * FIRST_S + speaker.each_s * (len(speaker.said) - 1)) * RATE)
+    n = round((2 * FIRST_S + speaker.each_s * (len(speaker.sounds) - 1)) * RATE)
     time = np.arange(n) / RATE
-    moments = FIRST_S + speaker.each_s * np.arange(len(speaker.said))
-    tracks = zip(*(SOUNDS[sound] for sound in speaker.said), strict=True)
+    moments = FIRST_S + speaker.each_s * np.arange(len(speaker.sounds))
+    tracks = zip(*(SOUNDS[sound] for sound in speaker.sounds), strict=True)
     *formants, loudness = (np.interp(time, moments, track) for track in tracks)
     fall = speaker.pitch - speaker.fall * time
     pitch = fall + 9.0 * np.sin(2 * np.pi * 1.3 * time) + 1.5 * np.sin(2 * np.pi * 5.1 * time)
@@ -73,7 +80,7 @@ def synthesize(speaker: SyntheticVoice = SPEAKERS["default"]) -> np.ndarray:
 
 
 def _response(frequency: np.ndarray, formants: list[np.ndarray]) -> np.ndarray:
-    """How loud the formants make a frequency: 1 far below them, most near each."""
+    """Gain of the formants at a frequency: 1 far below them, with a peak near each."""
     loud = np.ones_like(frequency)
     for centre, width in (*zip(formants, BANDWIDTHS, strict=True), *HIGHER):
         loud *= centre**2 / np.hypot(centre**2 - frequency**2, width * frequency)
@@ -81,7 +88,7 @@ def _response(frequency: np.ndarray, formants: list[np.ndarray]) -> np.ndarray:
 
 
 def main(out: Path) -> None:
-    """Write a file for each voice; older ones are replaced."""
+    """Write a file for each voice; existing files are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     for name, speaker in SPEAKERS.items():
         with wave.open(str(out / f"{name}.wav"), "wb") as file:

@@ -1,7 +1,7 @@
-"""Builds `assets/tiny`: a whole checkpoint in the released layout, small enough to commit, weights drawn at random.
+"""Builds `assets/tiny`: a complete checkpoint in the released layout with random weights, small enough to commit.
 
-Run `python -m assets.build_tiny` from the root. The result depends on this file, its corpus and the module tree
-alone, not on the machine: values come from integer bit streams and exact float operations.
+Run `python -m assets.build_tiny` from the root. The result depends only on this file, its corpus and the module tree,
+not on the machine: values are made of integer bit streams and exact float operations.
 """
 
 import argparse
@@ -23,9 +23,9 @@ HERE = Path(__file__).parent
 N_TRAINED_TOKENS = 638
 SHARD_BYTES = 3_000_000
 
-# Base vocabulary entries that no merge reaches, as in the released tokenizer.
+# Base vocabulary entries that no merge produces, as in the released tokenizer.
 UNREACHABLE = ("</s>", "<unk>")
-# Added tokens that decoding never skips.
+# Added tokens that are not special: decoding never skips them.
 ORDINARY = (
     *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
     *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
@@ -46,12 +46,12 @@ ADDED = (
     "<|tts_pad|>",
     *(f"<|timbre_{i}|>" for i in range(7, 32)),
 )
-# Markers a conversation decides with; the output rows of all others are small, so that noise reads as text.
+# Tokens that steer a conversation. The output rows of all other added tokens are small, so that samples are text.
 DECISIONS = ("<|endoftext|>", "<|im_end|>", "<|tts_eos|>", "<|listen|>", "<|speak|>", "<|turn_eos|>", "<|chunk_eos|>")
 
 
 def config_json(ids: dict[str, int]) -> dict[str, Any]:
-    """`config.json`. The position tables and the code vocabulary are full size: their users count on it."""
+    """`config.json`. Position tables and the vocabulary of speech tokens have the required released sizes."""
     return {
         "architectures": ["MiniCPMO"],
         "model_type": "minicpmo",
@@ -170,7 +170,7 @@ def tokenizer_extra(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def unspeakable(vocabulary: Vocabulary) -> list[int]:
-    """Ids of trained tokens that are no whole characters, or hold control characters: not to be said aloud."""
+    """Ids of trained tokens that are not whole characters or contain control characters; they cannot be voiced."""
     byte_of = {character: byte for byte, character in byte_spelling().items()}
 
     def speakable(token: str) -> bool:
@@ -184,9 +184,11 @@ def unspeakable(vocabulary: Vocabulary) -> list[int]:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """One tensor with nothing left at a trivial value, so that a forgotten bias or norm changes the output."""
+    """One tensor without trivial values, so that ignoring a bias or a norm changes the output."""
     if name.endswith("original0"):
-        return draw(name, shape, std=0.3, mean=3.0)  # lengths of the code head's rows: how peaked its choice is
+        return draw(
+            name, shape, std=0.3, mean=3.0
+        )  # row norms of the speech head: they set how peaked its distribution is
     if len(shape) == 1:
         return draw(name, shape, std=0.1, mean=0.0 if name.endswith("bias") else 1.0)
     if name.endswith(("embed_tokens.weight", "emb_text.weight", "emb_code.0.weight", "resampler.query")):
@@ -206,7 +208,7 @@ def weights(config: dict[str, Any], ids: dict[str, int], silent: list[int]) -> d
 
 
 def write_weights(out: Path, tensors: dict[str, Tensor]) -> None:
-    """Shards of at most `SHARD_BYTES`, filled in the tree's order, and their index."""
+    """Write shards of at most SHARD_BYTES, filled in the order of the module tree, and their index."""
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
@@ -222,7 +224,7 @@ def write_weights(out: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def build(out: Path) -> None:
-    """Write the whole checkpoint folder; files of an earlier build are replaced."""
+    """Write the checkpoint folder; files of an earlier build are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     for stale in out.glob("*.safetensors"):
         stale.unlink()

@@ -1,9 +1,9 @@
-"""Builds `assets/tiny/assets/token2wav`: a vocoder folder in the released layout and formats, weights drawn at random.
+"""Builds `assets/tiny/assets/token2wav`: a vocoder folder in the released layout and formats with random weights.
 
-Run `python -m assets.build_tiny_vocoder` from the root. The values depend on this file, `draw`, the spread of
-`random_weights` and the module trees alone. Sound comes out, at a pitch that follows the codes; no speech.
+Run `python -m assets.build_tiny_vocoder` from the root. The values depend only on this file, `draw`, `random_weights`
+and the module trees. The vocoder's output is not speech, but sound whose pitch follows the speech tokens.
 
-The ONNX files name and order nodes and arrays as the released ones do, and leave out every node without weights.
+The ONNX files have the node and array names and the order of the released ones, without nodes that have no weights.
 """
 
 import argparse
@@ -47,7 +47,7 @@ HIFT_CONFIG = HiftConfig(base_channels=32, f0_channels=16)
 SPEAKER_CONFIG = CampPlusConfig(embedding=SPEAKER_DIM, growth=4, bottleneck=2, channels=8, front_channels=4)
 TOKENIZER_CONFIG = S3TokenizerConfig(width=64, n_layers=2, first_norm_eps=1e-6)
 
-# Where plain weights are not spread as for measurements at released size.
+# Mean and standard deviation where they differ from `random_weights.mean_and_std`.
 SPREAD = {
     "f0_predictor.classifier.weight": (0.0, 2.5),
     "f0_predictor.classifier.bias": (235.0, 0.0),
@@ -55,7 +55,7 @@ SPREAD = {
 
 
 def main(out: Path) -> None:
-    """Write all files; those of an earlier build are replaced."""
+    """Write all files; files of an earlier build are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     (out / FLOW_YAML).write_text(flow_yaml(FLOW_CONFIG), encoding="utf-8")
     torch.save(plain_weights("flow", on_meta(Flow, FLOW_CONFIG)), out / FLOW)
@@ -110,7 +110,7 @@ def plain_weights(part: str, module: nn.Module) -> dict[str, Tensor]:
 
 
 def hift_weights(module: nn.Module) -> dict[str, Tensor]:
-    """HiFT's weights, those of weight-normed layers as length and direction."""
+    """HiFT's weights; those of weight-normed layers as norm (original0) and direction (original1)."""
     tensors = {}
     for name, shape in tensor_shapes(module).items():
         if len(shape) < 3 or name.startswith("source_downs."):
@@ -124,7 +124,7 @@ def hift_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 class _Graph:
-    """Nodes in a chain, and the arrays they take."""
+    """A chain of nodes, and their arrays."""
 
     def __init__(self, first_number: int):
         self.number = first_number
@@ -133,7 +133,7 @@ class _Graph:
         self.last = "input"
 
     def add(self, op_type: str, module: str, stored: dict[str, Tensor], **floats: float) -> None:
-        """A node of a module, fed by the one before and by these arrays, biases first as the exporter orders sums."""
+        """Append a node of a module; inputs are the previous output and the arrays, which come first in sums."""
         name = f"/{'/'.join(_place(module))}/{op_type}"
         inputs = (*stored, self.last) if op_type == "Add" else (self.last, *stored)
         if op_type == "BatchNormalization" and len(stored) == 2:
@@ -143,13 +143,13 @@ class _Graph:
         self.nodes.append(OnnxNode(op_type, name, inputs, (self.last,), floats))
 
     def anonymous(self, op_type: str) -> str:
-        """A name as arrays get that the exporter computed."""
+        """The name that the exporter gives to the next computed array."""
         self.number += 1
         return f"onnx::{op_type}_{self.number}"
 
 
 def speaker_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """Norms are part of the convolution before them, which then has no name of its own; the other norms remain."""
+    """Nodes and arrays of the speaker encoder. Norms are folded into convolutions, whose arrays are unnamed."""
     graph = _Graph(4422)
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv1d | nn.Conv2d):
@@ -172,7 +172,7 @@ def speaker_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.ndarr
 
 
 def tokenizer_graph(module: nn.Module) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """Matrices are stored transposed, biases are added by nodes of their own, and few arrays keep a name."""
+    """Nodes and arrays of the tokenizer. Matrices are transposed, biases separate nodes, and few arrays named."""
     graph = _Graph(2215)
     tensors = plain_weights("tokenizer", module)
 
@@ -220,7 +220,7 @@ def _draw(part: str, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def _place(module: str) -> list[str]:
-    """The scope of a module in an export: a child of a list repeats the list's name."""
+    """Scope of a module in an export: a child of a list repeats the name of the list."""
     steps: list[str] = []
     for step in module.split("."):
         if step.isdigit() and steps[-1] != "blocks":

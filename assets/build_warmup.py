@@ -1,9 +1,9 @@
-"""Builds `assets/warmup.mp4`: twelve seconds of a drawn picture book that is read aloud, for a worker to warm up on.
+"""Builds `assets/warmup.mp4`: twelve seconds of drawn scenes with spoken sentences, for the warm-up of workers.
 
-Run `python -m assets.build_warmup` from the root. Needs the program espeak-ng, and libx264 and AAC in the ffmpeg of
-imageio-ffmpeg; the committed file was made by espeak-ng 1.51, ffmpeg 9.0.2 (imageio-ffmpeg 0.8.1), Pillow 13.0.0 and
-NumPy 2. One thread encodes and no date is written, so the same versions write the same file; others may round a pixel
-or a sample the other way.
+Run `python -m assets.build_warmup` from the root. Requires espeak-ng, and an imageio-ffmpeg whose ffmpeg has libx264
+and AAC. The committed file was made with espeak-ng 1.51, ffmpeg 9.0.2 (imageio-ffmpeg 0.8.1), Pillow 13.0.0 and
+NumPy 2. Encoding uses one thread and writes no date, so the same versions write the same file. Other versions may round
+single pixels or samples differently.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from PIL import Image, ImageDraw
 HERE = Path(__file__).parent
 SIDE, FPS = 448, 15
 SCENE_S = 2
-FINE = 2  # drawn at this multiple of the size and scaled down, so that edges are smooth
-RATE = 22_050  # of espeak-ng
+FINE = 2  # scenes are drawn at this multiple of the size and scaled down for smooth edges
+RATE = 22_050  # sample rate of espeak-ng
 WORDS_PER_MINUTE = 190
-PAUSE_S = 0.1  # in front of each sentence
+PAUSE_S = 0.1  # before each sentence
 PEAK = 0.7
 
 Draw = ImageDraw.ImageDraw
 
 
 def ball(pen: Draw, t: float) -> None:
-    """A red ball rolls down a hill under a sun. t: 0 to 1 through the scene, here and below."""
+    """A red ball rolls down a hill under a sun. t: time from 0 to 1, in every scene."""
     _sky(pen, (150, 205, 245), (225, 240, 250))
     _disc(pen, 0.8, 0.2, 0.09, (255, 215, 60))
     pen.polygon([_at(0, 0.45), _at(1, 0.85), _at(1, 1), _at(0, 1)], fill=(70, 150, 60))
@@ -128,7 +128,7 @@ def garden(pen: Draw, t: float) -> None:
         _disc(pen, x, top, 0.028, (120, 75, 30))
 
 
-# What is seen for two seconds, and what is said meanwhile.
+# Scenes of SCENE_S seconds, and the sentence spoken in each.
 SCENES: tuple[tuple[Callable[[Draw, float], None], str], ...] = (
     (ball, "A red ball rolls down the hill."),
     (boat, "The little boat sails to the island."),
@@ -140,7 +140,7 @@ SCENES: tuple[tuple[Callable[[Draw, float], None], str], ...] = (
 
 
 def _at(x: float, y: float) -> tuple[float, float]:
-    """A place in the picture, both 0 to 1, as pixels."""
+    """A position in the picture, both coordinates 0 to 1, in pixels."""
     return x * SIDE * FINE, y * SIDE * FINE
 
 
@@ -149,7 +149,7 @@ def _disc(pen: Draw, x: float, y: float, radius: float, color: tuple[int, ...]) 
 
 
 def _ray(pen: Draw, turn: float, inner: float, outer: float, width: float) -> None:
-    """Part of a clock's hand. turn: 0 to 1 around the clock from the top."""
+    """Part of a clock hand or a mark. turn: 0 to 1 clockwise from the top."""
     dx, dy = math.sin(math.tau * turn), -math.cos(math.tau * turn)
     ends = [_at(0.5 + length * dx, 0.5 + length * dy) for length in (inner, outer)]
     pen.line(ends, fill=(35, 30, 30), width=round(width * SIDE * FINE))
@@ -164,7 +164,7 @@ def _sky(pen: Draw, top: tuple[int, int, int], bottom: tuple[int, int, int]) -> 
 
 
 def picture(number: int) -> Image.Image:
-    """One frame, counted from 0."""
+    """The frame with this index."""
     scene, at = divmod(number, SCENE_S * FPS)
     image = Image.new("RGB", (SIDE * FINE, SIDE * FINE))
     draw, _ = SCENES[scene]
@@ -173,25 +173,25 @@ def picture(number: int) -> Image.Image:
 
 
 def speech() -> np.ndarray:
-    """[n] float64 in [-1, 1] at 22 050 Hz: a sentence for each scene.
+    """[n] float64 in [-1, 1] at 22 050 Hz: one sentence in each scene.
 
-    Raises: ValueError for a sentence that its scene is too short for.
+    Raises: ValueError for a sentence that is longer than its scene.
     """
     sound = np.zeros(len(SCENES) * SCENE_S * RATE)
     for number, (_, sentence) in enumerate(SCENES):
         voice = "en-us+m3" if number % 2 else "en-us+f2"
-        said = _said(sentence, voice)
+        spoken = _spoken(sentence, voice)
         start = round((number * SCENE_S + PAUSE_S) * RATE)
-        if len(said) > (SCENE_S - PAUSE_S) * RATE:
-            raise ValueError(f"{sentence!r}: expected at most {SCENE_S - PAUSE_S} s, got {len(said) / RATE:.2f} s")
-        sound[start : start + len(said)] = said
+        if len(spoken) > (SCENE_S - PAUSE_S) * RATE:
+            raise ValueError(f"{sentence!r}: expected at most {SCENE_S - PAUSE_S} s, got {len(spoken) / RATE:.2f} s")
+        sound[start : start + len(spoken)] = spoken
     return PEAK * sound / np.abs(sound).max()
 
 
-def _said(sentence: str, voice: str) -> np.ndarray:
-    """One sentence without the silence around it."""
+def _spoken(sentence: str, voice: str) -> np.ndarray:
+    """[n] float64 samples of one sentence, without silence at both ends."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "said.wav"
+        path = Path(folder) / "spoken.wav"
         command = ["espeak-ng", "-v", voice, "-s", str(WORDS_PER_MINUTE), "-w", str(path), sentence]
         subprocess.run(command, check=True)
         with wave.open(str(path)) as file:
@@ -202,7 +202,7 @@ def _said(sentence: str, voice: str) -> np.ndarray:
 
 
 def main(out: Path) -> None:
-    """Write the file; an older one is replaced."""
+    """Write the file; an existing one is replaced."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         wav = Path(folder) / "speech.wav"

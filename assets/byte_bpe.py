@@ -1,7 +1,4 @@
-"""Trains a small byte-level BPE whose files have the released tokenizer's form; same text in, same bytes out.
-
-Knows the pre-tokenizer and the file layouts. Does not know which markers exist or what they mean.
-"""
+"""Trains a small byte-level BPE and writes its files in the layout of the released tokenizer. Deterministic."""
 
 import json
 from collections import Counter
@@ -12,8 +9,8 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-# How the released tokenizer cuts text before merging; digits stand alone.
-PIECES = (
+# The regular expression that splits text before merging in the released tokenizer; each digit is a part.
+SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -21,28 +18,32 @@ PIECES = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`tokens[i]` is the token of id i in byte spelling; `merges` in order of rank."""
+    """tokens: by id, written in the byte alphabet. merges: by rank."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
 
 
 def byte_spelling() -> dict[int, str]:
-    """The printable character that stands for each byte in vocab files, in the order of the first 256 ids."""
+    """Byte -> the printable character for it in vocabulary files, in the order of the first 256 ids."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
 
 
 def train(text: str, n_tokens: int) -> Vocabulary:
-    """`n_tokens` tokens: the 256 bytes, then the most frequent pairs; a tie goes to the pair that sorts first."""
+    """A vocabulary of the 256 bytes and the most frequent pairs; of equally frequent pairs, the first in sort order.
+
+    Args:
+        n_tokens: size of the vocabulary.
+    """
     split = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    words = Counter(tuple(piece) for line in text.splitlines() for piece, _ in split.pre_tokenize_str(line))
+    words = Counter(tuple(word) for line in text.splitlines() for word, _ in split.pre_tokenize_str(line))
     tokens, merges = list(byte_spelling().values()), []
     while len(tokens) < n_tokens:
         pairs: Counter[tuple[str, str]] = Counter()
@@ -60,10 +61,10 @@ def train(text: str, n_tokens: int) -> Vocabulary:
 def write_files(
     out: Path, vocabulary: Vocabulary, added: dict[str, int], special: set[str], extra: dict[str, Any]
 ) -> None:
-    """vocab.json, merges.txt, added_tokens.json, tokenizer.json and tokenizer_config.json into `out`.
+    """Write vocab.json, merges.txt, added_tokens.json, tokenizer.json and tokenizer_config.json to `out`.
 
     Args:
-        added: token to id of all that is matched before splitting; an id below the vocabulary's size names its token.
+        added: token -> id of the tokens matched before splitting; ids below the vocabulary's size are existing tokens.
         special: those of `added` that decoding may skip.
         extra: further keys of tokenizer_config.json.
     """
@@ -74,7 +75,7 @@ def write_files(
         for token, i in sorted(added.items(), key=lambda item: item[1])
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False}
     tokenizer = {
         "version": "1.0",
         "truncation": None,
@@ -111,7 +112,7 @@ def write_files(
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
-    """One entry per line down to the second level, so that a change shows as a small diff."""
+    """Write JSON with one value a line, so that diffs are small."""
     file.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8", newline="\n")
 
 

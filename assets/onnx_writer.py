@@ -1,6 +1,6 @@
-"""Writes ONNX files that store weights: nodes that name them, and the tensors. Field numbers: onnx.proto.
+"""Writes ONNX files of weights: nodes with the names of their arrays, and the arrays. Field numbers are of onnx.proto.
 
-Enough for a reader of weights; without the shapes of inputs and attributes of nodes no runtime can run the result.
+The files suit readers of weights only: without input shapes and node attributes, no runtime can execute them.
 """
 
 import struct
@@ -15,7 +15,7 @@ DATA_TYPES = {"float32": 1, "int64": 7, "float16": 10, "float64": 11}
 
 
 def write_onnx(path: Path, nodes: Iterable[OnnxNode], initializers: dict[str, np.ndarray]) -> None:
-    """One graph of these nodes in this order; data raw and little-endian."""
+    """Write one graph with these nodes in this order; data is raw and little-endian."""
     stored = b"".join(_field(5, tensor_bytes(name, array)) for name, array in initializers.items())
     graph = b"".join(_field(1, _node_bytes(node)) for node in nodes) + _field(2, b"weights") + stored
     opset = _field(8, _number(2, 17))

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and only where a file may be."""
+"""Atomic writes: complete or not at all, and only to regular files."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from tests.models.token2wav.prompt.prompt_sounds import prompt
 
 @contextmanager
 def disk_with_room_for(n_bytes: int) -> Iterator[None]:
-    """Until the end, no file of this process grows beyond `n_bytes`."""
+    """Limit the size of files that this process writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -44,7 +44,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+def test_permissions_equal_those_of_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     write_atomically(tmp_path / "a", b"")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -68,7 +68,7 @@ def test_devices_and_folders_are_not_replaced(tmp_path: Path) -> None:
         write_atomically(tmp_path / "absent/file", b"data")
 
 
-def test_links_in_circles(tmp_path: Path) -> None:
+def test_refuses_loops_of_links(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     for path in (tmp_path / "a", tmp_path / "a" / "file"):
@@ -78,16 +78,16 @@ def test_links_in_circles(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_symlink()) == ["a", "b"]
 
 
-def test_links_in_circles_where_they_do_not_stop_resolving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_loops_of_links_that_resolve_does_not_detect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").symlink_to("a")
-    monkeypatch.setattr(Path, "resolve", Path.absolute)  # what newer versions of Python make of such links
+    monkeypatch.setattr(Path, "resolve", Path.absolute)  # as in newer versions of Python for such links
     with pytest.raises(OSError) as caught:
         follow_links(tmp_path / "a")
     assert caught.value.errno == errno.ELOOP
 
 
 @pytest.mark.parametrize("name", ["n" * 250, "n" * 255, "\N{GREEK SMALL LETTER PI}" * 127, "n" + "\N{EURO SIGN}" * 84])
-def test_a_name_may_be_as_long_as_names_may_be(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_the_maximum_length_are_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pending: list[str] = []
     write = Path.write_bytes
     monkeypatch.setattr(Path, "write_bytes", lambda path, data: pending.append(path.name) or write(path, data))
@@ -96,8 +96,8 @@ def test_a_name_may_be_as_long_as_names_may_be(tmp_path: Path, name: str, monkey
     assert len(os.fsencode(pending[0])) < 128, f"expected a short name, got {pending}"
 
 
-def test_an_abandoned_voice_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that ends while it writes leaves a file, which the cache of voices removes later."""
+def test_temporary_files_of_voices_are_removed_by_their_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends during a write leaves a temporary file; the cache of voices removes it later."""
     monkeypatch.setattr(Path, "replace", lambda path, target: None)
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
     write_atomically(tmp_path / f"{'0' * 64}{SUFFIX}", b"part of a voice")

@@ -1,4 +1,4 @@
-"""`python -m models`: one turn from the command line, and one clear line for what is wrong with it."""
+"""`python -m models`: one turn from the command line, and one line for every error."""
 
 import re
 import subprocess
@@ -53,7 +53,7 @@ def chat(tiny: Path) -> Chat:
 FIGURES = r"\[(\d+) tokens, load [\d.]+ s, first token [\d.]+ s, [\d.]+ ms a token\]\n"
 
 
-def test_text_picture_and_sound(root: Path, files: dict[str, Path], chat: Chat) -> None:
+def test_answers_text_image_and_sound(root: Path, files: dict[str, Path], chat: Chat) -> None:
     done = run(
         root,
         "What is this?",
@@ -74,7 +74,7 @@ def test_text_picture_and_sound(root: Path, files: dict[str, Path], chat: Chat) 
     assert int(figures[1]) == len(expected.ids)
 
 
-def test_a_bad_file_ends_a_run(root: Path, files: dict[str, Path]) -> None:
+def test_an_unreadable_image_ends_the_process_with_one_line(root: Path, files: dict[str, Path]) -> None:
     done = run(root, "Hello", "--image", files["text.txt"])
     assert done.returncode == 2
     assert done.stdout == ""
@@ -88,21 +88,21 @@ def test_flags_reach_the_model(chat: Chat, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == expected.text + "\n"
 
 
-def test_several_files_in_order(
+def test_several_files_keep_their_order(
     files: dict[str, Path], chat: Chat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, stream = [], Chat.stream
+    received, stream = [], Chat.stream
 
-    def listen(self: Chat, messages: list[dict[str, object]], *args: object, **settings: object) -> object:
-        asked.extend(messages)
+    def record(self: Chat, messages: list[dict[str, object]], *args: object, **settings: object) -> object:
+        received.extend(messages)
         return stream(self, messages, *args, **settings)
 
     cat, tone = str(files["cat.png"]), str(files["a.wav"])
     with monkeypatch.context() as patch:
-        patch.setattr(Chat, "stream", listen)
+        patch.setattr(Chat, "stream", record)
         assert main(["Hi", "--sound", tone, "--image", cat, "--image", cat, "--greedy", "--max-new-tokens", "9"]) == 0
     picture, samples = open_image(files["cat.png"].read_bytes()), PCM.astype(np.float32) / 32768
-    *_, got, _ = asked[0]["content"]
+    *_, got, _ = received[0]["content"]
     assert np.array_equal(got, samples), f"max difference {np.abs(got - samples).max()}: expected {samples}, got {got}"
     parts = [picture, picture, samples, "Hi"]
     expected = chat.reply([{"role": "user", "content": parts}], sampling=greedy(), max_new_tokens=9)
@@ -126,7 +126,7 @@ def test_several_files_in_order(
         (["--max-new-tokens", "0"], r"max_new_tokens: expected a whole number from 1, got 0"),
     ],
 )
-def test_one_line_says_what_is_wrong(
+def test_errors_are_one_line(
     files: dict[str, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -141,7 +141,7 @@ def test_one_line_says_what_is_wrong(
     assert re.fullmatch(f"error: {expected}\n", got.err), f"expected {expected}, got {got.err}"
 
 
-def test_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_an_empty_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([""]) == 2
     assert "expected text, an image or sound, got nothing" in capsys.readouterr().err
 
@@ -153,13 +153,13 @@ def test_a_damaged_wav_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     if damage == "odd":
         del data[-1]
     else:
-        data[16:20] = (0x010000C8).to_bytes(4, "little")  # what the fmt chunk says of its own length
+        data[16:20] = (0x010000C8).to_bytes(4, "little")  # the length field of the fmt chunk
     path.write_bytes(data)
     assert main(["Hi", "--sound", str(path), "--max-new-tokens", "1"]) == 2
     assert re.fullmatch(r"error: .+a\.wav: expected .+, got .+\n", capsys.readouterr().err)
 
 
-def test_a_device_that_is_not_there_is_one_line(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_device_is_one_line(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["Hi", "--device", "cuda"]) == 2
     assert capsys.readouterr().err == "error: --device cuda: expected a CUDA device, got none that PyTorch can use\n"

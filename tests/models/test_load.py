@@ -1,4 +1,4 @@
-"""The loader is strict, says everything that is wrong at once, and understands other spellings of our names."""
+"""The strict loader: all problems in one error, other spellings of names, and `.pt` overrides."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_many_shards_equal_single_file(write: Write, weights: dict[str, Tensor])
     assert_same(load_model(write(weights, shards=5)), weights)
 
 
-def test_derived_head_is_the_folded_one(tiny: Path, weights: dict[str, Tensor]) -> None:
+def test_weight_normed_head_is_folded(tiny: Path, weights: dict[str, Tensor]) -> None:
     g, v = (weights[f"{HEAD}.parametrizations.weight.original{i}"].double() for i in (0, 1))
     expected = g * v / v.norm(dim=1, keepdim=True)
     got = load_model(tiny).tts.head_code[0].weight.double()
@@ -88,7 +88,9 @@ def test_derived_head_is_the_folded_one(tiny: Path, weights: dict[str, Tensor]) 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
-def test_dtype(write: Write, weights: dict[str, Tensor], stored: torch.dtype, wanted: torch.dtype) -> None:
+def test_weights_are_converted_to_the_dtype(
+    write: Write, weights: dict[str, Tensor], stored: torch.dtype, wanted: torch.dtype
+) -> None:
     path = write({name: tensor.to(stored) for name, tensor in weights.items()})
     model = load_model(path, dtype=wanted)
     types = {name: torch.float32 if "parametrizations" in name else wanted for name in weights}
@@ -109,23 +111,23 @@ def test_same_dtype_on_cpu_stays_mapped_to_its_file(tiny: Path) -> None:
 
 
 def test_files_are_read_ahead_once(write: Write, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file from its start to its end, a stretch at a time; a system that cannot is no error."""
-    path, asked = write(weights, shards=2), []
+    """Every byte of each file is requested once, in order; systems without read-ahead are no error."""
+    path, requested = write(weights, shards=2), []
     monkeypatch.setattr(checkpoint, "READ_AHEAD_BYTES", 1000)
-    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, size, advice: asked.append((start, size)))
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, size, advice: requested.append((start, size)))
     assert_same(load_model(path), weights)
-    starts = [at for at, (start, _) in enumerate(asked) if start == 0]
-    assert len(starts) == 2, f"expected two files, got {asked}"
-    for first, last in zip(starts, [*starts[1:], len(asked)], strict=True):
-        ends = [start + size for start, size in asked[first:last]]
-        assert [start for start, _ in asked[first + 1 : last]] == ends[:-1], "expected no gap and nothing twice"
+    starts = [at for at, (start, _) in enumerate(requested) if start == 0]
+    assert len(starts) == 2, f"expected two files, got {requested}"
+    for first, last in zip(starts, [*starts[1:], len(requested)], strict=True):
+        ends = [start + size for start, size in requested[first:last]]
+        assert [start for start, _ in requested[first + 1 : last]] == ends[:-1], "expected no gap and no overlap"
     n_bytes = sum(tensor.nbytes for tensor in weights.values())
-    assert sum(size for _, size in asked) == n_bytes + 2 * 1000
+    assert sum(size for _, size in requested) == n_bytes + 2 * 1000
     monkeypatch.delattr(os, "posix_fadvise")
     assert_same(load_model(path), weights)
 
 
-def test_no_weights_at_all(tiny: Path, tmp_path: Path) -> None:
+def test_refuses_a_folder_without_weights(tiny: Path, tmp_path: Path) -> None:
     shutil.copy(tiny / "config.json", tmp_path)
     message = error_of(tmp_path)
     assert str(tmp_path) in message
@@ -172,7 +174,7 @@ def test_damaged_header_is_named(write: Write, weights: dict[str, Tensor]) -> No
     assert "model.safetensors: expected a complete safetensors file" in error_of(path)
 
 
-def test_missing_shard_is_named_beside_other_problems(write: Write, weights: dict[str, Tensor]) -> None:
+def test_missing_shard_is_named_among_other_problems(write: Write, weights: dict[str, Tensor]) -> None:
     path = write(weights | {"odd": torch.zeros(1)}, shards=3)
     shard = json.loads((path / INDEX).read_text())["weight_map"]["llm.lm_head.weight"]
     (path / shard).unlink()
@@ -182,7 +184,7 @@ def test_missing_shard_is_named_beside_other_problems(write: Write, weights: dic
     assert ("odd [1]" in message) == (json.loads((path / INDEX).read_text())["weight_map"]["odd"] != shard)
 
 
-def test_index_that_disagrees_with_its_shards(write: Write, weights: dict[str, Tensor]) -> None:
+def test_contradictions_of_index_and_shards_are_named(write: Write, weights: dict[str, Tensor]) -> None:
     path = write(weights, shards=2)
     index = json.loads((path / INDEX).read_text())
     other = {"part0.safetensors": "part1.safetensors", "part1.safetensors": "part0.safetensors"}
@@ -203,7 +205,7 @@ def test_unreadable_index_is_named(write: Write, weights: dict[str, Tensor], tex
     assert INDEX in error_of(path)
 
 
-def test_index_cannot_lead_out_of_the_folder(write: Write, weights: dict[str, Tensor]) -> None:
+def test_refuses_shards_outside_the_folder(write: Write, weights: dict[str, Tensor]) -> None:
     path = write(weights, shards=2)
     index = json.loads((path / INDEX).read_text())
     index["weight_map"]["apm.conv1.bias"] = "../elsewhere.safetensors"
@@ -211,7 +213,7 @@ def test_index_cannot_lead_out_of_the_folder(write: Write, weights: dict[str, Te
     assert "expected shard names without folders, got '../elsewhere.safetensors'" in error_of(path)
 
 
-def test_old_weight_norm_names(write: Write, weights: dict[str, Tensor]) -> None:
+def test_old_weight_norm_names_are_renamed(write: Write, weights: dict[str, Tensor]) -> None:
     old = dict(weights)
     old[f"{HEAD}.weight_g"] = old.pop(f"{HEAD}.parametrizations.weight.original0")
     old[f"{HEAD}.weight_v"] = old.pop(f"{HEAD}.parametrizations.weight.original1")
@@ -227,11 +229,11 @@ def test_old_weight_norm_names(write: Write, weights: dict[str, Tensor]) -> None
         lambda name: name.replace("llm.model.", "llm.model._orig_mod."),
     ],
 )
-def test_wrapper_prefixes(write: Write, weights: dict[str, Tensor], respell: Callable[[str], str]) -> None:
+def test_wrapper_prefixes_are_removed(write: Write, weights: dict[str, Tensor], respell: Callable[[str], str]) -> None:
     assert_same(load_model(write({respell(name): tensor for name, tensor in weights.items()})), weights)
 
 
-def test_one_weight_under_two_spellings(write: Write, weights: dict[str, Tensor]) -> None:
+def test_refuses_one_weight_under_two_spellings(write: Write, weights: dict[str, Tensor]) -> None:
     doubled = weights | {"module.apm.conv1.bias": weights["apm.conv1.bias"] + 1}
     assert "stored twice (1):\n  apm.conv1.bias as" in error_of(write(doubled))
 
@@ -252,7 +254,7 @@ def test_dropped_vision_layer_is_ignored(write: Write, weights: dict[str, Tensor
     ],
 )
 @pytest.mark.parametrize("stored", [True, False])
-def test_absent_parts(
+def test_parts_switched_off_are_not_loaded(
     write: Write, weights: dict[str, Tensor], switch: str, prefixes: tuple[str, ...], stored: bool
 ) -> None:
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith(prefixes)}
@@ -260,7 +262,7 @@ def test_absent_parts(
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_pt_replaces_by_name(tiny: Path, tmp_path: Path, weights: dict[str, Tensor], wrapped: bool) -> None:
+def test_pt_replaces_tensors_by_name(tiny: Path, tmp_path: Path, weights: dict[str, Tensor], wrapped: bool) -> None:
     name = "llm.model.norm.weight"
     extra = {f"module.{name}": torch.full((128,), 2.5, dtype=torch.float64)}
     torch.save({"state_dict": extra} if wrapped else extra, tmp_path / "extra.pt")
@@ -268,7 +270,7 @@ def test_pt_replaces_by_name(tiny: Path, tmp_path: Path, weights: dict[str, Tens
     assert_same(model, weights | {name: torch.full((128,), 2.5)})
 
 
-def test_pt_supplies_what_the_shards_lack(write: Write, weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_pt_supplies_tensors_missing_in_the_shards(write: Write, weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({"apm.conv1.bias": weights["apm.conv1.bias"]}, tmp_path / "extra.pt")
     path = write({name: tensor for name, tensor in weights.items() if name != "apm.conv1.bias"})
     assert_same(load_model(path, pt_path=tmp_path / "extra.pt"), weights)
@@ -284,7 +286,7 @@ def test_pt_supplies_what_the_shards_lack(write: Write, weights: dict[str, Tenso
         ([torch.zeros(3)], "list"),
     ],
 )
-def test_odd_pt_is_refused(tiny: Path, tmp_path: Path, content: object, named: str) -> None:
+def test_refuses_an_invalid_pt(tiny: Path, tmp_path: Path, content: object, named: str) -> None:
     torch.save(content, tmp_path / "extra.pt")
     message = error_of(tiny, pt_path=tmp_path / "extra.pt")
     assert "extra.pt" in message
@@ -299,7 +301,7 @@ def test_damaged_or_missing_pt_is_named(tiny: Path, tmp_path: Path) -> None:
     assert "extra.pt" in error_of(tiny, pt_path=file)
 
 
-def test_pt_with_code_is_not_run(tiny: Path, tmp_path: Path) -> None:
+def test_code_in_a_pt_is_not_run(tiny: Path, tmp_path: Path) -> None:
     file, touched = tmp_path / "extra.pt", tmp_path / "touched"
     torch.save({"x": _Touch(touched)}, file)
     assert "extra.pt" in error_of(tiny, pt_path=file)
@@ -314,7 +316,7 @@ class _Touch:
         return Path.touch, (self.file,)
 
 
-def test_progress_goes_to_stderr_when_asked(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_stderr_if_enabled(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(tiny)
     assert capfd.readouterr() == ("", "")
     load_model(tiny, progress=True)
@@ -323,7 +325,7 @@ def test_progress_goes_to_stderr_when_asked(tiny: Path, capfd: pytest.CaptureFix
     assert "load tiny: 100%" in err
 
 
-def test_expected_tensors_are_the_checkpoint(tiny: Path, weights: dict[str, Tensor]) -> None:
+def test_expected_tensors_equal_the_checkpoint(tiny: Path, weights: dict[str, Tensor]) -> None:
     from models.checkpoint.config import load_config
 
     assert expected_tensors(load_config(tiny)) == {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -1,4 +1,4 @@
-"""Random models for measurements: complete, repeatable, finite."""
+"""Random models for measurements: complete, reproducible and finite."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from models.checkpoint.config import load_config
 from models.random_weights import random_model
 
 
-def test_same_seed_same_weights(tiny: Path) -> None:
+def test_the_same_seed_gives_the_same_weights(tiny: Path) -> None:
     config = load_config(tiny)
     first, again, other = (random_model(config, seed=seed) for seed in (3, 3, 4))
     for name, tensor in first.state_dict().items():
@@ -17,7 +17,7 @@ def test_same_seed_same_weights(tiny: Path) -> None:
     assert not torch.equal(first.state_dict()[query], other.state_dict()[query])
 
 
-def test_complete_finite_and_typed(tiny: Path) -> None:
+def test_every_weight_is_finite_and_has_its_dtype(tiny: Path) -> None:
     model = random_model(load_config(tiny), dtype=torch.bfloat16)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert not tensor.is_meta, f"expected data, got none for {name}"

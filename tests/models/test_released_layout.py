@@ -1,4 +1,4 @@
-"""The module tree at released size has exactly the released checkpoint's tensors."""
+"""The module tree at the released size has exactly the tensors of the released checkpoint."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def released_tensors(file: Path) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def test_names_and_shapes(root: Path) -> None:
+def test_names_and_shapes_equal_the_released_checkpoint(root: Path) -> None:
     got = expected_tensors(load_config(root / "tests/data/released_config.json"))
     expected = released_tensors(root / "tests/data/released_state_dict.tsv")
     assert len(expected) == 1414

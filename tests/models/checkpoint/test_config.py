@@ -1,4 +1,4 @@
-"""A config.json that is off says which key is off."""
+"""Errors in config.json name the key."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def test_a_folder_and_its_file_give_the_same_config(tiny: Path) -> None:
     assert load_config(tiny) == load_config(tiny / "config.json")
 
 
-def test_released_values(root: Path) -> None:
+def test_released_config_has_the_derived_values(root: Path) -> None:
     config = load_config(root / "tests/data/released_config.json")
     assert (config.hidden_size, config.num_hidden_layers, config.head_dim) == (4096, 36, 128)
     assert config.resampler_heads == 32
@@ -63,13 +63,13 @@ def test_missing_key_is_named(raw: dict[str, Any], path: str) -> None:
     assert path in str(caught.value)
 
 
-def test_speech_keys_left_out_have_the_released_values(root: Path) -> None:
-    """Config writers drop nested keys that equal a class default, and the released section is such a one."""
+def test_omitted_speech_keys_have_the_released_values(root: Path) -> None:
+    """`transformers` omits nested keys that equal a class default, as in the released section."""
     released = json.loads((root / "tests/data/released_config.json").read_text())
     assert parse_config(released | {"tts_config": {"model_type": "minicpmtts"}}) == parse_config(released)
 
 
-def test_speech_defaults_must_fit_the_rest(raw: dict[str, Any]) -> None:
+def test_speech_defaults_must_fit_the_other_keys(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"tts_config.audio_bos_token_id: expected below \d+, got 151687"):
         parse_config(changed(raw, "tts_config.audio_bos_token_id"))
 
@@ -121,13 +121,13 @@ def test_misspelt_key_is_named_with_the_right_spelling(raw: dict[str, Any], path
         ("vision_config.image_size", 10, "vision_config.image_size"),
     ],
 )
-def test_odd_value_is_named(raw: dict[str, Any], path: str, value: Any, named: str) -> None:
+def test_invalid_value_is_named(raw: dict[str, Any], path: str, value: Any, named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(changed(raw, path, value))
     assert named in str(caught.value)
 
 
-def test_a_value_that_fits_no_other_is_told_in_one_line(raw: dict[str, Any]) -> None:
+def test_contradicting_values_give_one_line(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(changed(raw, "head_dim", 33))
     assert str(caught.value) == "config.json: head_dim: expected an even number, got 33"
@@ -138,7 +138,7 @@ def test_speech_may_be_absent(raw: dict[str, Any]) -> None:
     assert not parse_config(without).init_tts
 
 
-def test_all_odd_values_are_named_at_once(raw: dict[str, Any]) -> None:
+def test_all_invalid_values_are_named_at_once(raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(changed(changed(raw, "hidden_size", 0), "tts_config.num_vq", 2))
     assert "hidden_size" in str(caught.value)
@@ -155,7 +155,7 @@ def test_keys_of_other_software_are_ignored(raw: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "null"])
-def test_a_file_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_json_object_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
         load_config(tmp_path)
@@ -166,7 +166,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-def test_preprocessor_settings(tiny: Path, tmp_path: Path) -> None:
+def test_preprocessor_settings_have_released_defaults(tiny: Path, tmp_path: Path) -> None:
     released = load_preprocessor_config(tmp_path)
     assert load_preprocessor_config(tiny) == released
     assert released.max_slice_nums == 9

@@ -1,4 +1,4 @@
-"""The log-mel as its definition reads: NumPy, float64, the whole window again on every call."""
+"""Reference log-mel by its definition: NumPy, float64, the whole window on every call."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ FILTERS = mel_filters().numpy()
 
 
 def raw_frames(window: np.ndarray) -> np.ndarray:
-    """[n] samples, mirrored at both ends, to [n // 160, 80] log10 power."""
+    """[n // 160, 80] log10 power of [n] samples that are mirrored at both ends."""
     mirrored = np.pad(window.astype(np.float64), 200, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(mirrored, 400)[::160][: len(window) // 160]
     power = np.abs(np.fft.rfft(frames * HANN, axis=1)) ** 2
@@ -21,7 +21,7 @@ def clip(raw: np.ndarray, dynamic: bool) -> np.ndarray:
 
 
 class WholeWindow:
-    """One session that keeps its window and measures all of it for each unit."""
+    """The window of one session; each unit is computed from the whole window."""
 
     def __init__(self, redundancy: int):
         self.redundancy, self.window, self.base, self.emitted = redundancy, np.zeros(0, np.float32), 0, 0
@@ -32,7 +32,7 @@ class WholeWindow:
             self.window, self.base = self.window[160_000:], self.base + 1000
 
     def emit(self, last: bool = False) -> np.ndarray | None:
-        """The next 100 frames and their context as [80, frames], or None while some are not final."""
+        """[80, frames] with the next 100 frames and their context, or None until they are stable."""
         n = len(self.window)
         wanted = self.emitted + 100 + self.redundancy
         existing = self.base + n // 160

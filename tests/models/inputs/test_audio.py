@@ -1,3 +1,5 @@
+"""Validation of sound, counts, mel filters, and log-mel of clips against its definition."""
+
 import numpy as np
 import pytest
 import torch
@@ -46,13 +48,13 @@ def assert_near(got: torch.Tensor, expected: np.ndarray, tolerance: float = TOLE
         torch.from_numpy(noise(50)).half(),
     ],
 )
-def test_validate_accepts_mono_float(wave):
+def test_accepts_mono_float_sound(wave):
     got = validate_audio(wave)
     assert got.dtype == torch.float32 and got.shape == (50,) and got.is_contiguous()
     assert_near(got, np.asarray(wave, dtype=np.float64), 1e-7)
 
 
-def test_validate_copies_arrays():
+def test_validation_copies_arrays():
     wave = noise(10)
     wave.flags.writeable = False
     validate_audio(wave)[0] = 9.0
@@ -72,7 +74,7 @@ def test_validate_copies_arrays():
         (np.array([1e300]), "expected finite samples, got 1 of 1 NaN or infinite"),
     ],
 )
-def test_validate_rejects(wave, expected):
+def test_refuses_other_sound(wave, expected):
     with pytest.raises(AudioError) as error:
         validate_audio(wave, what="reference voice")
     assert str(error.value) == f"reference voice: {expected}"
@@ -87,24 +89,24 @@ def test_first_unit_is_padded_in_front():
     assert FIRST_UNIT_SAMPLES == 16_480
 
 
-def test_long_clips_are_cut_at_30_s():
+def test_long_clips_are_split_at_30_s():
     wave = torch.arange(2 * CLIP_SAMPLES + 7).float()
-    pieces = split_clip(wave)
-    assert [len(piece) for piece in pieces] == [CLIP_SAMPLES, CLIP_SAMPLES, 7]
-    assert torch.equal(torch.cat(pieces), wave)
+    parts = split_clip(wave)
+    assert [len(part) for part in parts] == [CLIP_SAMPLES, CLIP_SAMPLES, 7]
+    assert torch.equal(torch.cat(parts), wave)
 
 
 @pytest.mark.parametrize("n_frames, rows, tokens", [(0, 0, 0), (8, 4, 0), (9, 5, 1), (100, 50, 10), (102, 51, 10)])
-def test_counts(n_frames, rows, tokens):
+def test_encoder_rows_and_embeddings_of_frames(n_frames, rows, tokens):
     assert (conv_length(n_frames), token_count(n_frames)) == (rows, tokens)
 
 
-def test_one_second_is_ten_tokens_for_every_unit_layout():
+def test_one_second_is_ten_embeddings_in_every_unit_layout():
     assert {token_count(n) for n in (100, 102, 104)} == {10}
 
 
 @given(st.integers(1, 100 * 16_000))
-def test_groups_deal_out_the_same_count(n_samples):
+def test_chunked_groups_have_the_same_total(n_samples):
     total = token_count(frame_count(n_samples))
     whole, groups = (placeholder_groups(n_samples, chunked=chunked) for chunked in (False, True))
     assert whole == ([total] if total else [])
@@ -117,12 +119,12 @@ def test_filters_have_unit_area_and_one_peak():
     assert filters.ge(0).all() and filters[0].eq(0).all() and filters[-1].abs().max() < 1e-12
     centres = filters.argmax(dim=0)
     assert centres.diff().ge(0).all()
-    # Wide filters are sampled finely enough for their sum to be their area.
+    # Wide filters have enough bins for the sum to approximate the area.
     areas = filters[:, 50:].sum(dim=0) * 40.0
     assert (areas - 1).abs().max() < 0.02, f"expected areas near 1, got {areas}"
 
 
-def test_tone_lands_in_its_filter():
+def test_a_tone_is_loudest_in_its_filter():
     tone = torch.sin(torch.arange(16_000) * (2 * torch.pi * 1000.0 / 16_000))
     mel = LogMel().log_mel(tone[None], torch.tensor([16_000]))[0, :, 50]
     expected = mel_filters()[25].argmax()  # bin 25 is 1 kHz
@@ -131,7 +133,7 @@ def test_tone_lands_in_its_filter():
 
 @pytest.mark.parametrize("n", [161, 3200, 3201, 16_000, 50_123])
 @pytest.mark.parametrize("mode", ["dynamic", "fixed"])
-def test_clip_equals_definition(n, mode):
+def test_clips_equal_the_definition(n, mode):
     wave, mel = noise(n), LogMel()
     n_samples = torch.tensor([n])
     buffer = np.zeros(CLIP_SAMPLES, np.float32)
@@ -145,7 +147,7 @@ def test_clip_equals_definition(n, mode):
 
 
 @pytest.mark.parametrize("n", [CLIP_SAMPLES - 100, CLIP_SAMPLES])
-def test_clip_of_30_s_is_mirrored_at_the_buffers_end(n):
+def test_clip_of_30_s_is_mirrored_at_the_end_of_the_buffer(n):
     wave = noise(n)
     wave[-20:] = 0.9
     buffer = np.zeros(CLIP_SAMPLES, np.float32)
@@ -154,7 +156,7 @@ def test_clip_of_30_s_is_mirrored_at_the_buffers_end(n):
     assert_near(got, clip(raw_frames(buffer), dynamic=True).T)
 
 
-def test_loudest_bin_may_lie_behind_the_returned_frames():
+def test_the_loudest_bin_may_be_after_the_returned_frames():
     wave = np.zeros(1600, np.float32)
     wave[-1] = 1.0  # nearer to the centre of frame 10 than of frame 9, the last one returned
     buffer = np.zeros(CLIP_SAMPLES, np.float32)
@@ -167,7 +169,7 @@ def test_loudest_bin_may_lie_behind_the_returned_frames():
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(200, 6000), min_size=2, max_size=4), st.booleans(), st.integers(0, 9))
-def test_rows_do_not_see_each_other_nor_their_padding(lengths, padded, seed):
+def test_rows_are_independent_of_each_other_and_of_padding(lengths, padded, seed):
     mel, N = LogMel(), max(lengths) + 37
     waves = torch.full((len(lengths), N), float("nan"))
     for row, n in enumerate(lengths):
@@ -180,7 +182,7 @@ def test_rows_do_not_see_each_other_nor_their_padding(lengths, padded, seed):
         assert got[row, :, alone.shape[1] :].eq(0).all()
 
 
-def test_modes_differ_and_leave_no_trace():
+def test_modes_differ_and_are_stateless():
     mel, wave, n = LogMel(), torch.from_numpy(noise(8000))[None], torch.tensor([8000])
     before = mel.log_mel(wave, n, "dynamic")
     fixed = mel.log_mel(wave, n, "fixed")

@@ -1,4 +1,4 @@
-"""Grids and sizes, patches, the position table, padded batches; and images that are not images."""
+"""Grids and sizes, patches, the position table, padded batches, and refused images."""
 
 import io
 
@@ -36,7 +36,7 @@ def encoded(image: Image.Image, form: str) -> bytes:
 
 
 @given(sides, sides, limits)
-def test_plan_sizes(width, height, limit):
+def test_planned_sizes_are_whole_patches_within_the_limit(width, height, limit):
     sizes = plan(width, height, limit)
     assert sizes.n_slices <= 1 + limit
     for wh in (sizes.source_wh, sizes.cell_wh or sizes.source_wh):
@@ -47,7 +47,7 @@ def test_plan_sizes(width, height, limit):
 
 
 @given(st.integers(200, 4000), st.integers(200, 4000), limits)
-def test_ordinary_slices_keep_shape_and_area(width, height, limit):
+def test_slices_of_ordinary_images_keep_aspect_ratio_and_area(width, height, limit):
     sizes = plan(width, height, limit)
     got = sizes.source_wh[0] / sizes.source_wh[1]
     # Half a patch of rounding on either side.
@@ -57,20 +57,20 @@ def test_ordinary_slices_keep_shape_and_area(width, height, limit):
         assert sizes.source_wh[0] * sizes.source_wh[1] <= 1088 * PATCH * PATCH
 
 
-def test_one_slice_means_no_grid():
+def test_small_images_and_a_limit_of_one_have_no_grid():
     assert slice_grid(4000, 3000, 1) is None
     assert slice_grid(SCALE, SCALE, 9) is None
     assert slice_grid(SCALE + 1, SCALE, 9) == (2, 1)
 
 
 @pytest.mark.parametrize(("width", "height", "limit"), [(0, 5, 1), (5, 0, 1), (-1, 5, 1), (5, 5, 0)])
-def test_plan_refuses_what_is_not_positive(width, height, limit):
+def test_plan_refuses_sizes_and_limits_below_one(width, height, limit):
     with pytest.raises(ImageError, match="expected at least 1"):
         plan(width, height, limit)
 
 
-def test_cut_is_the_source_then_cells_row_by_row():
-    # Two columns and three rows of flat colours: each cell must come out in its own colour.
+def test_cut_gives_the_whole_image_then_cells_in_row_major_order():
+    # Two columns and three rows of flat colours: each cell has its own colour.
     colours = np.arange(6, dtype=np.uint8).reshape(3, 2) * 40
     image = Image.fromarray(np.repeat(np.repeat(colours, 448, 0), 448, 1)).convert("RGB")
     sizes = plan(*image.size, 6)
@@ -81,14 +81,14 @@ def test_cut_is_the_source_then_cells_row_by_row():
     assert [np.asarray(cell)[200, 200, 0] for cell in cells] == [0, 40, 80, 120, 160, 200]
 
 
-def test_line_shaped_image_is_refused_before_it_is_resized():
+def test_refuses_extreme_aspect_ratios_before_resizing():
     image = Image.new("RGB", (1, 60_000))
     with pytest.raises(ImageError, match="expected a shape that makes at most 4096 patches"):
         cut(image, plan(*image.size, 1))
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 9))
-def test_patches_are_a_rearrangement(rows, cols, k):
+def test_patches_are_a_permutation_of_the_pixels(rows, cols, k):
     image = picture(cols * PATCH, rows * PATCH, k)
     part = patchify(image)
     assert part.tgt_size == (rows, cols)
@@ -98,12 +98,12 @@ def test_patches_are_a_rearrangement(rows, cols, k):
 
 
 @pytest.mark.parametrize("image", [Image.new("RGB", (15, 14)), Image.new("L", (14, 14)), Image.new("RGB", (0, 14))])
-def test_patchify_wants_whole_patches(image):
+def test_patchify_refuses_partial_patches(image):
     with pytest.raises(ImageError, match="multiples of 14"):
         patchify(image)
 
 
-def test_pixel_values():
+def test_pixel_values_follow_the_formula():
     values = pixel_values(np.arange(256, dtype=np.float32))
     one = np.float32(1)
     expected = [(np.float32(v) / (255 * one) - one / 2) / (one / 2) for v in range(256)]
@@ -112,7 +112,7 @@ def test_pixel_values():
     assert (values[0], values[255]) == (-1, 1)
 
 
-def test_shipped_table_and_formula_agree():
+def test_stored_buckets_equal_the_formula():
     table = bucket_table()
     assert len(table) == 224
     wrong = [
@@ -122,20 +122,20 @@ def test_shipped_table_and_formula_agree():
 
 
 @given(st.integers(1, 700), st.sampled_from([1, 7, 32, 64, 70]))
-def test_buckets_follow_the_fraction(n, side):
+def test_buckets_match_the_exact_fraction_within_rounding(n, side):
     got = position_buckets(n, side)
-    # Within rounding of the edges, the bucket is the whole part of side * i / n.
+    # Up to rounding at the edges, the bucket is floor(side * i / n).
     low, high = (np.floor(side * np.arange(n) / n + shift) for shift in (-1e-4, 1e-4))
     assert ((low <= got) & (got <= high)).all(), (got, low, high)
     assert got[0] == 0 and got.max() < side
 
 
-def test_square_at_table_size_reads_each_position_once():
+def test_a_square_of_the_table_size_has_each_position_once():
     np.testing.assert_array_equal(position_ids(32, 32, table_side=32), np.arange(32 * 32))
     assert position_ids(2, 3).tolist() == [0, 23, 46, 2450, 2473, 2496]
 
 
-def test_batch_is_padded_and_masked():
+def test_batches_are_padded_and_masked():
     wide, small = (patchify(picture(w, 28, 1)) for w in (70, 14))
     batch = pad_batch([wide, small], length=12, size=4)
     assert batch.pixels.shape == (4, 12, 588) and batch.pixels.dtype == np.uint8
@@ -159,19 +159,19 @@ def test_batch_refuses_what_does_not_fit():
 
 @settings(max_examples=20)
 @given(st.sampled_from(["PNG", "BMP", "WEBP", "GIF", "JPEG"]), st.integers(1, 40), st.integers(1, 40))
-def test_open_image_formats(form, width, height):
+def test_opens_every_format(form, width, height):
     image = open_image(encoded(picture(width, height, 3), form))
     assert (image.mode, image.size) == ("RGB", (width, height))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "F"])
-def test_open_image_modes(mode):
+def test_opens_every_pixel_mode_as_rgb(mode):
     image = open_image(Image.new(mode, (30, 20)))
     assert image.mode == "RGB"
     assert [part.tgt_size for part in image_patches(image, plan(*image.size, 1))] == [(26, 39)]
 
 
-def test_truncated_jpeg():
+def test_refuses_a_truncated_jpeg():
     data = encoded(picture(300, 200, 0), "JPEG")
     with pytest.raises(ImageError, match="expected pixels that can be decoded"):
         open_image(data[: len(data) // 2])
@@ -180,14 +180,14 @@ def test_truncated_jpeg():
 @pytest.mark.parametrize(
     "data", [b"", b"not an image", b"\xff\xd8\xff", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\x89PNG\r\n\x1a\n" * 9]
 )
-def test_bytes_of_no_known_format(data):
+def test_refuses_bytes_of_other_formats(data):
     with pytest.raises(ImageError, match="expected bytes of JPEG, PNG"):
         open_image(data)
 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_damaged_files_never_raise_anything_else(data):
+def test_damaged_files_raise_image_errors_only(data):
     raw = bytearray(encoded(picture(40, 30, 1), data.draw(st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]))))
     for _ in range(data.draw(st.integers(1, 5))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -198,17 +198,17 @@ def test_damaged_files_never_raise_anything_else(data):
     assert image.mode == "RGB"
 
 
-def test_huge_image_is_refused_from_its_header(monkeypatch):
+def test_refuses_a_huge_image_from_its_header(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 100)
     data = encoded(picture(11, 10, 0), "PNG")
     with pytest.raises(ImageError, match="expected 1 to 100 pixels, got 11 x 10"):
         open_image(data)
-    # The header alone is enough: what follows is never read.
+    # The rest of the file is not read.
     with pytest.raises(ImageError, match="got 11 x 10"):
         open_image(data[:60])
 
 
-def test_bomb_beyond_the_decoders_own_limit():
+def test_refuses_sizes_beyond_the_decoder_s_own_limit():
     data = bytearray(encoded(picture(8, 8, 0), "BMP"))
     data[18:26] = (60_000).to_bytes(4, "little") * 2
     with pytest.raises(ImageError, match="bomb"):
@@ -216,17 +216,17 @@ def test_bomb_beyond_the_decoders_own_limit():
 
 
 @pytest.mark.parametrize("value", [None, "path.png", 3, np.zeros((4, 4, 3), np.uint8)])
-def test_open_image_wants_bytes_or_an_image(value):
+def test_refuses_other_types_than_bytes_and_images(value):
     with pytest.raises(ImageError, match="expected encoded bytes or a PIL image"):
         open_image(value)
 
 
-def test_image_without_pixels():
+def test_refuses_an_image_without_pixels():
     with pytest.raises(ImageError, match="got 0 x 5"):
         open_image(Image.new("RGB", (0, 5)))
 
 
-def test_sixteen_bit_greys_keep_their_shades() -> None:
+def test_sixteen_bit_greys_are_scaled_to_eight_bits() -> None:
     shades = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
     file = io.BytesIO()
     Image.fromarray(shades).save(file, "PNG")

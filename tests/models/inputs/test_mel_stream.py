@@ -1,3 +1,5 @@
+"""Streaming log-mel against the whole-window reference; independence of slots, splits and padding."""
+
 import numpy as np
 import pytest
 import torch
@@ -16,13 +18,13 @@ MEL = LogMel()
 
 
 class Slots:
-    """A state and the shortest way to step one or several of its slots."""
+    """A state, with short calls to step one or several of its slots."""
 
     def __init__(self, n_slots: int = 3, redundancy: int = 2, clip: str = "auto"):
         self.state, self.redundancy, self.clip = MelStreamState.allocate(n_slots), redundancy, clip
 
     def step(self, pushes, emit=True, last=False, bucket=None, filler=float("nan")):
-        """pushes: slot -> samples; several slots go in one batch. Returns: mel, lo, hi."""
+        """One `mel_step` of a batch. pushes: slot -> samples. Returns: mel, lo, hi."""
         slots = torch.tensor(list(pushes))
         n_new = torch.tensor([len(push) for push in pushes.values()])
         samples = torch.full((len(pushes), bucket or max(1, int(n_new.max()))), filler)
@@ -32,7 +34,7 @@ class Slots:
         return mel_step(MEL, self.state, slots, samples, n_new, *flags, redundancy=self.redundancy, clip=self.clip)
 
     def unit(self, slot, push, **options):
-        """The frames one slot emits, [80, hi - lo]."""
+        """[80, hi - lo] frames that one slot emits; checks that all other columns are zero."""
         mel, lo, hi = self.step({slot: push}, **options)
         outside = torch.cat((mel[0, :, : int(lo)], mel[0, :, int(hi) :]), dim=1)
         assert outside.eq(0).all()
@@ -43,7 +45,7 @@ class Slots:
 
 
 def units(wave):
-    """The wave as a session pushes it: a longer first unit, then seconds."""
+    """The wave split as a session pushes it: a longer first unit, then seconds."""
     cuts = range(FIRST_UNIT_SAMPLES, len(wave), UNIT_SAMPLES)
     return np.split(wave, list(cuts))
 
@@ -60,7 +62,7 @@ def assert_same_state(slots, slot, other, other_slot):
 @pytest.mark.parametrize("redundancy", [0, 2])
 def test_units_equal_whole_window_over_two_slides(redundancy):
     wave = noise(FIRST_UNIT_SAMPLES + 40 * UNIT_SAMPLES) * 0.01
-    # Clicks that only frames mirrored at the window's end or at its new start see at their loudest.
+    # Clicks that are loudest in frames mirrored at the end or at the new start of the window.
     wave[FIRST_UNIT_SAMPLES + 6 * UNIT_SAMPLES - 1] = 0.2
     wave[160_000 + 2] = 0.5
     wave[320_000 + 170] = 1.0
@@ -75,10 +77,10 @@ def test_units_equal_whole_window_over_two_slides(redundancy):
 
 
 @pytest.mark.parametrize("click", [159_900, 160_000, 160_001, 160_090, 160_200, 479_900, 480_300, 480_479])
-def test_loudest_bin_of_mirrored_frames(click):
-    """One click decides the floor; at a window's ends the mirrored frames weigh it unlike the inner ones."""
+def test_mirrored_frames_count_for_the_loudest_bin(click):
+    """One click determines the floor; mirrored frames at the ends of a window weight it differently from others."""
     wave = noise(FIRST_UNIT_SAMPLES + 29 * UNIT_SAMPLES) * 1e-3
-    wave[click] = 100.0  # beyond full scale, so that even its weakest view lifts the floor above the noise
+    wave[click] = 100.0  # beyond full scale, so that every frame with it raises the floor above the noise
     reference, slots = WholeWindow(2), Slots()
     for push in units(wave):
         reference.push(push)
@@ -109,7 +111,7 @@ def test_any_split_equals_one_push(data):
 
 
 @pytest.mark.parametrize("cut", [159_999, 160_000, 160_001, 160_040, 160_199, 160_359, 160_360, 160_361])
-def test_cut_at_a_coming_window_start(cut):
+def test_splits_near_the_next_window_start_change_nothing(cut):
     wave = noise(170_000)
     whole, split = Slots(), Slots()
     for slots in (whole, split):
@@ -149,7 +151,7 @@ def test_any_split_equals_whole_window_to_the_last_frame(data):
 
 
 @pytest.mark.parametrize("redundancy, needed", [(0, 16_040), (1, 16_200), (2, 16_360)])
-def test_nothing_goes_out_before_the_context_is_stable(redundancy, needed):
+def test_emits_only_when_the_context_is_stable(redundancy, needed):
     wave, slots = noise(needed), Slots(redundancy=redundancy)
     assert samples_needed(0, 0, redundancy) == needed
     assert slots.unit(0, wave[:-1]).shape[1] == 0
@@ -159,7 +161,7 @@ def test_nothing_goes_out_before_the_context_is_stable(redundancy, needed):
     assert samples_needed(needed, 0, redundancy) == 0
 
 
-def test_slot_that_does_not_ask_stays():
+def test_a_slot_without_emit_keeps_its_position():
     wave, slots = noise(FIRST_UNIT_SAMPLES), Slots()
     for last in (False, True):
         assert slots.unit(0, wave if not last else wave[:0], emit=False, last=last).shape[1] == 0
@@ -167,7 +169,7 @@ def test_slot_that_does_not_ask_stays():
     assert slots.unit(0, wave[:0]).shape[1] == 102
 
 
-def test_clip_modes():
+def test_auto_clipping_is_fixed_for_short_windows():
     wave = noise(FIRST_UNIT_SAMPLES + UNIT_SAMPLES)
     got = {}
     for clip in ("auto", "fixed", "dynamic"):
@@ -181,7 +183,7 @@ def test_clip_modes():
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4))
 def test_batch_equals_single_runs(starts):
-    """Slots at different ages, in one batch with a row of padding."""
+    """Slots of different ages in one batch with a padding row."""
     together, alone = Slots(n_slots=4), Slots(n_slots=4)
     waves = {slot: noise(FIRST_UNIT_SAMPLES + 6 * UNIT_SAMPLES, seed) for slot, (_, seed) in enumerate(starts)}
     pushes = {slot: units(wave) for slot, wave in waves.items()}
@@ -198,7 +200,7 @@ def test_batch_equals_single_runs(starts):
             assert_near(mel[row], one[0].double().numpy())
 
 
-def test_other_slots_keep_every_bit():
+def test_other_slots_stay_bit_identical():
     wave, slots = noise(FIRST_UNIT_SAMPLES + 2 * UNIT_SAMPLES), Slots()
     for push in units(wave):
         slots.step({0: push, 1: push * 0.5})
@@ -209,7 +211,7 @@ def test_other_slots_keep_every_bit():
         assert_same(got, expected)
 
 
-def test_bad_row_does_not_reach_its_neighbour():
+def test_nan_samples_do_not_affect_other_rows():
     wave, clean, mixed = noise(FIRST_UNIT_SAMPLES + 6 * UNIT_SAMPLES), Slots(), Slots()
     for push in units(wave):
         bad = np.full_like(push, np.nan)
@@ -233,7 +235,7 @@ def test_reused_slot_equals_fresh_one(redundancy):
     assert_same_state(used, 1, fresh, 1)
 
 
-def test_unwritten_rows_are_never_read():
+def test_unwritten_state_is_not_read():
     wave, clean, spoiled = noise(FIRST_UNIT_SAMPLES + 5 * UNIT_SAMPLES), Slots(), Slots()
     for tensor in spoiled.state.tensors():
         if tensor.is_floating_point():
@@ -243,7 +245,7 @@ def test_unwritten_rows_are_never_read():
 
 
 @pytest.mark.parametrize("filler", [float("nan"), float("inf"), 1e30])
-def test_padding_behind_a_push_does_not_leak(filler):
+def test_samples_after_a_push_are_ignored(filler):
     wave, tight, padded = noise(FIRST_UNIT_SAMPLES + UNIT_SAMPLES), Slots(), Slots()
     for push in units(wave):
         got = padded.unit(0, push, bucket=16_640, filler=filler)
@@ -255,7 +257,7 @@ def test_padding_behind_a_push_does_not_leak(filler):
 @given(
     st.lists(st.tuples(st.integers(0, 16_480), st.booleans(), st.booleans()), max_size=8), st.sampled_from([0, 1, 2])
 )
-def test_plan_tells_what_the_step_does(steps, redundancy):
+def test_planned_emissions_equal_the_steps(steps, redundancy):
     slots, n_samples, n_emitted = Slots(redundancy=redundancy), 0, 0
     for n, emit, last in steps:
         n_samples += n
@@ -269,18 +271,18 @@ def test_plan_tells_what_the_step_does(steps, redundancy):
         assert int(slots.state.n_samples[0]) == n_samples
 
 
-def test_plan_refuses_frames_that_left_the_ring():
+def test_plan_refuses_frames_that_the_ring_no_longer_has():
     assert plan_emission(256 * 160 + 40, 0, 2) == (2, 104, 100)
     with pytest.raises(AudioError, match="streamed audio: expected at most 256 frames waiting, got 257"):
         plan_emission(257 * 160 + 40, 0, 2)
 
 
-def test_push_beyond_the_ring_is_refused():
+def test_refuses_a_push_longer_than_the_ring():
     with pytest.raises(AssertionError, match="at most 40960 samples a push, got 40961"):
         Slots().step({0: np.zeros(MAX_PUSH + 1, np.float32)})
 
 
-def test_traces_as_one_graph():
+def test_compiles_to_one_graph():
     wave, plain, traced = noise(FIRST_UNIT_SAMPLES + 5 * UNIT_SAMPLES), Slots(), Slots()
     torch._dynamo.reset()
     before = compile_counters()["graphs"]

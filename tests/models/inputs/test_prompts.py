@@ -1,4 +1,4 @@
-"""The template, placeholders and bounds; and conversations that are not."""
+"""The chat template, placeholders and bounds, and refused conversations."""
 
 from functools import cache
 from itertools import pairwise
@@ -34,7 +34,7 @@ def tiny() -> Tokenizer:
 
 
 def groups(n_samples: int, *, chunked: bool) -> list[int]:
-    """A row per 1000 samples; chunks of 2."""
+    """An embedding for every 1000 samples; chunks of 2."""
     n = n_samples // 1000
     if not chunked:
         return [n] if n else []
@@ -91,7 +91,7 @@ def turn(role: str, content: str) -> dict[str, str]:
         ),
     ],
 )
-def test_assistant_turns_behind_the_last_user_turn(messages, expected):
+def test_assistant_turns_after_the_last_user_turn_keep_their_thoughts(messages, expected):
     assert render_chat(messages) == expected
 
 
@@ -109,21 +109,21 @@ def test_earlier_thoughts_are_dropped():
         (False, True, "assistant\n<think>\n\n</think>\n\n<|tts_bos|>"),
     ],
 )
-def test_opening_of_the_answer(thinking, speech, tail):
+def test_generation_prompt_opens_the_answer(thinking, speech, tail):
     text = render_chat(
         [turn("user", "a")], add_generation_prompt=True, enable_thinking=thinking, use_tts_template=speech
     )
     assert text == f"<|im_start|>user\na<|im_end|>\n<|im_start|>{tail}"
 
 
-def test_plain_text():
+def test_text_prompts_have_no_media():
     prompt = build([turn("system", "s"), turn("user", "u")])
     assert prompt.text == f"<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n{OPENING}"
     assert prompt.ids == tuple(tiny().encode(prompt.text))
     assert (prompt.image_bounds, prompt.audio_bounds) == ((), ())
 
 
-def test_media_in_order_with_bounds():
+def test_media_keep_their_order_and_have_bounds():
     image = picture(900, 448)
     prompt = build(
         [
@@ -140,7 +140,7 @@ def test_media_in_order_with_bounds():
     )
     assert [len(placed.bounds) for placed in prompt.images] == [1, 3]
     assert prompt.images[1].image is image and prompt.images[1].plan == plan(900, 448, 4)
-    # Sounds of one message belong together.
+    # Sounds of one message are one entry.
     assert [[len(wave) for wave in placed.waves] for placed in prompt.audios] == [[4001], [2001, 1001]]
     assert [placed.n_rows for placed in prompt.audios] == [4, 3]
     bounds = [*prompt.image_bounds, *prompt.audio_bounds]
@@ -156,30 +156,30 @@ def test_media_in_order_with_bounds():
         ({"use_image_id": False}, f"{IMAGE}\na\n{audio(3)}"),
     ],
 )
-def test_options(options, content):
+def test_options_change_the_joining_and_the_placeholders(options, content):
     prompt = build(user(picture(50, 50), "a", sound(3)), **options)
     assert prompt.text == f"<|im_start|>user\n{content}<|im_end|>\n{OPENING}<|tts_bos|>"
 
 
-def test_settings_of_the_checkpoint_are_the_defaults():
+def test_preprocessor_settings_are_the_defaults():
     settings = PreprocessorConfig(image_feature_size=N_ROWS, max_slice_nums=1, use_image_id=False)
     assert f"user\n{IMAGE}<|im_end|>" in build(user(picture(900, 448)), settings=settings).text
     sliced = build(user(picture(900, 448)), settings=settings, max_slice_nums=2)
     assert len(sliced.image_bounds) == 3
 
 
-def test_grid_rows_stand_on_lines_of_their_own():
+def test_each_grid_row_is_one_line():
     text = image_placeholder(SlicePlan((448, 448), (2, 3), (896, 1344)), N_ROWS, number=7)
     assert text == f"<image_id>7</image_id>{IMAGE}" + "\n".join([CELL * 2] * 3)
 
 
-def test_listen_never_reaches_the_prompt():
+def test_listen_tokens_are_removed():
     prompt = build(user("a<|listen|>b", sound(1)))
     assert tiny().special.listen not in prompt.ids
     assert prompt.audio_bounds[0][0] == prompt.ids.index(tiny().special.audio_start) + 1
 
 
-def test_segment_has_no_template():
+def test_segments_have_no_template():
     message = parse_messages(user("hi", sound(2)))[0]
     options = PromptOptions(stream_input=True, use_image_id=False)
     prompt = build_segment(message, tiny(), PreprocessorConfig(), groups, options, prefix="<|im_start|>user\n")
@@ -199,7 +199,7 @@ def test_segment_has_no_template():
     ),
     st.booleans(),
 )
-def test_every_row_has_one_place(conversation, stream_input):
+def test_every_embedding_has_one_placeholder(conversation, stream_input):
     def part(value):
         return sound(value) if isinstance(value, int) else value if isinstance(value, str) else picture(*value)
 
@@ -240,7 +240,7 @@ def test_every_row_has_one_place(conversation, stream_input):
         ([{"role": "user", "content": [np.zeros(0, np.float32)]}], "expected mono float samples"),
     ],
 )
-def test_malformed_messages(messages, message):
+def test_refuses_malformed_messages(messages, message):
     with pytest.raises(MessageError, match=message):
         parse_messages(messages)
 
@@ -265,29 +265,29 @@ def test_parsed_messages_parse_again():
     ],
 )
 @pytest.mark.parametrize("media", [(), (picture(50, 50), sound(2))])
-def test_typed_markers_are_refused(text, media):
+def test_refuses_media_markers_in_text(text, media):
     with pytest.raises(MessageError, match="markers in text"):
         build(user(text, *media))
 
 
-def test_typed_placeholder_text_is_only_text():
+def test_other_placeholder_tokens_in_text_are_text():
     prompt = build(user("<image_id>3</image_id><unk><unk>"))
     assert prompt.image_bounds == ()
 
 
-def test_sound_too_short_for_a_row():
+def test_refuses_sound_too_short_for_an_embedding():
     with pytest.raises(MessageError, match="expected enough samples for one embedding, got 999 samples"):
         build(user(np.zeros(999, np.float32)))
 
 
-def test_errors_of_the_parts_below():
+def test_image_and_token_errors_pass_through():
     with pytest.raises(ImageError):
         build(user(picture(0, 4)))
     with pytest.raises(TokenError):
         build(user("\ud800"))
 
 
-def test_find_bounds():
+def test_bounds_are_between_paired_markers():
     pairs = {1: 2, 3: 4}
     assert find_bounds([9, 1, 0, 0, 2, 3, 4, 9], pairs) == [(2, 4), (6, 6)]
     for ids in ([1], [2], [1, 4], [1, 1, 2], [1, 3, 4, 2], [1, 2, 2]):
@@ -296,6 +296,6 @@ def test_find_bounds():
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "9"])
-def test_a_slice_limit_is_a_positive_whole_number(limit: object) -> None:
+def test_refuses_slice_limits_that_are_no_positive_whole_numbers(limit: object) -> None:
     with pytest.raises(SettingsError, match="max_slice_nums: expected a whole number from 1, got"):
         PromptOptions(max_slice_nums=limit)

@@ -1,4 +1,4 @@
-"""Counter-based numbers: known answers, a plain-integer twin, and draws by weight."""
+"""Counter-based random numbers against known answers and plain integers, and draws by weight."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_uniform_equals_plain_integers_in_any_batch(rows, stream):
     assert got == expected, f"expected {expected}, got {got}"
 
 
-def test_numbers_spread_evenly_and_streams_differ():
+def test_numbers_are_uniform_and_streams_uncorrelated():
     seed, draw = torch.full((20000,), 7), torch.arange(20000)
     streams = [uniform(seed, draw, stream) for stream in (STREAM_STOP_PROBE, STREAM_TEXT, STREAM_SPEECH)]
     streams.append(uniform(seed + 2**40, draw, STREAM_TEXT))
@@ -76,13 +76,13 @@ def test_draw_index_inverts_the_cumulative_weights(weights, number):
     assert got == expected, f"weights {weights}, number {number}: expected {expected}, got {got}"
 
 
-def test_draw_index_stays_on_positive_weights_at_the_far_end():
+def test_draws_near_one_have_a_positive_weight():
     weights = torch.tensor([[0, 2**57, 2**57 - 1, 0], [0, 0, 0, 0]])
     got = draw_index(weights, torch.full((2,), 1 - 2.0**-53, dtype=torch.float64)).tolist()
     assert got == [2, 0], f"expected [2, 0], got {got}"
 
 
-def test_weights_are_exact_at_the_peak_and_nothing_in_unusable_rows():
+def test_weights_are_exact_at_the_peak_and_zero_in_bad_rows():
     inf, nan = float("inf"), float("nan")
     scores = torch.tensor([[3.0, -inf, 3.0], [nan, 0.0, 1.0], [-inf, -inf, -inf], [inf, 0.0, 0.0]])
     got = fixed_point_weights(scores, scores.amax(1)).tolist()

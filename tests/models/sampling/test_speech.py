@@ -1,4 +1,4 @@
-"""Speech-code sampler against a slow plain reference, and the promises about slots, batches and seeds."""
+"""The sampler of speech tokens against a plain reference; independence of slots and batches; seeds."""
 
 import math
 from dataclasses import fields, replace
@@ -28,8 +28,8 @@ def make_state(*rows: SpeechSampling, seed: int = 0, min_speech_tokens: int = 0)
 
 
 def put_history(state: SpeechSamplerState, slot: int, speech_tokens: list[int]) -> None:
-    for code in speech_tokens:
-        state.remember(torch.tensor([slot]), torch.tensor([code]), torch.tensor([True]))
+    for token in speech_tokens:
+        state.remember(torch.tensor([slot]), torch.tensor([token]), torch.tensor([True]))
 
 
 def sample(state, logits, slots, candidates=None, active=None):
@@ -49,21 +49,21 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
 def plain_scores(
     logits: np.ndarray, history: list[int], step: int, min_speech_tokens: int, s: SpeechSampling
 ) -> np.ndarray:
-    """Processed logits, written the way the warpers are described: sort upwards, cut the tail."""
+    """Processed logits by the definition of the warpers: sort ascending, cut the tail."""
     scores = logits / np.float32(s.temperature)
     recent = history[-PENALTY_WINDOW:]
-    for code in set(recent):
-        factor = np.float32(s.repetition_penalty) ** np.float32(recent.count(code))
-        scores[code] = scores[code] * factor if scores[code] < 0 else scores[code] / factor
+    for token in set(recent):
+        factor = np.float32(s.repetition_penalty) ** np.float32(recent.count(token))
+        scores[token] = scores[token] * factor if scores[token] < 0 else scores[token] / factor
     if history:
         if s.top_p < 1:
             upwards = sorted(range(len(scores)), key=lambda i: (scores[i], -i))
             weights = np.exp(scores.astype(np.float64) - scores.max())
             tail = np.cumsum(weights[upwards]) / weights.sum()
-            assume(np.abs(tail - (1 - s.top_p)).min() > 1e-5)  # rounding may decide there
-            for code, share in zip(upwards[: -s.min_keep], tail, strict=False):
+            assume(np.abs(tail - (1 - s.top_p)).min() > 1e-5)  # rounding may decide closer values
+            for token, share in zip(upwards[: -s.min_keep], tail, strict=False):
                 if share <= 1 - s.top_p:
-                    scores[code] = -math.inf
+                    scores[token] = -math.inf
         if s.top_k:
             kth = np.sort(scores)[::-1][min(max(s.top_k, s.min_keep), len(scores)) - 1]
             scores[scores < kth] = -math.inf
@@ -79,7 +79,7 @@ def plain_draw(scores: np.ndarray, number: float) -> int:
     return int((running <= number).sum())
 
 
-code_settings = st.builds(
+speech_settings = st.builds(
     SpeechSampling,
     greedy=st.booleans(),
     temperature=st.sampled_from([1e-5, 0.5, 0.8, 1.3]),
@@ -91,15 +91,15 @@ code_settings = st.builds(
 
 
 @st.composite
-def code_rows(draw):
+def speech_rows(draw):
     logits = draw(st.lists(st.floats(-6, 6, width=32), min_size=N_SPEECH_TOKENS, max_size=N_SPEECH_TOKENS))
     scale = np.float32(draw(st.sampled_from([1, 2, 1000])))  # coarse rounding makes ties
     logits = np.round(np.array(logits, np.float32) * scale) / scale
-    return logits, draw(st.lists(st.integers(0, 5), max_size=20)), draw(code_settings)
+    return logits, draw(st.lists(st.integers(0, 5), max_size=20)), draw(speech_settings)
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(code_rows(), min_size=1, max_size=3), st.integers(0, 2**64 - 4), st.sampled_from([0, 1, 50]))
+@given(st.lists(speech_rows(), min_size=1, max_size=3), st.integers(0, 2**64 - 4), st.sampled_from([0, 1, 50]))
 def test_equals_the_plain_reference(rows, seed, min_speech_tokens):
     state = make_state(*(s for _, _, s in rows), seed=seed, min_speech_tokens=min_speech_tokens)
     for slot, (_, history, _) in enumerate(rows):
@@ -121,7 +121,7 @@ def test_equals_the_plain_reference(rows, seed, min_speech_tokens):
         assert state.count[slot] == len(history) + (expected != EOS)
 
 
-def test_first_code_is_exempt_until_a_code_has_been_drawn():
+def test_top_p_and_top_k_do_not_apply_to_an_empty_history():
     logits = torch.linspace(0, 1, N_SPEECH_TOKENS)[None]
     state = make_state(SpeechSampling(top_k=4, min_keep=3))
     kept = []
@@ -133,7 +133,7 @@ def test_first_code_is_exempt_until_a_code_has_been_drawn():
     assert final_speech_scores(logits, torch.tensor([0]), state).isfinite().all()
 
 
-def test_a_tail_that_sums_to_exactly_the_cut_goes():
+def test_a_tail_of_exactly_one_minus_p_is_dropped():
     state = make_state(SpeechSampling(top_p=0.5, top_k=0, min_keep=1, repetition_penalty=1.0))
     put_history(state, 0, [0])
     logits = torch.tensor([[-math.inf, 1.0, -math.inf, 1.0]])
@@ -141,7 +141,7 @@ def test_a_tail_that_sums_to_exactly_the_cut_goes():
     assert kept == [1], f"expected [1], got {kept}"
 
 
-def test_few_candidates_equal_the_full_sort_where_promised():
+def test_candidates_equal_the_full_sort_if_they_suffice():
     torch.manual_seed(0)
     logits = (torch.randn(3, 500) * 3).round(decimals=1)
     rows = [TURN_SPEECH, DUPLEX_SPEECH, replace(TURN_SPEECH, top_p=1.0, top_k=2)]
@@ -154,19 +154,19 @@ def test_few_candidates_equal_the_full_sort_where_promised():
     assert expected.isfinite().sum(1)[1] == 500
 
 
-def test_end_code_is_masked_after_the_nucleus_and_is_not_remembered():
+def test_eos_is_masked_after_top_k_and_not_remembered():
     logits = torch.full((1, N_SPEECH_TOKENS), -9.0)
     logits[0, [EOS, 4, 5]] = torch.tensor([5.0, 1.0, 0.5])
     state = make_state(SpeechSampling(greedy=True, top_k=2, repetition_penalty=1.0), min_speech_tokens=2)
     put_history(state, 0, [7])
     kept = final_speech_scores(logits, torch.tensor([0]), state).isfinite()[0].nonzero()[:, 0].tolist()
-    assert kept == [4, 5], f"expected the end code's place in the best three to stay empty, got {kept}"
+    assert kept == [4, 5], f"expected the rank of the masked EOS to stay empty, got {kept}"
     got = [int(sample(state, logits, [0]).ids) for _ in range(3)]
     assert got == [4, 4, EOS]
     assert state.count[0] == 3 and state.step[0] == 3
 
 
-def test_begin_call_empties_the_history_only_where_it_is_per_call():
+def test_begin_call_empties_per_call_histories_only():
     state = make_state(DUPLEX_SPEECH, TURN_SPEECH)
     for slot in (0, 1):
         put_history(state, slot, [1, 2, 3])
@@ -191,7 +191,7 @@ def test_draws_follow_the_distribution():
 MIXED = [TURN_SPEECH, DUPLEX_SPEECH, replace(TURN_SPEECH, greedy=True), replace(TURN_SPEECH, top_k=0)]
 
 
-def test_a_seed_gives_the_same_codes_in_any_slot_order_and_batch():
+def test_a_seed_gives_the_same_tokens_in_any_slot_order_and_batch():
     torch.manual_seed(2)
     logits = torch.randn(20, 4, N_SPEECH_TOKENS) * 2
 
@@ -210,7 +210,7 @@ def test_a_seed_gives_the_same_codes_in_any_slot_order_and_batch():
         assert got == expected[sequence], f"alone {got}, in the batch {expected[sequence]}"
 
 
-def test_reset_slot_equals_a_fresh_one_and_touches_no_other():
+def test_reset_slots_equal_new_ones_and_others_stay():
     state = make_state(*MIXED, seed=40, min_speech_tokens=3)
     sample(state, torch.randn(4, N_SPEECH_TOKENS), range(4))
     before = dump(state)
@@ -221,7 +221,7 @@ def test_reset_slot_equals_a_fresh_one_and_touches_no_other():
 
 @pytest.mark.parametrize("candidates", [None, 16])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_idle_and_bad_rows_return_the_end_code_and_change_nothing(poison, candidates):
+def test_inactive_and_bad_rows_return_eos_and_change_no_state(poison, candidates):
     torch.manual_seed(3)
     logits = torch.randn(4, N_SPEECH_TOKENS)
     clean, state = make_state(*MIXED), make_state(*MIXED)
@@ -255,7 +255,7 @@ def test_compiled_as_one_graph_equals_eager():
     ("name", "value"),
     [("temperature", 0.0), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("min_keep", 0), ("greedy", 1)],
 )
-def test_settings_outside_their_range_name_field_and_value(name, value):
+def test_refuses_settings_outside_their_range(name, value):
     with pytest.raises(SettingsError, match=f"{name}: expected .*, got {value!r}"):
         SpeechSampling(**{name: value})
     with pytest.raises(SettingsError, match="eos_id"):

@@ -1,4 +1,4 @@
-"""Text sampler against a slow plain reference, and the promises about slots, batches and seeds."""
+"""The text sampler against a plain reference; independence of slots and batches; seeds; refused settings."""
 
 import math
 from dataclasses import fields, replace
@@ -46,7 +46,7 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
         assert torch.equal(got[name][rows], expected[name][rows]), f"{name}: {expected[name]} became {got[name]}"
 
 
-# --- a slow reference, one row at a time -------------------------------------------------------------------
+# --- plain reference, one row at a time --------------------------------------------------------------------
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ def plain_scores(logits: np.ndarray, history: list[int], s: TextSampling, t: Tok
 
 
 def plain_kept(scores: np.ndarray, s: TextSampling) -> list[tuple[int, float]]:
-    """(id, probability before renormalising) of what top-k and top-p keep, best first."""
+    """(id, probability before renormalization) of the entries kept by top-k and top-p, best first."""
     scores = scores / np.float32(s.temperature)
     if s.top_k:
         kth = np.sort(scores)[::-1][min(s.top_k, len(scores)) - 1]
@@ -82,7 +82,7 @@ def plain_kept(scores: np.ndarray, s: TextSampling) -> list[tuple[int, float]]:
     probabilities = softmax(scores)
     kept, above = [], 0.0
     for token in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
-        assume(s.top_p in (0, 1) or abs(above - s.top_p) > 1e-5)  # rounding may decide there
+        assume(s.top_p in (0, 1) or abs(above - s.top_p) > 1e-5)  # rounding may decide closer values
         if 0 < s.top_p < 1 and above > s.top_p:
             break
         above += probabilities[token]
@@ -91,7 +91,7 @@ def plain_kept(scores: np.ndarray, s: TextSampling) -> list[tuple[int, float]]:
 
 
 def plain_sample(logits, history, s, t, probe: float, number: float) -> tuple[int, bool]:
-    """The chosen id and whether it is remembered."""
+    """The sampled id, and whether it is appended to the history."""
     raw = softmax(logits)
     if s.stop_probe and t.stop_id is not None:
         assume(abs(raw[t.stop_id] - probe) > 1e-5)
@@ -109,7 +109,7 @@ def plain_sample(logits, history, s, t, probe: float, number: float) -> tuple[in
         assume(abs(running - target) > 1e-6)
         if running > target:
             return token, True
-    raise AssertionError("the numbers did not add up")
+    raise AssertionError("expected the running sum to reach the target")
 
 
 scales = st.sampled_from([0.5, 0.8, 1.0, 1.05, 1.3, 2.0])
@@ -169,17 +169,17 @@ def test_equals_the_plain_reference(rows, seed):
         assert added == [expected] * remembered, f"history: expected {[expected] * remembered}, got {added}"
 
 
-# --- single steps -----------------------------------------------------------------------------------------
+# --- single rules -----------------------------------------------------------------------------------------
 
 
-def kept_ids(logits: list[float], candidates: int | None = None, **knobs) -> list[int]:
-    state = make_state(TextSampling(**knobs))
+def kept_ids(logits: list[float], candidates: int | None = None, **sampling) -> list[int]:
+    state = make_state(TextSampling(**sampling))
     sets = TokenSets.build([TokenSet()], len(logits))
     probabilities = final_probs(torch.tensor([logits]), torch.tensor([0]), state, sets, candidates)
     return (probabilities[0] > 0).nonzero()[:, 0].tolist()
 
 
-def test_ties_at_the_kth_place_stay():
+def test_ties_at_the_kth_rank_are_kept():
     assert kept_ids([1.0, 2.0, 1.0, 0.0, 1.0], top_k=2) == [0, 1, 2, 4]
     assert kept_ids([1.0, 2.0, 1.0, 0.0, 1.0], top_k=2, candidates=4) == [0, 1, 2, 4]
     assert kept_ids([1.0, 2.0, 1.0, 0.0, 1.0], top_k=1) == [1]
@@ -190,12 +190,12 @@ def test_top_p_keeps_the_entry_that_crosses_p_and_breaks_ties_by_id():
     assert kept_ids(thirds, top_p=0.3) == [0]
     assert kept_ids(thirds, top_p=0.4) == [0, 1]
     assert kept_ids(thirds, top_p=0.7) == [0, 1, 2]
-    # Two halves sum to p exactly after one: the entry at the boundary stays.
+    # The first of two halves sums to exactly p: the next entry is kept too.
     assert kept_ids([0.0, 0.0], top_p=0.5) == [0, 1]
     assert kept_ids(thirds, top_p=0.0) == kept_ids(thirds, top_p=1.0) == [0, 1, 2]
 
 
-def test_few_candidates_equal_the_whole_vocabulary_where_promised():
+def test_candidates_equal_the_whole_vocabulary_if_they_suffice():
     torch.manual_seed(0)
     logits = (torch.randn(6, 300) * 2).round(decimals=1)
     sets = TokenSets.build([TokenSet()], 300)
@@ -210,7 +210,7 @@ def test_few_candidates_equal_the_whole_vocabulary_where_promised():
         assert torch.equal(got, expected), f"expected {expected}, got {got}"
 
 
-def test_nucleus_without_top_k_is_exact_if_it_fits_the_candidates():
+def test_top_p_without_top_k_is_exact_if_it_fits_the_candidates():
     torch.manual_seed(1)
     logits = torch.randn(1, 300) * 4
     sets = TokenSets.build([TokenSet()], 300)
@@ -221,7 +221,7 @@ def test_nucleus_without_top_k_is_exact_if_it_fits_the_candidates():
     assert torch.equal(got, expected), f"max diff {(got - expected).abs().max()}"
 
 
-def test_repetition_window_slides_over_the_ring_and_chunks_stretch_it():
+def test_repetition_window_slides_and_a_chunk_extends_it():
     logits = torch.ones(1, VOCAB)
     greedy = TextSampling(greedy=True, repetition_penalty=2.0, repetition_window=3)
     state = make_state(greedy, replace(greedy, chunked_window=True), history_length=8)
@@ -229,14 +229,14 @@ def test_repetition_window_slides_over_the_ring_and_chunks_stretch_it():
         put_history(state, slot, [20, 21, 22, 23, 0, 1, 2, 3, 4, 5])
     state.begin_chunk(torch.tensor([0, 1]))
     got = [[int(sample(state, logits, [slot]).ids) for _ in range(6)] for slot in (0, 1)]
-    # Slot 0 sees three ids back, so 0 is free again after four; slot 1 sees 3, 4, 5 and its whole chunk.
+    # The window of slot 0 is three ids, so id 0 returns after four. That of slot 1 is 3, 4, 5 and the whole chunk.
     assert got[0] == [0, 1, 2, 3, 0, 1], got
     assert got[1] == [0, 1, 2, 6, 7, 8], got
     state.forget(torch.tensor([1]))
     assert int(sample(state, logits, [1]).ids) == 0
 
 
-def test_listen_rank_returns_listen_without_history_and_probe_wins_over_it():
+def test_listen_rank_and_stop_probe_are_not_remembered_and_the_probe_has_priority():
     logits = torch.zeros(2, VOCAB)
     logits[:, 9], logits[:, 12] = 2.0, 3.0
     logits[1, SET.stop_id] = 9.0
@@ -266,7 +266,7 @@ def test_draws_follow_the_distribution():
         ids = sample(state, logits.expand(n, -1), range(n), candidates=8, sets=sets).ids
         counts = torch.bincount(ids, minlength=8)
         live = expected > 0
-        assert counts[~live].sum() == 0, f"drawn although dropped: {counts}"
+        assert counts[~live].sum() == 0, f"expected no dropped ids, got {counts}"
         chi_square = ((counts - n * expected) ** 2 / (n * expected))[live].sum().item()
         assert chi_square < 20.5, f"expected {n * expected}, got {counts}, chi square {chi_square}"
 
@@ -284,7 +284,7 @@ MIXED = [
 
 
 def run_steps(state, logits, order, seeds, steps=6):
-    """Ids by sequence, for sequences that sit in the slots `order` names; logits differ per sequence and step."""
+    """Ids of each sequence. order: slot of each sequence. Logits differ for each sequence and step."""
     for sequence, slot in enumerate(order):
         state.configure(slot, MIXED[sequence], seed=seeds[sequence])
     columns = [sample(state, logits[step, : len(order)], order, 16).ids for step in range(steps)]
@@ -304,7 +304,7 @@ def test_a_seed_gives_the_same_ids_in_any_slot_order_and_batch():
     assert run_steps(SamplerState.allocate(5, 512), logits, [0, 1, 2, 3, 4], [s ^ 1 for s in seeds]) != expected
 
 
-def test_reset_slot_equals_a_fresh_one_and_touches_no_other():
+def test_reset_slots_equal_new_ones_and_others_stay():
     torch.manual_seed(3)
     state = make_state(*MIXED, seed=40)
     sample(state, torch.randn(5, VOCAB), range(5))
@@ -314,7 +314,7 @@ def test_reset_slot_equals_a_fresh_one_and_touches_no_other():
     assert_same(dump(state), dump(SamplerState.allocate(5, 512)), [1, 3])
 
 
-def test_idle_rows_return_their_pad_and_change_nothing():
+def test_inactive_rows_return_pad_and_change_no_state():
     state = make_state(*MIXED)
     before = dump(state)
     ids, bad, _ = sample(state, torch.randn(5, VOCAB), [0, 1, 2, 5, 5], active=[True, False, False, False, False])
@@ -325,7 +325,7 @@ def test_idle_rows_return_their_pad_and_change_nothing():
 
 @pytest.mark.parametrize("candidates", [None, 16])
 @pytest.mark.parametrize("poison", [math.nan, INF, "empty", "forbidden"])
-def test_a_bad_row_is_flagged_and_leaves_the_others_alone(poison, candidates):
+def test_bad_rows_are_flagged_and_do_not_affect_others(poison, candidates):
     torch.manual_seed(4)
     logits = torch.randn(3, VOCAB)
     rows = [replace(MIXED[0], greedy=greedy) for greedy in (False, True, False)]
@@ -344,7 +344,7 @@ def test_a_bad_row_is_flagged_and_leaves_the_others_alone(poison, candidates):
 
 @pytest.mark.parametrize(("candidates", "backend"), [(None, "inductor"), (16, "aot_eager")])
 def test_compiled_as_one_graph_equals_eager(candidates, backend):
-    """With kernels as it serves, over the whole vocabulary; traced and split as for kernels where it only might."""
+    """The whole vocabulary, as served, with Inductor's kernels; candidates traced only."""
     compiled = torch.compile(sample_text, fullgraph=True, dynamic=False, backend=backend)
     torch.manual_seed(5)
     eager_state, state = make_state(*MIXED), make_state(*MIXED)
@@ -358,7 +358,7 @@ def test_compiled_as_one_graph_equals_eager(candidates, backend):
     assert_same(dump(state), dump(eager_state), slice(None))
 
 
-# --- bad settings -----------------------------------------------------------------------------------------
+# --- refused settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -381,13 +381,13 @@ def test_compiled_as_one_graph_equals_eager(candidates, backend):
         ("stop_probe", 1, "true or false"),
     ],
 )
-def test_settings_outside_their_range_name_field_expected_and_got(name, value, expected):
+def test_refuses_settings_outside_their_range(name, value, expected):
     with pytest.raises(SettingsError) as error:
         TextSampling(**{name: value})
     assert name in str(error.value) and expected in str(error.value) and f"got {value!r}" in str(error.value)
 
 
-def test_window_longer_than_the_ring_seeds_and_ids_out_of_range_are_refused():
+def test_refuses_long_windows_and_seeds_and_ids_out_of_range():
     with pytest.raises(SettingsError, match=r"repetition_window: expected .* at most 8, got 9"):
         make_state(TextSampling(repetition_window=9), history_length=8)
     with pytest.raises(SettingsError, match="seed"):
