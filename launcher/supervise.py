@@ -121,7 +121,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_stop_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-            # A closing terminal sends several SIGHUPs, so a second one does not mean that the user wants to hurry.
+            # A closing terminal sends several SIGHUPs, so a second one does not kill the processes at once.
             loop.add_signal_handler(signal.SIGHUP, self._stop.set)
 
     def _on_stop_signal(self) -> None:

@@ -5,7 +5,6 @@ worker and taken from the results that pass through the gateway.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -80,7 +79,7 @@ class GatewayMetrics:
             "worker_memory_bytes", "memory of a worker process and of its GPU, in bytes", "worker", "kind"
         )
 
-    def record_result(self, result: Mapping[str, Any], request_type: str) -> None:
+    def record_result(self, result: Mapping[str, object], request_type: str) -> None:
         """Count a result. result: its fields, which are not validated; fields without a usable number are skipped."""
         decision = "listen" if result.get("is_listen") else "speak"
         self._units.labels(request_type, decision).inc()

@@ -18,7 +18,7 @@ from server.dispatch.dispatcher import Dispatcher, PendingSession
 from server.dispatch.queue import QueueFullError, RequestType
 from server.dispatch.workers import WorkerLease
 from server.live.diagnostics import Diagnostics
-from server.live.inbox import ByteBudget, ClientDisconnected, Inbox
+from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.relay import Relay
 from server.live.worker_link import WorkerLostError, WorkerRefusedError, close_link, open_link
 from server.metrics import GatewayMetrics
@@ -269,8 +269,8 @@ async def _read(websocket: WebSocket, inbox: Inbox) -> None:
             event = await websocket.receive()
             if event["type"] == "websocket.disconnect":
                 return
-            text = event.get("text")
-            await inbox.put(event["bytes"] if text is None else text)
+            data: Data = event["bytes"] if event.get("text") is None else event["text"]
+            await inbox.put(data)
     finally:
         inbox.close()
 

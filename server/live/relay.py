@@ -6,7 +6,7 @@ Messages are forwarded byte for byte. The header of each message from the worker
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -120,7 +120,7 @@ class Relay:
     def _record(self, data: Data) -> None:
         """Record a message of the worker in its lease and in the metrics."""
         self._workers.record_activity(self._lease.worker)
-        header = peek_header(data)
+        header: Mapping[str, object] = peek_header(data)
         kind = header.get("type")
         if kind == RESULT:
             self._workers.record_result(self._lease)

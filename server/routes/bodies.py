@@ -138,7 +138,7 @@ class CacheStatus(BaseModel):
 # --- queue and estimates --------------------------------------------------------------------------
 
 
-class QueueItem(BaseModel):
+class TicketFields(BaseModel):
     """A waiting ticket. position: 1 is next."""
 
     ticket_id: str
@@ -147,6 +147,11 @@ class QueueItem(BaseModel):
     position: int
     estimated_wait_s: float
     enqueued_at: str
+
+
+class QueueItem(TicketFields):
+    """A waiting ticket in the list of the queue. position: 1 is next. wait_elapsed_s: time since it was created."""
+
     wait_elapsed_s: float
 
 
@@ -157,13 +162,7 @@ class QueueStatus(BaseModel):
     running_tasks: list[RunningTask]
 
 
-class TicketStatus(BaseModel):
-    ticket_id: str
-    request_type: RequestType
-    session_id: str
-    position: int
-    estimated_wait_s: float
-    enqueued_at: str
+class TicketStatus(TicketFields):
     cancelled: bool = False
 
 
