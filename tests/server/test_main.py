@@ -1,7 +1,6 @@
-"""The gateway as a process: flags, refused settings, stop signals, and the workers after it was killed."""
+"""The gateway as a process: flags, refused settings, TLS and stop signals."""
 
 import asyncio
-import os
 import re
 import resource
 import shutil
@@ -18,8 +17,8 @@ import pytest
 from websockets import connect
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.main import main
-from server.serving import ServeOptions, serve
+from server.main import certificate, main
+from server.serving import ServeOptions, Tls, serve
 from tests.server.live_gateway import ANSWER_S, CHUNK, STOP, Client, connect_to, run, wait_until
 from worker.config.service import default_config
 from worker.protocol.codes import ErrorCode
@@ -139,23 +138,35 @@ def test_refuses_unknown_flags(capsys: pytest.CaptureFixture[str]) -> None:
         assert left.value.code == 2 and capsys.readouterr().err, flags
 
 
-def certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
+def make_certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
     """Create a certificate and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", "/CN=localhost"]
+    command = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
     subprocess.run([*command, *(options or ["-nodes"])], check=True, capture_output=True, timeout=60)
     return cert, key
 
 
 def test_serves_https(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cert, key = certificate(tmp_path, "mine")
-    _, other = certificate(tmp_path, "other")
+    cert, key = make_certificate(tmp_path, "mine")
+    _, other = make_certificate(tmp_path, "other")
     assert "its own key" in refusal(["--ssl-certfile", str(cert), "--ssl-keyfile", str(other)], capsys)
-    locked = certificate(tmp_path, "locked", "-passout", "pass:secret")
+    locked = make_certificate(tmp_path, "locked", "-passout", "pass:secret")
     assert "certificate" in refusal(["--ssl-certfile", str(locked[0]), "--ssl-keyfile", str(locked[1])], capsys)
     trusting = ssl.create_default_context(cafile=str(cert))
 
@@ -175,10 +186,17 @@ def test_serves_https(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
                     await wait_until(lambda: not worker.sessions, "the slot of a lost connection")
                 started.send_signal(signal.SIGINT)
                 assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
-            async with process(root, tmp_path, *flags, "--http") as (_, port, scheme):
-                assert scheme == "http", scheme
 
     run(scenario)
+
+
+def test_http_flag_overrides_certificate(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, "mine")
+    config = default_config()
+    service = config.service.model_copy(update={"ssl_certfile": cert, "ssl_keyfile": key})
+    config = config.model_copy(update={"service": service})
+    assert certificate(config, https=False, http=False) == Tls(cert, key)
+    assert certificate(config, https=False, http=True) is None
 
 
 def test_stop_waits_for_sessions(root: Path, tmp_path: Path) -> None:
@@ -221,20 +239,5 @@ def test_stop_closes_sessions_after_timeout(root: Path, tmp_path: Path) -> None:
                     assert (await client.wait_closed())[0] == 1012
                 assert await asyncio.wait_for(started.wait(), ANSWER_S) == 0
                 assert not worker.sessions, worker.sessions
-
-    run(scenario)
-
-
-def test_killed_gateway_leaves_free_workers(root: Path, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with FakeWorker(2) as worker:
-            flags = ["--workers", f"127.0.0.1:{worker.port}"]
-            async with process(root, tmp_path, *flags) as (started, port, _):
-                clients = [await prepared(port, f"talks{i}") for i in range(2)]
-                os.kill(started.pid, signal.SIGKILL)
-                await wait_until(lambda: not worker.sessions, "the worker's slots", 5)
-                assert (await clients[0].wait_closed())[0] == 1006
-            async with process(root, tmp_path, *flags) as (_, port, _):
-                await (await prepared(port, "again")).unit()
 
     run(scenario)

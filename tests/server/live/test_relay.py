@@ -11,7 +11,7 @@ import websockets
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import inbox, relay
+from server.live import duplex, inbox, relay
 from server.live.duplex import MAX_IN_FLIGHT
 from tests.server.live_gateway import (
     ANSWER_S,
@@ -251,8 +251,9 @@ def test_flood_of_small_messages_does_not_block_others() -> None:
     run(scenario)
 
 
-def test_silent_client_that_never_reads_is_disconnected() -> None:
+def test_silent_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection stays established, but it answers no ping and its buffers are full."""
+    monkeypatch.setattr(duplex, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:
@@ -272,6 +273,7 @@ def test_silent_client_that_never_reads_is_disconnected() -> None:
 def test_sending_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway does not read it either while its buffers are full, so missing pongs do not reveal it."""
     monkeypatch.setattr(relay, "STUCK_S", 0.5)
+    monkeypatch.setattr(duplex, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:
