@@ -71,7 +71,6 @@ class Conversation:
         outbox: messages to send, each with the options in force.
         paused: whether units are refused.
         n_units: answered units.
-        lease: the engine's slot, assigned by the owner; None before and after the session.
         end_if_cancelled: how the conversation ends if `run` is cancelled.
     """
 
@@ -81,7 +80,7 @@ class Conversation:
         self.paused = False
         self.n_units = 0
         self.end_if_cancelled = ConversationEnd(CloseCode.NORMAL, "cancelled")
-        self.lease: SlotLease | None = None
+        self._lease: SlotLease | None = None
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[PendingMessage] = deque()
         self._inbox_changed = asyncio.Event()
@@ -101,6 +100,15 @@ class Conversation:
         self._interrupting = False
         self._n_parts = 0
         self._engine_error: Exception | None = None
+
+    def attach(self, lease: SlotLease) -> None:
+        """Give the conversation its slot, before `run`."""
+        self._lease = lease
+
+    def detach(self) -> SlotLease | None:
+        """End the use of the slot; later events of the engine are ignored. Returns: the lease to close, if any."""
+        lease, self._lease = self._lease, None
+        return lease
 
     # --- received messages ----------------------------------------------------------------------
 
@@ -299,7 +307,7 @@ class Conversation:
 
     def _on_event(self, event: Event) -> None:
         """Handle an event of the engine, on the event loop's thread, in the engine's order."""
-        if self.lease is None:  # the conversation is over
+        if self._lease is None:  # the conversation is over
             return
         if isinstance(event, PartialResult):
             if self._spec.partial_results and self._in_flight:
@@ -371,12 +379,12 @@ class Conversation:
     @property
     def n_rows(self) -> int:
         """Context tokens of the session."""
-        return self.lease.handle.n_rows if self.lease is not None else 0
+        return self._lease.handle.n_rows if self._lease is not None else 0
 
     @property
     def _handle(self) -> Handle:
-        assert self.lease is not None, "expected a lease while `run` runs, got None"
-        return self.lease.handle
+        assert self._lease is not None, "expected a lease while `run` runs, got None"
+        return self._lease.handle
 
 
 def _not_now(code: ErrorCode, text: str) -> WireError:

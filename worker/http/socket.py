@@ -47,23 +47,22 @@ class WorkerSockets:
         name = session_id_of(websocket.query_params.get("session_id"))
         conversation = Conversation(self._service, self._metrics, name)
         try:
-            conversation.lease = await self._lease(conversation)
+            conversation.attach(await self._lease(conversation))
         except ModelError as error:
             draining = self._service.status.state is State.DRAINING
             self._metrics.refused(ErrorCode.DRAINING if draining else code_of(error))
             LOG.info("session %s refused: %s", name, error)
             await websocket.close(CloseCode.TRY_AGAIN_LATER, _reason(error))
             return
-        lease, outcome = conversation.lease, "lost"
+        outcome = "lost"
         self._metrics.opened()
         try:
             await websocket.accept()
-            outcome = await self._talk(websocket, lease, conversation)
+            outcome = await self._talk(websocket, conversation)
         except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
             LOG.debug("session %s: %r", name, error)
         finally:
-            if conversation.lease is not None:
-                self._service.close(lease)
+            self._free_slot(conversation)
             self._metrics.ended(outcome)
             LOG.info("session %s ended: %s, %d units", name, outcome, conversation.n_units)
 
@@ -77,7 +76,7 @@ class WorkerSockets:
                     raise
             await asyncio.sleep(POLL_S)
 
-    async def _talk(self, websocket: WebSocket, lease: SlotLease, conversation: Conversation) -> str:
+    async def _talk(self, websocket: WebSocket, conversation: Conversation) -> str:
         """Run a conversation. Returns: its outcome, for metrics and the log."""
         answering = asyncio.create_task(conversation.run())
         reading = asyncio.create_task(_read(websocket, conversation))
@@ -92,8 +91,7 @@ class WorkerSockets:
                 return "disconnect"
             end = conversation.end_if_cancelled if answering.cancelled() else answering.result()
             # The slot is freed before the close frame is sent, since the client may reconnect immediately.
-            self._service.close(lease)
-            conversation.lease = None
+            self._free_slot(conversation)
             reading.cancel()
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
                 async with asyncio.timeout(FLUSH_S):
@@ -105,6 +103,10 @@ class WorkerSockets:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _free_slot(self, conversation: Conversation) -> None:
+        if lease := conversation.detach():
+            self._service.close(lease)
 
     def end_all(self, code: ErrorCode, text: str) -> None:
         """End every conversation with an error.

@@ -85,7 +85,7 @@ class Stage:
         )
         self.conversation = Conversation(service, WorkerMetrics(), "c")
         self.handle = Handle()
-        self.conversation.lease = SimpleNamespace(handle=self.handle)
+        self.conversation.attach(SimpleNamespace(handle=self.handle))
         self.running = asyncio.create_task(self.conversation.run())
         self.n_units = 0
 
