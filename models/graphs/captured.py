@@ -5,7 +5,7 @@ Contains streams, memory pools and the recovery from failed captures. Does not c
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -16,6 +16,8 @@ from torch import Tensor
 from models.graphs.input_block import Input, StaticInputs
 
 Bucket = dict[str, int]
+StaticSettings = dict[str, Hashable]  # settings of a region; each combination of values is a graph of its own
+Example = tuple[tuple[Tensor, ...], StaticSettings]
 
 
 class StagePool:
@@ -38,9 +40,9 @@ class StagePool:
 class _Table(Protocol):
     """The part of `RegionTable` that a capture uses."""
 
-    def example(self, name: str, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]: ...
+    def example(self, name: str, bucket: Bucket) -> Example: ...
 
-    def __call__(self, name: str, *given: Input, **static: Any) -> Any: ...
+    def __call__(self, name: str, *given: Input, **static: Hashable) -> Any: ...
 
 
 class Captured:
@@ -51,7 +53,7 @@ class Captured:
         regions: _Table,
         name: str,
         bucket: Bucket,
-        variant: dict[str, Any] | None = None,
+        variant: StaticSettings | None = None,
         pool: StagePool | None = None,
         is_warm: bool = False,
     ):

@@ -8,18 +8,20 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.errors import SettingsError, ShapeError
-from models.graphs.captured import Bucket, Captured, StagePool
+from models.graphs.captured import Bucket, Captured, Example, StagePool, StaticSettings
 from models.graphs.compiler import counters
 from models.graphs.input_block import Input, inputs_to_device
 from models.graphs.kernel_support import LoadedKernels
 
 CPU = torch.device("cpu")
+Arguments = ParamSpec("Arguments")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Region:
     run: Callable[..., Any]
     bound: tuple[Any, ...]
     axes: dict[str, str]
-    example: Callable[[Bucket], tuple[tuple[Tensor, ...], dict[str, Any]]]
+    example: Callable[[Bucket], Example]
     variants: tuple[dict[str, Any], ...] = ({},)
     has: Callable[[Bucket], bool] = lambda bucket: True
 
@@ -75,14 +77,14 @@ class Region:
                 yield bucket
 
 
-class SharedFunction:
+class SharedFunction(Generic[Arguments, Output]):
     """A function that several regions call and that compiles on its own: `table.compile(by_layer=True)`."""
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[Arguments, Output]):
         self.function = self._run = function
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._run(*arguments)
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Output:
+        return self._run(*args, **kwargs)
 
     def compile(self, **options: Any) -> None:
         self._run = torch.compile(self.function, **options)
@@ -116,7 +118,7 @@ class RegionTable:
         root: nn.Module,
         table: Iterable[Region],
         shapes: ShapeTable,
-        shared_functions: dict[str, SharedFunction] | None = None,
+        shared_functions: dict[str, SharedFunction[..., Any]] | None = None,
         *,
         device: torch.device = CPU,
     ):
@@ -137,7 +139,7 @@ class RegionTable:
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
         self.marks_steps = False  # torch.compile captures graphs itself: every region's call is one of their steps
 
-    def __call__(self, name: str, *given: Input, **static: Any) -> Any:
+    def __call__(self, name: str, *given: Input, **static: Hashable) -> Any:
         """Run a region: its captured graph if there is one for these shapes and settings, else compiled or eager.
 
         The next call of any captured region of the same stage may overwrite the outputs of a graph.
@@ -158,11 +160,11 @@ class RegionTable:
                 raise ShapeError(f"region {name}: sizes", expected=expected, got=f"{shapes}{settings}")
         return self.uncaptured(name, *given, **static)
 
-    def has_graph(self, name: str, *given: Input, **static: Any) -> bool:
+    def has_graph(self, name: str, *given: Input, **static: Hashable) -> bool:
         """Whether a call of the region with these inputs replays a captured graph."""
         return name in self._captured_names and _shape_key(name, given, static) in self._captured
 
-    def uncaptured(self, name: str, *given: Input, **static: Any) -> Any:
+    def uncaptured(self, name: str, *given: Input, **static: Hashable) -> Any:
         """The same call without captured graphs: compiled or eager."""
         tensors = inputs_to_device(self._device, given)
         # Strides are part of a compiled graph's key: a transposed input would trigger a recompile.
@@ -275,16 +277,16 @@ class RegionTable:
             for bucket, variant in self.calls(region.name):
                 self.call_example(region.name, bucket, variant)
 
-    def calls(self, name: str) -> list[tuple[Bucket, dict[str, Any]]]:
+    def calls(self, name: str) -> list[tuple[Bucket, StaticSettings]]:
         """Every bucket and variant of a region."""
         region = self.table[name]
         return list(product(region.buckets(self.shapes), region.variants))
 
-    def example(self, name: str, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def example(self, name: str, bucket: Bucket) -> Example:
         """Inputs of one bucket of a region on scratch slots, as (tensors, static)."""
         return self.table[name].example(bucket)
 
-    def call_example(self, name: str, bucket: Bucket, variant: dict[str, Any]) -> None:
+    def call_example(self, name: str, bucket: Bucket, variant: StaticSettings) -> None:
         """Run a region once on scratch slots with the inputs of this bucket."""
         tensors, static = self.example(name, bucket)
         self(name, *tensors, **{**static, **variant})
@@ -373,7 +375,7 @@ def _format_sizes(sizes: dict[str, list[int]]) -> str:
     return "; ".join(f"{axis} {', '.join(map(str, some))}" for axis, some in sizes.items())
 
 
-def _shape_key(name: str, given: Sequence[Input], static: dict[str, Any]) -> Hashable:
+def _shape_key(name: str, given: Sequence[Input], static: StaticSettings) -> Hashable:
     return name, tuple([one.shape for one in given]), frozenset(static.items())
 
 

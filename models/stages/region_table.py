@@ -68,7 +68,10 @@ class Regions(RegionTable):
 
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
         # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
-        functions = {"choose": SharedFunction(stages.choose), "draw": SharedFunction(speech.draw_speech_tokens)}
+        functions: dict[str, SharedFunction[..., Tensor]] = {
+            "choose": SharedFunction(stages.choose),
+            "draw": SharedFunction(speech.draw_speech_tokens),
+        }
         table = _table(model, state, log_mel, sets, shapes, functions)
         super().__init__(model, table, shapes, functions, device=model.device)
         self.model, self.state = model, state
@@ -97,7 +100,7 @@ def _table(
     log_mel: LogMel,
     sets: TokenSets,
     shapes: Shapes,
-    functions: dict[str, SharedFunction],
+    functions: dict[str, SharedFunction[..., Tensor]],
 ) -> Iterator[Region]:
     """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
     config, device = model.config, model.device
