@@ -323,9 +323,9 @@ def _row_bytes(parts: EngineParts) -> int:
 def _voice_frame_bytes(parts: EngineParts) -> int:
     """Of one more mel frame for voices, which all of them share."""
     state = parts.vocoder.state
-    of_dit = sum(rows.nbytes for rows in state.dit_rows) // state.dit.n_rows
-    of_code = state.code_rows.nbytes // state.code.n_rows // FRAMES_PER_TOKEN
-    return of_dit + state.mel_rows.nbytes // state.mel.n_rows + of_code
+    of_dit = sum(rows.nbytes for rows in state.dit_rows) // state.dit_table.n_rows
+    of_tokens = state.token_rows.nbytes // state.token_table.n_rows // FRAMES_PER_TOKEN
+    return of_dit + state.mel_rows.nbytes // state.mel_table.n_rows + of_tokens
 
 
 def _dtype(spec: EngineSpec) -> torch.dtype:

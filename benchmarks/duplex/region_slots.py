@@ -58,11 +58,11 @@ def omni_slots(parts: EngineParts) -> SlotTensors:
 def vocoder_slots(parts: EngineParts) -> SlotTensors:
     """Without the scratch slot and its rows, and without the row that takes the writes of padding, in any order."""
     state, sound = parts.vocoder.state, parts.vocoder.vocode_state
-    n, views = state.scratch, (state.code, state.mel, state.dit)
-    of_slots = [*state.copied(), *(tensor for one in views for tensor in one.tensors())]
+    n, tables = state.scratch, (state.token_table, state.mel_table, state.dit_table)
+    of_slots = [*state.slot_tensors(), *(tensor for one in tables for tensor in one.tensors())]
     slots = [part for tensor in of_slots for part in (tensor[:n], tensor[n + 1 :])]
-    for view, tensors in zip(views, ([state.code_rows], [state.mel_rows], state.dit_rows), strict=True):
-        own = slice(FIRST_ROW, view.first_voice_row - view.ring), slice(view.first_voice_row, None)
+    for table, tensors in zip(tables, ([state.token_rows], [state.mel_rows], state.dit_rows), strict=True):
+        own = slice(FIRST_ROW, table.first_voice_row - table.ring), slice(table.first_voice_row, None)
         slots += [tensor[..., rows, :, :] for tensor in tensors for rows in own]
     return SlotTensors([*slots, *(tensor[:n] for tensor in sound.tensors())], scratch=n)
 

@@ -1,9 +1,9 @@
-"""`python -m models.token2wav speech_tokens.json --voice me.wav --out out.wav`: speech codes to a sound file.
+"""`python -m models.token2wav speech_tokens.json --voice me.wav --out out.wav`: speech tokens to a sound file.
 
 The only file of the vocoder that reads arguments and prints.
 
-Without `--stream` the codes are voiced in one pass: 960 samples each. With it they arrive 25 at a time, as in a
-conversation, and the sound starts with the 120 ms of silence that every turn has: three codes more.
+Without `--stream` all tokens are synthesized in one pass, 960 samples per token. With `--stream` they arrive 25 at a
+time, as in a conversation, and the sound starts with the 120 ms of silence of every turn, which are three more tokens.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,25 +37,27 @@ MAX_SEED = 2**63 - 1
 
 
 class Speech(NamedTuple):
-    """wave: [n] float32 at 24 kHz on the CPU. first_s: from the first codes to the first sound."""
+    """Synthesized sound and its latency."""
 
-    wave: Tensor
-    first_s: float
+    wave: Tensor  # [n] float32 at 24 kHz on the CPU
+    first_s: float  # seconds from the first tokens to the first sound
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.token2wav", description="Speech codes to a sound file.")
-    parser.add_argument("codes", metavar="CODES.json", help='a JSON list of codes, or {"codes": [...]}')
-    parser.add_argument("--voice", required=True, metavar="SOUND", help="0.5 to 30 s of the voice to speak with")
-    parser.add_argument("--out", required=True, metavar="WAV", help="what to write: 24 kHz, mono, 16 bits")
-    parser.add_argument("--stream", action="store_true", help="chunk by chunk, as in a conversation")
+    parser = argparse.ArgumentParser(prog="python -m models.token2wav", description="Speech tokens to a sound file.")
+    parser.add_argument(
+        "speech_tokens", metavar="TOKENS.json", help='a JSON list of speech tokens, or {"codes": [...]}'
+    )
+    parser.add_argument("--voice", required=True, metavar="SOUND", help="sound file with 0.5 to 30 s of the voice")
+    parser.add_argument("--out", required=True, metavar="WAV", help="output file: 24 kHz, mono, 16 bits")
+    parser.add_argument("--stream", action="store_true", help="synthesize chunk by chunk, as in a conversation")
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="Euler steps (default: %(default)s)")
     parser.add_argument("--model", default=str(TINY), metavar="DIR", help="vocoder folder (default: %(default)s)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the flow")
-    parser.add_argument("--compat", choices=["reference"], help="sound as the public implementation does, seams too")
-    parser.add_argument("--cache", metavar="DIR", help="keep prepared voices here")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the noise that speech starts from")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="type of the flow")
+    parser.add_argument("--compat", choices=["reference"], help="join chunks exactly as the public implementation")
+    parser.add_argument("--cache", metavar="DIR", help="folder for prepared voices")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the flow's noise")
     args = parser.parse_args(argv)
     try:
         return _run(args)
@@ -66,13 +68,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
-    speech_tokens = _read_tokens(args.codes)
+    speech_tokens = _read_tokens(args.speech_tokens)
     sound = read_sound(args.voice)
     begun = time.perf_counter()
     parts = load_flow_and_hift(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     vocab_size = parts.flow.config.vocab_size
-    if (wrong := next((code for code in speech_tokens if not 0 <= code < vocab_size), None)) is not None:
-        raise TokenError(f"{args.codes}: codes", expected=f"0 to {vocab_size - 1}", got=wrong)
+    if (wrong := next((token for token in speech_tokens if not 0 <= token < vocab_size), None)) is not None:
+        raise TokenError(f"{args.speech_tokens}: speech tokens", expected=f"0 to {vocab_size - 1}", got=wrong)
     loaded = time.perf_counter()
     voice = _voice(args, parts, *sound)
     vocoder = _vocoder(args, parts, voice)
@@ -91,14 +93,14 @@ def _run(args: argparse.Namespace) -> int:
     first = f", first sound after {speech.first_s:.3f} s" if args.stream else ""
     print(
         f"[{seconds:.2f} s of sound: load {loaded - begun:.2f} s, voice {prepared - loaded:.2f} s, "
-        f"codes to sound {wall:.2f} s, {seconds / wall:.2f} times real time{first}]",
+        f"tokens to sound {wall:.2f} s, {seconds / wall:.2f} times real time{first}]",
         file=sys.stderr,
     )
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be told before anything is loaded."""
+    """Check the arguments that do not depend on the model."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ModelError("--device cuda", expected="a CUDA device", got="none that PyTorch can use")
     for name, value, least, most in (("steps", args.steps, 1, MAX_STEPS), ("seed", args.seed, 0, MAX_SEED)):
@@ -111,7 +113,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _cannot_write(name: str, error: OSError) -> ModelError:
-    return ModelError(name, expected="a place for a file", got=error.strerror)
+    return ModelError(name, expected="a path that can be written", got=error.strerror)
 
 
 def _read_tokens(name: str) -> list[int]:
@@ -123,16 +125,17 @@ def _read_tokens(name: str) -> list[int]:
         raise TokenError(name, expected="JSON", got=error) from None
     speech_tokens = data.get("codes") if isinstance(data, dict) else data
     if not isinstance(speech_tokens, list):
-        raise TokenError(name, expected='a list of codes, or {"codes": [...]}', got=type(speech_tokens).__name__)
+        expected = 'a list of speech tokens, or {"codes": [...]}'
+        raise TokenError(name, expected=expected, got=type(speech_tokens).__name__)
     if not speech_tokens:
-        raise TokenError(f"{name}: codes", expected="at least one", got="none")
-    if (wrong := next((code for code in speech_tokens if type(code) is not int), None)) is not None:
-        raise TokenError(f"{name}: codes", expected="whole numbers", got=repr(wrong)[:40])
+        raise TokenError(f"{name}: speech tokens", expected="at least one", got="none")
+    if (wrong := next((token for token in speech_tokens if type(token) is not int), None)) is not None:
+        raise TokenError(f"{name}: speech tokens", expected="whole numbers", got=repr(wrong)[:40])
     return speech_tokens
 
 
 def _voice(args: argparse.Namespace, parts: FlowAndHift, wave: Tensor, rate: int) -> Voice:
-    """From the cache without a look at the networks that prepare voices, or by them."""
+    """The voice from the cache, or from the networks that prepare voices, which are loaded only then."""
     config = parts.flow.config
 
     def make(wave: Tensor, rate: int) -> Voice:
@@ -148,7 +151,7 @@ def _voice(args: argparse.Namespace, parts: FlowAndHift, wave: Tensor, rate: int
 
 
 def _vocoder(args: argparse.Namespace, parts: FlowAndHift, voice: Voice) -> Vocoder:
-    """With room for one session of this voice; a whole utterance needs no slots."""
+    """A vocoder for one session with this voice; a whole utterance needs no slots, so the sizes are minimal."""
     n_prompt = voice.n_frames if args.stream else FRAMES_PER_TOKEN
     sizes = FlowSizes(
         n_sessions=1,
@@ -173,25 +176,27 @@ def _whole(vocoder: Vocoder, voice: Voice, speech_tokens: list[int]) -> Speech:
     return Speech(wave, time.perf_counter() - begun)
 
 
-def _stream(vocoder: Vocoder, voice: Voice, speech_tokens: list[int], compat: str | None) -> Speech:
+def _stream(vocoder: Vocoder, voice: Voice, speech_tokens: list[int], compat: Literal["reference"] | None) -> Speech:
     session = vocoder.open(voice)
     windows = TokenWindows(lookahead=vocoder.lookahead, compat=compat)
-    pieces, first_s, begun = [], 0.0, time.perf_counter()
+    waves: list[Tensor] = []
+    first_s, begun = 0.0, time.perf_counter()
     with _bar(len(speech_tokens) + windows.n_waiting) as bar:
         for start in range(0, len(speech_tokens), CHUNK_TOKENS):
             end = start + CHUNK_TOKENS
             for window in windows.push(speech_tokens[start:end], last=end >= len(speech_tokens)):
-                [wave] = vocoder.speak([Chunk(session, window.speech_tokens, window.last)])
-                pieces.append(wave.cpu())
+                chunk = Chunk(session, window.speech_tokens, window.last)
+                [wave] = vocoder.speak([chunk])
+                waves.append(wave.cpu())
                 first_s = first_s or time.perf_counter() - begun
-                bar.update(len(window.speech_tokens) - vocoder.lookahead * (not window.last))
+                bar.update(chunk.n_synthesized(vocoder.lookahead))
     vocoder.close(session)
-    return Speech(torch.cat(pieces), first_s)
+    return Speech(torch.cat(waves), first_s)
 
 
 def _bar(n_speech_tokens: int) -> tqdm:
-    """Codes voiced, on stderr if that is a terminal."""
-    return tqdm(total=n_speech_tokens, desc="voiced", unit="code", leave=False, mininterval=0, disable=None)
+    """A progress bar of synthesized tokens, on stderr if that is a terminal."""
+    return tqdm(total=n_speech_tokens, desc="synthesized", unit="token", leave=False, mininterval=0, disable=None)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,23 @@
-"""Hyper-parameters of the vocoder's parts. Knows ranges and the released values; reads no files.
+"""Hyper-parameters of the vocoder's networks: ranges and released values. Reads no files.
 
-`FlowConfig` is what `flow.yaml` says. The other parts have no settings file: their sizes are read from the shapes
-of their weights, and the rest of them is fixed by how the networks were trained.
+`FlowConfig` holds the values of `flow.yaml`. The other networks have no settings file: their sizes are read from the
+shapes of their weights, and all else is fixed by their training.
 """
 
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MEL_RATE = 50  # mel frames a second
+MEL_RATE = 50  # mel frames per second
 FRAMES_PER_TOKEN = 2
 SAMPLE_RATE = 24_000
+RATE_16K = 16_000  # sample rate of the speaker encoder and of the speech tokenizer
 SAMPLES_PER_FRAME = SAMPLE_RATE // MEL_RATE
 SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
-SILENCE_TOKEN = 4218  # what the look-ahead of a voice's prompt and the start of every turn are filled with
+SILENCE_TOKEN = 4218  # fills the look-ahead of a voice's prompt and the start of every turn
 
 Count = Annotated[int, Field(ge=1)]
-# A settings file can ask for layers without end, which are built before the first missing weight is noticed.
+# Limited, because layers are built before missing weights are detected, and a settings file can contain any number.
 LayerCount = Annotated[int, Field(ge=1, le=1000)]
 
 
@@ -30,9 +31,9 @@ class EncoderConfig(_Settings):
     width: Count = 512
     heads: Count = 8
     inner: Count = 2048
-    n_layers: LayerCount = 6  # at code rate
+    n_layers: LayerCount = 6  # at token rate
     n_up_layers: LayerCount = 4  # at mel rate
-    lookahead: Count = 3  # codes seen and not voiced yet
+    lookahead: Count = 3  # tokens after a chunk that the encoder reads
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "EncoderConfig":
@@ -42,7 +43,7 @@ class EncoderConfig(_Settings):
 
 
 class DiTConfig(_Settings):
-    """The estimator of the flow's velocity. Defaults are the released values."""
+    """The flow's velocity estimator. Defaults are the released values."""
 
     width: Count = 512
     heads: Count = 8
@@ -52,7 +53,7 @@ class DiTConfig(_Settings):
 
 
 class FrontConfig(_Settings):
-    """What a flow has whichever estimator it asks. Defaults are the released values."""
+    """The part of a flow that does not depend on the estimator. Defaults are the released values."""
 
     vocab_size: Count = 6561
     n_mels: Count = 80
@@ -62,7 +63,7 @@ class FrontConfig(_Settings):
 
 
 class FlowConfig(FrontConfig):
-    """Codes to mel frames: encoder, estimator and what joins them."""
+    """Speech tokens to mel frames: encoder and estimator."""
 
     estimator: DiTConfig = DiTConfig()
 
@@ -92,14 +93,15 @@ class S3TokenizerConfig(_Settings):
     n_mels: Count = 128
     width: Annotated[int, Field(ge=64, multiple_of=64)] = 1280
     n_layers: Count = 6
-    # Two writers of the same network disagree about the first norm of a block: 1e-5 and 1e-6.
+    # Published versions of the same network use different values for the first norm of a block: 1e-5 and 1e-6.
     first_norm_eps: float = 1e-5
 
 
 class UNetConfig(_Settings):
-    """Chatterbox's estimator of the flow's velocity. Defaults are the released values.
+    """Chatterbox's velocity estimator. Defaults are the released values.
 
-    `in_channels` counts the noisy mel, the encoder's mel and the condition, `out_channels` each, and the speaker.
+    `in_channels` is the sum of the noisy mel, the encoder's mel and the prompt's mel, `out_channels` each, and the
+    speaker vector.
     """
 
     in_channels: Count = 320
@@ -107,8 +109,8 @@ class UNetConfig(_Settings):
     channels: Count = 256
     heads: Count = 8
     head_dim: Count = 64
-    blocks: Count = 4  # transformer blocks of a stage
-    mid_blocks: Count = 12  # stages between the two that the skip connection joins
+    blocks: Count = 4  # transformer blocks per stage
+    mid_blocks: Count = 12  # stages between the two ends of the skip connection
     meanflow: bool = False  # distilled: estimates the mean velocity between two times
 
     @model_validator(mode="after")
@@ -120,7 +122,7 @@ class UNetConfig(_Settings):
 
 
 class S3FlowConfig(FrontConfig):
-    """Chatterbox's codes to mel frames: the same encoder, another estimator."""
+    """Chatterbox's speech tokens to mel frames: the same encoder with a U-Net estimator."""
 
     estimator: UNetConfig = UNetConfig()
 
@@ -133,7 +135,7 @@ class S3FlowConfig(FrontConfig):
 
 
 class S3GenConfig(_Settings):
-    """All of Chatterbox's vocoder."""
+    """All networks of Chatterbox's vocoder."""
 
     flow: S3FlowConfig = S3FlowConfig()
     vocoder: HiftConfig = HiftConfig()

@@ -23,7 +23,7 @@ from models.stages.state import SlotState
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
-from models.token2wav.stream.fused_choice import Kernels
+from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, wants_kernels

@@ -73,7 +73,7 @@ class VoiceManager:
             self._vocoder.begin_turn(session.voice.slot)
 
     def _windows(self) -> TokenWindows:
-        return TokenWindows(lookahead=self._lookahead, least=MIN_SPEECH_TOKENS)
+        return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS)
 
     @property
     def _lookahead(self) -> int:

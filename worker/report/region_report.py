@@ -97,12 +97,16 @@ class SoundSlots:
         """Copies of what both slots of the sessions hold."""
         targets = torch.cat((slots, slots + self._vocoder.sizes.n_sessions))
         state = self._vocoder.state
-        held = [tensor[targets] for tensor in (*state.copied(), *self._vocoder.vocode_state.tensors())]
-        pools = ((state.code, (state.code_rows,)), (state.mel, (state.mel_rows,)), (state.dit, state.dit_rows))
-        for views, rows in pools:
-            held += [views.view[targets], views.length[targets]]
+        held = [tensor[targets] for tensor in (*state.slot_tensors(), *self._vocoder.vocode_state.tensors())]
+        pools = (
+            (state.token_table, (state.token_rows,)),
+            (state.mel_table, (state.mel_rows,)),
+            (state.dit_table, state.dit_rows),
+        )
+        for table, rows in pools:
+            held += [table.rows[targets], table.length[targets]]
             for slot in targets:
-                seen = views.view[slot, : int(views.length[slot])]
+                seen = table.rows[slot, : int(table.length[slot])]
                 held += [pool.index_select(pool.ndim - 3, seen) for pool in rows]
         return held
 

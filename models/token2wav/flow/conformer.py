@@ -1,12 +1,12 @@
-"""The upsampling conformer: embedded speech codes at 25 Hz to hidden states at 50 Hz, whole or chunk by chunk.
+"""The upsampling conformer: embedded speech tokens at 25 Hz to hidden states at 50 Hz, whole or chunk by chunk.
 
-Knows relative-position attention, the look-ahead and the upsampling. Does not know codes, mel or sessions.
-Inside a chunk attention is bidirectional, over cached keys it is full. A whole sequence is one last chunk
+Contains relative-position attention, the look-ahead and the upsampling. Does not contain token ids, mel frames or
+sessions. Attention is bidirectional inside a chunk and covers all cached keys. A whole sequence is one last chunk
 without cached keys.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,29 +20,31 @@ from models.token2wav.settings import EncoderConfig
 UP_KERNEL = 5
 UP_TAIL = UP_KERNEL - 1
 LOOKAHEAD_TAIL = 2
-# Distances kept ready: chunks of the largest bucket after the longest prompt. The prompt itself is projected anew.
+# Distances projected in advance: enough for the largest chunk after the longest prompt. The distances inside a prompt
+# are projected on each call.
 TABLE_FIRST, TABLE_END = -64, 1728
 
-
-# `run_layers`, or what computes the same; None for the rows if it has put them where the plan says.
-RunLayers = Callable[[nn.ModuleList, Tensor, SlotMapping, Tensor], tuple[Tensor, Tensor | None]]
+# Key/value pool of one stack of layers: [n_layers, 2, n_rows, H, hd], or one [2, n_rows, H, hd] per layer.
+LayerCaches = Tensor | Sequence[Tensor]
+# Signature of `run_layers`. An implementation that writes the new keys and values itself returns None for them.
+RunLayers = Callable[[nn.ModuleList, Tensor, SlotMapping, LayerCaches], tuple[Tensor, Tensor | None]]
 
 
 class Tails(NamedTuple):
-    """What the causal convolutions carry from chunk to chunk."""
+    """Inputs of the causal convolutions that the next chunk needs."""
 
     lookahead: Tensor  # [B, 2, D]
     up: Tensor  # [B, 4, D]
 
 
 def causal_conv(x: Tensor, conv: nn.Conv1d) -> Tensor:
-    """[B, T + k - 1, C] -> [B, T, C'] as one product over windows of k frames; no padding is added."""
+    """[B, T + k - 1, C] -> [B, T, C'] as one matrix product over windows of k frames, without padding."""
     windows = x.unfold(1, conv.kernel_size[0], 1).flatten(2)
     return F.linear(windows, conv.weight.flatten(1), conv.bias)
 
 
 def tail_at(x: Tensor, end: Tensor, n: int) -> Tensor:
-    """The `n` frames of x [B, T + n, C] before position end[b] + n of each row. Returns: [B, n, C]."""
+    """The `n` frames of x [B, T + n, C] that precede position end[b] + n of each row, [B, n, C]."""
     index = end[:, None] + torch.arange(n, device=x.device)
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
@@ -56,11 +58,12 @@ class Embed(nn.Module):
         self.scale = math.sqrt(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * self.out(x)
+        normalized: Tensor = self.out(x)
+        return self.scale * normalized
 
 
 class Lookahead(nn.Module):
-    """Lets each code see the next few, then smooths backwards."""
+    """A convolution over each token and the next `lookahead` tokens, then a causal one."""
 
     def __init__(self, width: int, lookahead: int):
         super().__init__()
@@ -68,27 +71,39 @@ class Lookahead(nn.Module):
         self.conv2 = nn.Conv1d(width, width, LOOKAHEAD_TAIL + 1)
 
     def forward(self, x: Tensor, tail: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, T + lookahead, D]; tail: [B, 2, D]; n: [B] valid of T. Returns: [B, T, D] and the next tail."""
+        """[B, T, D] and the next tail [B, 2, D].
+
+        Args:
+            x: [B, T + lookahead, D].
+            tail: [B, 2, D] from the previous chunk.
+            n: [B] valid tokens of T.
+        """
         seen = torch.cat((tail, F.leaky_relu(causal_conv(x, self.conv1), 0.01)), dim=1)
         smooth = causal_conv(seen, self.conv2)
         return x[:, : smooth.shape[1]] + smooth, tail_at(seen, n, LOOKAHEAD_TAIL)
 
 
 class Upsample(nn.Module):
-    """Every frame twice, then a causal convolution."""
+    """Each frame repeated twice, then a causal convolution."""
 
     def __init__(self, width: int):
         super().__init__()
         self.conv = nn.Conv1d(width, width, UP_KERNEL)
 
     def forward(self, x: Tensor, tail: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, T, D]; tail: [B, 4, D]; n: [B] valid of T. Returns: [B, 2T, D] and the next tail."""
+        """[B, 2T, D] and the next tail [B, 4, D].
+
+        Args:
+            x: [B, T, D].
+            tail: [B, 4, D] from the previous chunk.
+            n: [B] valid frames of T.
+        """
         seen = torch.cat((tail, x.repeat_interleave(2, dim=1)), dim=1)
         return causal_conv(seen, self.conv), tail_at(seen, 2 * n, UP_TAIL)
 
 
 class RelativeAttention(Derived):
-    """Self-attention whose scores also depend on the distance between query and key."""
+    """Self-attention with a score term for the distance between query and key."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -111,7 +126,7 @@ class RelativeAttention(Derived):
         return F.linear(waves, weight.float())
 
     def distances(self, first: int, end: int) -> Tensor:
-        """Projected distances first .. end - 1 as [heads, end - first, head_dim]."""
+        """Projections of the distances first .. end - 1, [heads, end - first, head_dim]."""
         if first >= TABLE_FIRST and end <= TABLE_END:
             rows = self.table[first - TABLE_FIRST : end - TABLE_FIRST]
         else:
@@ -120,20 +135,22 @@ class RelativeAttention(Derived):
         return rows.view(-1, self.heads, self.head_dim).transpose(0, 1)
 
     def forward(
-        self, x: Tensor, plan: SlotMapping, mask: Tensor, column_at: Tensor, cache: Tensor
+        self, x: Tensor, mapping: SlotMapping, mask: Tensor, column_at: Tensor, cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend from new frames to cached and new ones.
+        """Attention from the new frames to the cached and the new frames.
 
         Args:
-            x: [B, T, D]. plan: rows of the cached keys. mask: [B, width + T] bool.
-            column_at: [B, T, width + T] which of the projected distances 1-T .. T-1+width a score reads.
+            x: [B, T, D].
+            mapping: rows of the cached keys.
+            mask: [B, width + T] bool.
+            column_at: [B, T, width + T] index into the projected distances 1-T .. T-1+width for each score.
             cache: [2, n_rows, heads, head_dim] keys and values of all slots; only read.
         Returns: [B, T, D], and the new keys and values [B, T, heads, head_dim].
         """
         B, T, _ = x.shape
-        width = plan.cached.shape[1]
-        q, k, v = (part(x).view(B, T, self.heads, self.head_dim) for part in self._parts())
-        keys, values = (cached_and_new(cache[i], plan.cached, new) for i, new in enumerate((k, v)))
+        width = mapping.cached.shape[1]
+        q, k, v = (part(x).view(B, T, self.heads, self.head_dim) for part in self._projections())
+        keys, values = (cached_and_new(cache[i], mapping.cached, new) for i, new in enumerate((k, v)))
         by_distance = torch.einsum("bthd,hrd->bhtr", q + self.pos_bias_v, self.distances(1 - T, T + width))
         bias = by_distance.gather(3, column_at[:, None].expand(-1, self.heads, -1, -1)) * self.head_dim**-0.5
         bias = bias.masked_fill(~mask[:, None, None], float("-inf"))
@@ -141,7 +158,7 @@ class RelativeAttention(Derived):
         out = F.scaled_dot_product_attention(query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=bias)
         return self.linear_out(out.transpose(1, 2).flatten(2)), k, v
 
-    def _parts(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    def _projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
         return self.linear_q, self.linear_k, self.linear_v
 
 
@@ -152,11 +169,12 @@ class ConformerFeedForward(nn.Module):
         self.w_2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w_2(F.silu(self.w_1(x)))
+        out: Tensor = self.w_2(F.silu(self.w_1(x)))
+        return out
 
 
 class ConformerLayer(nn.Module):
-    """Pre-norm attention and feed-forward; no convolution inside."""
+    """Pre-norm attention and feed-forward, without the convolution module of other conformers."""
 
     def __init__(self, width: int, heads: int, inner: int):
         super().__init__()
@@ -166,15 +184,16 @@ class ConformerLayer(nn.Module):
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
 
     def forward(
-        self, x: Tensor, plan: SlotMapping, mask: Tensor, column_at: Tensor, cache: Tensor
+        self, x: Tensor, mapping: SlotMapping, mask: Tensor, column_at: Tensor, cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        attended, k, v = self.self_attn(self.norm_mha(x), plan, mask, column_at, cache)
+        """Arguments and results as `RelativeAttention.forward`."""
+        attended, k, v = self.self_attn(self.norm_mha(x), mapping, mask, column_at, cache)
         x = x + attended
         return x + self.feed_forward(self.norm_ff(x)), k, v
 
 
 class UpsampleConformer(nn.Module):
-    """`encoder` of the flow."""
+    """Module `encoder` of the flow."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -195,44 +214,51 @@ class UpsampleConformer(nn.Module):
         n_seen: Tensor,
         n_new: Tensor,
         tails: Tails,
-        plans: tuple[SlotMapping, SlotMapping],
-        caches: tuple,
+        mappings: tuple[SlotMapping, SlotMapping],
+        caches: tuple[LayerCaches, LayerCaches],
         run: RunLayers | None = None,
     ) -> tuple[Tensor, Tails, tuple[Tensor | None, Tensor | None]]:
-        """One chunk of codes, or a whole sequence.
+        """Hidden states of one chunk of tokens, or of a whole sequence.
 
         Args:
-            x: [B, T + lookahead, D] embedded codes; n_seen: [B] how many are real, the rest counts as zero
-                after `embed`. n_new: [B] codes to voice: n_seen less the look-ahead, or n_seen at the end.
-            tails: of the chunk before; zeros at the beginning.
-            plans: addresses at code rate (T rows) and at mel rate (2T rows).
-            caches: keys and values at code rate [n_layers, 2, n_rows, H, hd] and at mel rate; only read.
-            run: what takes the place of `run_layers`.
-        Returns: [B, 2T, D] with 2 n_new valid frames, the next tails, and the new keys and values of both stacks
-            [n_layers, 2, B, T or 2T, H, hd], or None where `run` has put them into the caches.
+            x: [B, T + lookahead, D] embedded tokens.
+            n_seen: [B] valid tokens of x; the others are zeroed after `embed`.
+            n_new: [B] tokens to encode: n_seen minus the look-ahead, or n_seen at the end of a turn.
+            tails: from the previous chunk; zeros at the beginning.
+            mappings: addresses at token rate (T rows) and at mel rate (2T rows).
+            caches: keys and values at token rate [n_layers, 2, n_rows, H, hd] and at mel rate; only read.
+            run: replaces `run_layers`.
+        Returns: [B, 2T, D] with 2 n_new valid frames; the next tails; the new keys and values of both stacks
+            [n_layers, 2, B, T or 2T, H, hd], or None where `run` wrote them to the caches.
         """
         run = run or run_layers
         x = self.embed(x)
         seen = torch.arange(x.shape[1], device=x.device) < n_seen[:, None]
         x = torch.where(seen[..., None], x, 0.0)
         x, lookahead_tail = self.pre_lookahead_layer(x, tails.lookahead, n_new)
-        x, code_rows = run(self.encoders, x, plans[0], caches[0])
+        x, token_rows = run(self.encoders, x, mappings[0], caches[0])
         x, up_tail = self.up_layer(x, tails.up, n_new)
-        x, mel_rows = run(self.up_encoders, self.up_embed(x), plans[1], caches[1])
-        return self.after_norm(x), Tails(lookahead_tail, up_tail), (code_rows, mel_rows)
+        x, mel_rows = run(self.up_encoders, self.up_embed(x), mappings[1], caches[1])
+        return self.after_norm(x), Tails(lookahead_tail, up_tail), (token_rows, mel_rows)
 
     def offline(self, x: Tensor, n: Tensor) -> Tensor:
-        """Whole sequences x [B, T, D] of n [B] codes each. Returns: [B, 2T, D], 2 n[b] valid frames per row."""
+        """Hidden states of whole sequences, [B, 2T, D] with 2 n[b] valid frames per row.
+
+        Args:
+            x: [B, T, D] embedded tokens.
+            n: [B] valid tokens of each row.
+        """
         B, T, _ = x.shape
         empty = x.new_zeros(2, 0, self.heads, self.head_dim)
         tails = Tails(x.new_zeros(B, LOOKAHEAD_TAIL, self.width), x.new_zeros(B, UP_TAIL, self.width))
-        caches = tuple([empty] * len(stack) for stack in (self.encoders, self.up_encoders))
-        plans = (without_cache(n, T), without_cache(2 * n, 2 * T))
-        return self(F.pad(x, (0, 0, 0, self.lookahead)), n, n, tails, plans, caches)[0]
+        caches = [empty] * len(self.encoders), [empty] * len(self.up_encoders)
+        mappings = (without_cache(n, T), without_cache(2 * n, 2 * T))
+        hidden: Tensor = self(F.pad(x, (0, 0, 0, self.lookahead)), n, n, tails, mappings, caches)[0]
+        return hidden
 
 
 def without_cache(n_new: Tensor, n_rows: int) -> SlotMapping:
-    """A plan that sees new rows only and keeps none of them."""
+    """A mapping of `n_rows` new rows, n_new [B] of them valid, with no cached rows and no row to write."""
     nothing = n_new.new_zeros(len(n_new), 0)
     return SlotMapping(
         torch.zeros_like(n_new), nothing, torch.zeros_like(n_new), n_new.new_zeros(len(n_new), n_rows), n_new
@@ -240,7 +266,7 @@ def without_cache(n_new: Tensor, n_rows: int) -> SlotMapping:
 
 
 def cached_and_new(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
-    """Rows [n_rows, H, hd] at index [B, width], then the new ones [B, T, H, hd]: [B, width + T, H, hd]."""
+    """Rows [n_rows, H, hd] at index [B, width] followed by `new` [B, T, H, hd]: [B, width + T, H, hd]."""
     cached = rows.index_select(0, index.flatten()).view(*index.shape, *rows.shape[1:])
     return torch.cat((cached, new), dim=1)
 
@@ -252,15 +278,15 @@ def distance_waves(distances: Tensor, width: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
 
 
-def distance_columns(plan: SlotMapping, n_rows: int) -> Tensor:
-    """[B, T, width + T] places of each query-key distance in the list 1-T .. T-1+width.
+def distance_columns(mapping: SlotMapping, n_rows: int) -> Tensor:
+    """[B, T, width + T] index of each query-key distance in the list 1-T .. T-1+width, for T = n_rows.
 
-    Cached key j stands at place j, new row i at n_cached + i.
+    Cached key j has position j and new row i has position n_cached + i.
     """
-    device, width = plan.slots.device, plan.cached.shape[1]
+    device, width = mapping.slots.device, mapping.cached.shape[1]
     query = torch.arange(n_rows, device=device)
-    cached = plan.n_cached[:, None, None] + query[:, None] - torch.arange(width, device=device)
-    fresh = (query[:, None] - query).expand(len(plan.slots), -1, -1)
+    cached = mapping.n_cached[:, None, None] + query[:, None] - torch.arange(width, device=device)
+    fresh = (query[:, None] - query).expand(len(mapping.slots), -1, -1)
     return (torch.cat((cached, fresh), dim=2) + n_rows - 1).clamp(min=0)
 
 
@@ -268,11 +294,13 @@ def _stack(n: int, config: EncoderConfig) -> nn.ModuleList:
     return nn.ModuleList(ConformerLayer(config.width, config.heads, config.inner) for _ in range(n))
 
 
-def run_layers(stack: nn.ModuleList, x: Tensor, plan: SlotMapping, caches: Tensor) -> tuple[Tensor, Tensor]:
-    """x [B, T, D] through all layers, and their new keys and values [n_layers, 2, B, T, H, hd]."""
-    mask, column_at = plan.mask, distance_columns(plan, x.shape[1])
+def run_layers(
+    stack: nn.ModuleList, x: Tensor, mapping: SlotMapping, caches: LayerCaches
+) -> tuple[Tensor, Tensor | None]:
+    """The output [B, T, D] of all layers for x [B, T, D], and the new keys and values [n_layers, 2, B, T, H, hd]."""
+    mask, column_at = mapping.mask, distance_columns(mapping, x.shape[1])
     rows = []
     for layer, cache in zip(stack, caches, strict=True):
-        x, k, v = layer(x, plan, mask, column_at, cache)
+        x, k, v = layer(x, mapping, mask, column_at, cache)
         rows.append(torch.stack((k, v)))
     return x, torch.stack(rows)

@@ -1,7 +1,7 @@
-"""The conformer's layers as they run on a GPU for few rows: five launches each, cached keys read where they lie.
+"""The conformer's layers on a GPU for few rows: five kernel launches per layer, cached keys read in place.
 
-Knows weights, order, and the kernel of attention by distance. Computes what `ConformerLayer` computes, to rounding,
-but for the residual stream, which stays in float32. Import only where Triton is.
+Contains the order of the launches and the kernel of attention with distance scores. Results equal `ConformerLayer` up
+to rounding, except that the residual stream stays in float32. Requires Triton.
 """
 
 from typing import NamedTuple
@@ -13,53 +13,60 @@ from torch import Tensor, nn
 
 from models.kernels.launch import launch_options
 from models.token2wav.flow.block_table import SlotMapping
-from models.token2wav.flow.conformer import TABLE_END, TABLE_FIRST, ConformerLayer, UpsampleConformer, run_layers
-from models.token2wav.flow.fused_linear import MAX_ROWS, Norm, product
+from models.token2wav.flow.conformer import (
+    TABLE_END,
+    TABLE_FIRST,
+    ConformerLayer,
+    LayerCaches,
+    UpsampleConformer,
+    run_layers,
+)
+from models.token2wav.flow.fused_linear import MAX_ROWS, Epilogue, LinearWeights, Norm, product
 
 _EPS = 1e-12
-_QUERIES, _KEYS = 16, 64  # of one tile
+_QUERIES, _KEYS = 16, 64  # per tile
 _WARPS = 4
 
 
 class _Layer(NamedTuple):
-    """One layer's weights as its kernels take them."""
+    """One layer's weights in the form that its kernels read."""
 
-    before: Norm
-    qkv: tuple[Tensor, Tensor]
-    by_content: Tensor  # [H, hd], what is added to queries that meet keys
-    by_distance: Tensor  # and to those that meet distances
-    table: Tensor  # [distances, H hd] projected
-    out: tuple[Tensor, Tensor]
-    between: Norm
-    w_1: tuple[Tensor, Tensor]
-    w_2: tuple[Tensor, Tensor]
+    norm_attention: Norm
+    qkv: LinearWeights  # packed
+    content_bias: Tensor  # [H, hd] added to queries that are multiplied by keys
+    distance_bias: Tensor  # [H, hd] added to queries that are multiplied by distances
+    table: Tensor  # [distances, H hd] projected distances
+    out: LinearWeights
+    norm_ff: Norm
+    w_1: LinearWeights
+    w_2: LinearWeights
 
 
 class FusedLayers:
-    """Runs the layers of one encoder as `conformer.run_layers` does, or lets that do it where rows are many."""
+    """A replacement of `conformer.run_layers` for one encoder; calls it where there are too many rows."""
 
     def __init__(self, encoder: UpsampleConformer):
-        self.layers = {stack: [_layer(one) for one in stack] for stack in (encoder.encoders, encoder.up_encoders)}
+        self.layers = {stack: _layers(stack) for stack in (encoder.encoders, encoder.up_encoders)}
 
     def __call__(
-        self, stack: nn.ModuleList, x: Tensor, plan: SlotMapping, caches: Tensor
+        self, stack: nn.ModuleList, x: Tensor, mapping: SlotMapping, caches: LayerCaches
     ) -> tuple[Tensor, Tensor | None]:
-        """As `run_layers`; where it returns no rows, the caches have them."""
+        """As `run_layers`. If it returns None for the rows, it has written them to the caches."""
         B, T, D = x.shape
-        width = plan.cached.shape[1]
+        width = mapping.cached.shape[1]
         if B * T > MAX_ROWS or 1 - T < TABLE_FIRST or T + width > TABLE_END:
-            return run_layers(stack, x, plan, caches)
+            return run_layers(stack, x, mapping, caches)
         rows, dtype = x.reshape(B * T, D).float(), x.dtype
         layers = self.layers[stack]
-        inner = len(layers[0].w_1[0])
+        inner = len(layers[0].w_1.weight)
         qkv, attended, hidden = (rows.new_empty(B * T, n, dtype=dtype) for n in (3 * D, D, inner))
-        cached, fresh = plan.cached.contiguous(), plan.fresh.contiguous()
+        mapping = mapping._replace(cached=mapping.cached.contiguous(), fresh=mapping.fresh.contiguous())
         for layer, cache in zip(layers, caches, strict=True):
-            product(rows, *layer.qkv, qkv, norm=layer.before)
-            _attend(qkv, layer, plan, cached, fresh, cache, attended)
-            product(attended, *layer.out, rows, base=rows)
-            product(rows, *layer.w_1, hidden, norm=layer.between, activation="silu")
-            product(hidden, *layer.w_2, rows, base=rows)
+            product(rows, layer.qkv, qkv, norm=layer.norm_attention)
+            _attend(qkv, layer, mapping, cache, attended)
+            product(attended, layer.out, rows, epilogue=Epilogue(base=rows))
+            product(rows, layer.w_1, hidden, norm=layer.norm_ff, epilogue=Epilogue("silu"))
+            product(hidden, layer.w_2, rows, epilogue=Epilogue(base=rows))
         return rows.to(dtype).view(B, T, D), None
 
 
@@ -68,7 +75,7 @@ def _meet(
     q, q_far, k, v, valid, nearest, limit, table, head, acc, top, total,
     SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys [HD, BN] and values; `nearest` is the table's row for the first query and the last key."""
+    """One tile of keys [HD, BN] and values [BN, HD]; `nearest` is the table row for the first query and last key."""
     d = tl.arange(0, HD)
     row = nearest + tl.arange(0, 2 * BN)
     seen = (row >= 0) & (row < limit)
@@ -86,7 +93,7 @@ def _meet(
 
 @triton.jit(do_not_specialize=["T", "width"])
 def _attend_kernel(
-    qkv, by_content, by_distance, table, cached, n_cached, fresh, n_new, cache, out, T, width, n_rows,
+    qkv, content_bias, distance_bias, table, cached, n_cached, fresh, n_new, cache, out, T, width, n_rows,
     FIRST: tl.constexpr, LIMIT: tl.constexpr, SCALE: tl.constexpr, H: tl.constexpr, HD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +102,7 @@ def _attend_kernel(
     t = begin + tl.arange(0, BM)
     d = tl.arange(0, HD)
     within = (t < T)[:, None]
-    near, far = tl.load(by_content + head * HD + d), tl.load(by_distance + head * HD + d)
+    near, far = tl.load(content_bias + head * HD + d), tl.load(distance_bias + head * HD + d)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -119,7 +126,7 @@ def _attend_kernel(
         acc, top, total = _meet(
             q, q_far, k, v, valid, nearest, LIMIT, table, head, acc, top, total, SCALE, H, HD, BM, BN, PRECISION
         )
-    # The new keys stand in qkv; whoever has the first queries also puts them where later chunks look.
+    # The new keys are in qkv. The program of the first queries also stores them in the cache for later chunks.
     for start in range(0, count, BN):
         column = start + tl.arange(0, BN)
         valid = column < count
@@ -134,39 +141,48 @@ def _attend_kernel(
         acc, top, total = _meet(
             q, q_far, k, v, valid, nearest, LIMIT, table, head, acc, top, total, SCALE, H, HD, BM, BN, PRECISION
         )
-    # A row of padding sees nothing and stays zero.
+    # A row of padding attends to no key and stays zero.
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
     at = (b * T + t).to(tl.int64)[:, None]
     tl.store(out + at * H * HD + head * HD + d[None, :], acc.to(out.dtype.element_ty), mask=within)
 
 
-def _attend(
-    qkv: Tensor, layer: _Layer, plan: SlotMapping, cached: Tensor, fresh: Tensor, cache: Tensor, out: Tensor
-) -> None:
-    """As `RelativeAttention` between its products; new keys and values go into the cache, in place."""
-    heads, head_dim = layer.by_content.shape
+def _attend(qkv: Tensor, layer: _Layer, mapping: SlotMapping, cache: Tensor, out: Tensor) -> None:
+    """The attention of `RelativeAttention` without its linear layers.
+
+    Args:
+        qkv: [B T, 3 H hd].
+        mapping: contiguous row addresses.
+        cache: [2, n_rows, H, hd]; receives the new keys and values.
+        out: [B T, H hd].
+    """
+    heads, head_dim = layer.content_bias.shape
+    cached, fresh = mapping.cached, mapping.fresh
     B, T = fresh.shape
     exact = qkv.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     _attend_kernel[(triton.cdiv(T, _QUERIES), B * heads)](
-        qkv, layer.by_content, layer.by_distance, layer.table, cached, plan.n_cached, fresh, plan.n_new, cache, out,
-        T, cached.shape[1], cache.shape[1],
+        qkv, layer.content_bias, layer.distance_bias, layer.table, cached, mapping.n_cached, fresh, mapping.n_new,
+        cache, out, T, cached.shape[1], cache.shape[1],
         FIRST=TABLE_FIRST, LIMIT=TABLE_END - TABLE_FIRST, SCALE=head_dim**-0.5, H=heads, HD=head_dim,
         BM=_QUERIES, BN=_KEYS, PRECISION="ieee" if exact else "tf32", num_warps=_WARPS, num_stages=2,
         **launch_options(qkv.device),
     )  # fmt: skip
 
 
+def _layers(stack: nn.ModuleList) -> list[_Layer]:
+    return [_layer(layer) for layer in stack if isinstance(layer, ConformerLayer)]
+
+
 def _layer(layer: ConformerLayer) -> _Layer:
     attn, ff = layer.self_attn, layer.feed_forward
-    joined = (attn.linear_q, attn.linear_k, attn.linear_v)
     return _Layer(
-        before=Norm(layer.norm_mha.weight, layer.norm_mha.bias, _EPS),
-        qkv=(torch.cat([part.weight for part in joined]), torch.cat([part.bias for part in joined])),
-        by_content=attn.pos_bias_u,
-        by_distance=attn.pos_bias_v,
+        norm_attention=Norm(layer.norm_mha.weight, layer.norm_mha.bias, _EPS),
+        qkv=LinearWeights.of(attn.linear_q, attn.linear_k, attn.linear_v),
+        content_bias=attn.pos_bias_u,
+        distance_bias=attn.pos_bias_v,
         table=attn.table,
-        out=(attn.linear_out.weight, attn.linear_out.bias),
-        between=Norm(layer.norm_ff.weight, layer.norm_ff.bias, _EPS),
-        w_1=(ff.w_1.weight, ff.w_1.bias),
-        w_2=(ff.w_2.weight, ff.w_2.bias),
+        out=LinearWeights.of(attn.linear_out),
+        norm_ff=Norm(layer.norm_ff.weight, layer.norm_ff.bias, _EPS),
+        w_1=LinearWeights.of(ff.w_1),
+        w_2=LinearWeights.of(ff.w_2),
     )

@@ -1,8 +1,8 @@
-"""Triton kernels of the estimator: everything between its matrix products, with what lies in slots read in place.
+"""Triton kernels of the estimator: the operations between its matrix products, with slot state read in place.
 
-Knows pointers, rows and tiles. Does not know steps or weights (`dit_fused`). Import only where Triton is.
+Contains kernels and tile sizes. Does not contain Euler steps or weights (`dit_fused`). Requires Triton.
 
-M = 2 B T rows: frame t of batch row b in half c (0 with condition, 1 without) is row (c B + b) T + t.
+M = 2 B T rows: frame t of batch row b in half c (0 conditional, 1 unconditional) is row (c B + b) T + t.
 """
 
 import torch
@@ -11,14 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from models.kernels.launch import launch_options
+from models.token2wav.flow.block_table import SlotMapping
 
 NORM_WARPS = 4
-SMALL_GRID = 264  # programs, two for each multiprocessor of an H200
+SMALL_GRID = 264  # programs: two per multiprocessor of an H200
 
 
 @triton.jit
 def _all_if(condition, columns, D):
-    """Mask of a row's columns: all of them or none."""
+    """Mask of the columns of one row: all of them if `condition`, else none."""
     return columns < tl.where(condition, D, 0)
 
 
@@ -27,7 +28,9 @@ def _put_windows(
     value, windows, tails, new_tails, slots, places, n_frames, row, B, T, depth, layer, D, columns, inside,
     CONV: tl.constexpr,
 ):  # fmt: skip
-    """Put a frame into each of the three windows that see it, those before the chunk likewise, and keep the tail."""
+    """Store a frame in the three windows that contain it and in the next tail; the first frame also stores the tail
+    of the previous chunk in the windows that contain it.
+    """
     batch_row, t = row // T, row % T
     half, b = batch_row // B, batch_row % B
     first = windows + (row - t).to(tl.int64) * 3 * D + columns
@@ -47,7 +50,7 @@ def _put_windows(
         tl.store(first, before_last, mask=inside)
         tl.store(first + D, last, mask=inside)
         tl.store(first + 3 * D, last, mask=_all_if(T > 1, columns, D))
-        # A chunk of less than two frames leaves some of the old tail.
+        # A chunk of fewer than two frames keeps a part of the old tail.
         tl.store(new, tl.where(n == 0, before_last, last), mask=_all_if(n < 2, columns, D))
         tl.store(new + D, last, mask=_all_if(n == 0, columns, D))
 
@@ -59,7 +62,7 @@ def _normalized(x, inside, D, eps):
     return centred * tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
 
 
-# Numbers that differ between layers and buckets are kept out of what a kernel is compiled for.
+# The kernels are not specialized for numbers that differ between layers and buckets.
 @triton.jit(do_not_specialize=["B", "T", "layer", "n_added"])
 def _residual_norm_kernel(
     stream, added, gate, stream_out, shift, scale, out, tails, new_tails, slots, places, n_frames,
@@ -102,7 +105,7 @@ def _norm_mish_kernel(
     value = tl.load(x + row.to(tl.int64) * D + columns, mask=inside, other=0.0).to(tl.float32)
     value = _normalized(value, inside, D, 1e-5) * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    # tanh(softplus(x)) = (e^2 + 2e) / (e^2 + 2e + 2) with e = exp(x); beyond 20 it is 1.
+    # tanh(softplus(x)) = (e^2 + 2e) / (e^2 + 2e + 2) with e = exp(x); above 20 it is 1.
     e = tl.exp(tl.minimum(value, 20.0))
     ratio = e * (e + 2.0)
     value = (value * ratio / (ratio + 2.0)).to(out.dtype.element_ty)
@@ -111,7 +114,7 @@ def _norm_mish_kernel(
 
 @triton.jit
 def _head_norm(x, weight, bias, AXIS: tl.constexpr, HD: tl.constexpr):
-    """Norm over the numbers of one head; weight and bias lie along the same axis."""
+    """Layer norm over one head along AXIS; weight and bias vary along the same axis."""
     x -= tl.expand_dims(tl.sum(x, AXIS) / HD, AXIS)
     return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, AXIS) / HD + 1e-5), AXIS) * weight + bias
 
@@ -130,7 +133,7 @@ def _attend_tile(q, k, v, valid, acc, top, total, SCALE: tl.constexpr, PRECISION
 
 @triton.jit
 def _fetch_rows(rows, count, keys, values, STRIDE: tl.constexpr, BN: tl.constexpr):
-    """Ask for what the first line of a cache holds of each row's key and value."""
+    """Prefetch the first cache line of the key and the value of each row into the L2 cache."""
     ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     for start in range(0, count, BN):
         column = start + tl.arange(0, BN)
@@ -154,8 +157,8 @@ def _attend_kernel(
     keys = pool + (layer * 4 + half).to(tl.int64) * n_rows * H * HD + head * HD
     values = keys + 2 * n_rows.to(tl.int64) * H * HD
     rows = cached + b * width
-    # Written before the solve began. Kernels of it let the next one start only after their own wait, so that what is
-    # older than the kernel before is there.
+    # Row addresses and cached rows were written before the solve began, so they can be read before the wait: every
+    # kernel of the solve releases the next kernel only after its own wait.
     count = tl.load(n_cached + b)
     if PDL:
         if tl.program_id(0) == 0:
@@ -177,7 +180,7 @@ def _attend_kernel(
         k = tl.load(keys + row[None, :] * H * HD + d[:, None], mask=valid[None, :], other=0.0)
         v = tl.load(values + row[:, None] * H * HD + d[None, :], mask=valid[:, None], other=0.0)
         acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
-    # The new keys stand in qkv; whoever has the first queries also puts them where later chunks look.
+    # The new keys are in qkv. The program of the first queries also stores them in the pool for later chunks.
     weight, bias = tl.load(k_weight + d).to(tl.float32), tl.load(k_bias + d).to(tl.float32)
     count = tl.load(n_new + b)
     for start in range(0, count, BF):
@@ -193,7 +196,7 @@ def _attend_kernel(
             tl.store(keys + row[None, :] * H * HD + d[:, None], k, mask=valid[None, :])
             tl.store(values + row[:, None] * H * HD + d[None, :], v, mask=valid[:, None])
         acc, top, total = _attend_tile(q, k, v, valid, acc, top, total, SCALE, PRECISION)
-    # A row of padding sees nothing and stays zero.
+    # A row of padding attends to no key and stays zero.
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
     at = (batch_row * T + t).to(tl.int64)[:, None]
     tl.store(out + at * H * HD + head * HD + d[None, :], acc.to(out.dtype.element_ty), mask=within)
@@ -214,9 +217,14 @@ def _euler_kernel(x, out, width, entering, n, RATE: tl.constexpr, BLOCK: tl.cons
 
 
 def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> tuple[int, int, int, int]:
-    """Queries and keys in a tile, warps and stages, for keys of `n_bytes` a number.
+    """Queries per tile, keys per tile, warps and stages.
 
-    Measured on one H200 at 450 keys: small tiles spread a few sessions over the chip, large ones read keys once.
+    Measured on one H200 at 450 keys: small tiles spread a few sessions over the GPU, large tiles read each key once.
+
+    Args:
+        n_queries: queries of one batch row.
+        n_groups: batch rows times heads.
+        n_bytes: size of one key element.
     """
     small = n_groups * triton.cdiv(n_queries, 16) <= SMALL_GRID
     if n_bytes <= 2:
@@ -225,29 +233,21 @@ def attend_tiles(n_queries: int, n_groups: int, n_bytes: int) -> tuple[int, int,
 
 
 class StepKernels:
-    """What all kernels of one Euler step are told about the batch: sizes, slots, tails and the pool of rows."""
+    """The kernels of one Euler step, with the arguments that they share: sizes, slots, tails and the pool of rows."""
 
-    def __init__(
-        self,
-        slots: Tensor,
-        places: Tensor,
-        cached: Tensor,
-        n_cached: Tensor,
-        fresh: Tensor,
-        n_new: Tensor,
-        pool: Tensor,
-        tails: Tensor,
-        new_tails: Tensor,
-    ):
+    def __init__(self, mapping: SlotMapping, places: Tensor, pool: Tensor, tails: Tensor, new_tails: Tensor):
         """
         Args:
-            slots, n_cached, n_new: [B] int64. cached: [B, width], fresh: [B, T] int64 rows; all contiguous.
-            pool: [depth, 2 (k, v), 2 halves, n_rows, H, hd]. tails: [n_slots, depth, 2, 2, 2, D]; read at `slots`.
-            new_tails: the same with any number of slots, written at `places` [B]; of `tails` itself, other slots.
+            mapping: contiguous row addresses.
+            places: [B] entries of `new_tails` to write.
+            pool: [depth, 2 (k, v), 2 halves, n_rows, H, hd].
+            tails: [n_slots, depth, 2, 2, 2, D]; read at the slots of `mapping`.
+            new_tails: as `tails` with any number of entries. May be `tails` itself if `places` are other slots than
+                those of `mapping`.
         """
-        self.slots, self.cached, self.n_cached, self.fresh, self.n_new = slots, cached, n_cached, fresh, n_new
+        self.slots, self.cached, self.n_cached, self.fresh, self.n_new = mapping
         self.pool, self.tails, self.new_tails, self.places = pool, tails, new_tails, places
-        self.B, self.T = fresh.shape
+        self.B, self.T = self.fresh.shape
         self.depth, _, _, self.n_rows, self.heads, self.head_dim = pool.shape
         self.width = tails.shape[-1]
         self.M = 2 * self.B * self.T
@@ -265,39 +265,48 @@ class StepKernels:
         out: Tensor,
         layer: int = -1,
     ) -> Tensor:
-        """Add `added`, gated, to the stream and modulate its norm into `out`.
+        """The residual stream plus gate * added; writes its modulated norm to `out`.
 
         Args:
-            stream: [M, D] float32; updated in place, unless there is no gate, when it is left alone.
-            added: [M, D], or [M / 2, D] for both halves. gate, shift, scale: [D] float32.
-            out: [M, D], or [M, 3 D] windows of the first convolution of block `layer`.
-        Returns: the stream.
+            stream: [M, D] float32; updated in place if there is a gate, else unchanged.
+            added: [M, D], or [M / 2, D] for both halves.
+            gate: [D] float32; None = 1.
+            shift: [D] float32.
+            scale: [D] float32.
+            out: [M, D], or with `layer` the windows [M, 3 D] of that block's first convolution.
+            layer: block; -1 = `out` holds no windows.
+        Returns: [M, D] float32.
         """
         stream_out = torch.empty_like(stream) if gate is None else stream
         D = self.width
         _residual_norm_kernel[(self.M,)](
             stream, added, shift if gate is None else gate, stream_out, shift, scale, out, self.tails, self.new_tails,
             self.slots, self.places, self.n_new, self.B, self.T, self.depth, layer, D, len(added),
-            GATED=gate is not None, WINDOWS=layer >= 0, BLOCK=triton.next_power_of_2(D), 
+            GATED=gate is not None, WINDOWS=layer >= 0, BLOCK=triton.next_power_of_2(D),
             num_warps=NORM_WARPS, **self.launch,
         )  # fmt: skip
         return stream_out
 
     def norm_mish(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, layer: int) -> None:
-        """Norm, mish, and the windows [M, 3 D] of the second convolution of block `layer`; x: [M, D]."""
+        """Write mish(norm(x)) of x [M, D] to the windows `out` [M, 3 D] of the second convolution of block `layer`."""
         D = self.width
         _norm_mish_kernel[(self.M,)](
             x, weight, bias, out, self.tails, self.new_tails, self.slots, self.places, self.n_new,
-            self.B, self.T, self.depth, layer, D, BLOCK=triton.next_power_of_2(D), 
+            self.B, self.T, self.depth, layer, D, BLOCK=triton.next_power_of_2(D),
             num_warps=NORM_WARPS, **self.launch,
         )  # fmt: skip
 
     def attend(
         self, qkv: Tensor, q_norm: tuple[Tensor, Tensor], k_norm: tuple[Tensor, Tensor], out: Tensor, layer: int
     ) -> None:
-        """Norm queries and new keys of qkv [M, 3 H hd] and attend to the valid rows, cached and new.
+        """Attention of block `layer` over the valid cached and new rows; stores the new keys and values in the pool.
 
-        New keys and values go into the pool, in place. out: [M, H hd].
+        Args:
+            qkv: [M, 3 H hd] before the norms of queries and keys.
+            q_norm: weight and bias [hd].
+            k_norm: weight and bias [hd].
+            out: [M, H hd].
+            layer: block.
         """
         tile, keys, warps, stages = attend_tiles(self.T, 2 * self.B * self.heads, self.pool.element_size())
         grid = (triton.cdiv(self.T, tile), 2 * self.B * self.heads)
@@ -310,6 +319,14 @@ class StepKernels:
         )  # fmt: skip
 
     def euler(self, x: Tensor, out: Tensor, width: Tensor, entering: Tensor, rate: float) -> None:
-        """x [B T, n_mels] float32 one step along the guided velocity, in place and rounded into `entering`."""
+        """Advance x by one Euler step along the guided velocity.
+
+        Args:
+            x: [B T, n_mels] float32; updated in place.
+            out: [2 B T, n_mels] velocity of both halves.
+            width: [] float32 width of the step.
+            entering: [B T, n_mels] receives x, rounded to the model's type.
+            rate: weight of the guidance.
+        """
         n = x.numel()
         _euler_kernel[(triton.cdiv(n, 256),)](x, out, width, entering, n, RATE=rate, BLOCK=256, **self.launch)

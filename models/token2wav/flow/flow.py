@@ -1,7 +1,7 @@
-"""Speech codes to mel: the flow's parts under the checkpoint's names, and the Euler solve.
+"""Speech tokens to mel: the flow's modules under the checkpoint's names, and one Euler step.
 
-Knows one chunk as a function of weights, codes and what came before. Does not know slots: addresses come as plans,
-cached rows and tails as tensors, and what is new goes back to the caller.
+Contains computations on one chunk as functions of weights, tokens and tensors from earlier chunks. Does not contain
+slots: row addresses, cached rows and tails are arguments, and new rows and tails are return values.
 """
 
 from typing import NamedTuple
@@ -11,20 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.token2wav.flow.conformer import UpsampleConformer, without_cache
-from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, Modulation, linear32
+from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, DiTContext, Modulation, linear32
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig, FrontConfig
 
 
 class Schedule(NamedTuple):
-    """A time grid and all that follows from it; computed once per number of steps."""
+    """A time grid and the values computed from it; computed once per number of Euler steps."""
 
-    # Tensors of their own, not slices of one: a compiled step takes any of them without a copy to align it.
-    steps: tuple[tuple[Tensor, Modulation], ...]  # per step its width [] float32 and its modulation
+    # Separate tensors, not slices of one tensor: a compiled step would copy an unaligned slice.
+    steps: tuple[tuple[Tensor, Modulation], ...]  # per step: width [] float32, modulation
 
 
 class Decoder(nn.Module):
-    """Only a name: the checkpoint keeps the estimator one level down."""
+    """A level of the checkpoint's names: the estimator is stored as `decoder.estimator`."""
 
     def __init__(self, estimator: nn.Module):
         super().__init__()
@@ -32,7 +32,7 @@ class Decoder(nn.Module):
 
 
 class FlowFront(nn.Module):
-    """What a flow has whichever estimator it asks: codes and speaker on their way to it."""
+    """The modules of a flow that do not depend on the estimator: token embedding, encoder and speaker projection."""
 
     def __init__(self, config: FrontConfig, estimator: nn.Module):
         super().__init__()
@@ -52,41 +52,43 @@ class FlowFront(nn.Module):
         return self.encoder_proj.weight.device
 
     def speaker(self, embedding: Tensor) -> Tensor:
-        """Speaker vectors [B, speaker_dim] as the estimator takes them: [B, n_mels] float32."""
+        """Projected speaker vectors [B, n_mels] float32 for `embedding` [B, speaker_dim]."""
         return linear32(self.spk_embed_affine_layer, F.normalize(embedding.float(), dim=-1))
 
 
 class Flow(FlowFront):
-    """`flow.pt`."""
+    """The modules of `flow.pt`."""
 
     def __init__(self, config: FlowConfig):
         super().__init__(config, DiT(config.estimator, config.n_mels))
         self.config = config
 
+    @property
+    def estimator(self) -> DiT:
+        estimator = self.decoder.estimator
+        assert isinstance(estimator, DiT)
+        return estimator
+
     def schedule(self, n_steps: int) -> Schedule:
-        """The cosine grid of `n_steps`. Raises: SettingsError below one."""
+        """The cosine grid of `n_steps` Euler steps. Raises: SettingsError below one step."""
         times = time_grid(n_steps)
         widths = times.diff().float().to(self.device)
-        blocks, final = self.decoder.estimator.modulation(times[:-1].to(self.device))
+        blocks, final = self.estimator.modulation(times[:-1].to(self.device))
         steps = zip(widths.unbind(), blocks.unbind(), final.unbind(), strict=True)
         return Schedule(tuple((w.clone(), Modulation(b.clone(), f.clone())) for w, b, f in steps))
 
     def euler_step(
-        self,
-        x: Tensor,
-        width: Tensor,
-        modulation: Modulation,
-        condition: Tensor,
-        n: Tensor,
-        rows: Tensor,
-        mask: Tensor,
-        cache: Tensor,
-        tails: Tensor,
+        self, x: Tensor, width: Tensor, modulation: Modulation, context: DiTContext, cache: Tensor, tails: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, n_mels] float32 one step further along the guided velocity; the rest as `DiT.forward`."""
-        out, new_rows, new_tails = self.decoder.estimator(
-            torch.cat((x, x)), condition, modulation, n, rows, mask, cache, tails
-        )
+        """x after one Euler step along the guided velocity, and the estimator's new rows and tails.
+
+        Args:
+            x: [B, T, n_mels] float32.
+            width: [] float32 width of the step.
+            modulation: of the time at which the step starts.
+            context: as `DiT.forward`; the others too.
+        """
+        out, new_rows, new_tails = self.estimator(torch.cat((x, x)), modulation, context, cache, tails)
         conditional, unconditional = out.chunk(2)
         rate = self.config.cfg_rate
         return x + width * ((1 + rate) * conditional - rate * unconditional), new_rows, new_tails
@@ -100,13 +102,16 @@ class Flow(FlowFront):
         noise: Tensor,
         schedule: Schedule,
     ) -> Tensor:
-        """Whole sequences at once: prompt and speech in one pass, as the public offline entry does.
+        """Mel of whole sequences, prompt and speech in one pass, as the public offline entry point computes it.
 
         Args:
-            codes: [B, T] prompt codes, then speech codes; n_codes: [B] how many of both.
-            prompt: [B, 2T, n_mels] mel of the prompt, zero behind it. speaker: [B, n_mels] from `speaker`.
+            speech_tokens: [B, T] the prompt's tokens, then the tokens of the speech.
+            n_speech_tokens: [B] valid tokens, both counted.
+            prompt: [B, 2T, n_mels] mel of the prompt, zero after it.
+            speaker: [B, n_mels] from `speaker`.
             noise: [B, 2T, n_mels] float32.
-        Returns: [B, 2T, n_mels] float32 including the prompt's frames; rows beyond 2 n_codes are meaningless.
+            schedule: from `schedule`.
+        Returns: [B, 2T, n_mels] float32 including the prompt's frames; undefined beyond 2 n_speech_tokens.
         """
         mu = self.encoder_proj(self.encoder.offline(self.input_embedding(speech_tokens), n_speech_tokens))
         return self.solve_offline(mu, FRAMES_PER_TOKEN * n_speech_tokens, prompt, speaker, noise, schedule)
@@ -114,15 +119,15 @@ class Flow(FlowFront):
     def solve_offline(
         self, mu: Tensor, n_frames: Tensor, prompt: Tensor, speaker: Tensor, noise: Tensor, schedule: Schedule
     ) -> Tensor:
-        """The solve without cached frames; shapes as `offline`, mu [B, T, n_mels]."""
+        """The Euler solve without cached frames; shapes as `offline`, mu [B, T, n_mels]."""
         B, T, _ = mu.shape
         config = self.config.estimator
-        plan = without_cache(n_frames, T)
-        mask, n = plan.mask[:, None, None].repeat(2, 1, 1, 1), n_frames.repeat(2)
-        condition = self.decoder.estimator.condition(mu, speaker, prompt)
+        mapping = without_cache(n_frames, T)
+        mask, n = mapping.mask[:, None, None].repeat(2, 1, 1, 1), n_frames.repeat(2)
+        context = DiTContext(self.estimator.condition(mu, speaker, prompt), n, mapping.cached, mask)
         cache = mu.new_zeros(config.depth, 2, 2, 0, config.heads, config.head_dim)
         tails = mu.new_zeros(config.depth, 2 * B, N_CONVS, CONV_TAIL, config.width)
         x = noise
         for width, modulation in schedule.steps:
-            x = self.euler_step(x, width, modulation, condition, n, plan.cached, mask, cache, tails)[0]
+            x = self.euler_step(x, width, modulation, context, cache, tails)[0]
         return x

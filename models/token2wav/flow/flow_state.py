@@ -1,19 +1,21 @@
-"""What sessions and voices own of the flow: cached rows, convolution tails, views; and one chunk over slots.
+"""The flow's state over slots, and one chunk of tokens to mel over that state.
 
-Knows slots, trimming and which noise a frame starts from. Does not know the vocoder behind it, nor the host that
-counts codes.
+Contains the tensors that sessions and voices own (cached rows, convolution tails, block tables), and which noise a
+frame starts from. Does not contain the vocoder that follows the flow, nor the host's token counts.
 
-Schema (n = 2 S session slots + scratch + V voice slots; slots and rows as `arena` numbers them; N = the most Euler
-steps):
-    code_rows   [n_layers, 2, rows, H, hd]       keys and values at code rate; model dtype, as the three next
-    mel_rows    [n_up_layers, 2, rows, H, hd]    at mel rate
-    dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values, with and without condition, per Euler step
+Schema (n slots: 2 S of sessions, the scratch slot, V of voices; slots and rows are numbered as in `block_table`; N =
+the largest number of Euler steps):
+    token_rows  [n_layers, 2, rows, H, hd]       keys and values at token rate; model dtype, as the next four
+    mel_rows    [n_up_layers, 2, rows, H, hd]    keys and values at mel rate
+    dit_rows    N x [depth, 2, 2, rows, H, hd]   keys and values per Euler step, conditional and unconditional
     lookahead_tail [n, 2, D], up_tail [n, 4, D]  inputs of the encoder's causal convolutions
-    dit_tails   N x [n, depth, 2, 2, 2, width]   inputs of the estimator's: condition or not, which one, frames
+    dit_tails   N x [n, depth, 2, 2, 2, width]   inputs of the estimator's convolutions, per Euler step: conditional or
+                                                 not, first or second convolution, frame
     speaker     [n, n_mels] float32
     prompt      [n] int64                        mel frames of the voice's prompt
-Advanced by `encode` (code and mel views, encoder tails) and `solve` (estimator views and tails), both from the slots
-where sessions stand to those where they will.
+    token_table, mel_table, dit_table            one `BlockTable` per pool of rows
+`encode` advances the token and mel tables and the encoder's tails; `solve` advances the estimator's table and tails.
+Both read the slots that sessions are in and write the slots that sessions move to.
 """
 
 from collections.abc import Iterator
@@ -25,37 +27,33 @@ from torch import Tensor
 from models.errors import SettingsError
 from models.token2wav.flow.block_table import HISTORY_FRAMES, BlockTable, SlotMapping, Trim
 from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, RunLayers, Tails
-from models.token2wav.flow.dit import CONV_TAIL, N_CONVS
+from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiTContext
 from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.settings import FRAMES_PER_TOKEN
 
 
 @dataclass(frozen=True)
 class FlowRules:
-    """How the three views are cut. Defaults: the whole prompt and the last 100 frames, everywhere."""
+    """How the three block tables are trimmed. Defaults: keep the whole prompt and the last 100 frames everywhere."""
 
-    code: Trim = "windowed"
+    token: Trim = "windowed"
     mel: Trim = "windowed"
     dit: Trim = "windowed"
 
 
-REFERENCE_FLOW = FlowRules(code="doubled", dit="newest_first")
+REFERENCE_FLOW = FlowRules(token="doubled", dit="newest_first")
 
 
 @dataclass(frozen=True)
 class FlowSizes:
-    """How much the state holds.
-
-    n_sessions, n_voices: how many there may be. max_steps: most Euler steps. max_chunk: most codes voiced in one chunk.
-    max_prompt: most mel frames of one voice. voice_frames: mel frames of all voices together.
-    """
+    """Capacity of the state."""
 
     n_sessions: int
     n_voices: int
-    max_steps: int = 10
-    max_chunk: int = 28
-    max_prompt: int = 1500
-    voice_frames: int = 3000
+    max_steps: int = 10  # Euler steps
+    max_chunk: int = 28  # tokens synthesized in one chunk
+    max_prompt: int = 1500  # mel frames of one voice's prompt
+    voice_frames: int = 3000  # mel frames of all voices together
 
     def __post_init__(self) -> None:
         for name in ("n_sessions", "n_voices", "max_steps", "max_chunk", "max_prompt", "voice_frames"):
@@ -67,12 +65,47 @@ class FlowSizes:
 
     @property
     def scratch(self) -> int:
-        """The slot of padding, behind two for each session; the voices' slots follow."""
+        """The slot for padding: it follows the two slots of each session and precedes the slots of voices."""
         return 2 * self.n_sessions
 
 
+@dataclass(frozen=True)
+class ChunkSlots:
+    """The slots of one call and the cached frames that it attends to."""
+
+    slots: Tensor  # [B] int64 slots to read, distinct except for the scratch slot
+    width: int  # cached mel frames to attend to, even (static)
+    targets: Tensor | None = None  # [B] slots to write, `slots` stay unchanged; None = write `slots`
+    ring: int | None = None  # rows of the slots' rings in mel frames; None = the ring of a session
+
+    @property
+    def written(self) -> Tensor:
+        """[B] slots that the call writes."""
+        return self.slots if self.targets is None else self.targets
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """The speech tokens of one call."""
+
+    ids: Tensor  # [B, T + lookahead] int64 in range, left-aligned; no row synthesizes more than T
+    n: Tensor  # [B] int64 valid tokens of each row, the look-ahead included; 0 leaves the slot unchanged
+    last: Tensor  # [B] bool: the turn ends, so the look-ahead is synthesized too
+
+
+@dataclass(frozen=True)
+class SolveInputs:
+    """Inputs of one Euler solve."""
+
+    schedule: Schedule  # with as many steps as the slots' voices were prepared with
+    noise: Tensor  # [columns, n_mels] float32; a chunk starts at the column numbered by the slot's cached frames
+    mu: Tensor  # [B, T, n_mels] encoder frames
+    n_frames: Tensor  # [B] int64 valid frames of T
+    prompt: Tensor | None = None  # [B, T, n_mels] mel of a voice's own prompt; None = zero, for speech
+
+
 class FlowState:
-    """Everything the flow keeps between chunks, over all slots; see the module's schema."""
+    """The tensors that the flow keeps between chunks, for all slots; see the schema at the head of the module."""
 
     def __init__(self, flow: Flow, sizes: FlowSizes, rules: FlowRules | None = None):
         self.sizes, self.rules = sizes, rules or FlowRules()
@@ -81,8 +114,8 @@ class FlowState:
         encoder, dit = config.encoder, config.estimator
         n_slots = sizes.scratch + 1 + sizes.n_voices
 
-        def views(rate: int, trim: Trim) -> BlockTable:
-            # Cut by its own rule, a turn keeps as many frames as the prompt has instead of the fixed history.
+        def table(rate: int, trim: Trim) -> BlockTable:
+            # Trimmed newest first, a turn keeps as many frames as the prompt has instead of the fixed history.
             kept = max(sizes.max_prompt, HISTORY_FRAMES) if trim == "newest_first" else HISTORY_FRAMES
             return BlockTable(
                 n_sessions=sizes.n_sessions,
@@ -93,15 +126,16 @@ class FlowState:
                 device=device,
             )
 
-        self.code, self.mel, self.dit = views(2, self.rules.code), views(1, self.rules.mel), views(1, self.rules.dit)
+        self.token_table = table(FRAMES_PER_TOKEN, self.rules.token)
+        self.mel_table, self.dit_table = table(1, self.rules.mel), table(1, self.rules.dit)
 
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         head = (encoder.heads, encoder.width // encoder.heads)
-        self.code_rows = zeros(encoder.n_layers, 2, self.code.n_rows, *head)
-        self.mel_rows = zeros(encoder.n_up_layers, 2, self.mel.n_rows, *head)
-        rows = (dit.depth, 2, 2, self.dit.n_rows, dit.heads, dit.head_dim)
+        self.token_rows = zeros(encoder.n_layers, 2, self.token_table.n_rows, *head)
+        self.mel_rows = zeros(encoder.n_up_layers, 2, self.mel_table.n_rows, *head)
+        rows = (dit.depth, 2, 2, self.dit_table.n_rows, dit.heads, dit.head_dim)
         self.dit_rows = [zeros(*rows) for _ in range(sizes.max_steps)]
         self.lookahead_tail = zeros(n_slots, LOOKAHEAD_TAIL, encoder.width)
         self.up_tail = zeros(n_slots, UP_TAIL, encoder.width)
@@ -110,141 +144,130 @@ class FlowState:
         self.speaker = zeros(n_slots, config.n_mels, dtype=torch.float32)
         self.prompt = zeros(n_slots, dtype=torch.int64)
 
-    def tensors(self) -> Iterator[Tensor]:
-        for views in (self.code, self.mel, self.dit):
-            yield from views.tensors()
-        yield from (self.code_rows, self.mel_rows, *self.dit_rows, *self.copied())
+    @property
+    def tables(self) -> tuple[BlockTable, BlockTable, BlockTable]:
+        """The block tables at token rate, at mel rate and of the estimator."""
+        return self.token_table, self.mel_table, self.dit_table
 
-    def copied(self) -> list[Tensor]:
-        """What a session takes over from its voice, beside the views."""
+    def tensors(self) -> Iterator[Tensor]:
+        for table in self.tables:
+            yield from table.tensors()
+        yield from (self.token_rows, self.mel_rows, *self.dit_rows, *self.slot_tensors())
+
+    def slot_tensors(self) -> list[Tensor]:
+        """The tensors with one entry per slot, besides the block tables; a session copies them from its voice."""
         return [self.lookahead_tail, self.up_tail, *self.dit_tails, self.speaker, self.prompt]
 
     @property
     def n_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
-    def carry(self, slots: Tensor, targets: Tensor) -> None:
-        """Take to `targets` [B] what a chunk in `slots` [B] leaves as it is."""
+    def copy_voice_facts(self, slots: Tensor, targets: Tensor) -> None:
+        """Copy speaker and prompt length, which a chunk does not change, from `slots` [B] to `targets` [B]."""
         for tensor in (self.speaker, self.prompt):
             tensor.index_copy_(0, targets, tensor[slots])
 
-    def place(self, voices: Tensor, starts: Tensor, n_frames: Tensor, speaker: Tensor) -> None:
-        """Empty voice slots [B] and give them rows: `n_frames` [B] from `starts` [B] on among all voices' rows."""
-        for views, rate in ((self.code, FRAMES_PER_TOKEN), (self.mel, 1), (self.dit, 1)):
-            views.length.index_fill_(0, voices, 0)
-            views.start.index_copy_(0, voices, views.first_voice_row + starts // rate)
-        for tensor in self.copied():
+    def place_voices(self, voices: Tensor, starts: Tensor, n_frames: Tensor, speaker: Tensor) -> None:
+        """Empty voice slots and assign rows to them.
+
+        Args:
+            voices: [B] voice slots.
+            starts: [B] first row of each voice among the rows of all voices, in mel frames.
+            n_frames: [B] mel frames of each prompt.
+            speaker: [B, n_mels] from `Flow.speaker`.
+        """
+        for table, rate in zip(self.tables, (FRAMES_PER_TOKEN, 1, 1), strict=True):
+            table.length.index_fill_(0, voices, 0)
+            table.start.index_copy_(0, voices, table.first_voice_row + starts // rate)
+        for tensor in self.slot_tensors():
             tensor.index_fill_(0, voices, 0)
         self.prompt.index_copy_(0, voices, n_frames)
         self.speaker.index_copy_(0, voices, speaker)
 
     def begin(self, slots: Tensor, voices: Tensor) -> None:
-        """Put `slots` [B] where their voices' prompts ended; `voices` [B] are voice slots. Nothing else is left."""
-        for views in (self.code, self.mel, self.dit):
-            views.copy(slots, voices)
-        for tensor in self.copied():
+        """Set `slots` [B] to the state after their voices' prompts, stored in the voice slots `voices` [B]."""
+        for table in self.tables:
+            table.copy(slots, voices)
+        for tensor in self.slot_tensors():
             tensor.index_copy_(0, slots, tensor[voices])
 
 
 def encode(
-    flow: Flow,
-    state: FlowState,
-    slots: Tensor,
-    speech_tokens: Tensor,
-    n_speech_tokens: Tensor,
-    last: Tensor,
-    width: int,
-    ring: int | None = None,
-    targets: Tensor | None = None,
-    run: RunLayers | None = None,
+    flow: Flow, state: FlowState, slots: ChunkSlots, tokens: ChunkTokens, run: RunLayers | None = None
 ) -> Tensor:
-    """Codes to encoder frames, and the encoder's caches one chunk further.
+    """Encoder frames of one chunk of tokens; advances the encoder's caches.
 
     Args:
-        slots: [B] int64, distinct except for the scratch slot.
-        codes: [B, T + lookahead] in range, left-aligned. n_codes: [B] how many are given, the look-ahead included;
-            0 changes nothing, and no row voices more than T. last: [B] bool: nothing follows, so the look-ahead is
-            voiced too.
-        width: cached mel frames to look at (static, even). ring: see `BlockTable.plan`, in mel frames.
-        targets: [B] where to leave what comes next; None = in `slots`. If they are others, `slots` stay as they were.
-        run: see `UpsampleConformer`.
-    Returns: [B, 2T, n_mels], of which 2 * n_voiced frames count.
+        flow: the modules.
+        state: updated in place.
+        slots: the slots to read and write.
+        tokens: the chunk.
+        run: replaces `conformer.run_layers`.
+    Returns: [B, 2T, n_mels], of which twice the number of synthesized tokens are valid.
     """
     encoder = flow.encoder
-    T = speech_tokens.shape[1] - encoder.lookahead
-    n_new = voiced(n_speech_tokens, last, encoder.lookahead)
-    plans = (
-        state.code.plan(slots, n_new, T, width // 2, ring and ring // 2),
-        state.mel.plan(slots, FRAMES_PER_TOKEN * n_new, FRAMES_PER_TOKEN * T, width, ring),
+    T = tokens.ids.shape[1] - encoder.lookahead
+    n_new = count_synthesized(tokens.n, tokens.last, encoder.lookahead)
+    ring = slots.ring and slots.ring // FRAMES_PER_TOKEN
+    mappings = (
+        state.token_table.slot_mapping(slots.slots, n_new, T, slots.width // FRAMES_PER_TOKEN, ring),
+        state.mel_table.slot_mapping(
+            slots.slots, FRAMES_PER_TOKEN * n_new, FRAMES_PER_TOKEN * T, slots.width, slots.ring
+        ),
     )
-    tails = Tails(state.lookahead_tail[slots], state.up_tail[slots])
-    caches = (state.code_rows, state.mel_rows)
-    targets = slots if targets is None else targets
-    hidden, tails, rows = encoder(
-        flow.input_embedding(speech_tokens), n_speech_tokens, n_new, tails, plans, caches, run
-    )
-    mu = flow.encoder_proj(hidden)
-    prompt = state.prompt[slots]
-    for pool, plan, new in zip(caches, plans, rows, strict=True):
+    tails = Tails(state.lookahead_tail[slots.slots], state.up_tail[slots.slots])
+    caches = (state.token_rows, state.mel_rows)
+    embedded = flow.input_embedding(tokens.ids)
+    hidden, tails, rows = encoder(embedded, tokens.n, n_new, tails, mappings, caches, run)
+    mu: Tensor = flow.encoder_proj(hidden)
+    prompt = state.prompt[slots.slots]
+    for pool, mapping, new in zip(caches, mappings, rows, strict=True):
         if new is not None:
-            _store(pool, plan, new)
-    state.code.commit(plans[0], targets, prompt // 2, HISTORY_FRAMES // 2, state.rules.code)
-    state.mel.commit(plans[1], targets, prompt, HISTORY_FRAMES, state.rules.mel)
+            _store(pool, mapping, new)
+    targets = slots.written
+    n_history = HISTORY_FRAMES // FRAMES_PER_TOKEN
+    state.token_table.commit(mappings[0], targets, prompt // FRAMES_PER_TOKEN, n_history, state.rules.token)
+    state.mel_table.commit(mappings[1], targets, prompt, HISTORY_FRAMES, state.rules.mel)
     state.lookahead_tail.index_copy_(0, targets, tails.lookahead)
     state.up_tail.index_copy_(0, targets, tails.up)
-    state.carry(slots, targets)
+    state.copy_voice_facts(slots.slots, targets)
     return mu
 
 
-def solve(
-    flow: Flow,
-    state: FlowState,
-    schedule: Schedule,
-    noise: Tensor,
-    slots: Tensor,
-    mu: Tensor,
-    n_frames: Tensor,
-    width: int,
-    prompt: Tensor | None = None,
-    ring: int | None = None,
-    targets: Tensor | None = None,
-) -> Tensor:
-    """Encoder frames to mel by all Euler steps, and the estimator's caches one chunk further.
+def solve(flow: Flow, state: FlowState, slots: ChunkSlots, inputs: SolveInputs) -> Tensor:
+    """Mel of encoder frames after all Euler steps; advances the estimator's caches.
 
     Args:
-        schedule: of as many steps as the slots' voices were prepared with.
-        noise: [columns, n_mels] float32; a chunk starts at the column that counts the frames its slot sees.
-        mu: [B, T, n_mels]. n_frames: [B] valid of T. width: cached frames to look at (static).
-        prompt: [B, T, n_mels] mel to hold on to, for a voice's own prompt; None = zero, for speech.
-        ring: see `BlockTable.plan`. targets: see `encode`.
+        flow: the modules.
+        state: updated in place.
+        slots: the slots to read and write.
+        inputs: encoder frames, noise and schedule.
     Returns: [B, T, n_mels] float32.
     """
+    mu, n_frames, noise = inputs.mu, inputs.n_frames, inputs.noise
     B, T, _ = mu.shape
-    targets = slots if targets is None else targets
-    plan = state.dit.plan(slots, n_frames, T, width, ring)
-    column = plan.n_cached[:, None] + torch.arange(T, device=mu.device)
+    mapping = state.dit_table.slot_mapping(slots.slots, n_frames, T, slots.width, slots.ring)
+    column = mapping.n_cached[:, None] + torch.arange(T, device=mu.device)
     x = noise[column.clamp(max=len(noise) - 1)]
-    prompt = torch.zeros_like(mu) if prompt is None else prompt
-    estimator = flow.decoder.estimator
-    condition = estimator.condition(mu, state.speaker[slots], prompt.to(mu.dtype))
-    mask, n = plan.mask[:, None, None].repeat(2, 1, 1, 1), n_frames.repeat(2)
-    for k, (step_width, modulation) in enumerate(schedule.steps):
-        tails = state.dit_tails[k][slots].permute(1, 2, 0, 3, 4, 5).flatten(1, 2)  # [depth, 2B, convs, 2, width]
-        x, rows, tails = flow.euler_step(
-            x, step_width, modulation, condition, n, plan.cached, mask, state.dit_rows[k], tails
-        )
-        _store(state.dit_rows[k], plan, rows)
+    prompt = torch.zeros_like(mu) if inputs.prompt is None else inputs.prompt
+    condition = flow.estimator.condition(mu, state.speaker[slots.slots], prompt.to(mu.dtype))
+    mask, n = mapping.mask[:, None, None].repeat(2, 1, 1, 1), n_frames.repeat(2)
+    context = DiTContext(condition, n, mapping.cached, mask)
+    for k, (step_width, modulation) in enumerate(inputs.schedule.steps):
+        tails = state.dit_tails[k][slots.slots].permute(1, 2, 0, 3, 4, 5).flatten(1, 2)  # [depth, 2B, convs, 2, width]
+        x, rows, tails = flow.euler_step(x, step_width, modulation, context, state.dit_rows[k], tails)
+        _store(state.dit_rows[k], mapping, rows)
         tails = tails.unflatten(1, (2, B)).permute(2, 0, 1, 3, 4, 5)
-        state.dit_tails[k].index_copy_(0, targets, tails)
-    state.dit.commit(plan, targets, state.prompt[slots], HISTORY_FRAMES, state.rules.dit)
+        state.dit_tails[k].index_copy_(0, slots.written, tails)
+    state.dit_table.commit(mapping, slots.written, state.prompt[slots.slots], HISTORY_FRAMES, state.rules.dit)
     return x
 
 
-def voiced(n_speech_tokens: Tensor, last: Tensor, lookahead: int) -> Tensor:
-    """How many of n_codes [B] given codes are voiced: all at the end, else all but the look-ahead."""
+def count_synthesized(n_speech_tokens: Tensor, last: Tensor, lookahead: int) -> Tensor:
+    """How many of n_speech_tokens [B] a chunk synthesizes: all of them if `last` [B], else all but the look-ahead."""
     return torch.where(last, n_speech_tokens, (n_speech_tokens - lookahead).clamp(min=0))
 
 
-def _store(pool: Tensor, plan: SlotMapping, rows: Tensor) -> None:
-    """Put rows [..., B, T, H, hd] where the plan says, in place."""
-    pool.index_copy_(pool.ndim - 3, plan.fresh.flatten(), rows.flatten(-4, -3))
+def _store(pool: Tensor, mapping: SlotMapping, rows: Tensor) -> None:
+    """Write rows [..., B, T, H, hd] to the pool's rows `mapping.fresh`, in place."""
+    pool.index_copy_(pool.ndim - 3, mapping.fresh.flatten(), rows.flatten(-4, -3))

@@ -1,10 +1,10 @@
-"""Products of few rows with what surrounds them, one launch each: a norm before, activation or residual behind.
+"""Fused linear layers for few rows: a norm before the matrix product, activation and residual after it, in one kernel.
 
-Knows rows, weights and tiles. Does not know what they are for. Import only where Triton is.
+Contains the kernel and its tile sizes. Does not contain the networks that use it. Requires Triton.
 
-A product of a hundred rows is over before a GPU has started it and loaded its weights. So weights are asked for while
-the kernel before is still at work (programmatic dependent launch), and the inner axis is split among a program's
-warps, which leaves none of them with a long chain of additions.
+For about a hundred rows, a matrix product takes less time than its launch and the loading of its weights. Therefore the
+weights are prefetched while the previous kernel runs (programmatic dependent launch), and the inner axis is split among
+the warps of a program, which shortens each warp's chain of additions.
 """
 
 from typing import Literal, NamedTuple
@@ -12,42 +12,64 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.kernels.launch import launch_options
 
-MAX_ROWS = 128  # beyond, separate products and norms are faster in any case
+MAX_ROWS = 128  # above, separate matrix products and norms are always faster
 
 
 class LinearTiles(NamedTuple):
-    """How one product is cut; at least the whole inner axis in `inner` means that there is no loop."""
+    """Tile sizes of one matrix product. An `inner` that covers the whole inner axis means no loop."""
 
     rows: int
     columns: int
     inner: int
-    split: int  # parts of `inner` that are summed up apart
+    split: int  # parts of `inner` that are accumulated separately
     warps: int
     stages: int
 
 
-class Norm(NamedTuple):
-    """A norm over the inner axis, times `plus` + scale, plus shift; both [K]."""
+class LinearWeights(NamedTuple):
+    """Weight [N, K] and bias [N] of a linear layer, or of several packed along N."""
 
-    scale: Tensor
-    shift: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, *layers: nn.Linear) -> "LinearWeights":
+        """The weights of one layer, or a packed copy of the weights of several layers with a bias."""
+        if len(layers) == 1:
+            return cls(layers[0].weight, layers[0].bias)
+        return cls(torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
+
+
+class Norm(NamedTuple):
+    """A layer norm over the inner axis, multiplied by `plus` + scale, plus shift."""
+
+    scale: Tensor  # [K]
+    shift: Tensor  # [K]
     eps: float
     plus: float = 0.0
 
 
+class Epilogue(NamedTuple):
+    """Operations after the matrix product: base + gate * activation(product)."""
+
+    activation: Literal["", "gelu", "silu"] = ""  # gelu by its tanh approximation
+    base: Tensor | None = None  # [M, N]; may be the output
+    gate: Tensor | None = None  # [N]
+
+
 @triton.jit
 def _fetch(weight, n, N, K: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr):
-    """Ask for rows n of a weight, so that they are in the cache when they are read."""
+    """Prefetch rows n of a weight into the L2 cache."""
     lines = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(tl.arange(0, LINES) * LINE, K - 1)
     ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(ask, "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-# The number of rows differs between buckets and is kept out of what a kernel is compiled for.
+# The number of rows differs between buckets, so the kernel is not specialized for it.
 @triton.jit(do_not_specialize=["M", "n_a"])
 def _product_kernel(
     a, scale, shift, weight, bias, base, gate, out, M, N, n_a,
@@ -108,7 +130,12 @@ def _product_kernel(
 
 
 def product_tiles(M: int, N: int, K: int, n_bytes: int, norm: bool) -> LinearTiles:
-    """Tiles for M rows of a product K -> N with weights of `n_bytes` a number."""
+    """Tile sizes for M rows of a layer K -> N.
+
+    Args:
+        n_bytes: size of one weight element.
+        norm: a norm precedes the product.
+    """
     whole = triton.next_power_of_2(K)
     few = M <= 64
     if n_bytes > 2:
@@ -123,30 +150,34 @@ def product_tiles(M: int, N: int, K: int, n_bytes: int, norm: bool) -> LinearTil
     return tiles._replace(inner=inner, split=min(tiles.split, inner // 16))
 
 
+_NO_EPILOGUE = Epilogue()
+
+
 def product(
     a: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    linear: LinearWeights,
     out: Tensor,
     *,
     norm: Norm | None = None,
-    activation: Literal["", "gelu", "silu"] = "",
-    base: Tensor | None = None,
-    gate: Tensor | None = None,
+    epilogue: Epilogue = _NO_EPILOGUE,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
-    """out = base + gate * activation(norm(a) weight^T + bias), summed up in float32; all contiguous.
+    """out = base + gate * activation(norm(a) weight^T + bias), accumulated in float32. All tensors are contiguous.
 
     Args:
-        a: [R, K], read again from its first row on if `out` has more rows. weight: [N, K]. bias, gate: [N].
-        norm: of the rows of `a`, whose K is one tile then. activation: gelu by its tanh approximation.
-        out: [M, N] of any float type. base: [M, N], may be `out`.
+        a: [R, K]. If `out` has more rows, reading starts again at the first row.
+        linear: weight [N, K] and bias [N].
+        out: [M, N] of any float type.
+        norm: of the rows of `a`; K is then one tile.
+        epilogue: activation, gate and base.
+        tiles: None = `product_tiles`.
     Returns: out.
     """
+    (weight, bias), (activation, base, gate) = linear, epilogue
     (M, N), K = out.shape, weight.shape[1]
     tiles = tiles or product_tiles(M, N, K, weight.element_size(), norm is not None)
     allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    line = 128 // weight.element_size()  # numbers in a line of the cache
+    line = 128 // weight.element_size()  # elements per cache line
     scale, shift, eps, plus = norm or Norm(a, a, 0.0)
     _product_kernel[(triton.cdiv(N, tiles.columns), triton.cdiv(M, tiles.rows))](
         a, scale, shift, weight, out if bias is None else bias, out if base is None else base,

@@ -1,4 +1,4 @@
-"""Time grids of the flow: where the Euler steps stand between noise and mel. Knows arithmetic only."""
+"""Time grids of the flow's Euler solve. Contains arithmetic only."""
 
 import math
 from typing import Literal
@@ -12,10 +12,13 @@ Grid = Literal["cosine", "linear"]
 
 
 def time_grid(n_steps: int, kind: Grid = "cosine") -> Tensor:
-    """The n_steps + 1 times from 0 to 1, float64 on the CPU.
+    """The n_steps + 1 times from 0 (noise) to 1 (mel), [n_steps + 1] float64 on the CPU.
 
-    `cosine` spends its steps at the beginning, where the velocity turns most; `linear` is what few-step
-    distilled estimators were trained with. Raises: SettingsError below one step.
+    Args:
+        n_steps: Euler steps.
+        kind: `cosine` places more steps near 0, where the velocity changes most. `linear` is the grid that few-step
+            distilled estimators are trained with.
+    Raises: SettingsError below one step.
     """
     if n_steps < 1:
         raise SettingsError("euler steps", expected="at least 1", got=n_steps)

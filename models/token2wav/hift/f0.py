@@ -1,8 +1,7 @@
-"""Fundamental frequency of mel frames. Knows frames; does not know what is made of the frequency.
+"""Fundamental frequency of mel frames. Does not contain the excitation that is made from it.
 
-All of it is computed in float64: an error of one hertz is half a turn of phase within 25 frames, the ninth harmonic
-turns nine times as fast, and neither narrow weights nor TF32 may decide about that. The arithmetic is one percent
-of the vocoder's.
+Everything is computed in float64: an error of one hertz is half a cycle of phase after 25 frames, and nine times as
+much for the ninth harmonic, so narrow weights and TF32 would be audible. The work is one percent of the vocoder's.
 """
 
 from itertools import pairwise
@@ -18,7 +17,10 @@ _TAPS = 3
 
 
 class WideConv(Derived):
-    """Convolution over three frames with zeros around, as one float64 product."""
+    """Zero-padded convolution over three frames as one float64 matrix product."""
+
+    taps: Tensor  # [3 n_in, n_out] float64 weight
+    offset: Tensor  # [n_out] float64 bias
 
     def __init__(self, n_in: int, n_out: int):
         super().__init__()
@@ -32,7 +34,7 @@ class WideConv(Derived):
         self.offset = self.bias.to(device, torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, n_in] float64 -> [B, T, n_out]."""
+        """[B, T, n_out] float64 for x [B, T, n_in] float64."""
         T = x.shape[1]
         x = F.pad(x, (0, 0, 1, 1))
         return torch.cat([x[:, tap : tap + T] for tap in range(_TAPS)], dim=-1) @ self.taps + self.offset
@@ -47,15 +49,17 @@ class F0Predictor(nn.Module):
         self.classifier = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, n_frames: Tensor) -> Tensor:
-        """Frequency of each frame in Hz, as if every row ended after its last valid frame.
+        """Frequency of each frame in Hz; equal to the result for each row alone, without its padding.
 
-        Args: mel: [B, n_mels, T]; beyond n_frames [B] int64 it may hold anything.
+        Args:
+            mel: [B, n_mels, T]; undefined beyond n_frames.
+            n_frames: [B] int64 valid frames.
         Returns: [B, T] float64, not negative; 0 beyond n_frames.
         """
         valid = (torch.arange(mel.shape[2], device=mel.device) < n_frames[:, None])[..., None]
         x = mel.double().transpose(1, 2)
         for layer in self.condnet:
-            # Zeros beyond the end before every convolution, and again behind its bias.
+            # Each convolution needs zeros beyond the end; the bias of the previous layer makes them non-zero.
             x = layer(torch.where(valid, x, 0.0))
         x = (x * self.classifier.weight.double()).sum(-1, keepdim=True) + self.classifier.bias.double()
         return torch.where(valid, x.abs(), 0.0).squeeze(-1)

@@ -1,9 +1,9 @@
-"""Triton kernels of HiFT: convolutions along time with what lies between them, for several blocks in one launch.
+"""Triton kernels of HiFT: convolutions over time and the operations between them, for several blocks in one launch.
 
-Knows rows [B, L, C] with channels last, their lengths, taps and tiles. Does not know stages or weights (`hift_fused`).
-Import only where Triton is.
+Contains kernels over rows [B, L, C] (channels last) and tile sizes. Does not contain stages or weights (`hift_fused`).
+Requires Triton.
 
-What lies beyond a row's length counts as zero to every convolution, and may hold anything.
+Every convolution treats values beyond a row's length as zero, so these values may be undefined.
 """
 
 from typing import NamedTuple
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from models.kernels.launch import launch_options
 
-SMALL_GRID = 264  # programs, two for each multiprocessor of an H200
-BLOCK_ROWS = 16  # of a program that goes by element
+SMALL_GRID = 264  # programs: two per multiprocessor of an H200
+BLOCK_ROWS = 16  # rows per program of the element-wise kernels
 
 
 class ConvTiles(NamedTuple):
+    """Tile sizes of one launch of convolutions."""
+
     rows: int
     columns: int
     inner: int
@@ -30,16 +32,18 @@ class ConvTiles(NamedTuple):
 class ConvStep(NamedTuple):
     """One convolution of each of J blocks of the same width and dilation."""
 
-    weight: Tensor  # [sum of taps, C, C] by block, tap, output and input channel
+    weight: Tensor  # [sum of taps, C, C]: block and tap, output channel, input channel
     bias: Tensor  # [J, C]
-    taps: Tensor  # [J] int32
-    first: Tensor  # [J] int32, where a block's taps begin in `weight`
+    taps: Tensor  # [J] int32 kernel sizes
+    first: Tensor  # [J] int32 index of each block's first tap in `weight`
     dilation: int
 
 
 @triton.jit
 def _snake(x, alpha):
-    """As `hift.Snake`. The sine's square repeats every half turn, which a short series covers; tl.sin is long code."""
+    """As `hift.Snake`. The square of the sine has a period of half a turn, which a short series covers; tl.sin compiles
+    to much more code.
+    """
     turns = x * alpha * 0.3183098861837907
     r = turns - tl.floor(turns + 0.5)
     s = r * r
@@ -49,14 +53,14 @@ def _snake(x, alpha):
     return x + sine * sine * (1.0 / (alpha + 1e-9))
 
 
-# Numbers that differ between buckets are kept out of what a kernel is compiled for.
+# The kernels are not specialized for numbers that differ between buckets.
 @triton.jit(do_not_specialize=["B", "L", "J", "stream_block", "dilation"])
 def _conv_kernel(
     x, lengths, weight, bias, taps, first, alpha, stream, stream_out, out, B, L, J, stream_block, dilation,
     C: tl.constexpr, ADD: tl.constexpr, SNAKE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # The last block has the most taps, so its programs start first.
+    # The programs of the last block start first, because it has the most taps.
     block, b = J - 1 - tl.program_id(2) // B, tl.program_id(2) % B
     n_taps, begin = tl.load(taps + block), tl.load(first + block)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -93,7 +97,7 @@ def _conv_kernel(
 
 
 @triton.jit(do_not_specialize=["B", "L", "n_rows"])
-def _enter_kernel(
+def _activate_kernel(
     x, bias, added, alpha, stream, out, B, L, n_rows,
     C: tl.constexpr, ADD: tl.constexpr, SHIFT: tl.constexpr, J: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -104,7 +108,7 @@ def _enter_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     inside = (m < B * L)[:, None] & (c < C)
-    # With a shift the first row is the mirror image of the one after its neighbour.
+    # With a shift of 1 the first row mirrors the row after the next one, as reflection padding does.
     t = tl.abs(m % L - SHIFT)
     source = ((m // L) * n_rows + t).to(tl.int64)[:, None] * C + c
     place = m.to(tl.int64)[:, None] * C + c
@@ -120,7 +124,7 @@ def _enter_kernel(
 
 
 @triton.jit(do_not_specialize=["B", "L"])
-def _leave_kernel(
+def _average_kernel(
     x, bias, lengths, out, B, L,
     C: tl.constexpr, BIAS: tl.constexpr, J: tl.constexpr, SLOPE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -145,7 +149,12 @@ def _leave_kernel(
 
 
 def conv_tiles(L: int, C: int, n_groups: int, n_bytes: int) -> ConvTiles:
-    """Tiles for rows of L frames and C channels, `n_groups` = batch rows times blocks."""
+    """Tile sizes for rows of L frames and C channels.
+
+    Args:
+        n_groups: batch rows times blocks.
+        n_bytes: size of one weight element.
+    """
     width = max(triton.next_power_of_2(C), 16)
     inner = min(width, 64 if n_bytes > 2 else 128)
     if triton.cdiv(L, 64) * triton.cdiv(C, 64) * n_groups > SMALL_GRID:
@@ -163,13 +172,17 @@ def conv(
     stream: Tensor | None = None,
     tiles: ConvTiles | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """One convolution of each block, then what the next one reads.
+    """One convolution of each block, the residual connection and the next activation.
 
     Args:
-        x: [J, B, L, C] in the weights' type. lengths: [B] int64.
-        alpha: [J, C] float32 of the activation behind it; None = there is none.
-        stream: [J, B, L, C], or [1, B, L, C] for all blocks, float32, to add.
-    Returns: the activated rows [J, B, L, C]; the sum with the stream, float32. What was not asked for is None.
+        x: [J, B, L, C] in the weights' type.
+        lengths: [B] int64 valid frames.
+        step: the convolutions.
+        alpha: [J, C] float32 of the activation that follows; None = no activation.
+        stream: [J, B, L, C], or [1, B, L, C] for all blocks, float32 residual stream; None = no residual connection.
+        tiles: None = `conv_tiles`.
+    Returns: the activated output [J, B, L, C], or None without `alpha`; the sum with the stream [J, B, L, C] float32,
+        or None without `stream`.
     """
     _, B, L, C = x.shape
     J = len(step.taps)
@@ -187,18 +200,24 @@ def conv(
     return out, total
 
 
-def enter(
+def activate(
     x: Tensor, bias: Tensor, alpha: Tensor, L: int, dtype: torch.dtype, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What blocks start from: x [B, L or L - 1, C] plus bias [C] plus `added` [B, L, C].
+    """The input of J residual blocks: x + bias + added, and its activation for each block.
 
-    Of one frame less than L, a mirrored one comes in front.
-    Returns: the sum [1, B, L, C] float32, and activated for each of J blocks, alpha [J, C]: [J, B, L, C] of `dtype`.
+    Args:
+        x: [B, L, C], or [B, L - 1, C], which is extended by reflection at the front.
+        bias: [C].
+        alpha: [J, C] float32 of the blocks' first activations.
+        L: frames of the result.
+        dtype: of the activated result.
+        added: [B, L, C] float32; None = 0.
+    Returns: the sum [1, B, L, C] float32; the activated sum [J, B, L, C].
     """
     B, n_rows, C = x.shape
     stream = torch.empty(1, B, L, C, dtype=torch.float32, device=x.device)
     out = torch.empty(len(alpha), B, L, C, dtype=dtype, device=x.device)
-    _enter_kernel[(triton.cdiv(B * L, BLOCK_ROWS),)](
+    _activate_kernel[(triton.cdiv(B * L, BLOCK_ROWS),)](
         x, bias, stream if added is None else added, alpha, stream, out, B, L, n_rows,
         C=C, ADD=added is not None, SHIFT=L - n_rows, J=len(alpha), ROWS=BLOCK_ROWS,
         BLOCK=triton.next_power_of_2(C), **launch_options(x.device),
@@ -206,11 +225,19 @@ def enter(
     return stream, out
 
 
-def leave(x: Tensor, bias: Tensor | None, lengths: Tensor, slope: float, dtype: torch.dtype) -> Tensor:
-    """The mean of blocks x [J, B, L, C] plus bias [C], leaky below zero, zero beyond the lengths: [B, L, C]."""
+def average(x: Tensor, bias: Tensor | None, lengths: Tensor, slope: float, dtype: torch.dtype) -> Tensor:
+    """Leaky ReLU of the mean over blocks plus bias, [B, L, C]; zero beyond the lengths.
+
+    Args:
+        x: [J, B, L, C].
+        bias: [C]; None = 0.
+        lengths: [B] int64 valid frames.
+        slope: of the leaky ReLU below zero.
+        dtype: of the result.
+    """
     J, B, L, C = x.shape
     out = torch.empty(B, L, C, dtype=dtype, device=x.device)
-    _leave_kernel[(triton.cdiv(B * L, BLOCK_ROWS),)](
+    _average_kernel[(triton.cdiv(B * L, BLOCK_ROWS),)](
         x, x if bias is None else bias, lengths, out, B, L,
         C=C, BIAS=bias is not None, J=J, SLOPE=slope, ROWS=BLOCK_ROWS, BLOCK=triton.next_power_of_2(C),
         **launch_options(x.device),

@@ -1,9 +1,9 @@
-"""The vocoder's excitation: harmonics of the fundamental frequency where a frame is voiced, noise elsewhere.
+"""The vocoder's excitation: harmonics of the fundamental frequency in voiced frames, noise in unvoiced frames.
 
-Knows frequencies, phases and noise at 24 kHz. Does not know mel frames, chunks or slots.
+Contains frequencies, phases and noise at 24 kHz. Does not contain mel frames, chunks or slots.
 
-Within half a frame every harmonic turns at a constant rate, so its phase is a straight line there. Starts of
-the lines are summed up in float64 and reduced to one turn, which leaves float32 exact enough for the samples.
+Within half a frame the frequency of a harmonic is constant, so its phase is linear. The starts of these lines are
+accumulated in float64 and reduced to one turn, after which float32 is precise enough for the samples.
 """
 
 import math
@@ -17,7 +17,7 @@ from models.layers.transformer import Derived
 from models.token2wav.settings import SAMPLE_RATE, SAMPLES_PER_FRAME
 
 N_HARMONICS = 9  # the fundamental is the first
-NOISE_SAMPLES = 2**19  # 22 s; then it repeats
+NOISE_SAMPLES = 2**19  # 22 s, repeated
 
 _HALF = SAMPLES_PER_FRAME // 2
 _SINE = 0.1
@@ -27,7 +27,7 @@ _NOISE_SEED = 20_240
 
 
 class PhaseLines(NamedTuple):
-    """Phase in half-frames of 240 samples: `start + rate * (k + shift)` turns at sample k."""
+    """Phase in half-frames of 240 samples: sample k has the phase `start + rate * (k + shift)` in turns."""
 
     start: Tensor  # [B, T, 2, 9] float64
     rate: Tensor  # [B, T, 2, 9] float64, turns per sample
@@ -35,16 +35,20 @@ class PhaseLines(NamedTuple):
 
 
 def harmonic_rates(f0: Tensor) -> Tensor:
-    """Turns per sample of each harmonic, below one: [B, T] float64 Hz -> [B, T, 9]."""
+    """Turns per sample of each harmonic, below one: [B, T, 9] for f0 [B, T] float64 in Hz."""
     rate = f0[..., None] * torch.arange(1, N_HARMONICS + 1, device=f0.device) / SAMPLE_RATE
     return rate - rate.floor()
 
 
 def held_lines(rate: Tensor, n_frames: Tensor) -> PhaseLines:
-    """Phase interpolated between the middles of frames; before the first and after the last middle it stands still.
+    """Phase interpolated between the centres of frames, constant before the first and after the last centre.
 
-    The middle of frame i is reached after 480 samples at the rate of each frame up to i. (Golden `hift_*`.)
-    Args: rate: [B, T, 9]. n_frames: [B] int64.
+    The phase at the centre of frame i is the sum of 480 samples at the rate of each frame up to i.
+
+    Args:
+        rate: [B, T, 9] turns per sample.
+        n_frames: [B] int64 valid frames.
+    Source: golden `hift_*`.
     """
     lines = _interpolated(rate, n_frames)
     first = _frame_index(rate) == 0
@@ -56,12 +60,15 @@ def held_lines(rate: Tensor, n_frames: Tensor) -> PhaseLines:
 
 
 def continued_lines(rate: Tensor, n_frames: Tensor, edge: Tensor, phase: Tensor) -> tuple[PhaseLines, Tensor]:
-    """The same, but both ends go on turning, and the phase at the start of one frame is given.
+    """As `held_lines`, but the rate continues at both ends, and the phase at the start of one frame is given.
 
     Args:
-        edge: [B] int64, that frame, below n_frames. phase: [B] float64, the fundamental's phase there in turns;
-            harmonic h has h times as much.
-    Returns: the lines; [B] float64 in [0, 1), the fundamental's phase where the row ends.
+        rate: [B, T, 9] turns per sample.
+        n_frames: [B] int64 valid frames.
+        edge: [B] int64 the frame whose phase is given, below n_frames.
+        phase: [B] float64 phase of the fundamental at the start of that frame, in turns. Harmonic h has h times this
+            phase.
+    Returns: the lines; [B] float64 in [0, 1), the phase of the fundamental at the end of the row.
     """
     lines = _interpolated(rate, n_frames)
     fundamental, turning = lines.start[..., 0], rate[..., 0]
@@ -74,9 +81,12 @@ def continued_lines(rate: Tensor, n_frames: Tensor, edge: Tensor, phase: Tensor)
 
 
 def running_lines(rate: Tensor, phase: Tensor) -> PhaseLines:
-    """Phase summed up sample by sample, with a start phase of its own for each harmonic above the fundamental.
+    """Phase accumulated sample by sample, with a separate start phase for each harmonic above the fundamental.
 
-    Args: rate: [B, T, 9]. phase: [B, 9] in radians; the fundamental's is not used. (Golden `s3gen_source_*`.)
+    Args:
+        rate: [B, T, 9] turns per sample.
+        phase: [B, 9] start phases in radians; the fundamental's is ignored.
+    Source: golden `s3gen_source_*`.
     """
     turns = phase.double() / (2 * math.pi)
     turns = F.pad(turns[:, 1:], (1, 0))[:, None]
@@ -85,7 +95,7 @@ def running_lines(rate: Tensor, phase: Tensor) -> PhaseLines:
 
 
 def _interpolated(rate: Tensor, n_frames: Tensor) -> PhaseLines:
-    """Lines between the middles of frames, the outermost ones prolonged at their frame's rate."""
+    """Lines between the centres of frames; the outermost lines are extended at their frame's rate."""
     middle = SAMPLES_PER_FRAME * rate.cumsum(1)
     following = torch.cat((rate[:, 1:], rate[:, -1:]), dim=1)
     following = torch.where(_frame_index(rate) == n_frames[:, None, None] - 1, rate, following)
@@ -98,36 +108,41 @@ def _frame_index(rate: Tensor) -> Tensor:
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """values [B, T] at index [B]; rows without frames ask for -1 and may get anything."""
+    """values [B, T] at index [B]. A row without frames has index -1 and an undefined result."""
     return values.gather(1, index.clamp(0, values.shape[1] - 1)[:, None]).squeeze(1)
 
 
 class HarmonicSource(Derived):
-    """Mixes harmonics and noise into one channel."""
+    """A mix of harmonics and noise in one channel."""
 
-    def __init__(self):
+    noise: Tensor  # [NOISE_SAMPLES] float32
+
+    def __init__(self) -> None:
         super().__init__()
         self.l_linear = nn.Linear(N_HARMONICS, 1)
         self.register_buffer("noise", torch.empty(NOISE_SAMPLES), persistent=False)
 
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
-        # Independent noise on each harmonic, mixed, is noise again: one number a sample says the same as nine.
+        # A weighted sum of independent noise is noise: one number per sample replaces one per harmonic.
         normal = torch.randn(NOISE_SAMPLES, generator=torch.Generator().manual_seed(_NOISE_SEED))
         self.noise = normal.to(device) * self.l_linear.weight.to(device, torch.float32).norm()
 
     def mix(self, noise: Tensor) -> Tensor:
-        """Noise of each harmonic [B, N, 9], mixed: [B, N] float32."""
+        """The mix [B, N] float32 of one noise per harmonic, noise [B, N, 9]."""
         return (noise.float() * self.l_linear.weight.float()).sum(-1)
 
     def mixed_noise(self, position: Tensor, n_samples: int) -> Tensor:
-        """[B, n_samples] float32 mixed noise of a fixed tape from position [B] int64 on."""
+        """[B, n_samples] float32 mixed noise from a fixed table, starting at position [B] int64."""
         return self.noise[(position[:, None] + torch.arange(n_samples, device=position.device)) % NOISE_SAMPLES]
 
     def forward(self, f0: Tensor, lines: PhaseLines, noise: Tensor, n_frames: Tensor) -> tuple[Tensor, Tensor]:
         """The excitation, and which frames are voiced.
 
         Args:
-            f0: [B, T] Hz. noise: [B, 480 T] float32, mixed. n_frames: [B] int64.
+            f0: [B, T] Hz.
+            lines: phases of the harmonics.
+            noise: [B, 480 T] float32, mixed.
+            n_frames: [B] int64 valid frames.
         Returns: [B, 480 T] float32 in (-1, 1), 0 beyond n_frames; [B, T] bool.
         """
         B, T = f0.shape
@@ -148,7 +163,14 @@ SourceKind = Literal["interp", "cumsum"]
 
 
 def phase_lines(kind: SourceKind, f0: Tensor, n_frames: Tensor, phase: Tensor | None = None) -> PhaseLines:
-    """Lines of a whole utterance: `interp` is this vocoder's way, `cumsum` the older one with phase [B, 9]."""
+    """Lines of a whole utterance.
+
+    Args:
+        kind: `interp` as `held_lines`; `cumsum`, which older vocoders use, as `running_lines`.
+        f0: [B, T] float64 in Hz.
+        n_frames: [B] int64 valid frames.
+        phase: [B, 9] start phases for `cumsum`.
+    """
     rate = harmonic_rates(f0)
     if kind == "interp":
         return held_lines(rate, n_frames)

@@ -1,7 +1,7 @@
 """`flow.yaml` of a vocoder folder to `FlowConfig`.
 
-The file names four Python classes as YAML tags. They are read as marks of what a section describes; nothing is
-imported, and any other tag is an error. Knows the released keys; does not know the networks.
+The file names four Python classes as YAML tags. The tags only identify sections: nothing is imported, and any other tag
+is an error. Contains the released keys. Does not contain the networks.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from models.errors import ConfigError
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig
 
 MAX_BYTES = 65_536  # the released file has 1,099
-LARGEST = 1_000_000  # no size is near it, and what is checked against it is neither infinite nor NaN
+LARGEST = 1_000_000  # far above every size; the comparison also excludes infinity and NaN
 
 TAGS = {
     "flow": "!new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec",
@@ -26,7 +26,7 @@ TAGS = {
 }
 
 _MERGE = "tag:yaml.org,2002:merge"
-# PyYAML raises its own errors, and lets others through where a value does not fit the tag in front of it.
+# PyYAML raises its own errors and, where a value does not match its tag, other ones.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -39,10 +39,10 @@ class _Section:
 
 
 class _FlowLoader(yaml.SafeLoader):
-    """Plain YAML values and the four tags. Every key stands where it is meant, once: no merge keys."""
+    """Plain YAML values and the four tags; rejects merge keys and repeated keys."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Called before a mapping is made; in the base class it resolves merge keys."""
+        """Called before a mapping is constructed; the base class resolves merge keys here."""
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if any(key.tag == _MERGE for key in keys):
             raise yaml.constructor.ConstructorError(None, None, "a merge key", node.start_mark)
@@ -63,8 +63,8 @@ for _tag in TAGS.values():
 def load_flow_config(path: str | Path) -> FlowConfig:
     """The flow's hyper-parameters.
 
-    Raises: ConfigError naming file and key if the file is missing, is no such YAML, is larger than 64 kB, lacks a
-        key, has one more, or asks for a variant of the networks that is not built here.
+    Raises: ConfigError with file and key if the file is missing, is not such a YAML file, is larger than 64 kB, lacks a
+        key, has an unknown key, or describes an unsupported variant of the networks.
     """
     path = Path(path)
     flow = _Reader(path, "flow", _parse(path))
@@ -77,17 +77,17 @@ def load_flow_config(path: str | Path) -> FlowConfig:
     encoder.fixed({"input_layer": "linear", "normalize_before": True, "key_bias": True})
     encoder.fixed({"pos_enc_layer_type": "rel_pos_espnet", "selfattention_layer_type": "rel_selfattn"})
     for key in ("dropout_rate", "positional_dropout_rate", "attention_dropout_rate"):
-        encoder.number(key)  # does nothing outside training
-    # The estimator sees noise, encoder output, speaker and prompt, each as wide as a mel frame.
+        encoder.number(key)  # used in training only
+    # The estimator's input is noise, encoder output, speaker and prompt, each as wide as a mel frame.
     estimator.fixed({"in_channels": 4 * n_mels, "out_channels": n_mels})
 
-    values = {
+    values: dict[str, Any] = {
         "vocab_size": flow.number("vocab_size"),
         "n_mels": n_mels,
         "speaker_dim": flow.number("spk_embed_dim"),
         "cfg_rate": float(decoder.number("inference_cfg_rate")),
     }
-    encoder_values = {
+    encoder_values: dict[str, Any] = {
         "width": width,
         "heads": encoder.number("attention_heads"),
         "inner": encoder.number("linear_units"),
@@ -95,7 +95,7 @@ def load_flow_config(path: str | Path) -> FlowConfig:
         "n_up_layers": encoder.number("num_up_blocks"),
         "lookahead": encoder.number("pre_lookahead_len"),
     }
-    estimator_values = {
+    estimator_values: dict[str, Any] = {
         "width": estimator.number("hidden_size"),
         "heads": estimator.number("num_heads"),
         "head_dim": estimator.number("head_dim"),
@@ -103,13 +103,14 @@ def load_flow_config(path: str | Path) -> FlowConfig:
         "mlp_ratio": float(estimator.number("mlp_ratio")),
     }
     for reader in (flow, encoder, decoder, estimator):
-        reader.done()
+        reader.finish()
     try:
-        parts = {"encoder": EncoderConfig(**encoder_values), "estimator": DiTConfig(**estimator_values)}
-        return FlowConfig(**values, **parts)
+        # Pydantic checks the types, such as whole numbers.
+        values |= {"encoder": EncoderConfig(**encoder_values), "estimator": DiTConfig(**estimator_values)}
+        return FlowConfig(**values)
     except ValidationError as error:
         got = "; ".join(f"{'.'.join(map(str, e['loc']))} ({e['msg']}, got {e['input']!r})" for e in error.errors())
-        raise ConfigError(str(path), expected="sizes the networks can have", got=got) from None
+        raise ConfigError(str(path), expected="sizes that the networks support", got=got) from None
 
 
 def _parse(path: Path) -> object:
@@ -134,8 +135,8 @@ def _parse(path: Path) -> object:
 
 
 def _short(value: object) -> str:
-    """A scalar as it is, of anything else only the kind: aliases can make a value of a small file endless."""
-    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to write it in decimal
+    """The text of a scalar, or the type of any other value: aliases can make a value of a small file infinite."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python limits the conversion to decimal
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | int | float | None):
         return repr(value)[:80]
@@ -143,7 +144,7 @@ def _short(value: object) -> str:
 
 
 class _Reader:
-    """Takes the keys of one section one by one and knows which were not taken."""
+    """Reads the keys of one section one by one and reports those that were not read."""
 
     def __init__(self, path: Path, name: str, value: object):
         self.path, self.name = path, name
@@ -162,13 +163,14 @@ class _Reader:
         return value
 
     def fixed(self, expected: dict[str, object]) -> None:
-        """These keys must have these values: others would be another network."""
+        """Require these values: other values describe a different network."""
         for key, supported in expected.items():
             value = self._take(key, repr(supported))
             if type(value) is not type(supported) or value != supported:
                 raise self._error(f".{key}", repr(supported), _short(value))
 
-    def done(self) -> None:
+    def finish(self) -> None:
+        """Raises: ConfigError if the section has keys that were not read."""
         if self.left:
             raise self._error("", "no other keys", ", ".join(sorted(map(_short, self.left))))
 

@@ -1,7 +1,7 @@
 """The weights and nodes of an ONNX file.
 
-Knows the protobuf wire format and the few fields of ONNX that say what is stored. Does not know the networks and
-runs nothing. The `onnx` package would hold a 0.5 GB file in memory two to three times; here it stays mapped.
+Contains the protobuf wire format and the ONNX fields that describe stored data. Does not contain the networks and
+executes nothing. The `onnx` package would copy a 0.5 GB file into memory two to three times; here it stays mapped.
 Field numbers: onnx.proto of the ONNX project.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from models.errors import CheckpointError
 
-# TensorProto.data_type -> how values lie in raw_data.
+# TensorProto.data_type -> NumPy type of the values in raw_data.
 DTYPES = {1: "<f4", 7: "<i8", 10: "<f2", 11: "<f8"}
-# Where values are if not in raw_data: field number and how they lie there. Halves are stored as integers.
+# Field number and NumPy type of values that are not in raw_data; None = varints. Halves are stored as integers.
 TYPED_FIELDS = {1: (4, "<f4"), 7: (7, None), 10: (5, None), 11: (10, "<f8")}
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -25,20 +25,20 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """One operation: what it is, its place in the exported module tree, and the values it connects."""
+    """One operation: its type, its path in the exported module tree, its input and output values."""
 
     op_type: str
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    floats: dict[str, float] = field(default_factory=dict)  # its attributes that are one number
+    floats: dict[str, float] = field(default_factory=dict)  # attributes with a single float value
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
     """Nodes in graph order, and stored arrays by name.
 
-    The arrays are read-only views of the mapped file, possibly unaligned: copy what is to be kept.
+    The arrays are read-only views of the mapped file, possibly unaligned.
     """
 
     nodes: tuple[OnnxNode, ...]
@@ -46,7 +46,7 @@ class OnnxGraph:
 
 
 class _Malformed(Exception):
-    """Says what was expected and found; becomes a CheckpointError with the file's name."""
+    """Expected and actual content; converted to a CheckpointError with the file's name."""
 
     def __init__(self, expected: str, got: object):
         self.expected, self.got = expected, got
@@ -54,9 +54,9 @@ class _Malformed(Exception):
 
 
 def read_onnx(path: str | Path) -> OnnxGraph:
-    """Nodes and initializers of a file that holds its own data, float16/32/64 or int64.
+    """Nodes and initializers of a file, float16/32/64 or int64.
 
-    Raises: CheckpointError if it is missing, truncated, no ONNX file, or keeps data elsewhere.
+    Raises: CheckpointError if the file is missing or truncated, is not an ONNX file, or stores data in another file.
     """
     path = Path(path)
     try:
@@ -98,8 +98,9 @@ def _read_node(data: memoryview) -> OnnxNode:
             texts[number].append(_text(value))
         elif number == 5:
             attribute = dict(_fields(_part(value, "an attribute")))
-            if isinstance(attribute.get(2), memoryview):
-                floats[_text(attribute.get(1, 0))] = _float(attribute[2])
+            number_bytes = attribute.get(2)
+            if isinstance(number_bytes, memoryview):
+                floats[_text(attribute.get(1, 0))] = _float(number_bytes)
     name, op_type = "".join(texts[3][-1:]), "".join(texts[4][-1:])
     return OnnxNode(op_type, name, tuple(texts[1]), tuple(texts[2]), floats)
 
@@ -155,7 +156,7 @@ def _typed_array(data_type: int, typed: dict[int, list[int | memoryview]]) -> np
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Field numbers with their values: an integer for a varint, bytes otherwise."""
+    """Field numbers with their values: an integer for a varint, else bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -200,7 +201,7 @@ def _integers(values: list[int | memoryview]) -> list[int]:
         while at < len(value):
             number, at = _varint(value, at)
             numbers.append(number)
-    # Negative numbers are written as 64-bit two's complement; bits above are no valid writer's.
+    # Negative numbers are stored as 64-bit two's complement; higher bits are not valid.
     numbers = [number & (2**64 - 1) for number in numbers]
     return [number - 2**64 if number >> 63 else number for number in numbers]
 

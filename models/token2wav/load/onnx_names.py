@@ -1,8 +1,8 @@
-"""Which weight of the networks an ONNX file's arrays are.
+"""The mapping from the arrays of an ONNX file to the weights of the networks.
 
-Knows how the two released files were exported: some arrays keep their module's name, others are called after the
-operation and a number (`onnx::Conv_2216`), and then the node that takes them tells the module by its place in the
-tree (`/head/layer1/layer1.0/conv1/Conv`). Does not know sizes; whoever loads checks names and shapes.
+Contains the naming of the two released exports: some arrays have their module's name, others are named after the
+operation and a number (`onnx::Conv_2216`). For the latter, the path of the node that reads them gives the module
+(`/head/layer1/layer1.0/conv1/Conv`). Does not check names or shapes against the networks; the loader does.
 """
 
 import numpy as np
@@ -14,17 +14,17 @@ from models.token2wav.load.onnx_container import OnnxGraph, OnnxNode
 from models.token2wav.prompt.campplus import conv_order
 
 PROJECTION = "quantizer._codebook.project_down"
-PROJECTION_BIAS = "quantizer.project_in.bias"  # the array that tells the projection from other arithmetic
+PROJECTION_BIAS = "quantizer.project_in.bias"  # the array that identifies the projection among other arithmetic
 
 _NORM_INPUTS = ("weight", "bias", "running_mean", "running_var")
 
 
 def speaker_tensors(graph: OnnxGraph) -> dict[str, Tensor]:
-    """The speaker encoder's weights under the names they were trained with, batch norms folded as far as the file is.
+    """The speaker encoder's weights under their names in training; batch norms are folded where the file folds them.
 
-    A convolution is known by its weight's own name, else by its node's place, else by its turn. Float arrays of no
-    convolution or norm are passed on as they are called, to be found unexpected.
-    Raises: CheckpointError if two arrays claim one name.
+    A convolution is identified by the name of its weight, else by the path of its node, else by its position in the
+    execution order. Float arrays that belong to no convolution or norm keep their names, so the loader reports them.
+    Raises: CheckpointError if two arrays map to one name.
     """
     order = conv_order()
     known = set(order)
@@ -38,7 +38,7 @@ def speaker_tensors(graph: OnnxGraph) -> dict[str, Tensor]:
             names.take(node, {1: f"{module}.weight", 2: f"{module}.bias"})
             turn += 1
         elif node.op_type == "BatchNormalization":
-            # A norm without weights has constants there, which are no stored arrays.
+            # A norm without weights has constants as inputs, which are not stored arrays.
             module = _module(node, 3)
             names.take(node, {i: f"{module}.{name}" for i, name in enumerate(_NORM_INPUTS, start=1)})
     taken = set(names.sources.values())
@@ -49,12 +49,12 @@ def speaker_tensors(graph: OnnxGraph) -> dict[str, Tensor]:
 def tokenizer_tensors(graph: OnnxGraph) -> dict[str, Tensor]:
     """The speech tokenizer's weights under the names of the public PyTorch port.
 
-    Arrays that only reshape, index or scale are constants of the arithmetic, not weights, and are left out.
-    Raises: CheckpointError if two arrays claim one name.
+    Arrays that only reshape, index or scale are constants, not weights, and are omitted.
+    Raises: CheckpointError if two arrays map to one name.
     """
     names = _Names(graph)
     makers = {output: node for node in graph.nodes for output in node.outputs}
-    products: set[str] = set()  # modules that multiply by a stored matrix; what they add is a bias
+    products: set[str] = set()  # modules that multiply by a stored matrix; an array that they add is a bias
     stems = 0
     for node in graph.nodes:
         module = _module(node)
@@ -80,15 +80,15 @@ def tokenizer_tensors(graph: OnnxGraph) -> dict[str, Tensor]:
 
 
 def first_norm_eps(graph: OnnxGraph) -> float:
-    """What the speech tokenizer's first norm adds to the variance; public ports disagree, the file knows."""
+    """The epsilon of the speech tokenizer's first norm, which differs between public ports."""
     for node in graph.nodes:
         if node.op_type == "LayerNormalization" and _module(node).endswith("blocks.0.attn_ln"):
-            return float(f"{node.floats.get('epsilon', 1e-5):.6g}")  # as written before it was a float32
+            return float(f"{node.floats.get('epsilon', 1e-5):.6g}")  # the decimal value before rounding to float32
     return 1e-5
 
 
 class _Names:
-    """Arrays of a graph by the names they turn out to have."""
+    """Arrays of a graph under the names of the weights."""
 
     def __init__(self, graph: OnnxGraph):
         self.graph = graph
@@ -97,7 +97,14 @@ class _Names:
         self.clashes: list[str] = []
 
     def take(self, node: OnnxNode, wanted: dict[int, str], *, transposed: bool = False) -> bool:
-        """Give a node's inputs, as far as they are stored arrays, these names. Returns: whether any is stored."""
+        """Assign names to those inputs of a node that are stored arrays.
+
+        Args:
+            node: the reader of the arrays.
+            wanted: input position -> name.
+            transposed: the file stores matrices transposed.
+        Returns: whether any of the inputs is a stored array.
+        """
         any_stored = False
         for position, name in wanted.items():
             source = node.inputs[position] if position < len(node.inputs) else ""
@@ -121,12 +128,12 @@ class _Names:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """A float32 copy: the array is a read-only view of the file, perhaps unaligned."""
+    """A float32 copy, because the array is a read-only view of the file, possibly unaligned."""
     return torch.from_numpy(np.array(array, np.float32, order="C"))
 
 
 def _module(node: OnnxNode, named_input: int | None = None) -> str:
-    """Name of the module a node belongs to: that of an input which has one, else the node's place in the tree."""
+    """Name of the module of a node: from the name of its input `named_input` if that has one, else from its path."""
     if named_input is not None and named_input < len(node.inputs):
         source = node.inputs[named_input]
         if "." in source and "/" not in source:
@@ -134,7 +141,7 @@ def _module(node: OnnxNode, named_input: int | None = None) -> str:
     place: list[str] = []
     for step in node.name.strip("/").split("/")[:-1]:
         if place and step.startswith(f"{place[-1]}."):
-            place[-1] = step  # children of a list repeat its name: layer1/layer1.0
+            place[-1] = step  # the path repeats a list's name before its children: layer1/layer1.0
         else:
             place.append(step)
     return ".".join(place)

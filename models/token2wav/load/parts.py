@@ -1,8 +1,8 @@
-"""A vocoder folder to modules: which files, which names, and the strict check before any weight is placed.
+"""A vocoder folder to modules: files, names, and the strict check before any weight is assigned.
 
-Knows both layouts of the folder. The older one keeps the vocoder in `hift.pt`; the newer one has a vocoder of another
-design there, and this one in `hift_original.pt`, whose presence tells the layouts apart. Does not know formats
-(`checkpoint`, `onnx_container`, `flow_yaml`) nor what is done with the modules.
+Supports both layouts of the folder. The older one has HiFT in `hift.pt`. The newer one has a vocoder of another design
+there and HiFT in `hift_original.pt`, whose presence identifies the layout. Does not contain file formats (`checkpoint`,
+`onnx_container`, `flow_yaml`).
 """
 
 from collections.abc import Callable, Iterator
@@ -32,14 +32,14 @@ FLOW_YAML, FLOW, HIFT = "flow.yaml", "flow.pt", "hift.pt"
 HIFT_ORIGINAL = "hift_original.pt"  # only in the newer layout
 SPEAKER_ENCODER, SPEECH_TOKENIZER = "campplus.onnx", "speech_tokenizer_v2_25hz.onnx"
 
-_HIFT_PREFIX = "generator."  # some writers keep the vocoder below this name
+_HIFT_PREFIX = "generator."  # some checkpoints store HiFT under this name
 
 DtypeOf = Callable[[str], torch.dtype]
 
 
 @dataclass(frozen=True)
 class FlowAndHift:
-    """What turns codes into sound, given a prepared voice."""
+    """The modules that turn speech tokens into sound, given a prepared voice."""
 
     flow: Flow
     hift: Hift
@@ -47,7 +47,7 @@ class FlowAndHift:
 
 @dataclass(frozen=True)
 class VoiceParts:
-    """What prepares a voice."""
+    """The modules that prepare a voice."""
 
     speaker_encoder: CampPlus
     speech_tokenizer: S3Tokenizer
@@ -55,7 +55,7 @@ class VoiceParts:
 
 @dataclass(frozen=True)
 class Token2WavParts:
-    """The whole folder."""
+    """All modules of the folder."""
 
     flow: Flow
     hift: Hift
@@ -64,7 +64,7 @@ class Token2WavParts:
 
     @property
     def config(self) -> FlowConfig:
-        """The flow's; the other modules carry theirs."""
+        """The flow's settings; the other modules have their own."""
         return self.flow.config
 
 
@@ -75,14 +75,15 @@ def load_token2wav(
     dtype: torch.dtype = torch.float32,
     hift_dtype: torch.dtype = torch.float32,
 ) -> Token2WavParts:
-    """All modules of a vocoder folder in eval mode on `device`.
+    """All modules of a vocoder folder in eval mode.
 
     Args:
+        folder: path of the folder.
+        device: of all modules.
         dtype: of the flow. On the CPU in float32 its weights stay mapped to their file.
-        hift_dtype: of the vocoder's convolutions; what is sensitive in it stays float32. So do the modules that
-            prepare voices.
-    Raises: ConfigError; CheckpointError naming every missing file, or else every missing, unexpected, misshapen and
-        not finite tensor.
+        hift_dtype: of HiFT's convolutions. Its sensitive modules and the modules that prepare voices are float32.
+    Raises: ConfigError; CheckpointError that lists every missing file, or else every tensor that is missing,
+        unexpected, of a wrong shape or not finite.
     """
     folder = Path(folder)
     _require(folder, [*_flow_and_hift_files(folder), SPEAKER_ENCODER, SPEECH_TOKENIZER])
@@ -101,7 +102,7 @@ def load_flow_and_hift(
     dtype: torch.dtype = torch.float32,
     hift_dtype: torch.dtype = torch.float32,
 ) -> FlowAndHift:
-    """Codes to sound without the 0.5 GB that only preparing a voice needs; as `load_token2wav`."""
+    """The modules from tokens to sound, without the 0.5 GB that only preparing a voice needs; as `load_token2wav`."""
     for name, value in (("dtype", dtype), ("hift_dtype", hift_dtype)):
         if not value.is_floating_point:
             raise SettingsError(name, expected="a floating-point type", got=value)
@@ -124,7 +125,7 @@ def load_flow_and_hift(
 
 
 def load_voice_parts(folder: str | Path, *, device: torch.device | str = "cpu") -> VoiceParts:
-    """What prepares voices, in float32; as `load_token2wav`."""
+    """The modules that prepare voices, in float32; as `load_token2wav`."""
     folder = Path(folder)
     _require(folder, [SPEAKER_ENCODER, SPEECH_TOKENIZER])
     loader = _Loader(folder, device)
@@ -143,9 +144,9 @@ def load_voice_parts(folder: str | Path, *, device: torch.device | str = "cpu") 
 
 
 def hift_config_of(tensors: dict[str, Tensor], file: str | Path) -> HiftConfig:
-    """Sizes, read off the shapes of folded tensors.
+    """The sizes that the shapes of folded tensors determine.
 
-    Raises: CheckpointError if those that tell them are not there, are no kernels or are empty.
+    Raises: CheckpointError if one of these tensors is missing, empty or not a kernel.
     """
     shapes = {}
     for name in ("conv_pre.weight", "f0_predictor.condnet.0.weight"):
@@ -160,7 +161,7 @@ def hift_config_of(tensors: dict[str, Tensor], file: str | Path) -> HiftConfig:
 
 
 class _Loader:
-    """Checks the files of one folder, then places all weights or raises one error."""
+    """Checks the files of one folder, then assigns all weights or raises one error."""
 
     def __init__(self, folder: Path, device: torch.device | str):
         self.device = device
@@ -168,7 +169,7 @@ class _Loader:
         self.checked: list[tuple[str, nn.Module, dict[str, Tensor], DtypeOf]] = []
 
     def check(self, file: str, tensors: dict[str, Tensor], build: Callable[[], Tree], dtype_of: DtypeOf) -> Tree:
-        """The module, still without data; what does not fit it is noted."""
+        """The module, still without data; differences from `tensors` are collected."""
         with on_meta():
             module = build()
         expected = tensor_shapes(module)
@@ -187,7 +188,7 @@ class _Loader:
         self.mismatch.raise_if_any()
         placed = []
         for file, module, tensors, dtype_of in self.checked:
-            # Device first: a narrow type is made there, and on the CPU nothing is copied if nothing changes.
+            # The device first: the type is converted there, and on the CPU an unchanged tensor is not copied.
             ready = {name: tensor.to(self.device).to(dtype_of(name)) for name, tensor in tensors.items()}
             bad = (f"{name} as {tensor.dtype}" for name, tensor in ready.items() if not tensor.isfinite().all())
             self.mismatch.add(f"not finite in {file}", bad)
@@ -210,7 +211,7 @@ def _read_hift(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors about tensors say which file those are from."""
+    """Prefix errors about tensors with the file's path."""
     try:
         yield
     except CheckpointError as error:

@@ -1,7 +1,6 @@
-"""Vocoder parts with random weights of sane size, made where they will run: for measurements at real dimensions.
+"""Vocoder modules with random weights, created on the target device: for measurements at the released sizes.
 
-Knows only how large a weight should be so that sound comes out, neither silent nor clipped, at a pitch of a voice;
-nothing in it means anything.
+Contains the scale of each weight, chosen so that the sound is neither silent nor clipped and has the pitch of a voice.
 """
 
 import math
@@ -31,7 +30,7 @@ def random_parts(
     hift_dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> FlowAndHift:
-    """Flow and HiFT of these sizes (the released ones if left out); the same seed, device and types repeat them."""
+    """Flow and HiFT of these sizes; None = the released sizes. Equal seed, device and types give equal weights."""
     flow, hift_config = flow or FlowConfig(), hift_config or HiftConfig()
     with on_meta():
         parts = Flow(flow), Hift(hift_config)
@@ -49,16 +48,19 @@ def random_voice_parts(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> VoiceParts:
-    """What prepares voices, in float32, of these sizes (the released ones if left out)."""
+    """The modules that prepare voices, in float32, of these sizes; None = the released sizes."""
     speaker_encoder, speech_tokenizer = speaker_encoder or CampPlusConfig(), speech_tokenizer or S3TokenizerConfig()
     with on_meta():
         parts = CampPlus(speaker_encoder), S3Tokenizer(speech_tokenizer)
     generator = torch.Generator(device).manual_seed(seed)
-    return VoiceParts(*(_filled(part, generator, device, lambda _: torch.float32) for part in parts))
+    return VoiceParts(
+        _filled(parts[0], generator, device, lambda _: torch.float32),
+        _filled(parts[1], generator, device, lambda _: torch.float32),
+    )
 
 
 def mean_and_std(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """How a plain (folded) weight of any of the parts should be distributed."""
+    """Mean and standard deviation of a folded weight of any of the modules."""
     fan_in = math.prod(shape[1:])
     match name.split("."):
         case ["f0_predictor", "classifier", "weight"]:
@@ -66,15 +68,15 @@ def mean_and_std(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         case ["f0_predictor", "classifier", "bias"]:
             return MEAN_F0, 0.0
         case ["f0_predictor", "condnet", _, "weight"]:
-            return 0.0, 1.5 / math.sqrt(fan_in)  # makes up for what ELU takes away
+            return 0.0, 1.5 / math.sqrt(fan_in)  # compensates for the attenuation of ELU
         case ["conv_post", "bias"]:
-            return 0.7, 0.1  # logarithm of the spectrum's magnitude
+            return 0.7, 0.1  # log magnitude of the spectrum
         case ["conv_post", "weight"]:
             return 0.0, 0.3 / math.sqrt(fan_in)
         case ["ups", _, "weight"]:
-            return 0.0, 1 / math.sqrt(2 * shape[0])  # each output is reached by about two taps
+            return 0.0, 1 / math.sqrt(2 * shape[0])  # each output depends on about two taps
         case ["resblocks" | "source_resblocks", _, "convs2", _, "weight"]:
-            return 0.0, 0.3 / math.sqrt(fan_in)  # nine are added to what passes by
+            return 0.0, 0.3 / math.sqrt(fan_in)  # nine of them are added to the residual stream
         case [*_, "alpha"]:
             return 1.0, 0.1
         case ["input_embedding", "weight"]:

@@ -1,4 +1,4 @@
-"""Weight-normed layers to plain ones. Knows the two ways such a layer is stored; does not know the layers."""
+"""Weight-normalized layers to plain ones, for both storage formats. Does not contain the layers."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.errors import CheckpointError
 
-# Length and direction of a weight: as a parametrization, and as it was stored before those existed.
+# Pattern of a weight's length and suffix of its direction: as a parametrization, and in the older format.
 _PAIRS = (
     (r"\.parametrizations\.weight\.original0$", ".parametrizations.weight.original1"),
     (r"\.weight_g$", ".weight_v"),
@@ -15,12 +15,12 @@ _PAIRS = (
 
 
 def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors with every pair of length and direction replaced by the weight `X.weight` they stand for.
+    """The tensors, with every pair of length and direction replaced by the weight `X.weight` that it represents.
 
-    The norm is taken over all dims but the first, in float64, also where the first dim is a transposed
-    convolution's input. The result has the direction's type.
-    Raises: CheckpointError if a half of a pair is missing or has a wrong shape, if a direction is zero or has no
-        dims to take a norm over, or if the weight is there already.
+    The norm is computed in float64 over all dims but the first, including transposed convolutions, whose first dim is
+    the input. The result has the type of the direction.
+    Raises: CheckpointError if one tensor of a pair is missing or has a wrong shape, if a direction is zero or has fewer
+        than two dims, or if the weight is also stored plainly.
     """
     folded = dict(tensors)
     for pattern, direction_suffix in _PAIRS:
@@ -44,7 +44,7 @@ def _fold(stem: str, length: Tensor, direction: Tensor) -> Tensor:
     expected = (len(direction),) + (1,) * (direction.ndim - 1)
     if tuple(length.shape) != expected:
         raise CheckpointError(f"{stem}: length of its weight", expected=list(expected), got=list(length.shape))
-    norm = direction.double().flatten(1).norm(dim=1).view(expected)
+    norm: Tensor = direction.double().flatten(1).norm(dim=1).view(expected)
     if not norm.all():
         raise CheckpointError(f"{stem}: direction of its weight", expected="no zero rows", got="a zero row")
     return (direction.double() * (length.double() / norm)).to(direction.dtype)

@@ -1,13 +1,13 @@
 """CAMPPlus: the speaker vector of a prompt's filter-bank energies.
 
-Knows the network, and how batch norm melts into it. Does not know sound, files, nor who uses the vector.
+Contains the network and the folding of its batch norms. Does not contain sound, files or users of the vector.
 
-The module holds no batch norm. One that follows a convolution is part of that convolution, which thereby has a
-bias; one that stands before a convolution is an affine map under its own name. `fold_batch_norms` makes these
-tensors of those that were trained.
+The module has no batch norms. A batch norm after a convolution is folded into that convolution, which therefore has a
+bias. A batch norm before a convolution is an affine map under its own name. `fold_batch_norms` computes these tensors
+from the trained ones.
 
-Frames of padding are zeroed before every convolution over time and left out of every mean, so that a row in a
-longer bucket equals the row alone.
+Frames of padding are zeroed before every convolution over time and excluded from every mean, so the vector of a row
+does not depend on the bucket.
 """
 
 import re
@@ -25,8 +25,8 @@ DENSE_BLOCKS = ((12, 1), (24, 2), (16, 2))  # layers and dilation
 SEGMENT = 100  # frames that share a gate
 BATCH_NORM_EPS = 1e-5
 
-# A convolution's name to that of the batch norm its output goes to, and nowhere else.
-_NORM_BEHIND: tuple[tuple[str, str], ...] = (
+# Pattern of a convolution's name -> name of the batch norm that is the only reader of its output.
+_NORM_AFTER: tuple[tuple[str, str], ...] = (
     (r"(.*\.)conv([12])", r"\1bn\2"),
     (r"(.*\.shortcut)\.0", r"\1.1"),
     (r"(.*\.tdnn)\.linear", r"\1.nonlinear.batchnorm"),
@@ -37,18 +37,15 @@ _NORM_BEHIND: tuple[tuple[str, str], ...] = (
 
 
 class Frames(NamedTuple):
-    """Which frames of a batch are valid, and how many; counts are at least 1, to divide by.
+    """The valid frames of a batch. Counts are at least 1, so that they can divide."""
 
-    mask: [B, 1, T] bool. count: [B, 1, 1] float32. in_segment: [B, 1, ceil(T / 100)] float32.
-    """
-
-    mask: Tensor
-    count: Tensor
-    in_segment: Tensor
+    mask: Tensor  # [B, 1, T] bool
+    n_valid: Tensor  # [B, 1, 1] float32 valid frames
+    n_in_segment: Tensor  # [B, 1, ceil(T / 100)] float32 valid frames per segment
 
     @classmethod
     def of(cls, n_frames: Tensor, length: int) -> "Frames":
-        """n_frames: [B] int64, at most `length`."""
+        """The frames of rows with n_frames [B] int64 valid frames of `length`."""
         n = n_frames[:, None, None]
         start = torch.arange(0, length, SEGMENT, device=n_frames.device)
         in_segment = (n - start).clamp(1, SEGMENT).float()
@@ -56,7 +53,9 @@ class Frames(NamedTuple):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions over frequency and time beside a shortcut; `stride` is over frequency alone."""
+    """Two convolutions over frequency and time, and a shortcut; `stride` is over frequency only."""
+
+    shortcut: nn.Module
 
     def __init__(self, channels: int, stride: int):
         super().__init__()
@@ -73,7 +72,7 @@ class ResidualBlock(nn.Module):
 
 
 class FrontEnd(nn.Module):
-    """Energies as a picture of frequency by time; frequency shrinks eightfold."""
+    """Two-dimensional convolutions over frequency and time that reduce the frequency axis eightfold."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -83,7 +82,12 @@ class FrontEnd(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1)
 
     def forward(self, fbank: Tensor, mask: Tensor) -> Tensor:
-        """fbank: [B, T, n_mels]; mask: [B, 1, T] bool. Returns: [B, channels * n_mels / 8, T], zero behind a row."""
+        """[B, channels * n_mels / 8, T], zero outside the mask.
+
+        Args:
+            fbank: [B, T, n_mels].
+            mask: [B, 1, T] bool.
+        """
         mask = mask[:, None]
         x = torch.where(mask, fbank.transpose(1, 2)[:, None], 0)
         x = torch.where(mask, F.relu(self.conv1(x)), 0)
@@ -93,7 +97,7 @@ class FrontEnd(nn.Module):
 
 
 class Affine(nn.Module):
-    """x * weight + bias, channel by channel. x: [B, channels, T]."""
+    """x * weight + bias per channel, for x [B, channels, T]."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -116,7 +120,7 @@ class Nonlinear(nn.Module):
 
 
 class CamLayer(nn.Module):
-    """Context-aware masking: a convolution whose output is gated by means over the sound and over a segment."""
+    """Context-aware masking: a convolution, gated by the means over the whole sound and over the segment."""
 
     def __init__(self, width: int, growth: int, dilation: int):
         super().__init__()
@@ -125,18 +129,19 @@ class CamLayer(nn.Module):
         self.linear2 = nn.Conv1d(width // 2, growth, 1)
 
     def forward(self, x: Tensor, frames: Frames) -> Tensor:
-        """x: [B, width, T], zero behind a row. Returns: [B, growth, T], anything behind a row."""
-        T, n_segments = x.shape[-1], frames.in_segment.shape[-1]
-        local = self.linear_local(x)
-        segments = F.pad(x, (0, n_segments * SEGMENT - T)).unflatten(-1, (n_segments, SEGMENT))
-        context = x.sum(-1, keepdim=True) / frames.count + segments.sum(-1) / frames.in_segment
-        # Frames of a segment share their context, so the gate is computed once for each.
-        gate = self.linear2(F.relu(self.linear1(context))).sigmoid()
+        """[B, growth, T], undefined outside the mask, for x [B, width, T], zero outside the mask."""
+        T, n_segments = x.shape[-1], frames.n_in_segment.shape[-1]
+        local: Tensor = self.linear_local(x)
+        padded = F.pad(x, (0, n_segments * SEGMENT - T))
+        segments: Tensor = padded.unflatten(-1, (n_segments, SEGMENT))
+        context = x.sum(-1, keepdim=True) / frames.n_valid + segments.sum(-1) / frames.n_in_segment
+        # All frames of a segment share their context, so the gate is computed once per segment.
+        gate: Tensor = self.linear2(F.relu(self.linear1(context))).sigmoid()
         return local * gate.repeat_interleave(SEGMENT, dim=-1, output_size=n_segments * SEGMENT)[..., :T]
 
 
 class DenseLayer(nn.Module):
-    """The `growth` channels that one layer adds to its input."""
+    """One layer of a dense block; its `growth` output channels are appended to its input."""
 
     def __init__(self, channels: int, width: int, growth: int, dilation: int):
         super().__init__()
@@ -146,11 +151,12 @@ class DenseLayer(nn.Module):
 
     def forward(self, x: Tensor, frames: Frames) -> Tensor:
         x = F.relu(self.linear1(self.nonlinear1(x)))
-        return self.cam_layer(torch.where(frames.mask, x, 0), frames)
+        out: Tensor = self.cam_layer(torch.where(frames.mask, x, 0), frames)
+        return out
 
 
 class Transit(nn.Module):
-    """Half the channels of a dense block."""
+    """The layer between dense blocks, which halves the channels."""
 
     def __init__(self, channels: int, bias: bool):
         super().__init__()
@@ -158,11 +164,12 @@ class Transit(nn.Module):
         self.linear = nn.Conv1d(channels, channels // 2, 1, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.nonlinear(x))
+        out: Tensor = self.linear(self.nonlinear(x))
+        return out
 
 
 class XVector(nn.Module):
-    """Frames to one vector: densely connected layers over time, then mean and deviation."""
+    """Frames to one vector: densely connected layers over time, then mean and standard deviation."""
 
     def __init__(self, config: CampPlusConfig):
         super().__init__()
@@ -181,14 +188,15 @@ class XVector(nn.Module):
         self.dense = nn.ModuleDict({"linear": nn.Conv1d(2 * channels, config.embedding, 1)})
 
     def forward(self, x: Tensor, n_frames: Tensor) -> Tensor:
-        """x: [B, channels, T], zero behind a row; n_frames: [B] int64. Returns: [B, embedding]."""
+        """[B, embedding] for x [B, channels, T], zero beyond n_frames [B] int64."""
         x = F.relu(self.tdnn["linear"](x))
         frames = Frames.of((n_frames + 1) // 2, x.shape[-1])
         for number in range(1, len(DENSE_BLOCKS) + 1):
-            for layer in self.get_submodule(f"block{number}").values():
+            for layer in self.get_submodule(f"block{number}").children():
                 x = torch.cat((x, layer(x, frames)), dim=1)
             x = self.get_submodule(f"transit{number}")(x)
-        return self.dense["linear"](_statistics(F.relu(x), frames))[..., 0]
+        vectors: Tensor = self.dense["linear"](_statistics(F.relu(x), frames))
+        return vectors[..., 0]
 
 
 class CampPlus(nn.Module):
@@ -202,9 +210,9 @@ class CampPlus(nn.Module):
         """The speaker vector of each row.
 
         Args:
-            fbank: [B, T, n_mels] float32, mean over time removed; T the bucket.
-            n_frames: [B] int64, valid frames of each row; what lies behind them may be anything. None: all T.
-                A row with one or two frames has no deviation over time and counts as constant.
+            fbank: [B, T, n_mels] float32, mean over time removed; T the bucket. Undefined beyond n_frames.
+            n_frames: [B] int64 valid frames of each row; None = T. A row with one or two frames has no deviation over
+                time and is treated as constant.
         Returns: [B, embedding] float32, not normalised.
         Source: golden `campplus_*`.
         """
@@ -212,33 +220,34 @@ class CampPlus(nn.Module):
         if n_frames is None:
             n_frames = torch.full((B,), T, device=fbank.device)
         mask = torch.arange(T, device=fbank.device) < n_frames[:, None, None]
-        return self.xvector(self.head(fbank, mask), n_frames)
+        vectors: Tensor = self.xvector(self.head(fbank, mask), n_frames)
+        return vectors
 
 
 def _statistics(x: Tensor, frames: Frames) -> Tensor:
-    """Mean and unbiased standard deviation over valid frames. x: [B, C, T]. Returns: [B, 2 C, 1]."""
-    mean = torch.where(frames.mask, x, 0).sum(-1, keepdim=True) / frames.count
+    """Mean and unbiased standard deviation over valid frames, [B, 2 C, 1] for x [B, C, T]."""
+    mean = torch.where(frames.mask, x, 0).sum(-1, keepdim=True) / frames.n_valid
     squares = torch.where(frames.mask, x - mean, 0).square().sum(-1, keepdim=True)
-    return torch.cat((mean, (squares / (frames.count - 1).clamp_min(1)).sqrt()), dim=1)
+    return torch.cat((mean, (squares / (frames.n_valid - 1).clamp_min(1)).sqrt()), dim=1)
 
 
 def conv_order() -> list[str]:
-    """Names of all convolutions in the order in which they run, at any size; each has a weight `NAME.weight`."""
+    """Names of all convolutions in execution order, the same at any size; each has a weight `NAME.weight`."""
     with on_meta():
         model = CampPlus(CampPlusConfig())
     return [name for name, module in model.named_modules() if isinstance(module, (nn.Conv1d, nn.Conv2d))]
 
 
 def fold_batch_norms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The module's tensors, from names and values as they were trained.
+    """The module's tensors, computed from the trained tensors.
 
-    A batch norm (`running_mean` and `running_var`, with or without `weight` and `bias`) goes into the convolution
-    before it, or stays as an affine map. What is folded already passes unchanged, so half-folded files work too.
-    Counters of batches are dropped; all else is kept.
+    A batch norm (`running_mean` and `running_var`, with or without `weight` and `bias`) is folded into the convolution
+    before it, or becomes an affine map. Folded tensors stay unchanged, so partly folded files are supported. Batch
+    counters are dropped.
     Raises: CheckpointError for a batch norm without its variance.
     """
     norms = [name.removesuffix(".running_mean") for name in tensors if name.endswith(".running_mean")]
-    convolutions = {_norm_behind(name): name for name in (key.removesuffix(".weight") for key in tensors)}
+    convolutions = {_norm_after(name): name for name in (key.removesuffix(".weight") for key in tensors)}
     folded = {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[0] not in norms}
     for norm in norms:
         scale, shift = _scale_and_shift(tensors, norm)
@@ -253,15 +262,15 @@ def fold_batch_norms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return folded
 
 
-def _norm_behind(convolution: str) -> str | None:
-    for pattern, norm in _NORM_BEHIND:
+def _norm_after(convolution: str) -> str | None:
+    for pattern, norm in _NORM_AFTER:
         if match := re.fullmatch(pattern, convolution):
             return match.expand(norm)
     return None
 
 
 def _scale_and_shift(tensors: dict[str, Tensor], norm: str) -> tuple[Tensor, Tensor]:
-    """What a batch norm multiplies by and then adds, in float64."""
+    """The factor and the summand of a batch norm, in float64."""
     mean, variance = tensors[f"{norm}.running_mean"].double(), tensors.get(f"{norm}.running_var")
     if variance is None:
         raise CheckpointError(f"speaker encoder {norm}", expected="running_mean and running_var", got="no running_var")
@@ -270,9 +279,10 @@ def _scale_and_shift(tensors: dict[str, Tensor], norm: str) -> tuple[Tensor, Ten
 
 
 def config_of(tensors: dict[str, Tensor]) -> CampPlusConfig:
-    """Sizes, read off the shapes of folded tensors.
+    """The sizes that the shapes of folded tensors determine.
 
-    Raises: CheckpointError if a tensor that tells one is missing, or if they tell no network of this kind.
+    Raises: CheckpointError if one of these tensors is missing, or if the shapes do not belong to a network of this
+        kind.
     """
     names = (
         "head.conv1",

@@ -1,9 +1,9 @@
-"""S3 tokenizer: the speech codes of a prompt, 25 a second.
+"""S3 tokenizer: the speech tokens of a prompt, 25 per second.
 
-Knows log-mel frames, rows and codes. Does not know sound, files, nor who uses the codes.
+Contains log-mel frames, rows and tokens. Does not contain sound, files or users of the tokens.
 
-A second is 100 mel frames, 50 rows after the first convolution, 25 rows and codes after the second. Padding is zeroed
-before every convolution and not looked at in attention, so that a sound in a longer bucket has the codes it has alone.
+One second has 100 mel frames, 50 rows after the first convolution, and 25 rows and tokens after the second. Padding is
+zeroed before every convolution and masked in attention, so the tokens of a sound do not depend on the bucket.
 """
 
 import torch
@@ -19,13 +19,13 @@ HEAD_DIM = 64
 ROPE_THETA = 10_000.0
 MEMORY_KERNEL = 31
 SECOND_NORM_EPS = 1e-5
-LEVELS = 3  # values of a digit
+LEVELS = 3  # values of one digit
 DIGITS = 8
-LEVEL_SCALE = 0.999  # moves the edges between levels a little, as in training
+LEVEL_SCALE = 0.999  # moves the boundaries between levels slightly, as in training
 
 
 class MemoryAttention(nn.Module):
-    """Rotary self-attention beside a memory: values of the rows around, mixed channel by channel.
+    """Rotary self-attention plus a memory, a depthwise convolution of the values over neighbouring rows.
 
     The key projection has no bias, as in Whisper.
     """
@@ -39,12 +39,20 @@ class MemoryAttention(nn.Module):
         self.fsmn_block = nn.Conv1d(width, width, MEMORY_KERNEL, padding=MEMORY_KERNEL // 2, groups=width, bias=False)
 
     def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x: [B, R, width]; mask: [B, R] valid rows, the others come out as anything; cos, sin: [R, 1, 32]."""
+        """[B, R, width]; undefined for rows outside the mask.
+
+        Args:
+            x: [B, R, width].
+            mask: [B, R] bool valid rows.
+            cos: [R, 1, 32].
+            sin: [R, 1, 32].
+        """
         q, k = (rotate(part(x).unflatten(-1, (-1, HEAD_DIM)), cos, sin) for part in (self.query, self.key))
         v = torch.where(mask[..., None], self.value(x), 0)
-        looked_up = attend(q, k.transpose(1, 2), v.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2), mask[:, None])
-        memory = self.fsmn_block(v.transpose(1, 2)).transpose(1, 2) + v
-        return self.out(looked_up) + memory
+        heads: Tensor = v.unflatten(-1, (-1, HEAD_DIM))
+        attended: Tensor = self.out(attend(q, k.transpose(1, 2), heads.transpose(1, 2), mask[:, None]))
+        memory: Tensor = self.fsmn_block(v.transpose(1, 2)).transpose(1, 2) + v
+        return attended + memory
 
 
 class TokenizerBlock(nn.Module):
@@ -58,7 +66,8 @@ class TokenizerBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attn(self.attn_ln(x), mask, cos, sin)
-        return x + self.mlp(self.mlp_ln(x))
+        added: Tensor = self.mlp(self.mlp_ln(x))
+        return x + added
 
 
 class Encoder(Derived):
@@ -73,30 +82,37 @@ class Encoder(Derived):
         self.frequencies = rotary_frequencies(HEAD_DIM, ROPE_THETA, device)
 
     def forward(self, log_mel: Tensor, n_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, n_mels, F] to hidden rows [B, ceil(ceil(F / 2) / 2), width] and [B] how many of them are valid."""
+        """Hidden rows [B, ceil(ceil(F / 2) / 2), width] and the number of valid rows [B].
+
+        Args:
+            log_mel: [B, n_mels, F].
+            n_frames: [B] int64 valid frames.
+        """
         x, n = log_mel, n_frames
         for conv in (self.conv1, self.conv2):
             x = F.gelu(conv(torch.where(_valid(n, x.shape[-1])[:, None], x, 0)))
             n = (n + 1) // 2
         x, mask = x.transpose(1, 2), _valid(n, x.shape[-1])
         positions = torch.arange(x.shape[1], device=x.device)
-        cos, sin = (part[:, None] for part in rotary_angles(positions, self.frequencies))  # for all heads
+        cos, sin = (part[:, None] for part in rotary_angles(positions, self.frequencies))  # one axis for the heads
         for block in self.blocks:
             x = block(x, mask, cos, sin)
         return x, n
 
 
 class Codebook(nn.Module):
-    """Eight digits of three levels make a code, the first one counting least; nothing is looked up."""
+    """Finite scalar quantization: eight digits of three levels form a token, the first digit is least significant."""
 
     def __init__(self, width: int):
         super().__init__()
         self.project_down = nn.Linear(width, DIGITS)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to codes [...] int64."""
-        digits = (self.project_down(hidden).tanh() * LEVEL_SCALE).round().long() + 1
-        return sum(digits[..., place] * LEVELS**place for place in range(DIGITS))
+        """Tokens [...] int64 of hidden [..., width]."""
+        digits: Tensor = (self.project_down(hidden).tanh() * LEVEL_SCALE).round().long() + 1
+        tokens = sum(digits[..., place] * LEVELS**place for place in range(DIGITS))
+        assert isinstance(tokens, Tensor)
+        return tokens
 
 
 class S3Tokenizer(nn.Module):
@@ -107,12 +123,13 @@ class S3Tokenizer(nn.Module):
         self.quantizer = nn.ModuleDict({"_codebook": Codebook(config.width)})
 
     def forward(self, log_mel: Tensor, n_frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Speech codes of whole sounds.
+        """Speech tokens of whole sounds.
 
         Args:
-            log_mel: [B, n_mels, F] float32, F the bucket.
-            n_frames: [B] int64 valid frames of each row; what lies behind them may be anything.
-        Returns: [B, ceil(ceil(F / 2) / 2)] int64 codes in 0..6560, zero behind a row; [B] int64 codes of each row.
+            log_mel: [B, n_mels, F] float32, F the bucket; undefined beyond n_frames.
+            n_frames: [B] int64 valid frames of each row.
+        Returns: [B, ceil(ceil(F / 2) / 2)] int64 tokens in 0..6560, zero after the end of a row; [B] int64 tokens of
+            each row.
         Source: golden `s3tokenizer_*`.
         """
         hidden, n_speech_tokens = self.encoder(log_mel, n_frames)
@@ -121,18 +138,20 @@ class S3Tokenizer(nn.Module):
 
     @property
     def codebook(self) -> Codebook:
-        return self.quantizer["_codebook"]
+        codebook = self.quantizer["_codebook"]
+        assert isinstance(codebook, Codebook)
+        return codebook
 
 
 def _valid(n: Tensor, length: int) -> Tensor:
-    """[B] counts to [B, length] bool."""
+    """[B, length] bool: true before n [B]."""
     return torch.arange(length, device=n.device) < n[:, None]
 
 
 def config_of(tensors: dict[str, Tensor]) -> S3TokenizerConfig:
-    """Sizes, read off the shapes of the weights.
+    """The sizes that the shapes of the weights determine.
 
-    Raises: CheckpointError if the first convolution is missing, or if it belongs to no network of this kind.
+    Raises: CheckpointError if the first convolution is missing or does not belong to a network of this kind.
     """
     first = "encoder.conv1.weight"
     shape = list(tensors[first].shape) if first in tensors else []

@@ -1,7 +1,4 @@
-"""Sound files: prompts of any format that libsndfile reads, and speech as 16-bit WAV.
-
-Knows containers. Does not know what the sound is for, beyond the limits of a prompt.
-"""
+"""Sound files: reads prompts of any format that libsndfile supports, writes speech as 16-bit WAV."""
 
 import io
 import os
@@ -17,40 +14,45 @@ from models.token2wav.prompt.prompt_sound import check_duration, check_form
 from models.token2wav.settings import SAMPLE_RATE
 
 PCM_MAX = 32767
-# Writers into a pipe cannot go back to fill in the length, and leave one that is near or at the field's limit.
+# A program that writes to a pipe cannot fill in the length afterwards and leaves a value near the field's limit.
 _LENGTH_UNKNOWN = 0x7FFF_F000
 
 
 def read_sound(path: str | Path) -> tuple[Tensor, int]:
-    """A prompt's samples and their rate, from a WAV, FLAC, Ogg, MP3, AIFF or similar file.
+    """A prompt's samples [channels, n] float32 in [-1, 1] and their rate in Hz.
 
-    Returns: [channels, n] float32 in [-1, 1], and Hz.
-    Raises: AudioError if the file cannot be read, is cut short, is no sound, or is beyond the limits of a prompt
-        (told before any samples are read). Ogg cut between two of its pages passes: its header tells no length.
+    Args:
+        path: a WAV, FLAC, Ogg, MP3, AIFF or similar file.
+    Raises: AudioError if the file cannot be read, is truncated, is not a sound file, or is outside the limits of a
+        prompt (checked before any samples are read). An Ogg file truncated between two pages is accepted, because its
+        header contains no length.
     """
     what = str(path)
     try:
         with open(path, "rb", buffering=0) as file:
             _check_complete(file, what)
-            # By descriptor: of a name, the extension would count more than what is in the file.
+            # By descriptor: given a name, libsndfile would trust the extension more than the content.
             with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
                 check_form(sound.samplerate, sound.channels, what=what)
                 check_duration(sound.frames, sound.samplerate, what=what)
                 samples = sound.read(dtype="float32", always_2d=True)
-                rate, promised = sound.samplerate, sound.frames
+                rate, n_expected = sound.samplerate, sound.frames
     except OSError as error:
         raise AudioError(what, expected="a readable file", got=error.strerror) from None
     except soundfile.LibsndfileError as error:
         raise AudioError(what, expected="a sound file", got=error.error_string) from None
-    if len(samples) < promised:
-        raise AudioError(what, expected=f"{promised} samples", got=f"{len(samples)}, then the file ends")
+    if len(samples) < n_expected:
+        raise AudioError(what, expected=f"{n_expected} samples", got=f"{len(samples)}, then the file ends")
     return torch.from_numpy(samples.T.copy()), rate
 
 
 def write_sound(path: str | Path, wave: Tensor) -> None:
-    """Speech [n] float at 24 kHz as a mono WAV file of 16 bits; what goes beyond [-1, 1] is clipped.
+    """Write speech as a 16-bit mono WAV file.
 
-    Raises: OSError, with an older file as it was; NumericsError for samples that are no numbers.
+    Args:
+        path: replaced atomically.
+        wave: [n] float at 24 kHz; clipped to [-1, 1].
+    Raises: OSError, and an existing file is unchanged; NumericsError for samples that are not finite.
     """
     n_bad = int((~wave.isfinite()).sum())
     if n_bad:
@@ -62,13 +64,12 @@ def write_sound(path: str | Path, wave: Tensor) -> None:
 
 
 def _check_complete(file: io.FileIO, what: str) -> None:
-    """libsndfile takes a WAV or AIFF file that was cut off for a shorter one; its first chunk knows better."""
+    """Check the length in the header of a WAV or AIFF file, because libsndfile accepts truncated files."""
     n_bytes, head = os.fstat(file.fileno()).st_size, file.read(8)
     file.seek(0)
-    order = {b"RIFF": "little", b"FORM": "big"}.get(head[:4])
-    if order is None:
+    if head[:4] not in (b"RIFF", b"FORM"):
         return
-    expected = 8 + int.from_bytes(head[4:], order)
-    # Some writers count a padding byte that they do not write.
+    expected = 8 + int.from_bytes(head[4:], "little" if head[:4] == b"RIFF" else "big")
+    # Some programs count a padding byte that they do not write.
     if n_bytes + 1 < expected < _LENGTH_UNKNOWN:
-        raise AudioError(what, expected=f"{expected} bytes", got=f"{n_bytes}: the file was cut short")
+        raise AudioError(what, expected=f"{expected} bytes", got=f"{n_bytes}: the file is truncated")

@@ -1,6 +1,6 @@
-"""Chatterbox's one checkpoint file to `S3Gen`: sizes from shapes, and the strict check before weights are placed.
+"""Chatterbox's checkpoint file to `S3Gen`: sizes from shapes, and the strict check before weights are assigned.
 
-Knows the names in the file and the two formats it comes in. Does not know what a weight means.
+Contains the names in the file and its two formats. Does not contain the networks.
 """
 
 from pathlib import Path
@@ -22,24 +22,26 @@ from models.token2wav.settings import EncoderConfig, S3FlowConfig, S3GenConfig
 
 FLOW, VOCODER, SPEAKER_ENCODER, TOKENIZER = "flow.", "mel2wav.", "speaker_encoder.", "tokenizer."
 _ESTIMATOR = "decoder.estimator."
-_RECOMPUTED = {"tokenizer._mel_filters", "tokenizer.window"}  # constants that some writers store
-_COUNTER = ".num_batches_tracked"  # of batch norms, and of use in training only
+_RECOMPUTED = {"tokenizer._mel_filters", "tokenizer.window"}  # constants that some checkpoints store
+_COUNTER = ".num_batches_tracked"  # of batch norms, used in training only
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def load_s3gen(path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> S3Gen:
-    """The model in `s3gen.safetensors`, `s3gen_meanflow.safetensors` or a `.pt` of the same names, in eval mode.
+    """The model in eval mode. A checkpoint that contains `time_embed_mixer.weight` is the mean-flow variant.
 
-    A checkpoint that holds `time_embed_mixer.weight` makes the mean-flow variant.
-
-    Args: dtype: of the flow; vocoder, speaker encoder and tokenizer stay float32.
-    Raises: CheckpointError listing every missing, unexpected, misshapen and odd tensor at once; SettingsError.
+    Args:
+        path: `s3gen.safetensors`, `s3gen_meanflow.safetensors` or a `.pt` file with the same names.
+        device: of the model.
+        dtype: of the flow; vocoder, speaker encoder and tokenizer are float32.
+    Raises: CheckpointError that lists every tensor that is missing, unexpected, of a wrong shape or not finite;
+        SettingsError.
     """
     if not dtype.is_floating_point:
         raise SettingsError("dtype", expected="a floating-point type", got=dtype)
     path = Path(path)
-    stored = {name: tensor for name, tensor in _read(path).items() if not _is_left_out(name)}
+    stored = {name: tensor for name, tensor in _read(path).items() if not _is_ignored(name)}
     mismatch = Mismatch(str(path), "the tensors of S3Gen")
     mismatch.add("no float tensor", (f"{k}: {_kind(v)}" for k, v in stored.items() if not _is_float(v)))
     mismatch.add("absent part", (prefix for prefix, part in _parts(stored).items() if not part))
@@ -63,7 +65,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(str(path), expected="a complete safetensors or .pt file", got=error) from None
-    except Exception as error:  # torch.load has no common base
+    except Exception as error:  # the errors of torch.load have no common base class
         first_line = str(error).partition("\n")[0]
         raise CheckpointError(str(path), expected="a state dict saved by torch.save", got=first_line) from None
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
@@ -71,7 +73,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return loaded
 
 
-def _is_left_out(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     return name in _RECOMPUTED or name.endswith(_COUNTER)
 
 
@@ -84,7 +86,7 @@ def _kind(value: object) -> str:
 
 
 def _parts(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors by part, their names without the part's."""
+    """Tensors by part, without the part's prefix in their names."""
     return {prefix: _below(tensors, prefix) for prefix in (FLOW, VOCODER, SPEAKER_ENCODER, TOKENIZER)}
 
 
@@ -93,7 +95,7 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _fold(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weight norms and batch norms turned into plain weights; all else as it is."""
+    """The tensors with weight norms and batch norms folded into plain weights."""
     parts = _parts(stored)
     other = {name: tensor for name, tensor in stored.items() if not name.startswith(tuple(parts))}
     parts[VOCODER] = fold_weight_norm(parts[VOCODER])
@@ -116,7 +118,7 @@ def _config_of(tensors: dict[str, Tensor], path: Path) -> S3GenConfig:
 
 
 def _flow_config_of(tensors: dict[str, Tensor]) -> S3FlowConfig:
-    """Sizes, read off shapes. Raises: CheckpointError if a tensor that tells one is missing or has no such shape."""
+    """The sizes that shapes determine. Raises: CheckpointError if one of these tensors is missing or has other axes."""
     first = "encoder.encoders.0."
     names = {
         "input_embedding.weight": 2,

@@ -1,11 +1,11 @@
-"""Chatterbox S3Gen: speech codes and a prepared voice to 24 kHz sound, one utterance at a time.
+"""Chatterbox S3Gen: speech tokens and a prepared voice to 24 kHz sound, one utterance at a time.
 
-Its encoder, vocoder, speaker encoder and tokenizer are those of token2wav, its estimator is a U-Net, and it has no
-caches: prompt and speech go through in one pass, and a streaming caller passes a longer prefix each time. Knows
-codes, frames and samples; no files (`s3gen_load`) and no text.
+Encoder, vocoder, speaker encoder and tokenizer are those of token2wav; the estimator is a U-Net. There are no caches:
+prompt and speech are processed in one pass, and a streaming caller passes a longer prefix each time. Does not contain
+files (`s3gen.load`) or text.
 
-Lengths are rounded up to buckets of 64 mel frames. `UNetFlow.forward` and `S3Gen.vocode` are plain functions of
-padded batches with static shapes; the other methods run on the host around them.
+Lengths are rounded up to buckets of 64 mel frames. `UNetFlow.forward` and `S3Gen.vocode` are plain functions of padded
+batches with static shapes; the other methods are host code around them.
 """
 
 import math
@@ -23,21 +23,28 @@ from models.token2wav.flow.solver import time_grid
 from models.token2wav.hift.hift import Hift
 from models.token2wav.hift.source import N_HARMONICS, phase_lines
 from models.token2wav.prompt.campplus import CampPlus
-from models.token2wav.prompt.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
+from models.token2wav.prompt.features import fbank, log_mel_128, prompt_mel, remove_mean, resample
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
-from models.token2wav.s3gen.unet import UNetEstimator, solve
-from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE, SAMPLES_PER_FRAME, S3FlowConfig, S3GenConfig
+from models.token2wav.s3gen.unet import UNetConditions, UNetEstimator, solve
+from models.token2wav.settings import (
+    FRAMES_PER_TOKEN,
+    RATE_16K,
+    SAMPLE_RATE,
+    SAMPLES_PER_FRAME,
+    S3FlowConfig,
+    S3GenConfig,
+)
 
 FINAL_SILENCE_TOKEN = 4299
-FINAL_SILENCE = 3  # codes of it that the public caller of the mean-flow variant ends every utterance with
+FINAL_SILENCE = 3  # silence tokens that the public caller of the mean-flow variant appends to every utterance
 BUCKET_FRAMES = 64
-PROMPT_SECONDS = 10  # of a voice's sound, the rest is not used
+PROMPT_SECONDS = 10  # used part of a voice's sound
 DEFAULT_STEPS, MEANFLOW_STEPS = 10, 2
-MUTED_SAMPLES = FADED_SAMPLES = SAMPLE_RATE // 50  # 20 ms each: the prompt's last sound may still ring there
+MUTED_SAMPLES = FADED_SAMPLES = SAMPLE_RATE // 50  # 20 ms each, which may contain the decay of the prompt
 
 
 class S3Voice(NamedTuple):
-    """A prepared voice, on the CPU or where the model is."""
+    """A prepared voice, on the CPU or on the model's device."""
 
     speech_tokens: Tensor  # [m] int64
     mel: Tensor  # [P, n_mels] float32, P = 2m or 2m + 1
@@ -45,11 +52,17 @@ class S3Voice(NamedTuple):
 
 
 class UNetFlow(FlowFront):
-    """`flow` of the checkpoint: codes to mel."""
+    """Module `flow` of the checkpoint: speech tokens to mel."""
 
     def __init__(self, config: S3FlowConfig):
         super().__init__(config, UNetEstimator(config.estimator))
         self.config = config
+
+    @property
+    def estimator(self) -> UNetEstimator:
+        estimator = self.decoder.estimator
+        assert isinstance(estimator, UNetEstimator)
+        return estimator
 
     @property
     def meanflow(self) -> bool:
@@ -68,23 +81,27 @@ class UNetFlow(FlowFront):
         """Mel of prompt and speech.
 
         Args:
-            codes: [B, T] int64, the prompt's and then the speech's; n_codes: [B] how many of both, the rest is any
-                code. n_frames: [B] frames to make, at most 2 n_codes.
-            prompt: [B, n_mels, 2T] mel of the prompt, zero behind it. speaker: [B, speaker_dim].
-            noise: [B, n_mels, 2T] float32. grid: [N + 1] float64 times, see `unet.solve`.
+            speech_tokens: [B, T] int64 the prompt's tokens, then the speech's; any token is valid as padding.
+            n_speech_tokens: [B] valid tokens, both counted.
+            n_frames: [B] frames to make, at most 2 n_speech_tokens.
+            prompt: [B, n_mels, 2T] mel of the prompt, zero after it.
+            speaker: [B, speaker_dim].
+            noise: [B, n_mels, 2T] float32.
+            grid: [N + 1] float64 times, see `unet.solve`.
         Returns: [B, n_mels, 2T] float32, zero beyond n_frames.
         """
         mask = torch.arange(prompt.shape[2], device=speech_tokens.device) < n_frames[:, None]
-        mu = self.encoder_proj(self.encoder.offline(self.input_embedding(speech_tokens), n_speech_tokens)).transpose(
-            1, 2
-        )
-        mu = torch.where(mask[:, None], mu, 0)  # not a product: padding may be NaN here
-        spks = self.speaker(speaker).to(mu.dtype)
-        return solve(self.decoder.estimator, noise, mask, mu, spks, prompt.to(mu.dtype), grid, self.config.cfg_rate)
+        hidden = self.encoder.offline(self.input_embedding(speech_tokens), n_speech_tokens)
+        mu = self.encoder_proj(hidden).transpose(1, 2)
+        mu = torch.where(mask[:, None], mu, 0)  # `where` instead of a product, because padding may be NaN
+        conditions = UNetConditions(mask, mu, self.speaker(speaker).to(mu.dtype), prompt.to(mu.dtype))
+        return solve(self.estimator, noise, conditions, grid, self.config.cfg_rate)
 
 
 class S3Gen(Derived):
-    """All of it under the checkpoint's names."""
+    """All modules under the checkpoint's names."""
+
+    onset: Tensor  # [MUTED_SAMPLES + FADED_SAMPLES] float32 gain at the start of an utterance
 
     def __init__(self, config: S3GenConfig):
         super().__init__()
@@ -104,10 +121,12 @@ class S3Gen(Derived):
         return self.onset.device
 
     def prepare_voice(self, wave: Tensor, rate: int) -> S3Voice:
-        """What the flow needs to know of a speaker, from the first 10 s of a sound.
+        """The voice of the first 10 s of a sound, on the model's device.
 
-        Args: wave: [n] mono float in [-1, 1] at `rate` Hz; at least 80 ms.
-        Returns: on the model's device. Raises: AudioError.
+        Args:
+            wave: [n] mono float in [-1, 1]; at least 80 ms.
+            rate: Hz.
+        Raises: AudioError.
         """
         wave = validate_audio(wave, what="prompt sound")
         wave_16k, wave_24k = (
@@ -122,9 +141,7 @@ class S3Gen(Derived):
     def mel(
         self,
         speech_tokens: Tensor,
-        prompt_tokens: Tensor,
-        prompt_mel: Tensor,
-        speaker: Tensor,
+        voice: S3Voice,
         *,
         noise: Tensor,
         finalize: bool = True,
@@ -133,27 +150,28 @@ class S3Gen(Derived):
         """Mel of one utterance.
 
         Args:
-            codes: [n] int64 speech codes. prompt_codes, prompt_mel, speaker: an `S3Voice`; codes beyond the mel's
-                length are left out.
-            noise: [n_mels, L] float32; column f starts frame f of prompt and speech, and columns behind them are
-                not read.
-            finalize: the utterance ends here. Otherwise the last codes are only looked ahead to, 3 as released.
-            n_steps: Euler steps; None = 10, with the mean flow 2.
-        Returns: [n_mels, T] float32, T = 2n, less the look-ahead, less 1 if the prompt's mel is odd.
-        Raises: TokenError for codes out of range, none, or none beside the look-ahead; ShapeError; SettingsError.
+            speech_tokens: [n] int64.
+            voice: its tokens beyond the length of its mel are ignored.
+            noise: [n_mels, L] float32; column f is the start of frame f of prompt and speech. Further columns are not
+                read.
+            finalize: the utterance ends here. Otherwise the last tokens are the look-ahead only, 3 as released.
+            n_steps: Euler steps; None = 10, or 2 for the mean flow.
+        Returns: [n_mels, T] float32, T = 2n, less the look-ahead, less 1 if the length of the prompt's mel is odd.
+        Raises: TokenError for tokens out of range, no tokens, or none besides the look-ahead; ShapeError;
+            SettingsError.
         """
         config = self.config.flow
-        _check_shape("prompt mel", prompt_mel, (None, config.n_mels))
-        _check_shape("speaker vector", speaker, (config.speaker_dim,))
-        self._check_tokens("prompt codes", prompt_tokens)
-        self._check_tokens("speech codes", speech_tokens)
+        _check_shape("prompt mel", voice.mel, (None, config.n_mels))
+        _check_shape("speaker vector", voice.speaker, (config.speaker_dim,))
+        self._check_tokens("prompt tokens", voice.speech_tokens)
+        self._check_tokens("speech tokens", speech_tokens)
         lookahead = 0 if finalize else config.encoder.lookahead
         if len(speech_tokens) <= lookahead:
-            raise TokenError("speech codes", expected=f"more than {lookahead}", got=len(speech_tokens))
+            raise TokenError("speech tokens", expected=f"more than {lookahead}", got=len(speech_tokens))
 
-        parts = _prompt_part(prompt_tokens, prompt_mel), speech_tokens
+        parts = _prompt_part(voice.speech_tokens, voice.mel), speech_tokens
         both = torch.cat([part.to(self.device) for part in parts])
-        n_prompt, n_frames = len(prompt_mel), FRAMES_PER_TOKEN * (len(both) - lookahead)
+        n_prompt, n_frames = len(voice.mel), FRAMES_PER_TOKEN * (len(both) - lookahead)
         n_padded = _bucket(FRAMES_PER_TOKEN * len(both))
         _check_shape("noise", noise, (config.n_mels, None))
         if noise.shape[1] < n_frames:
@@ -162,12 +180,12 @@ class S3Gen(Derived):
             n_steps = MEANFLOW_STEPS if self.flow.meanflow else DEFAULT_STEPS
         grid = time_grid(n_steps, "linear" if self.flow.meanflow else "cosine")
 
-        out = self.flow(
+        out: Tensor = self.flow(
             _padded(both[None], n_padded // FRAMES_PER_TOKEN),
             torch.tensor([len(both)], device=self.device),
             torch.tensor([n_frames], device=self.device),
-            _padded(prompt_mel.T[None].to(self.device), n_padded),
-            speaker[None].to(self.device),
+            _padded(voice.mel.T[None].to(self.device), n_padded),
+            voice.speaker[None].to(self.device),
             _padded(noise[None, :, :n_frames].to(self.device), n_padded),
             grid.to(self.device),
         )
@@ -176,32 +194,30 @@ class S3Gen(Derived):
     def sound(
         self,
         speech_tokens: Tensor,
-        prompt_tokens: Tensor,
-        prompt_mel: Tensor,
-        speaker: Tensor,
+        voice: S3Voice,
         *,
         seed: int = 0,
         finalize: bool = True,
         n_steps: int | None = None,
     ) -> Tensor:
-        """Sound of one utterance; as `mel`, with noise and phases drawn from `seed`.
+        """Sound of one utterance, [480 T] float32 at 24 kHz, within +-0.99.
 
-        Returns: [480 T] float32 at 24 kHz, within +-0.99.
+        Arguments as `mel`; noise and phases are drawn from `seed`.
         """
-        noise, phase = draw(seed, self.config.flow.n_mels, len(prompt_mel) + FRAMES_PER_TOKEN * len(speech_tokens))
-        voice = S3Voice(prompt_tokens, prompt_mel, speaker)
-        mel = self.mel(speech_tokens, *voice, noise=noise, finalize=finalize, n_steps=n_steps)
+        noise, phase = draw(seed, self.config.flow.n_mels, len(voice.mel) + FRAMES_PER_TOKEN * len(speech_tokens))
+        mel = self.mel(speech_tokens, voice, noise=noise, finalize=finalize, n_steps=n_steps)
         n_frames = mel.shape[1]
         padded = _padded(mel[None], _bucket(n_frames))
         wave = self.vocode(padded, torch.tensor([n_frames], device=self.device), phase[None].to(self.device))
         return wave[0, : SAMPLES_PER_FRAME * n_frames]
 
     def vocode(self, mel: Tensor, n_frames: Tensor, phase: Tensor) -> Tensor:
-        """Mel of whole utterances to sound: 20 ms of silence, 20 ms of fading in, the rest.
+        """Sound of the mel of whole utterances: 20 ms of silence, 20 ms of fade-in, the rest.
 
         Args:
-            mel: [B, n_mels, T], T at least 2; n_frames [B] int64 of them valid, the rest may be anything.
-            phase: [B, 9] in radians, where each harmonic starts; the fundamental's is not used.
+            mel: [B, n_mels, T], T at least 2; undefined beyond n_frames.
+            n_frames: [B] int64 valid frames.
+            phase: [B, 9] start phases of the harmonics in radians; the fundamental's is ignored.
         Returns: [B, 480 T] float32 at 24 kHz, zero beyond 480 n_frames.
         """
         f0 = self.mel2wav.f0(mel, n_frames)
@@ -219,30 +235,30 @@ class S3Gen(Derived):
         top = self.config.flow.vocab_size - 1
         odd = speech_tokens[(speech_tokens < 0) | (speech_tokens > top)]
         if len(odd):
-            raise TokenError(what, expected=f"codes in 0..{top}", got=odd.tolist())
+            raise TokenError(what, expected=f"tokens in 0..{top}", got=odd.tolist())
 
 
 def draw(seed: int, n_mels: int, n_frames: int) -> tuple[Tensor, Tensor]:
-    """Noise [n_mels, at least n_frames] and phases [9] for an utterance, on the CPU.
+    """Noise [n_mels, at least n_frames] and phases [9] of an utterance, on the CPU.
 
-    The same seed repeats them, and a longer utterance starts with the noise of a shorter one.
+    Equal seeds give equal values, and the noise of a longer utterance starts with the noise of a shorter one.
     """
     generator = torch.Generator().manual_seed(seed)
     phase = (torch.rand(N_HARMONICS, generator=generator) * 2 - 1) * math.pi
-    # Frame by frame, in whole buckets: the generator fills a tensor in blocks, and its last one apart.
+    # Frame by frame and in whole buckets, because the generator fills the last block of a tensor differently.
     return torch.randn(_bucket(n_frames), n_mels, generator=generator).T, phase
 
 
 def end_with_silence(speech_tokens: Tensor) -> Tensor:
-    """Speech codes [n] followed by three of silence, which the mean-flow variant's public caller always adds."""
+    """Speech tokens [n] and three silence tokens, which the mean-flow variant's public caller always appends."""
     return F.pad(speech_tokens, (0, FINAL_SILENCE), value=FINAL_SILENCE_TOKEN)
 
 
 def _prompt_part(speech_tokens: Tensor, mel: Tensor) -> Tensor:
-    """As many of the prompt's codes as its mel has frames for; a mel of odd length is one frame longer."""
+    """The tokens of the prompt that its mel covers; a mel of odd length has one more frame."""
     n = len(mel) // FRAMES_PER_TOKEN
     if len(speech_tokens) < n:
-        raise ShapeError("prompt codes", expected=f"at least {n} for {len(mel)} mel frames", got=len(speech_tokens))
+        raise ShapeError("prompt tokens", expected=f"at least {n} for {len(mel)} mel frames", got=len(speech_tokens))
     return speech_tokens[:n]
 
 

@@ -1,12 +1,14 @@
-"""Chatterbox's estimator of the flow's velocity, a one-level U-Net, and the flow solved with it.
+"""Chatterbox's velocity estimator, a one-level U-Net, and the Euler solve with it.
 
-Convolutions are causal and attention sees valid frames only. So frames of padding on the right, as long as they are
-finite, change nothing, and lengths can be rounded up to a bucket. Knows shapes; no codes, no time grids.
-Parameter names are the checkpoint's.
+Convolutions are causal and attention is masked to valid frames. Therefore finite padding on the right does not change
+the result, and lengths can be rounded up to a bucket. Does not contain speech tokens or time grids. Parameter names are
+the checkpoint's.
 """
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +19,16 @@ from models.layers.transformer import Derived, attend
 from models.token2wav.settings import UNetConfig
 
 RELEASED_HEAD_DIM = 64
-_WIDEN = 4  # how much wider than the channels the time embedding and the feed-forward layers are
+_WIDEN = 4  # width of the time embedding and of the feed-forward layers, in multiples of the channels
 _FINAL, _FIRST, _QUERY = "final_proj.weight", "time_mlp.linear_1.weight", "down_blocks.0.1.0.attn1.to_q.weight"
 _MIXER = "time_embed_mixer.weight"
 
 
 def config_of(tensors: Mapping[str, Tensor], head_dim: int = RELEASED_HEAD_DIM) -> UNetConfig:
-    """Sizes, read off the shapes of a checkpoint's tensors; how wide a head is, they do not say.
+    """The sizes that the shapes of a checkpoint's tensors determine, given the width of a head.
 
-    Raises: CheckpointError if a tensor that tells one is missing, or if they tell no network of this kind.
+    Raises: CheckpointError if one of these tensors is missing, or if the shapes do not belong to a network of this
+        kind.
     """
     names = (_FINAL, _FIRST, _QUERY)
     shapes = {name: list(tensors[name].shape) for name in names if name in tensors}
@@ -49,12 +52,22 @@ def config_of(tensors: Mapping[str, Tensor], head_dim: int = RELEASED_HEAD_DIM) 
 
 
 def _count(names: Iterable[str], prefix: str) -> int:
-    """How many different members of a module list there are."""
+    """The number of members of a module list."""
     return len({name[len(prefix) :].partition(".")[0] for name in names if name.startswith(prefix)})
 
 
+@dataclass(frozen=True)
+class UNetConditions:
+    """Inputs of the estimator that are the same at all Euler steps."""
+
+    mask: Tensor  # [B, T] bool: valid frames, the first ones of a row; the others are finite
+    mu: Tensor  # [B, n_mels, T] the encoder's mel
+    speaker: Tensor  # [B, C_speaker] projected speaker vector
+    prompt: Tensor  # [B, n_mels, T] the prompt's mel, zero after it
+
+
 class CausalConv(nn.Conv1d):
-    """Convolution over time of rows [B, T, C_in] -> [B, T, C_out] that sees no later frame."""
+    """Causal convolution over time of rows [B, T, C_in] -> [B, T, C_out]."""
 
     def forward(self, x: Tensor) -> Tensor:
         padded = F.pad(x.transpose(1, 2), (self.kernel_size[0] - 1, 0))
@@ -66,7 +79,7 @@ class ConvNorm(nn.Module):
 
     def __init__(self, channels_in: int, channels: int):
         super().__init__()
-        # The names leave room for the layers without weights that other writers put between and after.
+        # The checkpoint numbers layers without weights too, hence the gaps.
         self.block = nn.ModuleDict({"0": CausalConv(channels_in, channels, 3), "2": nn.LayerNorm(channels)})
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +87,7 @@ class ConvNorm(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """Two convolutions with the time added between them, beside a 1x1 convolution."""
+    """Two convolutions, with the time embedding added between them, and a 1x1 convolution as the shortcut."""
 
     def __init__(self, channels_in: int, channels: int):
         super().__init__()
@@ -84,9 +97,10 @@ class ResnetBlock(nn.Module):
         self.res_conv = CausalConv(channels_in, channels, 1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """x [B, T, C_in], time [B, 4 C] after its mish -> [B, T, C]."""
+        """[B, T, C] for x [B, T, C_in] and the time embedding [B, 4 C] after its mish."""
         inner = self.block1(x) + self.mlp["1"](time)[:, None]
-        return self.block2(inner) + self.res_conv(x)
+        out: Tensor = self.block2(inner) + self.res_conv(x)
+        return out
 
 
 class UNetAttention(nn.Module):
@@ -102,11 +116,12 @@ class UNetAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         q, k, v = (to(x).view(*x.shape[:2], self.heads, self.head_dim) for to in (self.to_q, self.to_k, self.to_v))
-        return self.to_out["0"](attend(q, k.transpose(1, 2), v.transpose(1, 2), keys))
+        out: Tensor = self.to_out["0"](attend(q, k.transpose(1, 2), v.transpose(1, 2), keys))
+        return out
 
 
 class GELUProjection(nn.Module):
-    """Linear -> GELU (exact)."""
+    """A linear layer and the exact GELU."""
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -117,18 +132,19 @@ class GELUProjection(nn.Module):
 
 
 class UNetFeedForward(nn.Module):
-    """Widen, GELU, narrow."""
+    """Two linear layers with a GELU between them."""
 
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.net = nn.ModuleDict({"0": GELUProjection(width, inner), "2": nn.Linear(inner, width)})
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net["2"](self.net["0"](x))
+        out: Tensor = self.net["2"](self.net["0"](x))
+        return out
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream."""
+    """Pre-norm attention and feed-forward with residual connections."""
 
     def __init__(self, config: UNetConfig):
         super().__init__()
@@ -139,14 +155,15 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         x = x + self.attn1(self.norm1(x), keys)
-        return x + self.ff(self.norm3(x))
+        added: Tensor = self.ff(self.norm3(x))
+        return x + added
 
 
 class Stage(nn.ModuleList):
-    """A resnet block, then transformer blocks; the outer two stages end with a causal convolution."""
+    """A resnet block, then transformer blocks; the first and the last stage end with a causal convolution."""
 
     def __init__(self, config: UNetConfig, channels_in: int, *, has_conv: bool):
-        parts = [
+        parts: list[nn.Module] = [
             ResnetBlock(channels_in, config.channels),
             nn.ModuleList(TransformerBlock(config) for _ in range(config.blocks)),
         ]
@@ -155,15 +172,26 @@ class Stage(nn.ModuleList):
         super().__init__(parts)
 
     def forward(self, x: Tensor, keys: Tensor, time: Tensor) -> Tensor:
-        """Everything but the last convolution: x [B, T, C_in], keys [B, 1, T] to look at -> [B, T, C]."""
+        """[B, T, C], the output before the last convolution.
+
+        Args:
+            x: [B, T, C_in].
+            keys: [B, 1, T] bool frames to attend to.
+            time: [B, 4 C] time embedding after its mish.
+        """
         x = self[0](x, time)
-        for block in self[1]:
+        for block in self[1].children():
             x = block(x, keys)
         return x
 
+    def conv(self, x: Tensor) -> Tensor:
+        """The last convolution, of stages that have one."""
+        out: Tensor = self[2](x)
+        return out
+
 
 class TimeMLP(nn.Module):
-    """linear_1 -> SiLU -> linear_2."""
+    """Two linear layers with a SiLU between them."""
 
     def __init__(self, width_in: int, width: int):
         super().__init__()
@@ -171,11 +199,14 @@ class TimeMLP(nn.Module):
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))
+        out: Tensor = self.linear_2(F.silu(self.linear_1(x)))
+        return out
 
 
 class UNetEstimator(Derived):
-    """Velocity of the flow at a noisy mel and a time; the mean-flow variant also takes the time to go to."""
+    """Velocity of a noisy mel at a time; the mean-flow variant also takes the time at the end of the step."""
+
+    frequencies: Tensor  # [in_channels / 2] float32
 
     def __init__(self, config: UNetConfig):
         super().__init__()
@@ -194,88 +225,82 @@ class UNetEstimator(Derived):
     def derive(self, device: torch.device | str, dtype: torch.dtype) -> None:
         n = self.config.in_channels // 2
         exponents = torch.arange(n, dtype=torch.float64) / (n - 1)
-        # 1000 is the scale of the times, [0, 1], before their sines.
+        # Times in [0, 1] are scaled by 1000 before their sines.
         self.frequencies = (1000 * torch.exp(-math.log(10_000) * exponents)).float().to(device)
 
     def embed_times(self, t: Tensor, r: Tensor | None = None) -> Tensor:
-        """The embedding of times [B] float32 -> [B, 4 C]; with the mean flow also of the next times `r` [B]."""
+        """The embedding [B, 4 C] of times [B] float32; with the mean flow also of the next times `r` [B]."""
         assert (r is not None) == self.config.meanflow, "expected the next time with the mean flow and only there"
         if r is None:
             return self._embed_time(t)
-        return self.time_embed_mixer(torch.cat((self._embed_time(t), self._embed_time(r)), dim=-1))
+        mixed: Tensor = self.time_embed_mixer(torch.cat((self._embed_time(t), self._embed_time(r)), dim=-1))
+        return mixed
 
     def _embed_time(self, t: Tensor) -> Tensor:
         angles = t.float()[:, None] * self.frequencies
         waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
-        return self.time_mlp(waves.to(self.time_mlp.linear_1.weight.dtype))
+        embedded: Tensor = self.time_mlp(waves.to(self.time_mlp.linear_1.weight.dtype))
+        return embedded
 
-    def forward(
-        self, x: Tensor, mask: Tensor, mu: Tensor, t: Tensor, spks: Tensor, cond: Tensor, r: Tensor | None = None
-    ) -> Tensor:
-        """The velocity at every valid frame.
+    def forward(self, x: Tensor, conditions: UNetConditions, t: Tensor, r: Tensor | None = None) -> Tensor:
+        """The velocity at every valid frame, [B, n_mels, T]; zero at frames of padding.
 
         Args:
-            x, mu, cond: [B, n_mels, T]: noisy mel, the encoder's mel, the prompt's mel (zero after it).
-            mask: [B, T] bool, true for valid frames, which are the first ones of a row; the others are finite.
-            t: [B] in [0, 1]. r: [B], the time the step ends at; with the mean flow only.
-            spks: [B, C_speaker], the projected speaker vector.
-        Returns: [B, n_mels, T], zero at frames of padding.
+            x: [B, n_mels, T] noisy mel.
+            conditions: mask, encoder's mel, speaker and prompt.
+            t: [B] in [0, 1].
+            r: [B] time at the end of the step; with the mean flow only.
         """
-        return self.velocity(x, mask, mu, self.embed_times(t, r), spks, cond)
+        return self.velocity(x, conditions, self.embed_times(t, r))
 
-    def velocity(self, x: Tensor, mask: Tensor, mu: Tensor, time: Tensor, spks: Tensor, cond: Tensor) -> Tensor:
-        """`forward` with times that are embedded already, `time` [B, 4 C]."""
-        rows = torch.cat((x, mu, spks[..., None].expand(-1, -1, x.shape[-1]), cond), dim=1).transpose(1, 2)
-        keys, time = _visible_keys(mask)[:, None], F.mish(time)
-        skip = self.down_blocks[0](rows, keys, time)
-        rows = self.down_blocks[0][2](skip)
+    def velocity(self, x: Tensor, conditions: UNetConditions, time: Tensor) -> Tensor:
+        """`forward` with embedded times `time` [B, 4 C]."""
+        speaker = conditions.speaker[..., None].expand(-1, -1, x.shape[-1])
+        rows = torch.cat((x, conditions.mu, speaker, conditions.prompt), dim=1).transpose(1, 2)
+        keys, time = _visible_keys(conditions.mask)[:, None], F.mish(time)
+        first, last = cast(Stage, self.down_blocks[0]), cast(Stage, self.up_blocks[0])
+        skip = first(rows, keys, time)
+        rows = first.conv(skip)
         for stage in self.mid_blocks:
             rows = stage(rows, keys, time)
-        rows = self.up_blocks[0][2](self.up_blocks[0](torch.cat((rows, skip), dim=-1), keys, time))
-        rows = torch.where(mask[..., None], self.final_proj(self.final_block(rows)), 0)
+        rows = last.conv(last(torch.cat((rows, skip), dim=-1), keys, time))
+        rows = torch.where(conditions.mask[..., None], self.final_proj(self.final_block(rows)), 0)
         return rows.transpose(1, 2)
 
 
 def _visible_keys(mask: Tensor) -> Tensor:
-    """[B, T] bool: valid frames, and the first one always, so that a row without any stays finite."""
+    """[B, T] bool: the valid frames, and always the first frame, so that a row without valid frames stays finite."""
     return mask | (torch.arange(mask.shape[1], device=mask.device) == 0)
 
 
-def solve(
-    estimator: UNetEstimator,
-    noise: Tensor,
-    mask: Tensor,
-    mu: Tensor,
-    spks: Tensor,
-    cond: Tensor,
-    grid: Tensor,
-    cfg_rate: float,
-) -> Tensor:
-    """Follow the flow from noise to mel by Euler steps over a grid of times.
+def solve(estimator: UNetEstimator, noise: Tensor, conditions: UNetConditions, grid: Tensor, cfg_rate: float) -> Tensor:
+    """Mel [B, n_mels, T] float32 after Euler steps over a grid of times; zero at frames of padding.
 
     Args:
-        noise, mu, cond: [B, n_mels, T]; mask: [B, T]; spks: [B, C]; as `UNetEstimator.forward` takes them.
+        estimator: the networks.
+        noise: [B, n_mels, T].
+        conditions: as `UNetEstimator.forward`.
         grid: [N + 1] times from 0 to 1, on the device of the others; N is static.
-        cfg_rate: weight of classifier-free guidance, by which each step takes a second row without conditions.
-            The mean flow has learned what guidance does and takes none.
-    Returns: [B, n_mels, T] float32, zero at frames of padding.
+        cfg_rate: weight of classifier-free guidance, for which each step has a second half without conditions. The mean
+            flow includes the guidance, so it has no second half.
     """
-    # A frame of padding keeps what it starts with: its velocity is zero.
-    x = torch.where(mask[:, None], noise, 0.0).float()
-    steps = grid.diff().float()
+    # The velocity of padding is zero, so a frame of padding keeps its initial value.
+    x = torch.where(conditions.mask[:, None], noise, 0.0).float()
+    steps, dtype = grid.diff().float(), conditions.mu.dtype
     if estimator.config.meanflow:
         times = estimator.embed_times(grid[:-1], grid[1:])
         for i in range(len(steps)):
             time = times[i].expand(len(x), -1)
-            x = x + steps[i] * estimator.velocity(x.to(mu.dtype), mask, mu, time, spks, cond).float()
+            x = x + steps[i] * estimator.velocity(x.to(dtype), conditions, time).float()
         return x
 
     times = estimator.embed_times(grid[:-1])
-    mu, spks, cond = (torch.cat((part, torch.zeros_like(part))) for part in (mu, spks, cond))
-    mask = torch.cat((mask, mask))
+    given = conditions.mu, conditions.speaker, conditions.prompt
+    mask = torch.cat((conditions.mask, conditions.mask))
+    halves = UNetConditions(mask, *(torch.cat((part, torch.zeros_like(part))) for part in given))
     for i in range(len(steps)):
         time = times[i].expand(2 * len(x), -1)
-        velocity = estimator.velocity(torch.cat((x, x)).to(mu.dtype), mask, mu, time, spks, cond).float()
+        velocity = estimator.velocity(torch.cat((x, x)).to(dtype), halves, time).float()
         conditional, unconditional = velocity.chunk(2)
         x = x + steps[i] * ((1 + cfg_rate) * conditional - cfg_rate * unconditional)
     return x

@@ -1,13 +1,12 @@
-"""The vocoder's table of regions: sizes, examples and what compiles as one piece.
+"""The vocoder's table of regions: bucket sizes, example inputs and the compile targets.
 
-Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured
+Contains the inputs of every region. Does not contain sessions, nor how a region is compiled or captured
 (`models.graphs.region_graphs`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,31 +15,24 @@ from models.errors import SettingsError
 from models.graphs.captured import Bucket
 from models.graphs.region_graphs import Region, RegionTable, ShapeTable
 from models.token2wav.flow.block_table import HISTORY_FRAMES
-from models.token2wav.flow.conformer import ConformerLayer, RunLayers
+from models.token2wav.flow.conformer import ConformerLayer
 from models.token2wav.flow.dit import DiTBlock
-from models.token2wav.flow.flow import Flow, Schedule
-from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
+from models.token2wav.flow.flow import Flow
+from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.hift.hift import Hift, Snake
-from models.token2wav.settings import FRAMES_PER_TOKEN
+from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
 from models.token2wav.stream import regions as stages
-from models.token2wav.stream.vocode import VocodeRules, VocodeState
+from models.token2wav.stream.regions import FlowContext, HiftContext
 
-if TYPE_CHECKING:
-    from models.token2wav.hift.hift_fused import FusedHift
-    from models.token2wav.stream.fused_choice import FusedFlow
-
-COLUMN_STEP = 16  # attention kernels want their columns in multiples of eight, at code rate too
+COLUMN_STEP = 16  # attention kernels need multiples of eight columns, at token rate (half as many columns) too
 
 
 @dataclass(frozen=True)
 class VocoderShapes(ShapeTable):
-    """Sizes of the vocoder's axes."""
+    """Bucket sizes of the vocoder's axes."""
 
-    speech_tokens: tuple[int, ...] = (
-        10,
-        25,
-        28,
-    )  # codes voiced at once; few where sound should leave early, and at the end
+    # Tokens synthesized at once. The small size is for early sound and for the end of a turn.
+    speech_tokens: tuple[int, ...] = (10, 25, 28)
     columns: tuple[int, ...] = (256, 512, 768, 1664)  # mel frames attended to, cached and new
     prompt: tuple[int, ...] = (300, 600, 1500)  # mel frames of a voice's prompt
 
@@ -54,21 +46,24 @@ class VocoderShapes(ShapeTable):
             raise SettingsError("vocoder shapes", expected=expected, got=odd)
 
     def fitted(self, sizes: FlowSizes) -> Self:
-        """The same up to what slots of these sizes can hold, and no further."""
+        """These sizes, limited to what slots of the given sizes can hold."""
         columns = columns_for(sizes.max_prompt, sizes.max_chunk)
         shapes = self.capped(speech_tokens=sizes.max_chunk, prompt=sizes.max_prompt, columns=columns)
         return shapes.capped(batch=sizes.n_sessions) if shapes.batch[-1] > sizes.n_sessions else shapes
 
 
 def columns_for(n_prompt: int, n_speech_tokens: int) -> int:
-    """The least size of `columns` that holds everything a chunk of `n_speech_tokens` sees after `n_prompt` mel
-    frames.
+    """The smallest `columns` for a chunk.
+
+    Args:
+        n_prompt: mel frames of the voice's prompt.
+        n_speech_tokens: tokens that the chunk synthesizes.
     """
     return -(-(n_prompt + HISTORY_FRAMES + FRAMES_PER_TOKEN * n_speech_tokens) // COLUMN_STEP) * COLUMN_STEP
 
 
 class VocoderParts(nn.Module):
-    """Flow and HiFT under the names that compile targets use."""
+    """Flow and HiFT under the names of the compile targets."""
 
     def __init__(self, flow: Flow, hift: Hift):
         super().__init__()
@@ -76,10 +71,10 @@ class VocoderParts(nn.Module):
 
 
 class VocoderRegions(RegionTable):
-    """Every region of the vocoder over its slots."""
+    """All regions of the vocoder over its slots."""
 
-    # One Euler step serves all of them; a step is one graph from its input layer to its output. HiFT is best compiled
-    # whole. For a short start there are smaller parts: single blocks, and HiFT's activation, which holds the sines.
+    # All Euler steps share one compiled graph, from the input layer to the output of a step. HiFT runs best if compiled
+    # as a whole. Smaller parts make the start shorter: single blocks, and HiFT's activation, which contains the sines.
     stacks: ClassVar = {
         "flow": ((Flow, ("euler_step",)), (ConformerLayer, ("forward",))),
         "flow.encoder": ((ConformerLayer, ("forward",)),),
@@ -87,25 +82,20 @@ class VocoderRegions(RegionTable):
         "hift": ((Snake, ("forward",)),),
     }
 
-    def __init__(
-        self,
-        parts: VocoderParts,
-        flow_state: FlowState,
-        vocode_state: VocodeState,
-        schedules: dict[int, Schedule],
-        noise: Tensor,
-        rules: VocodeRules,
-        shapes: VocoderShapes,
-        flow: "FusedFlow | None" = None,
-        hift: "FusedHift | None" = None,
-    ):
-        """flow, hift: what takes the place of the plain ones for speech; `kernels` names the regions that have it."""
-        self.flow_state, self.vocode_state = flow_state, vocode_state
-        self.kernels = frozenset(name for name, fused in (("flow", flow), ("hift", hift)) if fused is not None)
-        solver = partial(solve, parts.flow) if flow is None else flow.solver
-        run, hift = flow and flow.layers, hift or parts.hift
-        rows = _table(parts.flow, hift, flow_state, vocode_state, schedules, noise, rules, solver, run)
-        super().__init__(parts, rows, shapes, device=parts.flow.device)
+    def __init__(self, parts: VocoderParts, flow: FlowContext, hift: HiftContext, shapes: VocoderShapes):
+        """
+        Args:
+            parts: root of the compile targets.
+            flow: what the regions `flow` and `voice` are bound to.
+            hift: what the region `hift` is bound to.
+            shapes: bucket sizes.
+        """
+        self.flow, self.hift = flow, hift
+        # Regions that run on the project's own kernels.
+        self.kernels = frozenset(
+            name for name, backend in (("flow", flow.backend), ("hift", hift.backend)) if backend.is_fused
+        )
+        super().__init__(parts, _regions(flow, hift), shapes, device=parts.flow.device)
 
     def compile(self, names: Sequence[str] | None = None, *, by_layer: bool = False, **options: Any) -> None:
         """As `RegionTable.compile`; None = all but `voice`, which `Vocoder` always runs eagerly."""
@@ -123,68 +113,68 @@ class VocoderRegions(RegionTable):
         return [name for name in self.table if name != "voice"]
 
     def clear_scratch(self) -> None:
-        scratch = torch.tensor([self.flow_state.scratch], device=self.root.flow.device)
-        for views in (self.flow_state.code, self.flow_state.mel, self.flow_state.dit):
-            views.empty_scratch()
-        self.vocode_state.reset(scratch)
+        state = self.flow.state
+        for table in state.tables:
+            table.empty_scratch()
+        self.hift.state.reset(torch.tensor([state.scratch], device=state.prompt.device))
 
 
-def _table(
-    flow: Flow,
-    hift: "Hift | FusedHift",
-    state: FlowState,
-    vocode_state: VocodeState,
-    schedules: dict[int, Schedule],
-    noise: Tensor,
-    rules: VocodeRules,
-    solver: stages.Solver,
-    run: RunLayers | None,
-) -> Iterator[Region]:
-    config, device = flow.config, flow.device
-    lookahead = config.encoder.lookahead
-    steps = tuple({"n_steps": n} for n in schedules)
+@dataclass(frozen=True)
+class _Examples:
+    """Inputs of the regions at a bucket, on the scratch slot."""
 
-    def scratch(n: int) -> Tensor:
-        return torch.full((n,), state.scratch, device=device)
+    config: FlowConfig
+    scratch: int
+    device: torch.device
+    static: dict[str, Any]  # settings of the flow's regions
 
-    def full(n: int, value: int) -> Tensor:
-        return torch.full((n,), value, dtype=torch.int64, device=device)
+    def slots(self, n: int) -> Tensor:
+        return self._full(n, self.scratch)
 
-    def no(n: int) -> Tensor:
-        return torch.zeros(n, dtype=torch.bool, device=device)
+    def begin(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        n = bucket["batch"]
+        return (self.slots(n), self.slots(n)), {}
 
-    def speech_tokens(n: int, count: int) -> Tensor:
-        return torch.randint(0, config.vocab_size, (n, count), device=device)
+    def flow(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        n, count = bucket["batch"], bucket["speech_tokens"] + self.config.encoder.lookahead
+        width = bucket["columns"] - FRAMES_PER_TOKEN * bucket["speech_tokens"]
+        tensors = self.slots(n), self.slots(n), self._tokens(n, count), self._full(n, count), self._no(n)
+        return tensors, {"width": width, **self.static}
 
-    def begin_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        return (scratch(b["batch"]), scratch(b["batch"])), {}
+    def hift(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        n, frames = bucket["batch"], FRAMES_PER_TOKEN * bucket["speech_tokens"]
+        mel = torch.randn(n, frames, self.config.n_mels, device=self.device)
+        return (self.slots(n), self.slots(n), mel, self._full(n, frames), self._no(n)), {}
 
-    bound = (state, vocode_state)
-    yield Region("begin", "state", stages.begin, bound, {"batch": "batch"}, begin_example)
+    def voice(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        count, lookahead = bucket["prompt"] // FRAMES_PER_TOKEN, self.config.encoder.lookahead
+        mel = torch.randn(1, bucket["prompt"], self.config.n_mels, device=self.device)
+        speaker = torch.randn(1, self.config.speaker_dim, device=self.device)
+        # The look-ahead only, so no frames: the example must not write rows that belong to a voice.
+        n_tokens = self._full(1, lookahead)
+        return (
+            (self.slots(1), self._full(1, 0), self._tokens(1, count + lookahead), n_tokens, mel, speaker),
+            self.static,
+        )
 
-    def flow_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, count = b["batch"], b["speech_tokens"] + lookahead
-        width = b["columns"] - FRAMES_PER_TOKEN * b["speech_tokens"]
-        return (scratch(n), scratch(n), speech_tokens(n, count), full(n, count), no(n)), {"width": width, **steps[0]}
+    def _full(self, n: int, value: int) -> Tensor:
+        return torch.full((n,), value, dtype=torch.int64, device=self.device)
 
-    bound = (flow, run, solver, state, schedules, noise)
+    def _no(self, n: int) -> Tensor:
+        return torch.zeros(n, dtype=torch.bool, device=self.device)
+
+    def _tokens(self, n: int, count: int) -> Tensor:
+        return torch.randint(0, self.config.vocab_size, (n, count), device=self.device)
+
+
+def _regions(flow: FlowContext, hift: HiftContext) -> Iterator[Region]:
+    modules = flow.backend.flow
+    steps = tuple({"n_steps": n} for n in flow.schedules)
+    examples = _Examples(modules.config, flow.state.scratch, modules.device, steps[0])
+    states = (flow.state, hift.state)
+    yield Region("begin", "state", stages.begin, states, {"batch": "batch"}, examples.begin)
     axes = {"batch": "batch", "speech_tokens": "speech_tokens", "columns": "columns"}
-    yield Region("flow", "flow", stages.flow_chunk, bound, axes, flow_example, steps)
-
-    def hift_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, frames = b["batch"], FRAMES_PER_TOKEN * b["speech_tokens"]
-        mel = torch.randn(n, frames, config.n_mels, device=device)
-        return (scratch(n), scratch(n), mel, full(n, frames), no(n)), {"rules": rules}
-
+    yield Region("flow", "flow", stages.flow_chunk, (flow,), axes, examples.flow, steps)
     axes = {"batch": "batch", "speech_tokens": "speech_tokens"}
-    yield Region("hift", "hift", stages.vocode_chunk, (hift, vocode_state), axes, hift_example)
-
-    def voice_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        count = b["prompt"] // FRAMES_PER_TOKEN
-        mel = torch.randn(1, b["prompt"], config.n_mels, device=device)
-        speaker = torch.randn(1, config.speaker_dim, device=device)
-        # No frames of its own: the example must not write to rows that belong to a voice.
-        return (scratch(1), full(1, 0), speech_tokens(1, count + lookahead), full(1, lookahead), mel, speaker), steps[0]
-
-    bound = (flow, solver, state, schedules, noise)
-    yield Region("voice", "flow", stages.prepare_voice, bound, {"prompt": "prompt"}, voice_example, steps)
+    yield Region("hift", "hift", stages.vocode_chunk, (hift,), axes, examples.hift)
+    yield Region("voice", "flow", stages.prepare_voice, (flow,), {"prompt": "prompt"}, examples.voice, steps)

@@ -1,39 +1,45 @@
-"""The vocoder's regions: plain functions of weights, slot state and tensors, in the manner of
-`models.stages.regions`.
-"""
+"""The vocoder's regions: plain functions of a context and tensors, as in `models.stages.regions`."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from models.token2wav.flow.conformer import RunLayers
-from models.token2wav.flow.flow import Flow, Schedule
-from models.token2wav.flow.flow_state import FlowState, encode, voiced
-from models.token2wav.hift.hift import Hift
+from models.token2wav.flow.flow import Schedule
+from models.token2wav.flow.flow_backend import FlowBackend
+from models.token2wav.flow.flow_state import ChunkSlots, ChunkTokens, FlowState, SolveInputs, count_synthesized
+from models.token2wav.hift.hift import HiftBackend
 from models.token2wav.settings import FRAMES_PER_TOKEN
-from models.token2wav.stream.vocode import VocodeRules, VocodeState, vocode
+from models.token2wav.stream.vocode import MelChunk, VocodeRules, VocodeState, vocode
 
-if TYPE_CHECKING:
-    from models.token2wav.hift.hift_fused import FusedHift
 
-Solver = Callable[..., Tensor]  # `flow_state.solve` for one flow, or what computes the same
+@dataclass(frozen=True)
+class FlowContext:
+    """What the regions of the flow are bound to."""
+
+    backend: FlowBackend
+    state: FlowState
+    schedules: dict[int, Schedule]  # by number of Euler steps
+    noise: Tensor  # [columns, n_mels] float32
+
+
+@dataclass(frozen=True)
+class HiftContext:
+    """What the region of HiFT is bound to."""
+
+    backend: HiftBackend
+    state: VocodeState
+    rules: VocodeRules
 
 
 def begin(flow_state: FlowState, vocode_state: VocodeState, slots: Tensor, voices: Tensor) -> None:
-    """Start a turn in `slots` [B] with the voices of the voice slots `voices` [B]; nothing of the last turn is left."""
+    """Set `slots` [B] to the start of a turn with the voices in the voice slots `voices` [B]."""
     flow_state.begin(slots, voices)
     vocode_state.reset(slots)
 
 
 def flow_chunk(
-    flow: Flow,
-    run: RunLayers | None,
-    solver: Solver,
-    state: FlowState,
-    schedules: dict[int, Schedule],
-    noise: Tensor,
+    context: FlowContext,
     slots: Tensor,
     targets: Tensor,
     speech_tokens: Tensor,
@@ -42,32 +48,35 @@ def flow_chunk(
     width: int,
     n_steps: int,
 ) -> Tensor:
-    """One chunk of codes to mel [B, 2T, n_mels]; shapes as `encode`, which takes `run`, and `solve` as `solver`."""
-    mu = encode(flow, state, slots, speech_tokens, n_speech_tokens, last, width, targets=targets, run=run)
-    n_frames = FRAMES_PER_TOKEN * voiced(n_speech_tokens, last, flow.encoder.lookahead)
-    return solver(state, schedules[n_steps], noise, slots, mu, n_frames, width, targets=targets)
+    """Mel [B, 2T, n_mels] of one chunk of tokens.
+
+    Args:
+        context: backend and state.
+        slots: [B] int64 slots to read.
+        targets: [B] int64 slots to write.
+        speech_tokens: [B, T + lookahead] int64; this and the next two as `ChunkTokens`.
+        n_speech_tokens: [B] int64.
+        last: [B] bool.
+        width: cached mel frames to attend to (static).
+        n_steps: Euler steps (static).
+    """
+    backend, state = context.backend, context.state
+    chunk = ChunkSlots(slots, width, targets)
+    mu = backend.encode(state, chunk, ChunkTokens(speech_tokens, n_speech_tokens, last))
+    n_frames = FRAMES_PER_TOKEN * count_synthesized(n_speech_tokens, last, backend.flow.encoder.lookahead)
+    return backend.solve(state, chunk, SolveInputs(context.schedules[n_steps], context.noise, mu, n_frames))
 
 
 def vocode_chunk(
-    hift: "Hift | FusedHift",
-    state: VocodeState,
-    slots: Tensor,
-    targets: Tensor,
-    mel: Tensor,
-    n_new: Tensor,
-    last: Tensor,
-    rules: VocodeRules,
+    context: HiftContext, slots: Tensor, targets: Tensor, mel: Tensor, n_new: Tensor, last: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mel [B, T, n_mels] to sound; shapes as `vocode`, but for the order of axes."""
-    return vocode(hift, state, slots, mel.transpose(1, 2), n_new, last, rules, targets=targets)
+    """Sound of mel [B, T, n_mels]; results and other arguments as `vocode`."""
+    chunk = MelChunk(mel.transpose(1, 2), n_new, last)
+    return vocode(context.backend, context.state, slots, chunk, context.rules, targets=targets)
 
 
 def prepare_voice(
-    flow: Flow,
-    solver: Solver,
-    state: FlowState,
-    schedules: dict[int, Schedule],
-    noise: Tensor,
+    context: FlowContext,
     voices: Tensor,
     starts: Tensor,
     speech_tokens: Tensor,
@@ -76,23 +85,22 @@ def prepare_voice(
     speaker: Tensor,
     n_steps: int,
 ) -> None:
-    """Run prompts through the flow once and leave their state in voice slots, for sessions to begin from.
+    """Run prompts through the flow once and store the resulting state in voice slots, from which sessions begin.
 
     Args:
-        voices: [B] voice slots. starts: [B] first of their rows among all voices' rows, in mel frames.
-        codes: [B, T + lookahead] prompt codes and what follows them; n_codes: [B] both counted.
-        mel: [B, 2T, n_mels] of the prompts, two frames a code. speaker: [B, speaker_dim].
+        context: backend and state.
+        voices: [B] int64 voice slots.
+        starts: [B] int64 first row of each voice among the rows of all voices, in mel frames.
+        speech_tokens: [B, T + lookahead] int64 tokens of the prompt and the look-ahead.
+        n_speech_tokens: [B] int64 valid tokens, the look-ahead included.
+        mel: [B, 2T, n_mels] of the prompts, two frames per token.
+        speaker: [B, speaker_dim].
+        n_steps: Euler steps (static).
     """
-    n_frames = FRAMES_PER_TOKEN * (n_speech_tokens - flow.encoder.lookahead)
-    state.place(voices, starts, n_frames, flow.speaker(speaker))
-    mu = encode(
-        flow,
-        state,
-        voices,
-        speech_tokens,
-        n_speech_tokens,
-        torch.zeros_like(n_speech_tokens, dtype=torch.bool),
-        0,
-        mel.shape[1],
-    )
-    solver(state, schedules[n_steps], noise, voices, mu, n_frames, 0, mel, mel.shape[1])
+    backend, state = context.backend, context.state
+    n_frames = FRAMES_PER_TOKEN * (n_speech_tokens - backend.flow.encoder.lookahead)
+    state.place_voices(voices, starts, n_frames, backend.flow.speaker(speaker))
+    slots = ChunkSlots(voices, 0, ring=mel.shape[1])
+    more_follows = torch.zeros_like(n_speech_tokens, dtype=torch.bool)
+    mu = backend.encode(state, slots, ChunkTokens(speech_tokens, n_speech_tokens, more_follows))
+    backend.solve(state, slots, SolveInputs(context.schedules[n_steps], context.noise, mu, n_frames, mel))

@@ -1,6 +1,6 @@
-"""Speech codes as they come, cut into the chunks the flow takes: each with a look at the codes behind it.
+"""Division of a stream of speech tokens into windows: the tokens of one chunk and the look-ahead that follows them.
 
-Knows counts only. A turn starts with a little silence, which is also what lets its first chunk go out early.
+Contains counts only. A turn starts with silence tokens, which fill the look-ahead, so the first chunk is ready earlier.
 """
 
 from typing import Literal, NamedTuple
@@ -8,46 +8,48 @@ from typing import Literal, NamedTuple
 from models.errors import SettingsError
 from models.token2wav.settings import SILENCE_TOKEN
 
-CHUNK_TOKENS = 25  # voiced at once: one second
+CHUNK_TOKENS = 25  # tokens synthesized at once: one second
 
 
 class Window(NamedTuple):
-    """Codes for one chunk, the look-ahead included; none is left for later if `last`."""
+    """The tokens of one chunk, the look-ahead included unless `last`."""
 
     speech_tokens: tuple[int, ...]
     last: bool
 
 
 class TokenWindows:
-    """One turn's codes. `push` gives what can be voiced, and with `last` the rest."""
+    """The speech tokens of one turn. `push` returns complete windows, and with `last` the rest."""
 
     def __init__(
         self,
         *,
         lookahead: int = 3,
-        chunk: int = CHUNK_TOKENS,
-        least: int = CHUNK_TOKENS,
+        max_chunk: int = CHUNK_TOKENS,
+        min_chunk: int = CHUNK_TOKENS,
         silence: bool = True,
         compat: Literal["reference"] | None = None,
     ):
         """
         Args:
-            chunk: codes voiced at once. least: how many are enough to voice, 1 to `chunk`; fewer means earlier sound.
-            silence: start the turn with as many silence codes as the look-ahead has.
-            compat: "reference" marks whole windows of the turn's end as last ones too, so that their look-ahead is
-                voiced twice, as the public turn-based helper does.
-        Raises: SettingsError.
+            lookahead: tokens after a chunk that the encoder reads.
+            max_chunk: most tokens synthesized at once.
+            min_chunk: fewest tokens synthesized at once, 1 to `max_chunk`; fewer tokens mean earlier sound.
+            silence: start the turn with `lookahead` silence tokens.
+            compat: "reference" marks the full windows at the end of a turn as last windows too, so their look-ahead is
+                synthesized twice, as in the public turn-based helper.
+        Raises: SettingsError for `compat` or `min_chunk`.
         """
         if compat not in (None, "reference"):
             raise SettingsError("compat", expected="None or 'reference'", got=compat)
-        if not 1 <= least <= chunk:
-            raise SettingsError("least", expected=f"1 to {chunk}", got=least)
-        self.lookahead, self.chunk, self.least, self.compat = lookahead, chunk, least, compat
+        if not 1 <= min_chunk <= max_chunk:
+            raise SettingsError("min_chunk", expected=f"1 to {max_chunk}", got=min_chunk)
+        self.lookahead, self.max_chunk, self.min_chunk, self.compat = lookahead, max_chunk, min_chunk, compat
         self._speech_tokens: list[int] = [SILENCE_TOKEN] * lookahead if silence else []
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Codes that no window has consumed, those seen as look-ahead included."""
+        """Tokens not synthesized by any window yet, including those that were a look-ahead."""
         return tuple(self._speech_tokens)
 
     @property
@@ -55,13 +57,11 @@ class TokenWindows:
         return len(self._speech_tokens)
 
     def push(self, speech_tokens: list[int], last: bool = False) -> list[Window]:
-        """Windows that `speech_tokens` complete; with `last` also the rest of the turn, so that nothing waits any
-        more.
-        """
+        """The windows that `speech_tokens` complete; with `last` also the rest of the turn."""
         self._speech_tokens.extend(speech_tokens)
         windows = []
-        while len(self._speech_tokens) >= self.lookahead + self.least:
-            n = min(self.lookahead + self.chunk, len(self._speech_tokens))
+        while len(self._speech_tokens) >= self.lookahead + self.min_chunk:
+            n = min(self.lookahead + self.max_chunk, len(self._speech_tokens))
             windows.append(Window(tuple(self._speech_tokens[:n]), last and self.compat == "reference"))
             del self._speech_tokens[: n - self.lookahead]
         if last and self._speech_tokens:

@@ -1,31 +1,34 @@
-"""What a prepared voice depends on beside its sound, as one digest: the networks' files and the recipe.
+"""A digest of everything that determines a prepared voice, apart from its sound: the networks' files and the recipe.
 
-The content of the files counts, not their place or age, so that a copy of the checkpoint finds the voices of the
-original. Half a gigabyte is not read on each start: a file's digest is remembered, and believed as long as size,
-identity and both times of the file are what they were. The time of the last change of its entry (ctime) is one of
-them, since copying tools set the other one back.
+The digest covers the content of the files, not their path or age, so a copy of the checkpoint finds the voices of the
+original. To avoid reading half a gigabyte on each start, the digest of a file is stored and reused while the file's
+size, inode, mtime and ctime are unchanged. The ctime is needed because copying tools restore the mtime.
 """
 
 import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from models.atomic_file import follow_links, write_atomically
 from models.errors import CheckpointError
 from models.token2wav.load.parts import SPEAKER_ENCODER, SPEECH_TOKENIZER
 
-RECIPE = 1  # to be raised whenever the same sound and files give another voice
+RECIPE = 1  # to be incremented whenever the same sound and files result in a different voice
 MEMO = "weights.json"
-_MAX_REMEMBERED = 64
+_MAX_ENTRIES = 64
 
-_Memo = dict[str, list]  # resolved path -> [*_fingerprint, digest]
+_Memo = dict[str, list[Any]]  # JSON: resolved path -> [*_fingerprint, digest]
 
 
 def maker_digest(model: str | Path, n_mels: int, cache: str | Path) -> str:
-    """Digest of a vocoder folder's voice parts and of how voices of `n_mels` bins are made from them.
+    """Digest of the networks that prepare voices and of the recipe.
 
-    Args: cache: folder where digests of files are remembered; one that cannot be written costs time only.
+    Args:
+        model: vocoder folder.
+        n_mels: mel bins of the voices.
+        cache: folder that stores the digests of files; if it cannot be written, the files are read on each start.
     Raises: CheckpointError if a file cannot be read.
     """
     memo_file = Path(cache) / MEMO
@@ -41,15 +44,15 @@ def _file_digest(path: Path, memo: _Memo) -> str:
     try:
         path = follow_links(path)
         before = _fingerprint(path)
-        *remembered, digest = memo.get(str(path), [None])
-        if remembered == before:
-            return digest
+        *stored, digest = memo.get(str(path), [None])
+        if stored == before:
+            return str(digest)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         memo.pop(str(path), None)
-        if _fingerprint(path) == before:  # else it is being written
+        if _fingerprint(path) == before:  # otherwise the file is being written
             memo[str(path)] = [*before, digest]
-        return digest
+        return str(digest)
     except OSError as error:
         raise CheckpointError(str(path), expected="a readable file", got=error.strerror) from None
 
@@ -60,7 +63,7 @@ def _fingerprint(path: Path) -> list[int]:
 
 
 def _read_memo(path: Path) -> _Memo:
-    """What is remembered; nothing, if the file is missing or damaged."""
+    """The stored digests; empty if the file is missing or damaged."""
     try:
         memo = json.loads(path.read_bytes())
         return {name: entry for name, entry in memo.items() if _is_entry(entry)}
@@ -73,9 +76,9 @@ def _is_entry(entry: object) -> bool:
 
 
 def _write_memo(path: Path, memo: _Memo) -> None:
-    newest = dict(list(memo.items())[-_MAX_REMEMBERED:])
+    newest = dict(list(memo.items())[-_MAX_ENTRIES:])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(newest, indent=1).encode())
     except OSError:
-        return  # remembered next time, or read again
+        return  # the files are read again on the next start

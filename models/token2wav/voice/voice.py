@@ -1,6 +1,6 @@
-"""A voice as the vocoder takes it: what was extracted from a prompt sound, before any model state.
+"""A voice: the features extracted from a prompt sound, from which the vocoder computes its state.
 
-Knows shapes and what identifies a voice. Does not know sound files, networks or slots.
+Contains shapes and the digest. Does not contain sound files, networks or slots.
 """
 
 import hashlib
@@ -16,10 +16,7 @@ from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """One prompt: its codes, its mel at two frames a code, and the speaker's vector; all on the CPU.
-
-    Compare by `digest`.
-    """
+    """The features of one prompt, on the CPU. Compare voices by `digest`."""
 
     speech_tokens: Tensor  # [n] int64
     mel: Tensor  # [2n, n_mels] float32
@@ -31,7 +28,7 @@ class Voice:
 
     @cached_property
     def digest(self) -> str:
-        """The same for equal content, whatever the voice was made from."""
+        """SHA-256 of the content; equal for equal content from any source."""
         parts = (self.speech_tokens.to(torch.int64), self.mel.float(), self.speaker.float())
         data = hashlib.sha256()
         for part in parts:
@@ -40,7 +37,7 @@ class Voice:
         return data.hexdigest()
 
     def check(self, config: FlowConfig) -> None:
-        """Raises: AudioError if the parts do not fit each other or the flow."""
+        """Check the shapes and values against each other and the flow. Raises: AudioError."""
         for name in ("speech_tokens", "mel", "speaker"):
             if not isinstance(part := getattr(self, name), Tensor):
                 raise AudioError(f"voice: {name}", expected="a tensor", got=type(part).__name__)
@@ -54,9 +51,11 @@ class Voice:
             part = getattr(self, name)
             if not n or (part.dtype, part.device.type, tuple(part.shape)) != (dtype, "cpu", shape):
                 got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
-                raise AudioError(f"voice: {name}", expected=f"{dtype} {shape} on the CPU, at least one code", got=got)
+                expected = f"{dtype} {shape} on the CPU, at least one speech token"
+                raise AudioError(f"voice: {name}", expected=expected, got=got)
             if part.is_floating_point() and not bool(part.isfinite().all()):
                 raise AudioError(f"voice: {name}", expected="finite numbers", got="NaN or infinity")
         if not 0 <= int(self.speech_tokens.min()) <= int(self.speech_tokens.max()) < config.vocab_size:
-            got = (int(self.speech_tokens.min()), int(self.speech_tokens.max()))
-            raise AudioError("voice: codes", expected=f"0 to {config.vocab_size - 1}", got=got)
+            smallest, largest = int(self.speech_tokens.min()), int(self.speech_tokens.max())
+            expected = f"0 to {config.vocab_size - 1}"
+            raise AudioError("voice: speech_tokens", expected=expected, got=(smallest, largest))

@@ -1,10 +1,11 @@
-"""Prepared voices on disk, found by the content of their sound.
+"""A cache of prepared voices on disk, keyed by the content of their sound.
 
-Knows files, digests and how much room there is. Does not know how a voice is made.
+Contains files, digests and the size limit. Does not contain the preparation of voices.
 
-One safetensors file per voice, named by a digest of samples, rate and maker. A file counts only if the seal inside
-fits its name and its content; anything else is made anew and replaced. Files appear whole, so writers and readers
-need no lock: at worst two make the same voice. When the folder is full, the files not asked for the longest go.
+Each voice is one safetensors file, named by a digest of samples, rate and maker digest. A file is used only if the seal
+inside matches its name and content; any other file is replaced. Files are written atomically, so writers and readers
+need no lock; at worst two processes prepare the same voice. When the folder is full, the least recently used files are
+removed.
 """
 
 import hashlib
@@ -27,22 +28,24 @@ from models.token2wav.voice.voice import Voice
 MAX_BYTES = 256_000_000  # about 500 voices of 30 s
 SUFFIX = ".safetensors"
 _OURS = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}")
-_DTYPES = {"codes": torch.int64, "mel": torch.float32, "speaker": torch.float32}  # by name in the file
+_DTYPES = {"codes": torch.int64, "mel": torch.float32, "speaker": torch.float32}  # by the tensors' names in the file
 _SEAL = "seal"
-_ABANDONED_S = 3600.0  # a file still being written after that long never will be
+_ABANDONED_S = 3600.0  # a pending file of this age belongs to a process that died
 
 
 class VoiceCache:
-    """A folder of voices, which is made when the first one is stored. Several processes may share it.
+    """A folder of voices, created with the first one. Several processes may share it.
 
-    `problem` says why the voice asked for last is not on disk; None if it is.
+    Attributes:
+        problem: reason why the voice of the last call is not on disk; None if it is.
     """
 
     def __init__(self, folder: str | Path, maker_digest: str, *, max_bytes: int = MAX_BYTES):
         """
         Args:
-            maker_digest: changes whenever the same sound would become another voice; see `maker_digest`.
-            max_bytes: of all voices in the folder, whoever made them.
+            folder: path of the folder.
+            maker_digest: changes whenever the same sound would result in a different voice; see `maker_digest`.
+            max_bytes: size limit of all voices in the folder, for all makers together.
         Raises: SettingsError.
         """
         if max_bytes < 1:
@@ -51,34 +54,38 @@ class VoiceCache:
         self.problem: str | None = None
 
     def get_or_make(self, wave: object, rate: int, make: Callable[[Tensor, int], Voice]) -> Voice:
-        """The voice of this sound: from disk, or by `make(wave, rate)` and from then on from disk.
+        """The voice of this sound, from disk or from `make`, whose result is stored.
 
-        A folder that cannot be read or written, and a full disk, cost time only; then `problem` tells.
-        Args: wave, rate: see `check_prompt`; `make` gets [channels, n] float32.
-        Raises: AudioError; what `make` raises.
+        If the folder cannot be read or written, the voice is made again each time and `problem` gives the reason.
+
+        Args:
+            wave: see `check_prompt`.
+            rate: see `check_prompt`.
+            make: prepares a voice from [channels, n] float32 and the rate in Hz.
+        Raises: AudioError; any error of `make`.
         """
-        wave = check_prompt(wave, rate)
+        samples = check_prompt(wave, rate)
         rate = int(rate)
-        key = self._key(wave, rate)
+        key = self._key(samples, rate)
         path = self.folder / f"{key}{SUFFIX}"
         self.problem = None
         voice = self._load(path, key)
         if voice is None:
-            voice = make(wave, rate)
+            voice = make(samples, rate)
             self._store(path, key, voice)
         return voice
 
     def _key(self, wave: Tensor, rate: int) -> str:
         data = hashlib.sha256(f"{self.maker_digest} {rate} {tuple(wave.shape)} ".encode())
-        data.update(wave.numpy())
+        data.update(wave.numpy().data)
         return data.hexdigest()
 
     def _load(self, path: Path, key: str) -> Voice | None:
-        """The voice of a file that is what it says it is."""
+        """The voice of a file whose seal is valid; None for any other file."""
         try:
             if not path.is_file() or path.stat().st_size > self.max_bytes:
                 return None
-            # Not mapped: the pages of a file that somebody cuts short would end the process.
+            # Read, not mapped: if another process truncated a mapped file, reading it would kill this process.
             tensors = load(path.read_bytes())
             seal = tensors.pop(_SEAL)
             if {name: tensor.dtype for name, tensor in tensors.items()} != _DTYPES:
@@ -87,18 +94,18 @@ class VoiceCache:
             if not torch.equal(seal, _seal(key, voice)):
                 return None
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError):
-            return None  # a damaged or foreign file: its header may promise anything
+            return None  # a damaged or foreign file, whose header may contain anything
         try:
-            os.utime(path)  # asked for just now
+            os.utime(path)  # marks the file as recently used
         except OSError:
-            return voice  # others may only read
+            return voice  # read-only folder
         return voice
 
     def _store(self, path: Path, key: str, voice: Voice) -> None:
         tensors = {"codes": voice.speech_tokens, "mel": voice.mel, "speaker": voice.speaker, _SEAL: _seal(key, voice)}
         data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
         if len(data) > self.max_bytes:
-            self.problem = f"a voice of {len(data)} bytes, where all together may have {self.max_bytes}"
+            self.problem = f"the voice has {len(data)} bytes, the limit of the cache is {self.max_bytes}"
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,7 @@ class VoiceCache:
             self.problem = f"{self.folder}: {error.strerror}"
 
     def _make_room(self, newest: Path) -> None:
-        """Remove what was not asked for the longest, never `newest`, and nothing that is not ours."""
+        """Remove the least recently used voices above the limit, except `newest`. Foreign files stay."""
         voices, now = [], time.time()
         for entry in os.scandir(self.folder):
             abandoned = entry.name.endswith(PENDING) and _OURS.match(entry.name[1:])
@@ -117,7 +124,7 @@ class VoiceCache:
             try:
                 stat = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
-                continue  # somebody else made room
+                continue  # removed by another process
             if not abandoned:
                 voices.append((stat.st_mtime_ns, entry.name, stat.st_size))
             elif now - stat.st_mtime > _ABANDONED_S:
@@ -132,5 +139,5 @@ class VoiceCache:
 
 
 def _seal(key: str, voice: Voice) -> Tensor:
-    """[32] uint8: this content under this name."""
+    """[32] uint8 digest of the key and the content."""
     return torch.tensor(list(hashlib.sha256(f"{key} {voice.digest}".encode()).digest()), dtype=torch.uint8)

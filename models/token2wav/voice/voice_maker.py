@@ -1,6 +1,6 @@
-"""Prompt sound to a voice: its speech codes, its mel and who is speaking.
+"""Prompt sound to a voice: its speech tokens, its mel and its speaker vector.
 
-Knows which channel, which rate and how many frames each part takes. Does not know files, caches nor model state.
+Contains the channel, rate and number of frames of each part. Does not contain files, caches or model state.
 """
 
 import torch
@@ -8,40 +8,39 @@ from torch import Tensor, nn
 
 from models.errors import CheckpointError
 from models.token2wav.load.parts import Token2WavParts, VoiceParts
-from models.token2wav.prompt.features import RATE_16K, fbank, log_mel_128, prompt_mel, remove_mean, resample
+from models.token2wav.prompt.features import fbank, log_mel_128, prompt_mel, remove_mean, resample
 from models.token2wav.prompt.prompt_sound import check_prompt
-from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLE_RATE, FlowConfig
+from models.token2wav.settings import FRAMES_PER_TOKEN, RATE_16K, SAMPLE_RATE, FlowConfig
 from models.token2wav.voice.voice import Voice
 
 
 class VoiceMaker:
-    """Networks that listen to a prompt. Holds nothing else, so that several threads may share one.
+    """The networks that prepare a voice. Stateless, so several threads may share one instance.
 
-    A sound is taken at its own length: once per voice, a padded bucket would save nothing.
+    Each sound is processed at its own length, because padding to a bucket saves nothing for one call per voice.
     """
 
     def __init__(self, parts: VoiceParts | Token2WavParts, flow: FlowConfig):
-        """Raises: CheckpointError if the speaker encoder is not the flow's."""
+        """Raises: CheckpointError if the speaker encoder does not match the flow."""
         self.speaker_encoder, self.speech_tokenizer, self.flow = parts.speaker_encoder, parts.speech_tokenizer, flow
         expected, got = flow.speaker_dim, self.speaker_encoder.config.embedding
         if got != expected:
             raise CheckpointError("speaker vector", expected=f"{expected} values", got=got)
 
     def make(self, wave: object, rate: int) -> Voice:
-        """A voice that speaks like this sound.
+        """The voice of this sound, on the CPU.
 
-        The first channel gives codes and speaker, the mean of all channels the mel, as in training.
+        Tokens and speaker vector come from the first channel, the mel from the mean of all channels, as in training.
 
         Args:
             wave: NumPy array or tensor of floats, [n] or [channels, n], in [-1, 1]; 0.5 to 30 s.
             rate: Hz.
-        Returns: parts on the CPU.
         Raises: AudioError for a sound of another form or duration.
         """
-        wave = check_prompt(wave, rate)
-        first = resample(wave[0], rate, RATE_16K)
+        samples = check_prompt(wave, rate)
+        first = resample(samples[0], rate, RATE_16K)
         speech_tokens = self._speech_tokens(first)
-        mel = prompt_mel(resample(wave.mean(0), rate, SAMPLE_RATE), self.flow.n_mels)
+        mel = prompt_mel(resample(samples.mean(0), rate, SAMPLE_RATE), self.flow.n_mels)
         voice = Voice(speech_tokens, fit_frames(mel, FRAMES_PER_TOKEN * len(speech_tokens)), self._speaker(first))
         voice.check(self.flow)
         return voice
@@ -50,16 +49,17 @@ class VoiceMaker:
         device = _device(self.speech_tokenizer)
         log_mel = log_mel_128(wave, self.speech_tokenizer.config.n_mels)
         n_frames = torch.tensor([log_mel.shape[1]], device=device)
-        speech_tokens, _ = self.speech_tokenizer(log_mel[None].to(device), n_frames)
+        speech_tokens: Tensor = self.speech_tokenizer(log_mel[None].to(device), n_frames)[0]
         return speech_tokens[0].cpu()
 
     def _speaker(self, wave: Tensor) -> Tensor:
         energies = remove_mean(fbank(wave, self.speaker_encoder.config.n_mels))
-        return self.speaker_encoder(energies[None].to(_device(self.speaker_encoder)))[0].cpu()
+        speakers: Tensor = self.speaker_encoder(energies[None].to(_device(self.speaker_encoder)))
+        return speakers[0].cpu()
 
 
 def fit_frames(mel: Tensor, n_frames: int) -> Tensor:
-    """[n_frames, n_mels]: the end of a longer mel is cut off, the last frame of a shorter one repeated."""
+    """[n_frames, n_mels]: a longer mel is cut off at the end, a shorter one is extended by its last frame."""
     missing = max(n_frames - len(mel), 0)
     return torch.cat((mel[:n_frames], mel[-1:].expand(missing, -1)))
 

@@ -211,7 +211,7 @@ def test_what_padding_comes_to_does_not_count(running: Running) -> None:
 
     state = running.parts.vocoder.state
     nobodys = (
-        *(rows[..., SPILL_ROW, :, :] for rows in (state.code_rows, *state.dit_rows)),
+        *(rows[..., SPILL_ROW, :, :] for rows in (state.token_rows, *state.dit_rows)),
         state.up_tail[state.scratch],
     )
     before = [tensor.clone() for tensor in nobodys]

@@ -1,4 +1,4 @@
-"""`python -m models.token2wav`: codes to a file from the command line, and one line for what is wrong with them."""
+"""`python -m models.token2wav`: speech tokens to a sound file on the command line, and one line per error."""
 
 import json
 import os
@@ -25,21 +25,21 @@ from tests.models.token2wav.prompt.prompt_sounds import prompt, write_pcm16
 N_SPEECH_TOKENS = 61
 SPEECH_TOKENS = np.random.default_rng(3).integers(0, 6561, N_SPEECH_TOKENS).tolist()
 FIGURES = (
-    r"\[([\d.]+) s of sound: load [\d.]+ s, voice [\d.]+ s, codes to sound [\d.]+ s, [\d.]+ times real time"
+    r"\[([\d.]+) s of sound: load [\d.]+ s, voice [\d.]+ s, tokens to sound [\d.]+ s, [\d.]+ times real time"
     r"(, first sound after [\d.]+ s)?\]\n"
 )
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder with codes, a voice, and things that are neither."""
-    (tmp_path / "codes.json").write_text(json.dumps(SPEECH_TOKENS))
+    """A folder with speech tokens and a voice."""
+    (tmp_path / "tokens.json").write_text(json.dumps(SPEECH_TOKENS))
     (tmp_path / "short.json").write_text(json.dumps({"codes": SPEECH_TOKENS[:2], "text": "hm"}))
     write_pcm16(tmp_path / "voice.wav", prompt(1.1, 44_100, 2), 44_100)
     return tmp_path
 
 
-def command(files: Path, *args: object, speech_tokens: str = "codes.json") -> list[str]:
+def command(files: Path, *args: object, speech_tokens: str = "tokens.json") -> list[str]:
     return [str(files / speech_tokens), "--voice", str(files / "voice.wav"), "--steps", "2", *map(str, args)]
 
 
@@ -56,7 +56,7 @@ def read_all(terminal: int) -> str:
     try:
         while piece := os.read(terminal, 10_000):
             data += piece
-    except OSError:  # how a terminal says that nobody holds its other end
+    except OSError:  # the other end of the terminal is closed
         os.close(terminal)
     return data.decode()
 
@@ -67,7 +67,7 @@ def pcm(path: Path) -> np.ndarray:
     return soundfile.read(path, dtype="int16")[0]
 
 
-def test_whole(root: Path, files: Path, tiny: Path) -> None:
+def test_whole_utterance(root: Path, files: Path, tiny: Path) -> None:
     done = run(root, command(files, "--out", files / "out.wav"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -94,7 +94,7 @@ def test_streamed_to_a_terminal(root: Path, files: Path) -> None:
     os.close(slave)
     shown = read_all(master).replace("\r\n", "\n")
     assert done.returncode == 0, shown
-    counts = [int(count) for count in re.findall(rf"voiced:.*?(\d+)/{N_SPEECH_TOKENS + 3} ", shown)]
+    counts = [int(count) for count in re.findall(rf"synthesized:.*?(\d+)/{N_SPEECH_TOKENS + 3} ", shown)]
     assert counts[0] == 0 and {25, 50} <= set(counts), f"expected the bar at each chunk, got {counts} of {shown!r}"
     figures = re.fullmatch(FIGURES, shown.rpartition("\r")[2])
     assert figures and figures[2], f"expected a last line of figures, got {shown!r}"
@@ -106,21 +106,21 @@ def test_streamed_to_a_terminal(root: Path, files: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n_speech_tokens", [1, 2, 24, 25, 26, 50, 78])
-def test_how_many_samples(files: Path, stream: bool, n_speech_tokens: int) -> None:
-    (files / "codes.json").write_text(json.dumps((SPEECH_TOKENS * 2)[:n_speech_tokens]))
+def test_number_of_samples(files: Path, stream: bool, n_speech_tokens: int) -> None:
+    (files / "tokens.json").write_text(json.dumps((SPEECH_TOKENS * 2)[:n_speech_tokens]))
     assert main(command(files, "--out", files / "out.wav", "--steps", "1", *["--stream"] * stream)) == 0
     assert len(pcm(files / "out.wav")) == 960 * (n_speech_tokens + 3 * stream)
 
 
-def test_a_turn_starts_with_silence_codes(files: Path, monkeypatch) -> None:
+def test_a_turn_starts_with_silence_tokens(files: Path, monkeypatch) -> None:
     given = []
     speak = Vocoder.speak
 
-    def listen(self, chunks):
+    def record(self, chunks):
         given.extend((list(chunk.speech_tokens), chunk.last) for chunk in chunks)
         return speak(self, chunks)
 
-    monkeypatch.setattr(Vocoder, "speak", listen)
+    monkeypatch.setattr(Vocoder, "speak", record)
     assert main(command(files, "--out", files / "out.wav", "--stream")) == 0
     speech_tokens = [4218] * 3 + SPEECH_TOKENS
     assert given == [(speech_tokens[:28], False), (speech_tokens[25:53], False), (speech_tokens[50:], True)]
@@ -139,13 +139,13 @@ def test_flags_reach_the_vocoder(files: Path, capsys: pytest.CaptureFixture[str]
     assert {len(data) for data in made} == {len(plain)}
 
 
-def test_the_cache_saves_the_voice(files: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cached_voice_is_not_prepared_again(files: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     loads = []
     load = cli.load_voice_parts
     monkeypatch.setattr(cli, "load_voice_parts", lambda *args, **kwargs: loads.append(args) or load(*args, **kwargs))
     sounds = set()
     for _ in range(3):
-        flags = ["--cache", files / "cache"] if loads else []  # the first run is without
+        flags = ["--cache", files / "cache"] if loads else []  # the first run has no cache
         assert main(command(files, "--out", files / "out.wav", *flags)) == 0
         sounds.add((files / "out.wav").read_bytes())
     assert len(loads) == 2 and len(sounds) == 1
@@ -153,36 +153,36 @@ def test_the_cache_saves_the_voice(files: Path, monkeypatch, capsys: pytest.Capt
     assert "not cached" not in capsys.readouterr().err
 
 
-def test_a_bad_cache_is_told_and_does_no_harm(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(files, "--out", files / "out.wav", "--cache", files / "codes.json")) == 0
-    told, figures = capsys.readouterr().err.splitlines(keepends=True)
-    assert told == f"voice not cached: {files / 'codes.json'}: File exists\n"
+def test_unusable_cache_is_reported_and_has_no_other_effect(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(files, "--out", files / "out.wav", "--cache", files / "tokens.json")) == 0
+    message, figures = capsys.readouterr().err.splitlines(keepends=True)
+    assert message == f"voice not cached: {files / 'tokens.json'}: File exists\n"
     assert re.fullmatch(FIGURES, figures)
-    assert json.loads((files / "codes.json").read_text()) == SPEECH_TOKENS
+    assert json.loads((files / "tokens.json").read_text()) == SPEECH_TOKENS
 
 
-BAD_CODES = {
+BAD_TOKENS = {
     "broken": ("[1, 2", r"expected JSON, got .+"),
     "empty": ("", r"expected JSON, got .+"),
     "binary": ("\x00\x01", r"expected JSON, got .+"),
     "deep": ("[" * 200_000, r"expected JSON, got .+"),
     "digits": ("[" + "9" * 5000 + "]", r"expected JSON, got .+"),
-    "text": ('"codes"', r"expected a list of codes, or \{\"codes\": \[\.\.\.\]\}, got str"),
-    "other": ('{"tokens": [1]}', r"expected a list of codes, .+, got NoneType"),
-    "none": ("[]", r"codes: expected at least one, got none"),
-    "nested": ("[[1, 2]]", r"codes: expected whole numbers, got \[1, 2\]"),
-    "float": ("[1, 2.0]", r"codes: expected whole numbers, got 2\.0"),
-    "bool": ("[1, true]", r"codes: expected whole numbers, got True"),
-    "string": ('["1"]', r"codes: expected whole numbers, got '1'"),
-    "beyond": ("[6560, 6561]", r"codes: expected 0 to 6560, got 6561"),
-    "negative": ("[5, -1]", r"codes: expected 0 to 6560, got -1"),
-    "huge": ("[99999999999999999999]", r"codes: expected 0 to 6560, got 9{20}"),
+    "text": ('"codes"', r"expected a list of speech tokens, or \{\"codes\": \[\.\.\.\]\}, got str"),
+    "other": ('{"tokens": [1]}', r"expected a list of speech tokens, .+, got NoneType"),
+    "none": ("[]", r"speech tokens: expected at least one, got none"),
+    "nested": ("[[1, 2]]", r"speech tokens: expected whole numbers, got \[1, 2\]"),
+    "float": ("[1, 2.0]", r"speech tokens: expected whole numbers, got 2\.0"),
+    "bool": ("[1, true]", r"speech tokens: expected whole numbers, got True"),
+    "string": ('["1"]', r"speech tokens: expected whole numbers, got '1'"),
+    "beyond": ("[6560, 6561]", r"speech tokens: expected 0 to 6560, got 6561"),
+    "negative": ("[5, -1]", r"speech tokens: expected 0 to 6560, got -1"),
+    "huge": ("[99999999999999999999]", r"speech tokens: expected 0 to 6560, got 9{20}"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_CODES)
-def test_what_is_wrong_with_codes(files: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    content, expected = BAD_CODES[name]
+@pytest.mark.parametrize("name", BAD_TOKENS)
+def test_refuses_invalid_tokens(files: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    content, expected = BAD_TOKENS[name]
     (files / "bad.json").write_text(content)
     assert main(command(files, "--out", files / "out.wav", speech_tokens="bad.json")) == 2
     got = capsys.readouterr().err
@@ -193,9 +193,12 @@ def test_what_is_wrong_with_codes(files: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--out", "absent/out.wav"], r"absent/out\.wav: expected a place for a file, got no such folder"),
-        (["--out", "."], r"\.: expected a place for a file, got something other than a regular file"),
-        (["--out", "/dev/null"], r"/dev/null: expected a place for a file, got something other than a regular file"),
+        (["--out", "absent/out.wav"], r"absent/out\.wav: expected a path that can be written, got no such folder"),
+        (["--out", "."], r"\.: expected a path that can be written, got something other than a regular file"),
+        (
+            ["--out", "/dev/null"],
+            r"/dev/null: expected a path that can be written, got something other than a regular file",
+        ),
         (["--voice", "absent.wav"], r"absent\.wav: expected a readable file, got No such file or directory"),
         (["--voice", "short.json"], r"short\.json: expected a sound file, got .+"),
         (["--voice", "brief.wav"], r"brief\.wav: duration: expected 0\.5 to 30 s, got 0\.300 s"),
@@ -207,7 +210,7 @@ def test_what_is_wrong_with_codes(files: Path, capsys: pytest.CaptureFixture[str
         (["--seed", str(2**63)], rf"--seed: expected 0 to {2**63 - 1}, got {2**63}"),
     ],
 )
-def test_one_line_says_what_is_wrong(files: Path, capsys, monkeypatch, flags: list[str], expected: str) -> None:
+def test_errors_are_one_line(files: Path, capsys, monkeypatch, flags: list[str], expected: str) -> None:
     monkeypatch.chdir(files)
     write_pcm16(files / "brief.wav", prompt(0.3), 16_000)
     sound = prompt(0.6)[0]
@@ -220,12 +223,12 @@ def test_one_line_says_what_is_wrong(files: Path, capsys, monkeypatch, flags: li
     assert not (files / "out.wav").exists()
 
 
-def test_missing_codes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_a_missing_token_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(files, "--out", files / "out.wav", speech_tokens="absent.json")) == 2
     assert capsys.readouterr().err.endswith("absent.json: expected a readable file, got No such file or directory\n")
 
 
-def test_an_output_that_fails_late_keeps_the_old_file(files: Path, capsys, monkeypatch) -> None:
+def test_failed_write_keeps_the_old_file(files: Path, capsys, monkeypatch) -> None:
     (files / "out.wav").write_bytes(b"old")
 
     def full(path: object, wave: torch.Tensor) -> None:
@@ -233,11 +236,11 @@ def test_an_output_that_fails_late_keeps_the_old_file(files: Path, capsys, monke
 
     monkeypatch.setattr(cli, "write_sound", full)
     assert main(command(files, "--out", files / "out.wav", speech_tokens="short.json")) == 2
-    assert capsys.readouterr().err.endswith("expected a place for a file, got No space left on device\n")
+    assert capsys.readouterr().err.endswith("expected a path that can be written, got No space left on device\n")
     assert (files / "out.wav").read_bytes() == b"old"
 
 
-def test_a_device_that_is_not_there_is_one_line(files: Path, monkeypatch, capsys) -> None:
+def test_refuses_an_unavailable_device(files: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(command(files, "--out", files / "out.wav", "--device", "cuda")) == 2
     assert capsys.readouterr().err == "error: --device cuda: expected a CUDA device, got none that PyTorch can use\n"

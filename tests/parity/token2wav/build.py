@@ -1,4 +1,4 @@
-"""Small builders the flow's stages share: settings and modules of a case, a prepared voice, rows behind views."""
+"""Builders for the cases of the flow: settings and modules, a prepared voice, the rows that a block table lists."""
 
 from typing import Any, TypeVar
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from models.layers.weights import assign_weights
 from models.token2wav.flow.block_table import BlockTable
 from models.token2wav.flow.flow import Flow, Schedule
-from models.token2wav.flow.flow_state import FlowState, encode, solve
+from models.token2wav.flow.flow_state import ChunkSlots, ChunkTokens, FlowState, SolveInputs, encode, solve
 from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN, DiTConfig, EncoderConfig, FlowConfig
 
 Tree = TypeVar("Tree", bound=nn.Module)
 
 
 def flow_config(sizes: dict[str, Any]) -> FlowConfig:
-    """Settings of the flow by the short names the files use."""
+    """Settings of the flow from the short names in the golden files."""
     return FlowConfig(
         vocab_size=sizes["vocab"],
         n_mels=sizes["mel"],
@@ -35,12 +35,12 @@ def weights_under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def filled(tree: Tree, weights: dict[str, Tensor]) -> Tree:
-    """A tree built on the meta device with exactly these weights, float32 on the CPU."""
+    """The module with exactly these weights, float32 on the CPU."""
     return assign_weights(tree, weights, "cpu", torch.float32)
 
 
 def flow_around(config: FlowConfig, weights: dict[str, Tensor]) -> Flow:
-    """A flow of which a case has one part only: `weights` by their names in the flow, zeros everywhere else."""
+    """A flow with `weights`, given by their names in the flow, and zeros everywhere else."""
     with torch.device("meta"):
         flow = Flow(config)
     unknown = sorted(weights.keys() - flow.state_dict().keys())
@@ -60,41 +60,43 @@ def set_up_voice(
     schedule: Schedule,
     first_frame: int = 0,
 ) -> None:
-    """Run a voice's prompt into voice slot `slot`.
+    """Run a voice's prompt through the flow into voice slot `slot`.
 
     Args:
-        codes: [P / 2]. mel: [P, n_mels]. speaker: [speaker_dim].
-        first_frame: where the voice's rows begin among those of all voices, in mel frames.
+        speech_tokens: [P / 2].
+        mel: [P, n_mels].
+        speaker: [speaker_dim].
+        first_frame: first row of the voice among the rows of all voices, in mel frames.
     """
     n_frames, slots = len(mel), torch.tensor([slot])
-    state.place(slots, torch.tensor([first_frame]), torch.tensor([n_frames]), flow.speaker(speaker[None]))
+    state.place_voices(slots, torch.tensor([first_frame]), torch.tensor([n_frames]), flow.speaker(speaker[None]))
     speech_tokens = F.pad(speech_tokens, (0, flow.encoder.lookahead), value=SILENCE_TOKEN)[None]
     n_speech_tokens, more_follows = torch.tensor([speech_tokens.shape[1]]), torch.tensor([False])
-    mu = encode(flow, state, slots, speech_tokens, n_speech_tokens, more_follows, width=0, ring=n_frames)
-    n = torch.tensor([n_frames])
-    solve(flow, state, schedule, noise, slots, mu, n, width=0, prompt=mel[None], ring=n_frames)
+    chunk = ChunkSlots(slots, 0, ring=n_frames)
+    mu = encode(flow, state, chunk, ChunkTokens(speech_tokens, n_speech_tokens, more_follows))
+    solve(flow, state, chunk, SolveInputs(schedule, noise, mu, torch.tensor([n_frames]), mel[None]))
 
 
-def seen_rows(rows: Tensor, views: BlockTable, slot: int) -> Tensor:
-    """Keys and values a slot sees, in the order of its view: [..., 2, L, H, hd] -> [..., H, L, 2 hd]."""
-    seen = rows.index_select(-3, views.view[slot, : int(views.length[slot])])
+def seen_rows(rows: Tensor, table: BlockTable, slot: int) -> Tensor:
+    """Keys and values that a slot attends to, in the order of its table: [..., 2, L, H, hd] -> [..., H, L, 2 hd]."""
+    seen = rows.index_select(-3, table.rows[slot, : int(table.length[slot])])
     keys, values = seen.unbind(1)
     return torch.cat((keys, values), dim=-1).transpose(-2, -3)
 
 
 def encoder_rows(state: FlowState, slot: int) -> tuple[Tensor, Tensor]:
-    """What the encoder's layers at code and at mel rate see, each [layers, H, L, 2 hd]."""
-    return seen_rows(state.code_rows, state.code, slot), seen_rows(state.mel_rows, state.mel, slot)
+    """Keys and values of the encoder's layers at token and at mel rate, each [layers, H, L, 2 hd]."""
+    return seen_rows(state.token_rows, state.token_table, slot), seen_rows(state.mel_rows, state.mel_table, slot)
 
 
 def packed_encoder_rows(state: FlowState, slot: int) -> Tensor:
-    """As the reference packs them, [layers, 1, H, L, 2 hd]: at code rate twice in a row, to be as long as mel."""
-    code, mel = encoder_rows(state, slot)
-    return torch.cat((code.repeat(1, 1, FRAMES_PER_TOKEN, 1), mel))[:, None]
+    """[layers, 1, H, L, 2 hd] as in the reference, which repeats the rows at token rate to the length at mel rate."""
+    tokens, mel = encoder_rows(state, slot)
+    return torch.cat((tokens.repeat(1, 1, FRAMES_PER_TOKEN, 1), mel))[:, None]
 
 
 def packed_encoder_tails(state: FlowState, slot: int) -> Tensor:
-    """[1, D, 6], the look-ahead's frames before the upsampling's."""
+    """[1, D, 6]: the frames of the look-ahead, then those of the upsampling."""
     return torch.cat((state.lookahead_tail[slot], state.up_tail[slot])).T[None]
 
 

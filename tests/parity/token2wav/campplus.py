@@ -8,7 +8,7 @@ from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 
 TOLERANCE = 2e-5
-HEAD_STEP = 8  # the files keep every 8th channel of the front end
+HEAD_STEP = 8  # the files contain every 8th channel of the front end
 
 
 def run(golden: GoldenDir, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""The flow's solver (`cfm_*`): time grid, whole solves at two step counts, chunks and what every step keeps."""
+"""The flow's solver (`cfm_*`): time grid, whole solves with two numbers of steps, chunks, the caches of each step."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.token2wav.flow.flow import Flow
-from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, solve
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, ChunkSlots, FlowSizes, FlowState, SolveInputs, solve
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.settings import EncoderConfig
 from tests.parity.golden import GoldenDir
@@ -46,7 +46,7 @@ def _offline(stem: str, flow: Flow, tensors: dict[str, Tensor], noise: Tensor, r
 def _chunks(
     stem: str, flow: Flow, tensors: dict[str, Tensor], noise: Tensor, settings: dict[str, Any], report: Report
 ) -> None:
-    """The first chunk is the prompt, with its mel; the others follow with none."""
+    """The first chunk is the prompt with its mel; the others have no prompt mel."""
     n_steps, n_chunks = settings["n_timesteps"], 1 + len(settings["chunks"])
     if not report.has_inputs(
         stem, tensors, *(f"in.chunk{i}_{name}" for i in range(n_chunks) for name in ("mu", "cond"))
@@ -56,17 +56,17 @@ def _chunks(
     bucket, total = max(lengths) + 4, 2 * sum(lengths)
     sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=n_steps, max_chunk=bucket, max_prompt=total, voice_frames=2)
     state, schedule, slots = FlowState(flow, sizes, REFERENCE_FLOW), flow.schedule(n_steps), torch.tensor([0])
-    state.prompt.fill_(total)  # as if all were prompt: nothing is cut
+    state.prompt.fill_(total)  # longer than the turn, so nothing is trimmed
     state.speaker[0] = tensors["in.spks"][0]
     for i, n in enumerate(lengths):
         mu, prompt = (
             F.pad(tensors[f"in.chunk{i}_{name}"].transpose(1, 2), (0, 0, 0, bucket - n)) for name in ("mu", "cond")
         )
-        n_frames = torch.tensor([n])
-        mel = solve(flow, state, schedule, noise, slots, mu, n_frames, width=sum(lengths), prompt=prompt)
+        inputs = SolveInputs(schedule, noise, mu, torch.tensor([n]), prompt)
+        mel = solve(flow, state, ChunkSlots(slots, sum(lengths)), inputs)
         case = f"{stem} chunk {i}"
         report.close_if(case, "mel", mel[:, :n].transpose(1, 2), tensors.get(f"out.chunk{i}"))
-        rows = torch.stack([seen_rows(rows, state.dit, 0) for rows in state.dit_rows])
+        rows = torch.stack([seen_rows(rows, state.dit_table, 0) for rows in state.dit_rows])
         report.close_if(case, "keys and values", rows, tensors.get(f"out.chunk{i}_att_cache"))
         tails = packed_estimator_tails(torch.stack([tails[0] for tails in state.dit_tails]))
         report.close_if(case, "tails", tails, tensors.get(f"out.chunk{i}_cnn_cache"))

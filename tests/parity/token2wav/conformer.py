@@ -1,11 +1,11 @@
-"""The upsampling conformer (`conformer_*`): whole sequences, chunks through slots, what chunks leave behind."""
+"""The upsampling conformer (`conformer_*`): whole sequences, chunks over slots, the caches after each chunk."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.token2wav.flow.conformer import LOOKAHEAD_TAIL, UP_TAIL, Tails, UpsampleConformer, without_cache
-from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, encode
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, ChunkSlots, ChunkTokens, FlowSizes, FlowState, encode
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
@@ -18,7 +18,7 @@ from tests.parity.token2wav.build import (
     weights_under,
 )
 
-TOLERANCE = 2e-5  # where the reference differs from itself in float64 by 3e-6
+TOLERANCE = 2e-5  # the reference in float32 differs from itself in float64 by 3e-6
 NO_ESTIMATOR = DiTConfig(width=2, heads=1, head_dim=1, depth=1)
 
 
@@ -44,21 +44,21 @@ def _offline(
     got = _with_visible_padding(encoder, x, n)
     for row, frames in enumerate((2 * n).tolist()):
         report.close(f"{stem} {row}", "offline", got[row, :frames], expected[row, :frames], TOLERANCE)
-    longest = n == x.shape[1]  # no padding, so nothing of it to see
+    longest = n == x.shape[1]  # rows without padding
     report.close(stem, "offline entry", encoder.offline(x, n)[longest], expected[longest], TOLERANCE)
     if (mask := tensors.get("out.offline_mask")) is not None:
         report.equal(stem, "offline mask", without_cache(2 * n, got.shape[1]).mask, mask[:, 0].bool())
 
 
 def _with_visible_padding(encoder: UpsampleConformer, x: Tensor, n: Tensor) -> Tensor:
-    """`encoder.offline`, but the look-ahead at the end of a shorter row sees the padding, as the reference's does."""
+    """`encoder.offline`, but the look-ahead at the end of a shorter row reads the padding, as in the reference."""
     B, T, _ = x.shape
     empty = x.new_zeros(2, 0, encoder.heads, encoder.head_dim)
     caches = tuple([empty] * len(stack) for stack in (encoder.encoders, encoder.up_encoders))
     tails = Tails(x.new_zeros(B, LOOKAHEAD_TAIL, encoder.width), x.new_zeros(B, UP_TAIL, encoder.width))
-    plans = (without_cache(n, T), without_cache(2 * n, 2 * T))
+    mappings = (without_cache(n, T), without_cache(2 * n, 2 * T))
     padded = F.pad(x, (0, 0, 0, encoder.lookahead))
-    return encoder(padded, torch.full_like(n, T), n, tails, plans, caches)[0]
+    return encoder(padded, torch.full_like(n, T), n, tails, mappings, caches)[0]
 
 
 def _chunks(
@@ -69,7 +69,7 @@ def _chunks(
     chunks: list[tuple[int, bool]],
     report: Report,
 ) -> None:
-    """Embedded codes are given: they become the embedding table, and the projection behind the encoder an identity."""
+    """The case contains embedded tokens: they become the embedding table, and the encoder's projection the identity."""
     names = [f"in.chunk{i}" for i in range(len(chunks))]
     if not report.has_inputs(stem, tensors, *names):
         return
@@ -82,21 +82,22 @@ def _chunks(
     most, n_frames = max(n for n, _ in chunks), 2 * len(table)
     sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=1, max_chunk=len(table), max_prompt=n_frames, voice_frames=2)
     state = FlowState(flow, sizes, REFERENCE_FLOW)
-    state.prompt.fill_(n_frames)  # as if all were prompt: nothing is cut
+    state.prompt.fill_(n_frames)  # longer than the turn, so nothing is trimmed
     first = 0
     for i, (n, last) in enumerate(chunks):
         case, speech_tokens = f"{stem} chunk {i}", torch.arange(first, first + n)
         first += n
         padded = F.pad(speech_tokens, (0, most + config.lookahead - n))[None]
         slots, n_speech_tokens = torch.tensor([0]), torch.tensor([n])
-        got = encode(flow, state, slots, padded, n_speech_tokens, torch.tensor([last]), width=n_frames)
-        n_voiced = n if last else n - config.lookahead
+        tokens = ChunkTokens(padded, n_speech_tokens, torch.tensor([last]))
+        got = encode(flow, state, ChunkSlots(slots, n_frames), tokens)
+        n_new = n if last else n - config.lookahead
         results = {
-            "": ("frames", got[:, : 2 * n_voiced]),
+            "": ("frames", got[:, : 2 * n_new]),
             "_cnn_cache": ("tails", packed_encoder_tails(state, 0)),
             "_att_cache": ("keys and values", packed_encoder_rows(state, 0)),
         }
         for suffix, (name, value) in results.items():
-            if suffix == "_cnn_cache" and n_voiced < LOOKAHEAD_TAIL:
-                continue  # the reference keeps fewer frames of so short an end; nothing reads them
+            if suffix == "_cnn_cache" and n_new < LOOKAHEAD_TAIL:
+                continue  # the reference keeps fewer frames after such a short end, and does not read them
             report.close_if(case, name, value, tensors.get(f"out.chunk{i}{suffix}"), TOLERANCE)

@@ -1,6 +1,6 @@
-"""The flow's estimator (`estimator_*`): one call with a key mask, then two chunks in a row.
+"""The flow's estimator (`estimator_*`): one call with a key mask, then two consecutive chunks.
 
-A case has two unrelated rows at two times. Here they are the two halves of one session, once for each time.
+A case has two unrelated rows at two times. Here they are the two halves of one session, in one call per time.
 """
 
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, Modulation
+from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiT, DiTContext, Modulation
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.build import filled, flow_config, packed_estimator_tails, weights_under
@@ -43,19 +43,21 @@ def run(golden: GoldenDir, report: Report) -> None:
         if report.has_inputs(stem, tensors, *(f"in.{name}1" for name in ("x", "mu", "cond"))):
             mask = torch.ones(2, T + tensors["in.x1"].shape[2], dtype=torch.bool)
             second = _call(dit, tensors, "1", mask, first.rows, first.tails)
-            held = torch.cat((second.rows, first.rows), dim=3)  # newest first, as the reference keeps them
-            _compare(f"{stem} chunk 1", second, held, tensors, "out.chunk1", report)
+            cached = torch.cat((second.rows, first.rows), dim=3)  # newest first, as in the reference
+            _compare(f"{stem} chunk 1", second, cached, tensors, "out.chunk1", report)
 
 
-def _compare(case: str, called: Called, held: Tensor, tensors: dict[str, Tensor], prefix: str, report: Report) -> None:
+def _compare(
+    case: str, called: Called, cached: Tensor, tensors: dict[str, Tensor], prefix: str, report: Report
+) -> None:
     report.close_if(case, "velocity", called.velocity.transpose(1, 2), tensors.get(prefix))
-    keys_and_values = torch.cat(held.unbind(1), dim=-1).transpose(2, 3)
+    keys_and_values = torch.cat(cached.unbind(1), dim=-1).transpose(2, 3)
     report.close_if(case, "keys and values", keys_and_values, tensors.get(f"{prefix}_att_cache"))
     report.close_if(case, "tails", packed_estimator_tails(called.tails), tensors.get(f"{prefix}_cnn_cache"))
 
 
 def _call(dit: DiT, tensors: dict[str, Tensor], suffix: str, mask: Tensor, cache: Tensor, tails: Tensor) -> Called:
-    """Both rows, each at its own time; mask [2, cached + T], all rows of `cache` are cached ones."""
+    """Both rows, each at its own time; mask [2, cached + T]. All rows of `cache` are attended to."""
     x, mu, cond = (tensors[f"in.{name}{suffix}"].transpose(1, 2) for name in ("x", "mu", "cond"))
     condition = dit.condition(mu, tensors["in.spks"], cond)[: len(x)]
     rows = torch.arange(cache.shape[3])[None]
@@ -63,7 +65,8 @@ def _call(dit: DiT, tensors: dict[str, Tensor], suffix: str, mask: Tensor, cache
     parts = []
     for row, time in enumerate(tensors["in.t"].split(1)):
         modulation = Modulation(*(part[0] for part in dit.modulation(time)))
-        velocity, new, new_tails = dit(x, condition, modulation, n, rows, mask[:, None, None], cache, tails)
+        context = DiTContext(condition, n, rows, mask[:, None, None])
+        velocity, new, new_tails = dit(x, modulation, context, cache, tails)
         parts.append((velocity[row], new[:, :, row, 0], new_tails[:, row]))
     velocity, new, new_tails = zip(*parts, strict=True)
     return Called(torch.stack(velocity), torch.stack(new, dim=2), torch.stack(new_tails, dim=1))

@@ -6,10 +6,11 @@ from models.token2wav.settings import SAMPLE_RATE
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 
-# The reference measures fbank in float32, where a quiet bin loses digits beside a loud one.
+# The reference computes fbank in float32, which loses digits of a quiet bin next to a loud one.
 FBANK_TOLERANCE = 2e-3
 MEL_TOLERANCE = 1e-5
-# A quiet bin beside a loud one holds the rounding of a float32 transform, which differs by 2.5e-5 between processors.
+# A quiet bin next to a loud one contains the rounding of a float32 transform, which differs by 2.5e-5 between
+# processors.
 QUIET_TOLERANCE = 1e-4
 FILTER_TOLERANCE = 1e-6
 

@@ -1,6 +1,6 @@
-"""The mel half of whole sessions (`e2e_*`): a voice, its turn chunk by chunk under two sets of rules, and offline.
+"""The mel of whole sessions (`e2e_*`): a voice, its turn chunk by chunk under two sets of rules, and offline.
 
-Knows nothing about sound; that half of the same files is another stage's.
+Does not compare the sound in the same files; `vocode` does.
 """
 
 from typing import Any
@@ -11,7 +11,18 @@ from torch import Tensor
 
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.flow import Flow
-from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState, encode, solve, voiced
+from models.token2wav.flow.flow_state import (
+    REFERENCE_FLOW,
+    ChunkSlots,
+    ChunkTokens,
+    FlowRules,
+    FlowSizes,
+    FlowState,
+    SolveInputs,
+    count_synthesized,
+    encode,
+    solve,
+)
 from models.token2wav.settings import FRAMES_PER_TOKEN
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
@@ -27,7 +38,7 @@ from tests.parity.token2wav.build import (
     weights_under,
 )
 
-# The reference's session as it is, and with the encoder cut as it was meant to be.
+# The reference's session unchanged, and with the intended trimming of the encoder.
 RULES = {"mel": REFERENCE_FLOW, "mel_fixedtrim": FlowRules(dit="newest_first")}
 SESSION, VOICE = 0, 3
 _PROMPT = ("in.prompt_tokens", "in.prompt_mel", "in.spk_emb", "in.rand_noise")
@@ -75,22 +86,23 @@ def _session(
     for i, (chunk, last) in enumerate(zip(chunks, lasts, strict=True)):
         n = len(tensors[chunk])
         padded, n_speech_tokens = F.pad(tensors[chunk], (0, most + flow.encoder.lookahead - n))[None], torch.tensor([n])
-        width, last = state.dit.width, torch.tensor([last])
-        uncut = _uncut_code_rows(state, slots, voiced(n_speech_tokens, last, flow.encoder.lookahead), most)
-        mu = encode(flow, state, slots, padded, n_speech_tokens, last, width)
-        n_frames = FRAMES_PER_TOKEN * voiced(n_speech_tokens, last, flow.encoder.lookahead)
-        got = solve(flow, state, schedule, noise, slots, mu, n_frames, width)[:, : int(n_frames)]
+        one_chunk, last = ChunkSlots(slots, state.dit_table.width), torch.tensor([last])
+        n_new = count_synthesized(n_speech_tokens, last, flow.encoder.lookahead)
+        untrimmed = _untrimmed_token_rows(state, slots, n_new, most)
+        mu = encode(flow, state, one_chunk, ChunkTokens(padded, n_speech_tokens, last))
+        n_frames = FRAMES_PER_TOKEN * n_new
+        got = solve(flow, state, one_chunk, SolveInputs(schedule, noise, mu, n_frames))[:, : int(n_frames)]
         report.close_if(f"{stem} chunk {i}", name, got.transpose(1, 2), tensors.get(f"out.chunk{i}_{name}"))
         if name == "mel":
-            _after(f"{stem} chunk {i}", f"out.chunk{i}", state, uncut, tensors, report)
+            _after(f"{stem} chunk {i}", f"out.chunk{i}", state, untrimmed, tensors, report)
 
 
 def _base(stem: str, state: FlowState, tensors: dict[str, Tensor], report: Report) -> None:
-    """What a prepared voice keeps; of the estimator, its first step's."""
+    """The state of a prepared voice; of the estimator, that of the first step."""
     results = {
         "conformer_att": packed_encoder_rows(state, VOICE),
         "conformer_cnn": packed_encoder_tails(state, VOICE),
-        "estimator_att": seen_rows(state.dit_rows[0], state.dit, VOICE),
+        "estimator_att": seen_rows(state.dit_rows[0], state.dit_table, VOICE),
         "estimator_cnn": packed_estimator_tails(state.dit_tails[0][VOICE]),
     }
     for name, got in results.items():
@@ -98,32 +110,34 @@ def _base(stem: str, state: FlowState, tensors: dict[str, Tensor], report: Repor
         report.close_if(f"{stem} voice", name, got, tensors.get(file))
 
 
-def _uncut_code_rows(state: FlowState, slots: Tensor, n_new: Tensor, n_rows: int) -> Tensor:
-    """The rows at code rate that the next chunk would leave if nothing were cut, oldest first."""
-    plan = state.code.plan(slots, n_new, n_rows, state.code.width)
-    return torch.cat((plan.cached[0, : int(plan.n_cached)], plan.fresh[0, : int(n_new)]))
+def _untrimmed_token_rows(state: FlowState, slots: Tensor, n_new: Tensor, n_rows: int) -> Tensor:
+    """The rows at token rate after the next chunk without trimming, oldest first."""
+    mapping = state.token_table.slot_mapping(slots, n_new, n_rows, state.token_table.width)
+    return torch.cat((mapping.cached[0, : int(mapping.n_cached)], mapping.fresh[0, : int(n_new)]))
 
 
-def _after(case: str, prefix: str, state: FlowState, uncut: Tensor, tensors: dict[str, Tensor], report: Report) -> None:
-    """Means over the caches once a chunk is done and they are cut.
+def _after(
+    case: str, prefix: str, state: FlowState, untrimmed: Tensor, tensors: dict[str, Tensor], report: Report
+) -> None:
+    """Means over the caches after a chunk and the trimming.
 
-    The reference's mean at code rate is over rows written twice in a row, the cut falling anywhere in them, and it
-    goes on with the first half; so that half is compared with what a session sees here.
+    The reference's mean at token rate is over rows that are repeated twice and trimmed at any position. It continues
+    with the first half, so the first half is compared with the rows of the session here.
     """
-    estimator = torch.stack([seen_rows(rows, state.dit, SESSION).mean(-2) for rows in state.dit_rows])
+    estimator = torch.stack([seen_rows(rows, state.dit_table, SESSION).mean(-2) for rows in state.dit_rows])
     report.close_if(case, "estimator's mean", estimator, tensors.get(f"{prefix}_estimator_att_mean"))
-    n_prompt, twice = int(state.prompt[SESSION]), uncut.repeat(2)
+    n_prompt, twice = int(state.prompt[SESSION]), untrimmed.repeat(2)
     if len(twice) > n_prompt + HISTORY_FRAMES:
         twice = torch.cat((twice[:n_prompt], twice[-HISTORY_FRAMES:]))
-    seen = state.code.view[SESSION, : int(state.code.length[SESSION])]
-    report.equal(case, "rows seen at code rate", seen, twice[: len(twice) // 2])
-    code = torch.cat(state.code_rows.index_select(-3, twice).unbind(1), dim=-1).transpose(-2, -3)
-    encoder = torch.cat([rows.mean(-2) for rows in (code, encoder_rows(state, SESSION)[1])])[:, None]
+    seen = state.token_table.rows[SESSION, : int(state.token_table.length[SESSION])]
+    report.equal(case, "rows at token rate", seen, twice[: len(twice) // 2])
+    tokens = torch.cat(state.token_rows.index_select(-3, twice).unbind(1), dim=-1).transpose(-2, -3)
+    encoder = torch.cat([rows.mean(-2) for rows in (tokens, encoder_rows(state, SESSION)[1])])[:, None]
     report.close_if(case, "encoder's mean", encoder, tensors.get(f"{prefix}_conformer_att_mean"))
 
 
 def _offline(stem: str, flow: Flow, tensors: dict[str, Tensor], n_steps: int, report: Report) -> None:
-    """Prompt and speech in one pass, of which the speech counts."""
+    """Prompt and speech in one pass; compares the speech."""
     if not report.has_inputs(stem, tensors, "in.offline_tokens"):
         return
     speech_tokens = torch.cat((tensors["in.prompt_tokens"], tensors["in.offline_tokens"]), dim=1)

@@ -1,4 +1,4 @@
-"""Vocoder stages (`hift_*`): frequency, excitation, spectra and sound, each from the reference's own input."""
+"""Vocoder stages (`hift_*`): frequency, excitation, spectra and sound, each from the reference's input."""
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def run(golden: GoldenDir, report: Report) -> None:
 
 
 def _with_source(stem: str, hift: Hift, source: Tensor, tensors: dict[str, Tensor], report: Report) -> None:
-    """What follows the excitation; source: [B, N] the reference's own."""
+    """The stages after the excitation, from the reference's source [B, N]."""
     mel = tensors["in.mel"]
     n_frames = torch.full((len(mel),), mel.shape[2])
     stft = hift.spectral.stft(source, SAMPLES_PER_FRAME * n_frames)
@@ -50,7 +50,7 @@ def _with_source(stem: str, hift: Hift, source: Tensor, tensors: dict[str, Tenso
     results = {
         "source_stft": (stft, 5e-5),
         "magnitude": (magnitude, 5e-5),
-        "phase": (phase, 1e-4),  # a sine: of arguments that may be large
+        "phase": (phase, 1e-4),  # a sine of possibly large arguments
         "wav": (hift.decode(mel, source, n_frames), 5e-5),
     }
     if "in.cache_source" in tensors:
@@ -64,7 +64,7 @@ def _with_source(stem: str, hift: Hift, source: Tensor, tensors: dict[str, Tenso
 
 
 def golden_hift(tensors: dict[str, Tensor], prefix: str) -> Hift:
-    """The vocoder whose weights are in a golden file under `prefix`, sized by their shapes."""
+    """The vocoder with the weights under `prefix` in a golden file; their shapes determine its sizes."""
     weights = fold_weight_norm({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
     base, n_mels, _ = weights["conv_pre.weight"].shape
     config = HiftConfig(n_mels=n_mels, base_channels=base, f0_channels=len(weights["f0_predictor.condnet.0.weight"]))

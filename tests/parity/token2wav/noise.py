@@ -1,16 +1,16 @@
-"""Noise that the vocoder's cases do not store: uniform, of unit variance, the same in any language."""
+"""Noise that the vocoder's cases do not store: uniform, of unit variance, reproducible in any language."""
 
 import numpy as np
 import torch
 
 
 def sine_noise(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """What a case adds to the harmonics of its excitation."""
+    """The noise that a case adds to the harmonics of its excitation."""
     return hash_noise(shape, 10 * seed + 2)
 
 
 def hash_noise(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """A hash of each element's number and the seed."""
+    """A hash of each element's index and the seed."""
     step = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         z = np.arange(np.prod(shape), dtype=np.uint64) + np.uint64(seed) * step + step

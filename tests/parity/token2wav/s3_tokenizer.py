@@ -1,4 +1,4 @@
-"""The speech tokenizer (`s3tokenizer_*`): hidden rows and digits closely, codes exactly, each sound and its bucket."""
+"""The speech tokenizer (`s3tokenizer_*`): hidden rows and digits within a tolerance, tokens exactly."""
 
 import torch
 
@@ -18,7 +18,7 @@ def run(golden: GoldenDir, report: Report) -> None:
         mel, n_frames = tensors["in.mel"], tensors["in.lens"].long()
         hidden, _ = model.encoder(mel, n_frames)
         speech_tokens, n_speech_tokens = model(mel, n_frames)
-        report.equal_if(stem, "number of codes", n_speech_tokens, tensors.get("out.code_lens"))
+        report.equal_if(stem, "number of tokens", n_speech_tokens, tensors.get("out.code_lens"))
         for row, n in enumerate(n_speech_tokens.tolist()):
             case, frames = f"{stem} {row}", n_frames[row : row + 1]
             alone, _ = model(mel[row : row + 1, :, : int(frames)], frames)
@@ -27,7 +27,7 @@ def run(golden: GoldenDir, report: Report) -> None:
                     report.close(case, name, got[row, :n], expected[row, :n], TOLERANCE)
             if (expected := tensors.get("out.codes")) is not None:
                 report.equal(case, "codes", speech_tokens[row, :n], expected[row, :n])
-                report.equal(case, "codes, alone", alone[0], expected[row, :n])
+                report.equal(case, "tokens, alone", alone[0], expected[row, :n])
 
 
 def _model(weights: dict[str, torch.Tensor], settings: dict[str, object]) -> S3Tokenizer:

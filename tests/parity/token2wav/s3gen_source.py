@@ -1,4 +1,4 @@
-"""The older excitation (`s3gen_source_*`): phase summed up sample by sample, a start phase for each harmonic."""
+"""The older excitation (`s3gen_source_*`): phase accumulated per sample, with a start phase for each harmonic."""
 
 import torch
 

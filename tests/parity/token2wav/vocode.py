@@ -1,9 +1,9 @@
-"""Vocoding by chunks (`e2e_*`): the reference's mel chunks in, its excitation and sound out."""
+"""Vocoding by chunks (`e2e_*`): the reference's mel chunks as input, its excitation and sound as expected output."""
 
 import torch
 
 from models.token2wav.settings import SAMPLES_PER_FRAME
-from models.token2wav.stream.vocode import REFERENCE_RULES, TAIL_FRAMES, VocodeState, vocode
+from models.token2wav.stream.vocode import REFERENCE_RULES, TAIL_FRAMES, MelChunk, VocodeState, vocode
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.parity.token2wav.hift import N_HARMONICS, golden_hift
@@ -25,15 +25,14 @@ def run(golden: GoldenDir, report: Report) -> None:
         slots = torch.tensor([SLOT])
         for n, (_, last) in enumerate(config["schedule"]):
             if (mel := tensors.get(f"out.chunk{n}_mel")) is None:
-                break  # what follows builds on it
+                break  # later chunks depend on this one
             case = f"{stem} {n}"
             n_new, n_tail = mel.shape[2], TAIL_FRAMES * (n > 0)
             noise = sine_noise((1, (n_tail + n_new) * SAMPLES_PER_FRAME, N_HARMONICS), 1000 * seed + n)
             padded = torch.nn.functional.pad(noise, (0, 0, 0, (TAIL_FRAMES - n_tail) * SAMPLES_PER_FRAME))
             expected_source = tensors.get(f"out.chunk{n}_source")
-            wave, n_samples = vocode(
-                hift, state, slots, mel, torch.tensor([n_new]), torch.tensor([last == "last"]), REFERENCE_RULES, padded
-            )
+            chunk = MelChunk(mel, torch.tensor([n_new]), torch.tensor([last == "last"]), padded)
+            wave, n_samples = vocode(hift, state, slots, chunk, REFERENCE_RULES)
             if expected_source is not None and last != "last":
                 tail = state.source.shape[1]
                 report.close(

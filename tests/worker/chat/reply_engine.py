@@ -355,7 +355,7 @@ def choose(logits: Tensor, seen: set[int], ends: set[int], never: set[int], conf
 def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: bool, reference: bool) -> None:
     """Codes of all text chunks and the windows they make, cut where the loop hands codes on."""
     tts = stream.speaker.model.tts
-    cutter = TokenWindows(least=25 if reference else 5)
+    cutter = TokenWindows(min_chunk=25 if reference else 5)
     for start in range(0, len(said.ids), 10):
         ids = said.ids[start : start + 10]
         is_last = start + 10 >= len(said.ids)

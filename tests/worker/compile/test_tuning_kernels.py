@@ -14,10 +14,10 @@ import torch
 from models.errors import SettingsError, ShapeError
 from models.graphs.region_graphs import RegionTable
 from models.token2wav.flow.flow import Flow
-from models.token2wav.flow.flow_state import solve
+from models.token2wav.flow.flow_backend import PlainFlow
 from models.token2wav.hift.hift import Hift
 from models.token2wav.stream import vocoder as vocoders
-from models.token2wav.stream.fused_choice import FusedFlow, Kernels
+from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.vocoder import Vocoder
 from tests.models.graphs.fake_captures import Replayed
 from tests.worker.compile.tuning_stubs import StubModel, capture_without
@@ -191,16 +191,19 @@ def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: 
             raise RuntimeError("no such instruction")
         return plain(*given, **more)
 
-    def fused_flow(flow: Flow, kernels: Kernels) -> FusedFlow | None:
-        return FusedFlow(None, partial(run, partial(solve, flow))) if "flow" in regions and kernels == "auto" else None
+    def flow_backend(flow: Flow, kernels: Kernels) -> Any:
+        plain = PlainFlow(flow)
+        if "flow" not in regions or kernels != "auto":
+            return plain
+        return SimpleNamespace(is_fused=True, flow=flow, encode=plain.encode, solve=partial(run, plain.solve))
 
-    def fused_hift(hift: Hift, kernels: Kernels) -> Any:
+    def hift_backend(hift: Hift, kernels: Kernels) -> Any:
         if "hift" not in regions or kernels != "auto":
-            return None
-        return SimpleNamespace(f0=hift.f0, m_source=hift.m_source, decode=partial(run, hift.decode))
+            return hift
+        return SimpleNamespace(is_fused=True, f0=hift.f0, m_source=hift.m_source, decode=partial(run, hift.decode))
 
-    monkeypatch.setattr(vocoders, "fused_flow", fused_flow)
-    monkeypatch.setattr(vocoders, "fused_hift", fused_hift)
+    monkeypatch.setattr(vocoders, "flow_backend", flow_backend)
+    monkeypatch.setattr(vocoders, "hift_backend", hift_backend)
     with mock.patch.multiple(building, wants_kernels=lambda *_: True, _make_room=lambda *_: None):
         engine = SmallEngine()
     assert engine.vocoder.regions.kernels == set(regions)

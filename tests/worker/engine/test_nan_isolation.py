@@ -37,7 +37,7 @@ def poison(engine: SmallEngine) -> int:
     owned = [(tensor, [*free, state.scratch]) for tensor in state.tensors()]
     vocoder, sizes = engine.vocoder, engine.vocoder.sizes
     slots = [*vocoder._free, *(number + sizes.n_sessions for number in vocoder._free)]
-    owned += [(tensor, slots) for tensor in (*vocoder.state.copied(), *vocoder.vocode_state.tensors())]
+    owned += [(tensor, slots) for tensor in (*vocoder.state.slot_tensors(), *vocoder.vocode_state.tensors())]
     poisoned = [(tensor, rows) for tensor, rows in owned if tensor.is_floating_point()]
     for tensor, rows in poisoned:
         tensor[rows] = torch.nan
@@ -46,12 +46,12 @@ def poison(engine: SmallEngine) -> int:
 
 def poison_rows(vocoder: Vocoder) -> int:
     """The same for cached rows, which lie in one pool."""
-    pools = [(vocoder.state.code, vocoder.state.code_rows), (vocoder.state.mel, vocoder.state.mel_rows)]
-    pools += [(vocoder.state.dit, rows) for rows in vocoder.state.dit_rows]
-    for views, rows in pools:
+    pools = [(vocoder.state.token_table, vocoder.state.token_rows), (vocoder.state.mel_table, vocoder.state.mel_rows)]
+    pools += [(vocoder.state.dit_table, rows) for rows in vocoder.state.dit_rows]
+    for table, rows in pools:
         for number in vocoder._free:
-            first = FIRST_ROW + number * views.ring
-            rows[..., first : first + views.ring, :, :] = torch.nan
+            first = FIRST_ROW + number * table.ring
+            rows[..., first : first + table.ring, :, :] = torch.nan
         rows[..., SPILL_ROW, :, :] = torch.nan
     return len(pools)
 

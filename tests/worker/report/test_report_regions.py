@@ -57,8 +57,8 @@ def contents(parts: EngineParts) -> list[Tensor]:
     """Everything in slots of sessions; of the vocoder what a session could see."""
     state, vocoder = parts.duplex.runner.state, parts.vocoder
     held = [tensor[: state.n_slots].clone() for tensor in state.tensors()]
-    views = (vocoder.state.code, vocoder.state.mel, vocoder.state.dit)
-    return held + [tensor.clone() for view in views for tensor in (view.length, view.start)]
+    tables = (vocoder.state.token_table, vocoder.state.mel_table, vocoder.state.dit_table)
+    return held + [tensor.clone() for table in tables for tensor in (table.length, table.start)]
 
 
 def test_as_tuned_it_says_the_same_and_compiles_no_more():

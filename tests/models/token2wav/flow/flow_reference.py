@@ -1,4 +1,4 @@
-"""The flow's networks as their formulas read: float64, one sequence, caches as lists, loops over queries and keys."""
+"""The flow's networks by their formulas: float64, one sequence, caches as lists, loops over queries and keys."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ def distance_wave(distance: int, width: int) -> Tensor:
 
 
 def relative_attention(x: Tensor, w: Weights, name: str, heads: int, cached: Rows) -> tuple[Tensor, Rows]:
-    """x [T, D] looks at what is cached and at itself. Returns: [T, D] and the new rows."""
+    """Attention of x [T, D] to the cached rows and to itself. Returns: [T, D] and the new rows."""
     q, k, v = (slow.linear(x, w, f"{name}.linear_{part}") for part in "qkv")
     width = x.shape[1]
     n = width // heads
@@ -39,13 +39,13 @@ def relative_attention(x: Tensor, w: Weights, name: str, heads: int, cached: Row
 
 
 def causal(x: Tensor, tail: Tensor, w: Weights, name: str) -> Tensor:
-    """x [T, C] behind `tail`; as many frames come out as `tail` and kernel leave."""
+    """The convolution of `tail` and x [T, C], without padding."""
     return F.conv1d(torch.cat((tail, x)).T[None], w(f"{name}.weight"), w(f"{name}.bias"))[0].T
 
 
 @dataclass
 class Conformer:
-    """One session's encoder, chunk by chunk, with nothing cut."""
+    """One session's encoder, chunk by chunk, without trimming."""
 
     encoder: nn.Module
     heads: int
@@ -53,7 +53,7 @@ class Conformer:
     tails: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, last: bool) -> Tensor:
-        """x [n, D] embedded codes, look-ahead included. Returns: [2 n_voiced, D]."""
+        """[2 n_synthesized, D] for embedded tokens x [n, D], the look-ahead included."""
         w, D = slow.weights_of(self.encoder), x.shape[1]
         x = self._embed(x.double(), w, "embed")
         ahead = len(w("pre_lookahead_layer.conv1.weight")[0, 0]) - 1
@@ -90,14 +90,14 @@ class Conformer:
 
 @dataclass
 class Estimator:
-    """One session's estimator at one time, with or without condition, chunk by chunk."""
+    """One session's estimator at one time, one half, chunk by chunk."""
 
     dit: nn.Module
     rows: dict[str, Rows] = field(default_factory=dict)
     tails: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, time: float, x: Tensor, mu: Tensor, speaker: Tensor, prompt: Tensor) -> Tensor:
-        """x, mu, prompt [T, n_mels], speaker [n_mels]. Returns: [T, n_mels]."""
+        """[T, n_mels] for x, mu, prompt [T, n_mels] and speaker [n_mels]."""
         w = slow.weights_of(self.dit)
         c = self._time(time, w)
         given = (x, mu, speaker.expand_as(mu), prompt)

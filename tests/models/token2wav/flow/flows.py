@@ -1,4 +1,4 @@
-"""Small random flows, voices and sessions: what the tests of the flow's parts drive."""
+"""Small random flows, voices and sessions for the tests of the flow."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,22 +8,32 @@ from torch import Tensor
 
 from models.layers.weights import assign_weights, tensor_shapes
 from models.token2wav.flow.flow import Flow, Schedule
-from models.token2wav.flow.flow_state import FlowRules, FlowSizes, FlowState, encode, solve, voiced
+from models.token2wav.flow.flow_state import (
+    ChunkSlots,
+    ChunkTokens,
+    FlowRules,
+    FlowSizes,
+    FlowState,
+    SolveInputs,
+    count_synthesized,
+    encode,
+    solve,
+)
 from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN, DiTConfig, EncoderConfig, FlowConfig
 from tests.parity.token2wav.build import set_up_voice
 
-# Sizes that differ from each other wherever they may, so that a mixed-up axis has the wrong length.
+# Different sizes for all axes, so that a swapped axis has the wrong length.
 ENCODER = EncoderConfig(width=16, heads=2, inner=24, n_layers=2, n_up_layers=1)
 ESTIMATOR = DiTConfig(width=12, heads=3, head_dim=6, depth=2, mlp_ratio=2.0)
 CONFIG = FlowConfig(vocab_size=SILENCE_TOKEN + 1, n_mels=5, speaker_dim=7, encoder=ENCODER, estimator=ESTIMATOR)
 LOOKAHEAD = ENCODER.lookahead
 N_STEPS = 2
 
-Chunk = tuple[Tensor, bool]  # codes, the look-ahead included, and whether nothing follows
+Chunk = tuple[Tensor, bool]  # tokens with the look-ahead, and whether the turn ends
 
 
 def random_flow(seed: int = 0, config: FlowConfig = CONFIG) -> Flow:
-    """A flow whose activations stay near 1: weights 1 / sqrt(fan in), norms near 1, biases near 0."""
+    """A flow with activations near 1: weights 1 / sqrt(fan in), norms near 1, biases near 0."""
     with torch.device("meta"):
         flow = Flow(config)
     generator = torch.Generator().manual_seed(seed)
@@ -38,12 +48,12 @@ def random_flow(seed: int = 0, config: FlowConfig = CONFIG) -> Flow:
     return assign_weights(flow, weights, "cpu", torch.float32)
 
 
-def random_codes(seed: int, n: int) -> Tensor:
+def random_tokens(seed: int, n: int) -> Tensor:
     return torch.randint(CONFIG.vocab_size, (n,), generator=torch.Generator().manual_seed(seed))
 
 
 def split(speech_tokens: Tensor, counts: list[int]) -> list[Chunk]:
-    """Chunks that voice `counts` codes each, look-ahead included; the last one voices what is left."""
+    """Chunks that synthesize `counts` tokens each, with their look-ahead, and a last chunk with the rest."""
     chunks, first = [], 0
     for n in counts:
         chunks.append((speech_tokens[first : first + n + LOOKAHEAD], False))
@@ -53,11 +63,11 @@ def split(speech_tokens: Tensor, counts: list[int]) -> list[Chunk]:
 
 @dataclass
 class Rig:
-    """A flow with its state and noise; two voices of different length in the voice slots, nothing else done."""
+    """A flow with its state, its noise and two prepared voices of different length."""
 
     flow: Flow
     rules: FlowRules = field(default_factory=FlowRules)
-    prompts: tuple[int, ...] = (24, 60)  # codes of each voice: less and more mel than the history of a turn
+    prompts: tuple[int, ...] = (24, 60)  # tokens of each voice: less and more mel than the history of a turn
     n_sessions: int = 4
     n_steps: int = N_STEPS
     max_chunk: int = 28
@@ -81,13 +91,13 @@ class Rig:
         self.set_up_voices(self.voice_seed)
 
     def set_up_voices(self, seed: int) -> None:
-        """Put random voices into the voice slots, whatever was there."""
+        """Prepare random voices in the voice slots, replacing their content."""
         first = 0
         for voice, n_speech_tokens in enumerate(self.prompts):
             generator = torch.Generator().manual_seed(100 * seed + voice)
             mel = torch.randn(FRAMES_PER_TOKEN * n_speech_tokens, self.flow.config.n_mels, generator=generator)
             speaker = torch.randn(self.flow.config.speaker_dim, generator=generator)
-            speech_tokens, slot = random_codes(100 * seed + voice, n_speech_tokens), self.voice_slot(voice)
+            speech_tokens, slot = random_tokens(100 * seed + voice, n_speech_tokens), self.voice_slot(voice)
             set_up_voice(self.flow, self.state, slot, speech_tokens, mel, speaker, self.noise, self.schedule, first)
             first += len(mel)
 
@@ -95,7 +105,7 @@ class Rig:
         return self.state.scratch + 1 + voice
 
     def begin(self, voices: dict[int, int]) -> None:
-        """slot -> voice."""
+        """Start a turn in each slot of `voices` (slot -> voice)."""
         voice_slots = torch.tensor([self.voice_slot(voice) for voice in voices.values()])
         self.state.begin(torch.tensor(list(voices)), voice_slots)
 
@@ -104,17 +114,18 @@ class Rig:
         chunks: dict[int, Chunk],
         bucket: int = 28,
         n_scratch: int = 0,
-        noise_code: int = 17,
+        pad_token: int = 17,
         targets: dict[int, int] | None = None,
     ) -> dict:
-        """One chunk of each slot, all in one call padded to `bucket` voiced codes. Returns: slot -> mel [T, n_mels].
+        """One chunk of each slot, in one call padded to `bucket` tokens: slot -> mel [T, n_mels].
 
-        targets: slot -> where it leaves what comes next.
+        Args:
+            targets: slot -> slot that the call writes.
         """
         slots = torch.tensor([*chunks, *[self.state.scratch] * n_scratch])
         if targets is not None:
             targets = torch.tensor([targets.get(slot, slot) for slot in slots.tolist()])
-        speech_tokens = torch.full((len(slots), bucket + LOOKAHEAD), noise_code)
+        speech_tokens = torch.full((len(slots), bucket + LOOKAHEAD), pad_token)
         n_speech_tokens, last = torch.zeros(len(slots), dtype=torch.int64), torch.zeros(len(slots), dtype=torch.bool)
         for row, (given, ends) in enumerate(chunks.values()):
             speech_tokens[row, : len(given)] = given
@@ -126,10 +137,11 @@ class Rig:
     def call(
         self, slots: Tensor, speech_tokens: Tensor, n_speech_tokens: Tensor, last: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`encode` and `solve` on padded tensors. Returns: mel [B, 2T, n_mels] and how many frames count."""
-        width, n_frames = self.state.dit.width, FRAMES_PER_TOKEN * voiced(n_speech_tokens, last, LOOKAHEAD)
-        mu = encode(self.flow, self.state, slots, speech_tokens, n_speech_tokens, last, width, targets=targets)
-        mel = solve(self.flow, self.state, self.schedule, self.noise, slots, mu, n_frames, width, targets=targets)
+        """`encode` and `solve` on padded tensors. Returns: mel [B, 2T, n_mels] and its valid frames [B]."""
+        n_frames = FRAMES_PER_TOKEN * count_synthesized(n_speech_tokens, last, LOOKAHEAD)
+        chunk = ChunkSlots(slots, self.state.dit_table.width, targets)
+        mu = encode(self.flow, self.state, chunk, ChunkTokens(speech_tokens, n_speech_tokens, last))
+        mel = solve(self.flow, self.state, chunk, SolveInputs(self.schedule, self.noise, mu, n_frames))
         return mel, n_frames
 
     def turn(self, slot: int, chunks: list[Chunk], **options: int) -> list[Tensor]:

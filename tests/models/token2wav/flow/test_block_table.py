@@ -1,4 +1,4 @@
-"""BlockTable over one pool of rows, against lists cut the way each rule reads."""
+"""Block tables over one pool of rows, against lists that are trimmed by the definition of each rule."""
 
 from collections.abc import Iterable
 
@@ -22,15 +22,15 @@ from tests.models.token2wav.flow.flows import random_flow
 
 FLOW = random_flow()
 RULES: tuple[Trim, ...] = ("windowed", "newest_first", "doubled")
-N_SESSIONS, SCRATCH = 3, 6  # behind two slots of each session
+N_SESSIONS, SCRATCH = 3, 6  # the scratch slot follows two slots per session
 VOICES = (7, 8)
 MAX_CHUNK = 12
 
-Label = tuple[int, int, int]  # slot, number of the chunk, place in it
+Label = tuple[int, int, int]  # slot, number of the chunk, position in it
 
 
 def keep(seen: list[Label], new: list[Label], head: int, tail: int, trim: Trim) -> list[Label]:
-    """What a slot sees after a chunk: the array is appended to, cut and, where it was doubled, halved again."""
+    """The rows of a slot after a chunk: appended, trimmed and, for `doubled`, halved again."""
     if trim == "doubled":
         twice = (seen + new) * 2
         if len(twice) > 2 * head + 2 * tail:
@@ -41,13 +41,17 @@ def keep(seen: list[Label], new: list[Label], head: int, tail: int, trim: Trim) 
 
 
 class Pool:
-    """BlockTable as a state allocates them, the labels written to its rows, and the lists they stand for.
+    """A block table as `FlowState` allocates it, the labels written to its rows, and the expected lists.
 
-    Slots are called by the first of their session's two; `stands` is the one of them that counts.
+    Slots are identified by the first slot of their session; `current` is the slot that the next call reads.
     """
 
     def __init__(self, prompts: tuple[int, int], rate: int, trim: Trim, max_chunk: int = MAX_CHUNK):
-        """prompts: mel frames of the two voices. rate: mel frames a row stands for."""
+        """
+        Args:
+            prompts: mel frames of the two voices.
+            rate: mel frames per row.
+        """
         sizes = FlowSizes(
             n_sessions=N_SESSIONS,
             n_voices=2,
@@ -56,24 +60,24 @@ class Pool:
             max_prompt=max(prompts),
             voice_frames=sum(prompts),
         )
-        state = FlowState(FLOW, sizes, FlowRules(code=trim, mel=trim, dit=trim))
-        self.views: BlockTable = state.code if rate == 2 else state.dit
+        state = FlowState(FLOW, sizes, FlowRules(token=trim, mel=trim, dit=trim))
+        self.table: BlockTable = state.token_table if rate == 2 else state.dit_table
         self.trim, self.max_new = trim, 2 * max_chunk // rate
-        self.heads = [prompts[0] // rate] * len(self.views.length)
+        self.heads = [prompts[0] // rate] * len(self.table.length)
         self.tail = HISTORY_FRAMES // rate
-        self.held: dict[int, Label] = {}
-        self.stands = [*range(N_SESSIONS), *range(N_SESSIONS, SCRATCH), SCRATCH, *VOICES]
+        self.labels: dict[int, Label] = {}
+        self.current = [*range(N_SESSIONS), *range(N_SESSIONS, SCRATCH), SCRATCH, *VOICES]
         self.seen: list[list[Label]] = [[] for _ in self.heads]
         self.n_calls = 0
         for voice, frames, first in zip(VOICES, prompts, (0, prompts[0] // rate), strict=True):
             self.heads[voice] = frames // rate
-            self.views.start[voice] = self.views.first_voice_row + first
+            self.table.start[voice] = self.table.first_voice_row + first
             self.feed({voice: frames // rate}, ring=frames // rate)
-        self.voice_rows = {row: label for row, label in self.held.items() if row >= self.views.first_voice_row}
+        self.voice_rows = {row: label for row, label in self.labels.items() if row >= self.table.first_voice_row}
 
     def other(self, name: int) -> int:
-        """The slot that a call leaves the next state in."""
-        return (self.stands[name] + N_SESSIONS) % SCRATCH if name < SCRATCH else name
+        """The slot that the next call writes."""
+        return (self.current[name] + N_SESSIONS) % SCRATCH if name < SCRATCH else name
 
     def feed(
         self,
@@ -84,58 +88,58 @@ class Pool:
         failed: bool = False,
     ) -> SlotMapping:
         names = [*counts, *[SCRATCH] * n_scratch]
-        slots, targets = (torch.tensor([of(name) for name in names]) for of in (self.stands.__getitem__, self.other))
+        slots, targets = (torch.tensor([of(name) for name in names]) for of in (self.current.__getitem__, self.other))
         n_new = torch.tensor([*counts.values(), *[0] * n_scratch])
         n_rows = max(counts.values()) + padding
-        in_sight = self.in_sight()
-        plan = self.views.plan(slots, n_new, n_rows, self.views.width, ring)
+        listed = self.listed_rows()
+        mapping = self.table.slot_mapping(slots, n_new, n_rows, self.table.width, ring)
         taken: set[int] = set()
         for row, (slot, n) in enumerate(counts.items()):
-            rows = plan.fresh[row].tolist()
-            assert rows[n:] == [SPILL_ROW] * (n_rows - n), f"slot {slot}: expected padding to be spilled, got {rows}"
-            start = int(self.views.start[self.other(slot)])
-            own = set(range(start, start + (ring or self.views.ring)))
-            wrong = [r for r in rows[:n] if r not in own or r in in_sight or r in taken]
+            rows = mapping.fresh[row].tolist()
+            assert rows[n:] == [SPILL_ROW] * (n_rows - n), f"slot {slot}: expected padding in the spill row, got {rows}"
+            start = int(self.table.start[self.other(slot)])
+            own = set(range(start, start + (ring or self.table.ring)))
+            wrong = [r for r in rows[:n] if r not in own or r in listed or r in taken]
             assert not wrong, f"slot {slot}: expected free rows of its ring from {start} on, got {wrong} of {rows[:n]}"
             taken.update(rows[:n])
             new = [(slot, self.n_calls, i) for i in range(n)]
-            self.held.update(zip(rows, new, strict=False))
+            self.labels.update(zip(rows, new, strict=False))
             if not failed:
                 self.seen[slot] = keep(self.seen[slot], new, self.heads[slot], self.tail, self.trim)
         heads = torch.tensor([self.heads[name] for name in names])
-        self.views.commit(plan, targets, heads, self.tail, self.trim)
+        self.table.commit(mapping, targets, heads, self.tail, self.trim)
         self.n_calls += 1
         if not failed:
-            self.stands = self.moved(counts)
-        return plan
+            self.current = self.moved(counts)
+        return mapping
 
     def begin(self, voices: dict[int, int], failed: bool = False) -> None:
-        self.views.copy(torch.tensor([self.other(slot) for slot in voices]), torch.tensor(list(voices.values())))
+        self.table.copy(torch.tensor([self.other(slot) for slot in voices]), torch.tensor(list(voices.values())))
         if not failed:
-            self.stands = self.moved(voices)
+            self.current = self.moved(voices)
             for slot, voice in voices.items():
                 self.heads[slot], self.seen[slot] = self.heads[voice], list(self.seen[voice])
 
     def moved(self, names: Iterable[int]) -> list[int]:
-        return [self.other(name) if name in names else stands for name, stands in enumerate(self.stands)]
+        return [self.other(name) if name in names else current for name, current in enumerate(self.current)]
 
     def names(self) -> list[int]:
         return [*range(N_SESSIONS), SCRATCH, *VOICES]
 
-    def in_sight(self) -> set[int]:
-        """Rows that are seen from anywhere that counts."""
-        columns, stands = torch.arange(self.views.width), [self.stands[name] for name in self.names()]
-        return set(self.views.view[stands][columns < self.views.length[stands, None]].tolist())
+    def listed_rows(self) -> set[int]:
+        """Rows that any current slot lists."""
+        columns, current = torch.arange(self.table.width), [self.current[name] for name in self.names()]
+        return set(self.table.rows[current][columns < self.table.length[current, None]].tolist())
 
     def check(self) -> None:
         for slot, expected in ((name, self.seen[name]) for name in self.names()):
-            n = int(self.views.length[self.stands[slot]])
-            rows = self.views.view[self.stands[slot]].tolist()
-            got = [self.held[row] for row in rows[:n]]
+            n = int(self.table.length[self.current[slot]])
+            rows = self.table.rows[self.current[slot]].tolist()
+            got = [self.labels[row] for row in rows[:n]]
             assert got == expected, f"slot {slot}, {self.trim}: expected {expected}, got {got}"
             assert set(rows[n:]) <= {ZERO_ROW}, f"slot {slot}: expected no rows beyond {n}, got {rows[n:]}"
-        got = {row: self.held[row] for row in self.voice_rows}
-        assert got == self.voice_rows, "expected the voices' rows as they were written, got others"
+        got = {row: self.labels[row] for row in self.voice_rows}
+        assert got == self.voice_rows, "expected unchanged rows of voices"
 
 
 Call = tuple[str, dict[int, int], bool]
@@ -143,8 +147,8 @@ Call = tuple[str, dict[int, int], bool]
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[Call]:
-    """Each call: some sessions in some order and their new rows, or the voices that their turns begin with; and
-    whether it fails once all is written."""
+    """Calls: the new rows of some sessions in any order, or the voices of new turns; and whether the call fails after
+    its writes."""
     result = []
     for _ in range(draw(st.integers(1, 25))):
         chosen = draw(st.permutations(range(N_SESSIONS)))[: draw(st.integers(1, N_SESSIONS))]
@@ -167,10 +171,9 @@ FULL: list[Call] = [("feed", dict.fromkeys(range(3), 2 * MAX_CHUNK), failed) for
 @example(prompts=(30, 10), stream=FULL, padding=0)
 @example(prompts=(65, 50), stream=FULL, padding=2)
 @example(prompts=(1, 1), stream=FULL, padding=0)
-def test_views_are_the_lists_the_rules_describe(rate, trim, prompts, stream, padding):
-    """No row is free for one and seen by another, the rings never run out, voices stay as they were written. A call
-    that failed has not happened."""
-    # Prompts to 260 frames in steps of 4, so that some are shorter and some longer than the history.
+def test_tables_follow_the_trimming_rules(rate, trim, prompts, stream, padding):
+    """No listed row is reused, the rings do not overflow, rows of voices do not change. A failed call has no effect."""
+    # Prompts of up to 260 frames in steps of 4, shorter and longer than the history.
     pool = Pool((4 * prompts[0], 4 * prompts[1]), rate, trim)
     pool.begin({0: VOICES[0], 1: VOICES[1], 2: VOICES[0]})
     pool.check()
@@ -183,50 +186,50 @@ def test_views_are_the_lists_the_rules_describe(rate, trim, prompts, stream, pad
 
 
 @pytest.mark.parametrize("trim", RULES)
-def test_no_new_rows_leave_every_bit(trim):
+def test_a_call_without_new_rows_changes_nothing(trim):
     pool = Pool((120, 40), 1, trim)
     pool.begin({0: VOICES[0], 1: VOICES[1], 2: VOICES[0]})
     for _ in range(9):
-        before = [tensor[pool.stands] for tensor in pool.views.tensors()]
+        before = [tensor[pool.current] for tensor in pool.table.tensors()]
         pool.feed({0: 0, 1: 0, 2: 0}, padding=4, n_scratch=2)
-        for got, expected in zip(pool.views.tensors(), before, strict=True):
-            # What the sessions left behind may be anything.
-            assert_same(got[pool.stands][pool.names()], expected[pool.names()], trim)
+        for got, expected in zip(pool.table.tensors(), before, strict=True):
+            # The other slots of the sessions are undefined.
+            assert_same(got[pool.current][pool.names()], expected[pool.names()], trim)
         pool.feed({0: 24, 1: 24, 2: 7})
 
 
-def test_masked_columns_point_to_the_zero_row():
+def test_masked_columns_address_the_zero_row():
     pool = Pool((120, 40), 1, "windowed")
     pool.begin({0: VOICES[0], 1: VOICES[1]})
-    plan = pool.feed({0: 24, 1: 3}, padding=5)
-    width = pool.views.width
+    mapping = pool.feed({0: 24, 1: 3}, padding=5)
+    width = pool.table.width
     for row, (n_cached, n_new) in enumerate(((120, 24), (40, 3))):
         expected = [True] * n_cached + [False] * (width - n_cached) + [True] * n_new + [False] * (29 - n_new)
-        assert plan.mask[row].tolist() == expected
-        assert plan.cached[row, n_cached:].eq(ZERO_ROW).all(), f"got {plan.cached[row, n_cached:]}"
-        assert plan.cached[row, :n_cached].ge(FIRST_ROW).all(), f"got {plan.cached[row, :n_cached]}"
+        assert mapping.mask[row].tolist() == expected
+        assert mapping.cached[row, n_cached:].eq(ZERO_ROW).all(), f"got {mapping.cached[row, n_cached:]}"
+        assert mapping.cached[row, :n_cached].ge(FIRST_ROW).all(), f"got {mapping.cached[row, :n_cached]}"
 
 
-def test_a_narrower_look_sees_the_same_rows():
+def test_a_smaller_width_gives_the_same_rows():
     pool = Pool((120, 40), 1, "windowed")
     pool.begin({0: VOICES[1]})
-    slots, n_new = torch.tensor([pool.stands[0]]), torch.tensor([5])
-    wide, narrow = (pool.views.plan(slots, n_new, 8, width) for width in (pool.views.width, 48))
+    slots, n_new = torch.tensor([pool.current[0]]), torch.tensor([5])
+    wide, narrow = (pool.table.slot_mapping(slots, n_new, 8, width) for width in (pool.table.width, 48))
     assert_same(narrow.cached, wide.cached[:, :48])
     assert_same(narrow.fresh, wide.fresh)
     assert narrow.mask.sum() == wide.mask.sum() == 45
 
 
-def test_an_emptied_scratch_slot_writes_to_its_own_ring_again():
-    """After it stood in for a voice, whose rows it shared; and it sees none of what it saw."""
+def test_an_emptied_scratch_slot_writes_its_own_ring_again():
+    """After it was used as a voice slot with rows of a voice; its table is empty."""
     pool = Pool((120, 40), 1, "windowed")
     pool.feed({SCRATCH: 24})
-    pool.views.start[SCRATCH] = pool.views.first_voice_row
-    pool.views.empty_scratch()
+    pool.table.start[SCRATCH] = pool.table.first_voice_row
+    pool.table.empty_scratch()
     pool.seen[SCRATCH] = []
-    assert int(pool.views.length[SCRATCH]) == 0
-    plan = pool.feed({SCRATCH: 20})
-    assert plan.cached.eq(ZERO_ROW).all(), f"expected nothing to be seen, got {plan.cached}"
+    assert int(pool.table.length[SCRATCH]) == 0
+    mapping = pool.feed({SCRATCH: 20})
+    assert mapping.cached.eq(ZERO_ROW).all(), f"expected no cached rows, got {mapping.cached}"
     pool.check()
-    first = FIRST_ROW + N_SESSIONS * pool.views.ring
-    assert plan.fresh.tolist() == [list(range(first, first + 20))]
+    first = FIRST_ROW + N_SESSIONS * pool.table.ring
+    assert mapping.fresh.tolist() == [list(range(first, first + 20))]

@@ -1,10 +1,10 @@
-"""The encoder's layers as kernels against the plain ones, over slots; on a CPU in Triton's interpreter."""
+"""The encoder's fused layers against the plain ones, over slots; in Triton's interpreter on a CPU."""
 
 import pytest
 import torch
 
 from models.token2wav.flow.block_table import HISTORY_FRAMES
-from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowSizes, FlowState, encode
+from models.token2wav.flow.flow_state import REFERENCE_FLOW, ChunkSlots, ChunkTokens, FlowSizes, FlowState, encode
 from models.token2wav.load.random_weights import random_parts
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
 from tests.models.compare import assert_close, assert_same
@@ -28,8 +28,8 @@ CONFIG = FlowConfig(
 
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_fused_layers_are_the_plain_ones(device: str):
-    """Chunks of unlike length after a prompt that fills more than a tile of keys."""
+def test_fused_layers_equal_plain_layers(device: str):
+    """Chunks of different length after a prompt that fills more than one tile of keys."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     parts = random_parts(CONFIG, HiftConfig(n_mels=6, base_channels=8, f0_channels=4), device=device)
@@ -39,27 +39,28 @@ def test_fused_layers_are_the_plain_ones(device: str):
     prompt = torch.randint(6561, (1, 33), generator=generator).to(device)
     for state in states:
         n = torch.tensor([60], device=device)
-        state.place(voice, torch.zeros_like(voice), n, torch.zeros(1, 6, device=device))
+        state.place_voices(voice, torch.zeros_like(voice), n, torch.zeros(1, 6, device=device))
         none = torch.zeros(1, dtype=torch.bool, device=device)
-        encode(flow, state, voice, prompt, torch.tensor([33], device=device), none, 0, 60)
+        encode(flow, state, ChunkSlots(voice, 0, ring=60), ChunkTokens(prompt, torch.tensor([33], device=device), none))
         state.begin(torch.arange(2, device=device), voice.expand(2))
     slots, others = torch.tensor([1, 0], device=device), torch.tensor([3, 2], device=device)
     width = SIZES.max_prompt + HISTORY_FRAMES
     for number, (counts, last) in enumerate((([13, 5], [0, 0]), ([0, 10], [0, 1]))):
         speech_tokens = torch.randint(6561, (2, 13), generator=generator).to(device)
         n_speech_tokens, ends = torch.tensor(counts, device=device), torch.tensor(last, device=device).bool()
+        chunk, tokens = ChunkSlots(slots, width, others), ChunkTokens(speech_tokens, n_speech_tokens, ends)
         expected, got = (
-            encode(flow, state, slots, speech_tokens, n_speech_tokens, ends, width, targets=others, run=run)
+            encode(flow, state, chunk, tokens, run)
             for state, run in zip(states, (None, FusedLayers(flow.encoder)), strict=True)
         )
         slots, others = others, slots
         for row, (n, end) in enumerate(zip(counts, last, strict=True)):
             n_frames = 2 * (n if end else max(n - 3, 0))
             assert_close(got[row, :n_frames], expected[row, :n_frames], 2e-5, f"row {row} of call {number}")
-        for name, pool in (("code", "code_rows"), ("mel", "mel_rows")):
-            views = [getattr(state, name) for state in states]
-            assert_same(views[1].view[:4].cpu(), views[0].view[:4].cpu(), f"{name} views after call {number}")
-            seen = torch.cat([views[0].view[s, : int(views[0].length[s])] for s in range(4)])
+        for name, pool in (("token_table", "token_rows"), ("mel_table", "mel_rows")):
+            tables = [getattr(state, name) for state in states]
+            assert_same(tables[1].rows[:4].cpu(), tables[0].rows[:4].cpu(), f"{name} after call {number}")
+            seen = torch.cat([tables[0].rows[s, : int(tables[0].length[s])] for s in range(4)])
             rows = [getattr(state, pool)[..., seen, :, :] for state in states]
-            assert_close(rows[1], rows[0], 2e-5, f"{name} rows after call {number}")
+            assert_close(rows[1], rows[0], 2e-5, f"{pool} after call {number}")
     torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,4 +1,4 @@
-"""The flow's estimator against its formulas; order of cached rows, halves, tails."""
+"""The flow's estimator against its formulas; the order of cached rows, the halves and the tails."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, Modulation
+from models.token2wav.flow.dit import CONV_TAIL, N_CONVS, DiTContext, Modulation
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.flow.flow_reference import Estimator
 from tests.models.token2wav.flow.flows import ESTIMATOR, random_flow
@@ -19,7 +19,7 @@ TOLERANCE = 2e-5  # float32 against float64 through two blocks; measured 4e-6
 
 
 class Inputs(NamedTuple):
-    """[B, T, n_mels] each, but for `speaker` [B, n_mels]."""
+    """Tensors [B, T, n_mels], except `speaker` [B, n_mels]."""
 
     x: Tensor
     mu: Tensor
@@ -43,7 +43,7 @@ def empty(B: int) -> Cache:
 
 
 def call(given_: Inputs, n: list[int], cache: Cache, rows: Tensor | None = None, n_cached: list[int] | None = None):
-    """One call at TIME. rows: [B, width] cached rows, `n_cached` of them seen. Returns: as `DiT.forward`."""
+    """One call at TIME with cached rows [B, width], `n_cached` of them valid. Returns: as `DiT.forward`."""
     B, T, _ = given_.x.shape
     modulation = Modulation(*(part[0] for part in DIT.modulation(torch.tensor([TIME]))))
     condition = DIT.condition(given_.mu, given_.speaker, given_.prompt)
@@ -52,7 +52,7 @@ def call(given_: Inputs, n: list[int], cache: Cache, rows: Tensor | None = None,
     fresh = torch.arange(T) < torch.tensor(n)[:, None]
     mask = torch.cat((cached, fresh), dim=1).repeat(2, 1)[:, None, None]
     x, counts = torch.cat((given_.x, given_.x)), torch.tensor(n).repeat(2)
-    return DIT(x, condition, modulation, counts, rows, mask, *cache)
+    return DIT(x, modulation, DiTContext(condition, counts, rows, mask), *cache)
 
 
 def slow_call(pair: tuple[Estimator, Estimator], given_: Inputs, row: int, n: int) -> tuple[Tensor, Tensor]:
@@ -67,8 +67,8 @@ def slow_call(pair: tuple[Estimator, Estimator], given_: Inputs, row: int, n: in
     first=st.lists(st.integers(1, 9), min_size=2, max_size=2),
     second=st.lists(st.integers(1, 9), min_size=2, max_size=2),
 )
-def test_two_chunks_are_the_formulas(first, second):
-    """Two sessions at once, each with and without condition, the second chunk on what the first has left."""
+def test_two_chunks_equal_the_formulas(first, second):
+    """Two sessions in one call, both halves; the second chunk uses the caches of the first."""
     given_, more = inputs(0, 2, 10), inputs(1, 2, 9)
     out, rows, tails = call(given_, first, empty(2))
     pool = rows.flatten(3, 4)  # row i of session b is row 10 b + i
@@ -83,7 +83,7 @@ def test_two_chunks_are_the_formulas(first, second):
 
 
 def cached(seed: int, B: int, n_rows: int) -> Cache:
-    """Made-up keys, values and tails, as large as real ones."""
+    """Random keys, values and tails of realistic magnitude."""
     generator = torch.Generator().manual_seed(seed)
     rows, tails = empty(B)
     rows = torch.randn(*rows.shape[:3], n_rows, *rows.shape[4:], generator=generator)
@@ -91,8 +91,8 @@ def cached(seed: int, B: int, n_rows: int) -> Cache:
 
 
 @given(order=st.permutations(range(12)), seed=st.integers(0, 99))
-def test_the_order_of_cached_rows_does_not_matter(order, seed):
-    """Sums in another order: 1e-5."""
+def test_order_of_cached_rows_has_no_effect(order, seed):
+    """Sums in a different order: 1e-5."""
     chunk, cache = inputs(seed, 1, 5), cached(seed, 1, 12)
     expected = call(chunk, [5], cache, torch.arange(12)[None])
     got = call(chunk, [5], cache, torch.tensor([order]))
@@ -100,15 +100,15 @@ def test_the_order_of_cached_rows_does_not_matter(order, seed):
         assert_close(a, b, 1e-5, what)
 
 
-def test_the_set_of_cached_rows_matters():
+def test_velocity_depends_on_the_set_of_cached_rows():
     chunk, cache = inputs(0, 1, 5), cached(0, 1, 12)
     velocity = [call(chunk, [5], cache, torch.arange(n)[None])[0] for n in (11, 12)]
     assert (velocity[0] - velocity[1]).abs().max() > 1e-3, "expected a velocity that depends on the twelfth row"
 
 
 @given(seed=st.integers(0, 99))
-def test_the_second_half_is_without_condition(seed):
-    """Same state in both halves: the second is what the first gives for mu, speaker and prompt of zero."""
+def test_second_half_is_unconditional(seed):
+    """With equal state in both halves, the second half equals the first half for mu, speaker and prompt of zero."""
     chunk, cache = inputs(seed, 2, 6), cached(seed, 2, 4)
     rows, tails = cache
     twin = Cache(
@@ -124,8 +124,8 @@ def test_the_second_half_is_without_condition(seed):
 
 
 @given(n=st.lists(st.integers(0, 6), min_size=2, max_size=2), seed=st.integers(0, 99))
-def test_tails_are_taken_at_the_true_end(n, seed):
-    """As if there were no padding, whatever it holds; without new frames, the bits that were there."""
+def test_tails_end_at_the_last_valid_frame(n, seed):
+    """Independent of padding; unchanged without new frames."""
     chunk, cache = inputs(seed, 2, 6), cached(seed, 2, 3)
     seen = torch.tensor([[0, 1, 2], [2, 1, 0]])
     velocity, rows, tails = call(chunk, n, cache, seen)
@@ -147,7 +147,7 @@ def test_tails_are_taken_at_the_true_end(n, seed):
             assert_close(a, b, 1e-5, f"{what} of row {row} of {n}")
 
 
-def test_padding_frames_do_not_matter():
+def test_padding_frames_have_no_effect():
     chunk, cache, n = inputs(0, 2, 8), cached(0, 2, 3), [5, 2]
     inside = (torch.arange(8) < torch.tensor(n)[:, None])[..., None]
     loud = Inputs(*(part if part.ndim == 2 else torch.where(inside, part, 1e3) for part in chunk))
@@ -161,7 +161,7 @@ def test_padding_frames_do_not_matter():
 
 
 def test_conv_tails_hold_the_last_inputs():
-    """Of one frame, the old tail's newer frame and the new one."""
+    """After one frame: the newer frame of the old tail, then the new frame."""
     chunk, cache = inputs(0, 1, 3), cached(0, 1, 1)
     tails = call(chunk, [1], cache, torch.zeros(1, 1, dtype=torch.int64))[2]
     assert_same(tails[..., 0, :], cache.tails[..., 1, :])

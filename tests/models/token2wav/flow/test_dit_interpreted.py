@@ -1,6 +1,4 @@
-"""The fused solve in Triton's interpreter against the plain one, at sizes that it can stand."""
-
-from functools import partial
+"""The fused solve in Triton's interpreter against the plain one, at small sizes."""
 
 import pytest
 import torch
@@ -8,11 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.token2wav.flow.flow import Flow
-from models.token2wav.flow.flow_state import FlowSizes, FlowState, solve
+from models.token2wav.flow.flow_backend import FlowBackend, PlainFlow
+from models.token2wav.flow.flow_state import ChunkSlots, FlowSizes, FlowState, SolveInputs
 from models.token2wav.load.random_weights import random_parts
 from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, HiftConfig
 from models.token2wav.stream.noise import noise_table
-from models.token2wav.stream.regions import Solver, prepare_voice
+from models.token2wav.stream.regions import FlowContext, prepare_voice
 from tests.models.compare import assert_close, assert_same
 
 pytest.importorskip("triton")
@@ -20,7 +19,7 @@ if torch.cuda.is_available():
     pytest.skip("kernels are built for the GPU", allow_module_level=True)
 
 from models.token2wav.flow import dit_fused
-from models.token2wav.flow.dit_fused import FusedSolver
+from models.token2wav.flow.flow_fused import FusedFlow
 
 N_STEPS, N_MELS, T = 2, 6, 4
 N_SESSIONS = 2
@@ -39,30 +38,29 @@ def make_flow() -> Flow:
     return random_parts(config, HiftConfig(n_mels=N_MELS, base_channels=8, f0_channels=4)).flow
 
 
-def make_state(flow: Flow, solver: Solver) -> FlowState:
-    """Both sessions begin after one voice's prompt, which the solver has seen: a mel to hold on to, and one slot."""
+def make_state(backend: FlowBackend) -> FlowState:
+    """Both sessions start after one voice's prompt, which `backend` prepares: a solve with a prompt mel, in place."""
+    flow = backend.flow
     state, generator = FlowState(flow, SIZES), torch.Generator().manual_seed(5)
     speech_tokens = torch.randint(6561, (1, 3 + 3), generator=generator)
     mel, speaker = torch.randn(1, 6, N_MELS, generator=generator), torch.randn(1, 5, generator=generator)
     schedules = {N_STEPS: flow.schedule(N_STEPS)}
     voice, start, n_speech_tokens = torch.tensor([[state.scratch + 1], [0], [3 + 3]])
-    noise = noise_table(N_MELS, 0)
-    prepare_voice(
-        flow, solver, state, schedules, noise, voice, start, speech_tokens, n_speech_tokens, mel, speaker, N_STEPS
-    )
+    context = FlowContext(backend, state, schedules, noise_table(N_MELS, 0))
+    prepare_voice(context, voice, start, speech_tokens, n_speech_tokens, mel, speaker, N_STEPS)
     state.begin(torch.arange(N_SESSIONS), voice.expand(N_SESSIONS))
     return state
 
 
 @pytest.mark.parametrize("most_rows", [128, 0], ids=["few", "many"])
 @torch.no_grad()
-def test_interpreted_solve_is_the_plain_one(most_rows: int, monkeypatch: pytest.MonkeyPatch):
-    """Rows of all frames, of one frame and of none."""
+def test_fused_solve_equals_plain_solve(most_rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Rows with all frames, with one frame and with none."""
     monkeypatch.setattr(dit_fused, "FEW_ROWS", most_rows)
     monkeypatch.setattr(torch, "_addmm_activation", _product_with_gelu)
     flow = make_flow()
-    solvers = partial(solve, flow), FusedSolver(flow)
-    states = [make_state(flow, solver) for solver in solvers]
+    backends = PlainFlow(flow), FusedFlow(flow)
+    states = [make_state(backend) for backend in backends]
     _same(*states, "of the voice")
     slots = torch.tensor([1, 0, states[0].scratch])
     others = torch.where(slots < N_SESSIONS, slots + N_SESSIONS, slots)
@@ -70,9 +68,10 @@ def test_interpreted_solve_is_the_plain_one(most_rows: int, monkeypatch: pytest.
     for number, counts in enumerate([[T, 1, 0], [2, T, 0]][: 2 if most_rows else 1]):
         mu, n_frames = torch.randn(3, T, N_MELS, generator=generator), torch.tensor(counts)
         mels = []
-        for state, solver in zip(states, solvers, strict=True):
-            state.carry(slots, others)
-            mels.append(solver(state, schedule, noise, slots, mu, n_frames, 112, targets=others))
+        for state, backend in zip(states, backends, strict=True):
+            state.copy_voice_facts(slots, others)
+            inputs = SolveInputs(schedule, noise, mu, n_frames)
+            mels.append(backend.solve(state, ChunkSlots(slots, 112, others), inputs))
         slots, others = others, slots
         for row, n in enumerate(counts):
             assert_close(mels[1][row, :n], mels[0][row, :n], TOLERANCE, f"mel of row {row} in call {number}")
@@ -80,11 +79,13 @@ def test_interpreted_solve_is_the_plain_one(most_rows: int, monkeypatch: pytest.
 
 
 def _same(expected: FlowState, got: FlowState, what: str) -> None:
-    """Of sessions and voices; scratch may hold anything."""
+    """Compare the slots of sessions and voices; the scratch slot is undefined."""
     keep = torch.arange(len(expected.prompt)) != expected.scratch
-    for name in ("view", "length", "start"):
-        assert_same(getattr(got.dit, name)[keep], getattr(expected.dit, name)[keep], f"{name} {what}")
-    seen = torch.cat([view[:n] for view, n in zip(expected.dit.view[keep], expected.dit.length[keep], strict=True)])
+    for name in ("rows", "length", "start"):
+        assert_same(getattr(got.dit_table, name)[keep], getattr(expected.dit_table, name)[keep], f"{name} {what}")
+    seen = torch.cat(
+        [view[:n] for view, n in zip(expected.dit_table.rows[keep], expected.dit_table.length[keep], strict=True)]
+    )
     for k in range(N_STEPS):
         rows = [state.dit_rows[k][..., seen, :, :] for state in (got, expected)]
         assert_close(*rows, TOLERANCE, f"rows {what}")
@@ -92,6 +93,6 @@ def _same(expected: FlowState, got: FlowState, what: str) -> None:
 
 
 def _product_with_gelu(bias: Tensor, rows: Tensor, weight: Tensor, *, use_gelu: bool) -> Tensor:
-    """What a GPU computes; on a CPU torch takes the exact function."""
+    """The operation of a GPU; on a CPU torch computes the exact GELU."""
     assert use_gelu
     return F.gelu(torch.addmm(bias, rows, weight), approximate="tanh")

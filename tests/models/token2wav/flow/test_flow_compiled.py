@@ -1,4 +1,4 @@
-"""The flow's two functions as traced graphs: one each per bucket, for every kind of chunk, and the same mel."""
+"""`encode` and `solve` as traced graphs: one graph each per bucket for every kind of chunk, and the same mel."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from models.graphs.region_graphs import compile_counters
 from models.token2wav.flow.flow_state import REFERENCE_FLOW
 from tests.models.compare import assert_same
 from tests.models.token2wav.flow import flows
-from tests.models.token2wav.flow.flows import LOOKAHEAD, Chunk, Rig, random_codes, random_flow
+from tests.models.token2wav.flow.flows import LOOKAHEAD, Chunk, Rig, random_flow, random_tokens
 
 FLOW = random_flow()
-KINDS = [25, 25, 25, 7, 0, 25, 1, 28]  # codes voiced; the last ends a turn
+KINDS = [25, 25, 25, 7, 0, 25, 1, 28]  # tokens synthesized; the last chunk ends a turn
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +25,11 @@ def fresh_dynamo() -> Iterator[None]:
 
 def chunk(seed: int, number: int) -> Chunk:
     n, last = KINDS[number % len(KINDS)], number % len(KINDS) == len(KINDS) - 1
-    return random_codes(seed, n if last else n + LOOKAHEAD), last
+    return random_tokens(seed, n if last else n + LOOKAHEAD), last
 
 
 def speak(rig: Rig, n_chunks: int) -> Iterator[dict[int, Tensor]]:
-    """Two sessions out of step with each other, in turns; every fifth call has one of them and a row of padding."""
+    """Two sessions at different positions of their turns; every fifth call has one of them and a row of padding."""
     for i in range(n_chunks):
         for slot, shift in ((0, 0), (3, 3)):
             if (i + shift) % len(KINDS) == 0:
@@ -42,9 +42,9 @@ def speak(rig: Rig, n_chunks: int) -> Iterator[dict[int, Tensor]]:
 
 
 def test_sixty_chunks_are_one_graph_each(monkeypatch):
-    """Traced and run operation by operation: the same bits as without, no break, nothing traced twice.
+    """Traced and run operation by operation: bit-identical to eager, no graph break, nothing traced twice.
 
-    The reference's rules, which have all three kinds of cut in one session.
+    With the reference's rules, which use all three trimming rules in one session.
     """
     plain, traced = (Rig(FLOW, REFERENCE_FLOW, prompts=(8, 55)) for _ in range(2))
     traced.begin({3: 1})

@@ -1,4 +1,4 @@
-"""Sessions over slots: batches, turns, padding and other people's rows."""
+"""Sessions over slots: batches, turns, padding and the rows of other slots."""
 
 import pytest
 import torch
@@ -10,45 +10,47 @@ from models.errors import SettingsError
 from models.token2wav.flow.block_table import ZERO_ROW
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.flow.flows import LOOKAHEAD, Chunk, Rig, random_codes, random_flow, split
+from tests.models.token2wav.flow.flows import LOOKAHEAD, Chunk, Rig, random_flow, random_tokens, split
 
 FLOW = random_flow()
 RULES = [FlowRules(), REFERENCE_FLOW, FlowRules(dit="newest_first")]
 by_rules = pytest.mark.parametrize("rules", RULES, ids=["windowed", "reference", "encoder windowed"])
-# A product over more rows may add up in another order; mel is about 4 large. Measured: the same bits for more rows,
-# 1.4e-6 for longer ones.
+# A product over more rows may add in a different order; mel values are about 4. Measured: bit-identical for more rows,
+# 1.4e-6 for longer rows.
 BATCH_TOLERANCE = 1e-5
 NAN = float("nan")
 
-# Longer than what is kept beside a prompt, with chunks of all kinds: full, short, none voiced, the end.
+# Longer than the history, with chunks of all kinds: full, short, nothing synthesized, the end.
 LONG = [25, 25, 0, 7, 25, 1, 25, 25]
 SHORT = [25, 3, 12]
 FLUSHED = [5, 5, 5, 5, 5, 25, 25, 25]
 
 
 def turn(seed: int, counts: list[int], rest: int) -> list[Chunk]:
-    """A turn of random codes in chunks that voice `counts`, then the last `rest`, look-ahead included."""
-    return split(random_codes(seed, sum(counts) + rest), counts)
+    """A turn of random tokens in chunks that synthesize `counts`, then a last chunk with the other `rest` tokens."""
+    return split(random_tokens(seed, sum(counts) + rest), counts)
 
 
-def pools(rig: Rig) -> list[tuple[Tensor, object]]:
-    """All rows [..., rows, H, hd] with the views that number them."""
+def pools_and_tables(rig: Rig) -> list[tuple[Tensor, object]]:
+    """All pools [..., rows, H, hd] with the tables that address them."""
     state = rig.state
     return [
-        (state.code_rows, state.code),
-        (state.mel_rows, state.mel),
-        *((rows, state.dit) for rows in state.dit_rows),
+        (state.token_rows, state.token_table),
+        (state.mel_rows, state.mel_table),
+        *((rows, state.dit_table) for rows in state.dit_rows),
     ]
 
 
 def bits_of(rig: Rig, slot: int) -> list[Tensor]:
-    """Copies of everything a slot owns: views, tails and the rows of its ring, or a voice's rows."""
+    """Copies of everything that a slot owns: table, tails and the rows of its ring, or of a voice."""
     state, is_voice = rig.state, slot > rig.state.scratch
-    own = [tensor[slot] for views in (state.code, state.mel, state.dit) for tensor in views.tensors()]
-    own += [tensor[slot] for tensor in state.copied()]
-    for rows, views in pools(rig):
-        seen = views.view[slot, : views.length[slot]]
-        ring = torch.arange(views.ring) + views.start[slot]
+    own = [
+        tensor[slot] for table in (state.token_table, state.mel_table, state.dit_table) for tensor in table.tensors()
+    ]
+    own += [tensor[slot] for tensor in state.slot_tensors()]
+    for rows, table in pools_and_tables(rig):
+        seen = table.rows[slot, : table.length[slot]]
+        ring = torch.arange(table.ring) + table.start[slot]
         own.append(rows.index_select(-3, seen if is_voice else ring))
     return [tensor.clone() for tensor in own]
 
@@ -59,8 +61,8 @@ def assert_same_bits(got: list[Tensor], expected: list[Tensor], what: str) -> No
 
 
 @by_rules
-def test_a_batch_is_each_session_alone(rules):
-    """Voices, histories, lengths and ends differ in every call; slots are in no order and come and go."""
+def test_batch_equals_separate_sessions(rules):
+    """Voices, histories, lengths and ends differ in every call, in any order of slots."""
     turns = {
         0: (0, turn(10, LONG, 9)),
         3: (1, turn(11, FLUSHED, 28)),
@@ -88,8 +90,8 @@ def test_a_batch_is_each_session_alone(rules):
 
 
 @by_rules
-def test_interleaved_sessions_are_two_separate_runs(rules):
-    """Calls of one row each, so the same bits."""
+def test_interleaved_sessions_equal_separate_sessions(rules):
+    """Bit-identical, because each call has one row."""
     turns = {0: (0, turn(1, LONG, 5)), 3: (1, turn(2, FLUSHED, 11))}
     rig = Rig(FLOW, rules)
     got: dict[int, list[Tensor]] = {0: [], 3: []}
@@ -105,8 +107,8 @@ def test_interleaved_sessions_are_two_separate_runs(rules):
 
 
 @by_rules
-def test_a_second_turn_repeats_the_first(rules):
-    """Also when the first one was broken off, and after another voice's; voices are left as they were."""
+def test_second_turn_equals_the_first(rules):
+    """Also after an interrupted turn with another voice; the slots of voices do not change."""
     rig, chunks = Rig(FLOW, rules), turn(3, LONG, 8)
     voices = [bits_of(rig, rig.voice_slot(voice)) for voice in (0, 1)]
     rig.begin({1: 0})
@@ -119,25 +121,25 @@ def test_a_second_turn_repeats_the_first(rules):
         assert_same_bits(bits_of(rig, rig.voice_slot(voice)), before, f"voice {voice}")
 
 
-def test_voices_and_chunks_make_a_difference():
+def test_mel_depends_on_voice_and_tokens():
     rig, chunks = Rig(FLOW), turn(3, [25], 8)
     rig.begin({0: 0, 1: 1, 2: 0})
     mine, other_voice = rig.turn(0, chunks), rig.turn(1, chunks)
-    other_codes = rig.turn(2, turn(4, [25], 8))
-    for other in (other_voice, other_codes):
+    other_tokens = rig.turn(2, turn(4, [25], 8))
+    for other in (other_voice, other_tokens):
         for a, b in zip(mine, other, strict=True):
-            assert (a - b).abs().max() > 0.1, "expected mel of another voice or of other codes to differ"
+            assert (a - b).abs().max() > 0.1, "expected different mel for another voice or other tokens"
 
 
 @by_rules
-def test_what_a_slot_held_before_never_leaks(rules):
-    """NaN in every row, tail and speaker that is no voice's, and in the row that takes what is padding."""
+def test_old_content_of_slots_has_no_effect(rules):
+    """NaN in every row, tail and speaker outside the voices, and in the row that receives padding."""
     chunks = turn(5, LONG, 28)
     clean, rig = Rig(FLOW, rules), Rig(FLOW, rules)
-    for rows, views in pools(rig):
-        rows[..., ZERO_ROW + 1 : views.first_voice_row, :, :] = NAN
+    for rows, table in pools_and_tables(rig):
+        rows[..., ZERO_ROW + 1 : table.first_voice_row, :, :] = NAN
     sessions = slice(0, rig.state.scratch + 1)
-    for tensor in rig.state.copied():
+    for tensor in rig.state.slot_tensors():
         if tensor.is_floating_point():
             tensor[sessions] = NAN
     for each in (clean, rig):
@@ -149,39 +151,39 @@ def test_what_a_slot_held_before_never_leaks(rules):
             assert got[slot].isfinite().all(), f"slot {slot} chunk {i}: expected finite mel, got {got[slot]}"
 
 
-def what_it_sees(rig: Rig, slot: int) -> list[Tensor]:
-    """Copies of everything that the next chunk in a slot depends on."""
-    own = [tensor[slot] for tensor in rig.state.copied()]
-    for rows, views in pools(rig):
-        seen = views.view[slot, : views.length[slot]]
+def slot_state(rig: Rig, slot: int) -> list[Tensor]:
+    """Copies of everything that the slot's next chunk depends on."""
+    own = [tensor[slot] for tensor in rig.state.slot_tensors()]
+    for rows, table in pools_and_tables(rig):
+        seen = table.rows[slot, : table.length[slot]]
         own += [seen, rows.index_select(-3, seen)]
     return [tensor.clone() for tensor in own]
 
 
 @by_rules
-def test_two_slots_turn_about_are_one(rules):
-    """Each call reads one and writes the other, often twice: the same bits, and what was read stays as it was."""
+def test_alternating_between_two_slots_equals_one_slot(rules):
+    """Each call reads one slot and writes the other, some calls repeatedly; the slot that is read does not change."""
     rig, plain = Rig(FLOW, rules), Rig(FLOW, rules)
     for each in (rig, plain):
         each.begin({0: 0, 3: 1})
-    stands = {0: 0, 3: 3}
+    current = {0: 0, 3: 3}
     for i, pair in enumerate(zip(turn(8, LONG, 3), turn(9, FLUSHED, 28), strict=True)):
-        others = {slot: (slot + rig.n_sessions) % rig.state.scratch for slot in stands.values()}
-        chunks = {stands[slot]: chunk for slot, chunk in zip((0, 3), pair, strict=True)}
-        before = {slot: what_it_sees(rig, slot) for slot in chunks}
+        others = {slot: (slot + rig.n_sessions) % rig.state.scratch for slot in current.values()}
+        chunks = {current[slot]: chunk for slot, chunk in zip((0, 3), pair, strict=True)}
+        before = {slot: slot_state(rig, slot) for slot in chunks}
         for _ in range(1 + i % 3):
             got = rig.step(chunks, n_scratch=1, targets=others)
             for slot in chunks:
-                assert_same_bits(what_it_sees(rig, slot), before[slot], f"slot {slot}, read by chunk {i}")
+                assert_same_bits(slot_state(rig, slot), before[slot], f"slot {slot}, read by chunk {i}")
         expected = plain.step(dict(zip((0, 3), pair, strict=True)), n_scratch=1)
         for slot in (0, 3):
-            assert_same(got[stands[slot]], expected[slot], f"slot {slot} chunk {i}")
-        stands = {slot: others[stands[slot]] for slot in stands}
+            assert_same(got[current[slot]], expected[slot], f"slot {slot} chunk {i}")
+        current = {slot: others[current[slot]] for slot in current}
 
 
 @by_rules
 @pytest.mark.parametrize("last", [False, True])
-def test_no_codes_leave_a_slot_bit_for_bit(rules, last):
+def test_a_chunk_without_tokens_does_not_change_the_slot(rules, last):
     rig, nothing = Rig(FLOW, rules), (torch.zeros(0, dtype=torch.int64), last)
     rig.begin({0: 0, 1: 1, 2: 1})
     for i, (chunk, other) in enumerate(zip(turn(6, LONG, 3), turn(7, FLUSHED, 28), strict=True)):
@@ -194,40 +196,40 @@ def test_no_codes_leave_a_slot_bit_for_bit(rules, last):
 
 
 @by_rules
-def test_too_few_codes_for_the_look_ahead_leave_a_slot_bit_for_bit(rules):
+def test_a_chunk_of_look_ahead_only_does_not_change_the_slot(rules):
     rig = Rig(FLOW, rules)
     rig.begin({0: 0})
     rig.turn(0, turn(6, [25, 25, 25], 3)[:-1])
     for n in range(1, LOOKAHEAD + 1):
         before = bits_of(rig, 0)
-        rig.turn(0, [(random_codes(n, n), False)])
-        assert_same_bits(bits_of(rig, 0), before, f"{n} codes")
+        rig.turn(0, [(random_tokens(n, n), False)])
+        assert_same_bits(bits_of(rig, 0), before, f"{n} tokens")
 
 
 @by_rules
 def test_padding_rows_change_nothing(rules):
-    """Rows of the scratch slot, and other codes where there are none; the number of rows may change rounding."""
+    """Rows of the scratch slot and other padding tokens; the number of rows may change rounding."""
     chunks = {0: turn(8, LONG, 3), 3: turn(9, FLUSHED, 28)}
     plain, noisy = Rig(FLOW, rules), Rig(FLOW, rules)
     for rig in (plain, noisy):
         rig.begin({0: 0, 3: 1})
     for i in range(9):
         call = {slot: each[i] for slot, each in chunks.items()}
-        got, expected = noisy.step(call, n_scratch=3, noise_code=i), plain.step(call)
+        got, expected = noisy.step(call, n_scratch=3, pad_token=i), plain.step(call)
         for slot in call:
             assert_close(got[slot], expected[slot], BATCH_TOLERANCE, f"slot {slot} chunk {i}")
-    for views in ("code", "mel", "dit"):
+    for table in ("token_table", "mel_table", "dit_table"):
         for got, expected in zip(
-            getattr(noisy.state, views).tensors(), getattr(plain.state, views).tensors(), strict=True
+            getattr(noisy.state, table).tensors(), getattr(plain.state, table).tensors(), strict=True
         ):
-            assert_same(got, expected, f"views at {views} rate")
+            assert_same(got, expected, table)
 
 
-def test_other_codes_in_the_padding_leave_the_same_bits():
+def test_padding_tokens_have_no_effect():
     chunks, rigs = turn(8, LONG, 3), (Rig(FLOW), Rig(FLOW))
-    for rig, code in zip(rigs, (1, 4000), strict=True):
+    for rig, token in zip(rigs, (1, 4000), strict=True):
         rig.begin({0: 0})
-        rig.mels = rig.turn(0, chunks, noise_code=code)
+        rig.mels = rig.turn(0, chunks, pad_token=token)
     assert_same_bits(rigs[0].mels, rigs[1].mels, "mel")
     assert_same_bits(bits_of(rigs[0], 0), bits_of(rigs[1], 0), "state")
 
@@ -242,26 +244,26 @@ def test_a_larger_bucket_changes_rounding_only():
 
 
 @pytest.mark.parametrize("rules", RULES[:2], ids=["windowed", "reference"])
-def test_a_minute_of_speech_needs_no_memory(rules):
+def test_a_minute_of_speech_allocates_nothing(rules):
     rig = Rig(FLOW, rules)
     before = [(tensor.data_ptr(), tensor.shape) for tensor in rig.state.tensors()]
     n_bytes = rig.state.n_bytes
     rig.begin({0: 0, 1: 1})
     for i in range(60):
-        call = {slot: (random_codes(i + slot, 28), False) for slot in (0, 1)}
+        call = {slot: (random_tokens(i + slot, 28), False) for slot in (0, 1)}
         for slot, mel in rig.step(call).items():
             assert mel.isfinite().all(), f"slot {slot}, second {i}: expected finite mel, got {mel}"
     assert [(tensor.data_ptr(), tensor.shape) for tensor in rig.state.tensors()] == before
     assert rig.state.n_bytes == n_bytes == sum(tensor.nbytes for tensor in rig.state.tensors())
-    for name in ("mel", "dit"):
+    for name in ("mel_table", "dit_table"):
         expected = [rig.state.prompt[slot] + 100 for slot in (0, 1)]
-        assert getattr(rig.state, name).length[:2].tolist() == expected, f"rows at {name} rate"
+        assert getattr(rig.state, name).length[:2].tolist() == expected, f"rows of {name}"
 
 
 @settings(max_examples=10)
 @given(data=st.data(), rules=st.sampled_from(RULES), seed=st.integers(0, 99))
-def test_any_mix_of_sessions_is_each_alone(data, rules, seed):
-    """Begins, chunks of any length and pauses of four slots at random; each slot against a session of its own."""
+def test_random_session_events_equal_separate_sessions(data, rules, seed):
+    """Turn starts, chunks of any length and pauses of four slots at random, each against a separate session."""
     rig, alone = (Rig(FLOW, rules, prompts=(4, 60), n_steps=1, max_chunk=20) for _ in range(2))
     slots = range(rig.n_sessions)
     logs: dict[int, list[tuple[int, Chunk | None, Tensor | None]]] = {slot: [] for slot in slots}
@@ -278,7 +280,7 @@ def test_any_mix_of_sessions_is_each_alone(data, rules, seed):
                 logs[slot].append((voice, None, None))
             n = data.draw(st.just(20) | st.integers(0, 20))
             last = data.draw(st.booleans())
-            chunks[slot] = random_codes(seed + 10 * number + slot, n if last else n + LOOKAHEAD), last
+            chunks[slot] = random_tokens(seed + 10 * number + slot, n if last else n + LOOKAHEAD), last
         for slot, mel in rig.step(chunks, bucket=20).items():
             logs[slot].append((-1, chunks[slot], mel))
     for slot in slots:
@@ -290,14 +292,14 @@ def test_any_mix_of_sessions_is_each_alone(data, rules, seed):
             assert_close(mel, expected, BATCH_TOLERANCE, f"slot {slot}, event {number}")
 
 
-def test_a_voice_slot_can_be_given_to_another_voice():
-    """Whatever its rows and tails hold, the same bits as in a new state."""
+def test_reused_voice_slot_equals_a_new_one():
+    """Bit-identical for any old content of its rows and tails."""
     used, new = Rig(FLOW), Rig(FLOW, voice_seed=1)
     used.begin({0: 0})
     used.turn(0, turn(1, [25, 25], 3))
-    for rows, views in pools(used):
-        rows[..., views.first_voice_row :, :, :] = NAN
-    for tensor in used.state.copied():
+    for rows, table in pools_and_tables(used):
+        rows[..., table.first_voice_row :, :, :] = NAN
+    for tensor in used.state.slot_tensors():
         if tensor.is_floating_point():
             tensor.fill_(NAN)
     used.set_up_voices(seed=1)
@@ -323,6 +325,6 @@ def test_a_voice_slot_can_be_given_to_another_voice():
         ({"voice_frames": 301}, "max_prompt, voice_frames: expected even counts, got"),
     ],
 )
-def test_sizes_that_hold_nothing_are_refused(settings_, what):
+def test_refuses_sizes_below_one(settings_, what):
     with pytest.raises(SettingsError, match=what):
         FlowSizes(**({"n_sessions": 1, "n_voices": 1} | settings_))

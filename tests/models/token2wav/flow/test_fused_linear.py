@@ -1,4 +1,4 @@
-"""Products of few rows against the operations that they stand for; on a CPU in Triton's interpreter."""
+"""Fused linear layers against the separate operations; in Triton's interpreter on a CPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.models.compare import assert_close
 
 pytest.importorskip("triton")
 
-from models.token2wav.flow.fused_linear import LinearTiles, Norm, product, product_tiles
+from models.token2wav.flow.fused_linear import Epilogue, LinearTiles, LinearWeights, Norm, product, product_tiles
 
 DEVICES = (
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")),
@@ -27,36 +27,39 @@ def drawn(*shape: int, device: str) -> torch.Tensor:
 )
 @pytest.mark.parametrize("activation", ["", "gelu", "silu"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_activation_gate_and_what_is_added(device: str, activation: str, tiles: LinearTiles):
-    """Neither rows, columns nor the inner axis fill their tiles."""
+def test_activation_gate_and_base(device: str, activation: str, tiles: LinearTiles):
+    """Rows, columns and the inner axis are not multiples of their tiles."""
     M, N, K = 21, 40, 52
     a, weight = drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
     bias, gate, base = drawn(N, device=device), drawn(N + 1, device=device)[1:], drawn(M, N, device=device)
     expected = ACTIVATIONS[activation](F.linear(a, weight, bias))
-    plain = product(a, weight, bias, torch.empty_like(base), activation=activation, tiles=tiles)
+    linear = LinearWeights(weight, bias)
+    plain = product(a, linear, torch.empty_like(base), epilogue=Epilogue(activation), tiles=tiles)
     assert_close(plain, expected, 1e-5)
-    added = product(a, weight, bias, base.clone(), activation=activation, base=base, gate=gate, tiles=tiles)
+    epilogue = Epilogue(activation, base, gate)
+    added = product(a, linear, base.clone(), epilogue=epilogue, tiles=tiles)
     assert_close(added, base + gate * expected, 1e-5)
-    product(a, weight, bias, base, activation=activation, base=base, gate=gate, tiles=tiles)
+    product(a, linear, base, epilogue=epilogue, tiles=tiles)
     assert_close(base, added, 0.0, "in place")
 
 
 @pytest.mark.parametrize("plus", [0.0, 1.0])
 @pytest.mark.parametrize("device", DEVICES)
-def test_norm_before_the_product(device: str, plus: float):
+def test_norm_precedes_the_product(device: str, plus: float):
     M, N, K = 18, 20, 52
     a, weight = 3 + 2 * drawn(M, K, device=device), drawn(N, K, device=device) / K**0.5
     scale, shift = drawn(K, device=device), drawn(K + 1, device=device)[1:]
     tiles = product_tiles(M, N, K, 2, norm=True)
-    got = product(a, weight, None, drawn(M, N, device=device), norm=Norm(scale, shift, 1e-6, plus), tiles=tiles)
+    norm, linear = Norm(scale, shift, 1e-6, plus), LinearWeights(weight, None)
+    got = product(a, linear, drawn(M, N, device=device), norm=norm, tiles=tiles)
     normed = F.layer_norm(a, (K,), eps=1e-6) * (plus + scale) + shift
     assert_close(got, normed @ weight.T, 1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_are_read_again_for_the_second_half(device: str):
+def test_input_rows_repeat_for_the_second_half(device: str):
     a, weight, base = drawn(10, 20, device=device), drawn(16, 20, device=device), drawn(20, 16, device=device)
-    got = product(a, weight, None, torch.empty_like(base), base=base)
+    got = product(a, LinearWeights(weight, None), torch.empty_like(base), epilogue=Epilogue(base=base))
     assert_close(got, base + (a @ weight.T).repeat(2, 1), 1e-5)
 
 
@@ -64,8 +67,8 @@ def test_rows_are_read_again_for_the_second_half(device: str):
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("K", [20, 80, 512])
 @pytest.mark.parametrize("M", [2, 64, 128])
-def test_tiles_can_be_had(M: int, K: int, norm: bool, n_bytes: int):
-    """Sixteen numbers of the inner axis at least for each part, and all of it in one tile before a norm."""
+def test_tiles_are_valid_for_the_kernel(M: int, K: int, norm: bool, n_bytes: int):
+    """At least sixteen elements of the inner axis per part, and the whole inner axis in one tile after a norm."""
     tiles = product_tiles(M, 512, K, n_bytes, norm)
     assert tiles.inner // tiles.split >= 16 and tiles.inner % tiles.split == 0
     assert not norm or tiles.inner >= K

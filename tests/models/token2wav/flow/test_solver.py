@@ -13,7 +13,7 @@ from tests.models.compare import assert_close
 
 
 @given(n_steps=st.integers(1, 40))
-def test_cosine_grid_is_its_formula(n_steps):
+def test_cosine_grid_equals_its_formula(n_steps):
     expected = [1 - math.cos(math.pi * k / (2 * n_steps)) for k in range(n_steps + 1)]
     assert_close(time_grid(n_steps), torch.tensor(expected, dtype=torch.float64), 1e-12)
 
@@ -30,6 +30,6 @@ def test_linear_grid_is_evenly_spaced(n_steps):
 
 
 @pytest.mark.parametrize("n_steps", [0, -3])
-def test_no_steps_are_refused(n_steps):
+def test_refuses_grids_without_steps(n_steps):
     with pytest.raises(SettingsError, match=rf"euler steps: expected at least 1, got {n_steps}"):
         time_grid(n_steps)

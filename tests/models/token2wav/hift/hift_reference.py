@@ -1,4 +1,4 @@
-"""HiFT of a single row, word for word: complex spectra, interpolation at sample rate, everything in float64."""
+"""HiFT of a single row by its definition: complex spectra, interpolation at sample rate, everything in float64."""
 
 import math
 
@@ -21,14 +21,14 @@ def slow_f0(hift: Hift, mel: Tensor) -> Tensor:
 
 
 def slow_phase(f0: Tensor) -> Tensor:
-    """[T] Hz -> [9, 480 T] radians: rates down to frames, summed, phases up to samples, both by interpolation."""
+    """[9, 480 T] radians for [T] Hz: rates are downsampled to frames, accumulated, and upsampled to samples."""
     rates = (f0.double().repeat_interleave(480) * torch.arange(1, 10)[:, None] / 24000) % 1
     frames = F.interpolate(rates[None], scale_factor=1 / 480, mode="linear")
     return F.interpolate(frames.cumsum(2) * 2 * math.pi * 480, scale_factor=480.0, mode="linear")[0]
 
 
 def slow_running_phase(f0: Tensor, start: Tensor) -> Tensor:
-    """[T] Hz and [9] radians -> [9, 480 T] radians, summed at sample rate."""
+    """[9, 480 T] radians for [T] Hz and start phases [9], accumulated at sample rate."""
     steps = f0.double().repeat_interleave(480) * torch.arange(1, 10)[:, None] / 24000
     return 2 * math.pi * steps.cumsum(1) + start.double()[:, None] * (torch.arange(9) > 0)[:, None]
 

@@ -1,4 +1,4 @@
-"""A small HiFT with random weights, loud enough to hear every part of it."""
+"""A small HiFT with random weights, large enough that each of them affects the sound."""
 
 import math
 
@@ -13,7 +13,7 @@ CONFIG = HiftConfig(n_mels=6, base_channels=16, f0_channels=5)
 
 
 def make_hift(dtype: torch.dtype = torch.float32, seed: int = 0, config: HiftConfig = CONFIG) -> Hift:
-    """Some frames are voiced and some are not."""
+    """A HiFT with voiced and unvoiced frames."""
     with torch.device("meta"):
         hift = Hift(config)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Fundamental frequency: against convolutions in float64, rows of different length, narrow models."""
+"""Fundamental frequency against float64 convolutions, for rows of different length and for bfloat16 models."""
 
 import torch
 
@@ -19,10 +19,10 @@ def test_rows_of_one_bucket_equal_each_row_alone():
         if length:
             assert_close(f0[row, :length], slow_f0(hift, mel[row, :, :length]), 1e-9, f"row {row}")
         assert not f0[row, length:].any()
-    assert 0 < (f0[0] > 10).sum() < 13  # voiced frames and others, or the tests of sound say little
+    assert 0 < (f0[0] > 10).sum() < 13  # both kinds of frames, which the tests of sound need
 
 
-def test_narrow_models_predict_the_same_bits():
+def test_bfloat16_models_predict_the_same_bits():
     mel = random_mel(2, 9)
     n_frames = torch.tensor([9, 9])
     assert_same(make_hift(torch.bfloat16).f0(mel, n_frames), make_hift().f0(mel, n_frames))

@@ -1,4 +1,4 @@
-"""HiFT: against a slow float64 vocoder, rows of different length in one bucket, narrow weights, Inductor."""
+"""HiFT against a slow float64 vocoder, for rows of different length, bfloat16 weights and Inductor."""
 
 import torch
 from torch import Tensor
@@ -39,14 +39,14 @@ def test_rows_of_one_bucket_equal_each_row_alone():
 
 def test_loud_sound_is_limited():
     hift = make_hift()
-    hift.conv_post.bias.data[:9] += 20.0  # beyond the largest magnitude too
+    hift.conv_post.bias.data[:9] += 20.0  # also exceeds the largest magnitude
     mel, source = inputs()
     wave = hift.decode(mel[:1], source[:1], LENGTHS[:1])
     assert_close(wave[0], slow_decode(hift, mel[0], source[0]), 2e-4)
     assert wave.max() == LIMIT and wave.min() == -LIMIT
 
 
-def test_narrow_weights_leave_pitch_excitation_and_spectra_wide():
+def test_bfloat16_weights_keep_pitch_excitation_and_spectra_in_float32():
     wide, narrow = make_hift(), make_hift(torch.bfloat16)
     types = {name: value.dtype for name, value in narrow.named_parameters()}
     assert types["resblocks.0.convs1.0.weight"] == types["ups.1.bias"] == torch.bfloat16
@@ -64,7 +64,7 @@ def test_narrow_weights_leave_pitch_excitation_and_spectra_wide():
     assert 0 < error < 0.1, f"expected bfloat16's rounding, got a relative error of {error:.3g}"
 
 
-def test_nothing_derived_is_in_the_state_dict():
+def test_state_dict_has_no_derived_tensors():
     hift = make_hift()
     assert {name.split(".")[-1] for name in hift.state_dict()} == {"weight", "bias", "alpha"}
     assert len(hift.state_dict()) == 246  # the 328 tensors of the file, two of each weight-normed layer folded
@@ -85,7 +85,7 @@ def test_snake_divides_by_alpha():
 
 
 def test_compiled_source_and_spectra_equal_eager():
-    """What Inductor writes itself; most of the rest are calls into libraries."""
+    """The parts for which Inductor generates code; most others are library calls."""
     hift, n = make_hift(), torch.tensor([4, 2])
 
     def parts(f0: Tensor, n_frames: Tensor) -> Tensor:

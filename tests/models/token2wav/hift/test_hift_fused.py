@@ -1,4 +1,4 @@
-"""HiFT made of kernels against the plain one; on a CPU in Triton's interpreter, and part by part where that is slow."""
+"""Fused HiFT against the plain one; in Triton's interpreter on a CPU, and part by part where that is slow."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from models.token2wav.hift import hift_kernels
 from models.token2wav.hift.hift_fused import FusedHift
-from models.token2wav.hift.hift_kernels import ConvTiles, enter, leave
+from models.token2wav.hift.hift_kernels import ConvTiles, activate, average
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
 DEVICES = (pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu))
@@ -26,14 +26,14 @@ def snake(x: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large tiles: the interpreter's time goes by programs."""
+    """Large tiles, because the interpreter's time is proportional to the programs."""
     monkeypatch.setattr(hift_kernels, "conv_tiles", lambda *_: ConvTiles(512, 16, 16, 4, 2))
     monkeypatch.setattr(hift_kernels, "BLOCK_ROWS", 512)
 
 
 @interpreted
 @torch.no_grad()
-def test_sound_is_the_plain_one(few_programs: None):
+def test_fused_sound_equals_plain_sound(few_programs: None):
     hift, lengths = make_hift(), torch.tensor([1])
     mel, source = random_mel(1, 2), 0.3 * torch.randn(1, 480 * 2, generator=torch.Generator().manual_seed(9))
     mel[0, :, 1:], source[0, 480:] = float("nan"), float("nan")
@@ -44,19 +44,19 @@ def test_sound_is_the_plain_one(few_programs: None):
 
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_blocks_of_one_stage(device: str, monkeypatch: pytest.MonkeyPatch):
-    """Rows of different length, with NaN beyond their ends, and more channels than a tile has."""
+def test_blocks_of_one_stage_equal_plain_blocks(device: str, monkeypatch: pytest.MonkeyPatch):
+    """Rows of different length with NaN beyond their ends, and more channels than a tile."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     from models.token2wav.hift.hift_fused import _blocks, _run
 
     hift: Hift = make_hift()
-    blocks = hift.resblocks[: len(KERNELS)].to(device)
+    blocks = list(hift.resblocks[: len(KERNELS)].to(device))
     C, generator = len(blocks[0].convs1[0].bias), torch.Generator().manual_seed(3)
     x = torch.randn(3, 9, C, generator=generator).to(device)
     lengths = torch.tensor(LENGTHS, device=device)
     inside = (torch.arange(9, device=device) < lengths[:, None])[:, None].float()
     joined = _blocks(blocks)
-    stream, active = enter(x, torch.zeros(C, device=device), joined.alphas[0][0], 9, torch.float32)
+    stream, active = activate(x, torch.zeros(C, device=device), joined.alphas[0][0], 9, torch.float32)
     active.masked_fill_(inside.transpose(1, 2)[None] == 0, float("nan"))
     got = _run(joined, stream, active, lengths)
     for block, one in zip(blocks, got, strict=True):
@@ -66,22 +66,22 @@ def test_blocks_of_one_stage(device: str, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_blocks_start_from_a_sum_with_a_mirrored_frame(device: str):
+def test_activate_adds_and_reflects_the_first_frame(device: str):
     generator = torch.Generator().manual_seed(4)
     x, bias, added, alpha = (torch.randn(s, generator=generator).to(device) for s in ((2, 7, 6), 6, (2, 8, 6), (3, 6)))
     alpha = alpha.abs() + 0.1
-    stream, active = enter(x, bias, alpha, 8, torch.float32, added)
+    stream, active = activate(x, bias, alpha, 8, torch.float32, added)
     expected = F.pad((x + bias).transpose(1, 2), (1, 0), mode="reflect").transpose(1, 2) + added
     assert_close(stream[0], expected, 1e-6)
     assert_close(active, torch.stack([snake(expected, a) for a in alpha]), 1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_activation_far_from_zero(device: str):
-    """The series must be folded back by whole half turns."""
+def test_activation_of_large_values(device: str):
+    """The series requires a reduction by whole half turns."""
     x = torch.linspace(-40, 40, 801, device=device).view(1, -1, 1)
     alpha = torch.tensor([[1.7]], device=device)
-    _, active = enter(x, torch.zeros(1, device=device), alpha, 801, torch.float32)
+    _, active = activate(x, torch.zeros(1, device=device), alpha, 801, torch.float32)
     exact = x.double() + (x.double() * alpha.double()).sin().square() / alpha.double()
     assert_close(active[0], exact.float(), 2e-5)
     activation = Snake(1)
@@ -91,24 +91,24 @@ def test_activation_far_from_zero(device: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_stage_ends_with_a_mean(device: str):
+def test_average_of_a_stage(device: str):
     blocks = torch.randn(3, 2, 9, 6, generator=torch.Generator().manual_seed(5)).to(device)
     lengths = torch.tensor([9, 4], device=device)
-    got = leave(blocks, None, lengths, 0.1, torch.float32)
+    got = average(blocks, None, lengths, 0.1, torch.float32)
     expected = F.leaky_relu(blocks.sum(0) / 3, 0.1)
     expected[1, 4:] = 0
     assert_close(got, expected, 1e-6)
     bias = torch.randn(6, generator=torch.Generator().manual_seed(6)).to(device)
     expected = F.leaky_relu(blocks[0] + bias, 0.1)
     expected[1, 4:] = 0
-    assert_close(leave(blocks[:1], bias, lengths, 0.1, torch.float32), expected, 1e-6)
+    assert_close(average(blocks[:1], bias, lengths, 0.1, torch.float32), expected, 1e-6)
 
 
 @pytest.mark.gpu
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("B", [1, 9])
-def test_released_size(B: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_fused_sound_at_the_released_size(B: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     """Small and large tiles, rows of different length."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     hift = random_parts(device="cuda", hift_dtype=dtype).hift

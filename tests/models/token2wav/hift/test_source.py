@@ -1,4 +1,4 @@
-"""Excitation: phases against interpolation and summing at sample rate, continuity, noise."""
+"""Excitation: phases against interpolation and accumulation at sample rate, continuity, noise."""
 
 import math
 
@@ -22,8 +22,8 @@ from tests.models.token2wav.hift.hifts import make_hift
 
 HIFT = make_hift()
 SOURCE = HIFT.m_source
-# The last but one turns its upper harmonics more than once per sample, some of them almost a whole time within one:
-# 240 turns in float32 leave errors of 1e-5 in half a frame. Voices stay below 5e-6.
+# The upper harmonics of the last but one have more than one turn per sample, some of them almost a whole turn modulo
+# one: 240 turns in float32 leave errors of 1e-5 in half a frame. Voices stay below 5e-6.
 FAST, VOICE = 2e-5, 5e-6
 F0 = torch.tensor([0.0, 120.0, 133.5, 9.99, 10.0, 10.01, 5000.0, 240.0], dtype=torch.float64)
 
@@ -53,7 +53,7 @@ def test_rows_of_one_bucket_equal_interpolation_of_each_alone():
         assert not source[row, 480 * n :].any()
 
 
-def test_older_kind_sums_at_sample_rate_from_given_phases():
+def test_cumsum_accumulates_at_sample_rate_from_start_phases():
     f0 = torch.stack((F0, F0.flip(0)))
     lengths = torch.tensor([8, 5])
     phase = torch.rand(2, N_HARMONICS, generator=torch.Generator().manual_seed(2)) * 2 * math.pi - math.pi
@@ -66,7 +66,7 @@ def test_older_kind_sums_at_sample_rate_from_given_phases():
         assert not source[row, 480 * n :].any()
 
 
-def test_long_rows_stay_exact():
+def test_long_rows_stay_precise():
     f0 = 300 + 200 * torch.rand(1, 1500, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     noise = torch.zeros(1, 480 * 1500, N_HARMONICS)
     source, _ = SOURCE(f0, phase_lines("interp", f0, torch.tensor([1500])), SOURCE.mix(noise), torch.tensor([1500]))
@@ -79,8 +79,8 @@ def test_long_rows_stay_exact():
     overlap=st.integers(0, 8),
     phase=st.floats(0, 0.999),
 )
-def test_a_steady_tone_goes_on_through_a_cut(frequency: float, cut: int, overlap: int, phase: float):
-    """Two rows that share `overlap` frames, the second one continued where the first one ends."""
+def test_a_constant_tone_continues_across_a_seam(frequency: float, cut: int, overlap: int, phase: float):
+    """Two rows that share `overlap` frames; the second row continues at the end of the first row."""
     overlap = min(overlap, cut)
     n = torch.tensor([12])
     rate = harmonic_rates(torch.full((1, 12), frequency, dtype=torch.float64))
@@ -94,8 +94,8 @@ def test_a_steady_tone_goes_on_through_a_cut(frequency: float, cut: int, overlap
     assert_close((second_end - whole_end + 0.5) % 1, torch.full_like(end, 0.5), 1e-6)
 
 
-def test_phase_has_no_jump_where_a_row_goes_on():
-    """Frames of any pitch: across the border no harmonic turns faster than within the frames around it."""
+def test_phase_is_continuous_across_a_seam():
+    """For any pitch, the rate of a harmonic across the seam lies between the rates of the frames around it."""
     generator = torch.Generator().manual_seed(4)
     f0 = 80 + 300 * torch.rand(1, 20, generator=generator, dtype=torch.float64)
     rate = harmonic_rates(f0)
@@ -107,22 +107,22 @@ def test_phase_has_no_jump_where_a_row_goes_on():
     assert (step <= fastest + 1e-9).all() and (step >= rate[:, 11:13].amin(1) - 1e-9).all(), (step, fastest)
 
 
-def test_ends_stand_still_or_go_on():
+def test_phase_is_constant_or_continues_at_the_ends():
     rate = harmonic_rates(F0[1:4].repeat(1, 1))
     n = torch.tensor([3])
     held = turns(held_lines(rate, n))
-    gone_on = turns(continued_lines(rate, n, torch.tensor([0]), torch.zeros(1, dtype=torch.float64))[0])
+    continued = turns(continued_lines(rate, n, torch.tensor([0]), torch.zeros(1, dtype=torch.float64))[0])
     for edge in (slice(0, 240), slice(-240, None)):
         assert not held[:, edge].diff(dim=1).any()
-        assert (gone_on[:, edge].diff(dim=1) > 0).all()
-    assert_close(held[:, 240:-240].diff(dim=1), gone_on[:, 240:-240].diff(dim=1), 1e-12)
+        assert (continued[:, edge].diff(dim=1) > 0).all()
+    assert_close(held[:, 240:-240].diff(dim=1), continued[:, 240:-240].diff(dim=1), 1e-12)
 
 
-def test_noise_tape_is_fixed_mixed_and_repeats():
-    tape = SOURCE.mixed_noise(torch.tensor([0, 100, NOISE_SAMPLES - 50]), 150)
-    assert_same(tape[0, 100:], tape[1, :50])
-    assert_same(tape[2, 50:], tape[0, :100])
+def test_noise_table_is_fixed_and_repeats():
+    table = SOURCE.mixed_noise(torch.tensor([0, 100, NOISE_SAMPLES - 50]), 150)
+    assert_same(table[0, 100:], table[1, :50])
+    assert_same(table[2, 50:], table[0, :100])
     assert_same(make_hift().m_source.noise, SOURCE.noise)
-    # As loud as nine independent noises, mixed.
+    # The level of nine independent noises, mixed.
     mixed = SOURCE.mix(torch.randn(1, 2**18, N_HARMONICS, generator=torch.Generator().manual_seed(0)))
     assert SOURCE.noise.std().item() == pytest.approx(mixed.std().item(), rel=0.01)

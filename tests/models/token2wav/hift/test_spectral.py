@@ -1,4 +1,4 @@
-"""Spectra by fixed bases against PyTorch's complex ones, rows of different length."""
+"""STFT by fixed bases against PyTorch's complex STFT, for rows of different length."""
 
 import torch
 
@@ -15,7 +15,7 @@ def spectral() -> Spectral:
     return module
 
 
-def test_spectra_mirror_each_row_at_its_own_end():
+def test_stft_reflects_each_row_at_its_end():
     wave = torch.randn(len(LENGTHS), 960, generator=torch.Generator().manual_seed(0))
     for row, n in enumerate(LENGTHS):
         wave[row, n:] = float("nan")
@@ -27,7 +27,7 @@ def test_spectra_mirror_each_row_at_its_own_end():
         assert not got[row, :, n // 4 + 1 :].any()
 
 
-def test_sound_ends_with_each_row():
+def test_istft_ends_with_each_row():
     generator = torch.Generator().manual_seed(1)
     magnitude = torch.rand(len(LENGTHS), 9, 241, generator=generator)
     phase = torch.randn(len(LENGTHS), 9, 241, generator=generator)

@@ -1,4 +1,4 @@
-"""Codes to sound in one pass, for tests of weights: no voice, no chunks, no caches."""
+"""Tokens to sound in one pass, for tests of weights: no voice, no chunks, no caches."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from models.token2wav.settings import FRAMES_PER_TOKEN, SAMPLES_PER_FRAME
 def offline_sound(
     parts: FlowAndHift | Token2WavParts, speech_tokens: Tensor, n_steps: int = 4
 ) -> tuple[Tensor, Tensor]:
-    """codes: [B, T]. Returns: pitch [B, 2T] in Hz and sound [B, 960 T]; the same noise and speaker in every row."""
+    """Pitch [B, 2T] in Hz and sound [B, 960 T] of tokens [B, T], with the same noise and speaker in every row."""
     flow, hift = parts.flow, parts.hift
     n_rows, n_speech_tokens = speech_tokens.shape
     n_frames = FRAMES_PER_TOKEN * n_speech_tokens

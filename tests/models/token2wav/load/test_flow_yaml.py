@@ -1,4 +1,4 @@
-"""`flow.yaml`: the released file's values arrive, everything else is refused by name, and nothing is imported."""
+"""`flow.yaml`: reads the released values, refuses everything else with the key's name, and imports nothing."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def error_of(folder: Path, text: str | bytes) -> str:
 
 
 def changed(key: str, value: str, *, nth: int = 0) -> str:
-    """The released file with the nth line of this key changed; an empty value drops it."""
+    """The released file with a changed nth line of this key; an empty value removes the line."""
     lines = RELEASED.splitlines(keepends=True)
     index = [i for i, line in enumerate(lines) if line.strip().startswith(f"{key}:")][nth]
     indent = re.match(" *", lines[index]).group()
@@ -44,7 +44,7 @@ def changed(key: str, value: str, *, nth: int = 0) -> str:
 
 
 def test_released_values(tmp_path: Path) -> None:
-    assert len(RELEASED) == RELEASED_BYTES, "expected the released file's size, which tells the same keys and values"
+    assert len(RELEASED) == RELEASED_BYTES, "expected the size of the released file"
     assert load_flow_config(write(tmp_path, RELEASED)) == FlowConfig()
 
 
@@ -56,7 +56,7 @@ def test_released_values(tmp_path: Path) -> None:
     ratio=st.sampled_from([1.5, 2.0, 4.0]),
     cfg_rate=st.floats(0, 3).map(lambda x: round(x, 3)),
 )
-def test_every_size_arrives(
+def test_reads_every_size(
     tmp_path_factory: pytest.TempPathFactory,
     width: int,
     n_mels: int,
@@ -104,7 +104,7 @@ def test_every_size_arrives(
         ("inference_cfg_rate", "null", "flow.decoder.inference_cfg_rate"),
     ],
 )
-def test_unsupported_value_is_named(tmp_path: Path, key: str, value: str, where: str) -> None:
+def test_refuses_unsupported_values(tmp_path: Path, key: str, value: str, where: str) -> None:
     text = changed(key, value)
     if key == "encoder":
         text = re.sub(r"(    encoder: 3\n)(        .*\n)+", r"\1", text)
@@ -114,21 +114,21 @@ def test_unsupported_value_is_named(tmp_path: Path, key: str, value: str, where:
 @pytest.mark.parametrize(
     "key", sorted(set(re.findall(r"^ +(\w+):", RELEASED, re.M)) - {"encoder", "decoder", "estimator"})
 )
-def test_missing_key_is_named(tmp_path: Path, key: str) -> None:
+def test_refuses_missing_keys(tmp_path: Path, key: str) -> None:
     assert re.search(rf"flow[\w.]*\.{key}: expected .*, got nothing", error_of(tmp_path, changed(key, "")))
 
 
 @pytest.mark.parametrize(
     ("above", "where"), [("vocab_size", "flow"), ("key_bias", "flow.encoder"), ("depth", "flow.decoder.estimator")]
 )
-def test_unknown_key_is_named(tmp_path: Path, above: str, where: str) -> None:
+def test_refuses_unknown_keys(tmp_path: Path, above: str, where: str) -> None:
     text = re.sub(rf"^( +)({above}: .*)$", r"\1\2\n\1causal_pad: 3", RELEASED, flags=re.M)
     message = error_of(tmp_path, text)
     assert f"{where}: expected no other keys" in message
     assert "causal_pad" in message
 
 
-def test_sizes_no_network_can_have(tmp_path: Path) -> None:
+def test_refuses_impossible_sizes(tmp_path: Path) -> None:
     message = error_of(tmp_path, changed("attention_heads", "7"))
     assert "7 heads" in message
     assert "512" in message
@@ -148,12 +148,12 @@ def test_sizes_no_network_can_have(tmp_path: Path) -> None:
         "!ref",
     ],
 )
-def test_any_other_tag_is_refused(tmp_path: Path, tag: str) -> None:
+def test_refuses_other_tags(tmp_path: Path, tag: str) -> None:
     for line in ("vocab_size", "depth"):
         assert tag.removeprefix("!!python/") in error_of(tmp_path, changed(line, f"{tag} ['echo no']"))
 
 
-def test_nothing_is_imported(tmp_path: Path) -> None:
+def test_imports_nothing(tmp_path: Path) -> None:
     (tmp_path / "cosyvoice2").mkdir()
     (tmp_path / "cosyvoice2/__init__.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
@@ -164,7 +164,7 @@ def test_nothing_is_imported(tmp_path: Path) -> None:
     assert "cosyvoice2" not in sys.modules
 
 
-def test_sections_in_each_others_place(tmp_path: Path) -> None:
+def test_refuses_swapped_sections(tmp_path: Path) -> None:
     text = RELEASED.replace("flow_matching.CausalConditionalCFM", "decoder_dit.DiT")
     assert "flow.decoder: expected !new:cosyvoice2.flow.flow_matching" in error_of(tmp_path, text)
     text = re.sub(r"decoder: !new\S+", "decoder:", RELEASED)
@@ -175,24 +175,24 @@ def test_sections_in_each_others_place(tmp_path: Path) -> None:
     "text",
     ["", "flow", "- 1", "flow: {}", "a: 1\n" + RELEASED, RELEASED + "b: 1\n", "flow: [", b"\xff\xfe\x00", b"\x80"],
 )
-def test_foreign_file(tmp_path: Path, text: str | bytes) -> None:
+def test_refuses_foreign_files(tmp_path: Path, text: str | bytes) -> None:
     assert "expected" in error_of(tmp_path, text)
 
 
-def test_key_given_twice(tmp_path: Path) -> None:
+def test_refuses_repeated_keys(tmp_path: Path) -> None:
     assert "depth given twice" in error_of(tmp_path, RELEASED + "            depth: 3\n")
 
     assert "flow given twice" in error_of(tmp_path, "flow: 1\n" + RELEASED)
 
 
-def test_aliases_as_keys_given_twice(tmp_path: Path) -> None:
+def test_refuses_repeated_keys_by_alias(tmp_path: Path) -> None:
     levels = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 15))]
     value = "!new:cosyvoice2.flow.decoder_dit.DiT {" + ", ".join(levels) + ", ? *a14 : 1, ? *a14 : 2}"
     assert "unhashable" in error_of(tmp_path, changed("depth", value))
 
 
-def test_many_keys_are_told_apart_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing each key with each would be 10^8 comparisons in the largest file that is read."""
+def test_finds_repeated_keys_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairwise comparison would need 10^8 comparisons for the largest accepted file."""
     n_compared = 0
 
     class Name(str):
@@ -226,17 +226,17 @@ def test_many_keys_are_told_apart_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         "{? !new:cosyvoice2.flow.decoder_dit.DiT {} : 1}",
     ],
 )
-def test_values_that_do_not_fit_their_tags(tmp_path: Path, value: str) -> None:
+def test_refuses_values_that_do_not_match_their_tags(tmp_path: Path, value: str) -> None:
     assert "expected YAML with no tags but" in error_of(tmp_path, changed("depth", value))
 
 
-def test_an_integer_too_long_to_be_written(tmp_path: Path) -> None:
+def test_reports_an_integer_too_long_for_decimal(tmp_path: Path) -> None:
     assert "depth: expected a number below 1000000, got an integer of 20000 bits" in error_of(
         tmp_path, changed("depth", "0x" + "f" * 5000)
     )
 
 
-def test_merge_keys_are_refused(tmp_path: Path) -> None:
+def test_refuses_merge_keys(tmp_path: Path) -> None:
     for merge in ("<<", "!!merge more"):
         text = re.sub(r"^( +)(depth: .*)$", rf"\1{merge}: {{\2}}", RELEASED, flags=re.M)
         assert "a merge key" in error_of(tmp_path, text)
@@ -245,22 +245,22 @@ def test_merge_keys_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "name"), [("num_blocks", "n_layers"), ("num_up_blocks", "n_up_layers"), ("depth", "depth")]
 )
-def test_layers_without_end(tmp_path: Path, key: str, name: str) -> None:
+def test_refuses_too_many_layers(tmp_path: Path, key: str, name: str) -> None:
     load_flow_config(write(tmp_path, changed(key, "1000")))
     message = error_of(tmp_path, changed(key, "1001"))
     assert f"{name} (" in message and "less than or equal to 1000, got 1001" in message
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_flow_config(tmp_path / "flow.yaml")
 
 
-def test_large_file_is_not_parsed(tmp_path: Path) -> None:
+def test_does_not_parse_a_large_file(tmp_path: Path) -> None:
     assert str(MAX_BYTES) in error_of(tmp_path, RELEASED + "#" * MAX_BYTES)
 
 
-def test_aliases_cannot_blow_up(tmp_path: Path) -> None:
+def test_reports_nested_aliases_briefly(tmp_path: Path) -> None:
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 25)]
     for text in ("\n".join(levels), changed("depth", "{" + ", ".join(levels) + "}")):

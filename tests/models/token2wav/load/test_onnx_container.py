@@ -1,4 +1,4 @@
-"""ONNX files: what is written comes back, damage is an error that says what was expected, never anything else."""
+"""ONNX files: arrays and nodes are read back unchanged, and damage raises CheckpointError only."""
 
 import contextlib
 import struct
@@ -39,7 +39,7 @@ def field(number: int, data: bytes | int) -> bytes:
 
 
 def model(*tensors: bytes) -> bytes:
-    """A file with one node and these TensorProtos."""
+    """The bytes of a file with one node and these TensorProtos."""
     return field(7, field(1, field(4, b"Conv")) + b"".join(field(5, tensor) for tensor in tensors))
 
 
@@ -64,7 +64,7 @@ def single(folder: Path, tensor: bytes) -> np.ndarray:
     shape=st.lists(st.integers(0, 4), max_size=4),
     name=st.text(min_size=1, max_size=40).filter(lambda s: not any(0xD800 <= ord(c) < 0xE000 for c in s)),
 )
-def test_arrays_come_back(tmp_path_factory: pytest.TempPathFactory, kind: str, shape: list[int], name: str) -> None:
+def test_reads_arrays_back(tmp_path_factory: pytest.TempPathFactory, kind: str, shape: list[int], name: str) -> None:
     values = np.random.default_rng(len(name)).integers(-1000, 1000, shape).astype(kind)
     other = np.arange(3, dtype=np.float32)
     graph = read_back(tmp_path_factory.mktemp("o"), {name: values, name + "'": other})
@@ -75,7 +75,7 @@ def test_arrays_come_back(tmp_path_factory: pytest.TempPathFactory, kind: str, s
     assert np.array_equal(got, values), f"expected {values}, got {got}"
 
 
-def test_nodes_come_back_in_order(tmp_path: Path) -> None:
+def test_reads_nodes_in_order(tmp_path: Path) -> None:
     assert read_back(tmp_path, {"a": np.zeros(1, np.float32)}).nodes == NODES
 
 
@@ -86,7 +86,7 @@ def test_data_is_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_typed_data(tmp_path: Path, packed: bool) -> None:
+def test_reads_typed_data(tmp_path: Path, packed: bool) -> None:
     def typed(data_type: int, number: int, parts: list[bytes], wire: int) -> bytes:
         data = field(number, b"".join(parts)) if packed else b"".join(varint(number << 3 | wire) + p for p in parts)
         return field(1, len(parts)) + field(2, data_type) + field(8, b"t") + data
@@ -104,7 +104,7 @@ def test_typed_data(tmp_path: Path, packed: bool) -> None:
         assert np.array_equal(got, expected), f"expected {expected}, got {got}"
 
 
-def test_packed_dims(tmp_path: Path) -> None:
+def test_reads_packed_dims(tmp_path: Path) -> None:
     raw = field(2, 1) + field(8, b"t") + field(9, bytes(24))
     assert single(tmp_path, field(1, bytes([2, 3])) + raw).shape == (2, 3)
     assert single(tmp_path, field(1, 3) + field(1, 2) + raw).shape == (3, 2)
@@ -128,16 +128,16 @@ def test_packed_dims(tmp_path: Path) -> None:
         (field(2, 1) + field(8, b"t") + field(9, 5), "raw data"),
     ],
 )
-def test_odd_tensor_is_refused(tmp_path: Path, tensor: bytes, expected: str) -> None:
+def test_refuses_unsupported_tensors(tmp_path: Path, tensor: bytes, expected: str) -> None:
     assert expected in str(error_of(tmp_path, model(tensor)).expected)
 
 
-def test_name_stored_twice(tmp_path: Path) -> None:
+def test_refuses_repeated_names(tmp_path: Path) -> None:
     tensor = tensor_bytes("t", np.zeros(1, np.float32))
     assert "t twice" in str(error_of(tmp_path, model(tensor, tensor)).got)
 
 
-def test_every_truncation_is_an_error(tmp_path: Path) -> None:
+def test_refuses_truncated_files(tmp_path: Path) -> None:
     write_onnx(tmp_path / "a.onnx", NODES, {"a": np.arange(20, dtype=np.float32), "b": np.arange(3)})
     data = (tmp_path / "a.onnx").read_bytes()
     for size in range(len(data)):
@@ -145,23 +145,25 @@ def test_every_truncation_is_an_error(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_damage_is_found_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_raises_nothing_but_checkpoint_errors(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("d")
     write_onnx(folder / "a.onnx", NODES, {"a": np.arange(5, dtype=np.float32), "b": np.arange(3)})
     content = bytearray((folder / "a.onnx").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     (folder / "a.onnx").write_bytes(content)
-    with contextlib.suppress(CheckpointError):  # nothing else may come out
+    with contextlib.suppress(CheckpointError):  # any other error fails the test
         read_onnx(folder / "a.onnx")
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_refuses_random_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     error_of(tmp_path_factory.mktemp("b"), data)
 
 
-def test_foreign_files(tmp_path: Path) -> None:
+def test_refuses_foreign_files(tmp_path: Path) -> None:
     for data in (
         b"",
         b"PK\x03\x04" + bytes(100),

@@ -1,4 +1,4 @@
-"""Arrays of exported networks get the names of the weights they are, whatever the exporter called them."""
+"""The mapping from the arrays of exported networks to weights, for any names by the exporter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from models.token2wav.load.onnx_names import first_norm_eps, speaker_tensors, to
 from models.token2wav.prompt.campplus import CampPlus, fold_batch_norms
 from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
 
-# What the released speaker encoder holds, by count of arrays and kinds of nodes.
+# Content of the released speaker encoder: number of arrays and types of nodes.
 N_SPEAKER_ARRAYS, N_NORMS = 617, 56
 
 
@@ -47,7 +47,7 @@ def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert not different, f"expected equal tensors, got differences in {different}"
 
 
-def without_places(graph: OnnxGraph) -> OnnxGraph:
+def without_paths(graph: OnnxGraph) -> OnnxGraph:
     return replace(graph, nodes=tuple(replace(node, name="") for node in graph.nodes))
 
 
@@ -56,7 +56,7 @@ def with_names_of(graph: OnnxGraph, names: dict[str, str]) -> OnnxGraph:
     return OnnxGraph(nodes, {names.get(name, name): array for name, array in graph.initializers.items()})
 
 
-def test_tiny_speaker_graph_is_built_as_the_released_one(speaker: OnnxGraph) -> None:
+def test_tiny_speaker_graph_has_the_structure_of_the_released_one(speaker: OnnxGraph) -> None:
     assert len(speaker.initializers) == N_SPEAKER_ARRAYS
     assert sum(node.op_type == "BatchNormalization" for node in speaker.nodes) == N_NORMS
     names = {node.name for node in speaker.nodes}
@@ -64,12 +64,12 @@ def test_tiny_speaker_graph_is_built_as_the_released_one(speaker: OnnxGraph) -> 
     assert "/xvector/block1/tdnnd1/nonlinear1/batchnorm/BatchNormalization" in names
 
 
-def test_speaker_tensors_fit_the_module(speaker: OnnxGraph) -> None:
+def test_speaker_tensors_match_the_module(speaker: OnnxGraph) -> None:
     got = shapes(fold_batch_norms(speaker_tensors(speaker)))
     assert got == tensor_shapes(on_meta(CampPlus, SPEAKER_CONFIG))
 
 
-def test_anonymous_arrays_are_known_by_place(speaker: OnnxGraph) -> None:
+def test_anonymous_arrays_are_identified_by_path(speaker: OnnxGraph) -> None:
     got = speaker_tensors(speaker)
     by_node = {node.name: node for node in speaker.nodes}
     node = by_node["/xvector/block2/tdnnd7/linear1/Conv"]
@@ -79,23 +79,23 @@ def test_anonymous_arrays_are_known_by_place(speaker: OnnxGraph) -> None:
         assert torch.equal(got[f"xvector.block2.tdnnd7.linear1.{kind}"], expected)
 
 
-def test_order_helps_where_places_are_gone(speaker: OnnxGraph) -> None:
-    same(speaker_tensors(without_places(speaker)), speaker_tensors(speaker))
+def test_convolutions_without_paths_are_identified_by_order(speaker: OnnxGraph) -> None:
+    same(speaker_tensors(without_paths(speaker)), speaker_tensors(speaker))
 
 
-def test_names_count_more_than_order(speaker: OnnxGraph) -> None:
+def test_names_take_precedence_over_order(speaker: OnnxGraph) -> None:
     mirrored = replace(speaker, nodes=speaker.nodes[::-1])
     same(speaker_tensors(mirrored), speaker_tensors(speaker))
 
 
-def test_places_as_names_of_arrays_tell_nothing(speaker: OnnxGraph) -> None:
+def test_ignores_paths_as_names_of_arrays(speaker: OnnxGraph) -> None:
     names = {name: f"/head/layer1/layer1.0/{i}" for i, name in enumerate(speaker.initializers) if "onnx::" in name}
     renamed = with_names_of(speaker, names)
     same(speaker_tensors(replace(renamed, nodes=renamed.nodes[::-1])), speaker_tensors(speaker))
 
 
 def test_unfused_export(speaker: OnnxGraph) -> None:
-    """All norms in the file, each convolution under its own name: half the released file's folding undone."""
+    """All norms in the file and each convolution under its own name: without the exporter's folding."""
     trained = speaker_tensors(speaker)
     scale = torch.linspace(0.5, 2.0, SPEAKER_CONFIG.front_channels)
     arrays, nodes = dict(speaker.initializers), []
@@ -123,7 +123,7 @@ def test_unfused_export(speaker: OnnxGraph) -> None:
         assert difference < 1e-5, f"{name}: expected under 1e-5, got {difference}"
 
 
-def test_tokenizer_tensors_fit_the_module(tokenizer: OnnxGraph) -> None:
+def test_tokenizer_tensors_match_the_module(tokenizer: OnnxGraph) -> None:
     assert shapes(tokenizer_tensors(tokenizer)) == tensor_shapes(on_meta(S3Tokenizer, TOKENIZER_CONFIG))
 
 
@@ -140,12 +140,12 @@ def test_matrices_are_transposed_and_kernels_are_not(tokenizer: OnnxGraph) -> No
     assert torch.equal(got["encoder.conv2.weight"], torch.from_numpy(stem))
 
 
-def test_numbers_in_names_do_not_matter(tokenizer: OnnxGraph) -> None:
+def test_ignores_numbers_in_names(tokenizer: OnnxGraph) -> None:
     other = {name: f"onnx::X_{i}" for i, name in enumerate(tokenizer.initializers) if name.startswith("onnx::")}
     same(tokenizer_tensors(with_names_of(tokenizer, other)), tokenizer_tensors(tokenizer))
 
 
-def test_constants_of_the_arithmetic_are_no_weights(tokenizer: OnnxGraph) -> None:
+def test_omits_constants_of_the_arithmetic(tokenizer: OnnxGraph) -> None:
     constants = {"onnx::Reshape_1": np.array([1, -1, 64]), "onnx::Mul_2": np.full((1, 64), 0.5, np.float32)}
     nodes = (
         OnnxNode("Reshape", "/blocks.0/attn/Reshape", ("q", "onnx::Reshape_1"), ("r",)),
@@ -157,7 +157,7 @@ def test_constants_of_the_arithmetic_are_no_weights(tokenizer: OnnxGraph) -> Non
     same(tokenizer_tensors(more), tokenizer_tensors(tokenizer))
 
 
-def test_two_arrays_for_one_weight(speaker: OnnxGraph, tokenizer: OnnxGraph) -> None:
+def test_refuses_two_arrays_for_one_weight(speaker: OnnxGraph, tokenizer: OnnxGraph) -> None:
     twin = replace(speaker.nodes[0], inputs=("x", *speaker.nodes[1].inputs[1:]))
     with pytest.raises(CheckpointError, match=r"one array for each weight.*head\.conv1\.weight as"):
         speaker_tensors(replace(speaker, nodes=(*speaker.nodes, twin)))
@@ -167,11 +167,11 @@ def test_two_arrays_for_one_weight(speaker: OnnxGraph, tokenizer: OnnxGraph) -> 
         tokenizer_tensors(replace(tokenizer, nodes=(*tokenizer.nodes, replace(query, inputs=key.inputs))))
 
 
-def test_one_array_taken_twice_is_one_weight(speaker: OnnxGraph) -> None:
+def test_accepts_one_array_with_two_readers(speaker: OnnxGraph) -> None:
     same(speaker_tensors(replace(speaker, nodes=(*speaker.nodes, speaker.nodes[0]))), speaker_tensors(speaker))
 
 
-def test_first_norm_eps_is_the_files(tokenizer: OnnxGraph, tiny: Path) -> None:
+def test_reads_the_first_norm_eps_from_the_file(tokenizer: OnnxGraph, tiny: Path) -> None:
     assert first_norm_eps(tokenizer) == TOKENIZER_CONFIG.first_norm_eps == 1e-6
     assert first_norm_eps(read_onnx(tiny / "assets/token2wav/speech_tokenizer_v2_25hz.onnx")) == 1e-6
     bare = replace(tokenizer, nodes=tuple(replace(node, floats={}) for node in tokenizer.nodes))

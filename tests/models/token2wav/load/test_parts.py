@@ -1,4 +1,4 @@
-"""The loader of vocoder folders is strict, names everything that is wrong, and knows the spellings there are."""
+"""The loader of vocoder folders: strict checks, complete error messages, and all published name formats."""
 
 import shutil
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def assert_same(got: nn.Module, expected: nn.Module) -> None:
     assert not different, f"expected equal tensors, got differences in {different}"
 
 
-def test_whole_folder(source: Path) -> None:
+def test_loads_a_whole_folder(source: Path) -> None:
     parts = load_token2wav(source)
     assert parts.config == parts.flow.config
     for module in (parts.flow, parts.hift, parts.speaker_encoder, parts.speech_tokenizer):
@@ -82,7 +82,7 @@ def test_whole_folder(source: Path) -> None:
     assert parts.speech_tokenizer.config.first_norm_eps == 1e-6, "expected the file's own"
 
 
-def test_parts_alone_are_the_same(source: Path) -> None:
+def test_parts_loaded_separately_equal_the_whole_folder(source: Path) -> None:
     parts, sound, voice = load_token2wav(source), load_flow_and_hift(source), load_voice_parts(source)
     assert_same(sound.flow, parts.flow)
     assert_same(sound.hift, parts.hift)
@@ -101,13 +101,13 @@ def test_parts_need_only_their_files(folder: Path) -> None:
     assert message.endswith(f"got no {SPEAKER_ENCODER}, no {SPEECH_TOKENIZER}")
 
 
-def test_all_missing_files_are_named(tmp_path: Path) -> None:
+def test_lists_all_missing_files(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
         assert error_of(load_token2wav, place).endswith("got " + ", ".join(f"no {name}" for name in FILES))
         assert error_of(load_flow_and_hift, place).endswith("got " + ", ".join(f"no {name}" for name in FILES[:3]))
 
 
-def test_weight_norm_is_torchs(source: Path) -> None:
+def test_weight_norm_equals_torch(source: Path) -> None:
     stored = torch.load(source / HIFT, weights_only=True)
     hift = load_flow_and_hift(source).hift
     n_folded = 0
@@ -128,20 +128,20 @@ def test_weight_norm_is_torchs(source: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "generator."])
-@pytest.mark.parametrize("spelling", ["parametrizations", "legacy", "folded"])
-def test_spellings_of_hift(source: Path, folder: Path, prefix: str, spelling: str) -> None:
+@pytest.mark.parametrize("name_format", ["parametrizations", "legacy", "folded"])
+def test_name_formats_of_hift(source: Path, folder: Path, prefix: str, name_format: str) -> None:
     expected = load_flow_and_hift(source).hift
 
-    def respell(tensors: WeightsIn) -> WeightsIn:
-        if spelling == "folded":
+    def rename(tensors: WeightsIn) -> WeightsIn:
+        if name_format == "folded":
             tensors = dict(expected.state_dict())
-        if spelling == "legacy":
+        if name_format == "legacy":
             for i, kind in enumerate("gv"):
                 key = f".parametrizations.weight.original{i}"
                 tensors = {name.replace(key, f".weight_{kind}"): tensor for name, tensor in tensors.items()}
         return {prefix + name: tensor for name, tensor in tensors.items()}
 
-    rewrite(folder / HIFT, respell)
+    rewrite(folder / HIFT, rename)
     assert_same(load_flow_and_hift(folder).hift, expected)
 
 
@@ -154,7 +154,7 @@ def test_newer_layout(source: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtypes(source: Path, dtype: torch.dtype) -> None:
+def test_loads_in_each_dtype(source: Path, dtype: torch.dtype) -> None:
     parts = load_token2wav(source, dtype=dtype)
     assert {p.dtype for p in parts.flow.parameters()} == {dtype}
     for module in (parts.hift, parts.speaker_encoder, parts.speech_tokenizer):
@@ -165,19 +165,19 @@ def test_dtypes(source: Path, dtype: torch.dtype) -> None:
     assert {p.dtype for p in parts.hift.f0_predictor.parameters()} == {torch.float32}
 
 
-def test_odd_dtype(source: Path) -> None:
+def test_refuses_integer_dtypes(source: Path) -> None:
     for name in ("dtype", "hift_dtype"):
         with pytest.raises(SettingsError, match=f"^{name}"):
             load_flow_and_hift(source, **{name: torch.int64})
 
 
-def test_stored_half_precision(source: Path, folder: Path) -> None:
+def test_loads_half_precision_files(source: Path, folder: Path) -> None:
     rewrite(folder / FLOW, lambda tensors: {name: tensor.half() for name, tensor in tensors.items()})
     flow, expected = load_flow_and_hift(folder).flow, load_flow_and_hift(source).flow
     assert torch.equal(flow.encoder_proj.weight, expected.encoder_proj.weight.half().float())
 
 
-def test_every_difference_of_both_files_at_once(folder: Path) -> None:
+def test_lists_every_difference_of_both_files(folder: Path) -> None:
     def break_flow(tensors: WeightsIn) -> None:
         del tensors["encoder_proj.bias"], tensors["decoder.estimator.in_proj.weight"]
         tensors["encoder.more"] = torch.zeros(3)
@@ -204,7 +204,7 @@ def test_every_difference_of_both_files_at_once(folder: Path) -> None:
         assert part in message, f"expected {part!r}, got {message}"
 
 
-def test_every_difference_of_voice_files_at_once(folder: Path) -> None:
+def test_lists_every_difference_of_voice_files(folder: Path) -> None:
     def break_speaker(arrays: dict[str, np.ndarray]) -> None:
         del arrays["xvector.block3.tdnnd16.cam_layer.linear2.bias"]
         name = "xvector.transit1.linear.weight"
@@ -230,26 +230,26 @@ def test_every_difference_of_voice_files_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_not_finite(folder: Path, value: float) -> None:
-    def spoil(tensors: WeightsIn) -> None:
+def test_refuses_tensors_that_are_not_finite(folder: Path, value: float) -> None:
+    def insert_value(tensors: WeightsIn) -> None:
         tensors["encoder_proj.bias"][3] = value
         tensors["encoder.after_norm.weight"][0] = value
 
-    rewrite(folder / FLOW, spoil)
+    rewrite(folder / FLOW, insert_value)
     rewrite(folder / HIFT, lambda tensors: tensors | {"conv_post.bias": torch.full((18,), value)})
     message = error_of(load_flow_and_hift, folder)
     assert f"not finite in {FLOW} (2):\n  encoder.after_norm.weight" in message
     assert f"not finite in {HIFT} (1):\n  conv_post.bias" in message
 
 
-def test_too_large_for_the_wanted_type(folder: Path) -> None:
+def test_refuses_values_too_large_for_the_dtype(folder: Path) -> None:
     rewrite(folder / FLOW, lambda tensors: tensors | {"encoder_proj.bias": torch.full((80,), 1e6)})
     load_flow_and_hift(folder, dtype=torch.bfloat16)
     with pytest.raises(CheckpointError, match=r"encoder_proj\.bias as torch\.float16"):
         load_flow_and_hift(folder, dtype=torch.float16)
 
 
-def test_negative_variance_is_not_finite(folder: Path) -> None:
+def test_refuses_a_negative_variance(folder: Path) -> None:
     name = "xvector.block1.tdnnd1.nonlinear1.batchnorm"
     rewrite_onnx(folder / SPEAKER_ENCODER, lambda arrays: arrays[f"{name}.running_var"].fill(-1))
     assert f"{name}.weight as torch.float32" in error_of(load_voice_parts, folder)
@@ -257,31 +257,31 @@ def test_negative_variance_is_not_finite(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES[1:])
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.99])
-def test_truncated_file(folder: Path, name: str, kept: float) -> None:
+def test_refuses_truncated_files(folder: Path, name: str, kept: float) -> None:
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: int(len(data) * kept)])
     assert str(folder / name) in error_of(load_token2wav, folder)
 
 
-def test_odd_yaml(folder: Path) -> None:
+def test_refuses_an_invalid_yaml(folder: Path) -> None:
     (folder / FLOW_YAML).write_text("flow: 3")
     with pytest.raises(ConfigError, match=FLOW_YAML):
         load_token2wav(folder)
 
 
-def test_half_a_pair(folder: Path) -> None:
+def test_refuses_half_of_a_weight_norm_pair(folder: Path) -> None:
     gone = "conv_post.parametrizations.weight.original0"
     rewrite(folder / HIFT, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != gone})
     assert str(folder / HIFT) in error_of(load_flow_and_hift, folder)
     assert "conv_post" in error_of(load_flow_and_hift, folder)
 
 
-def test_prefix_on_some_names_only(folder: Path) -> None:
+def test_refuses_names_with_and_without_prefix(folder: Path) -> None:
     rewrite(folder / HIFT, lambda tensors: tensors | {"generator.conv_post.bias": tensors["conv_post.bias"]})
     assert "conv_post.bias: expected once, got with and without generator." in error_of(load_flow_and_hift, folder)
 
 
-def test_sizes_that_cannot_be_read_off(folder: Path) -> None:
+def test_refuses_missing_size_tensors(folder: Path) -> None:
     rewrite(folder / HIFT, lambda tensors: {name: t for name, t in tensors.items() if not name.startswith("conv_pre")})
     assert "conv_pre.weight: expected a kernel [out, in, taps] with values, got nothing" in error_of(
         load_flow_and_hift, folder
@@ -296,7 +296,7 @@ def test_sizes_that_cannot_be_read_off(folder: Path) -> None:
         ("f0_predictor.condnet.0.weight", (0, 80, 3)),
     ],
 )
-def test_sizes_no_vocoder_has(name: str, shape: tuple[int, ...]) -> None:
+def test_refuses_impossible_sizes(name: str, shape: tuple[int, ...]) -> None:
     tensors = {"conv_pre.weight": torch.ones(8, 80, 7), "f0_predictor.condnet.0.weight": torch.ones(8, 80, 3)}
     with pytest.raises(CheckpointError) as caught:
         hift_config_of(tensors | {name: torch.ones(shape)}, "hift.pt")
@@ -309,7 +309,7 @@ def test_sizes_no_vocoder_has(name: str, shape: tuple[int, ...]) -> None:
     ids=["coo", "csr", "nested"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors")
-def test_tensors_that_are_not_dense(folder: Path, make: Callable[[Tensor], Tensor]) -> None:
+def test_refuses_tensors_that_are_not_dense(folder: Path, make: Callable[[Tensor], Tensor]) -> None:
     odd = make(torch.eye(80))
     for file in (FLOW, HIFT):
         kept = (folder / file).read_bytes()
@@ -319,7 +319,7 @@ def test_tensors_that_are_not_dense(folder: Path, make: Callable[[Tensor], Tenso
         (folder / file).write_bytes(kept)
 
 
-def test_files_that_do_not_belong_together(folder: Path) -> None:
+def test_refuses_files_of_different_models(folder: Path) -> None:
     def narrow(tensors: WeightsIn) -> None:
         for name in ("conv_pre", "f0_predictor.condnet.0"):
             key = f"{name}.parametrizations.weight.original1"
@@ -329,7 +329,7 @@ def test_files_that_do_not_belong_together(folder: Path) -> None:
     assert "mel bins: expected 80 as in flow.yaml, got 60" in error_of(load_flow_and_hift, folder)
 
 
-def test_speaker_vector_of_another_size(folder: Path) -> None:
+def test_refuses_a_speaker_vector_of_another_size(folder: Path) -> None:
     text = (folder / FLOW_YAML).read_text().replace("spk_embed_dim: 24", "spk_embed_dim: 23")
     (folder / FLOW_YAML).write_text(text)
     name = "spk_embed_affine_layer.weight"
@@ -338,7 +338,7 @@ def test_speaker_vector_of_another_size(folder: Path) -> None:
     assert "speaker vector: expected 23 values, got 24" in error_of(load_token2wav, folder)
 
 
-def test_graph_of_another_network(folder: Path) -> None:
+def test_refuses_the_graph_of_another_network(folder: Path) -> None:
     for a, b in ((SPEAKER_ENCODER, SPEECH_TOKENIZER), (SPEECH_TOKENIZER, SPEAKER_ENCODER)):
         content = (folder / a).read_bytes()
         (folder / a).write_bytes((folder / b).read_bytes())

@@ -1,4 +1,4 @@
-"""Random vocoder parts: complete, repeatable, and what comes out of them is sound."""
+"""Random vocoder modules: complete, repeatable, and with audible output."""
 
 import pytest
 import torch
@@ -53,9 +53,9 @@ def test_voice_parts_run() -> None:
     vector = voice.speaker_encoder(torch.randn(2, 150, 80, generator=generator))
     assert vector.shape == (2, SPEAKER_CONFIG.embedding)
     assert vector.isfinite().all()
-    assert vector.std() > 1e-2, f"expected a vector that says something, got std {vector.std()}"
+    assert vector.std() > 1e-2, f"expected different values, got std {vector.std()}"
     speech_tokens, n_speech_tokens = voice.speech_tokenizer(
         torch.randn(1, 128, 200, generator=generator), torch.tensor([200])
     )
     assert n_speech_tokens.tolist() == [50]
-    assert len(speech_tokens.unique()) > 20, f"expected codes that vary, got {speech_tokens}"
+    assert len(speech_tokens.unique()) > 20, f"expected different tokens, got {speech_tokens}"

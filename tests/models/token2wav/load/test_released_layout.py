@@ -40,24 +40,24 @@ def shapes_of(tensors: dict[str, torch.Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def test_flow(released: dict[str, Shapes]) -> None:
+def test_flow_matches_the_released_file(released: dict[str, Shapes]) -> None:
     assert len(released["flow"]) == 605
     assert tree(Flow, FlowConfig()) == released["flow"]
 
 
-def test_hift(released: dict[str, Shapes]) -> None:
+def test_hift_matches_the_released_file(released: dict[str, Shapes]) -> None:
     assert len(released["hift"]) == 328
     tensors = fold_weight_norm(filled(released["hift"]))
     assert tree(Hift, HiftConfig()) == shapes_of(tensors)
     assert hift_config_of(tensors, "hift.pt") == HiftConfig()
 
 
-def test_speaker_encoder(released: dict[str, Shapes]) -> None:
+def test_speaker_encoder_matches_the_released_file(released: dict[str, Shapes]) -> None:
     got = shapes_of(fold_batch_norms(filled(released["campplus"])))
     assert tree(CampPlus, CampPlusConfig()) == got
 
 
-def test_speech_tokenizer(released: dict[str, Shapes]) -> None:
+def test_speech_tokenizer_matches_the_released_file(released: dict[str, Shapes]) -> None:
     assert len(released["speech_tokenizer"]) == 102
     assert tree(S3Tokenizer, S3TokenizerConfig()) == released["speech_tokenizer"]
     meta = {name: torch.empty(shape, device="meta") for name, shape in released["speech_tokenizer"].items()}

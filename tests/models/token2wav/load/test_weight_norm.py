@@ -1,4 +1,4 @@
-"""Folding of weight norm: against PyTorch's own layers, both spellings, and what it refuses."""
+"""Folding of weight norm against PyTorch's layers, for both formats, and refused inputs."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ LENGTH, DIRECTION = ".parametrizations.weight.original0", ".parametrizations.wei
 
 @pytest.mark.parametrize("layer", [nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(4, 6, 5), nn.Linear(4, 6)])
 @pytest.mark.parametrize("legacy", [False, True])
-def test_folds_to_the_weight_the_layer_uses(layer: nn.Module, legacy: bool):
+def test_folded_weight_equals_the_weight_of_the_layer(layer: nn.Module, legacy: bool):
     normed = weight_norm(layer) if not hasattr(layer, "parametrizations") else layer
     with torch.no_grad():
         normed.parametrizations.weight.original0.mul_(torch.rand(normed.parametrizations.weight.original0.shape) + 0.5)
@@ -26,16 +26,16 @@ def test_folds_to_the_weight_the_layer_uses(layer: nn.Module, legacy: bool):
     assert_close(folded["a.b.weight"], normed.weight, 1e-6)
 
 
-def test_the_norm_is_taken_in_float64():
+def test_norm_is_computed_in_float64():
     direction = torch.full((1, 1, 20_000), 0.1)
-    direction[0, 0, 0] = 3e19  # its square leaves float32
+    direction[0, 0, 0] = 3e19  # its square overflows float32
     folded = fold_weight_norm({f"x{LENGTH}": torch.ones(1, 1, 1), f"x{DIRECTION}": direction})
     assert_close(folded["x.weight"][0, 0, 0], torch.tensor(1.0), 1e-6)
     assert folded["x.weight"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(
-    ("tensors", "says"),
+    ("tensors", "message"),
     [
         ({f"x{LENGTH}": torch.ones(2, 1, 1)}, "x.parametrizations.weight.original0: expected its direction"),
         ({"x.weight_v": torch.ones(2, 1, 1)}, "x.weight_v: expected its length"),
@@ -49,8 +49,8 @@ def test_the_norm_is_taken_in_float64():
         ),
     ],
 )
-def test_refuses_what_is_no_pair(tensors: dict[str, torch.Tensor], says: str):
-    with pytest.raises(CheckpointError, match=says):
+def test_refuses_incomplete_pairs(tensors: dict[str, torch.Tensor], message: str):
+    with pytest.raises(CheckpointError, match=message):
         fold_weight_norm(tensors)
 
 

@@ -1,6 +1,6 @@
-"""CAMPPlus as its formulas read: float64, one sound, batch norms unfolded, loops over segments.
+"""CAMPPlus by its formulas: float64, one sound, batch norms not folded, loops over segments.
 
-Also the tensors it was trained with, random ones, under their names.
+Also random tensors under the names in training.
 """
 
 import math
@@ -67,7 +67,7 @@ def random_tensors(config: CampPlusConfig, seed: int) -> dict[str, Tensor]:
 
 
 def vector(tensors: dict[str, Tensor], fbank: Tensor) -> Tensor:
-    """[T, n_mels] -> [embedding] float64."""
+    """[embedding] float64 for fbank [T, n_mels]."""
     w = {name: tensor.double() for name, tensor in tensors.items()}
 
     def norm(x: Tensor, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Features of prompt sound as their definitions read: NumPy, float64, one frame and one filter at a time."""
+"""Features of a prompt by their definitions: NumPy, float64, one frame and one filter at a time."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Prompt sounds for tests: something that rises, falls and changes, in any number of channels."""
+"""Prompt sounds for tests: tones of changing pitch and level, in any number of channels."""
 
 import wave
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def prompt(seconds: float, rate: int = 16_000, channels: int = 1, seed: int = 0) -> np.ndarray:
-    """[channels, n] float32; no channel is like another."""
+    """[channels, n] float32 with different channels."""
     rng = np.random.default_rng(seed)
     time = np.arange(round(seconds * rate)) / rate
     rows = []

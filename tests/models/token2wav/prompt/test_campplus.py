@@ -1,7 +1,7 @@
-"""Speaker encoder: against its formula with unfolded batch norms, and blind to padding and batch mates.
+"""Speaker encoder against its formula with unfolded batch norms, and its independence of padding and batch.
 
-Tolerance: 2e-6, against float64 and between two batchings; vectors are of size 1, and a segment that is a few frames
-off already costs 1e-5.
+Tolerance: 2e-6, against float64 and between two batches. Values are about 1, and a segment shifted by a few frames
+changes them by 1e-5.
 """
 
 import pytest
@@ -39,7 +39,7 @@ def model(trained) -> CampPlus:
 
 
 def sound(n: int, seed: int = 0) -> Tensor:
-    """[n, n_mels] energies whose loudness wanders, so that segments differ."""
+    """[n, n_mels] energies of changing level, so that segments differ."""
     generator = torch.Generator().manual_seed(seed)
     wander = torch.sin(torch.arange(n) / 40.0)[:, None]
     return torch.randn(n, CONFIG.n_mels, generator=generator) + 2 * wander
@@ -52,9 +52,9 @@ def batch(sounds: list[Tensor], length: int, filler: float) -> tuple[Tensor, Ten
     return rows, torch.tensor([len(energies) for energies in sounds])
 
 
-# 200 frames fill one segment exactly, 199 leave its last frame to rounding up, 202 open another, 620 fill three.
+# 200 frames fill one segment exactly, 199 test the rounding up, 202 start another segment, 620 fill three.
 @pytest.mark.parametrize("n", [3, 50, 199, 200, 202, 455, 620])
-def test_a_sound_equals_the_plain_reference(trained, model, n):
+def test_vector_equals_the_plain_reference(trained, model, n):
     energies = sound(n, n)
     assert_close(model(energies[None])[0], slow.vector(trained, energies), TOLERANCE)
 
@@ -65,7 +65,7 @@ def test_a_sound_equals_the_plain_reference(trained, model, n):
     padding=st.integers(0, 250),
     filler=st.sampled_from([0.0, 1e4, float("nan")]),
 )
-def test_padding_and_batch_mates_do_not_matter(model, lengths, padding, filler):
+def test_vector_does_not_depend_on_padding_and_batch(model, lengths, padding, filler):
     sounds = [sound(n, n) for n in lengths]
     together = model(*batch(sounds, max(lengths) + padding, filler))
     for row, energies in enumerate(sounds):
@@ -77,14 +77,14 @@ def test_rows_too_short_for_a_deviation_are_finite(model):
     assert got.isfinite().all(), f"expected finite vectors, got {got}"
 
 
-def test_front_end_is_zero_behind_a_row(model):
+def test_front_end_is_zero_after_the_end_of_a_row(model):
     energies, n_frames = batch([sound(20)], 30, 5.0)
     got = model.head(energies, torch.arange(30) < n_frames[:, None, None])
     assert got.shape == (1, CONFIG.front_channels * CONFIG.n_mels // 8, 30)
     assert got[..., 20:].eq(0).all() and got[..., :20].ne(0).any()
 
 
-def test_folding_is_done_once(trained):
+def test_folding_twice_changes_nothing(trained):
     once = fold_batch_norms(trained)
     twice = fold_batch_norms(once)
     assert list(once) == list(twice)
@@ -92,8 +92,8 @@ def test_folding_is_done_once(trained):
         assert_same(twice[name], tensor, name)
 
 
-def test_a_half_folded_file_gives_the_same_tensors(trained):
-    """An exporter melts what it can: the norms right behind a convolution, and not the last one."""
+def test_a_partly_folded_file_gives_the_same_tensors(trained):
+    """An exporter folds the norms directly after a convolution, except the last one."""
     folded = fold_batch_norms(trained)
     kept = ("nonlinear1.batchnorm", "transit1", "transit2", "transit3.nonlinear", "dense", "cam_layer")
     half = {name: tensor for name, tensor in trained.items() if any(part in name for part in kept)}
@@ -118,7 +118,7 @@ def test_a_bias_before_a_norm_is_scaled_with_it():
     assert_close(got["xvector.dense.linear.bias"], torch.tensor([1.0]), 1e-6)
 
 
-def test_a_norm_without_variance_is_named(trained):
+def test_refuses_a_norm_without_variance(trained):
     broken = {name: tensor for name, tensor in trained.items() if name != "head.bn2.running_var"}
     with pytest.raises(CheckpointError, match=r"head\.bn2: expected running_mean and running_var, got no running_var"):
         fold_batch_norms(broken)
@@ -132,7 +132,7 @@ def test_released_size_has_the_released_tensors():
     build(folded)
 
 
-def test_sizes_come_from_the_weights(trained):
+def test_reads_sizes_from_the_weights(trained):
     assert config_of(fold_batch_norms(trained)) == CONFIG
 
 
@@ -145,7 +145,7 @@ def test_sizes_come_from_the_weights(trained):
         {"xvector.tdnn.linear.weight": torch.zeros(10, 7, 5)},
     ],
 )
-def test_weights_of_something_else_are_refused(trained, change):
+def test_refuses_weights_of_another_network(trained, change):
     tensors = {name: t for name, t in (fold_batch_norms(trained) | change).items() if t is not None}
     with pytest.raises(CheckpointError, match=r"speaker encoder: expected weights of head\.conv1"):
         config_of(tensors)

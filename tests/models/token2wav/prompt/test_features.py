@@ -1,6 +1,6 @@
-"""Features of prompt sound against their definitions.
+"""Features of a prompt against their definitions.
 
-Tolerances: 1e-5 where both sides compute in float64; 1e-4 where ours is float32, as in the public implementation.
+Tolerances: 1e-5 where both sides use float64; 1e-4 where the code under test uses float32.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ few = settings(max_examples=10)
 
 
 def speech(n: int, seed: int = 0) -> Tensor:
-    """[n] float32: swelling noise and a tone, far from silence and from full scale."""
+    """[n] float32: noise of changing level and a tone, well above silence and below full scale."""
     rng = np.random.default_rng(seed)
     time = np.arange(n)
     swell = 0.1 + np.sin(time / 2500.0) ** 2
@@ -55,7 +55,7 @@ def test_prompt_mel_equals_its_definition(n, n_mels, seed):
 
 @few
 @given(n=st.integers(400, 9000), n_mels=st.sampled_from([24, 128]), seed=st.integers(0, 99))
-def test_log_mel_equals_the_one_of_whole_clips(n, n_mels, seed):
+def test_log_mel_equals_the_log_mel_of_whole_clips(n, n_mels, seed):
     wave = speech(n, seed)
     expected = LogMel(n_mels=n_mels).log_mel(wave[None], torch.tensor([n]), "dynamic", padded=False)[0]
     got = log_mel_128(wave, n_mels)
@@ -70,16 +70,16 @@ def test_log_mel_keeps_eight_decades():
 
 
 def test_silence_is_the_floor():
-    wave = torch.full((4000,), 0.25)  # DC is not sound to the speaker encoder
+    wave = torch.full((4000,), 0.25)  # the speaker encoder removes DC
     assert_same(fbank(wave), torch.full((23, 80), float(np.log(np.float32(2.0**-23)))))
     silence = torch.zeros(4800)
-    # 3e-5, the root of what keeps the magnitude from zero, is weighed by filters of unit area over bins of 12.5 Hz
+    # 3e-5, the square root of the constant added to the power, weighted by filters of unit area over bins of 12.5 Hz
     floor = (mel_filters(80, 1920, 24_000).sum(0) * 1e-9**0.5).clamp_min(1e-5).log().float()
     assert_close(prompt_mel(silence), floor.expand(10, 80), 1e-6)
     assert_same(log_mel_128(silence), torch.full((128, 30), -1.5))
 
 
-def test_mean_of_each_bin_is_removed():
+def test_remove_mean_of_each_bin():
     energies = fbank(speech(16_000))
     got = remove_mean(energies)
     assert_close(got.mean(0), torch.zeros(80), 1e-5)
@@ -94,7 +94,7 @@ def test_mean_of_each_bin_is_removed():
         (prompt_mel, 1920, "at least 1920 samples (80 ms), got 1919"),
     ],
 )
-def test_a_sound_shorter_than_a_window_is_refused(feature, window, message):
+def test_refuses_a_sound_shorter_than_a_window(feature, window, message):
     assert feature(speech(window)).isfinite().all()
     with pytest.raises(AudioError) as error:
         feature(speech(window - 1))
@@ -115,14 +115,14 @@ def tone(n: int, rate: int, hz: float) -> Tensor:
 
 
 @pytest.mark.parametrize("from_rate, to_rate", [(44_100, 16_000), (48_000, 24_000), (16_000, 24_000), (8000, 16_000)])
-def test_resampling_keeps_a_tone_in_place(from_rate, to_rate):
+def test_resampling_has_no_delay(from_rate, to_rate):
     got = resample(tone(from_rate, from_rate, 1000.0), from_rate, to_rate)
     assert got.dtype == torch.float32 and got.shape == (to_rate,)
     inside = slice(to_rate // 10, -to_rate // 10)
     assert_close(got[inside], tone(to_rate, to_rate, 1000.0)[inside], 1e-4)
 
 
-def test_resampling_removes_what_the_lower_rate_cannot_hold():
+def test_resampling_removes_frequencies_above_half_the_lower_rate():
     got = resample(tone(24_000, 24_000, 10_000.0), 24_000, 16_000)
     assert got[1600:-1600].abs().max() < 1e-3
 
@@ -133,6 +133,6 @@ def test_resampling_to_the_same_rate_changes_nothing():
 
 
 @pytest.mark.parametrize("rates", [(0, 16_000), (16_000, -1)])
-def test_rates_are_positive(rates):
+def test_refuses_rates_below_one(rates):
     with pytest.raises(AudioError, match=f"sample rate: expected a positive number of Hz, got {min(rates)}"):
         resample(speech(100), *rates)

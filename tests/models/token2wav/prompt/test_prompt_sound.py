@@ -1,4 +1,4 @@
-"""Which sounds pass as prompts, and what is said about the others."""
+"""Accepted prompt sounds, and the errors for other sounds."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_one_channel_needs_no_axis() -> None:
     assert_same(check_prompt(sound[0], RATE), check_prompt(sound, RATE))
 
 
-def test_views_are_read_as_they_look() -> None:
+def test_accepts_array_views() -> None:
     sound = prompt(1.0, channels=2)
     expected = torch.from_numpy(sound[:, ::-1].copy())
     assert_same(check_prompt(sound[:, ::-1], RATE), expected)
@@ -35,7 +35,7 @@ def test_views_are_read_as_they_look() -> None:
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, np.int64(192_000)])
-def test_shortest_and_longest(rate: int) -> None:
+def test_accepts_the_shortest_and_the_longest_sound(rate: int) -> None:
     least, most = -(-rate // 2), 30 * rate
     for n in (least, most):
         assert check_prompt(np.zeros(n, np.float32), rate).shape == (1, n)
@@ -82,7 +82,7 @@ def with_sample(value: float) -> np.ndarray:
         (GOOD * 32767, "expected float samples in [-1, 1], got a peak of"),
     ],
 )
-def test_what_is_wrong_with_a_sound(wave: object, message: str) -> None:
+def test_refuses_invalid_sounds(wave: object, message: str) -> None:
     with pytest.raises(AudioError) as caught:
         check_prompt(wave, RATE, what="me.wav")
     got = str(caught.value)
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_sound(wave: object, message: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -16_000, 7_999, 192_001, 10**30, 16_000.0, True, None, "16000", float("nan")])
-def test_silly_rates(rate: object) -> None:
+def test_refuses_invalid_rates(rate: object) -> None:
     with pytest.raises(AudioError) as caught:
         check_prompt(GOOD, rate)
     assert str(caught.value) == f"prompt sound: sample rate: expected 8000 to 192000 Hz, got {rate!r}"

@@ -1,7 +1,7 @@
-"""Speech tokenizer: against its formula, and blind to padding and batch mates.
+"""Speech tokenizer against its formula, and its independence of padding and batch.
 
-Tolerances: 1e-4 against float64, 1e-5 between two batchings. A digit nearer than that to the edge between two levels
-may fall to either side, so codes are compared where none of their digits is.
+Tolerances: 1e-4 against float64, 1e-5 between two batches. A digit closer than that to a boundary between two levels
+may be rounded either way, so tokens are compared where none of their digits is.
 """
 
 import pytest
@@ -17,7 +17,7 @@ from models.token2wav.settings import S3TokenizerConfig
 from tests.models.compare import assert_close
 from tests.models.layers import transformer_reference as slow
 
-# An odd epsilon, as large as the rows' own variance, so that a block with the other one would be noticed.
+# An epsilon as large as the variance of the rows, so that a block with another epsilon fails the test.
 CONFIG = S3TokenizerConfig(n_mels=9, width=128, n_layers=2, first_norm_eps=0.5)
 few = settings(max_examples=8)
 
@@ -56,7 +56,7 @@ def count(n_frames: int) -> int:
 
 
 def plain(model: S3Tokenizer, mel: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden rows [R, width] and digits before rounding [R, 8] as the formula reads, in float64."""
+    """Hidden rows [R, width] and digits before rounding [R, 8] by the formula, in float64."""
     w, x = slow.weights_of(model), mel.double()[None]
     for name in ("encoder.conv1", "encoder.conv2"):
         x = slow.gelu(F.conv1d(x, w(f"{name}.weight"), w(f"{name}.bias"), stride=2, padding=1))
@@ -78,10 +78,10 @@ def plain(model: S3Tokenizer, mel: Tensor) -> tuple[Tensor, Tensor]:
     return x, slow.linear(x, w, "quantizer._codebook.project_down").tanh() * 0.999
 
 
-def assert_codes(speech_tokens: Tensor, digits: Tensor) -> None:
-    """`speech_tokens` [R] are what digits before rounding [R, 8] say, wherever those are not on an edge."""
+def assert_tokens(speech_tokens: Tensor, digits: Tensor) -> None:
+    """Compare `speech_tokens` [R] with digits before rounding [R, 8], where those are not close to a boundary."""
     clear = ((digits.abs() - 0.5).abs() > 1e-3).all(1)
-    assert clear.float().mean() > 0.7, f"expected most codes to be clear, got {clear}"
+    assert clear.float().mean() > 0.7, f"expected most tokens far from a boundary, got {clear}"
     level = (digits > 0.5).long() - (digits < -0.5).long() + 1
     expected = (level * torch.tensor([1, 3, 9, 27, 81, 243, 729, 2187])).sum(1)
     assert speech_tokens[clear].tolist() == expected[clear].tolist()
@@ -89,7 +89,7 @@ def assert_codes(speech_tokens: Tensor, digits: Tensor) -> None:
 
 @few
 @given(n=st.integers(1, 160), seed=st.integers(0, 2**20))
-def test_a_sound_equals_the_plain_reference(model, n, seed):
+def test_tokens_equal_the_plain_reference(model, n, seed):
     mel = sound(n, seed)
     arguments = mel[None], torch.tensor([n])
     hidden, digits = plain(model, mel)
@@ -100,7 +100,7 @@ def test_a_sound_equals_the_plain_reference(model, n, seed):
         and speech_tokens.dtype == torch.int64
         and n_speech_tokens.tolist() == [count(n)]
     )
-    assert_codes(speech_tokens[0], digits)
+    assert_tokens(speech_tokens[0], digits)
 
 
 @few
@@ -109,7 +109,7 @@ def test_a_sound_equals_the_plain_reference(model, n, seed):
     padding=st.integers(0, 90),
     filler=st.sampled_from([0.0, 1e3, float("nan")]),
 )
-def test_padding_and_batch_mates_do_not_matter(model, lengths, padding, filler):
+def test_tokens_do_not_depend_on_padding_and_batch(model, lengths, padding, filler):
     sounds = [sound(n, n) for n in lengths]
     arguments = batch(sounds, max(lengths) + padding, filler)
     hidden, _ = model.encoder(*arguments)
@@ -118,25 +118,25 @@ def test_padding_and_batch_mates_do_not_matter(model, lengths, padding, filler):
     for row, (mel, n) in enumerate(zip(sounds, n_speech_tokens.tolist(), strict=True)):
         alone, _ = model.encoder(mel[None], torch.tensor([mel.shape[1]]))
         assert_close(hidden[row, :n], alone[0], 1e-5, f"sound {row}")
-        assert_codes(speech_tokens[row, :n], model.codebook.project_down(alone[0]).tanh() * 0.999)
+        assert_tokens(speech_tokens[row, :n], model.codebook.project_down(alone[0]).tanh() * 0.999)
         assert speech_tokens[row, n:].eq(0).all()
 
 
-def test_a_row_without_frames_has_no_codes(model):
+def test_a_row_without_frames_has_no_tokens(model):
     speech_tokens, n_speech_tokens = model(*batch([sound(40), sound(0)], 48, float("nan")))
     assert n_speech_tokens.tolist() == [10, 0] and speech_tokens[1].eq(0).all()
 
 
-@pytest.mark.parametrize("push, code", [(-100.0, 0), (0.0, 3280), (100.0, 6560)])
-def test_codes_reach_from_end_to_end(push, code):
+@pytest.mark.parametrize("push, token", [(-100.0, 0), (0.0, 3280), (100.0, 6560)])
+def test_tokens_cover_the_whole_range(push, token):
     model = build(CONFIG)
     model.codebook.project_down.weight.zero_()
     model.codebook.project_down.bias.fill_(push)
     speech_tokens, _ = model(sound(8)[None], torch.tensor([8]))
-    assert speech_tokens.tolist() == [[code, code]]
+    assert speech_tokens.tolist() == [[token, token]]
 
 
-def test_sizes_come_from_the_weights(model):
+def test_reads_sizes_from_the_weights(model):
     config = config_of(model.state_dict())
     assert config == CONFIG.model_copy(update={"first_norm_eps": 1e-5})
 
@@ -149,7 +149,7 @@ def test_sizes_come_from_the_weights(model):
         ({"encoder.conv1.weight": torch.zeros(64, 9, 3)}, r"\[64, 9, 3\] and 0 blocks"),
     ],
 )
-def test_weights_of_something_else_are_refused(tensors, got):
+def test_refuses_weights_of_another_network(tensors, got):
     with pytest.raises(CheckpointError, match=f"speech tokenizer: expected encoder.conv1.weight .* got {got}"):
         config_of(tensors)
 

@@ -1,4 +1,4 @@
-"""Sound files read and written: samples as they are, and one clear error for files that are not whole."""
+"""Reading and writing sound files: unchanged samples, and one error for incomplete files."""
 
 import io
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_reads_16_bit_wav(tmp_path: Path, rate: int, channels: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.raw", "a", "a.flac"])
-def test_content_counts_not_the_name(tmp_path: Path, name: str) -> None:
+def test_format_is_detected_by_content(tmp_path: Path, name: str) -> None:
     sound = prompt(0.6, 22_050, 2)
     (tmp_path / name).write_bytes(encoded("WAV", "FLOAT", sound, 22_050))
     wave, rate = read_sound(str(tmp_path / name))
@@ -58,7 +58,7 @@ def test_reads_other_formats(tmp_path: Path, kind: str, subtype: str, tolerance:
     assert_close(wave, torch.from_numpy(sound), tolerance)
 
 
-def test_length_left_open_by_a_pipe(tmp_path: Path) -> None:
+def test_accepts_the_unknown_length_of_a_pipe(tmp_path: Path) -> None:
     path = write_pcm16(tmp_path / "a.wav", prompt(0.6), 16_000)
     expected, _ = read_sound(path)
     for riff, data in ((0xFFFFFFFF, 0xFFFFFFFF), (0x7FFFF024, 0x7FFFF000)):
@@ -70,7 +70,7 @@ def test_length_left_open_by_a_pipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["WAV", "AIFF", "FLAC", "MP3"])
 @pytest.mark.parametrize("kept", [0, 7, 30, 0.3, 0.9])
-def test_cut_short(tmp_path: Path, kind: str, kept: float) -> None:
+def test_refuses_truncated_files(tmp_path: Path, kind: str, kept: float) -> None:
     content = encoded(kind, "MPEG_LAYER_III" if kind == "MP3" else "PCM_16", prompt(2.0), 16_000)
     path = tmp_path / "cut"
     path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
@@ -78,7 +78,7 @@ def test_cut_short(tmp_path: Path, kind: str, kept: float) -> None:
         read_sound(path)
 
 
-def test_foreign_and_missing_files(tmp_path: Path) -> None:
+def test_refuses_foreign_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no sound at all, only words " * 50)
     for name, message in (
         ("text", "expected a sound file, got .+"),
@@ -91,7 +91,7 @@ def test_foreign_and_missing_files(tmp_path: Path) -> None:
 
 @settings(max_examples=150)
 @given(changes=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 255)), max_size=5), kind=st.sampled_from("WF"))
-def test_damage_gives_sound_or_a_typed_error(tmp_path_factory, changes, kind) -> None:
+def test_damage_raises_nothing_but_audio_errors(tmp_path_factory, changes, kind) -> None:
     content = bytearray(encoded(*{"W": ("WAV", "PCM_16"), "F": ("FLAC", "PCM_16")}[kind], prompt(0.6), 16_000))
     for position, value in changes:
         content[position] = value
@@ -113,9 +113,7 @@ def test_damage_gives_sound_or_a_typed_error(tmp_path_factory, changes, kind) ->
         (np.zeros((1, 8_000)), 4_000, "sample rate: expected 8000 to 192000 Hz, got 4000"),
     ],
 )
-def test_limits_are_told_from_the_header(
-    tmp_path: Path, monkeypatch, sound: np.ndarray, rate: int, message: str
-) -> None:
+def test_checks_limits_in_the_header(tmp_path: Path, monkeypatch, sound: np.ndarray, rate: int, message: str) -> None:
     path = write_pcm16(tmp_path / "a.wav", sound, rate)
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("expected no samples to be read"))
     with pytest.raises(AudioError) as caught:
@@ -133,7 +131,7 @@ def test_writes_24_khz_mono_of_16_bits(tmp_path: Path) -> None:
     assert pcm.tolist() == [0, 16384, -16384, 32767, -32767, 32767, -32767, 32767]
 
 
-def test_noise_is_not_written_as_sound(tmp_path: Path) -> None:
+def test_refuses_to_write_samples_that_are_not_finite(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match="speech: expected finite samples, got 2 of 3 NaN or infinite"):
         write_sound(tmp_path / "a.wav", torch.tensor([0.0, float("nan"), float("inf")]))
     assert list(tmp_path.iterdir()) == []

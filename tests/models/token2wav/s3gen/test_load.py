@@ -1,4 +1,4 @@
-"""One checkpoint file to S3Gen: trained spellings, sizes from shapes, and one error for everything that is wrong."""
+"""A checkpoint file to S3Gen: trained name formats, sizes from shapes, and one error with all differences."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from tests.models.compare import assert_close
 from tests.models.token2wav.s3gen import tiny_s3gen
 
 TENSORS = tiny_s3gen.random_tensors(tiny_s3gen.config())
-RELEASED = 263_911_541  # values, with weight norms and batch norms folded
+RELEASED = 263_911_541  # parameters, with weight norms and batch norms folded
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_a_file_in_trained_spelling_loads(tmp_path: Path, suffix: str) -> None:
+def test_loads_a_file_with_trained_names(tmp_path: Path, suffix: str) -> None:
     got = load_s3gen(save(tmp_path, tiny_s3gen.as_trained(TENSORS), suffix))
     assert got.config == tiny_s3gen.config()
     assert not got.training
@@ -28,29 +28,29 @@ def test_a_file_in_trained_spelling_loads(tmp_path: Path, suffix: str) -> None:
     for name, expected in TENSORS.items():
         assert_close(state[name], expected, 1e-6, name)
     speech_tokens, voice = torch.arange(9), tiny_s3gen.voice(5, 10)
-    assert_close(got.sound(speech_tokens, *voice), tiny_s3gen.make().sound(speech_tokens, *voice), 1e-3, "sound")
+    assert_close(got.sound(speech_tokens, voice), tiny_s3gen.make().sound(speech_tokens, voice), 1e-3, "sound")
 
 
-def test_the_mixer_makes_the_mean_flow_variant(tmp_path: Path) -> None:
+def test_a_mixer_selects_the_mean_flow_variant(tmp_path: Path) -> None:
     settings = tiny_s3gen.config(meanflow=True)
     got = load_s3gen(save(tmp_path, tiny_s3gen.random_tensors(settings)))
     assert got.config == settings
     assert got.flow.meanflow
 
 
-def test_only_the_flow_becomes_narrow(tmp_path: Path) -> None:
+def test_dtype_applies_to_the_flow_only(tmp_path: Path) -> None:
     model = load_s3gen(save(tmp_path, TENSORS), dtype=torch.bfloat16)
     for name, tensor in model.state_dict().items():
         expected = torch.bfloat16 if name.startswith("flow.") else torch.float32
         assert tensor.dtype == expected, f"{name}: expected {expected}, got {tensor.dtype}"
     speech_tokens, voice = torch.arange(9), tiny_s3gen.voice(5, 10)
     noise = torch.randn(10, 64, generator=torch.Generator().manual_seed(0))
-    got, expected = (each.mel(speech_tokens, *voice, noise=noise) for each in (model, tiny_s3gen.make()))
+    got, expected = (each.mel(speech_tokens, voice, noise=noise) for each in (model, tiny_s3gen.make()))
     assert got.dtype == torch.float32
     assert_close(got, expected, 0.1 * expected.abs().max().item(), "mel in bfloat16")
 
 
-def test_everything_that_differs_is_in_one_error(tmp_path: Path) -> None:
+def test_lists_all_differences_in_one_error(tmp_path: Path) -> None:
     wrong = dict(TENSORS)
     del wrong["flow.encoder.after_norm.bias"], wrong["tokenizer.encoder.conv2.weight"]
     wrong["flow.decoder.estimator.final_block.block.0.bias"] = torch.zeros(3)
@@ -76,7 +76,7 @@ def test_everything_that_differs_is_in_one_error(tmp_path: Path) -> None:
         ({name: None for name in TENSORS if name.startswith("tokenizer.")}, r"absent part \(1\):\n  tokenizer\."),
     ],
 )
-def test_what_is_no_s3gen_is_refused(tmp_path: Path, change: dict[str, Tensor | None], match: str) -> None:
+def test_refuses_files_that_are_not_s3gen(tmp_path: Path, change: dict[str, Tensor | None], match: str) -> None:
     tensors = {name: tensor for name, tensor in (TENSORS | change).items() if tensor is not None}
     with pytest.raises(CheckpointError, match=match):
         load_s3gen(save(tmp_path, tensors))
@@ -84,7 +84,7 @@ def test_what_is_no_s3gen_is_refused(tmp_path: Path, change: dict[str, Tensor | 
 
 @pytest.mark.parametrize("name", ["s3gen.safetensors", "s3gen.pt"])
 @pytest.mark.parametrize("content", [None, b"nothing of the kind"])
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_refuses_unreadable_files(tmp_path: Path, name: str, content: bytes | None) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -93,13 +93,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, conten
 
 
 @pytest.mark.parametrize("content", [[1, 2], {1: torch.zeros(2)}])
-def test_a_pt_file_of_something_else_is_refused(tmp_path: Path, content: object) -> None:
+def test_refuses_a_pt_file_of_another_kind(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "s3gen.pt")
     with pytest.raises(CheckpointError, match="a dict of named tensors, got"):
         load_s3gen(tmp_path / "s3gen.pt")
 
 
-def test_integer_types_are_refused(tmp_path: Path) -> None:
+def test_refuses_integer_types(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="dtype"):
         load_s3gen(tmp_path, dtype=torch.int32)
 

@@ -1,4 +1,4 @@
-"""S3Gen around its parts: buckets, the prompt's part, the look-ahead, the onset, and what is refused."""
+"""S3Gen around its modules: buckets, the used part of the prompt, the look-ahead, the onset, and refused inputs."""
 
 import math
 from functools import partial
@@ -30,7 +30,7 @@ def some_tokens(n: int, seed: int = 1) -> Tensor:
 
 
 def plain_mel(model: S3Gen, speech_tokens: Tensor, voice: S3Voice, n_steps: int, n_dropped: int) -> Tensor:
-    """One utterance at its own length: encoder, then plain Euler steps over prompt and speech."""
+    """Mel of one utterance without padding: encoder, then plain Euler steps over prompt and speech."""
     flow = model.flow
     both = torch.cat((voice.speech_tokens[: len(voice.mel) // 2], speech_tokens))
     hidden = flow.encoder.offline(flow.input_embedding(both[None]), torch.tensor([len(both)]))
@@ -54,27 +54,27 @@ def plain_mel(model: S3Gen, speech_tokens: Tensor, voice: S3Voice, n_steps: int,
     finalize=st.booleans(),
     meanflow=st.booleans(),
 )
-def test_mel_equals_the_plain_way_without_buckets(
+def test_mel_equals_the_computation_without_buckets(
     n: int, n_prompt: int, is_odd: bool, finalize: bool, meanflow: bool
 ) -> None:
     model = MEANFLOW if meanflow else GUIDED
     speech_tokens, voice = some_tokens(n), tiny_s3gen.voice(n_prompt + 2, 2 * n_prompt + is_odd)
-    got = model.mel(speech_tokens, *voice, noise=NOISE, finalize=finalize, n_steps=3)
+    got = model.mel(speech_tokens, voice, noise=NOISE, finalize=finalize, n_steps=3)
     expected = plain_mel(model, speech_tokens, voice, n_steps=3, n_dropped=0 if finalize else 6)
     assert got.shape == (N_MELS, 2 * n - is_odd - (0 if finalize else 6))
     assert_close(got, expected, 1e-4 * (1 + expected.abs().max().item()), "mel")
 
 
 @pytest.mark.parametrize(("model", "n_steps"), [(GUIDED, 10), (MEANFLOW, 2)], ids=["guided", "mean flow"])
-def test_number_of_steps_if_none_is_asked_for(model: S3Gen, n_steps: int) -> None:
+def test_default_number_of_steps(model: S3Gen, n_steps: int) -> None:
     speech_tokens, voice = some_tokens(9), tiny_s3gen.voice(5, 10)
     assert_same(
-        model.mel(speech_tokens, *voice, noise=NOISE), model.mel(speech_tokens, *voice, noise=NOISE, n_steps=n_steps)
+        model.mel(speech_tokens, voice, noise=NOISE), model.mel(speech_tokens, voice, noise=NOISE, n_steps=n_steps)
     )
 
 
-def test_a_bucket_more_changes_nothing() -> None:
-    """32 codes fill a bucket, with 33 the same frames stand in one twice as long."""
+def test_mel_does_not_depend_on_the_bucket() -> None:
+    """32 tokens fill a bucket; with 33 tokens the bucket has twice the length."""
     flow, (speech_tokens, mel, speaker) = GUIDED.flow, tiny_s3gen.voice(32, 20)
     results = []
     for length in (64, 128):
@@ -86,7 +86,7 @@ def test_a_bucket_more_changes_nothing() -> None:
 
 
 def batch(lengths: list[int], n_prompt: int, T: int) -> tuple[Tensor, ...]:
-    """Arguments of `UNetFlow.forward` for rows of `lengths` codes."""
+    """Arguments of `UNetFlow.forward` for rows of `lengths` tokens."""
     voice = tiny_s3gen.voice(n_prompt, 2 * n_prompt)
     speech_tokens = torch.stack([some_tokens(T, seed) for seed in range(len(lengths))])
     prompt = F.pad(voice.mel.T, (0, 2 * T - 2 * n_prompt)).expand(len(lengths), -1, -1).contiguous()
@@ -96,13 +96,13 @@ def batch(lengths: list[int], n_prompt: int, T: int) -> tuple[Tensor, ...]:
     return speech_tokens, n_speech_tokens, 2 * n_speech_tokens, prompt, speaker, noise, time_grid(2)
 
 
-def test_rows_of_a_batch_equal_themselves_alone_and_an_empty_row_is_zero() -> None:
+def test_rows_of_a_batch_equal_separate_calls_and_an_empty_row_is_zero() -> None:
     lengths = [12, 0, 7]
     arguments = batch(lengths, n_prompt=3, T=16)
     got = GUIDED.flow(*arguments)
     for row, n in enumerate(lengths):
         if not n:
-            assert_close(got[row], torch.zeros(N_MELS, 32), 0.0, "row without codes")
+            assert_close(got[row], torch.zeros(N_MELS, 32), 0.0, "row without tokens")
             continue
         speech_tokens, n_speech_tokens, n_frames, prompt, speaker, noise = (
             part[row : row + 1] for part in arguments[:-1]
@@ -119,21 +119,21 @@ def test_rows_of_a_batch_equal_themselves_alone_and_an_empty_row_is_zero() -> No
         assert_close(got[row, :, : 2 * n], alone[0], 1e-5, f"row {row}")
 
 
-def test_what_the_encoder_makes_of_padding_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_output_of_padding_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = batch([12, 0], n_prompt=3, T=16)
     expected, encoder = GUIDED.flow(*arguments), GUIDED.flow.encoder
     whole = encoder.offline
 
-    def spoilt(x: Tensor, n: Tensor) -> Tensor:
+    def with_nan(x: Tensor, n: Tensor) -> Tensor:
         beyond = torch.arange(2 * x.shape[1]) >= 2 * n[:, None]
         return whole(x, n).masked_fill(beyond[..., None], torch.nan)
 
-    monkeypatch.setattr(encoder, "offline", spoilt)
+    monkeypatch.setattr(encoder, "offline", with_nan)
     assert_same(GUIDED.flow(*arguments), expected, "mel")
 
 
 @pytest.mark.parametrize("part", ["flow", "vocode"])
-def test_the_two_regions_trace_into_one_graph_each(part: str) -> None:
+def test_both_regions_trace_into_one_graph_each(part: str) -> None:
     graphs = []
 
     def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
@@ -151,10 +151,10 @@ def test_the_two_regions_trace_into_one_graph_each(part: str) -> None:
     assert len(graphs) == 1, f"expected one graph for all lengths, got {len(graphs)}"
 
 
-def test_sound_is_the_mel_of_its_seed_through_the_vocoder_with_an_onset() -> None:
+def test_sound_equals_the_vocoded_mel_with_an_onset() -> None:
     speech_tokens, voice = some_tokens(8), tiny_s3gen.voice(6, 13)
     noise, phase = draw(5, N_MELS, 13 + 16)
-    mel = GUIDED.mel(speech_tokens, *voice, noise=noise)[None]
+    mel = GUIDED.mel(speech_tokens, voice, noise=noise)[None]
     n = torch.tensor([mel.shape[2]])
     hift = GUIDED.mel2wav
     f0 = hift.f0(mel, n)
@@ -166,20 +166,20 @@ def test_sound_is_the_mel_of_its_seed_through_the_vocoder_with_an_onset() -> Non
     ramp = torch.cat((torch.zeros(480), ((1 - torch.cos(math.pi * steps)) / 2).float()))
     expected[:960] *= ramp
 
-    got = GUIDED.sound(speech_tokens, *voice, seed=5)
+    got = GUIDED.sound(speech_tokens, voice, seed=5)
     assert got.shape == (480 * 15,)
-    assert expected[960:].abs().max() > 0.05, "expected sound to compare, got next to silence"
+    assert expected[960:].abs().max() > 0.05, "expected sound, got almost silence"
     assert_close(got, expected, 1e-4, "sound")
-    assert_same(GUIDED.sound(speech_tokens, *voice, seed=5), got, "the same seed")
-    assert (GUIDED.sound(speech_tokens, *voice, seed=6) - got).abs().max() > 1e-3
+    assert_same(GUIDED.sound(speech_tokens, voice, seed=5), got, "the same seed")
+    assert (GUIDED.sound(speech_tokens, voice, seed=6) - got).abs().max() > 1e-3
 
 
-def test_sound_that_goes_on_is_cut_before_the_lookahead() -> None:
+def test_unfinished_sound_ends_before_the_look_ahead() -> None:
     speech_tokens, voice = some_tokens(11), tiny_s3gen.voice(6, 12)
-    assert GUIDED.sound(speech_tokens, *voice, finalize=False, n_steps=1).shape == (960 * 8,)
+    assert GUIDED.sound(speech_tokens, voice, finalize=False, n_steps=1).shape == (960 * 8,)
 
 
-def test_noise_of_a_longer_utterance_begins_as_that_of_a_shorter_one() -> None:
+def test_noise_of_a_longer_utterance_starts_with_that_of_a_shorter_one() -> None:
     short, long = draw(3, 10, 40), draw(3, 10, 200)
     assert_same(short[0], long[0][:, : short[0].shape[1]], "noise")
     assert_same(short[1], long[1], "phases")
@@ -187,7 +187,7 @@ def test_noise_of_a_longer_utterance_begins_as_that_of_a_shorter_one() -> None:
     assert abs(long[0].mean()) < 0.1 and abs(long[0].std() - 1) < 0.1
 
 
-def test_prepared_voice_is_what_its_parts_make_of_the_sound() -> None:
+def test_prepared_voice_equals_the_outputs_of_its_modules() -> None:
     rate, n = 22_050, 22_050
     wave = 0.3 * torch.randn(n, generator=torch.Generator().manual_seed(4))
     got = GUIDED.prepare_voice(wave, rate)
@@ -202,13 +202,13 @@ def test_prepared_voice_is_what_its_parts_make_of_the_sound() -> None:
 
 
 @pytest.mark.parametrize("n_extra", [0, 333, 960])
-def test_codes_and_mel_of_a_voice_fit_each_other(n_extra: int) -> None:
+def test_tokens_and_mel_of_a_voice_have_matching_lengths(n_extra: int) -> None:
     voice = GUIDED.prepare_voice(torch.rand(24_000 + n_extra) - 0.5, 24_000)
     assert len(voice.mel) == (24_000 + n_extra) // 480
     assert len(voice.speech_tokens) == len(voice.mel) // 2
 
 
-def test_only_ten_seconds_of_a_voice_are_used() -> None:
+def test_uses_the_first_ten_seconds_of_a_voice() -> None:
     wave = torch.rand(16_000 * 12, generator=torch.Generator().manual_seed(1)) - 0.5
     voice = GUIDED.prepare_voice(wave, 16_000)
     assert len(voice.mel) == 500 and len(voice.speech_tokens) == 250
@@ -218,7 +218,7 @@ def test_only_ten_seconds_of_a_voice_are_used() -> None:
 
 
 @pytest.mark.parametrize("wave", [torch.zeros(2, 24_000), torch.zeros(0), torch.full((24_000,), torch.nan)])
-def test_what_is_no_prompt_sound_is_refused(wave: Tensor) -> None:
+def test_refuses_invalid_prompt_sounds(wave: Tensor) -> None:
     with pytest.raises(AudioError, match="prompt sound"):
         GUIDED.prepare_voice(wave, 24_000)
 
@@ -233,24 +233,27 @@ VOICE = tiny_s3gen.voice(4, 8)
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"speech_tokens": torch.tensor([3, VOCAB])}, TokenError, rf"codes in 0\.\.{VOCAB - 1}, got \[{VOCAB}\]"),
+        ({"speech_tokens": torch.tensor([3, VOCAB])}, TokenError, rf"tokens in 0\.\.{VOCAB - 1}, got \[{VOCAB}\]"),
         ({"speech_tokens": torch.tensor([-1, 3])}, TokenError, r"got \[-1\]"),
         ({"speech_tokens": torch.zeros(0, dtype=torch.int64)}, TokenError, "more than 0, got 0"),
         ({"speech_tokens": torch.zeros(3, dtype=torch.int64), "finalize": False}, TokenError, "more than 3, got 3"),
         ({"speech_tokens": torch.zeros(2)}, TokenError, r"int64, got torch\.float32"),
-        ({"speech_tokens": torch.zeros(1, 4, dtype=torch.int64)}, ShapeError, r"speech codes: .* got \[1, 4\]"),
-        ({"prompt_tokens": torch.tensor([0, 1, 2, VOCAB])}, TokenError, "prompt codes"),
-        ({"prompt_tokens": torch.tensor([0, 1, 2])}, ShapeError, "at least 4 for 8 mel frames, got 3"),
-        ({"prompt_mel": torch.zeros(8, N_MELS + 1)}, ShapeError, "prompt mel"),
-        ({"speaker": torch.zeros(1, SPEAKER_DIM)}, ShapeError, "speaker vector"),
+        ({"speech_tokens": torch.zeros(1, 4, dtype=torch.int64)}, ShapeError, r"speech tokens: .* got \[1, 4\]"),
+        ({"voice": VOICE._replace(speech_tokens=torch.tensor([0, 1, 2, VOCAB]))}, TokenError, "prompt tokens"),
+        (
+            {"voice": VOICE._replace(speech_tokens=torch.tensor([0, 1, 2]))},
+            ShapeError,
+            "at least 4 for 8 mel frames, got 3",
+        ),
+        ({"voice": VOICE._replace(mel=torch.zeros(8, N_MELS + 1))}, ShapeError, "prompt mel"),
+        ({"voice": VOICE._replace(speaker=torch.zeros(1, SPEAKER_DIM))}, ShapeError, "speaker vector"),
         ({"noise": NOISE[:, :27]}, ShapeError, "at least 28 columns, got 27"),
         ({"noise": NOISE.T}, ShapeError, "noise"),
         ({"n_steps": 0}, SettingsError, "euler steps"),
     ],
 )
-def test_what_makes_no_mel_is_refused(change: dict[str, Any], error: type[ModelError], match: str) -> None:
-    arguments = {"speech_tokens": some_tokens(10), "prompt_tokens": VOICE.speech_tokens, "prompt_mel": VOICE.mel}
-    arguments |= {"speaker": VOICE.speaker, "noise": NOISE}
+def test_mel_refuses_invalid_inputs(change: dict[str, Any], error: type[ModelError], match: str) -> None:
+    arguments = {"speech_tokens": some_tokens(10), "voice": VOICE, "noise": NOISE}
     call = partial(GUIDED.mel, **(arguments | change))
     with pytest.raises(error, match=match):
         call()

@@ -1,4 +1,4 @@
-"""The U-Net estimator and its solve against a plain one, with padding to a bucket and inside one traced graph."""
+"""The U-Net estimator and its solve against a plain implementation, with padding and as one traced graph."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from models.errors import CheckpointError
 from models.token2wav.flow.solver import time_grid
 from models.token2wav.s3gen import unet
-from models.token2wav.s3gen.unet import UNetEstimator, config_of, solve
+from models.token2wav.s3gen.unet import UNetConditions, UNetEstimator, config_of, solve
 from models.token2wav.settings import UNetConfig
 from tests.models.compare import assert_close
 from tests.models.token2wav.s3gen import unet_reference as plain_unet
@@ -37,7 +37,7 @@ GUIDED, MEANFLOW = make(), make(meanflow=True)
 
 
 def inputs(lengths: list[int], T: int, seed: int = 0) -> dict[str, Tensor]:
-    """A batch padded to T frames; what stands in the padding is anything but zero."""
+    """A batch padded to T frames with non-zero values."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -55,8 +55,14 @@ def inputs(lengths: list[int], T: int, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
+def conditions_of(given_: dict[str, Tensor]) -> UNetConditions:
+    return UNetConditions(given_["mask"], given_["mu"], given_["spks"], given_["cond"])
+
+
 def call(estimator: UNetEstimator, given_: dict[str, Tensor]) -> Tensor:
-    return estimator(**(given_ | {"r": given_["r"] if estimator.config.meanflow else None}))
+    return estimator(
+        given_["x"], conditions_of(given_), given_["t"], given_["r"] if estimator.config.meanflow else None
+    )
 
 
 def plain_row(estimator: UNetEstimator, given_: dict[str, Tensor], row: int, n: int) -> Tensor:
@@ -93,7 +99,7 @@ def test_other_sizes_equal_the_plain_estimator(sizes: dict[str, int]) -> None:
         assert_close(got[row, :, :n], plain_row(estimator, batch, row, n), 1e-4, f"row {row}")
 
 
-def test_a_bucket_of_64_frames_leaves_valid_frames_as_they_are() -> None:
+def test_valid_frames_do_not_depend_on_the_bucket() -> None:
     exact = inputs([37], 37)
     padded = inputs([37], 64, seed=1)
     for name in ("x", "mu", "cond"):
@@ -103,7 +109,7 @@ def test_a_bucket_of_64_frames_leaves_valid_frames_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("estimator", [GUIDED, MEANFLOW], ids=["guided", "mean flow"])
-def test_a_row_without_frames_is_zero_and_changes_no_other(estimator: UNetEstimator) -> None:
+def test_row_without_frames_is_zero_and_does_not_change_others(estimator: UNetEstimator) -> None:
     batch = inputs([9, 0], 12)
     got = call(estimator, batch)
     assert_close(got[1], torch.zeros(N_MELS, 12), 0.0, "row without frames")
@@ -117,7 +123,7 @@ def test_solve_equals_plain_euler_steps(n_steps: int, cfg_rate: float, meanflow:
     batch = inputs(lengths, 16)
     grid = time_grid(n_steps, "linear" if meanflow else "cosine")
     spks, parts = batch["spks"], ("x", "mu", "cond")
-    got = solve(estimator, batch["x"], batch["mask"], batch["mu"], spks, batch["cond"], grid, cfg_rate)
+    got = solve(estimator, batch["x"], conditions_of(batch), grid, cfg_rate)
     weights = estimator.state_dict()
     for row, n in enumerate(lengths):
         z, mu, cond = (batch[name][row, :, :n] for name in parts)
@@ -139,13 +145,13 @@ def test_solve_traces_into_one_graph_and_once(estimator: UNetEstimator) -> None:
     grid = time_grid(2, "linear" if estimator.config.meanflow else "cosine")
     for lengths in ([12, 5], [0, 9]):
         batch = inputs(lengths, 12)
-        arguments = (estimator, *(batch[name] for name in ("x", "mask", "mu", "spks", "cond")), grid, 0.7)
+        arguments = estimator, batch["x"], conditions_of(batch), grid, 0.7
         assert_close(traced(*arguments), solve(*arguments), 1e-5, f"lengths {lengths}")
     assert len(graphs) == 1, f"expected one graph for all lengths, got {len(graphs)}"
 
 
-def test_a_row_without_frames_never_attends_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What attention makes of a row without keys depends on the backend: here it is NaN."""
+def test_row_without_frames_attends_to_the_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of attention without keys depends on the backend; here it is NaN."""
 
     def strict(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         scores = q.transpose(1, 2) @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
@@ -165,15 +171,14 @@ def test_half_precision_keeps_the_solve_in_float32() -> None:
     estimator = make().to(torch.bfloat16)
     estimator.derive("cpu", torch.bfloat16)
     batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in inputs([12], 12).items()}
-    arguments = (batch["mask"], batch["mu"], batch["spks"], batch["cond"], time_grid(4), 0.7)
-    got = solve(estimator, batch["x"], *arguments)
+    got = solve(estimator, batch["x"], conditions_of(batch), time_grid(4), 0.7)
     assert got.dtype == torch.float32, f"expected float32, got {got.dtype}"
     assert estimator.frequencies.dtype == torch.float32, f"expected float32, got {estimator.frequencies.dtype}"
     x = batch["x"].float()
     for t, width in zip(time_grid(4)[:-1], time_grid(4).diff(), strict=True):
-        given_ = batch | {"x": x.bfloat16(), "t": t[None], "r": None}
+        given_ = batch | {"x": x.bfloat16(), "t": t[None]}
         free = given_ | {name: torch.zeros_like(batch[name]) for name in ("mu", "spks", "cond")}
-        guided, unguided = (estimator(**each).float() for each in (given_, free))
+        guided, unguided = (call(estimator, each).float() for each in (given_, free))
         x = x + width.float() * (1.7 * guided - 0.7 * unguided)
     assert_close(got, x, 1e-4, "mel")
 
@@ -203,7 +208,7 @@ def test_released_sizes_are_the_defaults() -> None:
         ("down_blocks.0.1.0.attn1.to_q.weight", (13, 8)),
     ],
 )
-def test_shapes_that_tell_no_sizes_are_refused(name: str, shape: tuple[int, ...] | None) -> None:
+def test_refuses_shapes_that_do_not_determine_sizes(name: str, shape: tuple[int, ...] | None) -> None:
     tensors = dict(GUIDED.state_dict())
     del tensors[name]
     if shape is not None:

@@ -1,4 +1,4 @@
-"""A small S3Gen with random weights, and its tensors as they would stand in a checkpoint."""
+"""A small S3Gen with random weights, and its tensors in the format of a checkpoint."""
 
 import math
 
@@ -39,7 +39,7 @@ def config(*, meanflow: bool = False) -> S3GenConfig:
 
 
 def random_tensors(settings: S3GenConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Weights under the module's own names, large enough that every one shows in the output."""
+    """Weights under the module's names, large enough that each of them affects the output."""
     with torch.device("meta"):
         shapes = S3Gen(settings).state_dict()
     generator = torch.Generator().manual_seed(seed)
@@ -49,7 +49,7 @@ def random_tensors(settings: S3GenConfig, seed: int = 0) -> dict[str, Tensor]:
         tensor = torch.randn(meta.shape, generator=generator)
         tensor *= 0.1 if narrow else 1 / math.sqrt(math.prod(meta.shape[1:]))
         tensors[name] = tensor + 1 if narrow and not name.endswith("bias") else tensor
-    # A voice, not silence: 200 Hz and a vocoder that is not at its limit.
+    # A pitch of 200 Hz and a sound below the limit, neither silent nor clipped.
     tensors["mel2wav.f0_predictor.classifier.bias"].fill_(200.0)
     tensors["mel2wav.conv_post.weight"] *= 0.1
     return tensors
@@ -63,7 +63,7 @@ def make(*, meanflow: bool = False, seed: int = 0) -> S3Gen:
 
 
 def as_trained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights as a checkpoint spells them: a weight norm, a batch norm, a counter, a stored constant."""
+    """The same weights as in a checkpoint: with a weight norm, a batch norm, a counter and a stored constant."""
     stored = dict(tensors)
     for name, gain in (("mel2wav.conv_pre", "parametrizations.weight.original0"), ("mel2wav.ups.1", "weight_g")):
         direction = gain.replace("original0", "original1").replace("_g", "_v")

@@ -1,4 +1,4 @@
-"""The U-Net estimator and its solve once more, for one row without padding, straight from a dict of weights."""
+"""A plain implementation of the U-Net estimator and its solve, for one row without padding and a dict of weights."""
 
 import math
 from itertools import pairwise
@@ -13,7 +13,7 @@ Weights = dict[str, Tensor]
 def velocity(
     w: Weights, heads: int, x: Tensor, mu: Tensor, t: float, spk: Tensor, cond: Tensor, r: float | None = None
 ) -> Tensor:
-    """x, mu, cond [n_mels, T]; spk [C] -> [n_mels, T]."""
+    """The velocity [n_mels, T] for x, mu, cond [n_mels, T] and spk [C]."""
     n_frames = x.shape[1]
     h = torch.stack([torch.cat((x[:, i], mu[:, i], spk, cond[:, i])) for i in range(n_frames)])
     time = _time(w, t, h.shape[1])
@@ -31,7 +31,7 @@ def velocity(
 def solve(
     w: Weights, heads: int, z: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, times: list[float], cfg_rate: float
 ) -> Tensor:
-    """Guided Euler steps, or unguided ones between two times where the weights have a mixer."""
+    """Guided Euler steps, or mean-flow steps if the weights contain a mixer."""
     x = z
     for t, r in pairwise(times):
         if "time_embed_mixer.weight" in w:

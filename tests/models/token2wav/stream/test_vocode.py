@@ -1,4 +1,4 @@
-"""Vocoding by chunks: sample counts, seams, slots that do not see each other, one trace for every kind of chunk."""
+"""Vocoding by chunks: sample counts, seams, independent slots, one trace for every kind of chunk."""
 
 import math
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from models.token2wav.stream.vocode import (
     REFERENCE_RULES,
     TAIL_FRAMES,
     TAIL_SAMPLES,
+    MelChunk,
     VocodeRules,
     VocodeState,
     vocode,
@@ -29,27 +30,26 @@ Chunks = list[int]
 
 
 class Session:
-    """One slot fed chunk by chunk in calls of its own."""
+    """One slot, vocoded chunk by chunk in separate calls."""
 
     def __init__(self, hift: Hift = HIFT, rules: VocodeRules = RULES, slot: int = 1, state: VocodeState | None = None):
         self.hift, self.rules, self.slots = hift, rules, torch.tensor([slot])
         self.state = VocodeState.allocate(3, CONFIG.n_mels) if state is None else state
 
     def push(self, mel: Tensor, last: bool = False, bucket: int = BUCKET) -> Tensor:
-        """[n_mels, n] -> the samples that go out."""
+        """The samples to send after mel [n_mels, n]."""
         n = mel.shape[1]
         padded = torch.full((1, mel.shape[0], bucket), float("nan"))
         padded[0, :, :n] = mel
-        wave, n_samples = vocode(
-            self.hift, self.state, self.slots, padded, torch.tensor([n]), torch.tensor([last]), self.rules
-        )
+        chunk = MelChunk(padded, torch.tensor([n]), torch.tensor([last]))
+        wave, n_samples = vocode(self.hift, self.state, self.slots, chunk, self.rules)
         assert wave.shape == (1, 480 * (bucket + TAIL_FRAMES))
         return wave[0, :n_samples]
 
     def turn(self, mel: Tensor, chunks: Chunks) -> list[Tensor]:
-        """All of mel in these chunks, the last one `last`."""
-        pieces = mel.split(chunks, dim=1)
-        return [self.push(piece, n == len(pieces) - 1) for n, piece in enumerate(pieces)]
+        """The samples of a turn whose mel is divided into these chunks."""
+        parts = mel.split(chunks, dim=1)
+        return [self.push(part, n == len(parts) - 1) for n, part in enumerate(parts)]
 
 
 def rows_of(state: VocodeState, slot: int) -> list[Tensor]:
@@ -57,7 +57,7 @@ def rows_of(state: VocodeState, slot: int) -> list[Tensor]:
 
 
 def with_decode(decode: Callable[[Tensor, Tensor, Tensor], Tensor], f0: float | None = None) -> Hift:
-    """A vocoder of which one or two parts are replaced."""
+    """HiFT with a replaced `decode` and, if given, a constant pitch."""
     hift = make_hift()
     hift.decode = decode
     if f0 is not None:
@@ -70,15 +70,15 @@ CHUNKS = st.lists(st.integers(0, BUCKET), min_size=1, max_size=7)
 
 @given(chunks=CHUNKS)
 @settings(max_examples=20)
-def test_any_cut_gives_480_samples_a_frame(chunks: Chunks):
+def test_any_division_gives_480_samples_per_frame(chunks: Chunks):
     session, mel = Session(), random_mel(1, sum(chunks))[0]
     waves = session.turn(mel, chunks)
     assert sum(map(len, waves)) == 480 * sum(chunks)
-    held = 0
+    n_held_back = 0
     for n, wave in zip(chunks[:-1], waves[:-1], strict=True):
-        held += n
-        assert len(wave) == 480 * max(held - TAIL_FRAMES, 0)
-        held = min(held, TAIL_FRAMES)
+        n_held_back += n
+        assert len(wave) == 480 * max(n_held_back - TAIL_FRAMES, 0)
+        n_held_back = min(n_held_back, TAIL_FRAMES)
     assert all(wave.isfinite().all() and (wave.abs() <= LIMIT).all() for wave in waves)
     assert not any(row.any() for row in rows_of(session.state, 1)), "a finished turn leaves its slot empty"
 
@@ -86,7 +86,7 @@ def test_any_cut_gives_480_samples_a_frame(chunks: Chunks):
 @given(data=st.data())
 @settings(max_examples=8)
 def test_rows_of_one_call_equal_each_slot_alone(data: st.DataObject):
-    """Three slots at their own pace, a row of padding and slots in any order, against sessions of their own."""
+    """Three slots with different chunks, in any order and with a row of padding, against separate sessions."""
     state = VocodeState.allocate(3, CONFIG.n_mels)
     alone = [Session(slot=slot) for slot in range(3)]
     for step in range(4):
@@ -96,8 +96,8 @@ def test_rows_of_one_call_equal_each_slot_alone(data: st.DataObject):
         mel = random_mel(4, BUCKET, seed=step)
         for row, n in enumerate([*counts, 0]):
             mel[row, :, n:] = float("nan")
-        rows = torch.tensor([*order, 3]), mel, torch.tensor([*counts, 0]), torch.tensor([*lasts, False])
-        wave, n_samples = vocode(HIFT, state, *rows, RULES)
+        chunk = MelChunk(mel, torch.tensor([*counts, 0]), torch.tensor([*lasts, False]))
+        wave, n_samples = vocode(HIFT, state, torch.tensor([*order, 3]), chunk, RULES)
         for row, (slot, n, last) in enumerate(zip(order, counts, lasts, strict=True)):
             expected = alone[slot].push(mel[row, :, :n], last, bucket=n)
             assert_close(wave[row, : n_samples[row]], expected, 2e-5, f"step {step}, slot {slot}")
@@ -107,7 +107,7 @@ def test_rows_of_one_call_equal_each_slot_alone(data: st.DataObject):
         assert not any(row.any() for row in rows_of(state, 3))
 
 
-def test_a_tail_flushed_later_is_the_tail_flushed_at_once():
+def test_tail_sent_later_equals_tail_sent_at_once():
     mel = random_mel(1, 22)[0]
     at_once, later = Session(), Session()
     expected = torch.cat(at_once.turn(mel, [12, 10]))
@@ -115,8 +115,8 @@ def test_a_tail_flushed_later_is_the_tail_flushed_at_once():
     assert not any(row.any() for row in rows_of(later.state, 1)), "a finished turn leaves its slot empty"
 
 
-def test_frames_held_back_at_the_start_go_in_front_of_the_next():
-    """Nothing has gone out, so a short beginning leaves no trace: neither seam nor restart."""
+def test_short_first_chunks_are_prepended_to_the_next():
+    """Nothing was sent, so there is neither a seam nor a restart."""
     mel = random_mel(1, 23)[0]
     for chunks in ([2, 0, 5, 7, 9], [1, 13, 9]):
         got, expected = torch.cat(Session().turn(mel, chunks)), torch.cat(Session().turn(mel, [14, 9]))
@@ -135,16 +135,16 @@ def test_idle_slots_keep_every_bit():
 
 
 @pytest.mark.parametrize("rules", [RULES, REFERENCE_RULES])
-def test_two_slots_turn_about_are_one(rules: VocodeRules):
-    """Each call reads one and writes the other, whatever that held; what was read stays as it was."""
+def test_alternating_between_two_slots_equals_one_slot(rules: VocodeRules):
+    """Each call reads one slot and overwrites the other; the slot that is read does not change."""
     state, alone = VocodeState.allocate(3, CONFIG.n_mels), Session(rules=rules)
     poison(state, 2)
     slots, targets = torch.tensor([0]), torch.tensor([2])
     for step, (n, ends) in enumerate([(3, False), (14, False), (0, False), (9, False), (0, True), (12, False)]):
         mel, before = random_mel(1, BUCKET, seed=step), rows_of(state, int(slots))
         for _ in range(1 + step % 2):
-            call = slots, mel, torch.tensor([n]), torch.tensor([ends]), rules
-            wave, n_samples = vocode(HIFT, state, *call, targets=targets)
+            chunk = MelChunk(mel, torch.tensor([n]), torch.tensor([ends]))
+            wave, n_samples = vocode(HIFT, state, slots, chunk, rules, targets=targets)
             for got, want in zip(rows_of(state, int(slots)), before, strict=True):
                 assert_same(got, want, f"the slot that call {step} reads")
         assert_same(wave[0, : n_samples[0]], alone.push(mel[0, :, :n], ends), f"sound of call {step}")
@@ -168,26 +168,26 @@ def test_poisoned_slots_do_not_leak(rules: VocodeRules):
 
 
 def poison(state: VocodeState, slot: int) -> None:
-    """A full tail of NaN."""
+    """Fill a slot with a full tail of NaN."""
     for tensor in state.tensors():
         tensor[slot] = float("nan") if tensor.is_floating_point() else TAIL_FRAMES
 
 
-def test_padding_may_hold_nan_on_the_scratch_row():
+def test_nan_in_padding_and_scratch_slot_has_no_effect():
     state = VocodeState.allocate(1, CONFIG.n_mels)
     poison(state, 1)
     mel = random_mel(3, BUCKET)
     mel[1:] = float("nan")
-    args = torch.tensor([0, 1, 1]), mel, torch.tensor([BUCKET, 0, 0]), torch.zeros(3, dtype=torch.bool)
-    wave, n_samples = vocode(HIFT, state, *args, RULES)
+    chunk = MelChunk(mel, torch.tensor([BUCKET, 0, 0]), torch.zeros(3, dtype=torch.bool))
+    wave, n_samples = vocode(HIFT, state, torch.tensor([0, 1, 1]), chunk, RULES)
     assert n_samples.tolist() == [480 * (BUCKET - TAIL_FRAMES), 0, 0]
     assert_close(wave[0, : n_samples[0]], Session().push(mel[0]), 2e-5)
 
 
 @pytest.mark.parametrize("rules", [RULES, REFERENCE_RULES])
 @pytest.mark.parametrize("n_new", [10, 3])
-def test_chunks_are_joined_as_the_rules_say(rules: VocodeRules, n_new: int):
-    """The second call, step by step, from what the first one left; three frames leave part of the seam in the tail."""
+def test_chunks_are_joined_by_the_rules(rules: VocodeRules, n_new: int):
+    """The second call, step by step, from the state after the first one; with three frames the seam is in the tail."""
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def decode(mel: Tensor, source: Tensor, n_frames: Tensor) -> Tensor:
@@ -219,8 +219,8 @@ def test_chunks_are_joined_as_the_rules_say(rules: VocodeRules, n_new: int):
     assert session.state.n_tail[1] == TAIL_FRAMES
 
 
-def test_an_even_fade_keeps_its_ends_and_its_level():
-    """At either border sound goes on from its own neighbour; a level both versions agree on stays as it is."""
+def test_even_fade_keeps_ends_and_level():
+    """The sound is continuous at both ends of the fade, and a level that both passes have in common is unchanged."""
     levels = iter((0.3, -0.7))
     session = Session(with_decode(lambda mel, source, n: torch.full((1, 480 * mel.shape[2]), next(levels))))
     mel = random_mel(1, 28)[0]
@@ -238,7 +238,7 @@ def test_an_even_fade_keeps_its_ends_and_its_level():
 
 
 def sources_of(f0: float, rules: VocodeRules, chunks: Chunks) -> tuple[Tensor, Tensor]:
-    """Excitation of a steady pitch cut into chunks, and the same in one piece."""
+    """Excitation of a constant pitch in chunks, and in one call."""
     seen: list[Tensor] = []
 
     def decode(mel: Tensor, source: Tensor, n_frames: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def sources_of(f0: float, rules: VocodeRules, chunks: Chunks) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("f0", [0.0, 217.3])
-def test_harmonics_and_noise_go_on_from_chunk_to_chunk(f0: float):
+def test_harmonics_and_noise_continue_across_chunks(f0: float):
     joined, whole = sources_of(f0, RULES, [9, 14, 1, 3, 8])
     assert_close(joined, whole, 2e-6)
     assert whole.std() > 0.01
@@ -275,7 +275,7 @@ def test_one_trace_serves_every_kind_of_chunk():
             [((14, 3), (0, 0)), ((14, 6), (0, 0)), ((0, 0), (0, 1)), ((2, 9), (1, 0))]
         ):
             mel = random_mel(3, BUCKET, seed=step)
-            call = slots, mel, torch.tensor([*counts, 0]), torch.tensor([*map(bool, lasts), False]), RULES
+            call = slots, MelChunk(mel, torch.tensor([*counts, 0]), torch.tensor([*map(bool, lasts), False])), RULES
             (got, n_got), (wave, n_samples) = compiled(HIFT, states[0], *call), vocode(HIFT, states[1], *call)
             assert_same(n_got, n_samples)
             assert_close(got, wave, 1e-6)
@@ -284,6 +284,6 @@ def test_one_trace_serves_every_kind_of_chunk():
     assert compile_counters()["graphs"] - before == 1
 
 
-def test_state_knows_its_size():
+def test_n_bytes_of_the_state():
     state = VocodeState.allocate(4, 80)
     assert state.n_bytes == 5 * (4 * (80 * TAIL_FRAMES + 2 * TAIL_SAMPLES) + 3 * 8)

@@ -1,4 +1,4 @@
-"""The host side on a GPU: captured regions, no wait for the device inside a chunk, the same sound as on the CPU."""
+"""The host side on a GPU: captured regions, no device synchronization inside a chunk, the same sound as on the CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_close, assert_same
 from tests.models.token2wav.stream.vocoders import (
+    chunks_of_turn,
     copies,
-    cut,
-    make_codes,
+    make_tokens,
     make_vocoder,
     make_voice,
-    say,
     slot_of,
+    speak_turn,
     tensors,
     wide_parts,
 )
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 SHAPES = VocoderShapes(batch=(1, 2), columns=(256,), prompt=(60, 120))
 COUNTS = [25, 25, 7, 25, 1]
 KERNELS = ("plain", "fused")
-# Sums in another order; rounding of the pitch then counts for hundreds of samples.
+# Sums in a different order; a rounding difference of the pitch then affects hundreds of samples.
 TOLERANCE = 1e-3
 
 
@@ -41,7 +41,7 @@ def exact_float32() -> Iterator[None]:
 
 
 @contextmanager
-def no_waiting() -> Iterator[None]:
+def no_synchronization() -> Iterator[None]:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -54,18 +54,18 @@ def on_gpu(kernels: str, captured: bool = False) -> Vocoder:
     vocoder = make_vocoder(wide_parts("cuda"), shapes=SHAPES, kernels=kernels)
     assert vocoder.regions.kernels == ({"flow", "hift"} if kernels == "fused" else set())
     if captured:
-        # begin: 2 batches; flow: 2 batches, 3 counts of codes, 2 of columns, 2 of steps; hift: 2 x 3.
+        # begin: 2 batches; flow: 2 batches, 3 sizes of tokens, 2 of columns, 2 of steps; hift: 2 x 3.
         assert vocoder.regions.capture() == 2 + 24 + 6 == vocoder.regions.n_captured
     return vocoder
 
 
 def turns(vocoder: Vocoder, rounds: int = 2) -> list[Tensor]:
-    """Three sessions of two voices and two numbers of steps, alone and together, turn after turn."""
+    """The sounds of three sessions with two voices and two numbers of steps, for `rounds` turns."""
     opened = [vocoder.open(make_voice(n, 30 + 25 * n), steps) for n, steps in ((0, 2), (1, 2), (0, 1))]
     waves = []
     for number in range(rounds):
-        speech_tokens = [make_codes(10 * number + n, sum(COUNTS) + 13) for n in range(3)]
-        chunks = [cut(session, one, COUNTS) for session, one in zip(opened, speech_tokens, strict=True)]
+        speech_tokens = [make_tokens(10 * number + n, sum(COUNTS) + 13) for n in range(3)]
+        chunks = [chunks_of_turn(session, one, COUNTS) for session, one in zip(opened, speech_tokens, strict=True)]
         for together in zip(*chunks, strict=True):
             waves += vocoder.speak(together)
         vocoder.begin_turn(*opened)
@@ -76,7 +76,7 @@ def turns(vocoder: Vocoder, rounds: int = 2) -> list[Tensor]:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("captured", [False, True])
-def test_the_same_sound_as_on_the_cpu(kernels: str, captured: bool):
+def test_sound_equals_the_sound_on_the_cpu(kernels: str, captured: bool):
     expected = turns(make_vocoder(wide_parts(), shapes=SHAPES))
     for i, (wave, want) in enumerate(zip(turns(on_gpu(kernels, captured)), expected, strict=True)):
         assert wave.shape == want.shape
@@ -85,8 +85,8 @@ def test_the_same_sound_as_on_the_cpu(kernels: str, captured: bool):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_replay_is_what_eager_gives(kernels: str):
-    """Sound and every slot's state, after sessions of all sizes have been through the same graphs."""
+def test_replay_equals_eager(kernels: str):
+    """Sound and state of every slot, after sessions of all sizes used the same graphs."""
     eager, captured = on_gpu(kernels), on_gpu(kernels, captured=True)
     for i, (wave, want) in enumerate(zip(turns(captured), turns(eager), strict=True)):
         assert_close(wave, want, TOLERANCE, f"wave {i}")
@@ -94,44 +94,44 @@ def test_replay_is_what_eager_gives(kernels: str):
     for got, want in zip(tensors(captured), tensors(eager), strict=True):
         if got.shape and got.dtype == torch.int64:
             keep = torch.arange(len(got)) != eager.state.scratch
-            assert_same(got[keep], want[keep], "views and lengths")
+            assert_same(got[keep], want[keep], "tables and lengths")
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_replay_repeats_itself_after_other_sessions(kernels: str):
-    """To the bit: nothing of another session's chunk stays in a graph's inputs, outputs or memory."""
+def test_replay_is_repeatable_after_other_sessions(kernels: str):
+    """Bit-identical: no data of another session stays in a graph's inputs, outputs or memory."""
     vocoder = on_gpu(kernels, captured=True)
-    speech_tokens = make_codes(1, sum(COUNTS) + 13)
+    speech_tokens = make_tokens(1, sum(COUNTS) + 13)
     session = vocoder.open(make_voice())
-    expected = say(vocoder, session, speech_tokens, COUNTS)
+    expected = speak_turn(vocoder, session, speech_tokens, COUNTS)
     kept = [wave.clone() for wave in expected]
     turns(vocoder, 1)
     vocoder.begin_turn(session)
-    for i, (wave, want) in enumerate(zip(say(vocoder, session, speech_tokens, COUNTS), expected, strict=True)):
+    for i, (wave, want) in enumerate(zip(speak_turn(vocoder, session, speech_tokens, COUNTS), expected, strict=True)):
         assert_same(wave.cpu(), want.cpu(), f"chunk {i}")
     for wave, want in zip(expected, kept, strict=True):
-        assert_same(wave.cpu(), want.cpu(), "sound that was handed out before")
+        assert_same(wave.cpu(), want.cpu(), "sound that was returned before")
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("captured", [False, True])
-def test_no_chunk_waits_for_the_device(kernels: str, captured: bool):
+def test_no_chunk_synchronizes_with_the_device(kernels: str, captured: bool):
     vocoder = on_gpu(kernels, captured)
     sessions = [vocoder.open(make_voice(n)) for n in range(2)]
-    chunks = [Chunk(session, make_codes(session, 28)) for session in sessions]
+    chunks = [Chunk(session, make_tokens(session, 28)) for session in sessions]
     vocoder.speak(chunks)
     vocoder.speak(chunks[:1])
-    with no_waiting():
+    with no_synchronization():
         waves = [vocoder.speak(chunks), vocoder.speak(chunks[:1])]
         vocoder.begin_turn(*sessions)
         waves.append(vocoder.speak([chunk._replace(last=True) for chunk in chunks]))
     assert all(wave.isfinite().all() for call in waves for wave in call)
-    with pytest.raises(RuntimeError), no_waiting():
+    with pytest.raises(RuntimeError), no_synchronization():
         waves[0][0].sum().item()
 
 
 class Failing:
-    """Regions of a vocoder of which one fails, before it runs or after."""
+    """Regions of a vocoder, one of which raises before or after it runs."""
 
     def __init__(self, vocoder: Vocoder, region: str, when: str):
         self.plain, self.failing = vocoder.regions, (region, when)
@@ -147,14 +147,17 @@ class Failing:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_failed_call_has_not_happened(kernels: str, captured: bool, monkeypatch: pytest.MonkeyPatch):
-    """To the bit; numbers that are not finite stay with their session too."""
+def test_failed_call_has_no_effect(kernels: str, captured: bool, monkeypatch: pytest.MonkeyPatch):
+    """Bit-identical sounds afterwards. NaN stays in its session too."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     vocoder = on_gpu(kernels, captured)
     plain, sessions = vocoder.regions, [vocoder.open(make_voice(n)) for n in range(2)]
-    speech_tokens = [make_codes(n, sum(COUNTS) + 13) for n in range(2)]
+    speech_tokens = [make_tokens(n, sum(COUNTS) + 13) for n in range(2)]
     calls = list(
-        zip(*(cut(session, one, COUNTS) for session, one in zip(sessions, speech_tokens, strict=True)), strict=True)
+        zip(
+            *(chunks_of_turn(session, one, COUNTS) for session, one in zip(sessions, speech_tokens, strict=True)),
+            strict=True,
+        )
     )
     expected = [vocoder.speak(chunks) for chunks in calls]
     vocoder.begin_turn(*sessions)
@@ -171,11 +174,11 @@ def test_a_failed_call_has_not_happened(kernels: str, captured: bool, monkeypatc
     state.dit_tails[0][slot] = float("nan")
     for chunks, wanted in zip(calls[:3], expected, strict=False):
         got = vocoder.speak(chunks)
-        assert_same(got[0].cpu(), wanted[0].cpu(), "sound beside a session that is not finite")
+        assert_same(got[0].cpu(), wanted[0].cpu(), "sound of a session next to one with NaN")
         assert not got[1].isfinite().all()
 
 
-def test_no_memory_is_taken_once_captured():
+def test_captured_regions_allocate_no_memory():
     vocoder = on_gpu("fused", captured=True)
     addresses = [tensor.data_ptr() for tensor in tensors(vocoder)]
     turns(vocoder, 1)
@@ -187,21 +190,21 @@ def test_no_memory_is_taken_once_captured():
     assert [tensor.data_ptr() for tensor in tensors(vocoder)] == addresses
 
 
-def test_capture_leaves_slots_alone():
+def test_capture_does_not_change_slots():
     vocoder = on_gpu("fused")
     before = copies(vocoder)
     vocoder.regions.capture()
     state, scratch = vocoder.state, vocoder.state.scratch
-    for views in (state.code, state.mel, state.dit):
-        assert views.length.tolist() == [0] * len(views.length)
+    for table in state.tables:
+        assert table.length.tolist() == [0] * len(table.length)
     after = dict(zip(map(id, tensors(vocoder)), before, strict=True))
-    for tensor in (*state.copied(), *vocoder.vocode_state.tensors()):
+    for tensor in (*state.slot_tensors(), *vocoder.vocode_state.tensors()):
         keep = torch.arange(len(tensor)) != scratch
         assert_same(tensor[keep].cpu(), after[id(tensor)][keep].cpu(), "slots of sessions and voices")
 
 
-def test_bfloat16_streams_alike():
-    """Narrow weights, the same voice: sound of the same level, finite, and the same each time."""
+def test_bfloat16_sound_has_the_level_of_float32():
+    """Finite and repeatable, too."""
     vocoder, exact = make_vocoder(wide_parts("cuda", torch.bfloat16), shapes=SHAPES), on_gpu("plain")
     first, second = turns(vocoder, 1), turns(vocoder, 1)
     for i, (wave, again, want) in enumerate(zip(first, second, turns(exact, 1), strict=True)):

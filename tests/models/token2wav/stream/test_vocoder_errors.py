@@ -1,4 +1,4 @@
-"""Refused calls: a typed error that says what was expected, every bit of state as it was, and others go on."""
+"""Refused calls: a typed error with the expected value, unchanged state, and no effect on other sessions."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,14 +15,22 @@ from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Chunk, Vocoder
 from tests.models.compare import assert_same
-from tests.models.token2wav.stream.vocoders import copies, make_codes, make_vocoder, make_voice, say, slot_of, tensors
+from tests.models.token2wav.stream.vocoders import (
+    copies,
+    make_tokens,
+    make_vocoder,
+    make_voice,
+    slot_of,
+    speak_turn,
+    tensors,
+)
 
-SPEECH_TOKENS = make_codes(0, 28)
+SPEECH_TOKENS = make_tokens(0, 28)
 
 
 @pytest.fixture(scope="module")
 def vocoder() -> Vocoder:
-    """Sessions 0 and 1 in the middle of a turn, session 2 closed again."""
+    """Sessions 0 and 1 in the middle of a turn, session 2 closed."""
     vocoder = make_vocoder()
     for seed in (0, 1, 0):
         vocoder.open(make_voice(seed))
@@ -33,7 +41,7 @@ def vocoder() -> Vocoder:
 
 @contextmanager
 def refused(vocoder: Vocoder, kind: type[ModelError], message: str) -> Iterator[None]:
-    """No tensor, session, voice or free slot changes, and the next chunk of a session sounds as it would have."""
+    """The call inside raises, and no tensor, session, voice or free slot changes."""
     before, host = copies(vocoder), repr((vocoder._sessions, vocoder._free, vars(vocoder.voices)))
     with pytest.raises(kind, match=message):
         yield
@@ -42,39 +50,39 @@ def refused(vocoder: Vocoder, kind: type[ModelError], message: str) -> Iterator[
     assert repr((vocoder._sessions, vocoder._free, vars(vocoder.voices))) == host
 
 
-def with_code(code: Any) -> list[Any]:
-    return [*SPEECH_TOKENS[:5], code, *SPEECH_TOKENS[5:27]]
+def with_token(token: Any) -> list[Any]:
+    return [*SPEECH_TOKENS[:5], token, *SPEECH_TOKENS[5:27]]
 
 
-WRONG_CODES = {
-    "too large": (with_code(6561), "codes of session 1: expected whole numbers from 0 to 6560, got 6561"),
-    "negative": (with_code(-1), "from 0 to 6560, got -1"),
-    "true": (with_code(True), "expected whole numbers .* got True"),
-    "half": (with_code(7.5), "got 7.5"),
-    "whole float": (with_code(7.0), "got 7.0"),
-    "NaN": (with_code(math.nan), "got nan"),
-    "numpy float": (with_code(np.float32(3)), "got 3.0"),
-    "numpy bool": (with_code(np.True_), "got True"),
-    "nothing": (with_code(None), "got None"),
-    "text": (with_code("7"), "got 7"),
+WRONG_TOKENS = {
+    "too large": (with_token(6561), "speech tokens of session 1: expected whole numbers from 0 to 6560, got 6561"),
+    "negative": (with_token(-1), "from 0 to 6560, got -1"),
+    "true": (with_token(True), "expected whole numbers .* got True"),
+    "half": (with_token(7.5), "got 7.5"),
+    "whole float": (with_token(7.0), "got 7.0"),
+    "NaN": (with_token(math.nan), "got nan"),
+    "numpy float": (with_token(np.float32(3)), "got 3.0"),
+    "numpy bool": (with_token(np.True_), "got True"),
+    "nothing": (with_token(None), "got None"),
+    "text": (with_token("7"), "got 7"),
     "array of floats": (np.array(SPEECH_TOKENS, dtype=np.float64), "got "),
 }
 
 
-@pytest.mark.parametrize(("speech_tokens", "message"), WRONG_CODES.values(), ids=WRONG_CODES)
-def test_codes_that_are_none(vocoder: Vocoder, speech_tokens: Any, message: str):
-    """In the second of two chunks: the first one's session has not moved either."""
+@pytest.mark.parametrize(("speech_tokens", "message"), WRONG_TOKENS.values(), ids=WRONG_TOKENS)
+def test_refuses_invalid_tokens(vocoder: Vocoder, speech_tokens: Any, message: str):
+    """In the second of two chunks: the session of the first chunk does not move either."""
     with refused(vocoder, TokenError, message):
         vocoder.speak([Chunk(0, SPEECH_TOKENS), Chunk(1, speech_tokens)])
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint16])
 @pytest.mark.parametrize("in_array", [True, False])
-def test_numpy_integers_are_codes(kind: type, in_array: bool):
+def test_accepts_numpy_integers(kind: type, in_array: bool):
     waves = []
     for speech_tokens in (
         SPEECH_TOKENS,
-        np.array(SPEECH_TOKENS, dtype=kind) if in_array else [kind(code) for code in SPEECH_TOKENS],
+        np.array(SPEECH_TOKENS, dtype=kind) if in_array else [kind(token) for token in SPEECH_TOKENS],
     ):
         vocoder = make_vocoder()
         waves.append(vocoder.speak([Chunk(vocoder.open(make_voice()), speech_tokens)])[0])
@@ -84,20 +92,22 @@ def test_numpy_integers_are_codes(kind: type, in_array: bool):
 @pytest.mark.parametrize(
     ("speech_tokens", "last", "kind", "message"),
     [
-        ([], False, TokenError, "codes of session 1: expected at least 4, got 0"),
+        ([], False, TokenError, "speech tokens of session 1: expected at least 4, got 0"),
         (SPEECH_TOKENS[:3], False, TokenError, "expected at least 4, got 3"),
         ([], True, TokenError, "expected at least 1, got 0"),
-        ([*SPEECH_TOKENS, 1], True, ShapeError, "codes of session 1: speech_tokens: expected .*28.* got 29"),
+        ([*SPEECH_TOKENS, 1], True, ShapeError, "speech tokens of session 1: speech_tokens: expected .*28.* got 29"),
         ([*SPEECH_TOKENS, 1, 2, 3, 4], False, ShapeError, "got 29"),
     ],
     ids=["none", "look-ahead only", "none at the end", "too many at the end", "too many"],
 )
-def test_too_few_and_too_many_codes(vocoder: Vocoder, speech_tokens: list[int], last: bool, kind: type, message: str):
+def test_refuses_too_few_and_too_many_tokens(
+    vocoder: Vocoder, speech_tokens: list[int], last: bool, kind: type, message: str
+):
     with refused(vocoder, kind, message):
         vocoder.speak([Chunk(0, SPEECH_TOKENS), Chunk(1, speech_tokens, last)])
 
 
-def test_as_many_codes_as_fit():
+def test_accepts_the_largest_number_of_tokens():
     vocoder = make_vocoder()
     session = vocoder.open(make_voice())
     assert len(vocoder.speak([Chunk(session, [*SPEECH_TOKENS, 1, 2, 3])])[0]) == 960 * 28 - 3840
@@ -106,7 +116,7 @@ def test_as_many_codes_as_fit():
 
 @pytest.mark.parametrize("wrong", [[2], [0, 0], [0, 2], [5], [-1], [99], []], ids=str)
 @pytest.mark.parametrize("verb", ["speak", "begin_turn"])
-def test_sessions_that_are_not_open_or_named_twice(vocoder: Vocoder, wrong: list[int], verb: str):
+def test_refuses_sessions_not_open_or_given_twice(vocoder: Vocoder, wrong: list[int], verb: str):
     with refused(vocoder, SlotError, r"vocoder sessions: expected different ones of \[0, 1\], got"):
         if verb == "speak":
             vocoder.speak([Chunk(session, SPEECH_TOKENS) for session in wrong])
@@ -114,7 +124,7 @@ def test_sessions_that_are_not_open_or_named_twice(vocoder: Vocoder, wrong: list
             vocoder.begin_turn(*wrong)
 
 
-def test_closing_twice(vocoder: Vocoder):
+def test_refuses_to_close_twice(vocoder: Vocoder):
     with refused(vocoder, SlotError, r"expected different ones of \[0, 1\], got \[2\]"):
         vocoder.close(2)
 
@@ -126,13 +136,13 @@ WRONG_VOICES = {
     "other speaker": make_voice(7, speaker_dim=25),
     "NaN": replace(VOICE, mel=VOICE.mel * math.nan),
     "no prompt": make_voice(7, 0),
-    "code beyond": replace(VOICE, speech_tokens=VOICE.speech_tokens + 6561),
+    "token out of range": replace(VOICE, speech_tokens=VOICE.speech_tokens + 6561),
 }
 
 
 @pytest.mark.parametrize("voice", WRONG_VOICES.values(), ids=WRONG_VOICES)
 @pytest.mark.parametrize("verb", ["open", "prepare", "offline"])
-def test_unfit_voices(vocoder: Vocoder, voice: Any, verb: str):
+def test_refuses_voices_that_do_not_match_the_flow(vocoder: Vocoder, voice: Any, verb: str):
     call: Callable = {"open": vocoder.open, "prepare": vocoder.prepare}.get(
         verb, lambda v: vocoder.offline(SPEECH_TOKENS, v)
     )
@@ -140,23 +150,23 @@ def test_unfit_voices(vocoder: Vocoder, voice: Any, verb: str):
         call(voice)
 
 
-def test_a_voice_too_long_to_stream(vocoder: Vocoder):
-    """Whole utterances keep no state for it, so they may have it."""
+def test_refuses_a_voice_too_long_to_stream(vocoder: Vocoder):
+    """A whole utterance needs no slot, so it accepts the voice."""
     with refused(vocoder, AudioError, "voice: mel frames: expected at most 120, got 122"):
         vocoder.open(make_voice(7, 61))
     assert len(vocoder.offline(SPEECH_TOKENS[:2], make_voice(7, 61))) == 1920
 
 
 @pytest.mark.parametrize("n_steps", [0, 3, -1, 1.5])
-def test_steps_that_were_not_made_ready(vocoder: Vocoder, n_steps: float):
+def test_refuses_unprepared_numbers_of_steps(vocoder: Vocoder, n_steps: float):
     for call in (vocoder.open, vocoder.prepare, lambda voice, n: vocoder.offline(SPEECH_TOKENS, voice, n)):
         with refused(vocoder, SettingsError, rf"euler steps: expected one of \(2, 1\), got {n_steps}"):
             call(make_voice(), n_steps)
 
 
-def test_whole_utterances_check_their_codes(vocoder: Vocoder):
+def test_whole_utterances_refuse_invalid_tokens(vocoder: Vocoder):
     for speech_tokens, message in (
-        ([], "speech_tokens: expected at least 1, got 0"),
+        ([], "speech tokens: expected at least 1, got 0"),
         ([3, 6561], "got 6561"),
         ([3.0], "got 3.0"),
     ):
@@ -164,15 +174,15 @@ def test_whole_utterances_check_their_codes(vocoder: Vocoder):
             vocoder.offline(speech_tokens, make_voice())
 
 
-def test_no_slot_is_free():
+def test_refuses_open_without_a_free_slot():
     vocoder = make_vocoder(sizes=FlowSizes(1, 2, 2, max_prompt=60, voice_frames=120))
     vocoder.open(make_voice())
     with refused(vocoder, SlotError, "vocoder session: expected a free slot, got all 1 leased"):
         vocoder.open(make_voice(1))
 
 
-def test_no_room_for_one_more_voice():
-    """A voice nobody uses is there too; it is not given up in vain."""
+def test_refuses_a_voice_without_room():
+    """An unused voice is not evicted if that would not make enough room."""
     vocoder = make_vocoder(sizes=FlowSizes(3, 3, 2, max_prompt=120, voice_frames=160))
     session = vocoder.open(make_voice(0, 30))
     vocoder.prepare(make_voice(1, 10))
@@ -183,11 +193,11 @@ def test_no_room_for_one_more_voice():
             call(make_voice(2, 60))
     assert vocoder.n_free == 2
     assert vocoder.voices.find((make_voice(1, 10).digest, 2)) is not None
-    assert say(vocoder, session, SPEECH_TOKENS, [])[0].isfinite().all()
+    assert speak_turn(vocoder, session, SPEECH_TOKENS, [])[0].isfinite().all()
 
 
-def test_others_go_on_after_refusals(vocoder: Vocoder):
-    """All of the above on the same vocoder has left no trace in sound."""
+def test_refused_calls_do_not_change_other_sounds(vocoder: Vocoder):
+    """After all tests above on the same vocoder."""
     other = make_vocoder()
     for seed in (0, 1):
         other.open(make_voice(seed))
@@ -221,13 +231,13 @@ def test_others_go_on_after_refusals(vocoder: Vocoder):
         ),
     ],
 )
-def test_vocoders_that_cannot_be(options: dict[str, Any], message: str):
+def test_refuses_invalid_settings(options: dict[str, Any], message: str):
     with pytest.raises(SettingsError, match=message):
         make_vocoder(**options)
 
 
-def test_columns_reach_what_a_session_may_see():
-    """Whatever the caller's table says, so that no chunk is refused once a session is open; and no further."""
+def test_largest_columns_equal_what_a_session_can_attend_to():
+    """For any shapes, so that no chunk of an open session is refused."""
     for columns in ((160,), (256, 512, 4096)):
         sizes = FlowSizes(1, 1, 2, max_prompt=600, voice_frames=600)
         vocoder = make_vocoder(sizes=sizes, shapes=VocoderShapes(columns=columns))
@@ -236,4 +246,4 @@ def test_columns_reach_what_a_session_may_see():
         for _ in range(4):
             assert vocoder.speak([Chunk(session, [*SPEECH_TOKENS, 1, 2, 3])])[0].isfinite().all()
     with torch.no_grad():
-        assert vocoder.state.dit.length[slot_of(vocoder, session)] == 700
+        assert vocoder.state.dit_table.length[slot_of(vocoder, session)] == 700

@@ -1,7 +1,4 @@
-"""A call that fails has not happened: every session goes on as if it had not been made, to the bit.
-
-And which sizes the host side asks for.
-"""
+"""A failed call has no effect: all later sounds are bit-identical. And the bucket sizes that the host side uses."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from models.errors import ShapeError
 from models.graphs.region_graphs import compile_counters
+from models.graphs.streams import AsyncHostCopy
 from models.token2wav.flow.conformer import RelativeAttention
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
@@ -24,25 +22,25 @@ from tests.models.compare import assert_same
 from tests.models.token2wav.stream.vocoders import (
     FOLDER,
     LOOKAHEAD,
-    cut,
-    make_codes,
+    chunks_of_turn,
+    make_tokens,
     make_vocoder,
     make_voice,
     shared_parts,
     slot_of,
 )
 
-SPEECH_TOKENS = make_codes(0, 28)
-# One size of everything, so that a chunk has the same bits whoever is beside it.
+SPEECH_TOKENS = make_tokens(0, 28)
+# One size per axis, so that a chunk has the same bits in any batch.
 ONE_SIZE = VocoderShapes(batch=(2,), speech_tokens=(28,), columns=(288,), prompt=(60, 120))
-# Of a turn's chunks: the first; the one after which the oldest history is forgotten for good; the last.
+# Chunks of a turn: the first, the one after which the oldest history is trimmed, the last.
 COUNTS = [25, 25, 25, 7, 12]
 FAILING_CHUNKS = (0, 3, 5)
 COMPATS = pytest.mark.parametrize("compat", [None, "reference"])
 
 
 class Watched:
-    """Regions of a vocoder with a record of the sizes asked for, and a call that fails."""
+    """Regions of a vocoder that record the requested sizes and can fail."""
 
     def __init__(self, vocoder: Vocoder):
         self.plain, self.sizes, self.failing = vocoder.regions, [], None
@@ -60,7 +58,7 @@ class Watched:
 
 @contextmanager
 def failing_write(number: int) -> Iterator[None]:
-    """The write number `number` to any tensor of the state raises; earlier ones are done."""
+    """The write number `number` to any tensor of the state raises; earlier writes succeed."""
     left, plain = number, {name: getattr(Tensor, name) for name in ("index_copy_", "index_fill_")}
 
     def writing(name: str) -> Callable[..., Tensor]:
@@ -79,52 +77,54 @@ def failing_write(number: int) -> Iterator[None]:
         yield
 
 
-def what_it_sees(vocoder: Vocoder, session: int) -> list[Tensor]:
-    """Everything that the session's next chunk depends on."""
+def session_state(vocoder: Vocoder, session: int) -> list[Tensor]:
+    """Copies of everything that the session's next chunk depends on."""
     state, slot = vocoder.state, slot_of(vocoder, session)
-    own = [tensor[slot : slot + 1] for tensor in (*state.copied(), *vocoder.vocode_state.tensors())]
-    pools = [(state.code_rows, state.code), (state.mel_rows, state.mel)]
-    for rows, views in (*pools, *((rows, state.dit) for rows in state.dit_rows)):
-        seen = views.view[slot, : int(views.length[slot])]
+    own = [tensor[slot : slot + 1] for tensor in (*state.slot_tensors(), *vocoder.vocode_state.tensors())]
+    pools = [(state.token_rows, state.token_table), (state.mel_rows, state.mel_table)]
+    for rows, table in (*pools, *((rows, state.dit_table) for rows in state.dit_rows)):
+        seen = table.rows[slot, : int(table.length[slot])]
         own += [seen, rows.index_select(-3, seen)]
     return [tensor.clone() for tensor in own]
 
 
 @contextmanager
-def not_happening(vocoder: Vocoder) -> Iterator[None]:
-    """What is inside fails; no session sees anything else than before, nor does the host."""
-    before, host = [what_it_sees(vocoder, n) for n in vocoder._sessions], repr((vocoder._sessions, vocoder._free))
+def without_effect(vocoder: Vocoder) -> Iterator[None]:
+    """The call inside fails, and the state of every session and of the host is unchanged."""
+    before, host = [session_state(vocoder, n) for n in vocoder._sessions], repr((vocoder._sessions, vocoder._free))
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         yield
     assert repr((vocoder._sessions, vocoder._free)) == host
     for session, expected in zip(vocoder._sessions, before, strict=True):
-        for number, (got, want) in enumerate(zip(what_it_sees(vocoder, session), expected, strict=True)):
+        for number, (got, want) in enumerate(zip(session_state(vocoder, session), expected, strict=True)):
             assert_same(got, want, f"tensor {number} of session {session}")
 
 
 @cache
-def humming() -> FlowAndHift:
-    """Without HiFT's convolutions, which keep nothing and take most of the time."""
+def fast_parts() -> FlowAndHift:
+    """The tiny vocoder without HiFT's convolutions, which have no state and take most of the time."""
     parts = load_flow_and_hift(FOLDER)
     parts.hift.decode = lambda mel, source, n_frames: 3 * source
     return parts
 
 
-def three(compat: str | None, parts: FlowAndHift | None = None) -> tuple[Vocoder, list[list[Chunk]]]:
-    """Sessions of two voices, one of them with fewer steps, and the chunks of each call of a turn."""
-    vocoder = make_vocoder(parts or humming(), shapes=ONE_SIZE, compat=compat)
+def three_sessions(compat: str | None, parts: FlowAndHift | None = None) -> tuple[Vocoder, list[list[Chunk]]]:
+    """Three sessions with two voices, one of them with fewer steps, and the chunks of each call of a turn."""
+    vocoder = make_vocoder(parts or fast_parts(), shapes=ONE_SIZE, compat=compat)
     for seed, n_speech_tokens, n_steps in ((0, 30, 2), (1, 40, 2), (0, 30, 1)):
         vocoder.open(make_voice(seed, n_speech_tokens), n_steps)
     return vocoder, turn_of(vocoder, 10)
 
 
 def turn_of(vocoder: Vocoder, seed: int) -> list[list[Chunk]]:
-    turns = [cut(session, make_codes(seed + session, sum(COUNTS) + 9), COUNTS) for session in vocoder._sessions]
+    turns = [
+        chunks_of_turn(session, make_tokens(seed + session, sum(COUNTS) + 9), COUNTS) for session in vocoder._sessions
+    ]
     return [list(chunks) for chunks in zip(*turns, strict=True)]
 
 
 def speak(vocoder: Vocoder, number: int, chunks: list[Chunk]) -> list[Tensor]:
-    """All in one call, or one by one where the call before may have failed."""
+    """The sounds of the chunks, in one call or, if the previous call failed, one by one."""
     calls = [[chunk] for chunk in chunks] if number in FAILING_CHUNKS else [chunks]
     return [wave for call in calls for wave in vocoder.speak(call)]
 
@@ -132,13 +132,13 @@ def speak(vocoder: Vocoder, number: int, chunks: list[Chunk]) -> list[Tensor]:
 @COMPATS
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("region", ["flow", "hift"])
-def test_chunks_of_a_failed_call_are_spoken_one_by_one(region: str, when: str, compat: str | None):
-    vocoder, turn = three(compat)
-    watched, undisturbed = Watched(vocoder), three(compat)[0]
+def test_chunks_of_a_failed_call_can_be_retried_one_by_one(region: str, when: str, compat: str | None):
+    vocoder, turn = three_sessions(compat)
+    watched, undisturbed = Watched(vocoder), three_sessions(compat)[0]
     for number, chunks in enumerate(turn):
         for _ in range(2 * (number in FAILING_CHUNKS)):
             watched.failing = region, when
-            with not_happening(vocoder):
+            with without_effect(vocoder):
                 vocoder.speak(chunks)
             watched.failing = None
         expected = speak(undisturbed, number, chunks)
@@ -147,13 +147,13 @@ def test_chunks_of_a_failed_call_are_spoken_one_by_one(region: str, when: str, c
 
 
 @COMPATS
-def test_wherever_a_call_fails_it_has_not_happened(compat: str | None):
-    """At each write in turn, of both numbers of steps."""
-    vocoder, turn = three(compat)
-    undisturbed = three(compat)[0]
+def test_failure_at_any_write_has_no_effect(compat: str | None):
+    """At each write, for both numbers of steps."""
+    vocoder, turn = three_sessions(compat)
+    undisturbed = three_sessions(compat)[0]
     for number, chunks in enumerate(turn):
         for n_done in range(WRITES * (number == FAILING_CHUNKS[1])):
-            with not_happening(vocoder), failing_write(n_done):
+            with without_effect(vocoder), failing_write(n_done):
                 vocoder.speak(chunks)
         with failing_write(WRITES):
             got = vocoder.speak(chunks)
@@ -161,74 +161,75 @@ def test_wherever_a_call_fails_it_has_not_happened(compat: str | None):
             assert_same(got[session], want, f"chunk {number} of session {session}")
 
 
-def test_sounds_that_do_not_arrive_have_not_been_spoken():
-    """What the caller makes of them is part of the call."""
-    vocoder, turn = three(None)
-    undisturbed = three(None)[0]
+def test_failed_copy_to_the_host_has_no_effect(monkeypatch: pytest.MonkeyPatch):
+    """The copy of the sounds is part of a pending call."""
+    vocoder, turn = three_sessions(None)
+    undisturbed = three_sessions(None)[0]
 
-    def lose(sounds: list[Tensor]) -> None:
-        assert len(sounds) == 3
+    def fail(copy: AsyncHostCopy) -> Tensor:
         raise torch.OutOfMemoryError("no room")
 
     for chunks in turn[:3]:
-        with not_happening(vocoder):
-            vocoder.speak(chunks, take=lose)
-        got, want = vocoder.speak(chunks, take=torch.cat), torch.cat(undisturbed.speak(chunks))
-        assert_same(got, want)
+        with without_effect(vocoder), monkeypatch.context() as patch:
+            patch.setattr(AsyncHostCopy, "result", fail)
+            vocoder.finish(vocoder.start(chunks))
+        for got, want in zip(vocoder.finish(vocoder.start(chunks)), undisturbed.speak(chunks), strict=True):
+            assert_same(torch.from_numpy(got), want)
 
 
-# Of a call: pools, views and tails of the encoder, its voice; pool and tails of each step, a view; tails of sound.
+# Writes of one call: rows, tables and tails of the encoder, speaker and prompt; rows and tails of each Euler step, its
+# table; tails of the sound.
 WRITES = sum(2 + 4 + 2 + 2 + 2 * n_steps + 2 + 6 for n_steps in (2, 1))
 
 
-def test_the_writes_that_fail_are_all_there_are():
-    vocoder, turn = three(None)
+def test_number_of_writes_per_call():
+    vocoder, turn = three_sessions(None)
     with pytest.raises(torch.OutOfMemoryError), failing_write(WRITES - 1):
         vocoder.speak(turn[0])
 
 
 @COMPATS
-def test_a_turn_that_cannot_begin_leaves_the_last_one(compat: str | None):
-    """It goes on as it would have, and begins later as it should."""
-    vocoder, turn = three(compat)
-    undisturbed, watched = three(compat)[0], Watched(vocoder)
+def test_failed_begin_turn_has_no_effect(compat: str | None):
+    """The current turn continues, and a later `begin_turn` succeeds."""
+    vocoder, turn = three_sessions(compat)
+    undisturbed, watched = three_sessions(compat)[0], Watched(vocoder)
     for v in (vocoder, undisturbed):
         for chunks in turn[:2]:
             v.speak(chunks)
     for when in ("before", "after"):
         watched.failing = "begin", when
-        with not_happening(vocoder):
+        with without_effect(vocoder):
             vocoder.begin_turn(0, 2)
     watched.failing = None
-    for number in range(6 + 5 + 6):  # three views' columns and lengths, copied tensors, tails of sound
-        with not_happening(vocoder), failing_write(number):
+    for number in range(6 + 5 + 6):  # rows and lengths of three tables, per-slot tensors, tails of the sound
+        with without_effect(vocoder), failing_write(number):
             vocoder.begin_turn(0, 2)
     for chunks in turn[2:4]:
         for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
-            assert_same(got, want, "the turn that goes on")
+            assert_same(got, want, "the current turn")
     for v in (vocoder, undisturbed):
         v.begin_turn(0, 2)
     fresh = turn_of(vocoder, 20)
     for old, new in zip(turn[4:], fresh, strict=False):
         chunks = [new[0], old[1], new[2]]
         for got, want in zip(vocoder.speak(chunks), undisturbed.speak(chunks), strict=True):
-            assert_same(got, want, "turns after it")
+            assert_same(got, want, "later turns")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_session_that_cannot_open_takes_nothing(when: str):
-    """Neither a slot nor the voice's place; the next one that opens speaks."""
-    vocoder, turn = three(None)
-    undisturbed, watched = three(None)[0], Watched(vocoder)
+def test_failed_open_leases_nothing(when: str):
+    """Neither the session's slot nor a use of the voice; a later `open` succeeds."""
+    vocoder, turn = three_sessions(None)
+    undisturbed, watched = three_sessions(None)[0], Watched(vocoder)
     for v in (vocoder, undisturbed):
         v.speak(turn[0])
     for n_tries in range(2 * vocoder.sizes.n_voices):
         watched.failing = "begin", when
-        with not_happening(vocoder):
+        with without_effect(vocoder):
             vocoder.open(make_voice(n_tries, 20))
     for name in ("open", "prepare"):
         for number in (0, 9, 17):
-            with not_happening(vocoder), failing_write(number):
+            with without_effect(vocoder), failing_write(number):
                 getattr(vocoder, name)(make_voice(50, 20))
     watched.failing = None
     assert vocoder.n_free == 2
@@ -240,16 +241,16 @@ def test_a_session_that_cannot_open_takes_nothing(when: str):
 
 
 @pytest.mark.parametrize(("where", "compat"), [("rows", None), ("rows", "reference"), ("tails", None), ("sound", None)])
-def test_numbers_that_are_not_finite_stay_with_their_session(where: str, compat: str | None):
-    """Its sound shows them, wherever they arose, until a new turn; nobody beside it hears of them."""
-    vocoder, turn = three(compat, shared_parts())
-    undisturbed = three(compat, shared_parts())[0]
+def test_nan_stays_in_its_session(where: str, compat: str | None):
+    """Its sound is not finite until the next turn, wherever the NaN arises; other sessions are not affected."""
+    vocoder, turn = three_sessions(compat, shared_parts())
+    undisturbed = three_sessions(compat, shared_parts())[0]
     for v in (vocoder, undisturbed):
         v.speak(turn[0])
     slot, state = slot_of(vocoder, 1), vocoder.state
     if where == "rows":
-        newest = 0 if compat == "reference" else state.dit.length[slot] - 1
-        state.dit_rows[0][:, :, :, state.dit.view[slot, newest]] = float("nan")
+        newest = 0 if compat == "reference" else state.dit_table.length[slot] - 1
+        state.dit_rows[0][:, :, :, state.dit_table.rows[slot, newest]] = float("nan")
     elif where == "tails":
         state.lookahead_tail[slot] = float("inf")
     else:
@@ -267,7 +268,7 @@ def test_numbers_that_are_not_finite_stay_with_their_session(where: str, compat:
             assert_same(got, want, f"chunk {number} of the next turn, session {session}")
 
 
-def test_a_new_turn_asks_for_the_sizes_of_the_first():
+def test_every_turn_uses_the_same_sizes():
     vocoder = make_vocoder(shapes=VocoderShapes(batch=(1,), columns=(176, 256), prompt=(60, 120)))
     session, watched = vocoder.open(make_voice()), Watched(vocoder)
     turns = []
@@ -280,10 +281,10 @@ def test_a_new_turn_asks_for_the_sizes_of_the_first():
     assert turns[0] == turns[1]
     n_new = FRAMES_PER_TOKEN * (len(SPEECH_TOKENS) - LOOKAHEAD)
     columns = [static["width"] + n_new for name, _, static in turns[0] if name == "flow"]
-    assert columns == [176, 176, 256, 256], "a turn sees more and more, up to a bound"
+    assert columns == [176, 176, 256, 256], "expected columns that grow up to a bound"
 
 
-def test_batches_hold_no_more_than_there_are_sessions():
+def test_batch_sizes_are_limited_to_the_sessions():
     assert make_vocoder(sizes=FlowSizes(1, 1, 2, max_prompt=120, voice_frames=120)).shapes.batch == (1,)
     assert make_vocoder(sizes=FlowSizes(3, 1, 2, max_prompt=120, voice_frames=120)).shapes.batch == (1, 2, 3)
     assert make_vocoder(sizes=FlowSizes(9, 1, 2, max_prompt=120, voice_frames=120)).shapes.batch == (1, 2, 4)
@@ -310,8 +311,8 @@ def test_warm_up_empties_the_scratch_slot():
         assert not tensor[vocoder.state.scratch].any()
 
 
-def test_distances_of_every_bucket_are_ready(monkeypatch: pytest.MonkeyPatch):
-    """Chunks at the default sizes: the longest prompt, the largest chunk."""
+def test_distances_of_every_bucket_are_precomputed(monkeypatch: pytest.MonkeyPatch):
+    """At the default sizes: the longest prompt and the largest chunk."""
     vocoder = make_vocoder(shapes=None, sizes=FlowSizes(1, 1, max_steps=2, voice_frames=1500))
     session = vocoder.open(make_voice(0, 750))
     monkeypatch.setattr(RelativeAttention, "_project", lambda *_: pytest.fail("projected again"))
@@ -320,7 +321,9 @@ def test_distances_of_every_bucket_are_ready(monkeypatch: pytest.MonkeyPatch):
     vocoder.speak([Chunk(session, SPEECH_TOKENS, last=True)])
 
 
-def test_one_pass_has_a_longest_utterance():
+def test_refuses_a_whole_utterance_that_is_too_long():
     vocoder = make_vocoder()
-    with pytest.raises(ShapeError, match=r"codes in one pass: expected at most 2018 with this voice.* got 2019"):
+    with pytest.raises(
+        ShapeError, match=r"speech tokens in one pass: expected at most 2018 with this voice.* got 2019"
+    ):
         vocoder.offline([1] * 2019, make_voice(0, 30))

@@ -1,4 +1,4 @@
-"""The host side over traced and compiled regions: one graph per bucket, made at warm-up, for any minute of speech."""
+"""The host side over traced and compiled regions: one graph per bucket, compiled at warm-up, for any speech."""
 
 from collections.abc import Iterator
 
@@ -13,12 +13,20 @@ from models.token2wav.stream.vocoder import Chunk, Vocoder
 from models.token2wav.stream.windows import TokenWindows
 from tests.models.compare import assert_close, assert_same
 from tests.models.graphs.fake_captures import replay_on_cpu
-from tests.models.token2wav.stream.vocoders import FOLDER, copies, make_codes, make_vocoder, make_voice, say, tensors
+from tests.models.token2wav.stream.vocoders import (
+    FOLDER,
+    copies,
+    make_tokens,
+    make_vocoder,
+    make_voice,
+    speak_turn,
+    tensors,
+)
 
 SHAPES = VocoderShapes(batch=(2,), speech_tokens=(10, 28), columns=(256,), prompt=(60, 120))
-VOICES = [make_voice(0, 30), make_voice(1, 55)]  # seeing them takes 210 and 260 frames: both sizes of columns
-TURNS, N_UNITS = (7, 3), 17  # units of a turn, by session; first, later, short and last ones meet as they can
-N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled whole, with one number of steps. Voices run eagerly.
+VOICES = [make_voice(0, 30), make_voice(1, 55)]  # need 210 and 260 columns: both bucket sizes
+TURNS, N_UNITS = (7, 3), 17  # units per turn of each session; all kinds of chunks occur together
+N_GRAPHS = 1 + 2 * 2 + 2  # begin, flow, hift; compiled as wholes, with one number of steps. Voices run eagerly.
 
 
 @pytest.fixture(autouse=True)
@@ -29,25 +37,25 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def own_vocoder() -> Vocoder:
-    """With parts of its own: compiling by layer leaves its mark on them."""
+    """A vocoder with its own modules, because compiling by layer changes them."""
     return make_vocoder(load_flow_and_hift(FOLDER), shapes=SHAPES, steps=(1,))
 
 
 def many(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
-    """Two sessions, 25 codes a unit and now and then few, turns of different length; alone and together.
+    """The sounds of two sessions with turns of different length, alone and together, 25 or fewer tokens per unit.
 
-    Every window of both, each of four kinds: first, steady, short, last.
+    The windows are of four kinds: first, steady, short, last.
     """
     sessions = [vocoder.open(voice) for voice in VOICES]
-    windows = {session: TokenWindows(least=5) for session in sessions}
-    voiced, samples = 0, 0
+    windows = {session: TokenWindows(min_chunk=5) for session in sessions}
+    n_synthesized, samples = 0, 0
     for unit in range(n_units):
         chunks: dict[int, list[Chunk]] = {}
         for session, length in zip(sessions, TURNS, strict=True):
             ends = unit % length == length - 1 or unit == n_units - 1
-            speech_tokens = make_codes(100 * unit + session, 1 + 11 * unit % 24 if unit % 4 == 3 else 25)
+            speech_tokens = make_tokens(100 * unit + session, 1 + 11 * unit % 24 if unit % 4 == 3 else 25)
             chunks[session] = [Chunk(session, *w) for w in windows[session].push(speech_tokens, last=ends)]
-            voiced += sum(len(c.speech_tokens) - 3 * (not c.last) for c in chunks[session])
+            n_synthesized += sum(len(c.speech_tokens) - 3 * (not c.last) for c in chunks[session])
         while any(chunks.values()):
             for wave in vocoder.speak([waiting.pop(0) for waiting in chunks.values() if waiting]):
                 samples += len(wave)
@@ -55,13 +63,13 @@ def many(vocoder: Vocoder, n_units: int) -> Iterator[Tensor]:
         for session, length in zip(sessions, TURNS, strict=True):
             if unit % length == length - 1:
                 vocoder.begin_turn(session)
-                windows[session] = TokenWindows(least=5)
-    assert samples == 960 * voiced
+                windows[session] = TokenWindows(min_chunk=5)
+    assert samples == 960 * n_synthesized
 
 
 @pytest.mark.slow
 def test_many_units_compile_nothing_after_warm_up():
-    """Traced and run operation by operation: the same bits as without, no break, nothing traced after warm-up."""
+    """Traced and run operation by operation: bit-identical to eager, no graph break, no trace after warm-up."""
     plain, traced = (own_vocoder() for _ in range(2))
     expected = list(many(plain, N_UNITS))
     assert sum(map(len, expected)) >= 25 * 24_000
@@ -80,34 +88,38 @@ def test_many_units_compile_nothing_after_warm_up():
         assert_same(wave, want, f"wave {i}")
 
 
-def test_warm_up_leaves_sessions_and_voices_alone():
+def test_warm_up_does_not_change_sessions_and_voices():
     vocoder = own_vocoder()
     session = vocoder.open(VOICES[0])
-    vocoder.speak([Chunk(session, make_codes(0, 28))])
+    vocoder.speak([Chunk(session, make_tokens(0, 28))])
     before = copies(vocoder)
     vocoder.regions.warm_up()
     state, scratch = vocoder.state, vocoder.state.scratch
-    for views in (state.code, state.mel, state.dit):
-        assert views.length[scratch] == 0
+    for table in (state.token_table, state.mel_table, state.dit_table):
+        assert table.length[scratch] == 0
     kept = slice(None, scratch), slice(scratch + 1, None)
-    own = {id(tensor) for tensor in (*state.copied(), *vocoder.vocode_state.tensors())}
-    views = {id(tensor) for v in (state.code, state.mel, state.dit) for tensor in v.tensors()}
+    own = {id(tensor) for tensor in (*state.slot_tensors(), *vocoder.vocode_state.tensors())}
+    tables = {id(tensor) for table in state.tables for tensor in table.tensors()}
     for tensor, expected in zip(tensors(vocoder), before, strict=True):
-        if id(tensor) in own | views:
+        if id(tensor) in own | tables:
             for part in kept:
                 assert_same(tensor[part], expected[part], "slots of sessions and voices")
-    for rows, views_ in ((state.code_rows, state.code), (state.mel_rows, state.mel), (state.dit_rows[0], state.dit)):
+    for rows, table_ in (
+        (state.token_rows, state.token_table),
+        (state.mel_rows, state.mel_table),
+        (state.dit_rows[0], state.dit_table),
+    ):
         expected = before[[id(t) for t in tensors(vocoder)].index(id(rows))]
-        first = int(views_.start[scratch])
+        first = int(table_.start[scratch])
         assert_same(rows[..., 2:first, :, :], expected[..., 2:first, :, :], "rows of sessions")
-        end = first + views_.ring
+        end = first + table_.ring
         assert_same(rows[..., end:, :, :], expected[..., end:, :, :], "rows of voices")
 
 
 def test_whole_utterances_compile_nothing():
-    """Their lengths are all different; what is compiled for chunks must not be tried on them."""
+    """Their lengths all differ, so the modules compiled for chunks run uncompiled."""
     vocoder = own_vocoder()
-    speech_tokens = [make_codes(n, n) for n in (5, 17, 40)]
+    speech_tokens = [make_tokens(n, n) for n in (5, 17, 40)]
     expected = [vocoder.offline(one, VOICES[0]) for one in speech_tokens]
     vocoder.regions.compile(["flow"], by_layer=True, backend="eager")
     vocoder.regions.compile(["hift"], backend="eager")
@@ -117,14 +129,15 @@ def test_whole_utterances_compile_nothing():
     assert compile_counters() == before
     session = vocoder.open(VOICES[0])
     vocoder.speak([Chunk(session, speech_tokens[1])])
-    assert compile_counters()["graphs"] > before["graphs"], "chunks are compiled as before"
+    assert compile_counters()["graphs"] > before["graphs"], "expected compiled chunks"
 
 
 @pytest.mark.slow
-def test_layers_that_are_compiled_say_the_same():
-    """An Euler step, a conformer layer and the vocoder's activation as one graph each. One bucket.
+def test_compiled_layers_equal_eager_layers():
+    """An Euler step, a conformer layer and HiFT's activation as one graph each, at one bucket.
 
-    Traced and split as for kernels, without making any: tests/test_compile_equivalence.py has a look at those.
+    Traced and decomposed as for code generation, but without it; tests/test_compile_equivalence.py tests generated
+    code.
     """
     shapes = VocoderShapes(batch=(1,), speech_tokens=(28,), columns=(288,), prompt=(120,))
     parts = load_flow_and_hift(FOLDER), load_flow_and_hift(FOLDER)
@@ -134,14 +147,14 @@ def test_layers_that_are_compiled_say_the_same():
     compiled.regions.warm_up()
     warm = compile_counters()
     assert warm["graphs"] > before["graphs"] and warm["graph_breaks"] == before["graph_breaks"], f"got {warm}"
-    turns = [say(v, v.open(VOICES[0]), make_codes(1, 90), [25, 25, 7, 24]) for v in (plain, compiled)]
+    turns = [speak_turn(v, v.open(VOICES[0]), make_tokens(1, 90), [25, 25, 7, 24]) for v in (plain, compiled)]
     assert compile_counters() == warm
     for i, (want, wave) in enumerate(zip(*turns, strict=True)):
-        # Rounding of the pitch is a phase some hundred samples later.
+        # A rounding difference of the pitch grows to a phase difference after some hundred samples.
         assert_close(wave, want, 5e-3, f"chunk {i}")
 
 
-def test_without_captured_graphs_regions_run_as_they_are():
+def test_regions_without_captured_graphs_run_eagerly():
     vocoder = own_vocoder()
     slots = torch.tensor([0, 1])
     vocoder.vocode_state.wave.fill_(1)
@@ -150,8 +163,8 @@ def test_without_captured_graphs_regions_run_as_they_are():
     assert (vocoder.regions.n_captured, vocoder.regions.n_skipped) == (0, 0)
 
 
-def test_every_chunk_finds_its_graph(monkeypatch: pytest.MonkeyPatch):
-    """All regions but voices are captured, at all sizes; what a graph says next changes no sound handed out before."""
+def test_every_chunk_replays_a_graph(monkeypatch: pytest.MonkeyPatch):
+    """All regions but `voice` are captured at all sizes. Later replays do not change sounds that were returned."""
     made = replay_on_cpu(monkeypatch)
     plain, captured = own_vocoder(), own_vocoder()
     assert captured.regions.capture() == N_GRAPHS == len(made)

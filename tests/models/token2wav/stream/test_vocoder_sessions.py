@@ -1,4 +1,4 @@
-"""Many sessions and voices: each sounds as if it were alone, and voices come and go without being heard."""
+"""Many sessions and voices: the sound of a session does not depend on other sessions or voices."""
 
 from functools import cache
 
@@ -14,39 +14,47 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Chunk, Vocoder
 from models.token2wav.voice.voice import Voice
 from tests.models.compare import assert_close, assert_same
-from tests.models.token2wav.stream.vocoders import SIZES, STEPS, cut, make_codes, make_vocoder, make_voice, say
+from tests.models.token2wav.stream.vocoders import (
+    SIZES,
+    STEPS,
+    chunks_of_turn,
+    make_tokens,
+    make_vocoder,
+    make_voice,
+    speak_turn,
+)
 
-# With one size of everything a row is computed by the same operations whoever is beside it. Other sizes, and another
-# row of the batch, may add up in another order; in sound, rounding of the pitch then counts for hundreds of samples.
+# With one size per axis, a row is computed by the same operations in any batch. Other sizes and other rows of the batch
+# may add in a different order; a rounding difference of the pitch then affects hundreds of samples.
 ONE_SIZE = VocoderShapes(batch=(4,), speech_tokens=(28,), columns=(288,), prompt=(60, 120))
 OTHER_ORDER = 1e-4
 COUNTS = ([25, 25, 7, 25], [25, 5, 25, 25], [28, 1, 25, 3], [25, 25, 25, 25], [24, 25, 12, 25])
 
 
-def codes_of(session: int) -> list[int]:
-    return make_codes(40 + session, sum(COUNTS[session]) + 12)
+def tokens_of(session: int) -> list[int]:
+    return make_tokens(40 + session, sum(COUNTS[session]) + 12)
 
 
 @cache
 def alone(session: int, shapes: VocoderShapes, n_speech_tokens: int = 30, n_steps: int | None = None) -> list[Tensor]:
-    """What session number `session` says with voice number `session`, in a vocoder of its own."""
+    """The sounds of session number `session` with voice number `session`, in a separate vocoder."""
     vocoder = make_vocoder(shapes=shapes)
     slot = vocoder.open(make_voice(session, n_speech_tokens), n_steps)
-    return say(vocoder, slot, codes_of(session), COUNTS[session])
+    return speak_turn(vocoder, slot, tokens_of(session), COUNTS[session])
 
 
 def together(vocoder: Vocoder, slots: list[int]) -> list[list[Tensor]]:
-    """Session i in slots[i], in step."""
-    turns = [cut(slot, codes_of(i), COUNTS[i]) for i, slot in enumerate(slots)]
+    """The sounds of sessions that speak in the same calls, session i in slots[i]."""
+    turns = [chunks_of_turn(slot, tokens_of(i), COUNTS[i]) for i, slot in enumerate(slots)]
     rows = [vocoder.speak(chunks) for chunks in zip(*turns, strict=True)]
     return [list(waves) for waves in zip(*rows, strict=True)]
 
 
-def test_interleaved_sessions_are_each_alone():
-    """Two voices of different length, turn about: one call each, then both in one."""
+def test_interleaved_sessions_equal_separate_sessions():
+    """Two voices of different length, alternately in separate calls and in one call."""
     vocoder = make_vocoder(shapes=ONE_SIZE)
     slots = [vocoder.open(make_voice(i, n)) for i, n in enumerate((30, 55))]
-    turns = [list(cut(slot, codes_of(i), COUNTS[i])) for i, slot in enumerate(slots)]
+    turns = [list(chunks_of_turn(slot, tokens_of(i), COUNTS[i])) for i, slot in enumerate(slots)]
     got: list[list[Tensor]] = [[], []]
     for number, (first, second) in enumerate(zip(*turns, strict=True)):
         calls = [[first, second]] if number % 2 else [[first], [second]]
@@ -70,7 +78,7 @@ def test_sessions_of_different_steps_share_a_call():
 
 @pytest.mark.parametrize("batch", [(1,), (2,), (1, 2, 4)])
 def test_more_sessions_than_the_largest_batch(batch: tuple[int, ...]):
-    """Five sessions, with one voice each; cut, padded, and begun anew all at once."""
+    """Five sessions with one voice each; calls are divided and padded, and all turns begin in one call."""
     vocoder = make_vocoder(sizes=FlowSizes(5, 5, 2, max_prompt=60, voice_frames=300), shapes=VocoderShapes(batch=batch))
     slots = [vocoder.open(make_voice(i)) for i in range(5)]
     for _ in range(2):
@@ -84,36 +92,36 @@ def test_order_of_chunks_does_not_matter():
     vocoders = [make_vocoder() for _ in range(2)]
     opened = [[vocoder.open(make_voice(i)) for i in range(4)] for vocoder in vocoders]
     for number in range(3):
-        chunks = [Chunk(slot, make_codes(10 * number + slot, 28 - slot)) for slot in opened[0]]
+        chunks = [Chunk(slot, make_tokens(10 * number + slot, 28 - slot)) for slot in opened[0]]
         order = [2, 0, 3, 1] if number % 2 else [3, 2, 1, 0]
         expected, shuffled = vocoders[0].speak(chunks), vocoders[1].speak([chunks[i] for i in order])
         for i, wave in zip(order, shuffled, strict=True):
             assert_close(wave, expected[i], OTHER_ORDER, f"call {number}, session {i}")
 
 
-def test_sound_belongs_to_the_caller():
+def test_returned_sound_is_a_copy():
     vocoder = make_vocoder()
     slot = vocoder.open(make_voice())
-    (wave,) = vocoder.speak([Chunk(slot, make_codes(0, 28))])
+    (wave,) = vocoder.speak([Chunk(slot, make_tokens(0, 28))])
     kept = wave.clone()
-    assert wave.untyped_storage().nbytes() == wave.nbytes, "nothing that a captured graph writes again"
-    vocoder.speak([Chunk(slot, make_codes(1, 28))])
+    assert wave.untyped_storage().nbytes() == wave.nbytes, "expected a copy of a graph's output"
+    vocoder.speak([Chunk(slot, make_tokens(1, 28))])
     vocoder.begin_turn(slot)
     assert_same(wave, kept)
     wave.fill_(float("nan"))
-    assert vocoder.speak([Chunk(slot, make_codes(2, 28))])[0].isfinite().all()
+    assert vocoder.speak([Chunk(slot, make_tokens(2, 28))])[0].isfinite().all()
 
 
-def test_slots_are_used_again():
-    """Three rounds of four sessions in five slots; each starts as in a new vocoder."""
-    vocoder, voice, speech_tokens = make_vocoder(shapes=ONE_SIZE), make_voice(), make_codes(0, 40)
+def test_reused_slots_equal_new_slots():
+    """Three rounds of four sessions in five slots."""
+    vocoder, voice, speech_tokens = make_vocoder(shapes=ONE_SIZE), make_voice(), make_tokens(0, 40)
     expected = alone(0, ONE_SIZE)
     used = set()
     for _ in range(3):
         slots = [vocoder.open(voice) for _ in range(4)]
         used |= set(slots)
         assert vocoder.n_free == 1
-        for wave, want in zip(say(vocoder, slots[0], codes_of(0), COUNTS[0]), expected, strict=True):
+        for wave, want in zip(speak_turn(vocoder, slots[0], tokens_of(0), COUNTS[0]), expected, strict=True):
             assert_same(wave, want)
         for slot in slots[1:]:
             vocoder.speak([Chunk(slot, speech_tokens[:28])])
@@ -123,7 +131,7 @@ def test_slots_are_used_again():
 
 
 def prepared(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of steps of each prompt that runs through the flow from now on."""
+    """The number of Euler steps of each prompt that is prepared from now on."""
     calls, run = [], vocoder._run_prompt
 
     def counted(voice: Voice, n_steps: int, *place: int) -> None:
@@ -139,16 +147,16 @@ def test_a_shared_voice_is_prepared_once(monkeypatch: pytest.MonkeyPatch):
     calls = prepared(vocoder, monkeypatch)
     vocoder.prepare(make_voice())
     slots = [vocoder.open(make_voice()) for _ in range(2)]
-    assert calls == [2], "the same content, whichever object holds it"
+    assert calls == [2], "expected one preparation for equal content"
     waves = together(vocoder, slots)
     for wave, expected in zip(waves[0], alone(0, ONE_SIZE), strict=True):
         assert_same(wave, expected)
     vocoder.open(make_voice(), n_steps=1)
-    assert calls == [2, 1], "another number of steps is another state"
+    assert calls == [2, 1], "expected a separate state per number of steps"
 
 
-def test_a_voice_that_made_room_sounds_the_same_again(monkeypatch: pytest.MonkeyPatch):
-    """Other rows, other slot, same bits."""
+def test_an_evicted_voice_sounds_the_same_again(monkeypatch: pytest.MonkeyPatch):
+    """Bit-identical in other rows and another slot."""
     vocoder = make_vocoder(shapes=ONE_SIZE)
     calls = prepared(vocoder, monkeypatch)
     expected = alone(0, ONE_SIZE)
@@ -156,19 +164,19 @@ def test_a_voice_that_made_room_sounds_the_same_again(monkeypatch: pytest.Monkey
     for other in (1, 2, 3):
         slot = vocoder.open(make_voice(0))
         places.add(vocoder._sessions[slot].voice)
-        for wave, want in zip(say(vocoder, slot, codes_of(0), COUNTS[0]), expected, strict=True):
+        for wave, want in zip(speak_turn(vocoder, slot, tokens_of(0), COUNTS[0]), expected, strict=True):
             assert_same(wave, want, f"before voice {other}")
         vocoder.close(slot)
         for n in range(4):
             vocoder.prepare(make_voice(10 * other + n, 25 + 7 * other))
-    assert len(calls) == 3 * 5, "the voice had to go each time"
+    assert len(calls) == 3 * 5, "expected the voice to be evicted each time"
     assert len(places) > 1
 
 
-def test_a_voice_in_use_stays():
+def test_a_voice_in_use_is_not_evicted():
     vocoder = make_vocoder(shapes=ONE_SIZE)
     slot = vocoder.open(make_voice(0))
-    turn = cut(slot, codes_of(0), COUNTS[0])
+    turn = chunks_of_turn(slot, tokens_of(0), COUNTS[0])
     got = []
     for n, chunk in enumerate(turn):
         got += vocoder.speak([chunk])
@@ -184,7 +192,7 @@ def test_a_voice_in_use_stays():
     vocoder.open(make_room)
 
 
-def test_a_voice_that_broke_off_is_not_found(monkeypatch: pytest.MonkeyPatch):
+def test_a_voice_whose_preparation_failed_is_not_found(monkeypatch: pytest.MonkeyPatch):
     vocoder, voice = make_vocoder(shapes=ONE_SIZE), make_voice(0)
 
     def broken(*given: object) -> None:
@@ -195,15 +203,15 @@ def test_a_voice_that_broke_off_is_not_found(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(RuntimeError, match="out of memory"):
             vocoder.open(voice)
     assert vocoder.n_free == 5
-    got = say(vocoder, vocoder.open(voice), codes_of(0), COUNTS[0])
+    got = speak_turn(vocoder, vocoder.open(voice), tokens_of(0), COUNTS[0])
     for wave, want in zip(got, alone(0, ONE_SIZE), strict=True):
         assert_same(wave, want)
 
 
 @settings(max_examples=10)
 @given(data=st.data())
-def test_any_coming_and_going_is_each_alone(data: st.DataObject):
-    """Sessions open, speak in groups, start over and leave at random; each against a vocoder of its own."""
+def test_random_session_events_equal_separate_vocoders(data: st.DataObject):
+    """Sessions open, speak in groups, begin turns and close at random, each against a separate vocoder."""
     vocoder, voices = make_vocoder(), [make_voice(n, 20 + 13 * n) for n in range(4)]
     solo: dict[int, tuple[Vocoder, int]] = {}
     for number in range(data.draw(st.integers(4, 12))):
@@ -221,7 +229,7 @@ def test_any_coming_and_going_is_each_alone(data: st.DataObject):
             chunks = []
             for slot in group:
                 last = data.draw(st.integers(0, 5)) == 0
-                speech_tokens = make_codes(100 * number + slot, data.draw(st.integers(1 if last else 4, 28)))
+                speech_tokens = make_tokens(100 * number + slot, data.draw(st.integers(1 if last else 4, 28)))
                 chunks.append(Chunk(slot, speech_tokens, last))
             for chunk, wave in zip(chunks, vocoder.speak(chunks), strict=True):
                 own, only = solo[chunk.session]

@@ -1,4 +1,4 @@
-"""The tiny vocoder with few slots, random voices for it, and turns cut into chunks: for tests of the host side."""
+"""The tiny vocoder with few slots, random voices, and turns divided into chunks, for tests of the host side."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -25,12 +25,12 @@ STEPS = (2, 1)
 
 @cache
 def shared_parts() -> FlowAndHift:
-    """Nobody changes their weights, nor compiles them."""
+    """The tiny vocoder's modules; tests must not change or compile them."""
     return load_flow_and_hift(FOLDER)
 
 
 def wide_parts(device: str = "cpu", dtype: torch.dtype = torch.float32) -> FlowAndHift:
-    """The same weights as half as many heads of the encoder, twice as wide: as narrow as kernels take them."""
+    """The same weights with half as many encoder heads of twice the width: the smallest width the kernels support."""
     parts = load_flow_and_hift(FOLDER, device=device, dtype=dtype, hift_dtype=dtype)
     encoder = parts.flow.config.encoder
     encoder = encoder.model_copy(update={"heads": encoder.heads // 2})
@@ -55,12 +55,12 @@ def make_voice(seed: int = 0, n_speech_tokens: int = 30, n_mels: int = 80, speak
     )
 
 
-def make_codes(seed: int, n: int) -> list[int]:
+def make_tokens(seed: int, n: int) -> list[int]:
     return torch.randint(6561, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def cut(session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Chunk]:
-    """One turn: chunks that voice `counts` codes each, the look-ahead included; the last voices what is left."""
+def chunks_of_turn(session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Chunk]:
+    """Chunks of one turn that synthesize `counts` tokens each, with the look-ahead, and a last chunk with the rest."""
     first = 0
     for n in counts:
         yield Chunk(session, speech_tokens[first : first + n + LOOKAHEAD])
@@ -68,13 +68,13 @@ def cut(session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> It
     yield Chunk(session, speech_tokens[first:], last=True)
 
 
-def say(vocoder: Vocoder, session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
-    """A turn in calls of its own."""
-    return [vocoder.speak([chunk])[0] for chunk in cut(session, speech_tokens, counts)]
+def speak_turn(vocoder: Vocoder, session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> list[Tensor]:
+    """The sounds of a turn, one call per chunk."""
+    return [vocoder.speak([chunk])[0] for chunk in chunks_of_turn(session, speech_tokens, counts)]
 
 
 def slot_of(vocoder: Vocoder, session: int) -> int:
-    """Where a session stands: one of its two slots."""
+    """The slot that the session's next call reads."""
     return vocoder._sessions[session].slot
 
 

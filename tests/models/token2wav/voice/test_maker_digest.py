@@ -1,4 +1,4 @@
-"""The digest of what makes voices: content counts, and unchanged files are not read twice."""
+"""The digest of the networks that prepare voices: covers content, and reads unchanged files once."""
 
 import hashlib
 import json
@@ -33,19 +33,19 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files read for their digests, as it happens."""
+    """Names of the files that are read for their digests, in order."""
     names: list[str] = []
     file_digest = hashlib.file_digest
 
-    def listen(file, kind):
+    def record(file, kind):
         names.append(Path(file.name).name)
         return file_digest(file, kind)
 
-    monkeypatch.setattr(hashlib, "file_digest", listen)
+    monkeypatch.setattr(hashlib, "file_digest", record)
     return names
 
 
-def test_files_are_read_once(model: Path, cache: Path, read: list[str]) -> None:
+def test_reads_files_once(model: Path, cache: Path, read: list[str]) -> None:
     first = maker_digest(model, 80, cache)
     assert read == list(FILES)
     assert maker_digest(model, 80, cache) == first
@@ -53,7 +53,7 @@ def test_files_are_read_once(model: Path, cache: Path, read: list[str]) -> None:
     assert read == list(FILES), "expected no file to be read again"
 
 
-def test_what_it_depends_on(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_depends_on_content_and_recipe(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = {maker_digest(model, 80, cache), maker_digest(model, 20, cache)}
     for name in FILES:
         (model / name).write_bytes(b"other content")
@@ -78,7 +78,7 @@ def test_swapped_files_differ(model: Path, cache: Path) -> None:
     assert maker_digest(model, 80, cache) != before
 
 
-def test_size_and_age_alone_are_not_believed(model: Path, cache: Path) -> None:
+def test_detects_changed_content_with_equal_size_and_mtime(model: Path, cache: Path) -> None:
     before = maker_digest(model, 80, cache)
     path = model / SPEAKER_ENCODER
     stat, content = path.stat(), bytearray(path.read_bytes())
@@ -92,7 +92,7 @@ def test_size_and_age_alone_are_not_believed(model: Path, cache: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"3", b'{"a": 1}', b'{"a": [1]}', DICT_ENTRY, b"\xff\xfe", b"[" * 100_000, "cut"]
 )
-def test_a_damaged_memo_is_rebuilt(model: Path, cache: Path, read: list[str], content: bytes | str) -> None:
+def test_rebuilds_a_damaged_memo(model: Path, cache: Path, read: list[str], content: bytes | str) -> None:
     expected = maker_digest(model, 80, cache)
     whole = (cache / MEMO).read_bytes()
     (cache / MEMO).write_bytes(whole[:-20] if content == "cut" else content)
@@ -101,7 +101,7 @@ def test_a_damaged_memo_is_rebuilt(model: Path, cache: Path, read: list[str], co
     assert json.loads((cache / MEMO).read_bytes()) == json.loads(whole)
 
 
-def test_a_file_that_changes_meanwhile_is_not_remembered(model: Path, cache: Path, monkeypatch) -> None:
+def test_does_not_store_the_digest_of_a_file_that_changes_meanwhile(model: Path, cache: Path, monkeypatch) -> None:
     file_digest = hashlib.file_digest
 
     def change(file, kind):
@@ -126,27 +126,27 @@ def test_the_memo_is_bounded(model: Path, cache: Path, monkeypatch, read: list[s
     assert list(memo)[-2:] == [str(other / name) for name in FILES] and len(memo) == 3
 
 
-def test_a_folder_that_is_none_costs_time_only(model: Path, cache: Path, read: list[str]) -> None:
+def test_works_without_a_usable_folder(model: Path, cache: Path, read: list[str]) -> None:
     cache.write_text("a file")
     assert maker_digest(model, 80, cache) == maker_digest(model, 80, cache)
     assert read == [*FILES, *FILES]
     assert cache.read_text() == "a file"
 
 
-def test_missing_files_are_named(model: Path, cache: Path) -> None:
+def test_refuses_missing_files(model: Path, cache: Path) -> None:
     (model / SPEECH_TOKENIZER).unlink()
     with pytest.raises(CheckpointError, match=f"{SPEECH_TOKENIZER}: expected a readable file, got No such file"):
         maker_digest(model, 80, cache)
 
 
-def test_links_in_circles_are_named(model: Path, cache: Path) -> None:
+def test_refuses_circular_links(model: Path, cache: Path) -> None:
     (model / SPEECH_TOKENIZER).unlink()
     (model / SPEECH_TOKENIZER).symlink_to(SPEECH_TOKENIZER)
     with pytest.raises(CheckpointError, match=f"{SPEECH_TOKENIZER}: expected a readable file, got Too many levels"):
         maker_digest(model, 80, cache)
 
 
-def test_a_memo_in_circles_costs_time_only(model: Path, cache: Path, read: list[str]) -> None:
+def test_works_with_a_circular_memo_link(model: Path, cache: Path, read: list[str]) -> None:
     cache.mkdir()
     (cache / MEMO).symlink_to(MEMO)
     assert maker_digest(model, 80, cache) == maker_digest(model, 80, cache)

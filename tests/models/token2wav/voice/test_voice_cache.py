@@ -1,4 +1,4 @@
-"""Prepared voices on disk: found again bit for bit, never trusted, never in the way."""
+"""Prepared voices on disk: read back bit-identically, verified, and never the cause of an error."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ SOUND = prompt(0.6, channels=2)
 
 
 class Maker:
-    """Makes a voice that only this sound has, and counts."""
+    """Prepares a voice that is unique to the sound, and counts its calls."""
 
     def __init__(self, n_speech_tokens: int = 13):
         self.n_speech_tokens, self.n_made = n_speech_tokens, 0
@@ -51,33 +51,33 @@ def voice_files(folder: Path) -> list[Path]:
 
 
 def stored(folder: Path, sound: np.ndarray = SOUND) -> tuple[Voice, Path]:
-    """A voice, and the file it was put into just now."""
+    """A voice and its file, just stored."""
     before = set(voice_files(folder))
     voice = VoiceCache(folder, "digest").get_or_make(sound, RATE, Maker())
     [path] = set(voice_files(folder)) - before
     return voice, path
 
 
-def remade(folder: Path, sound: np.ndarray = SOUND) -> tuple[Voice, bool]:
-    """What another process gets, and whether it had to make it."""
+def read_again(folder: Path, sound: np.ndarray = SOUND) -> tuple[Voice, bool]:
+    """The voice in another process, and whether that process prepared it."""
     make, cache = Maker(), VoiceCache(folder, "digest")
     voice = cache.get_or_make(sound, RATE, make)
     assert cache.problem is None
     return voice, make.n_made == 1
 
 
-def test_made_once(tmp_path: Path) -> None:
+def test_prepares_a_voice_once(tmp_path: Path) -> None:
     expected, path = stored(tmp_path / "new" / "folder")
-    got, made = remade(tmp_path / "new" / "folder")
+    got, made = read_again(tmp_path / "new" / "folder")
     assert not made and voice_files(path.parent) == [path]
     assert_same_voice(got, expected)
     assert got.digest == expected.digest
 
 
-def test_what_a_voice_is_found_by(tmp_path: Path) -> None:
+def test_key_depends_on_samples_rate_and_maker(tmp_path: Path) -> None:
     nudged = SOUND.copy()
     nudged[1, -1] += 1e-6
-    asked = [
+    requests = [
         ("digest", SOUND, RATE),
         ("other", SOUND, RATE),
         ("digest", SOUND, RATE // 2),
@@ -87,12 +87,12 @@ def test_what_a_voice_is_found_by(tmp_path: Path) -> None:
         ("digest", SOUND.reshape(1, -1), RATE),
     ]
     make = Maker()
-    for digest, sound, rate in asked * 2:
+    for digest, sound, rate in requests * 2:
         VoiceCache(tmp_path, digest).get_or_make(sound, rate, make)
-    assert make.n_made == len(voice_files(tmp_path)) == len(asked)
+    assert make.n_made == len(voice_files(tmp_path)) == len(requests)
 
 
-def test_the_form_of_the_sound_does_not_matter(tmp_path: Path) -> None:
+def test_key_does_not_depend_on_the_form_of_the_sound(tmp_path: Path) -> None:
     make, cache = Maker(), VoiceCache(tmp_path, "digest")
     for sound in (SOUND, SOUND.astype(np.float64), np.asfortranarray(SOUND), torch.from_numpy(SOUND)):
         cache.get_or_make(sound, RATE, make)
@@ -102,7 +102,7 @@ def test_the_form_of_the_sound_does_not_matter(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_damaged_files_are_replaced(tmp_path_factory, data) -> None:
+def test_replaces_damaged_files(tmp_path_factory, data) -> None:
     folder = tmp_path_factory.mktemp("cache")
     expected, path = stored(folder)
     content = path.read_bytes()
@@ -118,26 +118,26 @@ def test_damaged_files_are_replaced(tmp_path_factory, data) -> None:
         changed = content[position] ^ (1 << data.draw(st.integers(0, 7)))
         damaged = content[:position] + bytes([changed]) + content[position + 1 :]
     path.write_bytes(damaged)
-    got, made = remade(folder)
+    got, made = read_again(folder)
     assert_same_voice(got, expected)
-    # A blank of the header's padding may change without harm.
+    # A change in the padding of the header has no effect.
     assert made or kind in {"flip", "header"}
     if made:
         assert path.read_bytes() == content
-        assert not remade(folder)[1]
+        assert not read_again(folder)[1]
 
 
-def test_a_voice_under_another_name_is_not_believed(tmp_path: Path) -> None:
+def test_rejects_a_voice_under_another_name(tmp_path: Path) -> None:
     _, path = stored(tmp_path)
     expected, other = stored(tmp_path, prompt(0.7))
     other.write_bytes(path.read_bytes())
-    got, made = remade(tmp_path, prompt(0.7))
+    got, made = read_again(tmp_path, prompt(0.7))
     assert made
     assert_same_voice(got, expected)
 
 
 @pytest.mark.parametrize("change", ["value", "type", "missing", "more", "seal"])
-def test_well_formed_files_of_other_content_are_not_believed(tmp_path: Path, change: str) -> None:
+def test_rejects_valid_files_of_other_content(tmp_path: Path, change: str) -> None:
     expected, path = stored(tmp_path)
     tensors = load_file(path)
     if change == "value":
@@ -151,12 +151,12 @@ def test_well_formed_files_of_other_content_are_not_believed(tmp_path: Path, cha
     else:
         del tensors["seal"]
     save_file(tensors, path)
-    got, made = remade(tmp_path)
+    got, made = read_again(tmp_path)
     assert made
     assert_same_voice(got, expected)
 
 
-def test_what_stands_in_the_way_is_a_problem_only(tmp_path: Path) -> None:
+def test_reports_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     expected, path = stored(tmp_path)
     path.unlink()
     path.mkdir()
@@ -167,7 +167,7 @@ def test_what_stands_in_the_way_is_a_problem_only(tmp_path: Path) -> None:
         assert cache.problem == f"{tmp_path}: something other than a regular file"
 
 
-def test_no_folder_no_cache(tmp_path: Path) -> None:
+def test_reports_a_missing_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     make, cache = Maker(), VoiceCache(tmp_path / "file" / "cache", "digest")
     assert cache.problem is None
@@ -177,7 +177,7 @@ def test_no_folder_no_cache(tmp_path: Path) -> None:
         assert cache.problem == f"{tmp_path}/file/cache: Not a directory"
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_reports_a_full_disk(tmp_path: Path) -> None:
     make, cache = Maker(), VoiceCache(tmp_path, "digest")
     with disk_with_room_for(1000):
         first = cache.get_or_make(SOUND, RATE, make)
@@ -188,11 +188,11 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_folder(tmp_path: Path) -> None:
+def test_reports_a_read_only_folder(tmp_path: Path) -> None:
     expected, _ = stored(tmp_path)
     tmp_path.chmod(0o500)
     try:
-        assert_same_voice(remade(tmp_path)[0], expected)
+        assert_same_voice(read_again(tmp_path)[0], expected)
         cache = VoiceCache(tmp_path, "digest")
         cache.get_or_make(prompt(0.7), RATE, Maker())
         assert cache.problem == f"{tmp_path}: Permission denied"
@@ -200,19 +200,19 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_voice_whose_age_cannot_be_noted_is_still_found(tmp_path: Path, monkeypatch) -> None:
+def test_reads_a_voice_whose_time_cannot_be_updated(tmp_path: Path, monkeypatch) -> None:
     expected, _ = stored(tmp_path)
 
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted", str(path))
 
     monkeypatch.setattr(os, "utime", refuse)
-    got, made = remade(tmp_path)
+    got, made = read_again(tmp_path)
     assert not made
     assert_same_voice(got, expected)
 
 
-def test_failures_of_making_are_passed_on(tmp_path: Path) -> None:
+def test_propagates_errors_of_make(tmp_path: Path) -> None:
     cache = VoiceCache(tmp_path / "cache", "digest")
 
     def fail(wave: torch.Tensor, rate: int) -> Voice:
@@ -230,7 +230,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+def test_removes_the_least_recently_used_voices(tmp_path: Path) -> None:
     sounds = [prompt(0.6, seed=seed) for seed in range(5)]
     paths = []
     for number, sound in enumerate(sounds[:4]):
@@ -238,7 +238,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
         paths.append(path)
         age(path, 1000 - 100 * number)
     size = paths[0].stat().st_size
-    assert not remade(tmp_path, sounds[0])[1]  # the oldest one is asked for again
+    assert not read_again(tmp_path, sounds[0])[1]  # the oldest voice is used again
     cache = VoiceCache(tmp_path, "digest", max_bytes=3 * size)
     cache.get_or_make(sounds[4], RATE, Maker())
     assert cache.problem is None
@@ -246,7 +246,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert len(got) == 3 and got > {paths[0], paths[3]}, f"expected the first, the fourth and the new one, got {got}"
 
 
-def test_the_new_voice_stays_whatever_the_clock_says(tmp_path: Path) -> None:
+def test_keeps_the_new_voice_at_any_clock_time(tmp_path: Path) -> None:
     _, old = stored(tmp_path)
     age(old, -1000)
     VoiceCache(tmp_path, "digest", max_bytes=old.stat().st_size).get_or_make(prompt(0.7), RATE, Maker())
@@ -254,7 +254,7 @@ def test_the_new_voice_stays_whatever_the_clock_says(tmp_path: Path) -> None:
     assert left != old
 
 
-def test_only_voices_make_room(tmp_path: Path) -> None:
+def test_removes_voices_only(tmp_path: Path) -> None:
     _, old = stored(tmp_path)
     (tmp_path / f"mine{SUFFIX}").write_bytes(bytes(10_000))
     (tmp_path / "weights.json").write_bytes(bytes(10_000))
@@ -273,7 +273,7 @@ def test_only_voices_make_room(tmp_path: Path) -> None:
     assert left == {new.name, f"mine{SUFFIX}", "weights.json", ".notes.tmp", pending.name}
 
 
-def test_a_voice_larger_than_the_cache(tmp_path: Path) -> None:
+def test_does_not_store_a_voice_larger_than_the_limit(tmp_path: Path) -> None:
     _, path = stored(tmp_path)
     size = path.stat().st_size
     cache = VoiceCache(tmp_path, "digest", max_bytes=size - 1)

@@ -1,4 +1,4 @@
-"""A voice from a prompt: its parts put together by hand, one after the other, from the features and networks."""
+"""A voice from a prompt, compared with separate calls of the features and networks."""
 
 import threading
 from pathlib import Path
@@ -44,7 +44,7 @@ def other_maker() -> VoiceMaker:
 
 
 def by_hand(maker: VoiceMaker, sound: np.ndarray, rate: int) -> Voice:
-    """[channels, n] float32 to a voice."""
+    """The voice of a sound [channels, n] float32."""
 
     def at(wave: np.ndarray, new_rate: int) -> Tensor:
         return torch.from_numpy(wave if rate == new_rate else soxr.resample(wave, rate, new_rate, quality="HQ"))
@@ -78,7 +78,7 @@ def assert_same_voice(got: Voice, expected: Voice) -> None:
         (0.9, 48_000, 3, "FLOAT"),
     ],
 )
-def test_files_become_voices(
+def test_voice_of_a_file_equals_separate_calls(
     tmp_path: Path, maker: VoiceMaker, seconds: float, rate: int, channels: int, subtype: str
 ) -> None:
     sound, path = prompt(seconds, rate, channels), tmp_path / "prompt.wav"
@@ -91,21 +91,21 @@ def test_files_become_voices(
     expected = by_hand(maker, sound, rate)
     assert_same(got.speech_tokens, expected.speech_tokens, "speech_tokens")
     assert_same(got.speaker, expected.speaker, "speaker")
-    off = (got.mel - expected.mel).abs().max()  # the channels are summed in another order
+    off = (got.mel - expected.mel).abs().max()  # the channels are added in a different order
     assert got.mel.shape == expected.mel.shape and off < 1e-3, f"mel: max diff {off}"
-    assert got.speech_tokens.unique().numel() > 2, f"expected codes that vary, got {got.speech_tokens}"
+    assert got.speech_tokens.unique().numel() > 2, f"expected different tokens, got {got.speech_tokens}"
 
 
 @settings(max_examples=15)
 @given(n=st.integers(11_025, 20_000), rate=st.sampled_from([11_025, 16_000, 22_050]))
-def test_any_duration(other_maker: VoiceMaker, n: int, rate: int) -> None:
+def test_accepts_any_duration(other_maker: VoiceMaker, n: int, rate: int) -> None:
     sound = prompt(1.0, n)
     got = other_maker.make(sound, rate)
     assert_same_voice(got, by_hand(other_maker, sound, rate))
     got.check(OTHER_SIZES)
 
 
-def test_shortest_and_longest(other_maker: VoiceMaker) -> None:
+def test_accepts_the_shortest_and_the_longest_sound(other_maker: VoiceMaker) -> None:
     for seconds, n_speech_tokens in ((0.5, 13), (30, 750)):
         voice = other_maker.make(prompt(seconds, 16_000), 16_000)
         assert (len(voice.speech_tokens), voice.n_frames) == (n_speech_tokens, 2 * n_speech_tokens)
@@ -116,8 +116,8 @@ def test_shortest_and_longest(other_maker: VoiceMaker) -> None:
         )
 
 
-def test_last_frame_is_repeated(other_maker: VoiceMaker) -> None:
-    voice = other_maker.make(prompt(0.5, 24_000), 24_000)  # 25 mel frames, 13 codes
+def test_repeats_the_last_frame(other_maker: VoiceMaker) -> None:
+    voice = other_maker.make(prompt(0.5, 24_000), 24_000)  # 25 mel frames, 13 tokens
     assert_same(voice.mel[25], voice.mel[24])
     assert not torch.equal(voice.mel[24], voice.mel[23])
 
@@ -128,7 +128,7 @@ def test_fit_frames(have: int, want: int) -> None:
     assert_same(fit_frames(mel, want), mel[[min(frame, have - 1) for frame in range(want)]])
 
 
-def test_which_channel_tells_what(other_maker: VoiceMaker) -> None:
+def test_channels_of_each_feature(other_maker: VoiceMaker) -> None:
     sound = prompt(0.8, channels=2)
     base, swapped = other_maker.make(sound, 16_000), other_maker.make(sound[::-1], 16_000)
     assert_same(swapped.mel, base.mel)
@@ -139,7 +139,7 @@ def test_which_channel_tells_what(other_maker: VoiceMaker) -> None:
     assert not torch.equal(mono.mel, base.mel)
 
 
-def test_silence_is_a_voice(other_maker: VoiceMaker) -> None:
+def test_accepts_silence(other_maker: VoiceMaker) -> None:
     other_maker.make(np.zeros(16_000, np.float32), 16_000).check(OTHER_SIZES)
 
 
@@ -161,19 +161,19 @@ def test_threads_share_one_maker(other_maker: VoiceMaker) -> None:
         assert_same_voice(got[number], voice)
 
 
-def test_sound_is_checked(other_maker: VoiceMaker) -> None:
+def test_refuses_invalid_sounds(other_maker: VoiceMaker) -> None:
     with pytest.raises(AudioError, match=r"prompt sound: duration: expected 0\.5 to 30 s, got 0\.400 s"):
         other_maker.make(prompt(0.4), 16_000)
     with pytest.raises(AudioError, match="prompt sound: sample rate: expected 8000 to 192000 Hz, got 0"):
         other_maker.make(prompt(1.0), 0)
 
 
-def test_networks_and_flow_must_fit(parts: VoiceParts) -> None:
+def test_refuses_networks_that_do_not_match_the_flow(parts: VoiceParts) -> None:
     with pytest.raises(CheckpointError, match="speaker vector: expected 25 values, got 24"):
         VoiceMaker(parts, OTHER_SIZES.model_copy(update={"speaker_dim": 25}))
 
 
-def test_codes_must_fit_the_flow(parts: VoiceParts, maker: VoiceMaker) -> None:
+def test_refuses_tokens_that_do_not_match_the_flow(parts: VoiceParts, maker: VoiceMaker) -> None:
     small = VoiceMaker(parts, maker.flow.model_copy(update={"vocab_size": 50}))
-    with pytest.raises(AudioError, match=r"voice: codes: expected 0 to 49, got"):
+    with pytest.raises(AudioError, match=r"voice: speech_tokens: expected 0 to 49, got"):
         small.make(prompt(1.0), 16_000)
