@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then starts the gateway and the workers; arguments go to them (--help lists them).
+# Installs what is missing, then starts the gateway and the workers. Arguments are passed on; --help lists them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/setup_env.sh

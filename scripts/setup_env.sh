@@ -1,5 +1,5 @@
-# Sourced by the scripts at the root, from the root. Gives $PYTHON, the interpreter of .venv/base with
-# everything in pyproject.toml installed. A second call with an unchanged pyproject.toml does nothing.
+# Sourced from the root folder by the scripts there. Sets $PYTHON to the interpreter of .venv/base, in which it installs
+# the dependencies of pyproject.toml. A second call with an unchanged pyproject.toml does nothing.
 
 step() { printf '== %s\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -17,7 +17,7 @@ find_python() {
     fail "no Python 3.11 or newer found (tried python3, python3.13, python3.12, python3.11)"
 }
 
-# setup_env [dev]: the second set of dependencies is only for tests.
+# setup_env [dev]: with `dev`, also installs the dependencies of the tests.
 setup_env() {
     local extra=${1:-} system_python hash stamp
     if [[ ! -x $PYTHON ]]; then
@@ -50,20 +50,20 @@ ensure_compiler() {
         step "installing g++ (torch.compile needs a C++ compiler)"
         apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++ >/dev/null
     else
-        fail "no C++ compiler; torch.compile needs one: install g++ or set CXX"
+        fail "no C++ compiler found; torch.compile needs one: install g++ or set CXX"
     fi
 }
 
-# Tests of the page drive the system's Chromium.
+# The tests of the page use the system's Chromium.
 ensure_chromium() {
     local name
     for name in chromium chromium-browser google-chrome google-chrome-stable; do
         if command -v "$name" >/dev/null; then return; fi
     done
     if [[ $(id -u) -eq 0 ]] && command -v apt-get >/dev/null; then
-        step "installing chromium (tests of the page drive it)"
+        step "installing chromium (the tests of the page use it)"
         apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
     else
-        fail "no Chromium; tests of the page drive it: install chromium"
+        fail "no Chromium found; the tests of the page use it: install chromium"
     fi
 }
