@@ -1,10 +1,11 @@
-"""Compiles for one GPU ahead of time: load, compile and warm up as a worker does, then end.
+"""Compiles for one GPU ahead of time: load, compile and warm up as a worker does, then exit.
 
     CUDA_VISIBLE_DEVICES=0 PYTHONPATH=. .venv/base/bin/python precompile.py
 
-What is compiled stays in the cache's folder, from which workers start quickly. Settings first, and the places that
-compilers and drivers look at in the environment; only then everything heavy is imported. Exit status: 0; 1 if a stage,
-a target or kernels of our own failed; 2 if what was given cannot be; 130 if interrupted.
+The compiled code stays in the cache folder, and workers start from it in seconds. The program reads the settings and
+sets the environment variables of compilers and drivers before it imports torch. It compiles whatever
+`service.compile.enabled` is, unless `--no-compile` is given. Exit status: 0; 1 if a stage, a target or the project's
+kernels failed; 2 for invalid settings or arguments; 130 if interrupted.
 """
 
 import argparse
@@ -45,18 +46,18 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder, or a model id of the Hugging Face hub")
-    parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
-    parser.add_argument("--ref-audio-path", metavar="FILE", help="the voice that the warm-up speaks with")
-    parser.add_argument("--gpu-id", type=int, default=0, metavar="N", help="among the visible GPUs; default: 0")
-    parser.add_argument("--mode", choices=["default", "reduce-overhead", "max-autotune"], help="of torch.compile")
-    parser.add_argument("--max-warmup-chunks", type=int, metavar="N", help="seconds of the video at most; default: 10")
-    parser.add_argument("--warmup-video", metavar="FILE", help="what the warm-up listens to")
+    parser.add_argument("--pt-path", metavar="FILE", help="weights that replace those of the checkpoint")
+    parser.add_argument("--ref-audio-path", metavar="FILE", help="the voice of the warm-up")
+    parser.add_argument("--gpu-id", type=int, default=0, metavar="N", help="index among the visible GPUs; default: 0")
+    parser.add_argument("--mode", choices=["default", "reduce-overhead", "max-autotune"], help="mode of torch.compile")
+    parser.add_argument("--max-warmup-chunks", type=int, metavar="N", help="maximum seconds of the video; default: 10")
+    parser.add_argument("--warmup-video", metavar="FILE", help="input of the warm-up")
     parser.add_argument(
         "--attn-implementation", choices=["auto", "flash_attention_2", "sdpa", "eager"], help="attention kernels"
     )
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as memory holds")
-    parser.add_argument("--no-compile", action="store_true", help="load and warm up only: whether files and model work")
+    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as fit into memory")
+    parser.add_argument("--no-compile", action="store_true", help="load and warm up only, to check files and model")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the compile report as JSON")
     parser.add_argument("--measure", action="store_true", help="measure regions too: eager, compiled, captured")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
@@ -89,16 +90,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """As a worker has them, but that compiling is on whatever the file says. Raises: ConfigError, SettingError."""
+    """A worker's settings, with compiling on unless `--no-compile` is given. Raises: ConfigError, SettingError."""
     flags: dict[str, object] = {key: getattr(args, name) for name, key in FLAGS.items()}
     flags["service.compile.enabled"] = not args.no_compile
     return load_config(args.config, flags=flags, environ=environ)
 
 
 def gpu(number: int, visible: str | None) -> str:
-    """What makes one GPU the only visible one. visible: those that are so far, None for all.
+    """The value of CUDA_VISIBLE_DEVICES that leaves one GPU visible.
 
-    Raises: SettingsError for a number that is not among them.
+    Args:
+        number: index among the visible GPUs.
+        visible: the variable's present value; None: unset.
+
+    Raises: SettingsError for an index out of range.
     """
     names = None if visible is None else [name for name in visible.split(",") if name.strip()]
     if number < 0 or (names and number >= len(names)):
@@ -111,15 +116,15 @@ def gpu(number: int, visible: str | None) -> str:
 
 def _check_folder(path: Path) -> None:
     if not path.resolve().parent.is_dir() or path.is_dir():
-        raise SettingsError(f"--report {path}", expected="a place for a file", got="a folder or none to put it in")
+        raise SettingsError(f"--report {path}", expected="a file in an existing folder", got="none")
 
 
 def _run(config: Config, path: Path | None, *, measures: bool) -> int:
-    from worker.assembly.backend_flags import settle_threads
+    from worker.assembly.backend_flags import limit_threads
     from worker.start.starting import start_engine
     from worker.status import Status
 
-    settle_threads()
+    limit_threads()
     engine = config.engine()
     started = start_engine(
         engine,
@@ -134,7 +139,7 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
         report = _measured(started, engine) if measures else started.report
         print("\n".join(summary(started)))
         print(report.table())
-        for line in complaints(started):
+        for line in error_lines(started):
             print(line, file=sys.stderr)
         if path is not None:
             write_report(report, path)
@@ -144,34 +149,34 @@ def _run(config: Config, path: Path | None, *, measures: bool) -> int:
         return FAILED
     finally:
         started.engine.close()
-    return 0 if started.tuned.is_whole else FAILED
+    return 0 if started.compile_result.is_whole else FAILED
 
 
 def _measured(started: "Started", config: EngineConfig) -> CompileReport:
-    """The start's report, and each region's behind it. Raises: ReportError."""
+    """The start's report, followed by a row for each region. Raises: ReportError."""
     from worker.report.region_report import region_report
 
-    # On the engine's thread: on another one it would be compiled again.
+    # On the engine's thread, because another thread would compile again.
     parts = started.engine.parts
-    measuring = started.engine.submit(region_report, parts, config, started.tuned)
+    measuring = started.engine.submit(region_report, parts, config, started.compile_result)
     return started.report.followed_by(measuring.result())
 
 
-def fallen(started: "Started") -> list[TargetState]:
-    """Targets that run otherwise than they were asked to."""
+def failed_targets(started: "Started") -> list[TargetState]:
+    """Targets that do not run as configured."""
     return [one for one in started.targets.values() if one.has_failed]
 
 
-def complaints(started: "Started") -> list[str]:
-    """Lines for whoever reads only errors: what did not work, kernels of our own among it."""
-    notes = [f"note: {note}" for note in started.tuned.notes]
-    return [*notes, *(f"error: {one.name} fell back: {one.error}" for one in fallen(started))]
+def error_lines(started: "Started") -> list[str]:
+    """Lines for stderr: notes, and each failed target."""
+    notes = [f"note: {note}" for note in started.compile_result.notes]
+    return [*notes, *(f"error: {one.name} fell back: {one.error}" for one in failed_targets(started))]
 
 
 def summary(started: "Started") -> list[str]:
-    """Lines for a terminal: stages, cache, targets."""
+    """Lines for stdout: stages, cache, targets."""
     stages = ", ".join(f"{stage.replace('_', ' ')} {seconds:.1f} s" for stage, seconds in started.seconds.items())
-    rows = [("target", "state", "seconds", "graphs", "captured", "hits", "misses")]
+    rows: list[tuple[str, ...]] = [("target", "state", "seconds", "graphs", "captured", "hits", "misses")]
     for one in started.targets.values():
         counts = (one.n_graphs, one.n_captured, one.hits, one.misses)
         rows.append((one.name, one.phase.value, f"{one.seconds:.1f}", *map(str, counts)))
@@ -184,5 +189,5 @@ def summary(started: "Started") -> list[str]:
 if __name__ == "__main__":
     status = main()
     if status == INTERRUPTED:
-        os._exit(status)  # a compiler at work cannot be told to stop, and does not survive the interpreter's end
+        os._exit(status)  # a running compiler cannot be stopped, and crashes when the interpreter exits
     sys.exit(status)

@@ -4,15 +4,15 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from worker.version import driver_version, package_version
 
 BEGAN = time.monotonic()  # start of the process, approximately
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": package_version("triton"),
         "cuda": torch.version.cuda,
         "driver": None,
         "gpu": None,
@@ -37,25 +37,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
-        facts["driver"] = _driver()
+        facts["driver"] = driver_version()
     return facts
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _driver() -> str | None:
-    """The driver's version, which torch does not report."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.split("\n")[0].strip()
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

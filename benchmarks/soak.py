@@ -21,7 +21,7 @@ from models.errors import ModelError
 from models.graphs.region_graphs import compile_counters
 from models.token2wav.voice.voice import Voice
 from worker.assembly.parts import build
-from worker.compile.tuning import tune
+from worker.compile.compile_engine import compile_engine
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine, Handle
 from worker.loop.observer import Observer
@@ -86,7 +86,7 @@ class Soak:
         self.device = parts.model.device
         self.engine = Engine(parts, self.config, observer=SoakScript())
         self.engine.start()
-        self.engine.submit(tune, parts, self.config).result()
+        self.engine.submit(compile_engine, parts, self.config).result()
         self.result: dict[str, Any] = {
             "command": command,
             "environment": report.environment(self.device),

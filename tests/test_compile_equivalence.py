@@ -22,9 +22,9 @@ from models.token2wav.stream.region_table import VocoderShapes
 from tests.models.token2wav.stream.vocoders import make_voice
 from tests.worker.loop.engines import TINY, make_picture, make_sound
 from worker.assembly.parts import build
+from worker.compile.compile_engine import CompileResult, RecompileWatch, compile_engine
 from worker.compile.state import CompileCounts, TargetPhase
 from worker.compile.targets import COMPILE_TARGETS
-from worker.compile.tuning import LateWatch, Tuned, tune
 from worker.config.compile import TARGETS, CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine, Handle
@@ -85,8 +85,8 @@ class Bench:
     """A compiled engine with a running thread and slots that two sessions have used."""
 
     engine: Engine
-    tuned: Tuned
-    watch: LateWatch
+    compile_result: CompileResult
+    watch: RecompileWatch
 
     def table(self, target: str) -> RegionTable:
         parts = self.engine.parts
@@ -136,8 +136,8 @@ def bench(few_steps: None) -> Iterator[Bench]:
     torch._dynamo.reset()
     engine = Engine(build(CONFIG, shapes=SHAPES, vocoder_shapes=VOCODER_SHAPES), CONFIG, observer=Script())
     with engine:
-        tuned = engine.submit(tune, engine.parts, CONFIG).result()
-        yield Bench(engine, tuned, LateWatch(engine.parts))
+        compile_result = engine.submit(compile_engine, engine.parts, CONFIG).result()
+        yield Bench(engine, compile_result, RecompileWatch(engine.parts))
     torch._dynamo.reset()
 
 
@@ -196,10 +196,10 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def test_every_target_compiles(bench: Bench) -> None:
-    states = bench.tuned.targets
+    states = bench.compile_result.targets
     assert {name: state.phase for name, state in states.items()} == dict.fromkeys(TARGETS, TargetPhase.COMPILED)
     assert all(state.n_graphs and state.hits + state.misses for state in states.values()), states
-    assert bench.tuned.counts.graph_breaks == 0
+    assert bench.compile_result.counts.graph_breaks == 0
 
 
 def test_units_after_warm_up_compile_nothing(bench: Bench) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from models.errors import SettingsError
 from precompile import FAILED, USAGE, gpu, main, parser, settings
-from worker.compile.state import TargetPhase, TargetState, Tuned
+from worker.compile.state import CompileResult, TargetPhase, TargetState
 from worker.config.compile import TARGETS
 from worker.config.service import INDUCTOR_VARIABLE
 from worker.config.settings import SettingError
@@ -126,12 +126,21 @@ def test_fallback_is_printed_and_fails(
     lost: list[str],
     status: int,
 ) -> None:
-    tuned = Tuned({"apm": TargetState("apm", phase, error=error)}, notes=["something to know"], lost_kernels=lost)
+    compile_result = CompileResult(
+        {"apm": TargetState("apm", phase, error=error)}, notes=["something to know"], failed_kernels=lost
+    )
     report = SimpleNamespace(table=lambda: "a table")
     engine = SimpleNamespace(close=lambda: None)
-    started = SimpleNamespace(targets=tuned.targets, tuned=tuned, report=report, engine=engine, seconds={}, cache=None)
+    started = SimpleNamespace(
+        targets=compile_result.targets,
+        compile_result=compile_result,
+        report=report,
+        engine=engine,
+        seconds={},
+        cache=None,
+    )
     monkeypatch.setattr("worker.start.starting.start_engine", lambda *_, **__: started)
-    monkeypatch.setattr("worker.assembly.backend_flags.settle_threads", lambda: None)
+    monkeypatch.setattr("worker.assembly.backend_flags.limit_threads", lambda: None)
     monkeypatch.setattr("precompile.log.set_up", lambda level: None)
     monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
     assert main(["--no-compile", "--device", "cpu"]) == status

@@ -28,7 +28,7 @@ from worker.assembly.parts import EngineParts, build, device_type
 from worker.chat.answers import Answers
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
-from worker.compile.tuning import tune
+from worker.compile.compile_engine import compile_engine
 from worker.config.session import EngineConfig, SessionConfig
 from worker.loop.audio_buffer import checked
 from worker.loop.observer import Observer
@@ -189,7 +189,7 @@ class Engine:
         engine = cls(parts, config, observer=observer)
         engine.start()
         try:
-            engine.submit(tune, parts, config).result()
+            engine.submit(compile_engine, parts, config).result()
         except BaseException:
             engine.close()
             raise

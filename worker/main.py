@@ -1,7 +1,7 @@
 """`python -m worker.main`: one worker process, from its command line to its exit status.
 
-Settings first, and the places that compilers look at in the environment; only then everything heavy is imported. Exit
-status: 0 after a drain; 1 if the worker could not start; 2 if what it was told cannot be.
+It reads the settings and sets the compilers' environment variables before it imports torch. Exit status: 0 after a
+drain; 1 if the worker could not start; 2 for invalid settings or arguments.
 """
 
 import argparse
@@ -22,23 +22,23 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m worker.main", description="One worker: a model and its sessions.")
+    parser = argparse.ArgumentParser(prog="python -m worker.main", description="Starts one worker.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings; default: config.json at the root")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine only")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     parser.add_argument("--port", type=int, metavar="N", help="default: service.worker_base_port + index; 0: any")
     parser.add_argument("--worker-index", type=int, default=0, metavar="N", help="number among the workers")
     parser.add_argument(
-        "--gpu-id", type=int, metavar="N", help="number in /health; the GPU, unless CUDA_VISIBLE_DEVICES says"
+        "--gpu-id", type=int, metavar="N", help="GPU, unless CUDA_VISIBLE_DEVICES is set; reported in /health"
     )
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder, or a model id of the Hugging Face hub")
-    parser.add_argument("--pt-path", metavar="FILE", help="weights laid over the checkpoint's")
+    parser.add_argument("--pt-path", metavar="FILE", help="weights that replace those of the checkpoint")
     parser.add_argument("--ref-audio-path", metavar="FILE", help="the default voice")
-    parser.add_argument("--warmup-video", metavar="FILE", help="what the warm-up listens to")
-    parser.add_argument("--max-warmup-chunks", type=int, metavar="N", help="seconds of it at most")
+    parser.add_argument("--warmup-video", metavar="FILE", help="input of the warm-up")
+    parser.add_argument("--max-warmup-chunks", type=int, metavar="N", help="maximum seconds of it")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as memory holds")
+    parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as fit into memory")
     parser.add_argument("--duplex-pause-timeout", type=float, metavar="S", help="seconds until a paused session ends")
-    parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds sessions have to end at a stop")
+    parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds for sessions to end at a stop")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start; default: on a GPU")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
@@ -71,10 +71,10 @@ def main(argv: list[str] | None = None) -> int:
         LOG.warning("%s", note)
     os.environ[INDUCTOR_VARIABLE] = str(config.service.cache_dir)
     if args.gpu_id is not None and config.model.device in ("auto", "cuda"):
-        os.environ.setdefault(GPU_VARIABLE, str(args.gpu_id))  # who has chosen the visible ones has chosen this one
+        os.environ.setdefault(GPU_VARIABLE, str(args.gpu_id))  # a given list of visible GPUs takes precedence
     with listening:
-        # Imported before anybody is answered: loading libraries holds everything else up. What they leave stays, and
-        # looking through it for garbage, over and over, would take a tenth of the time.
+        # Imports block all threads, so they come before the first request. Without garbage collection they take a tenth
+        # less time; none of their objects is garbage.
         gc.disable()
         from worker.serving import serve, worker_settings
 
@@ -89,7 +89,7 @@ def _config(args: argparse.Namespace) -> tuple[Config, list[str]]:
 
 
 def _port(args: argparse.Namespace, config: Config) -> int:
-    port = config.service.worker_base_port + args.worker_index if args.port is None else args.port
+    port: int = config.service.worker_base_port + args.worker_index if args.port is None else args.port
     if not 0 <= port <= 65_535:
         raise SettingsError("--port", expected="0 to 65535", got=port)
     return port

@@ -1,9 +1,8 @@
-"""A media file as units: one second of sound at 16 kHz and the pictures that belong to it.
+"""A media file as units: one second of sound at 16 kHz, with its frames.
 
-Knows the ffmpeg program and its pipes. Does not know sessions nor what becomes of a unit.
-
-Sound and pictures are decoded by a process each, as far as they are asked for: memory is that of a few units however
-long the file is, nothing is written to disk, and no process outlives the iteration.
+Contains the ffmpeg program and its pipes. One process decodes sound and another decodes video, as far as units are
+read: memory is that of a few units for any length of the file, nothing is written to disk, and no process outlives the
+iteration.
 """
 
 import io
@@ -16,7 +15,7 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import ffmpeg
 import imageio_ffmpeg
@@ -28,7 +27,7 @@ from models.inputs.audio_sizes import SAMPLE_RATE, UNIT_SAMPLES
 from models.sampling.settings import check_number
 
 MAX_FRAMES_PER_SECOND = 30
-# Codecs pad their last block; what is left of it behind the last whole second is not worth a unit of its own.
+# Samples. Codecs pad their last block; a shorter rest after the last whole second is not a unit.
 MIN_TAIL = SAMPLE_RATE // 10
 
 _SAMPLE_BYTES = 4
@@ -38,16 +37,17 @@ logger = logging.getLogger(__name__)
 
 
 class MediaError(ModelError, ValueError):
-    """A media file is missing, holds neither sound nor pictures, or cannot be decoded; or there is no ffmpeg."""
+    """A media file is missing, has neither sound nor video, or cannot be decoded; or ffmpeg is missing."""
 
 
 @dataclass(frozen=True, eq=False)
 class MediaUnit:
     """One second of a file.
 
-    sound: [16000] float32 in [-1, 1], mono; zeros where the file has no sound.
-    n_samples: how many samples, counted from the first, are the file's.
-    frames: RGB pictures at the video's size, from evenly spread moments of the second; fewer where the video ends.
+    Attributes:
+        sound: [16000] float32 in [-1, 1], mono; zeros where the file has no sound.
+        n_samples: leading samples that are from the file; the rest is padding.
+        frames: RGB images at the video's size, at even intervals of the second; fewer at the end of the video.
     """
 
     sound: np.ndarray
@@ -57,9 +57,9 @@ class MediaUnit:
 
 @dataclass(frozen=True)
 class MediaUnits:
-    """A file that can be decoded; every iteration does so anew, and closing one early ends its processes.
+    """The units of a file. Each iteration decodes it again; closing the iterator ends its processes.
 
-    Raises (while iterating): MediaError where ffmpeg gives up or nothing at all comes out.
+    Raises: MediaError, while iterating, if ffmpeg fails or decodes nothing.
     """
 
     path: Path
@@ -82,16 +82,16 @@ class MediaUnits:
                 yield MediaUnit(np.pad(samples, (0, padding)), len(samples), frames)
                 n += 1
         if not n:
-            raise MediaError(str(self.path), expected="some sound or a picture", got="none decoded")
+            raise MediaError(str(self.path), expected="sound or video", got="nothing decoded")
 
     def _open_sound(self) -> "_Decoder":
-        # Sound that starts late, or stops for a while, is where it belongs: silence fills the gaps. Channels are
-        # mixed so that the sum never clips, where float samples would otherwise become louder.
+        # Silence fills a late start and gaps, so that samples keep their time. The mix of all channels never clips;
+        # float samples would otherwise become louder.
         in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0:rematrix_maxval=1"
         return _Decoder(self.path, "a:0", af=in_time, ac=1, ar=SAMPLE_RATE, format="f32le", acodec="pcm_f32le")
 
     def _open_video(self) -> "_Decoder":
-        # PPM pictures say their own size, so nobody has to find it out before.
+        # PPM images carry their size, so that it is not read in advance.
         evenly = f"fps={self.frames_per_second}:start_time=0"
         return _Decoder(self.path, "V:0", vf=evenly, format="image2pipe", vcodec="ppm", pix_fmt="rgb24")
 
@@ -99,12 +99,13 @@ class MediaUnits:
 def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int | None = None) -> MediaUnits:
     """A media file's units, decoded while they are iterated over.
 
-    There are as many as the longer of sound and video has seconds; the last one is filled up with silence.
+    Their number is the length in seconds of the longer of sound and video; the last one is padded with silence.
 
     Args:
-        frames_per_second: pictures in each unit, 0 to 30; 0 leaves the video out.
-        max_units: stop after so many; None: at the end of the file.
-    Raises: MediaError for a file that is missing or no media, or without ffmpeg; SettingsError.
+        frames_per_second: frames in each unit, 0 to 30; 0 skips the video.
+        max_units: maximum number of units; None: the whole file.
+
+    Raises: MediaError for a file that is missing or not media, or without ffmpeg; SettingsError.
     """
     check_number("frames_per_second", frames_per_second, at_least=0, at_most=MAX_FRAMES_PER_SECOND, whole=True)
     if max_units is not None:
@@ -120,13 +121,13 @@ def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int |
 
 
 def _kinds(path: Path) -> set[str]:
-    """Which of "audio" and "video" a file holds; a cover picture is no video."""
-    # This output format begins with a description of the streams, and no packet need follow.
+    """The streams of a file, of "audio" and "video"; a cover picture is not video."""
+    # The output of this format begins with a description of the streams, even without packets.
     with _Decoder(path, "a:0?", "V:0?", codec="copy", t=0, format="framecrc") as decoder:
         try:
             lines = decoder.read_all().decode(errors="replace").splitlines()
         except MediaError:
-            if any(_NO_STREAM in line for line in decoder.complaints):
+            if any(_NO_STREAM in line for line in decoder.errors):
                 return set()
             raise
     return {line.rpartition(" ")[2] for line in lines if line.startswith("#media_type")}
@@ -140,81 +141,82 @@ def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
     frames: list[Image.Image] = []
     while len(frames) < n and video.read_line():  # P6
         width, height = (int(word) for word in video.read_line().split())
-        video.read_line()  # 255, the highest level
+        video.read_line()  # 255, the maximum value
         frames.append(Image.frombytes("RGB", (width, height), video.read(width * height * 3)))
     return frames
 
 
 class _Decoder:
-    """An ffmpeg process that decodes a file into a pipe, from `with` to its end."""
+    """An ffmpeg process that decodes a file into a pipe, running within its `with` block."""
 
     def __init__(self, path: Path, *streams: str, **output: object):
-        # Said to be a file, whatever its name looks like; ffmpeg then refuses playlists that point into the network.
+        # The prefix makes ffmpeg treat any name as a file, and refuse playlists that refer to the network.
         source = ffmpeg.input(f"file:{path}")
         into_pipe = ffmpeg.output(*(source[stream] for stream in streams), "pipe:", **output)
         quiet = into_pipe.global_args("-nostdin", "-hide_banner", "-loglevel", "error")
         self._command = quiet.compile(cmd=_program())
         self._path = path
-        self.complaints: deque[str] = deque(maxlen=8)
+        self.errors: deque[str] = deque(maxlen=8)
 
     def __enter__(self) -> Self:
         devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
-        # Without buffers: theirs have locks, and one that a daemon thread holds aborts an interpreter that is ending.
+        # Unbuffered pipes: a buffer has a lock, and the interpreter aborts at exit if a daemon thread holds one.
         self._process = subprocess.Popen(self._command, stdin=devnull, stdout=pipe, stderr=pipe, bufsize=0)
-        self._output = io.BufferedReader(self._process.stdout)
-        # A full pipe would stop ffmpeg, so somebody has to read what it complains about.
-        self._listener = threading.Thread(target=self._listen, name="ffmpeg-stderr", daemon=True)
-        self._listener.start()
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._output, self._stderr = io.BufferedReader(cast(io.RawIOBase, self._process.stdout)), self._process.stderr
+        # ffmpeg blocks on a full pipe, so a thread reads its error messages.
+        self._reader = threading.Thread(target=self._read_errors, name="ffmpeg-stderr", daemon=True)
+        self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        self._listener.join()
+        self._reader.join()
         self._output.close()
-        self._process.stderr.close()
+        self._stderr.close()
 
     def read(self, n: int) -> bytes:
-        """The next `n` bytes, fewer at the end. Raises: MediaError if it is not the end of a decoded file."""
+        """The next `n` bytes, fewer at the end. Raises: MediaError if ffmpeg failed."""
         data = self._output.read(n)
         if len(data) < n:
             self._check_end()
         return data
 
     def read_line(self) -> bytes:
-        """The next line, nothing at the end. Raises: as `read`."""
+        """The next line, empty at the end. Raises: as `read`."""
         line = self._output.readline()
         if not line:
             self._check_end()
         return line
 
     def read_all(self) -> bytes:
-        """Everything. Raises: as `read`."""
+        """All remaining bytes. Raises: as `read`."""
         data = self._output.read()
         self._check_end()
         return data
 
     def _check_end(self) -> None:
         status = self._process.wait()
-        self._listener.join()
-        last = self.complaints[-1] if self.complaints else ""
+        self._reader.join()
+        last = self.errors[-1] if self.errors else ""
         if status:
             raise MediaError(str(self._path), expected="media that ffmpeg decodes", got=last or f"exit status {status}")
         if last:
             logger.warning("%s: decoded with errors: %s", self._path, last)
-            self.complaints.clear()
+            self.errors.clear()
 
-    def _listen(self) -> None:
-        for line in self._process.stderr:
+    def _read_errors(self) -> None:
+        for line in self._stderr:
             if text := line.decode(errors="replace").strip():
-                self.complaints.append(text)
+                self.errors.append(text)
 
 
 def _program() -> str:
-    """The system's ffmpeg, else the one that a dependency ships."""
+    """Path of the system's ffmpeg, else of imageio-ffmpeg's."""
     if found := shutil.which("ffmpeg"):
         return found
     try:
-        return imageio_ffmpeg.get_ffmpeg_exe()
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
     except RuntimeError:
         raise MediaError("ffmpeg", expected="the program on the PATH", got="none; install ffmpeg") from None

@@ -1,6 +1,6 @@
-"""A worker's life: start an engine in the background, lend it to conversations, let it go, load another one, drain.
+"""A worker's engine over time: start in the background, lease slots to sessions, unload, load another model, drain.
 
-Owns the status and the engine. Knows threads. Does not know messages or sockets.
+Owns the status and the engine, and the threads that start it. Messages and sockets are in `http`.
 """
 
 import asyncio
@@ -14,32 +14,34 @@ from typing import Any
 
 from models.errors import ContextOverflowError, ModelError, SettingsError, SlotError
 from worker.assembly.backend_flags import reset_backend_flags
+from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
-from worker.compile.tuning import LateWatch, untune
 from worker.config.service import FOREIGN_VOICE, AudioSection
 from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine, EngineError, Handle
 from worker.loop.results import Event
 from worker.loop.sessions import Sessions
 from worker.report.compile_watch import CompileWatch
-from worker.start.releasing import release_memory
+from worker.start.memory import release_memory
 from worker.start.starting import Started, start_engine
 from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import LEGAL, State, StateError, Status
 
 LOG = logging.getLogger(__name__)
-MAX_PREPARING = 2  # prompts; voices are made one at a time
-SETTLE_S = 1.0  # a start that is over still has its last words to say
-MAX_CHARS_A_ROW = 16  # of a prompt; real text has about four to a token
+MAX_PREPARING = 2  # prompts at a time; voices are made one by one
+SETTLE_S = 1.0  # time for the start thread to end after the state changed
+MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What one worker is told. Times in s.
+    """One worker's settings. Times in s.
 
-    ref_audio: the default voice, None for none. ref_folder: the only folder whose sounds clients may name.
-    idle_timeout: a session that sends nothing for so long ends; None: never. max_backlog: bytes of messages that a
-    session may have waiting.
+    Attributes:
+        ref_audio: the default voice; None: no default.
+        ref_folder: the only folder whose files clients may name as voices.
+        idle_timeout: a session without messages ends after it; None: never.
+        max_backlog: bytes of a session's waiting messages.
     """
 
     engine: EngineConfig
@@ -57,13 +59,20 @@ class WorkerSettings:
 
 @dataclass
 class Loaded:
-    """An engine that serves, and what goes with it. late: how much compiles from now on. watch: what, and why."""
+    """A serving engine and its companions.
+
+    Attributes:
+        shelf: voices of clients.
+        default: the default voice.
+        late: counters of compilation after warm-up.
+        watch: events of compilation after warm-up, with reasons.
+    """
 
     engine: Engine
     started: Started
     shelf: VoiceShelf
     default: Reference | None
-    late: LateWatch
+    late: RecompileWatch
     watch: CompileWatch
     n_sessions: int = 0
 
@@ -79,7 +88,7 @@ class SlotLease:
 class Service:
     """One worker's engine over time.
 
-    preparing: to be held while a prompt is made: that takes a thread, and the others are for units.
+    preparing: held while a prompt is prepared, which occupies a thread; it leaves the other threads to units.
     """
 
     def __init__(self, settings: WorkerSettings):
@@ -89,13 +98,13 @@ class Service:
         self.loaded: Loaded | None = None
         self.preparing = asyncio.Semaphore(MAX_PREPARING)
         self._lock = threading.Lock()
-        self._changing = threading.Lock()  # one start or release at a time, however long it takes
+        self._changing = threading.Lock()  # held during a start or an unload
         self._n_opened = 0
 
     # --- start ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load, compile and warm up in the background; `status` tells how far it is."""
+        """Load, compile and warm up in the background; `status` has the progress."""
         threading.Thread(target=self._start, name="starter", daemon=True).start()
 
     def _start(self) -> None:
@@ -106,7 +115,7 @@ class Service:
         try:
             loaded = self._load(self.settings)
         except Exception as error:
-            if self.status.state is not State.DRAINING:  # nobody waits for it any more
+            if self.status.state is not State.DRAINING:  # a stopped start is not a failure
                 known = isinstance(error, ModelError)
                 LOG.error("the worker cannot start: %s", error, exc_info=None if known else error)
                 self._fail(error)
@@ -141,9 +150,9 @@ class Service:
             raise
         watch = CompileWatch(LOG)
         watch.start()
-        return Loaded(engine, started, shelf, default, LateWatch(engine.parts), watch)
+        return Loaded(engine, started, shelf, default, RecompileWatch(engine.parts), watch)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         with self._lock:
             if State.FAILED in LEGAL[self.status.state]:
                 self.status.move(State.FAILED, str(error))
@@ -166,9 +175,9 @@ class Service:
         return loaded.engine.parts.n_slots - loaded.n_sessions if self.is_ready and loaded is not None else 0
 
     async def open(self, name: str, emit: Callable[[Event], None]) -> SlotLease:
-        """Lease a slot; it goes back through `close`. emit: gets the session's events, on the engine's thread.
+        """Lease a slot until `close`. emit: called with the session's events, on the engine's thread.
 
-        Raises: SlotError if all are taken; StateError if not ready; EngineError.
+        Raises: SlotError if all slots are in use; StateError if not ready; EngineError.
         """
         with self._lock:
             if not self.is_ready or self.loaded is None:
@@ -190,7 +199,7 @@ class Service:
             raise
 
     def _abandon(self, opened: "Future[Handle]", loaded: Loaded) -> None:
-        """Nobody waits any more for what was opened."""
+        """Close a session whose `open` was cancelled."""
         if opened.exception() is None:
             self.close(SlotLease(opened.result(), loaded))
         else:
@@ -198,7 +207,7 @@ class Service:
                 self._count(loaded, -1)
 
     def close(self, lease: SlotLease) -> None:
-        """End a session at once; its slot is free when the step in flight is over."""
+        """End a session; its slot becomes free after the step in flight."""
         lease.handle.close().add_done_callback(lambda closed: self._closed(closed, lease.loaded))
 
     def _closed(self, closed: "Future[None]", loaded: Loaded) -> None:
@@ -214,22 +223,22 @@ class Service:
             self.status.count_sessions(loaded.n_sessions)
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
-        """The worker's defaults with what a client gave, and what was ignored. Raises: SettingError."""
-        held = self._loaded().engine.config
-        config, notes = SessionConfig.of(held.session, given)
-        held.check_session(config)
+        """The worker's defaults with a client's settings, and notes on ignored keys. Raises: SettingError."""
+        engine_config = self._loaded().engine.config
+        config, notes = SessionConfig.of(engine_config.session, given)
+        engine_config.check_session(config)
         return config, notes
 
     def check_prompt(self, text: str) -> None:
-        """Raises: ContextOverflowError for a text so long that to count its tokens would hold up everybody."""
-        most = MAX_CHARS_A_ROW * self._loaded().engine.config.llm_len
-        if len(text) > most:
-            raise ContextOverflowError("system_prompt", expected=f"at most {most} characters", got=len(text))
+        """Raises: ContextOverflowError for a text so long that tokenizing it would delay other sessions."""
+        limit = MAX_CHARS_PER_ROW * self._loaded().engine.config.llm_len
+        if len(text) > limit:
+            raise ContextOverflowError("system_prompt", expected=f"at most {limit} characters", got=len(text))
 
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
-        """A voice by file name, from samples ([n] float32 at 16 kHz), or the default one. Takes its time.
+        """A voice by file name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.
 
-        Raises: SettingsError for a name that is not there; AudioError.
+        Raises: SettingsError for an unknown name; AudioError.
         """
         loaded = self._loaded()
         if named is not None:
@@ -237,12 +246,14 @@ class Service:
         return loaded.default if samples is None else loaded.shelf.of_samples(samples)
 
     def _registered(self, named: str) -> Path:
-        # Clients name files as they know them; only what lies in this one folder is theirs to name.
+        # Clients may send any path; only its file name counts, within this one folder.
         folder = self.settings.ref_folder
         names = sorted(path.name for path in folder.glob("*") if path.is_file())
         name = named.replace("\\", "/").rpartition("/")[2]
         if name == FOREIGN_VOICE and name not in names:
-            name = AudioSection().ref_audio_path.name  # the public implementation's own, which its clients name
+            default = AudioSection().ref_audio_path  # clients of the public implementation name its voice
+            assert default is not None
+            name = default.name
         if name not in names:
             raise SettingsError("ref_audio_path", expected=f"one of {names}", got=named[:200])
         return folder / name
@@ -254,25 +265,25 @@ class Service:
         return loaded
 
     def compile_report(self) -> dict[str, Any]:
-        """What the start compiled, and what has compiled since. Raises: StateError."""
+        """The compile report of the start, with the counters since. Raises: StateError."""
         loaded = self._loaded()
         return loaded.started.report.with_live(loaded.watch.counts()).model_dump(mode="json")
 
     @property
     def n_snapshots(self) -> int:
-        """Prepared prompts that are kept for the next session."""
+        """Number of cached snapshots of prepared prompts."""
         return 0 if self.loaded is None else self.loaded.engine.n_snapshots()
 
     async def forget_snapshots(self) -> None:
-        """Raises: StateError, EngineError."""
+        """Drop the cached snapshots. Raises: StateError, EngineError."""
         await asyncio.wrap_future(self._loaded().engine.ask(Sessions.forget_snapshots))
 
     # --- other models --------------------------------------------------------------------------
 
     def unload(self) -> dict[str, int]:
-        """Let model, slots, compiled code and graphs go. Returns: memory before and after, in bytes.
+        """Free model, slots, compiled code and graphs. Returns: memory before and after, in bytes.
 
-        Raises: StateError while sessions are open or a start is under way.
+        Raises: StateError while sessions are open or a start runs.
         """
         if not self._changing.acquire(timeout=SETTLE_S):
             raise StateError("worker: unload", expected="one that has started", got=self.status.state)
@@ -290,7 +301,7 @@ class Service:
                 device = loaded.engine.parts.model.device
                 loaded.engine.close()
                 loaded.watch.stop()
-                untune(loaded.engine.parts)
+                uncompile_engine(loaded.engine.parts)
             del loaded
             reset_backend_flags()
             return release_memory(device)
@@ -300,7 +311,10 @@ class Service:
     def load(self, **changes: Any) -> None:
         """Start an engine with other settings, in the background.
 
-        changes: knobs of EngineConfig; `compile` as true or false. A vocoder that was named belongs to its checkpoint.
+        Args:
+            changes: fields of EngineConfig; `compile` as true or false. A new `model_path` resets `token2wav_path` and
+                `pt_path`, which belong to the former checkpoint.
+
         Raises: StateError unless unloaded; SettingError.
         """
         if "compile" in changes:
@@ -315,7 +329,7 @@ class Service:
     # --- the end -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Notice an engine that broke down, and one that compiles while it serves."""
+        """Detect an engine that failed, and one that compiles while it serves."""
         loaded = self.loaded
         if loaded is None or not self.is_ready:
             return
@@ -325,12 +339,12 @@ class Service:
 
     @property
     def failure(self) -> BaseException | None:
-        """What the engine broke down from, whatever state the worker is in."""
+        """The error that ended the engine's thread, in any state; None while it runs."""
         loaded = self.loaded
         return None if loaded is None else loaded.engine.failure
 
     def drain(self) -> None:
-        """Take no session any more."""
+        """Refuse new sessions from now on."""
         with self._lock:
             if self.status.state is not State.DRAINING:
                 self.status.move(State.DRAINING)
@@ -340,6 +354,6 @@ class Service:
         return self.status.state is State.DRAINING and (self.loaded is None or not self.loaded.n_sessions)
 
     def shut_down(self) -> None:
-        """End the engine and whatever still runs on it."""
+        """Close the engine and its sessions."""
         if self.loaded is not None:
             self.loaded.engine.close()

@@ -1,4 +1,4 @@
-"""A worker's process while it serves: event loop, signals, and the way out."""
+"""A worker process while it serves: event loop, signals, drain and exit."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from worker.assembly.backend_flags import resolve_compile, settle_threads
+from worker.assembly.backend_flags import limit_threads, resolve_compile
 from worker.assembly.parts import device_type
 from worker.config.service import ROOT, Config
 from worker.http.app import build_app
@@ -20,18 +20,18 @@ from worker.http.socket import WorkerSockets
 from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.service import Service, WorkerSettings
-from worker.start.releasing import settle_heap
+from worker.start.memory import freeze_heap
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
-# Compiling and tracing hold the interpreter; this is how often they have to let others have a turn.
+# Seconds after which a thread that compiles or traces releases the interpreter to other threads.
 SWITCH_S = 0.001
 MB = 10**6
 
 
 def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
-    """What the settings file says to one worker."""
+    """One worker's settings from the settings file, with `service.compile` resolved for its device."""
     service, duplex = config.service, config.duplex
     return WorkerSettings(
         engine=resolve_compile(config.engine(), device_type(config.model.device)),
@@ -49,15 +49,16 @@ def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
 
 
 def serve(settings: WorkerSettings, listening: socket.socket) -> int:
-    """Run until told to stop. Returns: the exit status."""
+    """Serve until a signal stops the process. Returns: the exit status."""
     sys.setswitchinterval(SWITCH_S)
-    settle_threads()
+    limit_threads()
     if settings.engine.device != "cpu" and torch.cuda.is_available():
-        torch.cuda.init()  # takes seconds and holds everything up: before anybody is answered
-    settle_heap()
+        # Takes seconds and blocks all threads, so it comes before the first request.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    freeze_heap()
     status = asyncio.run(_serve(settings, listening))
     if any(thread.name == "starter" and thread.is_alive() for thread in threading.enumerate()):
-        # A compiler at work cannot be told to stop, and does not survive the interpreter's end.
+        # A running compiler cannot be stopped, and crashes when the interpreter exits.
         logging.shutdown()
         os._exit(status)
     return status
@@ -80,7 +81,7 @@ async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
 
 
 async def _live(service: Service, duplex: WorkerSockets, stop: asyncio.Event) -> int:
-    """Until it is told to stop and drained, or until it fails to start."""
+    """Run until a signal and the drain after it, or until the start fails. Returns: the exit status."""
     has_served = False
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
@@ -92,18 +93,19 @@ async def _live(service: Service, duplex: WorkerSockets, stop: asyncio.Event) ->
             if not has_served:
                 return 1
             if duplex.conversations:
-                duplex.end_all(ErrorCode.ENGINE, f"the engine broke down: {service.status.now.error}")
+                duplex.end_all(ErrorCode.ENGINE, f"the engine failed: {service.status.now.error}")
     service.drain()
     await _drain(service, duplex)
     return 0
 
 
 async def _drain(service: Service, duplex: WorkerSockets) -> None:
+    """Wait for open sessions, then end those that remain."""
     until = time.monotonic() + service.settings.drain_timeout
     LOG.info("draining: %d sessions have up to %.0f s", len(duplex.conversations), service.settings.drain_timeout)
     while not service.is_drained and time.monotonic() < until:
         if (failure := service.failure) is not None and duplex.conversations:
-            duplex.end_all(ErrorCode.ENGINE, f"the engine broke down: {failure}")
+            duplex.end_all(ErrorCode.ENGINE, f"the engine failed: {failure}")
         await asyncio.sleep(POLL_S)
     if duplex.conversations:
         LOG.warning("%d sessions did not end in time and are ended", len(duplex.conversations))

@@ -1,4 +1,4 @@
-"""Where a worker is in its life, for health, logs and metrics. Torch-free; any thread may tell or ask."""
+"""A worker's state and the progress of its start, for health, logs and metrics. Torch-free and thread-safe."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 S = State
-# State -> what may come next; the whole law.
+# State -> its legal successors.
 LEGAL: dict[State, frozenset[State]] = {
     S.LOADING: frozenset({S.COMPILING, S.WARMING_UP, S.FAILED, S.DRAINING}),
     S.COMPILING: frozenset({S.WARMING_UP, S.FAILED, S.DRAINING}),
@@ -33,7 +33,7 @@ LEGAL: dict[State, frozenset[State]] = {
     S.FAILED: frozenset({S.UNLOADED, S.DRAINING}),
 }
 START = (S.LOADING, S.COMPILING, S.WARMING_UP)
-# What the public implementation's gateway understands.
+# State -> status name of the public implementation's gateway.
 WIRE_NAMES = {
     S.LOADING: "loading",
     S.COMPILING: "loading",
@@ -41,18 +41,18 @@ WIRE_NAMES = {
     S.IDLE: "idle",
     S.BUSY: "duplex_active",
     S.UNLOADED: "loading",
-    S.DRAINING: "duplex_active",  # takes nothing new
+    S.DRAINING: "duplex_active",  # accepts no session
     S.FAILED: "error",
 }
 
 
 class StateError(ModelError, RuntimeError):
-    """The worker is not in a state for what was asked."""
+    """The operation is not possible in the worker's state."""
 
 
 @dataclass(frozen=True)
 class StageProgress:
-    """How far the stage is. what: a few words. total: 0 if nobody knows."""
+    """Progress within a stage. what: a few words. total: 0 if unknown."""
 
     what: str = ""
     done: int = 0
@@ -70,13 +70,13 @@ class StatusSnapshot:
 
 
 class Status:
-    """The one place that knows a worker's state."""
+    """A worker's state and its legal transitions."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._lock = threading.Lock()
         self._clock = clock
         self._standing = StatusSnapshot(State.LOADING, clock())
-        self.start_seconds: dict[State, float] = {}  # of the stages of the last start that are over
+        self.start_seconds: dict[State, float] = {}  # of finished stages of the latest start
 
     @property
     def now(self) -> StatusSnapshot:
@@ -87,7 +87,7 @@ class Status:
         return self._standing.state
 
     def move(self, state: State, error: str | None = None) -> None:
-        """Raises: StateError for a step that the table does not have."""
+        """Change the state. Raises: StateError for a transition that is not in `LEGAL`."""
         with self._lock:
             before, now = self._standing, self._clock()
             if state not in LEGAL[before.state]:
@@ -100,12 +100,12 @@ class Status:
             self._standing = StatusSnapshot(state, now, error=error)
 
     def progress(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Tell how far the stage is."""
+        """Set the progress within the stage."""
         with self._lock:
             self._standing = replace(self._standing, progress=StageProgress(what, done, total))
 
     def count_sessions(self, n: int) -> None:
-        """IDLE and BUSY follow the number of open sessions; other states do not care."""
+        """Switch between IDLE and BUSY by the number of open sessions; other states stay."""
         wanted = State.BUSY if n else State.IDLE
         if self.state in (State.IDLE, State.BUSY) and self.state is not wanted:
             self.move(wanted)

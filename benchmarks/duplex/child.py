@@ -9,10 +9,10 @@ import gc
 def main() -> None:
     gc.disable()  # as in `worker.main`
     from benchmarks.duplex.job import main as run
-    from worker.start.releasing import settle_heap
+    from worker.start.memory import freeze_heap
 
     gc.enable()
-    settle_heap()
+    freeze_heap()
     run()
 
 

@@ -34,18 +34,18 @@ from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import wants_kernels
 from worker.assembly.parts import FRAMES_PER_SECOND, EngineParts, assemble
-from worker.compile.cache import CompileCache, facts_of
-from worker.compile.prefetch import start_compiler, start_triton
-from worker.compile.state import CompileCounts, Tuned
+from worker.compile.cache import CompileCache, cache_facts
+from worker.compile.compile_engine import compile_engine, count
+from worker.compile.prefetch import prefetch_compiler, prefetch_triton
+from worker.compile.state import CompileCounts, CompileResult
 from worker.compile.targets import SERVING
-from worker.compile.tuning import count, tune
 from worker.config.compile import Target
 from worker.config.service import ServiceSection
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.loop.observer import Observer
 from worker.media import MediaError
-from worker.start.releasing import settle_heap
+from worker.start.memory import freeze_heap
 from worker.start.warmup import WarmUpMedia, WarmUpUnit, extract, warm_up
 
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
@@ -220,8 +220,8 @@ def start(
         now = time.perf_counter()
         seconds[phase], begun = now - begun, now
 
-    start_triton(config.compile, torch.device(spec.device))  # both as a worker does, before it loads weights
-    start_compiler(config.compile, torch.device(spec.device))
+    prefetch_triton(config.compile, torch.device(spec.device))  # both as a worker does, before it loads weights
+    prefetch_compiler(config.compile, torch.device(spec.device))
     lap("head_start")
     weights = weights or Weights.of(spec)
     lap("weights")
@@ -229,9 +229,9 @@ def start(
     lap("slots")
     engine = Engine(parts, config, observer=observer)
     engine.start()
-    tuning = engine.submit(_tuned, parts, config, cache)
+    compiling = engine.submit(_compile, parts, config, cache)
     units, note = _warm_up_units(spec)
-    tuned = tuning.result()
+    result = compiling.result()
     lap("compile")
     voice = make_voice(parts.vocoder.parts.flow.config)
     if units:
@@ -241,19 +241,19 @@ def start(
         "seconds": seconds,
         "total_s": sum(seconds.values()) - seconds["weights"],
         "max_sessions": parts.n_slots,
-        "n_graphs": tuned.n_graphs,
-        "hits": tuned.hits,
-        "misses": tuned.misses,
-        "regions_s": tuned.seconds,
+        "n_graphs": result.n_graphs,
+        "hits": result.hits,
+        "misses": result.misses,
+        "regions_s": result.seconds,
         "targets": {
             name: {"phase": str(state.phase), "seconds": state.seconds, "error": state.error}
-            for name, state in tuned.targets.items()
+            for name, state in result.targets.items()
         },
-        "fell_back": [name for name, state in tuned.targets.items() if state.has_failed],
-        "toggles": tuned.toggles,
-        "notes": [*tuned.notes, *([f"warm-up: {note}"] if note else [])],
+        "fell_back": [name for name, state in result.targets.items() if state.has_failed],
+        "toggles": result.backend_flags,
+        "notes": [*result.notes, *([f"warm-up: {note}"] if note else [])],
         "counts": asdict(count(parts)),
-        "not_captured": _not_captured(parts) if tuned.n_graphs else [],
+        "not_captured": _not_captured(parts) if result.n_graphs else [],
         "compile_config": config.compile.model_dump(mode="json"),
         "n_weights": sum(p.numel() for p in parts.model.parameters()),
         "slot_bytes": parts.duplex.state.nbytes(),
@@ -281,15 +281,15 @@ def make_voice(config: FlowConfig, seed: int = 0) -> Voice:
     return Voice(speech_tokens, mel, torch.randn(config.speaker_dim, generator=generator))
 
 
-def _tuned(parts: EngineParts, config: EngineConfig, folder: Path) -> Tuned:
+def _compile(parts: EngineParts, config: EngineConfig, folder: Path) -> CompileResult:
     if not config.compile.enabled:
-        return tune(parts, config)
+        return compile_engine(parts, config)
     begun = time.perf_counter()
-    cache = CompileCache.open(folder, facts_of(parts, config.compile))
-    tuned = tune(parts, config, is_warm=cache.has_everything)
-    settle_heap()
-    cache.record(tuned.hits, tuned.misses, time.perf_counter() - begun, is_whole=tuned.is_whole)
-    return tuned
+    cache = CompileCache.open(folder, cache_facts(parts, config.compile))
+    result = compile_engine(parts, config, is_warm=cache.has_everything)
+    freeze_heap()
+    cache.record(result.hits, result.misses, time.perf_counter() - begun, is_whole=result.is_whole)
+    return result
 
 
 def _warm_up_units(spec: EngineSpec) -> tuple[list[WarmUpUnit], str]:

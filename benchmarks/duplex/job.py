@@ -20,7 +20,7 @@ from benchmarks.duplex.engine import EngineSpec, Running, Weights, measure_ceili
 from benchmarks.duplex.latency import add_floors, latency
 from benchmarks.duplex.live_sessions import LoadPlan, many_sessions
 from benchmarks.duplex.sessions_under_test import DecisionScript
-from worker.assembly.backend_flags import settle_threads
+from worker.assembly.backend_flags import limit_threads
 
 PARENT_EVERY_S = 1.0
 END_S = 5.0  # what a process needs at its end
@@ -38,7 +38,7 @@ class BenchJob:
 
     def run(self) -> None:
         if self.spec.device == "cpu":
-            settle_threads()
+            limit_threads()
         getattr(self, self._job["part"])()
         self.result["is_complete"] = True
         self._save({})

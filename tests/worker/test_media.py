@@ -319,7 +319,7 @@ def test_what_is_no_media_is_refused(tmp_path: Path, make: Callable[[Path], Path
 
 def test_a_header_without_sound_behind_it(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), RATE)
-    with pytest.raises(MediaError, match="expected some sound or a picture, got none decoded"):
+    with pytest.raises(MediaError, match="expected sound or video, got nothing decoded"):
         list(read_units(tmp_path / "a.wav"))
 
 

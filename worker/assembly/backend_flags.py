@@ -65,7 +65,7 @@ def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
     return config.enabled_on(device.type) and config.kernels == "auto" and as_they_come and supports_kernels(device)
 
 
-def settle_threads() -> None:
+def limit_threads() -> None:
     """On a CPU, threads that wait for each other's share of a product stall when anything else wants their core: half
     of the cores, unless OMP_NUM_THREADS says otherwise. Kernels are written for a number of threads, so that every
     program that compiles has to call this first.

@@ -176,7 +176,7 @@ def _make_room(model: OmniModel) -> None:
     """Let the model take to its kernels before slots are allocated: its embeddings leave the device then."""
     try:
         model.use_kernels(True)
-    except Exception as error:  # told again, and dealt with, where everything is tuned
+    except Exception as error:  # told again, and dealt with, where everything is compiled
         LOG.warning("kernels: %s", error)
 
 

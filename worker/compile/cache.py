@@ -1,12 +1,12 @@
-"""The folder of compiled kernels: whether what lies in it fits this worker, is whole, and what it saved.
+"""The folder of compiled kernels: whether it fits this worker and is complete, and the time that it saved.
 
-torch keeps its kernels and graphs there and finds them by their content. Beside them each worker keeps one manifest and
-one portable artifact of its own, named by a key of everything that compiled code depends on; several workers share the
-folder without locks, since nobody writes another's files and all are put in place at once. Nothing in the folder is
-trusted before its digest is checked, and a bad cache never stops a worker: what is bad is removed and compiled again.
+torch stores kernels and graphs there and finds them by their content. Beside them each worker writes one manifest and
+one portable artifact, named by a key of everything that compiled code depends on. Several workers share the folder
+without locks, because each writes its own files only, and atomically. No file is trusted before its digest is checked.
+A bad cache never stops a worker: bad files are removed and compiled again.
 
-Knows files and digests. Does not know what is compiled, what an artifact holds (`kernel_archive`), nor the environment:
-whoever starts the process points torch at the folder before it is imported.
+Contains files and digests; the artifact's contents are in `kernel_archive`. The main module of a program sets torch's
+folder in the environment before it imports torch.
 """
 
 import hashlib
@@ -18,9 +18,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -29,33 +28,39 @@ from models.graphs.kernel_support import LoadedKernels
 from worker.assembly.parts import EngineParts
 from worker.compile.kernel_archive import pack, unpack
 from worker.config.compile import CompileConfig
-from worker.version import VERSION
+from worker.log import first_line
+from worker.version import VERSION, driver_version, package_version
 
 LOG = logging.getLogger(__name__)
 
 OURS = "manifests"
-SOURCES = Path(__file__).resolve().parents[2] / "models"  # of everything that is compiled, kernels of our own among it
+SOURCES = Path(__file__).resolve().parents[2] / "models"  # everything that is compiled, the project's kernels included
 ARTIFACT_MAGIC = b"duologue compile artifact 2\n"
 DIGEST_BYTES = 16
-MAX_SHOWN = 5  # problems of one kind that are told one by one
+MAX_SHOWN = 5  # file names in one message
 REPORTS = "reports"
-NOT_KERNELS = {OURS, REPORTS, "locks", "voices"}  # what else lies in the folder
+NOT_KERNELS = {OURS, REPORTS, "locks", "voices"}  # other subfolders
 NOT_FILES = (".lock", PENDING)
 COMPILING = ".compiling"
-DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class CacheState(StrEnum):
-    NEW = "new"  # nothing of any worker
-    WARM = "warm"  # this worker's, and whole
-    STALE = "stale"  # of this device, but of another model, other settings or other versions
+    NEW = "new"  # no manifest
+    WARM = "warm"  # this worker's, complete
+    STALE = "stale"  # of this device, for another model, other settings or other versions
     FOREIGN = "foreign"  # of other devices only
-    REPAIRED = "repaired"  # this worker's, less what was damaged
+    REPAIRED = "repaired"  # this worker's, without files that were damaged
 
 
 @dataclass
 class CacheReport:
-    """What the folder was worth. problems: in words. cold_s: seconds without it, if known. this_s: seconds with it."""
+    """The state of the folder, and the result of using it.
+
+    Attributes:
+        problems: a sentence each.
+        cold_s: seconds of compiling without the cache, if known.
+        this_s: seconds of compiling at this start.
+    """
 
     folder: str
     key: str
@@ -75,29 +80,29 @@ class CacheReport:
         return "; ".join([line, *([] if self.state is CacheState.WARM else [str(self.state)]), *self.problems])
 
 
-def facts_of(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
-    """Everything that decides whether compiled code fits, by name."""
+def cache_facts(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
+    """Name -> value of everything that compiled code depends on."""
     device = parts.model.device
     tables = [parts.duplex.runner.regions, *([parts.vocoder.regions] if parts.vocoder is not None else [])]
     shapes: list[Any] = [asdict(table.shapes) for table in tables]
     shapes += [(name, list(p.shape), str(p.dtype)) for table in tables for name, p in table.root.named_parameters()]
     return {
         "device": device_name(device),
-        "driver": _driver() if device.type == "cuda" else "none",
+        "driver": (driver_version() or "unknown") if device.type == "cuda" else "none",
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": package_version("triton") or "none",
         "cuda": str(torch.version.cuda),
         "python": platform.python_version(),
         "duologue": VERSION,
         "model": digest(json.dumps([parts.n_slots, *shapes]).encode()),
         "settings": digest(config.model_dump_json().encode()),
-        # A CPU's kernels are written for a number of threads.
+        # Kernels for a CPU are generated for a number of threads.
         "threads": str(torch.get_num_threads()) if device.type == "cpu" else "any",
     }
 
 
 def device_name(device: torch.device) -> str:
-    """GPU and its capability, or the CPU's instructions."""
+    """The GPU's name and capability, or the CPU's architecture and instruction set."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} {major}.{minor}"
@@ -109,9 +114,9 @@ def digest(data: bytes) -> str:
 
 
 class CompileCache:
-    """One worker's view of the folder. `open` before compiling, `record` behind it; neither ever raises.
+    """One worker's view of the folder. Call `open` before compiling and `record` after it; neither raises.
 
-    has_everything: these very sources had a start of this key in which nothing failed, and all that it left is there.
+    has_everything: a start with this key and these sources compiled without failure, and all of its files exist.
     """
 
     def __init__(self, folder: Path, facts: dict[str, str]):
@@ -123,9 +128,11 @@ class CompileCache:
 
     @classmethod
     def open(cls, folder: Path, facts: dict[str, str], *, artifact: Path | None = None) -> Self:
-        """Check what is there, remove what is damaged, and hand torch the portable artifact if files are missing.
+        """Check the files, remove damaged ones, and load the portable artifact into torch if files are missing.
 
-        Args: facts: of this worker, as `facts_of` gives them. artifact: one from elsewhere, used before the folder's.
+        Args:
+            facts: of this worker, from `cache_facts`.
+            artifact: one from another folder, in place of this folder's.
         """
         cache = cls(folder, facts)
         try:
@@ -135,13 +142,17 @@ class CompileCache:
             cache._pending_path.write_text(str(os.getpid()))
             if artifact is not None or not is_whole:
                 cache._load(artifact or cache._artifact_path)
-        except Exception as error:  # whatever lies there, the worker compiles
-            cache._problem(f"folder {folder}: {_told(error)}")
+        except Exception as error:  # a bad cache must not stop the worker
+            cache._problem(f"folder {folder}: {first_line(error)}")
         return cache
 
     def record(self, hits: int, misses: int, seconds: float, *, is_whole: bool = True) -> CacheReport:
-        """Say what compiling took with this cache, and write down what the folder holds now. is_whole: nothing failed,
-        so that the seconds say what all of it takes, and the next start need not look for what is left to be made.
+        """Report the time of compiling, and write the manifest of the folder's files.
+
+        Args:
+            hits, misses: of compiled graphs and kernels.
+            seconds: of compiling.
+            is_whole: nothing failed, so that `seconds` covers everything and the next start builds no kernels ahead.
         """
         report = self.report
         report.hits, report.misses, report.this_s = hits, misses, seconds
@@ -161,7 +172,7 @@ class CompileCache:
             write_atomically(self._manifest_path, json.dumps(manifest, indent=1).encode())
             self._pending_path.unlink(missing_ok=True)
         except Exception as error:
-            self._problem(f"not written down: {_told(error)}")
+            self._problem(f"no manifest written: {first_line(error)}")
         LOG.info("%s", report)
         return report
 
@@ -171,7 +182,7 @@ class CompileCache:
 
     @property
     def _pending_path(self) -> Path:
-        """There while this process compiles."""
+        """Exists while this process compiles."""
         return self._ours / f"{self.key}.{os.getpid()}{COMPILING}"
 
     @property
@@ -185,26 +196,27 @@ class CompileCache:
     # --- checking ------------------------------------------------------------------------------
 
     def _clear_unfinished(self) -> None:
-        """A process that was killed while it compiled may have left half a file, which the compiler takes for a whole
-        one: nothing stays of it that no manifest vouches for.
+        """Remove files that no manifest lists, after a process was killed while it compiled.
+
+        Such a process may leave incomplete files, and the compiler does not detect them.
         """
         marks = list(self._ours.glob(f"*{COMPILING}"))
-        if not marks or any(map(_is_running, marks)):  # what somebody is writing now is not doubtful
+        if not marks or any(map(_is_running, marks)):  # files of a running process are not suspect
             return
         known: set[str] = set()
         for path in self._ours.glob("*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 known |= set(json.loads(path.read_bytes())["files"])
-        doubtful = [name for name in self._kernels() if name not in known]
-        for name in doubtful:
+        unlisted = [name for name in self._kernels() if name not in known]
+        for name in unlisted:
             (self._folder / name).unlink(missing_ok=True)
         for path in marks:
             path.unlink(missing_ok=True)
-        if doubtful:
-            self._problem(f"a start was interrupted; {len(doubtful)} files that it may have left unfinished removed")
+        if unlisted:
+            self._problem(f"a start was interrupted; {len(unlisted)} possibly incomplete files removed")
 
     def _check(self) -> bool:
-        """Set the state, and remove what is not as it was. Returns: whether everything that was there still is."""
+        """Set the state and remove damaged files. Returns: whether all files of the manifest exist undamaged."""
         if not self._manifest_path.exists():
             self.report.state = self._others()
             return False
@@ -226,13 +238,13 @@ class CompileCache:
         if damaged:
             self._problem(f"{len(damaged)} damaged files removed: {_some(damaged)}")
         if missing:
-            self._problem(f"{len(missing)} files are gone: {_some(missing)}")
+            self._problem(f"{len(missing)} files are missing: {_some(missing)}")
         self.report.state = CacheState.REPAIRED if damaged or missing else CacheState.WARM
         self.has_everything = self.report.state is CacheState.WARM and manifest.get("sources") == _sources()
         return not damaged and not missing
 
     def _read(self) -> dict[str, Any] | None:
-        """The manifest; None if it is not one, or not this worker's."""
+        """The manifest; None if it is damaged or of another worker."""
         try:
             manifest = json.loads(self._manifest_path.read_bytes())
             cold, files = manifest["cold_seconds"], manifest["files"]
@@ -241,14 +253,14 @@ class CompileCache:
                 is_sound &= isinstance(size, int) and isinstance(known, str) and self._is_inside(name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        return manifest if is_sound else None
+        return cast(dict[str, Any], manifest) if is_sound else None
 
     def _is_inside(self, name: str) -> bool:
         path = Path(name)
         return not path.is_absolute() and ".." not in path.parts and path.parts[:1] != (OURS,)
 
     def _others(self) -> CacheState:
-        """What the manifests of others say of the folder."""
+        """The folder's state according to other workers' manifests."""
         devices = []
         for path in self._ours.glob("*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
@@ -258,7 +270,7 @@ class CompileCache:
         return CacheState.STALE if self._facts["device"] in devices else CacheState.FOREIGN
 
     def _kernels(self) -> list[str]:
-        """torch's files, relative to the folder."""
+        """Names of torch's files, relative to the folder."""
         found = []
         for path in self._folder.rglob("*"):
             name = path.relative_to(self._folder)
@@ -269,7 +281,7 @@ class CompileCache:
     # --- the portable artifact -----------------------------------------------------------------
 
     def _save(self) -> None:
-        """As one file that another folder can be filled from."""
+        """Write the portable artifact, from which another folder can be filled."""
         ours = [name for name in self._kernels() if Path(name).parent.name in LoadedKernels.folders]
         data = pack(self._folder, ours)
         if data is None:
@@ -285,35 +297,35 @@ class CompileCache:
         content = path.read_bytes()
         head, _, data = content.removeprefix(ARTIFACT_MAGIC).partition(b"\n")
         try:
-            told = json.loads(head) if content.startswith(ARTIFACT_MAGIC) else {}
-            is_whole = told["digest"] == digest(data)
+            header = json.loads(head) if content.startswith(ARTIFACT_MAGIC) else {}
+            is_whole = header["digest"] == digest(data)
         except (ValueError, KeyError, TypeError):
             is_whole = False
         if not is_whole:
             self._problem(f"artifact {path.name} is damaged; not used")
             if path == self._artifact_path:
                 path.unlink(missing_ok=True)
-        elif told.get("facts") != self._facts:
-            other = sorted(name for name in self._facts if told.get("facts", {}).get(name) != self._facts[name])
+        elif header.get("facts") != self._facts:
+            other = sorted(name for name in self._facts if header.get("facts", {}).get(name) != self._facts[name])
             self._problem(f"artifact {path.name} is for another {', '.join(other)}; not used")
         elif not unpack(data, self._folder):
-            self._problem(f"artifact {path.name}: torch does not take it")
+            self._problem(f"artifact {path.name}: torch does not accept it")
 
 
 def _sources() -> str:
-    """Digest of all that is compiled: a release keeps its version while it is worked on."""
+    """Digest of all compiled sources; the version alone does not change between commits."""
     files = sorted(SOURCES.rglob("*.py"))
     return digest(b"".join(str(file.relative_to(SOURCES)).encode() + file.read_bytes() for file in files))
 
 
 def _entry(path: Path) -> list[Any]:
-    """Size and digest."""
+    """A file's size and digest."""
     data = path.read_bytes()
     return [len(data), digest(data)]
 
 
 def _is_running(path: Path) -> bool:
-    """Whether the process that left this mark still runs. Our own number is that of one that ended before us."""
+    """Whether the process that wrote this mark runs. A mark with our own pid is from an earlier process."""
     try:
         number = int(path.read_text())
         os.kill(number, 0)
@@ -324,20 +336,3 @@ def _is_running(path: Path) -> bool:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _driver() -> str:
-    with suppress(OSError, IndexError):
-        return DRIVER.read_text().splitlines()[0].strip()
-    return "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

@@ -1,10 +1,9 @@
-"""What failed while compiling or capturing, in one line, with what to do about it where that is known."""
-
-import traceback
+"""Reasons for failures of compiling and capturing, in one line, with a remedy if one is known."""
 
 import torch
 
-MAX_REASON = 400  # characters of an error's text
+from worker.log import first_line
+
 OUT_OF_MEMORY = (
     "turn off one of: the target (compile.targets), CUDA graphs (compile.cuda_graphs: off), autotuning "
     "(compile.mode: default), or lower max_sessions"
@@ -12,24 +11,18 @@ OUT_OF_MEMORY = (
 
 
 def reason_of(error: BaseException) -> str:
-    """Kind and first line."""
-    error = getattr(error, "inner_exception", error)  # what a backend raised, without what Dynamo says of it
-    text = f"{type(error).__name__}: {first_line(error)}"
+    """An error's type and first line, and the remedy for exhausted memory."""
+    error = _cause(error)
+    text = first_line(error)
     return f"{text}; {OUT_OF_MEMORY}" if isinstance(error, torch.cuda.OutOfMemoryError) else text
 
 
-def is_misfit(error: BaseException) -> bool:
-    """Whether a graph was run on sizes that it was not made for."""
-    return isinstance(getattr(error, "inner_exception", error), AssertionError) and "stride" in str(error)
+def is_size_mismatch(error: BaseException) -> bool:
+    """Whether a graph ran on sizes that it was not compiled for."""
+    return isinstance(_cause(error), AssertionError) and "stride" in str(error)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of its text, or where it came from if it has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else _place(error)
-    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
-
-
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+def _cause(error: BaseException) -> BaseException:
+    """The error that a compiler backend raised, without Dynamo's wrapper."""
+    cause: BaseException = getattr(error, "inner_exception", error)
+    return cause

@@ -1,6 +1,6 @@
-"""One run over all compile targets: wrap, warm up at every size that serving can meet, capture, fall back.
+"""One run over all compile targets: wrap, warm up at every size that serving uses, capture, fall back.
 
-Knows targets, buckets and what failing costs. Does not know when a whole run has to be repeated (`tuning`).
+Contains targets, buckets and fallbacks; `compile_engine` decides whether a run is repeated.
 """
 
 import gc
@@ -18,120 +18,114 @@ from models.graphs.captured import Bucket
 from models.graphs.compiler import cache_counts, counters, force_eager
 from models.graphs.region_graphs import CaptureFacts, RegionTable, automatic_dynamic
 from models.omni import OmniModel
-from worker.compile.errors import first_line, is_misfit, reason_of
-from worker.compile.prefetch import await_compiler, keep_kernels, rehearse
-from worker.compile.state import RegionState, TargetPhase, TargetState, Tuned
+from worker.compile.errors import is_size_mismatch, reason_of
+from worker.compile.prefetch import build_kernels, set_triton_folder, wait_for_compiler
+from worker.compile.state import CompileJob, RegionState, TargetPhase, TargetState
 from worker.compile.targets import (
     COMPILE_TARGETS,
     NEVER_CAPTURED,
+    NO_AUTOTUNE,
     SAMPLERS,
     SERVING,
-    UNTRIED,
     CompileTarget,
     Table,
     compiles,
 )
-from worker.config.compile import TARGETS, CompileConfig, Target
+from worker.config.compile import TARGETS, Target
 
 LOG = logging.getLogger(__name__)
-# What takes the place of a mode whose graphs would be captured inside ours.
+# Mode -> the same mode without Inductor's own CUDA graphs, for regions that are captured as a whole.
 UNCAPTURED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs", "default": "default"}
 
-Progress = Callable[[str, int, int], None]
 Calls = Callable[[RegionTable, str], list[tuple[Bucket, dict[str, Any]]]]
 
 
 class GraphCompiler:
-    """One run over all targets: `run`, once.
+    """One run over all targets; call `run` once.
 
-    was_misled: a graph came from the cache and could not run. kernels_error: the table whose kernels, the project's
-    own, failed, and how; the run ends there. Either means that all of it has to be done again, otherwise.
+    had_bad_graph: a graph from the cache did not run. kernels_error: the table whose kernels failed, and the reason;
+    the run stops there. In either case the caller repeats it with other settings.
     """
 
     def __init__(
-        self,
-        model: OmniModel,
-        tables: dict[str, RegionTable],
-        config: CompileConfig,
-        tuned: Tuned,
-        progress: Progress | None,
-        backend: Any,
-        by_kernels: Collection[Target],
-        is_warm: bool = False,
+        self, model: OmniModel, tables: dict[str, RegionTable], job: CompileJob, by_kernels: Collection[Target]
     ):
         """
         Args:
-            tables: the model's and, if there is one, the vocoder's: `omni`, `vocoder`. tuned: filled. backend: of
-                torch.compile. by_kernels: whose layers the project's own kernels run, asked for or not; the model is
-                changed over to its, the vocoder has them. is_warm: an earlier start has made all kernels.
+            tables: `omni` of the model and, if there is one, `vocoder`.
+            by_kernels: targets whose layers the project's own kernels run, configured or not. The model switches to its
+                kernels in `run`; the vocoder already has its own.
         """
-        self._config, self._tuned, self._model, self._by_kernels = config, tuned, model, frozenset(by_kernels)
-        self._tell = progress or (lambda what, done, total: None)
+        config = job.config
+        self._config, self._result, self._model, self._by_kernels = config, job.result, model, frozenset(by_kernels)
+        self._progress = job.progress or (lambda what, done, total: None)
         self._tables, self._device = tables, model.device
         self._is_gpu = self._device.type == "cuda"
-        # What is done follows from the device's name alone, so that it can be gone through where there is no GPU.
+        # Decisions follow from the device's type alone, so that tests run them without a GPU.
         self._has_driver = self._is_gpu and torch.cuda.is_available()
         is_default = config.mode == "default"
-        # What cuDNN has tried it knows by thread and by size, and in the middle of a capture it can try nothing; what
-        # comes before captures is a rehearsal, on other threads, or at a few sizes alone.
-        self._knows_sizes = not (self._has_driver and config.cudnn_benchmark)
+        # cuDNN's benchmark results belong to a thread and a size, and it cannot benchmark during a capture. The calls
+        # before captures run on other threads or at a few sizes only, so that each capture warms up by itself.
+        self._has_tried_sizes = not (self._has_driver and config.cudnn_benchmark)
         self._captures = self._is_gpu and (config.cuda_graphs == "on" or (config.cuda_graphs == "auto" and is_default))
         mode = UNCAPTURED[config.mode] if self._captures else config.mode
-        self._options = {"mode": mode, "dynamic": config.dynamic, "backend": backend}
+        self._options = {"mode": mode, "dynamic": config.dynamic, "backend": job.backend}
         for table in self._tables.values():
             table.marks_steps = not is_default and not self._captures
-        self.was_misled = False
+        self.had_bad_graph = False
         self.kernels_error: tuple[Table, str] | None = None
         self._facts: dict[str, CaptureFacts] = {}  # by region
-        self._uncaptured: dict[str, str] = {}  # why it could not be captured, by region that goes without alone
+        self._uncaptured: dict[str, str] = {}  # region that alone is not captured -> reason
         self._done = self._total = 0
-        self._asked = [name for name in TARGETS if name in config.targets]
-        self._warmed: dict[Target, list[str]] = {name: [] for name in self._asked}
-        for name in self._asked:
-            self._warmed[name] = self._to_warm(name)
-        self._is_warm, self._is_rehearsed = is_warm, False
+        self._targets = [name for name in TARGETS if name in config.targets]
+        self._warmed: dict[Target, list[str]] = {name: [] for name in self._targets}
+        for name in self._targets:
+            self._warmed[name] = self._regions_to_warm(name)
+        self._is_warm, self._kernels_built = job.is_warm, False
 
     def run(self) -> None:
-        """Fills `tuned`, but for its toggles and counts."""
+        """Compile and capture; fills the result, except its backend flags and counts."""
         if self._config.cuda_graphs == "on" and not self._is_gpu:
-            self._tuned.notes.append(f"compile.cuda_graphs: expected a GPU, got {self._device}; nothing is captured")
-            LOG.warning("%s", self._tuned.notes[-1])
+            self._result.notes.append(f"compile.cuda_graphs: expected a GPU, got {self._device}; nothing is captured")
+            LOG.warning("%s", self._result.notes[-1])
         if any(COMPILE_TARGETS[name].table == "omni" for name in self._by_kernels):
             self._use_kernels()
         if self._has_driver and not self.kernels_error:
-            self._get_ready()
+            self._prebuild_kernels()
         self._total = len([0 for step in self._steps() for _ in step])
-        for name in self._asked:
+        for name in self._targets:
             if self.kernels_error:
                 return
             self._compile(name)
-        self._warm_rest()
+        self._warm_untargeted()
         if self._captures and not self.kernels_error:
             self._capture_all()
-        self._tuned.n_graphs = sum(table.n_captured for table in self._tables.values())
-        self._tuned.regions = {
+        self._result.n_graphs = sum(table.n_captured for table in self._tables.values())
+        self._result.regions = {
             name: self._region_state(table, name) for table in self._tables.values() for name in table.table
         }
 
-    def _get_ready(self) -> None:
-        """Before anything is wrapped: kernels of several stages can be made at once, a compiled graph cannot."""
-        is_empty = keep_kernels(self._device)
-        if self._is_warm and not is_empty:  # Triton's folder may lie elsewhere than what the cache has looked at
+    def _prebuild_kernels(self) -> None:
+        """Build kernels of several stages at once, before anything is wrapped: graphs compile one after the other."""
+        is_empty = set_triton_folder(self._device)
+        if self._is_warm and not is_empty:  # Triton's folder may be another one than the checked cache folder
             return
         if self._by_kernels:
             start = time.perf_counter()
-            self._tell("kernels of all stages", 0, 1)
-            rehearse(self._device, self._stages())
-            self._is_rehearsed = True
-            self._tuned.seconds["kernels"] = time.perf_counter() - start
-        if compiles(self._asked, is_gpu=self._is_gpu, by_kernels=self._by_kernels):
-            await_compiler()
+            self._progress("kernels of all stages", 0, 1)
+            build_kernels(self._device, self._stages())
+            self._kernels_built = True
+            self._result.seconds["kernels"] = time.perf_counter() - start
+        if compiles(self._targets, is_gpu=self._is_gpu, by_kernels=self._by_kernels):
+            wait_for_compiler()
 
     def _stages(self) -> dict[str, list[Callable[[], None]]]:
-        """Every call of the warm-up, by stage."""
+        """Stage -> every call of its warm-up."""
         stages: dict[str, list[Callable[[], None]]] = {}
         for target, regions in self._warmed.items():
             table = self._tables.get(COMPILE_TARGETS[target].table)
+            if table is None:
+                continue
             for region in regions:
                 for bucket, variant in self._calls(table, region):
                     call = partial(table.call_example, region, bucket, variant)
@@ -141,7 +135,7 @@ class GraphCompiler:
     # --- targets -------------------------------------------------------------------------------
 
     def _compile(self, name: Target) -> None:
-        spec, state = COMPILE_TARGETS[name], self._tuned.targets[name]
+        spec, state = COMPILE_TARGETS[name], self._result.targets[name]
         table, regions = self._tables.get(spec.table), self._regions(spec)
         if table is None or not regions:
             state.phase, state.error = TargetPhase.OFF, "the checkpoint does not have it"
@@ -155,14 +149,14 @@ class GraphCompiler:
                 except Exception as error:
                     if self._options["mode"] == "default" or isinstance(error, torch.cuda.OutOfMemoryError):
                         raise
-                    self._tuned.notes.append(f"{name}: mode {self._options['mode']} failed, default taken instead")
-                    LOG.warning("%s: %s", self._tuned.notes[-1], reason_of(error))
+                    self._result.notes.append(f"{name}: mode {self._options['mode']} failed, default taken instead")
+                    LOG.warning("%s: %s", self._result.notes[-1], reason_of(error))
                     table.clear_scratch()
                     self._wrap(name, table, regions, {**self._options, "mode": "default"})
                     self._warm_up(name, table, self._warmed[name])
                 state.phase = TargetPhase.KERNELS if name in self._by_kernels else TargetPhase.COMPILED
             except Exception as error:
-                self.was_misled |= cache_counts()[0] > hits and is_misfit(error)
+                self.had_bad_graph |= cache_counts()[0] > hits and is_size_mismatch(error)
                 if name in self._by_kernels:
                     self.kernels_error = spec.table, f"{name}: {reason_of(error)}"
                 else:
@@ -182,13 +176,13 @@ class GraphCompiler:
         parts, mode = self._parts(name), options["mode"]
         table.compile_parts([part for part in parts if part not in SAMPLERS], **options)
         if samplers := [part for part in parts if part in SAMPLERS]:
-            table.compile_parts(samplers, **{**options, "mode": UNTRIED.get(mode, mode)})
+            table.compile_parts(samplers, **{**options, "mode": NO_AUTOTUNE.get(mode, mode)})
         if whole := [region for region in self._whole(name) if region in regions]:
             table.compile(whole, **{**options, "dynamic": automatic_dynamic(options["dynamic"])})
 
     def _fall_back(self, name: Target, error: Exception) -> None:
-        """From now on nothing of the target is compiled or captured; kernels that run it go on."""
-        spec, state = COMPILE_TARGETS[name], self._tuned.targets[name]
+        """Run the target eagerly, without graphs; kernels that run its layers stay."""
+        spec, state = COMPILE_TARGETS[name], self._result.targets[name]
         table, regions = self._tables[spec.table], self._regions(spec)
         table.uncompile([region for region in spec.whole if region in regions], self._parts(name))
         table.drop_graphs(regions)
@@ -201,8 +195,8 @@ class GraphCompiler:
         try:
             table.clear_scratch()
             self._warm_up(f"{name}, eager", table, regions, self._calls)
-        except Exception as second:  # serving may still do: its sizes are smaller most of the time
-            state.error += f"; eager warm-up: {first_line(second)}"
+        except Exception as second:  # serving may still succeed: its sizes are mostly smaller
+            state.error += f"; eager warm-up: {reason_of(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
             if name in self._by_kernels:
                 self.kernels_error = spec.table, f"{name}: {reason_of(second)}"
@@ -210,19 +204,22 @@ class GraphCompiler:
     # --- regions -------------------------------------------------------------------------------
 
     def _parts(self, target: Target) -> tuple[str, ...]:
-        """Stacks and pieces of it that compile."""
+        """Stacks and functions of the target that compile."""
         return COMPILE_TARGETS[target].parts(self._is_gpu, target in self._by_kernels)
 
     def _whole(self, target: Target) -> tuple[str, ...]:
-        """Regions of it that compile in one piece."""
+        """Regions of the target that compile as a whole."""
         return COMPILE_TARGETS[target].whole_regions(self._is_gpu, target in self._by_kernels)
 
     def _regions(self, spec: CompileTarget) -> list[str]:
         table = self._tables.get(spec.table)
         return [] if table is None else [name for name in spec.all_regions if name in table.table]
 
-    def _to_warm(self, target: Target) -> list[str]:
-        """Regions to run once this target is wrapped: all of its own, unless nothing of it compiles and others ran."""
+    def _regions_to_warm(self, target: Target) -> list[str]:
+        """Regions to run after this target is wrapped.
+
+        Those are all of its own; or, if nothing of it compiles, those that no earlier target has run.
+        """
         spec = COMPILE_TARGETS[target]
         if self._parts(target) or self._whole(target):
             return self._regions(spec)
@@ -230,36 +227,38 @@ class GraphCompiler:
         return [name for name in self._regions(spec) if name not in before]
 
     def _calls(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
-        """What of a region serving can meet."""
+        """The calls of a region that serving makes."""
         calls = table.calls(region)
         by_kernels = self._by_kernels.intersection(self._owners(region))
-        if region in NEVER_CAPTURED and by_kernels:  # kernels are those of the regions beside it
+        if region in NEVER_CAPTURED and by_kernels:  # other regions have the same kernels
             return [(bucket, variant) for bucket, variant in calls if bucket["batch"] == table.shapes.batch[0]]
         return calls
 
-    def _to_call(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
-        """What to run of a region before it is captured. Of one that is all kernels, the smallest and largest sizes are
-        enough: what is made on first use has been made in a rehearsal, or is read from disk, in a capture at worst.
+    def _calls_before_capture(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
+        """The calls of a region before it is captured.
+
+        A region whose layers all run on kernels needs the smallest and largest sizes only: kernels are built ahead, or
+        read from disk, at worst during a capture.
         """
         calls = self._calls(table, region)
-        owners = [name for name in self._owners(region) if name in self._asked]
+        owners = [name for name in self._owners(region) if name in self._targets]
         if not (self._captures and self._by_kernels.issuperset(owners) and calls) or region in NEVER_CAPTURED:
             return calls
         ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
         edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]
-        return [] if self._is_rehearsed else [edge for i, edge in enumerate(edges) if edge not in edges[:i]]
+        return [] if self._kernels_built else [edge for i, edge in enumerate(edges) if edge not in edges[:i]]
 
-    def _rest(self) -> list[tuple[RegionTable, str]]:
-        """Regions that no chosen target runs."""
-        warm = {name for target in self._asked for name in COMPILE_TARGETS[target].all_regions}
+    def _untargeted(self) -> list[tuple[RegionTable, str]]:
+        """Regions that no configured target runs."""
+        warm = {name for target in self._targets for name in COMPILE_TARGETS[target].all_regions}
         return [(table, name) for table in self._tables.values() for name in table.table if name not in warm]
 
     def _captured_regions(self) -> list[tuple[RegionTable, str]]:
-        """auto: what chosen targets run. on: everything that serves."""
+        """The regions to capture: of configured targets with `auto`, of all that serve with `on`."""
         found = []
         for name in SERVING:
             table = next((table for table in self._tables.values() if name in table.table), None)
-            if table is not None and (self._config.cuda_graphs == "on" or set(self._owners(name)) & set(self._asked)):
+            if table is not None and (self._config.cuda_graphs == "on" or set(self._owners(name)) & set(self._targets)):
                 found.append((table, name))
         return found
 
@@ -267,18 +266,18 @@ class GraphCompiler:
         return [target for target, spec in COMPILE_TARGETS.items() if region in spec.all_regions]
 
     def _warm_up(self, what: str, table: RegionTable, regions: list[str], calls: Calls | None = None) -> None:
-        """calls: which of a region; None = those that have to come before it is captured."""
+        """Run regions. calls: gives a region's calls; None: those before it is captured."""
         for region in regions:
             start = time.perf_counter()
-            for bucket, variant in (calls or self._to_call)(table, region):
+            for bucket, variant in (calls or self._calls_before_capture)(table, region):
                 sizes = " ".join(f"{axis} {size}" for axis, size in bucket.items())
                 self._step(f"{what}: {region} {sizes}")
                 table.call_example(region, bucket, variant)
-            self._spent(region, start)
+            self._add_seconds(region, start)
 
-    def _warm_rest(self) -> None:
-        """What stays eager allocates on first use too. At the largest size if it is none of what a unit calls."""
-        for table, region in self._rest():
+    def _warm_untargeted(self) -> None:
+        """Run regions that stay eager, because they allocate at first use; outside of units at the largest size."""
+        for table, region in self._untargeted():
             start = time.perf_counter()
             calls = table.calls(region)
             for bucket, variant in calls if region in SERVING else calls[-1:]:
@@ -287,20 +286,20 @@ class GraphCompiler:
                     with force_eager():  # its lengths vary from call to call, so it never runs compiled
                         table.call_example(region, bucket, variant)
                 except Exception as error:
-                    LOG.warning("warm-up of %s: %s", region, first_line(error))
+                    LOG.warning("warm-up of %s: %s", region, reason_of(error))
                     if owners := self._by_kernels.intersection(self._owners(region)):
                         self.kernels_error = COMPILE_TARGETS[next(iter(owners))].table, f"{region}: {reason_of(error)}"
                         return
                     break
             if region in SERVING:
-                self._spent(region, start)
+                self._add_seconds(region, start)
 
     # --- graphs --------------------------------------------------------------------------------
 
     def _capture_all(self) -> None:
         gc.collect()
         if self._has_driver:
-            torch.cuda.empty_cache()  # graphs have memory of their own
+            torch.cuda.empty_cache()  # graphs allocate from pools of their own
         for table, region in self._captured_regions():
             if self.kernels_error:
                 return
@@ -310,30 +309,30 @@ class GraphCompiler:
                 table.seal()
 
     def _capture(self, table: RegionTable, region: str) -> None:
-        owners = [name for name in self._owners(region) if name in self._asked]
-        states = [self._tuned.targets[name] for name in owners]
+        owners = [name for name in self._owners(region) if name in self._targets]
+        states = [self._result.targets[name] for name in owners]
         self._step(f"capture: {region}")
         if any(state.phase is TargetPhase.FELL_BACK for state in states):
             return
         start = time.perf_counter()
         try:
-            self._facts[region] = table.capture_region(region, stage=self._stage(region), is_warm=self._knows_sizes)
-            self._spent(region, start)
+            self._facts[region] = table.capture_region(region, stage=self._stage(region), is_warm=self._has_tried_sizes)
+            self._add_seconds(region, start)
             for state in states[:1]:
                 state.n_captured += self._facts[region].n_graphs
         except Exception as error:
             table.drop_graphs([region])
-            self._go_without(table, region, owners, error)
+            self._run_uncaptured(table, region, owners, error)
         for state in states[:1]:
             state.seconds += time.perf_counter() - start
 
-    def _go_without(self, table: RegionTable, region: str, owners: list[Target], error: Exception) -> None:
-        """The region alone; out of memory, or if it does not run like that either, its targets with all of theirs."""
+    def _run_uncaptured(self, table: RegionTable, region: str, owners: list[Target], error: Exception) -> None:
+        """Serve the region without a graph; its targets fall back if memory is exhausted or it does not run."""
         try:
             if owners and isinstance(error, torch.cuda.OutOfMemoryError):
                 raise error
             table.clear_scratch()
-            if owners:  # it may have run at its smallest and largest sizes alone
+            if owners:  # so far it may have run at its smallest and largest sizes only
                 self._warm_up(f"{region}, without graphs", table, [region], self._calls)
         except Exception as worse:
             for name in owners:
@@ -341,8 +340,8 @@ class GraphCompiler:
             if owners:
                 return
         self._uncaptured[region] = f"capturing it failed: {reason_of(error)}"
-        self._tuned.notes.append(reason := f"{region}: {self._uncaptured[region]}")
-        for state in (self._tuned.targets[name] for name in owners):
+        self._result.notes.append(reason := f"{region}: {self._uncaptured[region]}")
+        for state in (self._result.targets[name] for name in owners):
             state.error = f"{state.error}; {reason}" if state.error else reason
         LOG.warning("%s", reason, exc_info=error)
 
@@ -356,7 +355,7 @@ class GraphCompiler:
         return RegionState(name, stage, reason=self._why_not_captured(name))
 
     def _why_not_captured(self, region: str) -> str:
-        states = [self._tuned.targets[name] for name in self._owners(region)]
+        states = [self._result.targets[name] for name in self._owners(region)]
         fallen = [state for state in states if state.phase is TargetPhase.FELL_BACK]
         if not self._is_gpu:
             return "there is no GPU"
@@ -366,26 +365,26 @@ class GraphCompiler:
             return f"{fallen[0].name} fell back"
         if region in self._uncaptured:
             return self._uncaptured[region]
-        return "no target of it is chosen" if region in SERVING else "no unit calls it"
+        return "no target of it is configured" if region in SERVING else "no unit calls it"
 
     def _steps(self) -> Iterator[list[Any]]:
-        for target in self._asked:
+        for target in self._targets:
             for region in self._warmed[target]:
-                yield self._to_call(self._tables[COMPILE_TARGETS[target].table], region)
-        for table, region in self._rest():
+                yield self._calls_before_capture(self._tables[COMPILE_TARGETS[target].table], region)
+        for table, region in self._untargeted():
             calls = table.calls(region)
             yield calls if region in SERVING else calls[-1:]
         if self._captures:
             yield self._captured_regions()
 
     def _step(self, what: str) -> None:
-        self._tell(what, min(self._done, self._total), self._total)
+        self._progress(what, min(self._done, self._total), self._total)
         self._done += 1
 
-    def _spent(self, region: str, start: float) -> None:
+    def _add_seconds(self, region: str, start: float) -> None:
         if self._has_driver:
             torch.cuda.synchronize(self._device)
-        self._tuned.seconds[region] = self._tuned.seconds.get(region, 0.0) + time.perf_counter() - start
+        self._result.seconds[region] = self._result.seconds.get(region, 0.0) + time.perf_counter() - start
 
     @contextmanager
     def _timed(self, state: TargetState) -> Iterator[None]:

@@ -1,9 +1,9 @@
-"""The kernels of a folder as one file that another folder can be filled from.
+"""Packs the kernels of a folder into one file, and unpacks it into another folder.
 
-torch's portable artifact holds what torch.compile has made. Kernels of our own are made by Triton, which keeps each
-with a list of its files by their full paths: where they are put anew, the lists are written anew.
+torch's portable artifact has the output of torch.compile. The project's own kernels are built by Triton, which stores
+each with a list of the full paths of its files, so that unpacking rewrites the lists.
 
-Knows Triton's folder and torch's artifact. Does not know for whom an archive is, nor whether it is whole.
+Contains Triton's folder layout and torch's artifact; `cache` checks the digest and the owner of an archive.
 """
 
 import json
@@ -17,15 +17,17 @@ import torch
 
 from models.atomic_file import write_atomically
 
-TRITON = "triton"  # folder of the cache in which its kernels lie, by device
-TORCH = "torch"  # entry that holds torch's own
-LIST = "__grp__"  # what the name of a kernel's list begins with
+TRITON = "triton"  # subfolder of the cache with Triton's kernels, by device
+TORCH = "torch"  # entry with torch's artifact
+LIST = "__grp__"  # prefix of a kernel's list file
 LISTED = "child_paths"
 
 
 def pack(folder: Path, names: list[str]) -> bytes | None:
-    """All that torch has compiled in this process, and Triton's kernels among the files of these names, relative to
-    the folder. None if there is neither.
+    """An archive of everything that torch compiled in this process and of Triton's kernels; None without either.
+
+    Args:
+        names: files relative to the folder; those outside Triton's subfolder are ignored.
     """
     torchs = _saved_by_torch()
     kernels = [name for name in names if PurePosixPath(name).parts[0] == TRITON]
@@ -41,20 +43,20 @@ def pack(folder: Path, names: list[str]) -> bytes | None:
 
 
 def unpack(data: bytes, folder: Path) -> bool:
-    """Put into the folder what it does not have, and hand torch its own. Returns: whether torch took that.
+    """Write missing kernels to the folder, and load torch's artifact. Returns: whether torch accepted the artifact.
 
-    Raises: ValueError for what `pack` has not made; nothing was put anywhere then.
+    Raises: ValueError for data that is not from `pack`; nothing has been written then.
     """
     try:
         archive = zipfile.ZipFile(BytesIO(data))
         contents = {name: archive.read(name) for name in archive.namelist()}
         torchs = contents.pop(TORCH, None)
-        if strange := [name for name in contents if not _is_kernels(name)]:
-            raise ValueError(f"files below {TRITON}/ only, got {strange[0]}")
+        if foreign := [name for name in contents if not _is_kernels(name)]:
+            raise ValueError(f"files below {TRITON}/ only, got {foreign[0]}")
         lists = {name: _list_in((folder / name).parent, contents[name]) for name in contents if _is_list(name)}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"expected an archive of kernels: {error}") from error
-    # Lists last: a kernel whose list is there counts as there.
+    # Lists last: Triton takes a kernel whose list exists for complete.
     for name, content in {**{name: contents[name] for name in contents if name not in lists}, **lists}.items():
         path = folder / name
         if not path.exists():
@@ -64,14 +66,14 @@ def unpack(data: bytes, folder: Path) -> bool:
 
 
 def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Without the time, so that the same files are the same bytes whenever they are packed."""
+    """Add a file without its time, so that equal files give equal archives."""
     archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=1)
 
 
 def _list_in(folder: Path, content: bytes) -> bytes:
-    """A list with its files in this folder."""
-    told = json.loads(content)
-    return json.dumps({**told, LISTED: {name: str(folder / name) for name in told[LISTED]}}).encode()
+    """A kernel's list with its paths changed to this folder."""
+    entry = json.loads(content)
+    return json.dumps({**entry, LISTED: {name: str(folder / name) for name in entry[LISTED]}}).encode()
 
 
 def _is_list(name: str) -> bool:
@@ -84,14 +86,14 @@ def _is_kernels(name: str) -> bool:
 
 
 def _saved_by_torch() -> bytes | None:
-    if "torch._inductor" not in sys.modules:  # nothing was compiled, and asking would import the compiler
+    if "torch._inductor" not in sys.modules:  # nothing was compiled, and the call would import the compiler
         return None
     saved = torch.compiler.save_cache_artifacts()
     return None if saved is None else saved[0]
 
 
 def _load_into_torch(data: bytes) -> bool:
-    # Loading the compiler makes the kinds of artifacts known that torch may find.
+    # These imports register the artifact types that torch can load.
     from torch._functorch._aot_autograd import autograd_cache  # noqa: F401
     from torch._inductor import codecache  # noqa: F401
 

@@ -1,9 +1,6 @@
-"""What compiling can begin with before it is its turn: libraries and the compiler's processes, and kernels of several
-stages at once.
+"""Compile prefetch: loads compilers and their processes early, and builds kernels of several stages at once.
 
-Nothing here has to succeed: what is not there when it is needed is made then.
-
-Knows torch's pool of compiling processes, Triton's folder, regions and stages. Does not know what a target holds.
+Failures are ignored: what is missing later is loaded or built at its first use.
 """
 
 import logging
@@ -24,11 +21,11 @@ from worker.config.service import INDUCTOR_VARIABLE
 
 LOG = logging.getLogger(__name__)
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
-LIBRARIES = "*.cubin"  # what Triton keeps of a kernel
+BINARIES = "*.cubin"  # Triton's files of built kernels
 
 
-def start_triton(config: CompileConfig, device: torch.device) -> None:
-    """Load Triton on a thread of its own if the project's kernels are to run on `device`; whoever needs it waits."""
+def prefetch_triton(config: CompileConfig, device: torch.device) -> None:
+    """Import Triton on a background thread, if the project's kernels run on `device`."""
 
     def load() -> None:
         with suppress(Exception):
@@ -38,9 +35,10 @@ def start_triton(config: CompileConfig, device: torch.device) -> None:
         Thread(target=load, name="triton", daemon=True).start()
 
 
-def start_compiler(config: CompileConfig, device: torch.device) -> None:
-    """Load torch's compiler and start its processes, which takes seconds, if anything is to be compiled on `device`;
-    without Triton it has no processes.
+def prefetch_compiler(config: CompileConfig, device: torch.device) -> None:
+    """Import torch's compiler and start its worker processes, if anything compiles on `device`.
+
+    This takes seconds. Without Triton the compiler has no worker processes.
     """
     by_kernels = config.targets if wants_kernels(config, device) else ()
     if not (
@@ -53,43 +51,43 @@ def start_compiler(config: CompileConfig, device: torch.device) -> None:
         maybe_warm_pool()
 
 
-def await_compiler() -> None:
-    """Until then it would compile one kernel after the other, in this process."""
+def wait_for_compiler() -> None:
+    """Wait for the compiler's worker processes; before they run, it compiles kernels one by one in this process."""
     with suppress(Exception):
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.wait_pool_ready()
 
 
-def keep_kernels(device: torch.device) -> bool:
-    """Let Triton keep kernels where Inductor keeps its own, so that one folder holds all of them.
+def set_triton_folder(device: torch.device) -> bool:
+    """Make Triton store kernels in Inductor's folder, so that one folder has all of them.
 
-    Returns: whether there are none yet; that there are some does not say that there are all.
+    Returns: whether the folder has no kernels; if false, some may still be missing.
     """
     if TRITON_VARIABLE not in os.environ:
         os.environ[TRITON_VARIABLE] = str(_inductor_folder() / "triton" / str(device.index or 0))
     folder = os.environ[TRITON_VARIABLE]
-    return next(Path(folder).rglob(LIBRARIES), None) is None
+    return next(Path(folder).rglob(BINARIES), None) is None
 
 
 def _inductor_folder() -> Path:
-    if folder := os.environ.get(INDUCTOR_VARIABLE):  # no need to load the compiler to be told
+    if folder := os.environ.get(INDUCTOR_VARIABLE):  # without importing the compiler
         return Path(folder).absolute()
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir())
 
 
-def rehearse(device: torch.device, stages: Mapping[str, Sequence[Callable[[], None]]]) -> None:
-    """Run every stage's calls, each stage on a thread and a stream of its own.
+def build_kernels(device: torch.device, stages: Mapping[str, Sequence[Callable[[], None]]]) -> None:
+    """Run every stage's calls, each stage on its own thread and stream.
 
-    A kernel is made at its first use, mostly by programs outside this interpreter: one stage waits while others go on.
-    What fails ends its stage; it fails again where it has a name.
+    A kernel is built at its first use, mostly by processes outside this interpreter, so that stages build in parallel.
+    An error ends its stage; the later warm-up raises it again and attributes it to a target.
     """
 
     def run(stage: str) -> None:
         try:
-            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 for call in stages[stage]:
                     call()
         except Exception as error:

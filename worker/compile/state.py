@@ -1,28 +1,39 @@
-"""What became of each compile target and region, as logs, health and metrics tell it. Torch-free."""
+"""The state of each compile target and region, as logs, health and metrics report it. Torch-free."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
+
+from worker.config.compile import CompileConfig
+
+Progress = Callable[[str, int, int], None]  # what, done, total
 
 
 class TargetPhase(StrEnum):
-    OFF = "off"  # not asked for, or not in the checkpoint
+    OFF = "off"  # not configured, or not in the checkpoint
     WAITING = "waiting"
     COMPILING = "compiling"
     COMPILED = "compiled"
-    KERNELS = "kernels"  # it runs by the project's own kernels
-    FELL_BACK = "eager"  # it failed, and runs as it is
+    KERNELS = "kernels"  # runs on the project's own kernels
+    FELL_BACK = "eager"  # failed, and runs eagerly
 
     @property
-    def is_as_asked(self) -> bool:
-        """Whether it runs as it was asked to; a region of it may go without CUDA graphs (`TargetState.error`)."""
+    def is_active(self) -> bool:
+        """Whether it runs as configured; one of its regions may run without CUDA graphs (see `TargetState.error`)."""
         return self in (TargetPhase.COMPILED, TargetPhase.KERNELS)
 
 
 @dataclass
 class TargetState:
-    """One target. seconds: spent on it. n_graphs: graphs compiled. n_captured: CUDA graphs. hits, misses: of the
-    kernel cache. error: why it fell back, what goes without CUDA graphs, or why it is off although it was asked for.
+    """One target.
+
+    Attributes:
+        seconds: compiling, warming up and capturing.
+        n_graphs: graphs that torch.compile made.
+        n_captured: CUDA graphs.
+        hits, misses: of the kernel cache.
+        error: why it fell back, which region runs without CUDA graphs, or why a configured target is off.
     """
 
     name: str
@@ -36,17 +47,21 @@ class TargetState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it, or a region of it, runs otherwise than it was asked to."""
-        return self.phase is TargetPhase.FELL_BACK or (self.phase.is_as_asked and self.error is not None)
+        """Whether it, or a region of it, does not run as configured."""
+        return self.phase is TargetPhase.FELL_BACK or (self.phase.is_active and self.error is not None)
 
 
 @dataclass
 class RegionState:
     """One region and its CUDA graphs.
 
-    stage: of a unit, empty if no unit calls it. sizes: by axis, that it was captured at. seconds: of capturing.
-    n_bytes: by which the device's reserved memory grew. n_retried: graphs that failed at first. reason: why there are
-    no graphs.
+    Attributes:
+        stage: the stage of a unit that calls it; empty if none does.
+        sizes: axis -> captured sizes.
+        seconds: of capturing.
+        n_bytes: growth of the device's reserved memory.
+        n_retried: graphs that were captured at the second attempt.
+        reason: why it has no graphs.
     """
 
     name: str
@@ -61,11 +76,13 @@ class RegionState:
 
 @dataclass(frozen=True)
 class CompileCounts:
-    """What compiling has done in this process so far; none of it may grow while a worker serves.
+    """Counters of the compiler in this process; none may grow while a worker serves.
 
-    graph_breaks: places that torch.compile could not follow. graphs: compiled ones, and kernels of our own that were
-    made, so that growth means recompiles. graph_skips: calls of captured regions at shapes without a CUDA graph,
-    refused or not. cudagraph_skips: times that Inductor refused to capture by itself.
+    Attributes:
+        graph_breaks: places that torch.compile cannot trace.
+        graphs: compiled graphs, and built kernels of the project; growth means recompiles.
+        graph_skips: calls of captured regions at shapes without a CUDA graph.
+        cudagraph_skips: graphs that Inductor did not capture in a mode of its own.
     """
 
     graph_breaks: int = 0
@@ -74,7 +91,7 @@ class CompileCounts:
     cudagraph_skips: int = 0
 
     def since(self, before: Self) -> Self:
-        """What was added after `before` was taken."""
+        """The growth since `before`."""
         return type(self)(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
 
     @property
@@ -86,13 +103,19 @@ class CompileCounts:
 
 
 @dataclass
-class Tuned:
-    """What was done.
+class CompileResult:
+    """The outcome of one `compile_engine`.
 
-    targets, regions: by name. seconds: by region, warming up and capturing. n_graphs: CUDA graphs captured. counts:
-    when it was over. toggles: the switches of speed that are in force. notes: what was asked for and makes no sense
-    here, or did not work. lost_kernels: tables, `omni` or `vocoder`, whose kernels failed; notes say how. kernels_kept,
-    kernels_made: of our own, read from the folder of kernels, and not.
+    Attributes:
+        targets: name -> state.
+        regions: name -> state.
+        seconds: region -> seconds of warming up and capturing.
+        n_graphs: CUDA graphs captured.
+        counts: the compiler's counters at the end.
+        backend_flags: setting -> value in force.
+        notes: settings without effect on this device, and failures.
+        failed_kernels: tables, `omni` or `vocoder`, whose kernels failed; a note has the reason.
+        kernels_cached, kernels_built: of the project, read from the kernel folder or built.
     """
 
     targets: dict[str, TargetState] = field(default_factory=dict)
@@ -100,23 +123,41 @@ class Tuned:
     seconds: dict[str, float] = field(default_factory=dict)
     n_graphs: int = 0
     counts: CompileCounts = field(default_factory=CompileCounts)
-    toggles: dict[str, str | bool] = field(default_factory=dict)
+    backend_flags: dict[str, str | bool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    lost_kernels: list[str] = field(default_factory=list)
-    kernels_kept: int = 0
-    kernels_made: int = 0
+    failed_kernels: list[str] = field(default_factory=list)
+    kernels_cached: int = 0
+    kernels_built: int = 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether no target that was asked for has failed, not even a region of it, and no kernels have."""
-        return not self.lost_kernels and not any(state.has_failed for state in self.targets.values())
+        """Whether no configured target, no region of one and no kernels have failed."""
+        return not self.failed_kernels and not any(state.has_failed for state in self.targets.values())
 
     @property
     def hits(self) -> int:
-        """Of the cache: compiled graphs, by all targets, and kernels of our own that were there."""
-        return sum(state.hits for state in self.targets.values()) + self.kernels_kept
+        """Compiled graphs of all targets and the project's kernels that came from the cache."""
+        return sum(state.hits for state in self.targets.values()) + self.kernels_cached
 
     @property
     def misses(self) -> int:
-        """What had to be made, as `hits`."""
-        return sum(state.misses for state in self.targets.values()) + self.kernels_made
+        """Compiled graphs of all targets and the project's kernels that had to be built."""
+        return sum(state.misses for state in self.targets.values()) + self.kernels_built
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """The settings of one run over all targets, and where it reports.
+
+    Attributes:
+        result: filled in by the run.
+        progress: called before each bucket.
+        backend: of torch.compile, a name or a function.
+        is_warm: an earlier start has built all kernels.
+    """
+
+    config: CompileConfig
+    result: CompileResult
+    progress: Progress | None = None
+    backend: Any = "inductor"
+    is_warm: bool = False

@@ -1,11 +1,11 @@
-"""What each compile target holds: layers that compile by themselves, regions that compile whole, regions that run them.
+"""The compile targets: their layers, the regions that compile as a whole, and the regions that run them.
 
-Knows names only. Torch-free.
+Contains names only. Torch-free.
 
-On a GPU launches are what costs, so the log-mel and the samplers compile too. On a CPU those would take minutes of
-C++ for a millisecond a call: there only layers compile. Of HiFT it is the activation, everywhere: captured, all of it
-is one launch anyway. Where the project's own kernels run a target, nothing of it compiles: what has no kernel, such as
-the log-mel, is a few dozen operations, which captured cost less than the start that compiling them would hold up.
+On a GPU the cost is kernel launches, so the log-mel and the samplers compile too. On a CPU those would take minutes of
+C++ for a millisecond a call, so only layers compile. Of HiFT only the activation compiles on either device: captured,
+the whole network is one launch. If the project's own kernels run a target, nothing of it compiles: the parts without a
+kernel, such as the log-mel, are a few dozen operations, and capturing them costs less start time than compiling them.
 """
 
 from collections.abc import Collection
@@ -21,24 +21,29 @@ Table = Literal["omni", "vocoder"]
 class CompileTarget:
     """One target.
 
-    table: whose regions. stage: of a unit; its regions never run at the same time. stacks: layers, one of which is
-    compiled and shared by all of its kind. regions: those that run them. pieces, whole: further parts of regions, and
-    regions, that compile in one piece on a GPU. on_cpu: smaller parts that take their place on a CPU. eager: regions of
-    the target that never compile, but are captured.
+    Attributes:
+        table: the table of its regions.
+        stage: the stage of a unit; regions of one stage never run at the same time.
+        stacks: stacks of equal layers; one layer compiles, and all of the stack share its code.
+        regions: regions that run the stacks.
+        functions: functions inside regions that compile on a GPU.
+        whole: regions that compile as a whole on a GPU.
+        on_cpu: smaller modules that compile on a CPU in place of the functions.
+        eager: regions that never compile, but are captured.
     """
 
     table: Table
     stage: Literal["see", "hear", "text", "speech", "sound"]
     stacks: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
-    pieces: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     on_cpu: tuple[str, ...] = ()
     eager: tuple[str, ...] = ()
 
     def parts(self, is_gpu: bool, by_kernels: bool = False) -> tuple[str, ...]:
-        """Stacks and pieces that compile. by_kernels: the project's own kernels run its layers."""
-        return () if by_kernels else (*self.stacks, *(self.pieces if is_gpu else self.on_cpu))
+        """Stacks and functions that compile. by_kernels: the project's own kernels run its layers."""
+        return () if by_kernels else (*self.stacks, *(self.functions if is_gpu else self.on_cpu))
 
     def whole_regions(self, is_gpu: bool, by_kernels: bool = False) -> tuple[str, ...]:
         return self.whole if is_gpu and not by_kernels else ()
@@ -57,8 +62,8 @@ COMPILE_TARGETS: dict[Target, CompileTarget] = {
         "text",
         ("llm.model",),
         ("unit_step", "unit_prefill", "llm_prefill"),
-        pieces=("choose",),
-        # Rare, large and memory-bound: compiling would cost more than it gives.
+        functions=("choose",),
+        # Rare, large and memory-bound: compiling costs more than it saves.
         eager=("llm_evict",),
     ),
     "tts.model": CompileTarget(
@@ -66,26 +71,26 @@ COMPILE_TARGETS: dict[Target, CompileTarget] = {
         "speech",
         ("tts.model",),
         ("speech_step", "speech_begin"),
-        pieces=("draw",),
-        # Two dozen operations: captured, they cost less than the start that compiling them would hold up.
+        functions=("draw",),
+        # Two dozen operations: capturing them costs less start time than compiling them.
         eager=("spoken_rows",),
     ),
     "token2wav.flow": CompileTarget(
         "vocoder",
         "sound",
         regions=("flow",),
-        pieces=("flow",),
+        functions=("flow",),
         eager=("begin",),  # as `spoken_rows`
         on_cpu=("flow.encoder", "flow.decoder.estimator"),
     ),
-    # Whole, its eight lengths of columns take the compiler minutes, and with one graph for all it fails.
+    # As a whole, its eight lengths of columns take the compiler minutes, and one graph for all lengths fails.
     "token2wav.hift": CompileTarget("vocoder", "sound", ("hift",), ("hift",)),
 }
-# With running sums. Kernels of such, tried by `max-autotune` in several layouts, have ended a process by an illegal
-# memory access (torch 2.11, CUDA), and there is no product in them to choose a kernel for.
+# Functions with cumulative sums. Kernels that `max-autotune` benchmarked for them crashed with an illegal memory access
+# (torch 2.11, CUDA), and they contain no matrix product that autotuning would speed up.
 SAMPLERS = ("choose", "draw")
-UNTRIED = {"max-autotune": "reduce-overhead", "max-autotune-no-cudagraphs": "default"}  # their modes
-# Run once a prompt, with one slot: captured they would save nothing.
+NO_AUTOTUNE = {"max-autotune": "reduce-overhead", "max-autotune-no-cudagraphs": "default"}  # mode -> their mode
+# Run once for each prompt, with one slot: a capture saves nothing.
 NEVER_CAPTURED = ("llm_prefill",)
 
 STACKED = tuple(

@@ -5,21 +5,20 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from worker.assembly.load_times import Loading
-from worker.compile.state import Tuned
-from worker.compile.tuning import count
+from worker.compile.compile_engine import count
+from worker.compile.state import CompileResult
 from worker.http.conversation import Conversation
 from worker.protocol.messages import PROTOCOL_VERSION
 from worker.report.measures import allocator, device_memory
 from worker.service import Loaded, Service
-from worker.start.releasing import memory_bytes
+from worker.start.memory import memory_bytes
 from worker.status import WIRE_NAMES, State
-from worker.version import VERSION
+from worker.version import VERSION, package_version
 
 STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
 
@@ -28,7 +27,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
     """The body of /health; every key is always there. totals: `units` answered and the `ms` they took."""
     service.check()
     standing, loaded, settings = service.status.now, service.loaded, service.settings
-    engine, tuned = (None, None) if loaded is None else (loaded.engine, loaded.started.tuned)
+    engine, compile_result = (None, None) if loaded is None else (loaded.engine, loaded.started.compile_result)
     paused = sum(one.paused for one in conversations)
     worker_status = WIRE_NAMES[standing.state]
     if conversations and paused == len(conversations) and standing.state is State.BUSY:
@@ -65,17 +64,19 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
             "used": sum(rows),
             "total": 0 if engine is None else service.n_slots * engine.parts.duplex.runner.llm_len,
         },
-        "memory": _memory(engine, tuned),
+        "memory": _memory(engine, compile_result),
         "allocator": allocator() if engine is not None and engine.parts.model.device.type == "cuda" else None,
         "compile": {
             "enabled": settings.engine.compile.enabled,
             "mode": settings.engine.compile.mode,
             "dynamic": settings.engine.compile.dynamic,
             "cuda_graphs": settings.engine.compile.cuda_graphs,
-            "toggles": {} if tuned is None else tuned.toggles,
-            "notes": [] if tuned is None else tuned.notes,
+            "toggles": {} if compile_result is None else compile_result.backend_flags,
+            "notes": [] if compile_result is None else compile_result.notes,
             "targets": {name: asdict(target) for name, target in list(service.targets.items())},
-            "regions": {} if tuned is None else {name: asdict(region) for name, region in tuned.regions.items()},
+            "regions": {}
+            if compile_result is None
+            else {name: asdict(region) for name, region in compile_result.regions.items()},
             "counts": {} if loaded is None else asdict(count(loaded.engine.parts)),
             "after_warm_up": {} if loaded is None else _late(loaded),
             "cache": None if loaded is None or loaded.started.cache is None else asdict(loaded.started.cache),
@@ -92,16 +93,9 @@ def versions() -> dict[str, str | int | None]:
         "protocol": PROTOCOL_VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": package_version("triton"),
         "cuda": torch.version.cuda,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _device(engine: Any, asked: str) -> dict[str, Any]:
@@ -122,9 +116,9 @@ def _late(loaded: Loaded) -> dict[str, int]:
     return {**asdict(loaded.late.check()), "recompiles": loaded.watch.counts().recompiles}
 
 
-def _memory(engine: Any, tuned: Tuned | None) -> dict[str, int]:
+def _memory(engine: Any, compile_result: CompileResult | None) -> dict[str, int]:
     numbers = {"resident": memory_bytes(None)}
     if engine is not None and engine.parts.model.device.type == "cuda":
         numbers |= device_memory(engine.parts.model.device)
-        numbers["graphs"] = sum(region.n_bytes for region in tuned.regions.values())
+        numbers["graphs"] = sum(region.n_bytes for region in compile_result.regions.values())
     return numbers

@@ -112,7 +112,7 @@ def _of_module(args: argparse.Namespace) -> CompileReport:
 def _of_regions(args: argparse.Namespace) -> CompileReport:
     from worker.config.compile import CompileConfig
     from worker.config.session import EngineConfig
-    from worker.report.start_report import tuned_report
+    from worker.report.start_report import compiled_report
 
     how: dict[str, Any] = {"enabled": True, "mode": args.mode}
     if args.dynamic is not None:
@@ -124,7 +124,7 @@ def _of_regions(args: argparse.Namespace) -> CompileReport:
         compile=CompileConfig(**how),
     )
     buckets = "all" if args.all_buckets else "smallest+largest"
-    return tuned_report(config, names=args.region, buckets=buckets, runs=args.runs or 20)
+    return compiled_report(config, names=args.region, buckets=buckets, runs=args.runs or 20)
 
 
 def load(name: str) -> Callable[[], Any]:

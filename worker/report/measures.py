@@ -1,17 +1,15 @@
-"""How a callable is measured: inputs alike, outputs compared, latency, memory, and where it ran.
+"""Measures callables: equal inputs, comparison of outputs, latency, memory, and the machine they ran on.
 
-Knows tensors anywhere in nested values. Does not know what is called, nor what compiled means.
+Handles tensors anywhere in nested values. The callables and the meaning of "compiled" are in the reports.
 """
 
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.report.compile_report import Equivalence, Header, Latency, Memory, Repeats, Scalar
+from worker.version import driver_version, package_version
 
 Call = Callable[[], Any]
 SEED = 20_240_607
@@ -31,16 +30,16 @@ MIN_RELATIVE = 1e-5  # of kinds that the table does not have
 
 
 def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cache: str | None = None) -> Header:
-    """Versions, machine, time and settings. cache: state of the kernel cache in words; None: looked for."""
+    """Versions, machine, time and settings. cache: description of the kernel cache; None: taken from its folder."""
     is_cuda = device.type == "cuda"
     cpu = f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
     return Header(
         what=what,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         device=f"{device} ({torch.cuda.get_device_name(device)})" if is_cuda else cpu,
-        driver=_driver(device) if is_cuda else None,
+        driver=driver_version() if is_cuda else None,
         torch=torch.__version__,
-        triton=_version("triton"),
+        triton=package_version("triton"),
         cuda=torch.version.cuda,
         python=platform.python_version(),
         settings=dict(settings),
@@ -51,13 +50,13 @@ def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cach
 
 
 def allocator() -> str:
-    """Which one torch takes GPU memory from, and how it was set."""
+    """torch's GPU allocator, with the environment variables that configure it."""
     set_to = [f"{name}={value}" for name in ALLOCATOR_VARIABLES if (value := os.environ.get(name))]
     return " ".join([torch.cuda.get_allocator_backend(), *set_to])
 
 
 def device_memory(device: torch.device) -> dict[str, int]:
-    """Bytes of this process on a GPU: in tensors, held by the allocator, and the most that tensors have had."""
+    """GPU bytes of this process: in tensors, reserved by the allocator, and the peak of tensors."""
     return {
         "allocated": torch.cuda.memory_allocated(device),
         "reserved": torch.cuda.memory_reserved(device),
@@ -65,39 +64,15 @@ def device_memory(device: torch.device) -> dict[str, int]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _driver(device: torch.device) -> str | None:
-    """torch knows which CUDA a driver supports, but not the driver's own number."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.split("\n")[0].strip() or None
-
-
 def _cache() -> str:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not folder:
-        return "torch's own folder"
+        return "torch's default folder"
     try:
         is_used = any(Path(folder).iterdir())
     except OSError:
         is_used = False
     return f"{folder}, {'in use' if is_used else 'empty'}"
-
-
-def first_line(error: BaseException) -> str:
-    """An error for a sentence: its type and what it says first, or after a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    n_leading = next((at for at, line in enumerate(lines) if not line.endswith(":")), 0)
-    return " ".join([f"{type(error).__name__}:", *lines[: n_leading + 1]])
 
 
 # --- values ------------------------------------------------------------------------------------

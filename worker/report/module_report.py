@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import reset_code
 from torch._dynamo.utils import counters
 
+from worker.log import first_line
 from worker.report import measures
 from worker.report.compile_report import CompileReport, Determinism, Latency, ReportError, Row
 from worker.report.compile_watch import CompileWatch, Happened
@@ -162,7 +163,7 @@ def module_report(
     try:
         plain = Subject(module)
     except Exception as error:
-        raise ReportError("module", expected="one that can be copied", got=measures.first_line(error)) from error
+        raise ReportError("module", expected="one that can be copied", got=first_line(error)) from error
     if device is not None:
         device = torch.device(device)
         plain = Subject(plain.module.to(device))
@@ -178,9 +179,7 @@ def module_report(
         try:
             compiled = Subject(plain.module, lambda copied: torch.compile(copied, **options))
         except Exception as error:  # of a backend or mode that torch does not have; compiling itself comes later
-            raise ReportError(
-                "torch.compile", expected="settings that it takes", got=measures.first_line(error)
-            ) from error
+            raise ReportError("torch.compile", expected="settings that it takes", got=first_line(error)) from error
         graphs = backend == "inductor" and mode in GRAPH_MODES
         rows = _Bench(name or type(module).__name__, plain, compiled, sets, runs, device, graphs).rows()
     return CompileReport(header=header, rows=rows)
@@ -230,7 +229,7 @@ class _Bench:
         try:
             step(at, *given)
         except Exception as error:  # of a module that nobody here knows
-            self.facts[at].setdefault("error", f"{what}: {measures.first_line(error)}")
+            self.facts[at].setdefault("error", f"{what}: {first_line(error)}")
             return False
         return True
 

@@ -19,10 +19,11 @@ from models.stages.state import SlotState
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.parts import EngineParts
+from worker.compile.compile_engine import CompileResult
 from worker.compile.state import TargetPhase
 from worker.compile.targets import COMPILE_TARGETS
-from worker.compile.tuning import Tuned
 from worker.config.session import EngineConfig
+from worker.log import first_line
 from worker.report import measures
 from worker.report.compile_report import CompileReport, Determinism, Header, ReportError, Row, Scalar
 from worker.report.compile_watch import CompileWatch, Happened
@@ -188,7 +189,7 @@ class Trial:
 def region_report(
     parts: EngineParts,
     config: EngineConfig,
-    tuned: Tuned | None = None,
+    result: CompileResult | None = None,
     *,
     names: Sequence[str] | None = None,
     buckets: Buckets = "smallest+largest",
@@ -197,10 +198,10 @@ def region_report(
 ) -> CompileReport:
     """Measure regions as they are tuned now; nothing should compile any more, and what does is told as late.
 
-    On the thread that tuned them: on another one part of it would compile again.
+    On the thread that result them: on another one part of it would compile again.
 
     Args:
-        tuned: what became of the targets; None: all that the config names are compiled.
+        result: what became of the targets; None: all that the config names are compiled.
         names: which regions; None: all that serve. buckets: of each region.
         runs: timed calls of each way of calling. cache: see `measures.header`.
     Raises: SettingsError for an unknown name; ReportError while a session is open.
@@ -211,7 +212,7 @@ def region_report(
     rows = []
     with CompileWatch() as watch, measures.forked_draws():
         for table, slots, region in chosen:
-            is_compiled = _is_compiled(region, config, tuned, device)
+            is_compiled = _is_compiled(region, config, result, device)
             for bucket, variant in product(_buckets(table, region, buckets), region.variants):
                 trial = Trial.of(table, slots, region, bucket, variant)
                 shown = {**bucket, **(variant if len(region.variants) > 1 else {})}
@@ -225,17 +226,17 @@ def header(config: EngineConfig, device: torch.device, cache: str | None = None)
     return measures.header(str(config.model_path), device, settings(config), cache)
 
 
-def _is_compiled(region: Region, config: EngineConfig, tuned: Tuned | None, device: torch.device) -> bool:
+def _is_compiled(region: Region, config: EngineConfig, result: CompileResult | None, device: torch.device) -> bool:
     """Whether any of it runs compiled."""
     if not config.compile.enabled:
         return False
     for target in config.compile.targets:
-        aim, state = COMPILE_TARGETS[target], tuned and tuned.targets.get(target)
+        aim, state = COMPILE_TARGETS[target], result and result.targets.get(target)
         is_gpu, by_kernels = device.type == "cuda", state is not None and state.phase is TargetPhase.KERNELS
         is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu, by_kernels))
         # Left whole, it may have parts that compile.
         is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu, by_kernels)))
-        if is_aimed and (state is None or state.phase.is_as_asked):
+        if is_aimed and (state is None or state.phase.is_active):
             return True
     return False
 
@@ -285,7 +286,7 @@ def _row(
     try:
         _measure(trial, facts, runs, device, is_compiled)
     except RuntimeError as error:  # the compiler's, or the device's
-        facts["error"] = measures.first_line(error)
+        facts["error"] = first_line(error)
     late: Happened = watch.take()
     return Row(
         name=trial.region.name,

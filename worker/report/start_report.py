@@ -12,9 +12,9 @@ import torch
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.load_times import Loading
 from worker.assembly.parts import build
+from worker.compile.compile_engine import CompileResult, Progress, compile_engine
 from worker.compile.state import RegionState, TargetPhase, TargetState
 from worker.compile.targets import COMPILE_TARGETS
-from worker.compile.tuning import Progress, Tuned, tune
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, Memory, Row
 from worker.report.compile_watch import CompileWatch, Happened
@@ -23,9 +23,9 @@ from worker.report.region_report import Buckets, header, region_report
 
 @dataclass
 class TargetWatch:
-    """Whose compiling it was: a watch around `tune` that is told, like everybody, when the next bucket comes.
+    """Whose compiling it was: a watch around `compile_engine` that is told, like everybody, when the next bucket comes.
 
-    targets: the states that `tune` keeps. then: whom to tell of the progress further. happened: by target.
+    targets: the states that `compile_engine` keeps. then: whom to tell of the progress further. happened: by target.
     """
 
     targets: dict[str, TargetState]
@@ -43,7 +43,7 @@ class TargetWatch:
         self._settle(None)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """As `tune` calls it, before each bucket."""
+        """As `compile_engine` calls it, before each bucket."""
         compiling = (name for name, state in self.targets.items() if state.phase is TargetPhase.COMPILING)
         self._settle(next(compiling, None))
         if self.then is not None:
@@ -59,7 +59,7 @@ class TargetWatch:
 def start_report(
     config: EngineConfig,
     device: torch.device,
-    tuned: Tuned,
+    result: CompileResult,
     happened: Mapping[str, Happened] | None = None,
     cache: str | None = None,
     loading: Loading | None = None,
@@ -71,9 +71,9 @@ def start_report(
         cache: state of the kernel cache in words; None: looked for. loading: of the weights, if they came from files.
     """
     rows = []
-    for name, state in tuned.targets.items():
+    for name, state in result.targets.items():
         seen = None if happened is None else happened.get(name, Happened())
-        was_tried = state.phase.is_as_asked or state.phase is TargetPhase.FELL_BACK
+        was_tried = state.phase.is_active or state.phase is TargetPhase.FELL_BACK
         parts = COMPILE_TARGETS[name].parts(device.type == "cuda", state.phase is TargetPhase.KERNELS)
         rows.append(
             Row(
@@ -91,7 +91,7 @@ def start_report(
             )
         )
     if device.type == "cuda":
-        rows += [_region_row(state) for state in tuned.regions.values()]
+        rows += [_region_row(state) for state in result.regions.values()]
     told = header(config, device, cache).model_copy(update={"loading": loading})
     return CompileReport(header=told, rows=rows)
 
@@ -119,7 +119,7 @@ def _graphs(state: TargetState, config: EngineConfig, device: torch.device) -> s
     return "off" if config.compile.mode == "default" else "left to Inductor"
 
 
-def tuned_report(
+def compiled_report(
     config: EngineConfig,
     *,
     names: Sequence[str] | None = None,
@@ -134,7 +134,7 @@ def tuned_report(
     parts = build(config)
     targets: dict[str, TargetState] = {}
     with TargetWatch(targets) as watch:
-        tuned = tune(parts, config, targets=targets, progress=watch.progress)
-    start = start_report(config, parts.model.device, tuned, watch.happened, loading=parts.loading)
-    measured = region_report(parts, config, tuned, names=names, buckets=buckets, runs=runs)
+        result = compile_engine(parts, config, targets=targets, progress=watch.progress)
+    start = start_report(config, parts.model.device, result, watch.happened, loading=parts.loading)
+    measured = region_report(parts, config, result, names=names, buckets=buckets, runs=runs)
     return start.followed_by(measured)

@@ -1,6 +1,6 @@
-"""From settings to an engine that is ready to serve: load, compile, warm up; for workers and for `precompile.py`.
+"""Starts an engine: load, compile, warm up; for workers and for `precompile.py`.
 
-Knows the stages, their order and what becomes of a start that fails. Does not know sockets, nor what a stage does.
+Contains the order of the stages and the clean-up after a failed start; the stages are in modules of their own.
 """
 
 import logging
@@ -16,47 +16,51 @@ from typing import TypeVar
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.parts import EngineParts, build, pick_device
-from worker.compile.cache import REPORTS, CacheReport, CompileCache, facts_of
-from worker.compile.prefetch import start_compiler, start_triton
-from worker.compile.state import TargetPhase, TargetState
-from worker.compile.tuning import Tuned, set_states, tune
+from worker.compile.cache import REPORTS, CacheReport, CompileCache, cache_facts
+from worker.compile.compile_engine import compile_engine, set_states
+from worker.compile.prefetch import prefetch_compiler, prefetch_triton
+from worker.compile.state import CompileResult, TargetPhase, TargetState
 from worker.config.session import EngineConfig
 from worker.engine import Engine
 from worker.report.compile_report import CompileReport, write_report
 from worker.report.start_report import TargetWatch, start_report
-from worker.start.releasing import settle_heap
+from worker.start.memory import freeze_heap
 from worker.start.voices import ReferenceSound, Voices
 from worker.start.warmup import WarmUpMedia, extract, warm_up
 from worker.start.warmup_report import WarmUpReport
 from worker.status import State, Status
 
-Result, Other = TypeVar("Result"), TypeVar("Other")
+Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 LOG = logging.getLogger(__name__)
-REPORT_FILE = Path(REPORTS, "start.json")  # in the cache's folder too: the newest start's
-VOICES_FOLDER = "voices"  # in the cache's folder: making a voice takes longer than reading one
+REPORT_FILE = Path(REPORTS, "start.json")  # in the cache folder; of the latest start
+VOICES_FOLDER = "voices"  # in the cache folder: making a voice takes longer than reading one
 
 
 @dataclass(frozen=True)
 class Started:
-    """An engine whose thread runs, without sessions, and how it came to be.
+    """A running engine without sessions, and the results of its start.
 
-    voices: None for an engine without a vocoder. tuned: what was compiled, its `targets` the dictionary that was given.
-    cache: of its kernels, None if nothing was compiled. report: the same for people and programs. seconds:
-    `load`, `compile` and `warm_up`; a stage left out is missing.
+    Attributes:
+        voices: None for an engine without a vocoder.
+        compile_result: its `targets` is the dictionary given to `start_engine`.
+        cache: of kernels; None if nothing was compiled.
+        report: the compile report.
+        seconds: of `load`, `compile` and `warm_up`; a skipped stage is missing.
     """
 
     engine: Engine
     voices: Voices | None
     warm_up: WarmUpReport
-    tuned: Tuned
+    compile_result: CompileResult
     cache: CacheReport | None
     report: CompileReport
     seconds: dict[str, float]
 
     @property
     def targets(self) -> dict[str, TargetState]:
-        return self.tuned.targets
+        return self.compile_result.targets
 
 
 def start_engine(
@@ -69,15 +73,17 @@ def start_engine(
     status: Status,
     targets: dict[str, TargetState],
 ) -> Started:
-    """Load, compile if the config says so, and warm up.
+    """Load, compile if `config.compile` is on for the device, and warm up.
 
     Args:
-        video, max_units: of the warm-up. ref_audio: the voice it speaks with; None: it does not speak.
-        cache_dir: of prepared voices and of compiled kernels: where torch was pointed to before it was imported.
-        status: LOADING; it is WARMING_UP afterwards, and the caller moves on.
-        targets: filled with the state of each target, as it changes.
-    Raises: MediaError and AudioError for the files, before anything is loaded; as `building.build`; WarmUpError;
-        EngineError; StateError if the worker is told to end meanwhile. Nothing runs on then.
+        video, max_units: of the warm-up.
+        ref_audio: the voice of the warm-up; None: it has no speech.
+        cache_dir: of prepared voices and compiled kernels; the folder set as torch's before torch was imported.
+        status: in state LOADING; in state WARMING_UP afterwards.
+        targets: receives the state of each target, updated as it changes.
+
+    Raises: MediaError and AudioError for the files, before anything is loaded; the errors of `parts.build`;
+        WarmUpError; EngineError; StateError if the worker is stopped meanwhile. No thread of the engine runs then.
     """
     status.progress("files of the warm-up")
     extract(video, 1)
@@ -91,17 +97,17 @@ def start_engine(
     config = with_local_checkpoint(config, status.progress)
     status.progress(f"weights of {name}")
     with_seconds = partial(_timed, seconds)
-    start_triton(config.compile, device)
-    start_compiler(config.compile, device)
+    prefetch_triton(config.compile, device)
+    prefetch_compiler(config.compile, device)
     parts = with_seconds("load", lambda: build(config))
     engine = Engine(parts, config)
     engine.start()
     try:
-        tuned, cache, watch, units = Tuned(targets), None, TargetWatch(targets, status.progress), None
+        compile_result, cache, watch, units = CompileResult(targets), None, TargetWatch(targets, status.progress), None
         if config.compile.enabled:
             status.move(State.COMPILING)
             compiling = partial(_compile, parts, config, cache_dir, watch)
-            (tuned, cache), units = with_seconds(
+            (compile_result, cache), units = with_seconds(
                 "compile", lambda: _beside(engine.submit(compiling), lambda: extract(video, max_units))
             )
         status.move(State.WARMING_UP)
@@ -113,59 +119,63 @@ def start_engine(
             lambda: warm_up(
                 engine,
                 WarmUpMedia(video, ref_audio),
-                voice=voices and voices.of,
+                voice=voices.of if voices is not None else None,
                 progress=status.progress,
                 max_units=max_units,
                 units=units,
             ),
         )
     except Exception:
-        with suppress(Exception):  # why it failed is what counts
+        with suppress(Exception):  # report the first error
             engine.close()
         raise
     if voices is not None and voices.problem:
-        LOG.warning("voices are not kept: %s", voices.problem)
+        LOG.warning("voices are not cached: %s", voices.problem)
     if report.compiled_graphs and config.compile.enabled:
-        LOG.warning("%d graphs compiled in the warm-up that compiling before had missed", report.compiled_graphs)
-    told = None if cache is None else f"{cache}; {cache.folder}"
-    compiled = start_report(config, parts.model.device, tuned, watch.happened, told, parts.loading)
-    _keep(compiled, cache_dir / REPORT_FILE)
-    return Started(engine, voices, report, tuned, cache, compiled, seconds)
+        LOG.warning("%d graphs compiled in the warm-up that the compile stage had missed", report.compiled_graphs)
+    cache_state = None if cache is None else f"{cache}; {cache.folder}"
+    compiled = start_report(config, parts.model.device, compile_result, watch.happened, cache_state, parts.loading)
+    _save(compiled, cache_dir / REPORT_FILE)
+    return Started(engine, voices, report, compile_result, cache, compiled, seconds)
 
 
-def _keep(report: CompileReport, path: Path) -> None:
-    """Beside the kernels; a worker that cannot write there serves all the same."""
+def _save(report: CompileReport, path: Path) -> None:
+    """Write the report beside the kernels; a failure is logged, and the worker serves."""
     try:
         write_report(report, path)
     except OSError as error:
-        LOG.warning("the compile report is not kept: %s", error)
+        LOG.warning("the compile report was not written: %s", error)
 
 
 def _compile(
     parts: EngineParts, config: EngineConfig, cache_dir: Path, watch: TargetWatch
-) -> tuple[Tuned, CacheReport]:
-    """On the engine's thread: with whatever an earlier start left, and leaving something to the next."""
+) -> tuple[CompileResult, CacheReport]:
+    """Compile with the kernel cache; runs on the engine's thread."""
     start = time.perf_counter()
-    cache = CompileCache.open(cache_dir, facts_of(parts, config.compile))
-    settled = ""
+    cache = CompileCache.open(cache_dir, cache_facts(parts, config.compile))
+    frozen = ""
 
     def progress(what: str, done: int, total: int) -> None:
-        nonlocal settled
+        nonlocal frozen
         watch.progress(what, done, total)
         compiling = next((name for name, state in watch.targets.items() if state.phase is TargetPhase.COMPILING), "")
-        if compiling != settled:
-            settle_heap()
-            settled = compiling
+        if compiling != frozen:
+            freeze_heap()
+            frozen = compiling
 
     with watch:
-        tuned = tune(parts, config, targets=watch.targets, progress=progress, is_warm=cache.has_everything)
-    settle_heap()
+        compile_result = compile_engine(
+            parts, config, targets=watch.targets, progress=progress, is_warm=cache.has_everything
+        )
+    freeze_heap()
     seconds = time.perf_counter() - start
-    return tuned, cache.record(tuned.hits, tuned.misses, seconds, is_whole=tuned.is_whole)
+    return compile_result, cache.record(
+        compile_result.hits, compile_result.misses, seconds, is_whole=compile_result.is_whole
+    )
 
 
 def _beside(work: "Future[Result]", task: Callable[[], Other]) -> tuple[Result, Other]:
-    """Do a task while another thread is at work. Returns: what came of both."""
+    """Run a task on this thread while another thread works. Returns: both results."""
     done = task()
     return work.result(), done
 

@@ -1,7 +1,4 @@
-"""Voices made from sounds that clients bring, the latest kept in memory. Called from any thread.
-
-Knows reference sounds and who makes voices of them. Does not know sessions.
-"""
+"""Voices made from clients' reference sounds, with the latest kept in memory. Safe to call from any thread."""
 
 import hashlib
 import threading
@@ -21,26 +18,26 @@ MAX_KEPT = 16
 
 @dataclass(frozen=True)
 class Reference:
-    """A voice's sound and what the vocoder speaks with. heard: [n] float32 at 16 kHz. voice: None without a vocoder."""
+    """A reference sound and its voice. heard: [n] float32 at 16 kHz. voice: None without a vocoder."""
 
     heard: np.ndarray
     voice: Voice | None
 
 
 class VoiceShelf:
-    """voices: None for a checkpoint that does not speak."""
+    """Reference sounds by content, least recently used dropped first. voices: None for a checkpoint without speech."""
 
     def __init__(self, voices: Voices | None):
         self._voices = voices
         self._kept: OrderedDict[str, Reference] = OrderedDict()
-        self._lock = threading.Lock()  # the networks serve one at a time
+        self._lock = threading.Lock()  # the networks make one voice at a time
 
     def of_file(self, path: Path) -> Reference:
-        """Raises: AudioError for a file that holds no such sound; CheckpointError."""
+        """The reference of a sound file. Raises: AudioError for an unfit file; CheckpointError."""
         return self._of(ReferenceSound.read(path))
 
     def of_samples(self, samples: np.ndarray) -> Reference:
-        """samples: [n] float32 at 16 kHz. Raises: as `of_file`."""
+        """The reference of samples, [n] float32 at 16 kHz. Raises: as `of_file`."""
         return self._of(ReferenceSound(torch.from_numpy(samples)[None], SAMPLE_RATE))
 
     def _of(self, sound: ReferenceSound) -> Reference:

@@ -1,6 +1,6 @@
-"""Reference sounds: what the language model hears of one, and the voice that is made from it.
+"""Reference sounds: the samples for the language model, and the voice that is made from them.
 
-Knows sound files, the networks that prepare voices and the folder where voices are kept. Does not know sessions.
+Contains sound files, the networks that make voices and the folder of cached voices.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from models.token2wav.voice.voice_maker import VoiceMaker
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSound:
-    """0.5 to 30 s of somebody's voice. samples: [channels, n] float32 in [-1, 1]. rate: Hz."""
+    """0.5 to 30 s of a speaker. samples: [channels, n] float32 in [-1, 1]. rate: Hz."""
 
     samples: torch.Tensor
     rate: int
@@ -33,14 +33,14 @@ class ReferenceSound:
         return cls(*read_sound(path))
 
     def heard(self) -> np.ndarray:
-        """[n] float32 at 16 kHz, the mean of all channels."""
+        """The input of the language model: [n] float32 at 16 kHz, the mean of all channels."""
         return resample(self.samples.mean(0), self.rate, SAMPLE_RATE).numpy()
 
 
 class Voices:
     """Voices for one vocoder.
 
-    problem: why the voice asked for last is not kept; None if it is, or was not meant to be.
+    problem: why the latest voice is not cached; None if it is, or if there is no cache folder.
     """
 
     def __init__(self, folder: Path, *, device: torch.device | str = "cpu", cache: Path | None = None):
@@ -48,17 +48,18 @@ class Voices:
         Args:
             folder: the vocoder's.
             device: of the networks that make voices; voices themselves are on the CPU.
-            cache: folder where voices are kept, made if missing; None keeps none.
-        Raises: CheckpointError, ConfigError for files that do not fit.
+            cache: folder of cached voices, created if missing; None: no cache.
+
+        Raises: CheckpointError, ConfigError for unfit files.
         """
         self._folder, self._device = folder, device
         self._config = load_flow_config(folder / FLOW_YAML)
-        self._cache = cache and VoiceCache(cache, maker_digest(folder, self._config.n_mels, cache))
+        self._cache = VoiceCache(cache, maker_digest(folder, self._config.n_mels, cache)) if cache is not None else None
         self._maker: VoiceMaker | None = None
         self.problem: str | None = None
 
     def of(self, sound: ReferenceSound) -> Voice:
-        """The voice that speaks like this. Raises: AudioError; CheckpointError when the networks are first needed."""
+        """The voice of a sound. Raises: AudioError; CheckpointError when the networks are first loaded."""
         if self._cache is None:
             return self._make(sound.samples, sound.rate)
         voice = self._cache.get_or_make(sound.samples, sound.rate, self._make)
@@ -66,7 +67,7 @@ class Voices:
         return voice
 
     def _make(self, wave: torch.Tensor, rate: int) -> Voice:
-        # Half a gigabyte, for nothing if the voice is kept already.
+        # The networks take half a gigabyte; a cached voice does not need them.
         if self._maker is None:
             self._maker = VoiceMaker(load_voice_parts(self._folder, device=self._device), self._config)
         return self._maker.make(wave, rate)

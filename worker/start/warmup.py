@@ -1,10 +1,8 @@
-"""A worker's first conversation: a video file, heard and answered unit by unit before anybody may connect.
+"""Warm-up: a duplex session over a video file, unit by unit, before the worker accepts connections.
 
-It runs through the same engine, in the same order as a client's session would, so that whatever happens for the first
-time happens here: handles of libraries, memory of allocators, host paths. Compiling is done before. Afterwards the
-engine is as it was: its sessions are closed, what comes next draws the numbers that it would have drawn anyway.
-
-Knows one engine and a file. Does not know status, sockets nor what is compiled.
+It uses the engine in the same order as a client's session, so that first-use costs occur here: library handles,
+allocations, host code paths. Compiling happens before. Afterwards the engine is in its former state: its sessions are
+closed, and later sessions draw the same random numbers as without a warm-up.
 """
 
 import gc
@@ -46,18 +44,16 @@ SPEECH_REGIONS = ("spoken_rows", "speech_begin", "speech_step")
 SOUND_REGIONS = ("begin", "flow", "hift")
 
 Log = Callable[[str], None]
-Tell = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # what, done, total
 
 
 class WarmUpError(ModelError, RuntimeError):
-    """A step of the warm-up, or one of its units, came to nothing."""
+    """A step of the warm-up, or one of its units, failed."""
 
 
 @dataclass(frozen=True)
 class WarmUpMedia:
-    """Files to warm up with. video: sound and pictures, a second of both at least. ref_audio: the voice to speak with;
-    None: the session has no voice.
-    """
+    """Input files. video: at least one second of sound and frames. ref_audio: the session's voice; None: no voice."""
 
     video: Path
     ref_audio: Path | None = None
@@ -65,7 +61,7 @@ class WarmUpMedia:
 
 @dataclass(frozen=True, eq=False)
 class WarmUpUnit:
-    """One second. sound: [16000] float32 at 16 kHz. picture: JPEG."""
+    """One second. sound: [16000] float32 at 16 kHz. picture: a JPEG file."""
 
     sound: np.ndarray
     picture: bytes
@@ -77,23 +73,24 @@ def warm_up(
     *,
     voice: Callable[[ReferenceSound], Any] | None = None,
     log: Log = LOG.info,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     max_units: int = 10,
     units: list[WarmUpUnit] | None = None,
 ) -> WarmUpReport:
-    """Hold the conversation. The engine runs, and has no sessions.
+    """Run the warm-up session on a running engine without sessions.
 
     Args:
-        voice: makes a voice (`models.token2wav.voice.voice.Voice`) of a reference sound, such as `Voices.of`; None
-        for an
-            engine without a vocoder. The voice stays prepared in the vocoder until others need its room: it is the one
-            that most sessions are going to speak with.
-        progress: told a few words, how much is done and of how much.
-        max_units: hear no more of the file. units: of the file, as `extract` gave them; None: they are read here.
-    Raises: MediaError for a file that is missing or lacks sound or pictures, with the remedy; AudioError for the
-        reference sound; WarmUpError naming the unit or step that failed, and why. The engine is as it was then.
+        voice: makes a voice from a reference sound, such as `Voices.of`; None for an engine without a vocoder. The
+            voice stays prepared in the vocoder until others need its place, because most sessions will use it.
+        log: receives the log lines.
+        progress: called with (what, done, total).
+        max_units: at most so many seconds of the file.
+        units: of the file, from `extract`; None: read the file.
+
+    Raises: MediaError, with a remedy, for a file that is missing or has no sound or frames; AudioError for the
+        reference sound; WarmUpError naming the failed unit or step. The engine is in its former state then.
     """
-    begun, n_graphs = time.perf_counter(), compile_counters()["graphs"]
+    start, n_graphs = time.perf_counter(), compile_counters()["graphs"]
     run = _Run(engine, log, progress or (lambda what, done, total: None))
     run.step(1, f"extract sound and pictures of {media.video}")
     units = units or extract(media.video, max_units)
@@ -105,13 +102,13 @@ def warm_up(
     try:
         report = run.converse(units, media.ref_audio, voice)
     except BaseException:
-        with suppress(Exception):  # why it failed is what counts
+        with suppress(Exception):  # report the first error
             run.clear(before)
         raise
     run.step(6, "close the session and give memory back")
     with named("close"):
         run.clear(before)
-    report.total_s = time.perf_counter() - begun
+    report.total_s = time.perf_counter() - start
     report.compiled_graphs = compile_counters()["graphs"] - n_graphs
     triggered = report.tts_triggered
     log(f"[warmup] ✓ omni duplex warmup complete (total={report.total_s:.1f}s, tts_triggered={triggered})")
@@ -119,7 +116,7 @@ def warm_up(
 
 
 def extract(video: Path, max_units: int) -> list[WarmUpUnit]:
-    """The file's whole seconds that have sound and a picture, from the first one on. Raises: MediaError."""
+    """The leading whole seconds of a file that have sound and a frame. Raises: MediaError."""
     units = []
     try:
         for unit in read_units(video, max_units=max_units):
@@ -140,31 +137,31 @@ def extract(video: Path, max_units: int) -> list[WarmUpUnit]:
 
 @contextmanager
 def named(what: str) -> Iterator[None]:
-    """What fails inside is told as a `WarmUpError` of this name."""
+    """Raise errors of the block as a `WarmUpError` of this name."""
     try:
         yield
     except WarmUpError:
         raise
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
-        raise WarmUpError(f"warm-up: {what}", expected="it to work", got=got) from error
+        raise WarmUpError(f"warm-up: {what}", expected="success", got=got) from error
 
 
-class _Talker:
+class _WarmUpSession:
     """One session of the warm-up."""
 
     def __init__(self, engine: Engine, name: str, config: SessionConfig, prompt: SystemPrompt):
         self._engine, self._events, self._prompt = engine, queue.SimpleQueue[Event](), prompt
-        self._most_rows = engine.parts.duplex.runner.llm_len - config.unit_rows
+        self._max_rows = engine.parts.duplex.runner.llm_len - config.unit_rows
         self.handle = engine.open(name, config, self._events.put).result()
 
     def prepare(self) -> None:
         self.handle.prepare(self._prompt).result()
 
     def send(self, unit: WarmUpUnit) -> float:
-        """Returns: ms on this thread until the unit was handed over."""
-        if self.handle.n_rows > self._most_rows:
-            self.prepare()  # nothing leaves its context, and there are more seconds in the file than room in that
+        """Send a unit. Returns: ms on this thread until the engine has it."""
+        if self.handle.n_rows > self._max_rows:
+            self.prepare()  # the context is full: units do not leave it, and the file has more seconds
         start = time.perf_counter()
         taken = self.handle.send(unit.sound, [unit.picture])
         spent = 1000 * (time.perf_counter() - start)
@@ -172,10 +169,10 @@ class _Talker:
         return spent
 
     def result(self) -> UnitResult:
-        """Raises: what the unit failed of; then it has not counted, or its session is lost."""
+        """The next result. Raises: the error of a failed unit."""
         while isinstance(event := self._events.get(), PartialResult):
             pass
-        # Asked behind the unit: it is closed by then, and if that failed, it has been told.
+        # This call runs after the unit is closed; a failure of closing it is in the queue by then.
         self._engine.submit(lambda: None).result()
         while not self._events.empty():
             event = self._events.get()
@@ -186,21 +183,21 @@ class _Talker:
 
 
 class _Run:
-    """A warm-up under way."""
+    """The steps of one warm-up."""
 
-    def __init__(self, engine: Engine, log: Log, tell: Tell):
-        self._engine, self._log, self._tell = engine, log, tell
-        self._talkers: list[_Talker] = []
+    def __init__(self, engine: Engine, log: Log, progress: Progress):
+        self._engine, self._log, self._progress = engine, log, progress
+        self._sessions: list[_WarmUpSession] = []
         self._has_sound = False
 
     def step(self, number: int, what: str) -> None:
         self._log(f"[warmup] ({number}/6) {what}")
-        self._tell(what, 0, 0)
+        self._progress(what, 0, 0)
 
     def converse(
         self, units: list[WarmUpUnit], ref_audio: Path | None, make_voice: Callable[[ReferenceSound], Any] | None
     ) -> WarmUpReport:
-        """Steps 2 to 5."""
+        """Steps 2 to 5: voice, session, units, speech."""
         report = WarmUpReport()
         self.step(2, f"reference voice: {ref_audio or 'none'}")
         heard = voice = None
@@ -212,74 +209,74 @@ class _Run:
         self.step(3, "prepare the session")
         config = self._engine.config.session.model_copy(update={"seed": SEED})
         with named("prepare"):
-            talker = self._open(config, prompt)
+            session = self._open(config, prompt)
         self.step(4, f"{len(units)} units: prefill, generate, finalize")
-        self._hear(talker, units, report)
+        self._hear(session, units, report)
         if self._engine.parts.n_slots > 1:
             self._burst(units, config, prompt, report)
         self._speak(report)
         return report
 
-    def _open(self, config: SessionConfig, prompt: SystemPrompt) -> _Talker:
-        talker = _Talker(self._engine, f"warm-up {len(self._talkers) + 1}", config, prompt)
-        self._talkers.append(talker)
-        talker.prepare()
-        return talker
+    def _open(self, config: SessionConfig, prompt: SystemPrompt) -> _WarmUpSession:
+        session = _WarmUpSession(self._engine, f"warm-up {len(self._sessions) + 1}", config, prompt)
+        self._sessions.append(session)
+        session.prepare()
+        return session
 
-    def _hear(self, talker: _Talker, units: list[WarmUpUnit], report: WarmUpReport) -> None:
-        """One unit after the other, up to the end of a turn."""
-        begun, n = time.perf_counter(), len(units)
+    def _hear(self, session: _WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
+        """Run one unit after the other, until the end of a turn."""
+        first, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):
             with named(f"unit {number} of {n}"):
                 start = time.perf_counter()
                 checked(unit.sound)
                 aud_proc = 1000 * (time.perf_counter() - start)
-                vis_proc = max(talker.send(unit) - aud_proc, 0.0)
-                result = talker.result()
+                vis_proc = max(session.send(unit) - aud_proc, 0.0)
+                result = session.result()
             report.add(result, UnitTimes.of(result.times, vis_proc=vis_proc, aud_proc=aud_proc))
             self._spoke(result, report)
-            self._log(f"[warmup] {report.line(n, time.perf_counter() - begun)}")
-            self._tell("units", number, n)
+            self._log(f"[warmup] {report.line(n, time.perf_counter() - first)}")
+            self._progress("units", number, n)
             if result.end_of_turn:
                 break
 
     def _spoke(self, result: UnitResult, report: WarmUpReport) -> None:
-        """Note what of speech a unit has come to."""
+        """Record which speech stages a unit has run."""
         report.tts_triggered |= result.n_speech_tokens > 0
         self._has_sound |= result.times.sound > 0
 
     def _burst(
         self, units: list[WarmUpUnit], config: SessionConfig, prompt: SystemPrompt, report: WarmUpReport
     ) -> None:
-        """As many sessions as there are slots, the first of them there already: a unit in every size of batch."""
-        parts, begun, n_spoken = self._engine.parts, time.perf_counter(), 0
-        eager = config.model_copy(update={"force_listen_count": 0})  # to speak
+        """Open a session in every free slot, and run a unit at every batch size."""
+        parts, start, n_spoken = self._engine.parts, time.perf_counter(), 0
+        eager = config.model_copy(update={"force_listen_count": 0})  # may speak at once
         with named("burst"):
-            while len(self._talkers) < parts.n_slots:
+            while len(self._sessions) < parts.n_slots:
                 self._open(eager, prompt)
         runner = parts.duplex.runner
         sizes = [*(size for size in runner.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
-        if runner.regions.is_sealed:  # every size has run, and nothing but what has will
+        if runner.regions.is_sealed:  # the compile stage has run every size
             sizes = sizes[-1:]
         for number, size in enumerate(sizes):
             unit = units[number % len(units)]
-            self._tell("units of several sessions at once", number, len(sizes))
+            self._progress("units of several sessions at once", number, len(sizes))
             with named(f"unit {number + 1} of {size} sessions at once"):
-                for talker in self._talkers[:size]:
-                    talker.send(unit)
-                results = [talker.result() for talker in self._talkers[:size]]
+                for session in self._sessions[:size]:
+                    session.send(unit)
+                results = [session.result() for session in self._sessions[:size]]
             report.n_burst_units += size
             n_spoken += sum(not result.is_listen for result in results)
             for result in results:
                 self._spoke(result, report)
-        told = ", ".join(map(str, sizes))
+        listed = ", ".join(map(str, sizes))
         self._log(
-            f"[warmup] burst: {told} sessions at once, {report.n_burst_units} units, {n_spoken} of them spoken, "
-            f"in {time.perf_counter() - begun:.1f}s"
+            f"[warmup] burst: {listed} sessions at once, {report.n_burst_units} units, {n_spoken} of them spoken, "
+            f"in {time.perf_counter() - start:.1f}s"
         )
 
     def _speak(self, report: WarmUpReport) -> None:
-        """Whatever of speech no unit came to, once on made-up input, in the scratch slots that no session has."""
+        """Run the speech regions that no unit has run, on example input in scratch slots."""
         parts = self._engine.parts
         tables: list[tuple[RegionTable, Sequence[str]]] = []
         if parts.duplex.speaker is not None and not report.tts_triggered:
@@ -288,24 +285,24 @@ class _Run:
             tables.append((parts.vocoder.regions, SOUND_REGIONS))
         if not tables:
             why = "the model has spoken" if report.tts_triggered else "the model has no speech"
-            self.step(5, f"speech on made-up input: not needed, {why}")
+            self.step(5, f"speech on example input: not needed, {why}")
             return
         names = [name for _, some in tables for name in some]
-        self.step(5, f"the model did not speak: {', '.join(names)} on made-up input, no session takes part")
-        with named("speech on made-up input"):
+        self.step(5, f"the model did not speak: {', '.join(names)} on example input, outside of sessions")
+        with named("speech on example input"):
             self._engine.submit(_run_examples, tables).result()
         report.fallback_used = True
 
     def clear(self, before: Any) -> None:
-        """Close the sessions and forget that they were. before: of `Sessions.mark`."""
-        for closing in [talker.handle.close() for talker in self._talkers]:
+        """Close the sessions and restore the engine's state. before: from `Sessions.mark`."""
+        for closing in [session.handle.close() for session in self._sessions]:
             closing.result()
         self._engine.ask(Sessions.forget_since, before).result()
         self._engine.submit(_free_memory, self._engine.parts).result()
 
 
 def _run_examples(tables: list[tuple[RegionTable, Sequence[str]]]) -> None:
-    """Each region once, at its smallest size."""
+    """Run each region once, at its smallest size."""
     for table, names in tables:
         for name in names:
             region = table.table[name]

@@ -1,6 +1,6 @@
-"""What came of a warm-up, and the line that each of its units writes. Torch-free.
+"""The results of a warm-up, and the log line of each of its units. Torch-free.
 
-The line has the stages of the public implementation. What differs from it is said at `UnitTimes.of`.
+The line has the stages of the public implementation; `UnitTimes.of` describes the differences.
 """
 
 import json
@@ -15,7 +15,7 @@ MAX_SHOWN = 20  # characters of a unit's text
 
 @dataclass(frozen=True)
 class UnitTimes:
-    """Where one unit's time went, in ms, under the names of the line."""
+    """The times of one unit's stages in ms, by the names in the log line."""
 
     vis_proc: float
     vis_emb: float
@@ -30,14 +30,14 @@ class UnitTimes:
 
     @classmethod
     def of(cls, times: StageTimes, *, vis_proc: float, aud_proc: float) -> Self:
-        """
-        Args:
-            vis_proc: ms on the caller's thread until the unit was handed over: pictures decoded and cut into patches.
-            aud_proc: ms of the sound's check there.
+        """The times of the log line from a unit's stage times.
 
-        The mel spectrogram is made on the device in one stage with what encodes it, so it is part of `aud_emb`. All
-        rows of a unit, frames and sound, go into the context in one forward: `aud_feed` is its time and `vis_feed`
-        is 0.
+        The mel spectrogram and the encoder are one stage on the device, so that `aud_emb` includes both. All rows of a
+        unit, of frames and sound, enter the context in one forward: `aud_feed` is its time, and `vis_feed` is 0.
+
+        Args:
+            vis_proc: ms on the caller's thread until the engine has the unit: decoding frames and cutting patches.
+            aud_proc: ms of checking the sound there.
         """
         return cls(
             vis_proc=vis_proc,
@@ -63,14 +63,14 @@ class UnitTimes:
 
 @dataclass
 class WarmUpReport:
-    """Decisions, texts and times of the units, one each; what was touched beside them.
+    """Decision, text and times of each unit, and facts about the whole warm-up.
 
     Attributes:
         total_s: seconds from the first step to the last.
-        tts_triggered: a unit has spoken, of whichever session.
-        fallback_used: what of speech no unit came to was run on made-up input.
+        tts_triggered: a unit of any session has spoken.
+        fallback_used: speech regions that no unit ran have run on example input.
         n_burst_units: further units, of several sessions at once.
-        compiled_graphs: graphs that torch compiled meanwhile; 0 where everything had been compiled before.
+        compiled_graphs: graphs that torch compiled during the warm-up; 0 if everything was compiled before.
     """
 
     decisions: list[str] = field(default_factory=list)
@@ -92,15 +92,15 @@ class WarmUpReport:
         self.times.append(times)
 
     def line(self, n_units: int, elapsed_s: float) -> str:
-        """The newest unit's line. n_units: how many there will be at most."""
+        """The log line of the latest unit. n_units: the maximum number of units."""
         number, unit = self.n_units, self.times[-1]
         remaining_s = elapsed_s / number * (n_units - number)
-        said = json.dumps(self.texts[-1][:MAX_SHOWN], ensure_ascii=False)  # on one line, whatever it is
+        text = json.dumps(self.texts[-1][:MAX_SHOWN], ensure_ascii=False)  # escapes line breaks
         prefill, generate = self._stages(unit, "vis_proc", "aud_feed"), self._stages(unit, "llm", "token2wav")
         return (
             f"unit={number}/{n_units} | prefill: {prefill} total={unit.prefill:.1f}ms"
             f" | generate: {generate} total={unit.generate:.1f}ms"
-            f" | decision={self.decisions[-1]} {said} | elapsed={elapsed_s:.1f}s remaining~{remaining_s:.1f}s"
+            f" | decision={self.decisions[-1]} {text} | elapsed={elapsed_s:.1f}s remaining~{remaining_s:.1f}s"
         )
 
     @staticmethod

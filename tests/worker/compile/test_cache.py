@@ -13,7 +13,7 @@ import torch
 
 from tests.worker.loop.engines import SmallEngine
 from worker.compile import cache as compile_cache
-from worker.compile.cache import OURS, CacheReport, CacheState, CompileCache, facts_of
+from worker.compile.cache import OURS, CacheReport, CacheState, CompileCache, cache_facts
 from worker.config.compile import CompileConfig
 
 FACTS = {"device": "card 9.0", "torch": "2.13.0", "model": "m", "settings": "s"}
@@ -139,7 +139,7 @@ def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
     recorded(tmp_path)
     (tmp_path / "bb/two.so").unlink()
     report = reopened(tmp_path)
-    assert report.state is CacheState.REPAIRED and "1 files are gone: bb/two.so" in report.problems, report
+    assert report.state is CacheState.REPAIRED and "1 files are missing: bb/two.so" in report.problems, report
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_is_a_problem_only(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING, "worker.compile.cache"):
         cache = CompileCache.open(taken, FACTS)
         report = cache.record(0, 3, 5.0)
-    assert len(report.problems) == 2 and "folder" in report.problems[0] and "not written down" in report.problems[1]
+    assert len(report.problems) == 2 and "folder" in report.problems[0] and "no manifest written" in report.problems[1]
     assert caplog.text.count("compile cache:") == 2 and taken.read_text() == "in the way"
 
 
@@ -247,13 +247,13 @@ def test_seconds_of_a_start_where_something_failed_are_not_those_of_a_cold_one(t
 
 def test_the_key_knows_model_and_settings() -> None:
     engine, config = SmallEngine(), CompileConfig(enabled=True)
-    facts = facts_of(engine.parts, config)
-    assert facts == facts_of(SmallEngine().parts, config)
+    facts = cache_facts(engine.parts, config)
+    assert facts == cache_facts(SmallEngine().parts, config)
     assert all(facts.values()) and facts["device"].split()[0] in ("x86_64", "aarch64", "arm64", "AMD64")
-    other = facts_of(engine.parts, CompileConfig(enabled=True, mode="max-autotune"))
+    other = cache_facts(engine.parts, CompileConfig(enabled=True, mode="max-autotune"))
     assert {name for name in facts if facts[name] != other[name]} == {"settings"}
     engine.parts.duplex.runner.regions.shapes = engine.parts.vocoder.shapes
-    assert {name for name in facts if facts[name] != facts_of(engine.parts, config)[name]} == {"model"}
+    assert {name for name in facts if facts[name] != cache_facts(engine.parts, config)[name]} == {"model"}
 
 
 def compiled_elsewhere(root: Path, folder: Path, artifact: Path | None = None) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from worker.compile import prefetch as head_start
-from worker.compile.prefetch import keep_kernels, rehearse, start_compiler, start_triton
+from worker.compile.prefetch import build_kernels, prefetch_compiler, prefetch_triton, set_triton_folder
 from worker.config.compile import CompileConfig
 
 GPU = torch.device("cuda", 1)
@@ -31,7 +31,7 @@ def test_stages_run_side_by_side_and_one_that_fails_ends_alone(monkeypatch: pyte
         both_there.wait()
         done.append(threading.current_thread().name)
 
-    rehearse(GPU, {"see": [fail, lambda: done.append("never")], "text": [go_on, lambda: done.append("after")]})
+    build_kernels(GPU, {"see": [fail, lambda: done.append("never")], "text": [go_on, lambda: done.append("after")]})
     assert done[1:] == ["after"] and done[0].startswith("kernels"), done
 
 
@@ -39,14 +39,14 @@ def test_kernels_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv(head_start.TRITON_VARIABLE, raising=False)
     with mock.patch.dict(os.environ):
-        assert keep_kernels(GPU), "expected an empty folder to be told"
+        assert set_triton_folder(GPU), "expected an empty folder to be told"
         folder = Path(os.environ[head_start.TRITON_VARIABLE])
         assert folder == tmp_path / "triton" / "1"
         (folder / "abc").mkdir(parents=True)
         (folder / "abc" / "product.cubin").touch()
-        assert not keep_kernels(GPU)
+        assert not set_triton_folder(GPU)
     monkeypatch.setenv(head_start.TRITON_VARIABLE, str(tmp_path / "elsewhere"))
-    assert keep_kernels(GPU) and os.environ[head_start.TRITON_VARIABLE] == str(tmp_path / "elsewhere")
+    assert set_triton_folder(GPU) and os.environ[head_start.TRITON_VARIABLE] == str(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -60,14 +60,14 @@ def test_triton_is_loaded_beside_where_kernels_run(wanted: bool, monkeypatch: py
 
     monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: wanted)
     monkeypatch.setattr(head_start, "import_module", load)
-    start_triton(CompileConfig(enabled=True), GPU)
+    prefetch_triton(CompileConfig(enabled=True), GPU)
     assert not wanted or done.wait(10)
     assert loaded == [("triton", False)] * wanted
 
 
 def test_a_compiler_that_cannot_be_started_is_no_error() -> None:
     with mock.patch("torch._inductor.async_compile.maybe_warm_pool", side_effect=OSError("no processes")) as started:
-        start_compiler(CompileConfig(enabled=True), torch.device("cpu"))
+        prefetch_compiler(CompileConfig(enabled=True), torch.device("cpu"))
     assert started.called
 
 
@@ -84,5 +84,5 @@ def test_the_compiler_is_loaded_where_something_compiles(
 ) -> None:
     monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: kernels)
     with mock.patch("torch._inductor.async_compile.maybe_warm_pool") as started:
-        start_compiler(config, GPU)
+        prefetch_compiler(config, GPU)
     assert started.called == expected

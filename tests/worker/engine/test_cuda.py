@@ -15,8 +15,8 @@ from models.token2wav.stream.region_table import VocoderShapes
 from tests.models.token2wav.stream.vocoders import make_voice
 from worker.assembly.backend_flags import apply_backend_flags
 from worker.assembly.parts import build, most_sessions
+from worker.compile.compile_engine import compile_engine
 from worker.compile.state import TargetPhase
-from worker.compile.tuning import tune
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
@@ -60,8 +60,10 @@ def make_engine(tiny: Path, compile: CompileConfig = PLAIN) -> Engine:
     parts = build(config, shapes=shapes, vocoder_shapes=vocoder_shapes)
     engine = Engine(parts, config)
     engine.start()
-    tuned = engine.submit(tune, parts, config).result()
-    failed = {name: state.error for name, state in tuned.targets.items() if state.phase is TargetPhase.FELL_BACK}
+    compile_result = engine.submit(compile_engine, parts, config).result()
+    failed = {
+        name: state.error for name, state in compile_result.targets.items() if state.phase is TargetPhase.FELL_BACK
+    }
     assert not failed, f"expected every target to compile, got {failed}"
     return engine
 
@@ -91,7 +93,7 @@ def converse(engine: Engine) -> list[UnitResult]:
 
 @pytest.fixture(autouse=True)
 def switches_stay() -> Iterator[None]:
-    """An engine that is tuned sets them for the whole process."""
+    """An engine that is compiled sets them for the whole process."""
     precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
     torch.set_float32_matmul_precision(precision)

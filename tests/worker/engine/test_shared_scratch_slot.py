@@ -7,8 +7,8 @@ import pytest
 
 from models.layers.kv_cache import KVCache
 from models.stages.state import SlotState
-from tests.worker.compile.test_tuning_kernels import by_kernels
-from tests.worker.compile.tuning_stubs import StubModel
+from tests.worker.compile.compile_stubs import StubModel
+from tests.worker.compile.test_compile_kernels import by_kernels
 from tests.worker.loop.engines import (
     ALOUD,
     Director,
@@ -20,7 +20,7 @@ from tests.worker.loop.engines import (
     make_prompt,
 )
 from worker.assembly import parts as building
-from worker.compile import tuning
+from worker.compile import compile_engine as compile_module
 from worker.config.session import WindowConfig
 
 WINDOW = WindowConfig(mode="basic", high_tokens=80, low_tokens=50)
@@ -70,7 +70,7 @@ def test_layers_that_compile_have_scratch_slots_of_their_own(
     class Fails:
         """In place of a tuner: notes how slots are at each run, and fails at the first."""
 
-        was_misled = False
+        had_bad_graph = False
 
         def __init__(self, *_: Any):
             self.kernels_error = (failed, "no such instruction") if failed and not shared else None
@@ -78,10 +78,10 @@ def test_layers_that_compile_have_scratch_slots_of_their_own(
         def run(self) -> None:
             shared.extend(share(engine))
 
-    monkeypatch.setattr(tuning, "GraphCompiler", Fails)
-    monkeypatch.setattr(tuning, "apply_backend_flags", lambda *_: {})
+    monkeypatch.setattr(compile_module, "GraphCompiler", Fails)
+    monkeypatch.setattr(compile_module, "apply_backend_flags", lambda *_: {})
     done = by_kernels(engine, StubModel())
-    assert shared == expected and done.toggles["kernels"] is expected[-1]
+    assert shared == expected and done.backend_flags["kernels"] is expected[-1]
     state = engine.duplex.state
     apart = sum(tensor.nbytes for tensor in state.tensors())
     assert (state.nbytes() < apart) is expected[-1], f"expected {apart} bytes where nothing is shared"

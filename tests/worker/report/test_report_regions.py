@@ -1,4 +1,4 @@
-"""Our own regions' report: as tuned, from equal state, on slots that are empty again afterwards."""
+"""Our own regions' report: compiled, from equal state, on slots that are empty again afterwards."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +13,8 @@ from models.errors import SettingsError
 from tests.models.graphs.fake_captures import replay_on_cpu
 from tests.worker.loop.engines import make_config, make_parts
 from worker.assembly.parts import EngineParts
+from worker.compile.compile_engine import CompileResult, compile_engine
 from worker.compile.state import RegionState, TargetPhase, TargetState
-from worker.compile.tuning import Tuned, tune
 from worker.config.compile import TARGETS, CompileConfig
 from worker.config.session import EngineConfig
 from worker.report import measures
@@ -22,7 +22,7 @@ from worker.report import region_report as region_module
 from worker.report import start_report as start_module
 from worker.report.compile_report import CompileReport, ReportError, Row
 from worker.report.region_report import MEASURED, header, region_report
-from worker.report.start_report import TargetWatch, start_report, tuned_report
+from worker.report.start_report import TargetWatch, compiled_report, start_report
 
 NAMES = ("unit_step", "audio_unit", "begin")
 SETTINGS = CompileConfig(enabled=True, targets=("llm.model", "apm"), dynamic=False)
@@ -64,8 +64,8 @@ def contents(parts: EngineParts) -> list[Tensor]:
 def test_as_tuned_it_says_the_same_and_compiles_no_more():
     parts, config = make()
     empty = contents(parts)
-    tuned = tune(parts, config, backend="eager")
-    report = region_report(parts, config, tuned, names=NAMES, runs=3)
+    result = compile_engine(parts, config, backend="eager")
+    report = region_report(parts, config, result, names=NAMES, runs=3)
     assert report.problems() == []
     step = row_of(report, "unit_step")
     assert (step.part, step.bucket) == ("llm.model, choose", {"batch": 2, "kv": 384})
@@ -125,9 +125,9 @@ def test_what_was_not_warmed_up_is_late():
 def test_a_captured_region_has_figures_of_its_graph(monkeypatch: pytest.MonkeyPatch):
     made = replay_on_cpu(monkeypatch)
     parts, config = make()
-    tuned = tune(parts, config, backend="eager")
+    result = compile_engine(parts, config, backend="eager")
     parts.duplex.runner.regions.capture(["unit_step"])
-    [row] = region_report(parts, config, tuned, names=["unit_step"], runs=2).rows
+    [row] = region_report(parts, config, result, names=["unit_step"], runs=2).rows
     assert row.cuda_graphs == "captured" and row.captured.n == 2 and row.compiled.n == 2
     assert made[0].n_replays > 2 and not row.problems()
 
@@ -145,41 +145,41 @@ def test_a_start_is_told_without_measuring():
     targets: dict[str, TargetState] = {}
     told: list[str] = []
     with TargetWatch(targets, lambda what, done, total: told.append(what)) as watch:
-        tuned = tune(parts, config, targets=targets, progress=watch.progress, backend="eager")
+        result = compile_engine(parts, config, targets=targets, progress=watch.progress, backend="eager")
     assert told, "expected progress to be handed on"
-    report = start_report(config, parts.model.device, tuned, watch.happened, cache="cold")
+    report = start_report(config, parts.model.device, result, watch.happened, cache="cold")
     assert report.problems() == [] and report.header.cache == "cold"
     llm, flow = row_of(report, "llm.model"), row_of(report, "token2wav.flow")
-    assert llm.compile_s == tuned.targets["llm.model"].seconds and llm.n_graphs > 0 and llm.graph_breaks == []
+    assert llm.compile_s == result.targets["llm.model"].seconds and llm.n_graphs > 0 and llm.graph_breaks == []
     assert llm.eager is None and llm.equivalence is None and llm.n_late is None, (
         "expected nothing that was not measured"
     )
     n_guards = {name: len(row_of(report, name).recompiles) for name in ("llm.model", "apm")}
     assert min(n_guards.values()) > 0, f"expected each target's own recompiles, got {n_guards}"
     assert flow.cuda_graphs == "off" and flow.compile_s is None and flow.graph_breaks is None
-    unwatched = start_report(config, parts.model.device, tuned)
+    unwatched = start_report(config, parts.model.device, result)
     assert row_of(unwatched, "llm.model").graph_breaks is None
 
 
 def test_graphs_of_regions_are_told_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """What was captured, at which sizes and at what cost, and why the rest was not: no problems, either of them."""
     parts, config = make(CompileConfig(enabled=True, targets=("vpm",)))
-    tuned = tune(parts, config, backend="eager")
-    tuned.regions = {
+    result = compile_engine(parts, config, backend="eager")
+    result.regions = {
         "vision": RegionState("vision", "see", 8, {"slices": [1, 2], "patches": [64]}, 1.5, 3_000_000, n_retried=1),
         "reset": RegionState("reset", reason="no unit calls it"),
     }
     monkeypatch.setattr(
         start_module, "header", lambda config, device, cache: header(config, torch.device("cpu"), cache)
     )
-    report = start_report(config, torch.device("cuda"), tuned)
+    report = start_report(config, torch.device("cuda"), result)
     vision, reset = row_of(report, "vision"), row_of(report, "reset")
     assert (vision.part, vision.bucket) == ("see", {"slices": "1/2", "patches": "64"})
     assert vision.cuda_graphs == "8 captured, 1 at second try" and vision.memory.compiled_bytes == 3_000_000
     assert reset.cuda_graphs == "no: no unit calls it" and report.problems() == []
     table = report.table()
     assert "slices=1/2 patches=64" in table and "  3.0  " in table, table
-    on_cpu = start_report(config, torch.device("cpu"), tuned)
+    on_cpu = start_report(config, torch.device("cpu"), result)
     assert [row.name for row in on_cpu.rows] == list(TARGETS), "expected no rows of graphs where there are none"
 
 
@@ -188,11 +188,11 @@ def test_a_target_that_fell_back_is_a_problem():
         raise RuntimeError("out of registers")
 
     parts, config = make(CompileConfig(enabled=True, targets=("apm",)))
-    tuned = tune(parts, config, backend=refuses)
-    report = start_report(config, parts.model.device, tuned)
+    result = compile_engine(parts, config, backend=refuses)
+    report = start_report(config, parts.model.device, result)
     [problem] = report.problems()
     assert problem.startswith("apm: failed: ") and "out of registers" in problem
-    measured = region_report(parts, config, tuned, names=["audio_unit"], runs=1)
+    measured = region_report(parts, config, result, names=["audio_unit"], runs=1)
     assert measured.rows[0].compiled is None and measured.problems() == []
 
 
@@ -202,8 +202,8 @@ def test_what_is_not_there_is_no_problem(monkeypatch: pytest.MonkeyPatch):
     )
     state = TargetState("llm.model", TargetPhase.KERNELS, n_captured=8)
     missing = TargetState("token2wav.flow", TargetPhase.OFF, error="the checkpoint does not have it")
-    tuned = Tuned({state.name: state, missing.name: missing})
-    report = start_report(make_config(), torch.device("cuda"), tuned)
+    result = CompileResult({state.name: state, missing.name: missing})
+    report = start_report(make_config(), torch.device("cuda"), result)
     assert report.problems() == []
     row = row_of(report, "llm.model")
     assert (row.part, row.cuda_graphs) == (None, "8 captured")
@@ -211,8 +211,8 @@ def test_what_is_not_there_is_no_problem(monkeypatch: pytest.MonkeyPatch):
 
 def test_from_a_checkpoint_to_targets_and_regions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start_module, "build", make_parts)
-    monkeypatch.setattr(start_module, "tune", partial(tune, backend="eager"))
-    report = tuned_report(make_config(2, compile=SETTINGS), names=["unit_step"], runs=1)
+    monkeypatch.setattr(start_module, "compile_engine", partial(compile_engine, backend="eager"))
+    report = compiled_report(make_config(2, compile=SETTINGS), names=["unit_step"], runs=1)
     names = [row.name for row in report.rows]
     assert names == [*TARGETS, "unit_step"] and report.problems() == []
     assert CompileReport.from_json(report.to_json()) == report
@@ -245,10 +245,10 @@ def test_what_of_a_target_compiles_hangs_on_the_device(kind: str, expected: set[
 
 def test_beside_kernels_the_log_mel_does_not_compile():
     parts, config = make(CompileConfig(enabled=True, targets=("apm",)))
-    tuned = Tuned({"apm": TargetState("apm", TargetPhase.KERNELS)})
+    result = CompileResult({"apm": TargetState("apm", TargetPhase.KERNELS)})
     regions = parts.duplex.runner.regions.table
     for phase, expected in ((TargetPhase.KERNELS, {"audio_unit"}), (TargetPhase.COMPILED, {"audio_unit", "mel_unit"})):
-        tuned.targets["apm"].phase = phase
+        result.targets["apm"].phase = phase
         names, device = ("audio_unit", "mel_unit"), torch.device("cuda")
-        got = {name for name in names if region_module._is_compiled(regions[name], config, tuned, device)}
+        got = {name for name in names if region_module._is_compiled(regions[name], config, result, device)}
         assert got == expected, f"{phase}: expected {expected}, got {got}"

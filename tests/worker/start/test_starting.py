@@ -93,16 +93,16 @@ def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch:
     warm: list[bool] = []
     status, targets = Diary(), {}
 
-    def tune(parts: Any, config: EngineConfig, **given: Any) -> starting.Tuned:
+    def compile_engine(parts: Any, config: EngineConfig, **given: Any) -> starting.CompileResult:
         assert given["targets"] is targets
         given["progress"]("a bucket", 1, 2)
         waiting = [name for name, one in targets.items() if one.phase is TargetPhase.WAITING]
         seen.append((threading.current_thread().name, status.state, waiting))
         warm.append(given["is_warm"])
         targets["apm"].hits, targets["llm.model"].misses = 3, 1
-        return starting.Tuned({name: targets[name] for name in waiting})
+        return starting.CompileResult({name: targets[name] for name in waiting})
 
-    monkeypatch.setattr(starting, "tune", tune)
+    monkeypatch.setattr(starting, "compile_engine", compile_engine)
     started = start(tmp_path, COMPILED, status, targets=targets)
     started.engine.close()
     assert seen == [("engine", State.COMPILING, ["llm.model", "apm"])], seen
@@ -127,7 +127,7 @@ def fail(*_: Any, **__: Any) -> Any:
     ("stage", "expected", "last"),
     [
         ("build", RuntimeError, State.LOADING),
-        ("tune", RuntimeError, State.COMPILING),
+        ("compile_engine", RuntimeError, State.COMPILING),
         ("Voices", RuntimeError, State.WARMING_UP),
         ("warm_up", WarmUpError, State.WARMING_UP),
     ],
@@ -136,7 +136,7 @@ def test_a_stage_that_fails_ends_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, expected: type[Exception], last: State
 ) -> None:
     status = Diary()
-    monkeypatch.setattr(starting, "tune", lambda *_, **__: starting.Tuned())
+    monkeypatch.setattr(starting, "compile_engine", lambda *_, **__: starting.CompileResult())
     if stage == "warm_up":  # in the middle of it
         monkeypatch.setattr("worker.loop.sessions.Sessions.prepare", fail)
     else:

@@ -27,7 +27,7 @@ from tests.worker.loop.engines import (
     short_speech,
     voice,
 )
-from worker.compile.tuning import tune, untune
+from worker.compile.compile_engine import compile_engine, uncompile_engine
 from worker.config.compile import CompileConfig
 from worker.config.session import WindowConfig
 from worker.engine import Engine
@@ -254,11 +254,11 @@ def test_what_was_tuned_compiles_no_more() -> None:
         compiled = CompileConfig(enabled=True, targets=("llm.model", "apm", "tts.model"))
         config = engine.config.model_copy(update={"compile": compiled})
         try:
-            tuning = engine.submit(partial(tune, engine.parts, config, backend="eager"))
-            assert tuning.result(4 * PATIENCE_S).counts.graphs > 0
+            compiling = engine.submit(partial(compile_engine, engine.parts, config, backend="eager"))
+            assert compiling.result(4 * PATIENCE_S).counts.graphs > 0
             report, _ = warm(engine, 3)
         finally:
-            engine.submit(untune, engine.parts).result(PATIENCE_S)  # other tests have the same model
+            engine.submit(uncompile_engine, engine.parts).result(PATIENCE_S)  # other tests have the same model
         assert_clean(engine)
     assert report.compiled_graphs == 0, f"expected no graph left to compile, got {report.compiled_graphs}"
     assert report.tts_triggered and report.n_burst_units

@@ -20,15 +20,15 @@ from models.token2wav.stream import vocoder as vocoders
 from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.vocoder import Vocoder
 from tests.models.graphs.fake_captures import Replayed
-from tests.worker.compile.tuning_stubs import StubModel, capture_without
+from tests.worker.compile.compile_stubs import StubModel, capture_without
 from tests.worker.loop.engines import ALOUD, LLM_LEN, SmallEngine, loaded, make_config, make_prompt, short_speech
-from worker.assembly import backend_flags as toggles
+from worker.assembly import backend_flags
 from worker.assembly import parts as building
+from worker.compile import compile_engine as compile_module
 from worker.compile import graph_compiler as tuner
-from worker.compile import tuning
+from worker.compile.compile_engine import CompileResult, compile_engine, count
 from worker.compile.state import TargetPhase
 from worker.compile.targets import SERVING
-from worker.compile.tuning import Tuned, count, tune
 from worker.config.compile import TARGETS, CompileConfig
 from worker.loop.results import Failure
 
@@ -37,20 +37,20 @@ OMNI = {"vpm", "resampler", "apm", "llm.model", "tts.model"}
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
-def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> Tuned:
+def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> CompileResult:
     """Tune a stub on a GPU where kernels suit; layers behind it are as ever."""
     parts, compile = replace(engine.parts, model=model), options.pop("compile", CompileConfig(enabled=True))
     config = engine.config.model_copy(update={"compile": compile})
-    with mock.patch.object(toggles, "supports_kernels", lambda device: True):
-        return tune(parts, config, **{"backend": "eager", **options})
+    with mock.patch.object(backend_flags, "supports_kernels", lambda device: True):
+        return compile_engine(parts, config, **{"backend": "eager", **options})
 
 
 @pytest.fixture
-def plain_toggles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "apply_backend_flags", lambda *_: {})
+def default_backend_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "apply_backend_flags", lambda *_: {})
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their layers are captured as they are, at every size, in a pool for each stage; then the tables are sealed."""
     engine, model = SmallEngine(), StubModel()
@@ -58,21 +58,21 @@ def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pyt
     wrapped: list[str] = []
     monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
     monkeypatch.setattr(RegionTable, "compile", lambda self, names, **_: wrapped.extend(names))
-    tuned = by_kernels(engine, model, progress=lambda what, done, total: seen.append((done, total)))
-    assert model.switched == [True] and tuned.toggles["kernels"] is True and not tuned.notes
-    phases = {name: state.phase for name, state in tuned.targets.items()}
+    result = by_kernels(engine, model, progress=lambda what, done, total: seen.append((done, total)))
+    assert model.switched == [True] and result.backend_flags["kernels"] is True and not result.notes
+    phases = {name: state.phase for name, state in result.targets.items()}
     assert phases == {name: TargetPhase.KERNELS if name in OMNI else TargetPhase.COMPILED for name in TARGETS}
     assert sorted(wrapped) == ["flow", "hift"], "expected only the vocoder, which has no kernels here, to compile"
     assert seen == [(done, len(seen)) for done in range(len(seen))], "expected progress to count to its end"
     pools: dict[str, set[int]] = {}
     for graph in made:
         assert graph.is_warm, f"expected {graph.name} to have run before it is captured"
-        pools.setdefault(tuned.regions[graph.name].stage, set()).add(id(graph.pool))
+        pools.setdefault(result.regions[graph.name].stage, set()).add(id(graph.pool))
     assert set(pools) == {"see", "hear", "text", "speech", "sound"}
     assert all(len(ids) == 1 for ids in pools.values()) and len(set().union(*pools.values())) == len(pools), pools
-    for name, region in tuned.regions.items():
+    for name, region in result.regions.items():
         assert (region.n_graphs > 0) == (name in SERVING) == (region.reason is None), region
-    assert tuned.regions["unit_step"].sizes["batch"] == [3] and tuned.regions["reset"].reason == "no unit calls it"
+    assert result.regions["unit_step"].sizes["batch"] == [3] and result.regions["reset"].reason == "no unit calls it"
     for table in (engine.duplex.runner.regions, engine.vocoder.regions):
         assert table.is_sealed
     with pytest.raises(ShapeError, match="region unit_step: sizes: expected what was captured: batch 3; kv 384"):
@@ -80,7 +80,7 @@ def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pyt
     assert count(engine.parts).graph_skips == 1
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("where", ["asked for", "warm-up"])
 def test_kernels_that_fail_are_off_for_all_and_layers_compile(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
@@ -96,26 +96,26 @@ def test_kernels_that_fail_are_off_for_all_and_layers_compile(
             call_example(name, *given)
 
         monkeypatch.setattr(table, "call_example", fails_with_kernels)
-    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
-        tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", "apm")))
-    assert {tuned.targets[name].phase for name in ("vpm", "apm")} == {TargetPhase.COMPILED}, tuned.targets
-    assert not model.kernels and tuned.toggles["kernels"] is False
-    [note] = tuned.notes
+    with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
+        result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", "apm")))
+    assert {result.targets[name].phase for name in ("vpm", "apm")} == {TargetPhase.COMPILED}, result.targets
+    assert not model.kernels and result.backend_flags["kernels"] is False
+    [note] = result.notes
     assert "no such instruction" in note and "kernels" in note and note in caplog.text
-    assert tuned.targets["vpm"].n_graphs > 0 and table.captured >= {"vision", "audio_unit"} and table.is_sealed
+    assert result.targets["vpm"].n_graphs > 0 and table.captured >= {"vision", "audio_unit"} and table.is_sealed
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 def test_a_region_of_kernels_that_cannot_be_captured_leaves_its_target_without_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capture_without(monkeypatch, "unit_step")
     model, compile = StubModel(), CompileConfig(enabled=True, targets=("vpm", "llm.model"))
     engine = SmallEngine()
-    tuned = by_kernels(engine, model, compile=compile)
-    state = tuned.targets["llm.model"]
+    result = by_kernels(engine, model, compile=compile)
+    state = result.targets["llm.model"]
     assert model.kernels and state.phase is TargetPhase.FELL_BACK and "unit_step" in state.error
-    assert tuned.regions["unit_step"].reason == "llm.model fell back"
+    assert result.regions["unit_step"].reason == "llm.model fell back"
     assert engine.duplex.runner.regions.captured == {"vision"}
 
 
@@ -131,9 +131,9 @@ def test_a_region_of_kernels_that_cannot_be_captured_leaves_its_target_without_g
 )
 def test_who_wants_kernels(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
     config = CompileConfig(**{"enabled": True, **knobs})
-    assert not toggles.wants_kernels(config, torch.device("cpu"))
-    monkeypatch.setattr(toggles, "supports_kernels", lambda device: device.type == "cuda")
-    assert toggles.wants_kernels(config, torch.device("cuda")) == wanted
+    assert not backend_flags.wants_kernels(config, torch.device("cpu"))
+    monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: device.type == "cuda")
+    assert backend_flags.wants_kernels(config, torch.device("cuda")) == wanted
 
 
 def test_with_kernels_in_prospect_there_is_one_size_of_context() -> None:
@@ -144,18 +144,18 @@ def test_with_kernels_in_prospect_there_is_one_size_of_context() -> None:
     assert len(building._shapes(model, batch, config).kv) > 1
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 def test_sizes_that_were_chosen_for_kernels_go_when_they_do(made: list[Replayed]) -> None:
     """A conversation looks at no more rows then than it has to, by graphs."""
     engine, model = SmallEngine(), StubModel("no such instruction")
     runner = engine.duplex.runner
     few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
     engine.parts = replace(engine.parts, compiled_shapes=few)
-    tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
+    result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
     table = runner.regions
-    assert tuned.lost_kernels == ["omni"] and runner.shapes == table.shapes == few and table.is_sealed
-    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_graphs > 0
-    assert tuned.regions["unit_step"].sizes["kv"] == [64, 128, LLM_LEN]
+    assert result.failed_kernels == ["omni"] and runner.shapes == table.shapes == few and table.is_sealed
+    assert result.targets["vpm"].phase is TargetPhase.COMPILED and result.targets["vpm"].n_graphs > 0
+    assert result.regions["unit_step"].sizes["kv"] == [64, 128, LLM_LEN]
     with short_speech():
         session = engine.open("s", ALOUD, make_prompt(speaker=0))
         outcome = [engine.say(session, n) for n in range(2)]
@@ -213,19 +213,19 @@ def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: 
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU where no kernels are kept: all calls are made beforehand, and what fails there is not told."""
 
-    def rehearse(device: torch.device, stages: dict[str, list[Callable[[], None]]]) -> None:
+    def build_kernels(device: torch.device, stages: dict[str, list[Callable[[], None]]]) -> None:
         assert set(stages) == {"see", "sound"}
 
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 0)
-    monkeypatch.setattr(tuner, "keep_kernels", lambda device: True)
-    monkeypatch.setattr(tuner, "await_compiler", lambda: None)
-    monkeypatch.setattr(tuner, "rehearse", rehearse)
+    monkeypatch.setattr(tuner, "set_triton_folder", lambda device: True)
+    monkeypatch.setattr(tuner, "wait_for_compiler", lambda: None)
+    monkeypatch.setattr(tuner, "build_kernels", build_kernels)
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize(("is_warm", "is_empty", "expected"), [(False, False, 1), (True, False, 0), (True, True, 1)])
 def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
@@ -233,26 +233,26 @@ def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
     """Some that lie there say nothing: whoever made them may have been killed, or of another size."""
     calls: list[list[str]] = []
     rehearsed(monkeypatch)
-    monkeypatch.setattr(tuner, "keep_kernels", lambda device: is_empty)
-    monkeypatch.setattr(tuner, "rehearse", lambda device, stages: calls.append(list(stages)))
+    monkeypatch.setattr(tuner, "set_triton_folder", lambda device: is_empty)
+    monkeypatch.setattr(tuner, "build_kernels", lambda device, stages: calls.append(list(stages)))
     compile = CompileConfig(enabled=True, targets=("vpm",))
-    tuned = by_kernels(SmallEngine(), StubModel(), compile=compile, is_warm=is_warm)
-    assert calls == [["see"]] * expected and ("kernels" in tuned.seconds) == bool(expected)
+    result = by_kernels(SmallEngine(), StubModel(), compile=compile, is_warm=is_warm)
+    assert calls == [["see"]] * expected and ("kernels" in result.seconds) == bool(expected)
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("tries", [True, False])
 def test_where_cudnn_tries_convolutions_regions_run_before_they_are_captured(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, tries: bool
 ) -> None:
     """On the thread that captures, at each size; elsewhere a rehearsal is enough."""
     rehearsed(monkeypatch)
-    monkeypatch.setattr(tuner, "rehearse", lambda *_: None)
+    monkeypatch.setattr(tuner, "build_kernels", lambda *_: None)
     by_kernels(SmallEngine(), StubModel(), compile=CompileConfig(enabled=True, targets=("vpm",), cudnn_benchmark=tries))
     assert made and {graph.is_warm for graph in made} == {not tries}
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("where", ["warm-up", "capture", "not a target"])
 def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
@@ -264,43 +264,43 @@ def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
     state, targets = engine.vocoder.state, ("vpm",) if where == "not a target" else ("vpm", *SOUND.values())
     wrapped: list[str] = []
     monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
-    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
-        tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=targets))
+    with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
+        result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=targets))
     expected = {"vpm": TargetPhase.KERNELS} | dict.fromkeys(targets[1:], TargetPhase.COMPILED)
-    assert {name: tuned.targets[name].phase for name in targets} == expected, tuned.targets
+    assert {name: result.targets[name].phase for name in targets} == expected, result.targets
     assert wrapped == ([] if where == "not a target" else ["flow", "hift"])
-    assert model.kernels and tuned.lost_kernels == ["vocoder"]
-    assert (tuned.toggles["kernels"], tuned.toggles["vocoder_kernels"]) == (True, False)
-    [note] = tuned.notes
+    assert model.kernels and result.failed_kernels == ["vocoder"]
+    assert (result.backend_flags["kernels"], result.backend_flags["vocoder_kernels"]) == (True, False)
+    [note] = result.notes
     assert "no such instruction" in note and "those of the vocoder are off" in note and note in caplog.text
     assert engine.vocoder.state is state and not engine.vocoder.regions.kernels
     assert engine.vocoder.regions.is_sealed == (where != "not a target")
     engine.vocoder.regions.warm_up(["flow", "hift"])
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 def test_sizes_of_a_vocoder_go_with_its_kernels(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = speaking_by(monkeypatch, SOUND, lambda: True)
     more = replace(engine.vocoder.shapes, speech_tokens=(5, *engine.vocoder.shapes.speech_tokens))
     engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
-    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
-    assert tuned.lost_kernels == ["vocoder"] and engine.vocoder.shapes == engine.vocoder.regions.shapes == more
-    assert tuned.regions["hift"].sizes["speech_tokens"] == list(more.speech_tokens)
+    result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
+    assert result.failed_kernels == ["vocoder"] and engine.vocoder.shapes == engine.vocoder.regions.shapes == more
+    assert result.regions["hift"].sizes["speech_tokens"] == list(more.speech_tokens)
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 def test_a_model_whose_kernels_fail_leaves_the_vocoder_its_own(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, model = speaking_by(monkeypatch, SOUND, lambda: False), StubModel("no such instruction")
-    tuned = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", *SOUND.values())))
-    phases = [tuned.targets[name].phase for name in ("vpm", *SOUND.values())]
-    assert phases == [TargetPhase.COMPILED, TargetPhase.KERNELS, TargetPhase.KERNELS], tuned.targets
-    assert tuned.lost_kernels == ["omni"] and "those of the model are off" in tuned.notes[0]
-    assert (tuned.toggles["kernels"], tuned.toggles["vocoder_kernels"]) == (False, True)
+    result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", *SOUND.values())))
+    phases = [result.targets[name].phase for name in ("vpm", *SOUND.values())]
+    assert phases == [TargetPhase.COMPILED, TargetPhase.KERNELS, TargetPhase.KERNELS], result.targets
+    assert result.failed_kernels == ["omni"] and "those of the model are off" in result.notes[0]
+    assert (result.backend_flags["kernels"], result.backend_flags["vocoder_kernels"]) == (False, True)
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("region", SOUND)
 def test_each_target_of_the_vocoder_answers_for_itself(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, region: str
@@ -308,20 +308,20 @@ def test_each_target_of_the_vocoder_answers_for_itself(
     engine = speaking_by(monkeypatch, [region], lambda: False)
     wrapped: list[str] = []
     monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
-    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=(*SOUND.values(),)))
+    result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=(*SOUND.values(),)))
     [other] = SOUND.keys() - {region}
     assert wrapped == [other]
-    assert tuned.targets[SOUND[region]].phase is TargetPhase.KERNELS
-    assert tuned.targets[SOUND[other]].phase is TargetPhase.COMPILED
+    assert result.targets[SOUND[region]].phase is TargetPhase.KERNELS
+    assert result.targets[SOUND[other]].phase is TargetPhase.COMPILED
 
 
-@pytest.mark.usefixtures("plain_toggles")
+@pytest.mark.usefixtures("default_backend_flags")
 def test_a_region_without_sizes_is_nothing_to_warm(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SmallEngine()
     table = engine.duplex.runner.regions.table
     monkeypatch.setitem(table, "vision", replace(table["vision"], has=lambda bucket: False))
-    tuned = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("vpm", "resampler")))
-    assert tuned.targets["vpm"].phase is TargetPhase.KERNELS and tuned.regions["vision"].n_graphs == 0
+    result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("vpm", "resampler")))
+    assert result.targets["vpm"].phase is TargetPhase.KERNELS and result.regions["vision"].n_graphs == 0
 
 
 @pytest.mark.parametrize(
@@ -345,11 +345,11 @@ def test_the_vocoder_is_made_of_what_the_model_is(
 
     monkeypatch.setattr(building, "wants_kernels", lambda *_: wanted)
     monkeypatch.setattr(building, "_make_room", lambda model: None)
-    monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("toggles"))
+    monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("backend_flags"))
     monkeypatch.setattr(building, "Vocoder", make)
     config = make_config(compile=CompileConfig(enabled=compiles))
     building.assemble(*loaded(), config, vocoder_kernels=asked)
-    assert happened == [*["toggles"] * compiles, expected]
+    assert happened == [*["backend_flags"] * compiles, expected]
     building.slot_bytes(loaded()[0], loaded()[3], config)
     assert happened[-2:] == ["plain", "plain"], "expected no weights laid out to count bytes"
 

@@ -14,14 +14,14 @@ from models.graphs.region_graphs import RegionTable, compile_counters
 from models.layers.vpm import VisionLayer
 from models.stages.speech_steps import Speaker
 from tests.models.graphs.fake_captures import Replayed
-from tests.worker.compile.tuning_stubs import StubModel, capture_without, failing
+from tests.worker.compile.compile_stubs import StubModel, capture_without, failing
 from tests.worker.loop.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from worker.assembly import backend_flags as toggles
+from worker.compile import compile_engine as compile_module
 from worker.compile import graph_compiler as tuner
-from worker.compile import tuning
+from worker.compile.compile_engine import CompileResult, RecompileWatch, compile_engine, count, uncompile_engine
 from worker.compile.state import CompileCounts, TargetPhase, TargetState
 from worker.compile.targets import COMPILE_TARGETS, SERVING
-from worker.compile.tuning import LateWatch, Tuned, count, tune, untune
 from worker.config.compile import TARGETS, CompileConfig, Target
 
 N_UNITS = 5
@@ -31,12 +31,12 @@ ONE, FEW = ("vpm",), ("vpm", "llm.model")
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
-def tuned_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> Tuned:
+def compile_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> CompileResult:
     """Tune an engine, perhaps as if its model were on a GPU; layers are traced and run as they are."""
     parts = replace(engine.parts, model=StubModel()) if gpu else engine.parts
     config = engine.config.model_copy(update={"compile": compile})
-    with mock.patch.object(tuning, "apply_backend_flags", lambda *_: {}):
-        return tune(parts, config, **{"backend": "eager", **options})
+    with mock.patch.object(compile_module, "apply_backend_flags", lambda *_: {}):
+        return compile_engine(parts, config, **{"backend": "eager", **options})
 
 
 def converse(engine: SmallEngine) -> None:
@@ -72,11 +72,11 @@ def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]) -> N
     """At the one size there is; what comes out is what comes out without."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
-        tuned = tuned_with(engine, UNCOMPILED, gpu=True)
+        result = compile_with(engine, UNCOMPILED, gpu=True)
         tables = engine.duplex.runner.regions, engine.vocoder.regions
         assert all(table.n_captured for table in tables)
-        assert tuned.n_graphs == sum(table.n_captured for table in tables) == len(made)
-        assert {graph.name for graph in made} == set(SERVING) == tuned.seconds.keys()
+        assert result.n_graphs == sum(table.n_captured for table in tables) == len(made)
+        assert {graph.name for graph in made} == set(SERVING) == result.seconds.keys()
         for each in (plain, engine):
             converse(each)
     for name, expected in plain.events.items():
@@ -91,7 +91,7 @@ def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replay
     """Each session is run alone then, by one and the same graph."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
-        tuned_with(engine, UNCOMPILED, gpu=True)
+        compile_with(engine, UNCOMPILED, gpu=True)
         for each in (plain, engine):
             with failing_together(each.duplex.speaker) as n_failed:
                 converse(each)
@@ -115,13 +115,13 @@ def test_who_captures(made: list[Replayed], mode: str, cuda_graphs: str, capture
     engine, given = SmallEngine(), []
     table = engine.duplex.runner.regions
     with mock.patch.object(type(table), "compile_parts", lambda self, parts, **options: given.append(options)):
-        tuned = tuned_with(
+        result = compile_with(
             engine, CompileConfig(enabled=True, targets=("vpm",), mode=mode, cuda_graphs=cuda_graphs), gpu=True
         )
     assert {graph.name for graph in made} == captured
     assert [one["mode"] for one in given] == ["default" if captured else mode]
     assert table.marks_steps == (mode != "default" and not captured)
-    assert tuned.targets["vpm"].n_captured == ("vision" in captured)
+    assert result.targets["vpm"].n_captured == ("vision" in captured)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +140,15 @@ def test_nothing_is_tried_of_samplers(
         RegionTable, "compile_parts", lambda self, parts, **options: given.append((*parts, options["mode"]))
     ):
         config = CompileConfig(enabled=True, targets=("llm.model", "tts.model"), mode=mode, cuda_graphs=cuda_graphs)
-        tuned_with(engine, config, gpu=True)
+        compile_with(engine, config, gpu=True)
     assert given == [
         ("llm.model", layers), ("choose", sampler), ("tts.model", layers), ("draw", sampler),
     ]  # fmt: skip
 
 
 def test_graphs_on_a_cpu_are_told_of() -> None:
-    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
-    assert tuned.n_graphs == 0 and "expected a GPU, got cpu" in tuned.notes[0]
+    result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
+    assert result.n_graphs == 0 and "expected a GPU, got cpu" in result.notes[0]
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ def test_graphs_on_a_cpu_are_told_of() -> None:
 def test_without_compiling_nothing_is_done() -> None:
     engine = SmallEngine()
     before = compile_counters()
-    tuned = tune(engine.parts, engine.config)
-    assert {state.phase for state in tuned.targets.values()} == {TargetPhase.OFF} and list(tuned.targets) == list(
+    result = compile_engine(engine.parts, engine.config)
+    assert {state.phase for state in result.targets.values()} == {TargetPhase.OFF} and list(result.targets) == list(
         TARGETS
     )
-    assert (tuned.seconds, tuned.n_graphs, tuned.toggles) == ({}, 0, {})
+    assert (result.seconds, result.n_graphs, result.backend_flags) == ({}, 0, {})
     assert compile_counters() == before
 
 
@@ -176,22 +176,22 @@ def test_targets_are_compiled_one_by_one_and_nothing_compiles_later() -> None:
             busy = [name for name, state in targets.items() if state.phase is TargetPhase.COMPILING]
             seen.append((what, done, total, ",".join(busy)))
 
-        tuned = tuned_with(engine, CompileConfig(enabled=True), targets=targets, progress=progress)
-        assert tuned.targets is targets and list(targets) == list(TARGETS)
+        result = compile_with(engine, CompileConfig(enabled=True), targets=targets, progress=progress)
+        assert result.targets is targets and list(targets) == list(TARGETS)
         assert {state.phase for state in targets.values()} == {TargetPhase.COMPILED}, targets
         assert all(state.n_graphs for state in targets.values()), targets
         assert {busy for *_, busy in seen} == {*TARGETS, ""}, "expected one at a time"
         assert [done for _, done, *_ in seen] == list(range(len(seen))) and {total for *_, total, _ in seen} == {
             len(seen)
         }
-        watch = LateWatch(engine.parts)
+        watch = RecompileWatch(engine.parts)
         for each in (plain, engine):
             converse(each)
     assert watch.check() == CompileCounts(), f"compiled while serving: {watch.check()}"
     for name, expected in plain.events.items():
         assert_told(name, engine.events[name], expected)
     before = compile_counters()
-    untune(engine.parts)
+    uncompile_engine(engine.parts)
     torch._dynamo.reset()
     engine.settle()
     engine.duplex.runner.regions.warm_up(["unit_step"])
@@ -202,7 +202,7 @@ def test_targets_are_compiled_one_by_one_and_nothing_compiles_later() -> None:
 def test_dynamic_means_fewer_graphs(dynamic: bool) -> None:
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("llm.model",), dynamic=dynamic)
-    state = tuned_with(engine, config).targets["llm.model"]
+    state = compile_with(engine, config).targets["llm.model"]
     rows = engine.duplex.runner.shapes.rows
     expected = 2 if dynamic else 1 + len(rows)  # one row, and more
     assert state.n_graphs == expected, f"expected {expected} graphs, got {state.n_graphs}"
@@ -222,15 +222,15 @@ def test_pieces_leave_open_only_what_varies(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_target_that_fails_stays_eager_alone(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
-    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
-        tuned = tuned_with(engine, CompileConfig(enabled=True, targets=("resampler", *FEW)), backend=failing(at=1))
-    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED
+    with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
+        result = compile_with(engine, CompileConfig(enabled=True, targets=("resampler", *FEW)), backend=failing(at=1))
+    assert result.targets["vpm"].phase is TargetPhase.COMPILED
     for name in ("llm.model", "resampler"):
-        state = tuned.targets[name]
+        state = result.targets[name]
         assert state.phase is TargetPhase.FELL_BACK and "no code for graph" in state.error, state
         assert "and more of it" not in state.error.splitlines()[0] and len(state.error.splitlines()) == 1
         assert f"compile target {name} stays eager" in caplog.text
-    assert tuned.targets["apm"].phase is TargetPhase.OFF
+    assert result.targets["apm"].phase is TargetPhase.OFF
     before = count(engine.parts)
     engine.duplex.runner.regions.warm_up(["vision", "unit_step", "unit_prefill"])
     assert count(engine.parts).since(before).is_clean, "expected nothing to compile after falling back"
@@ -244,7 +244,7 @@ def test_a_part_that_cannot_be_traced_falls_back() -> None:
         return plain(self, x, mask)
 
     with mock.patch.object(VisionLayer, "forward", forward):
-        state = tuned_with(engine, CompileConfig(enabled=True, targets=("vpm",))).targets["vpm"]
+        state = compile_with(engine, CompileConfig(enabled=True, targets=("vpm",))).targets["vpm"]
     assert state.phase is TargetPhase.FELL_BACK and state.error, state
 
 
@@ -252,12 +252,12 @@ def test_a_capture_that_memory_is_short_for_takes_its_targets_graphs_along(monke
     capture_without(monkeypatch, "audio_unit")
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
-    tuned = tuned_with(engine, config, gpu=True)
-    state, table = tuned.targets["apm"], engine.duplex.runner.regions
+    result = compile_with(engine, config, gpu=True)
+    state, table = result.targets["apm"], engine.duplex.runner.regions
     assert state.phase is TargetPhase.FELL_BACK and state.n_captured == 0, state
     for advice in ("CUDA out of memory", "compile.targets", "cuda_graphs: off", "max_sessions"):
         assert advice in state.error, f"expected {advice!r} in {state.error!r}"
-    assert tuned.targets["vpm"].phase is TargetPhase.COMPILED and tuned.targets["vpm"].n_captured == 1
+    assert result.targets["vpm"].phase is TargetPhase.COMPILED and result.targets["vpm"].n_captured == 1
     assert table.captured == {"vision"}, table.captured
     before = count(engine.parts)
     table.warm_up(["vision", *COMPILE_TARGETS["apm"].all_regions])
@@ -276,13 +276,13 @@ def test_a_region_that_cannot_be_captured_goes_without_alone(
     call_example = table.call_example
     monkeypatch.setattr(table, "call_example", lambda name, *given: called.append(name) or call_example(name, *given))
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
-        tuned = tuned_with(engine, CompileConfig(enabled=True, targets=targets), gpu=True)
-    state, phase = tuned.targets["llm.model"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
+        result = compile_with(engine, CompileConfig(enabled=True, targets=targets), gpu=True)
+    state, phase = result.targets["llm.model"], TargetPhase.KERNELS if kernels else TargetPhase.COMPILED
     why = "capturing it failed: RuntimeError: operation would make a stream wait"
-    assert (state.phase, state.error, state.has_failed) == (phase, f"unit_step: {why}", True) and not tuned.is_whole
-    assert tuned.regions["unit_step"].reason == why and tuned.notes == [state.error] and state.error in caplog.text
-    assert table.captured == {"vision", "unit_prefill", "llm_evict"} and state.n_captured == tuned.n_graphs - 1 > 0
-    assert tuned.targets["vpm"].error is None and table.is_sealed
+    assert (state.phase, state.error, state.has_failed) == (phase, f"unit_step: {why}", True) and not result.is_whole
+    assert result.regions["unit_step"].reason == why and result.notes == [state.error] and state.error in caplog.text
+    assert table.captured == {"vision", "unit_prefill", "llm_evict"} and state.n_captured == result.n_graphs - 1 > 0
+    assert result.targets["vpm"].error is None and table.is_sealed
     assert called[-len(table.calls("unit_step")) :] == ["unit_step"] * len(table.calls("unit_step"))
     before = count(engine.parts)
     table.warm_up(["vision", "unit_step", "unit_prefill"])
@@ -303,9 +303,9 @@ def test_a_region_that_runs_neither_captured_nor_without_takes_its_target_along(
 
     monkeypatch.setattr(table, "call_example", call_example)
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
-    tuned = tuned_with(engine, config, gpu=True)
-    assert tuned.targets["apm"].phase is TargetPhase.FELL_BACK and "nor any other way" in tuned.targets["apm"].error
-    assert tuned.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
+    result = compile_with(engine, config, gpu=True)
+    assert result.targets["apm"].phase is TargetPhase.FELL_BACK and "nor any other way" in result.targets["apm"].error
+    assert result.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
 
 
 @pytest.mark.parametrize("targets", [(), ("resampler",)])
@@ -317,15 +317,15 @@ def test_a_capture_that_fails_touches_no_target_that_nobody_asked_for(
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=targets, cuda_graphs="on")
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
-        tuned = tuned_with(engine, config, gpu=True)
-    for name, state in tuned.targets.items():
+        result = compile_with(engine, config, gpu=True)
+    for name, state in result.targets.items():
         expected = TargetPhase.FELL_BACK if name in targets else TargetPhase.OFF
         assert (state.phase, bool(state.error), state.seconds > 0, state.n_captured) == (
             (expected, name in targets, name in targets, 0)
         ), state
-    reason = tuned.regions["vision"].reason
+    reason = result.regions["vision"].reason
     assert ("resampler fell back" if targets else "capturing it failed: OutOfMemoryError") in reason, reason
-    assert ("memory" in tuned.notes[0]) if not targets else not tuned.notes, tuned.notes
+    assert ("memory" in result.notes[0]) if not targets else not result.notes, result.notes
     assert "CUDA out of memory" in caplog.text
     table = engine.duplex.runner.regions
     assert table.captured == {name for name in SERVING if name in table.table} - {"vision"}
@@ -334,24 +334,24 @@ def test_a_capture_that_fails_touches_no_target_that_nobody_asked_for(
 
 
 def test_graphs_are_counted_to_who_was_asked_for(made: list[Replayed]) -> None:
-    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=("resampler",)), gpu=True)
-    vpm, resampler = (tuned.targets[name] for name in ("vpm", "resampler"))
+    result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=("resampler",)), gpu=True)
+    vpm, resampler = (result.targets[name] for name in ("vpm", "resampler"))
     assert (vpm.phase, vpm.n_captured, vpm.seconds) == (TargetPhase.OFF, 0, 0.0), vpm
-    assert resampler.n_captured == tuned.n_graphs == len(made) > 0, resampler
+    assert resampler.n_captured == result.n_graphs == len(made) > 0, resampler
 
 
 def test_what_the_checkpoint_lacks_is_off() -> None:
     engine = SmallEngine()
     parts = replace(engine.parts, vocoder=None)
     config = engine.config.model_copy(update={"compile": CompileConfig(enabled=True, targets=("token2wav.flow",))})
-    state = tune(parts, config, backend="eager").targets["token2wav.flow"]
+    state = compile_engine(parts, config, backend="eager").targets["token2wav.flow"]
     assert state.phase is TargetPhase.OFF and "does not have it" in state.error
 
 
 def test_late_compiling_is_told_once_per_growth(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
-    watch = LateWatch(engine.parts)
-    with caplog.at_level(logging.WARNING, "worker.compile.tuning"):
+    watch = RecompileWatch(engine.parts)
+    with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
         assert watch.check().is_clean and not caplog.text
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
         assert [watch.check().graphs for _ in range(2)] == [1, 1]
@@ -375,10 +375,10 @@ def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypa
         fails[0] = False
 
     monkeypatch.setattr(tuner, "cache_counts", lambda: (hits[0], 0))
-    monkeypatch.setattr(tuning, "_empty_cache", clear)
-    tuned = tuned_with(SmallEngine(), CompileConfig(enabled=True, targets=ONE), backend=backend)
-    assert len(cleared) == 1 and {tuned.targets[name].phase for name in ONE} == {TargetPhase.COMPILED}, tuned.targets
-    assert any("cache" in note for note in tuned.notes), tuned.notes
+    monkeypatch.setattr(compile_module, "_empty_cache", clear)
+    result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=ONE), backend=backend)
+    assert len(cleared) == 1 and {result.targets[name].phase for name in ONE} == {TargetPhase.COMPILED}, result.targets
+    assert any("cache" in note for note in result.notes), result.notes
 
 
 def test_every_target_has_an_aim() -> None:

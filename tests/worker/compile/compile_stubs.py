@@ -1,4 +1,4 @@
-"""Doubles for what `tune` works on: a model as if on a GPU, compilers and captures that fail."""
+"""Doubles for what `compile_engine` works on: a model as if on a GPU, compilers and captures that fail."""
 
 from typing import Any
 

@@ -1,0 +1,58 @@
+"""Frees the memory of an engine, its compiled code and its graphs, and reads the memory in use."""
+
+import contextlib
+import ctypes
+import gc
+import resource
+from pathlib import Path
+
+import torch
+
+from models.graphs.compiler import reset_compiler
+
+PAGE = resource.getpagesize()
+STATM = Path("/proc/self/statm")
+
+
+def memory_bytes(device: torch.device | None) -> int:
+    """Bytes of this process: reserved GPU memory on a GPU, else resident memory."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    try:
+        return int(STATM.read_text().split()[1]) * PAGE
+    except OSError:  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def freeze_heap() -> None:
+    """Exclude all existing objects from garbage collection.
+
+    A compiler leaves a million small objects, and each full collection over them stops all threads for half a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def release_memory(device: torch.device | None) -> dict[str, int]:
+    """Drop compiled code, collect garbage, and return free memory to the system.
+
+    Args:
+        device: of the engine; None if it failed to load.
+
+    Returns: `before` and `after`, bytes as in `memory_bytes`.
+    """
+    before = memory_bytes(device)
+    reset_compiler()  # the compiler's caches reference the modules, and Inductor's graphs their memory pools
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # an engine that failed to load has used memory too
+        with contextlib.suppress(RuntimeError):  # a device in an error state; memory is freed all the same
+            torch.cuda.synchronize(device)
+        if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # one for each stream that ran a matrix product
+            torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        if hasattr(torch._C, "_host_emptyCache"):  # pinned memory, which holds embeddings
+            torch._C._host_emptyCache()
+    with contextlib.suppress(OSError, AttributeError):  # glibc only
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return {"before": before, "after": memory_bytes(device)}
