@@ -54,7 +54,7 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
     limit_threads()
     if settings.engine.device != "cpu" and torch.cuda.is_available():
         # Takes seconds and blocks all threads, so it comes before the first request.
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     freeze_heap()
     status = asyncio.run(_serve(settings, listening))
     if any(thread.name == "starter" and thread.is_alive() for thread in threading.enumerate()):

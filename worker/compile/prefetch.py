@@ -87,7 +87,7 @@ def build_kernels(device: torch.device, stages: Mapping[str, Sequence[Callable[[
 
     def run(stage: str) -> None:
         try:
-            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
                 for call in stages[stage]:
                     call()
         except Exception as error:

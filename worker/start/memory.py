@@ -45,7 +45,7 @@ def release_memory(device: torch.device | None) -> dict[str, int]:
     reset_compiler()  # the compiler's caches reference the modules, and Inductor's graphs their memory pools
     gc.unfreeze()
     gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # an engine that failed to load has used memory too
+    if torch.cuda.is_initialized():  # an engine that failed to load has used memory too
         with contextlib.suppress(RuntimeError):  # a device in an error state; memory is freed all the same
             torch.cuda.synchronize(device)
         if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # one for each stream that ran a matrix product

@@ -16,7 +16,7 @@ from models.stages.speech_steps import Speaker
 from tests.models.graphs.fake_captures import Replayed
 from tests.worker.compile.compile_stubs import StubModel, capture_without, failing
 from tests.worker.loop.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
-from worker.assembly import backend_flags as toggles
+from worker.assembly import backend_flags
 from worker.compile import compile_engine as compile_module
 from worker.compile import graph_compiler as tuner
 from worker.compile.compile_engine import CompileResult, RecompileWatch, compile_engine, count, uncompile_engine
@@ -270,7 +270,7 @@ def test_a_region_that_cannot_be_captured_goes_without_alone(
 ) -> None:
     """Everything else of its target is captured, and what runs in place of its graphs has run at every size."""
     capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nand more"))
-    monkeypatch.setattr(toggles, "supports_kernels", lambda device: kernels)
+    monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: kernels)
     engine, called = SmallEngine(), []
     table, targets = engine.duplex.runner.regions, ("vpm", "llm.model")
     call_example = table.call_example
