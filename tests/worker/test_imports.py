@@ -39,14 +39,14 @@ def webp() -> bytes:
     return data.getvalue()
 
 
-def test_no_compiler_where_nothing_compiles(worker: WorkerProcess) -> None:
+def test_does_not_load_the_compiler_without_compiling(worker: WorkerProcess) -> None:
     names = loaded(worker)
     assert {"torch", "worker.engine"} <= set(names), f"expected the worker's own modules told, got {names[:20]}"
     parts = [name for name in names if name.startswith(("torch._dynamo", "torch._inductor", "sympy"))]
     assert not parts, f"expected no part of the compiler, got {parts[-1]} and {len(parts) - 1} before it"
 
 
-def test_nothing_is_loaded_while_it_serves(worker: WorkerProcess) -> None:
+def test_loads_no_module_while_serving(worker: WorkerProcess) -> None:
     before = loaded(worker)
 
     def more() -> list[str]:

@@ -34,7 +34,7 @@ def formatted(message: str, *args: object) -> str:
     return OneLine().format(logging.LogRecord("worker.unit", logging.INFO, "file", 1, message, args, None))
 
 
-def test_one_event_is_one_line() -> None:
+def test_writes_one_line_per_event() -> None:
     assert LINE.match(formatted("unit %d/%d", 3, 10)).groups() == ("INFO", "worker.unit", "unit 3/10")  # type: ignore[union-attr]
     text = formatted("session %s", "x\n12:00:00 ERROR fake | \x1b[31mred\r\u2028\ud800 你好")
     assert len(text.splitlines()) == 1, text
@@ -66,12 +66,12 @@ def test_quiet_libraries_are_no_louder_than_the_rest(root: Path) -> None:
     assert not lines, lines
 
 
-def test_setting_up_again_replaces(root: Path) -> None:
+def test_second_set_up_replaces_the_first(root: Path) -> None:
     _, lines = run(root, "log.set_up(); log.set_up('DEBUG'); logging.getLogger('x').debug('once')")
     assert told(lines) == [("DEBUG", "x", "once")] and len(lines) == 1, lines
 
 
-def test_what_ends_a_thread_or_the_program_is_logged(root: Path) -> None:
+def test_logs_what_ends_a_thread_or_the_program(root: Path) -> None:
     rc, lines = run(
         root,
         "log.set_up()\n"
@@ -89,7 +89,7 @@ def test_what_ends_a_thread_or_the_program_is_logged(root: Path) -> None:
     assert "ValueError: of this" in lines and "KeyError: 'and that'" in lines, lines
 
 
-def test_an_interrupt_is_no_accident(root: Path) -> None:
+def test_does_not_log_an_interrupt(root: Path) -> None:
     _, lines = run(root, "log.set_up()\nraise KeyboardInterrupt")
     assert not told(lines) and lines[-1] == "KeyboardInterrupt", lines
 
@@ -103,12 +103,12 @@ def test_an_interrupt_is_no_accident(root: Path) -> None:
         (None, "", "INFO"),
     ],
 )
-def test_who_says_the_level(flag: str | None, variable: str | None, expected: str) -> None:
+def test_level_from_flag_or_environment(flag: str | None, variable: str | None, expected: str) -> None:
     environ = {} if variable is None else {"DUOLOGUE_LOG_LEVEL": variable}
     assert level_of(flag, environ) == expected
 
 
-def test_levels_that_do_not_exist() -> None:
+def test_refuses_unknown_levels() -> None:
     with pytest.raises(SettingsError) as caught:
         level_of(None, {"DUOLOGUE_LOG_LEVEL": "loud"})
     assert str(caught.value) == "log level: expected DEBUG or INFO or WARNING or ERROR, got 'loud'"

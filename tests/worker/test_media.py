@@ -103,7 +103,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "codecs"), [("a.mp4", ["libx264", "aac"]), ("a.mkv", ["ffv1", "pcm_s16le"])])
-def test_sound_and_pictures(tmp_path: Path, name: str, codecs: list[str]) -> None:
+def test_decodes_sound_and_video(tmp_path: Path, name: str, codecs: list[str]) -> None:
     video, audio = codecs
     file = encode(tmp_path / name, *slides(1, 1, 1, 0.6), *tone(3.6), "-c:v", video, "-c:a", audio)
     units = read_units(file)
@@ -149,7 +149,7 @@ def test_video_without_sound(tmp_path: Path) -> None:
     assert all(unit.sound.shape == (RATE,) and not unit.sound.any() for unit in got), "expected silence"
 
 
-def test_the_longer_stream_counts(tmp_path: Path) -> None:
+def test_length_is_that_of_the_longer_stream(tmp_path: Path) -> None:
     file = encode(tmp_path / "a.mkv", *slides(1, 1, 1), *tone(1.5), "-c:v", "ffv1", "-c:a", "flac")
     got = list(read_units(file))
     assert n_samples(got) == [RATE, 8_000, 0] and colours(got) == [["red"], ["lime"], ["blue"]]
@@ -193,7 +193,7 @@ def test_frames_come_from_the_middle_of_their_time(tmp_path: Path) -> None:
     assert colours(list(read_units(file))) == [["lime"]]
 
 
-def test_pictures_keep_the_size_of_the_first(tmp_path: Path) -> None:
+def test_frames_keep_the_first_frames_size(tmp_path: Path) -> None:
     red, green = ["color=red:s=64x48:r=10:d=1"], ["color=lime:s=96x32:r=10:d=1"]
     for name, source in (("a.ts", red), ("b.ts", green)):
         encode(tmp_path / name, "-f", "lavfi", "-i", *source, "-c:v", "mpeg2video", "-q:v", "2")
@@ -206,13 +206,13 @@ def test_pictures_keep_the_size_of_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "expected"), [(1, [1]), (1_599, [1_599]), (16_000, [RATE]), (17_599, [RATE]), (17_600, [RATE, 1_600])]
 )
-def test_a_tail_that_codecs_leave_is_no_unit(tmp_path: Path, n: int, expected: list[int]) -> None:
+def test_codec_padding_is_no_unit(tmp_path: Path, n: int, expected: list[int]) -> None:
     """Below a tenth of a second, unless there is nothing else."""
     soundfile.write(tmp_path / "a.wav", np.full(n, 0.1, np.float32), RATE, subtype="FLOAT")
     assert n_samples(list(read_units(tmp_path / "a.wav"))) == expected
 
 
-def test_cover_pictures_are_no_video(tmp_path: Path) -> None:
+def test_cover_picture_is_no_video(tmp_path: Path) -> None:
     Image.new("RGB", (32, 32), "red").save(tmp_path / "cover.png")
     cover = ["-i", str(tmp_path / "cover.png"), "-map", "0:a", "-map", "1:v", "-disposition:v", "attached_pic"]
     units = read_units(encode(tmp_path / "a.mp3", *tone(1), *cover, "-c:a", "libmp3lame", "-c:v", "copy"))
@@ -224,7 +224,7 @@ def test_max_units_ends_early(clip: Path) -> None:
     assert len(list(read_units(clip, max_units=9))) == 4
 
 
-def test_every_iteration_starts_anew(clip: Path) -> None:
+def test_every_iteration_decodes_again(clip: Path) -> None:
     units = read_units(clip)
     assert colours(list(units)) == colours(list(units)) != []
 
@@ -244,7 +244,7 @@ def test_a_failing_consumer_ends_the_processes(clip: Path, started: list[subproc
     assert not running(started), f"expected both decoders gone, got {running(started)}"
 
 
-def test_an_iteration_that_is_forgotten_lets_the_program_end(clip: Path, root: Path) -> None:
+def test_abandoned_iteration_does_not_block_exit(clip: Path, root: Path) -> None:
     """It goes with the interpreter, when threads stand still and may hold locks."""
     code = "import sys; from worker.media import read_units; kept = [iter(read_units(sys.argv[1]))]; next(kept[0])"
     command = [sys.executable, "-c", f"{code}; kept.append(kept); del kept", str(clip)]
@@ -252,7 +252,7 @@ def test_an_iteration_that_is_forgotten_lets_the_program_end(clip: Path, root: P
     assert done.returncode == 0, f"expected exit status 0, got {done.returncode}:\n{done.stderr}"
 
 
-def test_names_that_look_like_something_else(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_names_that_resemble_options_or_urls(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("-i.mp4", "http:x.mp4", "a b'%d;.mp4", "é.mp4"):
         Path(name).write_bytes(clip.read_bytes())
@@ -277,7 +277,7 @@ def fake_ffmpeg(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_files_without_an_end(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_files(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that never stops: its units come as they are asked for, and closing ends it."""
     script = (
         "if 'framecrc' in sys.argv: sys.exit(print('#media_type 0: audio'))\n"
@@ -311,19 +311,19 @@ def write_noise(path: Path) -> Path:
     ],
     ids=["missing", "folder", "subtitles", "noise", "noise without a name"],
 )
-def test_what_is_no_media_is_refused(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
+def test_refuses_files_that_are_not_media(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
     with pytest.raises(MediaError, match=message) as caught:
         read_units(make(tmp_path))
     assert str(tmp_path) in str(caught.value), f"expected the file's name, got {caught.value}"
 
 
-def test_a_header_without_sound_behind_it(tmp_path: Path) -> None:
+def test_header_without_samples(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), RATE)
     with pytest.raises(MediaError, match="expected sound or video, got nothing decoded"):
         list(read_units(tmp_path / "a.wav"))
 
 
-def test_the_systems_ffmpeg_comes_first_and_its_last_words_are_told(
+def test_prefers_the_systems_ffmpeg_and_reports_its_error(
     tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_ffmpeg(tmp_path, "sys.exit('first\\nlast words\\n')", monkeypatch)
@@ -334,7 +334,7 @@ def test_the_systems_ffmpeg_comes_first_and_its_last_words_are_told(
         read_units(clip)
 
 
-def test_failing_on_the_way(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_failure_while_decoding(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that stops after one and a half seconds, with far more to say than a pipe holds."""
     script = (
         "if 'framecrc' in sys.argv: sys.exit(print('#media_type 0: audio'))\n"
@@ -348,7 +348,7 @@ def test_failing_on_the_way(tmp_path: Path, clip: Path, monkeypatch: pytest.Monk
         next(iterator)
 
 
-def test_damage_on_the_way_is_logged_once(tmp_path: Path, clip: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_decoding_errors_once(tmp_path: Path, clip: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole = encode(tmp_path / "whole.mp4", "-i", str(clip), "-c", "copy", "-movflags", "+faststart")
     (tmp_path / "cut.mp4").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     with caplog.at_level(logging.WARNING, "worker.media"):
@@ -367,7 +367,7 @@ def test_without_any_ffmpeg(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None
         read_units(clip)
 
 
-def test_the_shipped_ffmpeg_is_enough(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_the_packaged_ffmpeg(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert len(list(read_units(clip, max_units=1))) == 1
 
@@ -375,6 +375,6 @@ def test_the_shipped_ffmpeg_is_enough(clip: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "odd", [{"frames_per_second": -1}, {"frames_per_second": 31}, {"frames_per_second": 0.5}, {"max_units": 0}]
 )
-def test_odd_settings_are_refused(clip: Path, odd: dict[str, float]) -> None:
+def test_refuses_invalid_settings(clip: Path, odd: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match=r"expected a whole number .*, got "):
         read_units(clip, **odd)

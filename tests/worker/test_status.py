@@ -17,11 +17,11 @@ class Hand:
         return self.now
 
 
-def test_a_worker_starts_by_loading():
+def test_starts_in_loading():
     assert Status().state is State.LOADING
 
 
-def test_the_way_to_idle_and_how_long_it_took():
+def test_times_the_stages_of_a_start():
     hand = Hand()
     status = Status(hand)
     for state, seconds in ((State.COMPILING, 3.0), (State.WARMING_UP, 20.0), (State.IDLE, 4.0)):
@@ -31,7 +31,7 @@ def test_the_way_to_idle_and_how_long_it_took():
     assert status.start_seconds == expected, f"expected {expected}, got {status.start_seconds}"
 
 
-def test_a_second_start_is_timed_anew():
+def test_second_start_resets_times():
     status = Status()
     for state in (State.WARMING_UP, State.IDLE, State.UNLOADED, State.LOADING):
         status.move(state)
@@ -39,7 +39,7 @@ def test_a_second_start_is_timed_anew():
 
 
 @given(st.lists(st.sampled_from(list(State)), max_size=12))
-def test_only_legal_steps_are_made(steps):
+def test_refuses_illegal_transitions(steps):
     status = Status()
     for wanted in steps:
         before = status.state
@@ -52,20 +52,20 @@ def test_only_legal_steps_are_made(steps):
         assert status.state is before
 
 
-def test_every_state_is_reached_and_none_is_forgotten():
+def test_every_state_is_reachable():
     reached = {State.LOADING}.union(*LEGAL.values())
     assert reached == set(State)
     assert LEGAL.keys() == WIRE_NAMES.keys() == set(State)
     assert all(State.DRAINING in LEGAL[state] for state in State if state is not State.DRAINING)
 
 
-def test_other_gateways_send_nobody_to_a_worker_that_is_not_idle():
+def test_only_idle_has_the_wire_name_idle():
     takes = {state for state, name in WIRE_NAMES.items() if name == "idle"}
     assert takes == {State.IDLE}
     assert all(WIRE_NAMES[state] == "loading" for state in START)
 
 
-def test_idle_and_busy_follow_the_sessions():
+def test_idle_and_busy_follow_the_number_of_sessions():
     status = Status()
     status.count_sessions(1)
     assert status.state is State.LOADING, f"expected a start to go on, got {status.state}"
@@ -89,7 +89,7 @@ def test_progress_belongs_to_its_stage():
     assert status.now.progress.what == "", f"expected none yet, got {status.now.progress}"
 
 
-def test_why_it_failed_is_kept():
+def test_keeps_the_error_of_a_failure():
     status = Status()
     status.move(State.FAILED, "no such folder")
     assert status.now.error == "no such folder"

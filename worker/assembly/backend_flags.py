@@ -1,6 +1,6 @@
-"""The switches of speed: TF32, cuDNN's trials and attention kernels of the process, and whether our kernels are wanted.
+"""Backend flags: the process's settings of TF32, cuDNN and attention kernels, and the choice of the project's kernels.
 
-They concern a GPU. On a CPU none of them is touched: float32 there stays what it was, to the last bit.
+They apply to a GPU. On a CPU none of them changes, so that float32 results stay bit-identical.
 """
 
 import logging
@@ -14,8 +14,8 @@ from worker.config.session import EngineConfig
 
 LOG = logging.getLogger(__name__)
 
-# attention -> which of PyTorch's kernels may be taken: flash, memory-efficient, cuDNN's, plain products. Most of our
-# calls carry a mask, which flash does not take, so plain products stay beside it: a call with no kernel left fails.
+# attention -> PyTorch's kernels that are enabled: flash, memory-efficient, cuDNN, math. Most calls have a mask, which
+# flash does not support, so math stays enabled with it: a call without a kernel fails.
 KERNELS = {
     "sdpa": (True, True, True, True),
     "flash": (True, False, False, True),
@@ -24,23 +24,23 @@ KERNELS = {
 
 
 def apply_backend_flags(config: CompileConfig, device: torch.device) -> dict[str, str | bool]:
-    """Set the process's switches for a model on `device`, before anything is traced: graphs depend on them.
+    """Set the process's flags for a model on `device`. Call it before tracing, because graphs depend on the flags.
 
-    Returns: what is in force, by the setting's name; `not on a CPU` for what does not concern it.
+    Returns: setting -> value in force; `not on a CPU` for a model on a CPU.
     """
     in_force: dict[str, str | bool] = dict.fromkeys(("tf32", "cudnn_benchmark", "attention"), "not on a CPU")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = config.tf32
         torch.backends.cudnn.benchmark = config.cudnn_benchmark
-        if config.attention != "auto":  # as PyTorch chooses, which leaves what somebody else has set
+        if config.attention != "auto":  # auto leaves PyTorch's choice, and flags that the caller has set
             _allow(*KERNELS[config.attention])
         in_force = {
             "tf32": config.tf32,
             "cudnn_benchmark": config.cudnn_benchmark,
             "attention": f"{config.attention} ({_allowed()})",
         }
-    LOG.info("toggles: %s", ", ".join(f"{name} {value}" for name, value in in_force.items()))
+    LOG.info("backend flags: %s", ", ".join(f"{name} {value}" for name, value in in_force.items()))
     return in_force
 
 
@@ -58,24 +58,26 @@ def resolve_compile(config: EngineConfig, device_type: str) -> EngineConfig:
 
 
 def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
-    """Whether the project's own kernels are to run the layers of a model on `device`; hundreds of launches that nobody
-    captures would be slower than layers that are compiled.
+    """Whether the project's own kernels run the layers of a model on `device`.
+
+    Without CUDA graphs their hundreds of launches are slower than compiled layers.
     """
-    as_they_come = config.mode == "default" and config.attention == "auto" and config.cuda_graphs != "off"
-    return config.enabled_on(device.type) and config.kernels == "auto" and as_they_come and supports_kernels(device)
+    has_defaults = config.mode == "default" and config.attention == "auto" and config.cuda_graphs != "off"
+    return config.enabled_on(device.type) and config.kernels == "auto" and has_defaults and supports_kernels(device)
 
 
 def limit_threads() -> None:
-    """On a CPU, threads that wait for each other's share of a product stall when anything else wants their core: half
-    of the cores, unless OMP_NUM_THREADS says otherwise. Kernels are written for a number of threads, so that every
-    program that compiles has to call this first.
+    """Limit torch to half of the cores, unless OMP_NUM_THREADS is set.
+
+    The threads of one matrix product wait for each other, and stall when another thread takes the core of one of them.
+    CPU kernels are compiled for a number of threads, so every program that compiles calls this first.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 
 def reset_backend_flags() -> None:
-    """As PyTorch comes, for a model that is loaded next."""
+    """Restore PyTorch's defaults, before another model is loaded."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False
     _allow(True, True, True, True)

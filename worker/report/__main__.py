@@ -1,19 +1,19 @@
-"""`python -m worker.report`: the compile report of a running worker, of a checkpoint's regions, or of any module.
+"""`python -m worker.report`: prints the compile report of a running worker, a checkpoint's regions, or any module.
 
-Knows its command line, and prints. Exit status: 0 if all is well; 1 if the report tells of a problem; 2 if there is
-nothing to report on.
+Exit status: 0 without problems; 1 if the report has problems; 2 if there is no report.
 """
 
 import argparse
 import contextlib
 import http.client
 import importlib
+import io
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from models.errors import ModelError
 from worker.report.compile_report import CompileReport, ReportError, write_report
@@ -26,33 +26,35 @@ MODES = ("default", "reduce-overhead", "max-autotune")
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m worker.report", description="What is compiled, how much faster it is, and whether it is right."
+        prog="python -m worker.report",
+        description="Reports compilation, speed-up and equality with eager mode.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--url", default=URL, help="a running worker (default: %(default)s)")
     what.add_argument("--module", metavar="PKG.MOD:BUILD", help="a function that returns an nn.Module and its inputs")
     what.add_argument(
-        "--model-path", metavar="DIR", help="a checkpoint or model id: build, tune and measure its regions here"
+        "--model-path", metavar="DIR", help="a checkpoint or model id: build, compile and measure its regions"
     )
-    parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile (default: %(default)s)")
+    parser.add_argument("--mode", choices=MODES, default="default", help="mode of torch.compile (default: %(default)s)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--dynamic", dest="dynamic", action="store_true", default=None, help="one graph for all sizes")
     sizes.add_argument("--static", dest="dynamic", action="store_false", help="a graph for each size")
-    parser.add_argument("--backend", default="inductor", help="of torch.compile, for --module (default: %(default)s)")
-    parser.add_argument("--device", help="cpu, cuda or cuda:0 (default: a module's own, a GPU for a checkpoint)")
-    parser.add_argument("--runs", type=_positive, metavar="N", help="timed calls each (default: 50; of regions 20)")
-    parser.add_argument("--region", action="append", metavar="NAME", help="of a checkpoint, this one only; repeatable")
-    parser.add_argument("--all-buckets", action="store_true", help="of a checkpoint, not only smallest and largest")
+    parser.add_argument("--backend", default="inductor", help="backend, for --module (default: %(default)s)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:0 (default: the module's; for a checkpoint the GPU)")
+    parser.add_argument("--runs", type=_positive, metavar="N", help="timed calls (default: 50; for regions 20)")
+    parser.add_argument("--region", action="append", metavar="NAME", help="measure this region only; repeatable")
+    parser.add_argument("--all-buckets", action="store_true", help="measure all buckets, not only smallest and largest")
     parser.add_argument(
         "--max-sessions", type=_positive, metavar="N", help="of a checkpoint: slots (default: what fits)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         report = _report(args)
         print(report.table())
@@ -62,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {args.json}: expected a place for a file, got {error.strerror}", file=sys.stderr)
+        print(f"error: {args.json}: expected a writable file, got {error.strerror}", file=sys.stderr)
         return 2
     return 1 if report.problems() else 0
 
@@ -70,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 def _report(args: argparse.Namespace) -> CompileReport:
     if not (args.module or args.model_path):
         return fetch(args.url)
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a foreign module prints is not part of the report
+    with contextlib.redirect_stdout(sys.stderr):  # output of the measured module is not part of the report
         return _of_module(args) if args.module else _of_regions(args)
 
 
@@ -93,7 +95,7 @@ def fetch(url: str) -> CompileReport:
 
 
 def _of_module(args: argparse.Namespace) -> CompileReport:
-    # Loading torch takes seconds that asking a worker need not take.
+    # Imported here, because reading a worker's report does not need torch.
     from worker.report.module_report import module_report
 
     module, inputs = built(load(args.module))
@@ -112,6 +114,7 @@ def _of_module(args: argparse.Namespace) -> CompileReport:
 def _of_regions(args: argparse.Namespace) -> CompileReport:
     from worker.config.compile import CompileConfig
     from worker.config.session import EngineConfig
+    from worker.report.region_report import Buckets
     from worker.report.start_report import compiled_report
 
     how: dict[str, Any] = {"enabled": True, "mode": args.mode}
@@ -123,7 +126,7 @@ def _of_regions(args: argparse.Namespace) -> CompileReport:
         max_sessions=args.max_sessions,
         compile=CompileConfig(**how),
     )
-    buckets = "all" if args.all_buckets else "smallest+largest"
+    buckets: Buckets = "all" if args.all_buckets else "smallest+largest"
     return compiled_report(config, names=args.region, buckets=buckets, runs=args.runs or 20)
 
 
@@ -135,15 +138,15 @@ def load(name: str) -> Callable[[], Any]:
         raise ReportError("--module", expected=expected, got=repr(name))
     try:
         build = getattr(importlib.import_module(place), function, None)
-    except Exception as error:  # of a file that nobody here knows
+    except Exception as error:  # of any file
         raise ReportError(f"--module {name}", expected=expected, got=f"{type(error).__name__}: {error}") from None
     if not callable(build):
         raise ReportError(f"--module {name}", expected=expected, got=f"no function {function} in {place}")
-    return build
+    return cast(Callable[[], Any], build)
 
 
 def built(build: Callable[[], Any]) -> tuple[Any, Any]:
-    """What it gives: a module and its inputs. Raises: ReportError."""
+    """The module and inputs that a build function returns. Raises: ReportError."""
     from torch import nn
 
     name = f"{getattr(build, '__name__', 'build')}()"
@@ -163,7 +166,7 @@ def built(build: Callable[[], Any]) -> tuple[Any, Any]:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text}")
     return value
 
 

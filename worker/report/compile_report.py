@@ -1,7 +1,7 @@
-"""The compile report: what was compiled, at what cost, how much faster it is and whether it says the same. Torch-free.
+"""The compile report: what was compiled, its cost, its speed-up and its equality with eager mode. Torch-free.
 
-Knows the form of a report, as JSON and as a table, and what in it is a problem. Does not measure. What nobody measured
-is None, and a dash in the table.
+Contains the report as JSON and as a table, and the rules for problems; measuring is in other modules. A value that was
+not measured is None, and a dash in the table.
 """
 
 import statistics
@@ -16,22 +16,22 @@ from models.errors import ModelError
 from worker.assembly.load_times import Loading
 
 Scalar = str | int | float | bool | None
-MAX_REASON = 240  # characters of a reason in the table's notes; JSON has all of it
+MAX_REASON = 240  # characters of a reason in the table's notes; JSON has the whole text
 DASH = "-"
 
 
 class ReportError(ModelError, ValueError):
-    """There is no report, or what was to be measured cannot be."""
+    """There is no report, or the subject cannot be measured."""
 
 
 class Fact(BaseModel):
-    """Frozen; a key that this version does not know is passed over, so that a newer worker can be read."""
+    """A frozen model that ignores unknown keys, so that reports of newer workers can be read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings", protected_namespaces=())
 
 
 class GraphBreak(Fact):
-    """where: file:line. count: how often it was met while compiling."""
+    """A place that torch.compile cannot trace. where: file:line. count: occurrences while compiling."""
 
     where: str
     reason: str
@@ -39,7 +39,7 @@ class GraphBreak(Fact):
 
 
 class Recompile(Fact):
-    """A function that was compiled once more. guard: the check that failed, and what it expected."""
+    """A function that was compiled again. guard: the check that failed, with the expected value."""
 
     function: str
     where: str
@@ -58,7 +58,7 @@ class Latency(Fact):
 
     @classmethod
     def of(cls, samples_ms: Sequence[float]) -> "Latency":
-        """At least one sample."""
+        """Percentiles of at least one sample."""
         if len(samples_ms) == 1:
             [only] = samples_ms
             return cls(p50_ms=only, p95_ms=only, p99_ms=only, n=1)
@@ -67,9 +67,7 @@ class Latency(Fact):
 
 
 class Memory(Fact):
-    """Bytes of a stretch of calls. kind: most that was allocated on the device, growth of the resident process, or what
-    CUDA graphs take.
-    """
+    """Bytes that calls use. kind: peak of allocated device memory, growth of resident memory, or CUDA graph pools."""
 
     kind: Literal["device peak", "resident growth", "graph pool"]
     eager_bytes: int | None = None
@@ -77,9 +75,13 @@ class Memory(Fact):
 
 
 class Equivalence(Fact):
-    """Compiled against eager. mae, max_abs: of floating numbers. relative: norm of the difference over eager's norm.
+    """Compiled outputs compared with eager ones.
 
-    n_unequal: whole numbers, truth values and other exact things that differ. note: what cannot be compared.
+    Attributes:
+        mae, max_abs: mean and maximum absolute difference of floating-point values.
+        relative: norm of the difference divided by the norm of the eager values.
+        n_unequal: integers, booleans and other exact values that differ.
+        note: values that cannot be compared.
     """
 
     is_equal: bool
@@ -95,7 +97,7 @@ Repeats = Literal["yes", "per seed", "no"]
 
 
 class Determinism(Fact):
-    """Whether `n` runs from the same state on the same inputs agree in every bit; per seed: if seeded alike."""
+    """Whether `n` runs from equal state and inputs are bit-identical; `per seed`: with equal seeds only."""
 
     n: int
     eager: Repeats | None = None
@@ -105,8 +107,12 @@ class Determinism(Fact):
 class Row(Fact):
     """One region at one bucket, or one module at one set of inputs.
 
-    graph_breaks, recompiles: None if nobody watched. cuda_graphs: captured, used by Inductor, skipped, off, or not on
-    this device. n_late: graphs compiled after warm-up. hits, misses: of the kernel cache. error: what failed.
+    Attributes:
+        graph_breaks, recompiles: None if they were not observed.
+        n_late: graphs compiled after warm-up.
+        cuda_graphs: captured, used by Inductor, skipped, off, or not on this device.
+        hits, misses: of the kernel cache.
+        error: the failure.
     """
 
     name: str
@@ -131,7 +137,7 @@ class Row(Fact):
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as eager, by medians; of the captured graph where there is one."""
+        """Speed-up over eager by medians, of the captured graph if there is one."""
         best = self.captured or self.compiled
         return self.eager.p50_ms / best.p50_ms if self.eager and best and best.p50_ms else None
 
@@ -141,7 +147,7 @@ class Row(Fact):
         return f"{self.name} ({bucket})" if bucket else self.name
 
     def problems(self) -> list[str]:
-        """What is wrong, a sentence each."""
+        """One sentence for each problem."""
         found = [f"failed: {self.error}"] if self.error else []
         if self.graph_breaks:
             found.append(f"{sum(one.count for one in self.graph_breaks)} graph breaks")
@@ -151,21 +157,25 @@ class Row(Fact):
             found.append("CUDA graphs skipped")
         if self.equivalence and not self.equivalence.is_equal:
             found.append("compiled is not equal to eager")
-        if self.determinism and (kinds := self._wavering(self.determinism)):
+        if self.determinism and (kinds := self._unsteady(self.determinism)):
             found.append(f"runs differ: {kinds}")
         return found
 
     @staticmethod
-    def _wavering(runs: Determinism) -> str:
+    def _unsteady(runs: Determinism) -> str:
         pairs = {"eager": runs.eager, "compiled": runs.compiled}
         return ", ".join(f"{kind} repeats {how}" for kind, how in pairs.items() if how not in (None, "yes"))
 
 
 class Header(Fact):
-    """Where and how a report was made.
+    """The subject, machine and settings of a report.
 
-    what: the worker, model or module. cache: of kernels, in words. allocator: of the GPU's memory, with its settings.
-    memory: bytes by kind, as the report was made. loading: of weights that came from files.
+    Attributes:
+        what: the worker, model or module.
+        cache: description of the kernel cache.
+        allocator: of GPU memory, with its environment variables.
+        memory: kind -> bytes at the time of the report.
+        loading: of weights that were read from files.
     """
 
     what: str
@@ -184,7 +194,7 @@ class Header(Fact):
 
 
 class Live(Fact):
-    """What a running worker has counted since its warm-up; last: the newest things that happened, in words."""
+    """A running worker's counters since its warm-up. last: the latest events, a sentence each."""
 
     compiles: int = 0
     recompiles: int = 0
@@ -215,16 +225,16 @@ class CompileReport(Fact):
     live: Live | None = None
 
     def problems(self) -> list[str]:
-        """Everything wrong, a sentence each; empty if all is well."""
+        """One sentence for each problem of all rows and of the running worker."""
         found = [f"{row.title}: {problem}" for row in self.rows for problem in row.problems()]
         return found + (self.live.problems() if self.live else [])
 
     def followed_by(self, other: "CompileReport") -> "CompileReport":
-        """This one with the rows of a later one behind its own."""
+        """This report with the rows of another one appended."""
         return self.model_copy(update={"rows": [*self.rows, *other.rows]})
 
     def with_live(self, live: Live) -> "CompileReport":
-        """This one with what a worker has counted since."""
+        """This report with a running worker's counters."""
         return self.model_copy(update={"live": live})
 
     def to_json(self) -> str:
@@ -232,7 +242,7 @@ class CompileReport(Fact):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "CompileReport":
-        """Raises: ReportError."""
+        """The report of a JSON document. Raises: ReportError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -241,7 +251,7 @@ class CompileReport(Fact):
             raise ReportError(f"compile report: {where}", expected="a compile report", got=first["msg"]) from None
 
     def table(self) -> str:
-        """For a terminal: header, a line for each row, and reasons below."""
+        """Text for a terminal: header, one line for each row, and notes with reasons."""
         return "\n".join([*_header_lines(self.header), *_row_lines(self.rows), *self._notes()])
 
     def _notes(self) -> list[str]:
@@ -259,7 +269,7 @@ class CompileReport(Fact):
 
 
 def write_report(report: CompileReport, path: Path) -> None:
-    """The report as a JSON file, whole or not at all. Raises: OSError."""
+    """Write the report as a JSON file, atomically. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, report.to_json().encode())
 
@@ -335,16 +345,16 @@ def _megabytes(memory: Memory | None) -> str:
         return f"{(memory.compiled_bytes or 0) / 1e6:.1f}"
     sizes = (memory.eager_bytes, memory.compiled_bytes)
     text = "/".join(DASH if size is None else f"{size / 1e6:.1f}" for size in sizes)
-    return text if memory.kind == "device peak" else f"+{text}"  # a growth, not what there is
+    return text if memory.kind == "device peak" else f"+{text}"  # growth, not the total
 
 
 def _notes(row: Row) -> Iterable[str]:
     for one in row.graph_breaks or ():
         times = f", {one.count} times" if one.count > 1 else ""
         yield f"{row.title}: graph break at {one.where}{times}: {_cut(one.reason)}"
-    for one in row.recompiles or ():
-        late = " after warm-up" if one.after_warm_up else ""
-        yield f"{row.title}: recompiled {one.function}{late} ({one.where}): {_cut(one.guard)}"
+    for again in row.recompiles or ():
+        late = " after warm-up" if again.after_warm_up else ""
+        yield f"{row.title}: recompiled {again.function}{late} ({again.where}): {_cut(again.guard)}"
     for reason in row.skips:
         yield f"{row.title}: CUDA graphs skipped: {_cut(reason)}"
     if (equal := row.equivalence) is not None and not equal.is_equal:

@@ -1,14 +1,14 @@
-"""Watches torch.compile at work: graph breaks with reasons, recompiles with guards, CUDA graphs skipped, seconds.
+"""Observes torch.compile: graph breaks with reasons, recompiles with guards, skipped CUDA graphs, seconds.
 
-Knows where torch tells of its compiling, and leaves everybody's logging as it was. Does not know what is compiled. It
-costs nothing while nothing compiles: all of it hangs on callbacks that only a compilation calls.
+It reads torch's compile records and log messages, and restores the logging configuration at the end. It has no cost
+while nothing compiles, because compilations call it through callbacks.
 """
 
 import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,10 +16,10 @@ from typing import Any, Self
 from models.graphs.compiler import is_loaded
 from worker.report.compile_report import GraphBreak, Live, Recompile
 
-# torch's loggers by what they tell; named here so that nothing of the compiler need be imported to listen.
+# Names of torch's loggers, so that listening does not import the compiler.
 BREAKS = tuple(f"torch._dynamo.{name}.__graph_breaks" for name in ("symbolic_convert", "convert_frame", "exc"))
 SKIPS = tuple(f"torch._inductor.{name}.__cudagraphs" for name in ("cudagraph_utils", "cudagraph_trees"))
-SETTLE_S = 0.1  # torch writes its record just behind the callback at a compilation's end
+SETTLE_S = 0.1  # torch writes its record shortly after the end callback of a compilation
 MAX_LAST = 20
 
 _PLACE = re.compile(r"in user code at (.+):(\d+)")
@@ -29,7 +29,7 @@ _SOURCE = re.compile(r"([^/\s]+\.py:\d+) in \S+$")
 
 @dataclass
 class Happened:
-    """What compiling did in a stretch of time. failures: functions that stay eager, with the reason."""
+    """Compile events within a span of time. failures: functions that stay eager, with the reason."""
 
     n_compiled: int = 0
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class Happened:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: "Happened") -> None:
-        """Take in what happened later."""
+        """Add later events to these."""
         self.n_compiled += other.n_compiled
         self.seconds += other.seconds
         self.hits += other.hits
@@ -53,7 +53,7 @@ class Happened:
 
 
 def merged(breaks: Iterable[GraphBreak]) -> list[GraphBreak]:
-    """The same break met several times as one with a count."""
+    """Graph breaks with equal ones merged into one, with their count."""
     counts: dict[tuple[str, str], int] = {}
     for one in breaks:
         counts[one.where, one.reason] = counts.get((one.where, one.reason), 0) + one.count
@@ -61,21 +61,21 @@ def merged(breaks: Iterable[GraphBreak]) -> list[GraphBreak]:
 
 
 class CompileWatch:
-    """Counts what is compiled from `start` to `stop`; a context manager too. Any thread may ask.
+    """Counts compile events from `start` to `stop`, also as a context manager. Thread-safe.
 
-    With a logger, each thing that happens is also a warning there: for a worker that serves, where nothing should.
+    log: if given, each event is logged there as a warning, for a worker that serves and should not compile.
     """
 
     def __init__(self, log: logging.Logger | None = None):
         self._log = log
         self._lock = threading.Lock()
-        self._newest: Any = None  # record of torch's that was read last
+        self._newest: Any = None  # latest torch record that was read
         self._fresh = Happened()  # since `take`
         self._counts = Live()
         self._last: deque[str] = deque(maxlen=MAX_LAST)
         self._undo = ExitStack()
         self._is_on = False
-        self._is_called = False  # at the end of each compilation
+        self._is_called = False  # the end callback is registered
 
     def __enter__(self) -> Self:
         self.start()
@@ -85,7 +85,7 @@ class CompileWatch:
         self.stop()
 
     def start(self) -> None:
-        """From now on."""
+        """Start counting."""
         self._newest = next(reversed(_records()), None)
         for name in BREAKS:
             self._listen(name, logging.DEBUG, _Listener(self._broke))
@@ -95,27 +95,27 @@ class CompileWatch:
         self._is_on = True
 
     def stop(self) -> None:
-        """Until now; logging and callbacks are as they were."""
+        """Stop counting, and restore logging and callbacks."""
         self.poll()
         with self._lock:
             self._is_on = self._is_called = False
             self._undo.close()
 
     def take(self) -> Happened:
-        """What happened since this was called last."""
+        """The events since the previous call."""
         self.poll()
         with self._lock:
             taken, self._fresh = self._fresh, Happened()
         return taken
 
     def counts(self) -> Live:
-        """What happened since `start`."""
+        """The counters since `start`."""
         self.poll()
         with self._lock:
             return self._counts.model_copy(update={"last": list(self._last)})
 
     def poll(self) -> None:
-        """Read what torch has recorded and count it; the others do this by themselves."""
+        """Read and count torch's new records; the other methods call it."""
         with self._lock:
             if not self._is_on:
                 return
@@ -129,7 +129,7 @@ class CompileWatch:
                 self._note(_read(record))
 
     def _listen(self, name: str, level: int, listener: logging.Handler) -> None:
-        """Hear a logger of torch's. If it was silent, it stays so for everybody else."""
+        """Add a handler to a torch logger. A logger that was disabled does not reach other handlers."""
         logger = logging.getLogger(name)
         if not logger.isEnabledFor(level):
             self._undo.callback(setattr, logger, "propagate", logger.propagate)
@@ -140,10 +140,10 @@ class CompileWatch:
         self._undo.callback(logger.removeHandler, listener)
 
     def _register(self) -> None:
-        """There may be no compiler yet; what it does before anybody polls again is counted then, and told late."""
+        """Register the end callback, once the compiler is loaded; earlier events are counted at the next poll."""
         if self._is_called or not is_loaded():
             return
-        from torch._dynamo.callback import callback_handler  # importing it any earlier would load the compiler
+        from torch._dynamo.callback import callback_handler  # an earlier import would load the compiler
 
         callback_handler.register_end_callback(self._ended)
         self._undo.callback(self._unregister)
@@ -173,14 +173,14 @@ class CompileWatch:
                 self._note(Happened(skips=[text.strip()]))
 
     def _note(self, new: Happened) -> None:
-        """Count and tell; the lock is held."""
+        """Count events and log them; the caller holds the lock."""
         self._fresh.add(new)
-        told = [f"graph break at {one.where}: {one.reason}" for one in new.graph_breaks]
-        told += [f"recompiled {one.function} ({one.where}): {one.guard}" for one in new.recompiles]
-        told += [f"CUDA graphs skipped: {reason}" for reason in new.skips]
-        told += [f"stays eager: {reason}" for reason in new.failures]
-        if new.n_compiled and not told:
-            told = [f"compiled a graph in {new.seconds:.2f} s"]
+        lines = [f"graph break at {one.where}: {one.reason}" for one in new.graph_breaks]
+        lines += [f"recompiled {one.function} ({one.where}): {one.guard}" for one in new.recompiles]
+        lines += [f"CUDA graphs skipped: {reason}" for reason in new.skips]
+        lines += [f"stays eager: {reason}" for reason in new.failures]
+        if new.n_compiled and not lines:
+            lines = [f"compiled a graph in {new.seconds:.2f} s"]
         before = self._counts
         self._counts = Live(
             compiles=before.compiles + new.n_compiled,
@@ -192,14 +192,14 @@ class CompileWatch:
             hits=before.hits + new.hits,
             misses=before.misses + new.misses,
         )
-        self._last.extend(told)
+        self._last.extend(lines)
         if self._log is not None:
-            for line in told:
+            for line in lines:
                 self._log.warning("compile: %s", line)
 
 
 def _records() -> list[Any]:
-    """What torch has kept of compilations, oldest first."""
+    """torch's records of compilations, oldest first."""
     if not is_loaded():
         return []
     from torch._dynamo.utils import get_compilation_metrics
@@ -208,23 +208,23 @@ def _records() -> list[Any]:
 
 
 class _Listener(logging.Handler):
-    def __init__(self, tell: Any):
+    def __init__(self, handle_record: Callable[[logging.LogRecord], None]):
         super().__init__()
-        self._tell = tell
+        self._handle_record = handle_record
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._tell(record)
-        except Exception:  # what is told about compiling must not end it
+            self._handle_record(record)
+        except Exception:  # an error here must not end the compilation
             self.handleError(record)
 
 
 def graph_break(record: logging.LogRecord) -> GraphBreak:
-    """What a log record of torch's tells of a graph break: place, and reason with its explanation."""
+    """The graph break in a torch log record: its place, and its reason with the explanation."""
     text = record.getMessage()
     head, _, _ = text.partition("\nUser code traceback")
     places, reason = _PLACE.findall(head), head.partition("Graph Break Reason: ")[2]
-    if not places:  # a whole function is left eager; the reason is the error behind it
+    if not places:  # a whole function stays eager; the reason is the error
         places = _FRAME.findall(text)
         error = record.exc_info[1] if record.exc_info else None
         reason = str(error or head)
@@ -234,38 +234,38 @@ def graph_break(record: logging.LogRecord) -> GraphBreak:
 
 def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines()]
-    # A line that ends in a colon leads to the reason behind it.
+    # A line that ends with a colon introduces the reason.
     first = next((line for line in lines if line and not line.endswith(":")), "no reason given")
     explained = next((line for line in lines if line.startswith("Explanation:")), None)
     return f"{first}: {explained.removeprefix('Explanation:').strip()}" if explained else first
 
 
 def _read(record: Any) -> Happened:
-    """One record of torch's. Not all versions have all fields."""
+    """The events of one torch record. Fields differ between torch versions."""
 
-    def told(name: str) -> Any:
+    def value(name: str) -> Any:
         return getattr(record, name, None)
 
-    new = Happened(seconds=told("entire_frame_compile_time_s") or 0.0)
-    if told("is_runtime"):  # tuning or recording while it runs, of a graph that was counted
+    new = Happened(seconds=value("entire_frame_compile_time_s") or 0.0)
+    if value("is_runtime"):  # autotuning or capturing at run time, of a graph that was counted
         return new
-    where = f"{told('co_filename')}:{told('co_firstlineno')}"
-    if told("fail_type"):
-        whose = f"{told('co_name')} ({where})" if told("co_name") else "a function"
-        new.failures.append(f"{whose}: {told('fail_type')}: {_reason(str(told('fail_reason') or ''))}")
+    where = f"{value('co_filename')}:{value('co_firstlineno')}"
+    if value("fail_type"):
+        whose = f"{value('co_name')} ({where})" if value("co_name") else "a function"
+        new.failures.append(f"{whose}: {value('fail_type')}: {_reason(str(value('fail_reason') or ''))}")
         return new
-    new.n_compiled = int(bool(told("has_guarded_code")) or told("is_forward") is False)
-    new.hits = told("inductor_fx_local_cache_hit_count") or 0
-    new.misses = told("inductor_fx_local_cache_miss_count") or 0
-    if guard := told("recompile_reason"):
+    new.n_compiled = int(bool(value("has_guarded_code")) or value("is_forward") is False)
+    new.hits = value("inductor_fx_local_cache_hit_count") or 0
+    new.misses = value("inductor_fx_local_cache_miss_count") or 0
+    if guard := value("recompile_reason"):
         new.recompiles.append(
-            Recompile(function=str(told("co_name")), where=where, guard=_guard(guard), seconds=new.seconds)
+            Recompile(function=str(value("co_name")), where=where, guard=_guard(guard), seconds=new.seconds)
         )
     return new
 
 
 def _guard(text: str) -> str:
-    """The check that failed and the line that it comes from, without the number of the graph that it belongs to."""
+    """The failed check and its source line, without the number of the graph."""
     text = re.sub(r"^\d+/\d+: ", "", text.partition("\nUser stack trace")[0].strip())
     check, _, comment = text.partition("  # ")
     source = _SOURCE.search(comment)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,11 +22,10 @@ from worker.version import driver_version, package_version
 Call = Callable[[], Any]
 SEED = 20_240_607
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# Single precision compiled against eager, as absolute errors; other kinds, and outputs far from one, as a share of the
-# norm.
+# Limits of absolute differences in float32, and of the relative norm of the difference in any dtype.
 MAX_MAE, MAX_MAX = 1e-6, 1e-5
 MAX_RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-MIN_RELATIVE = 1e-5  # of kinds that the table does not have
+MIN_RELATIVE = 1e-5  # for other dtypes
 
 
 def header(what: str, device: torch.device, settings: Mapping[str, Scalar], cache: str | None = None) -> Header:
@@ -79,7 +78,7 @@ def _cache() -> str:
 
 
 def cloned(value: Any, device: torch.device | None = None) -> Any:
-    """The same with every tensor copied, to `device` if one is given; what holds no tensor is shared."""
+    """A value with every tensor copied, to `device` if one is given; objects without tensors are shared."""
     if isinstance(value, Tensor):
         return value.detach().clone() if device is None else value.detach().to(device, copy=True)
     if isinstance(value, Mapping):
@@ -97,13 +96,13 @@ def cloned(value: Any, device: torch.device | None = None) -> Any:
 
 def _rebuilt(value: Any, copies: dict[Any, Any]) -> Any:
     try:
-        return type(value)(**copies)  # as models return their outputs by name
+        return type(value)(**copies)  # a model's output class
     except TypeError:
         return type(value)(copies)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a nested value that holds nothing further, each with its path."""
+    """The leaves of a nested value, each with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from leaves(inner, f"{path}[{key!r}]")
@@ -118,12 +117,15 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def compare(eager: Any, compiled: Any) -> Equivalence:
-    """Two nested values. Floating numbers by their differences, all else exactly; NaN equals NaN at the same place."""
+    """Compare two nested values: floating-point tensors by their differences, others exactly.
+
+    NaN equals NaN at the same place.
+    """
     pairs = [list(leaves(value)) for value in (eager, compiled)]
     paths = [[path for path, _ in side] for side in pairs]
     if paths[0] != paths[1]:
-        odd = sorted(set(paths[0]) ^ set(paths[1]))
-        return Equivalence(is_equal=False, note=f"different structure: {', '.join(odd[:5]) or 'other order'}")
+        unmatched = sorted(set(paths[0]) ^ set(paths[1]))
+        return Equivalence(is_equal=False, note=f"different structure: {', '.join(unmatched[:5]) or 'other order'}")
     total, largest, difference, norm, n, n_unequal = 0.0, 0.0, 0.0, 0.0, 0, 0
     kinds: list[torch.dtype] = []
     notes: list[str] = []
@@ -150,22 +152,22 @@ def compare(eager: Any, compiled: Any) -> Equivalence:
         mae = total / n if n else 0.0
         figures = {"dtype": str(kind).removeprefix("torch."), "mae": mae, "max_abs": largest, "relative": relative}
         is_single = kind in (torch.float32, torch.float64)
-        is_close = (is_single and mae < MAX_MAE and largest < MAX_MAX) or relative <= _most_relative(kind)
+        is_close = (is_single and mae < MAX_MAE and largest < MAX_MAX) or relative <= _max_relative(kind)
     is_equal = is_close and not n_unequal and not notes
     return Equivalence(is_equal=is_equal, n_unequal=n_unequal, note="; ".join(notes[:5]) or None, **figures)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Things that are no tensors; objects without an equality of their own are the same if they are of one type."""
+    """Equality of values other than tensors; objects without `__eq__` are equal if their types are."""
     if type(one) is not type(other):
         return False
-    if type(one).__eq__ is object.__eq__:
+    if "__eq__" not in {name for base in type(one).__mro__[:-1] for name in vars(base)}:
         return True
     return bool(one == other) or (isinstance(one, float) and one != one and other != other)
 
 
 def _gap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Absolute differences and sizes in double precision; infinity where only one of the two is a number."""
+    """Absolute differences and eager values in double precision; infinite where only one of the two is a number."""
     one, other = (torch.view_as_real(t) if t.is_complex() else t for t in (one, other))
     one, other = one.double(), other.double()
     alike = (one == other) | (one.isnan() & other.isnan())
@@ -177,7 +179,7 @@ def _coarseness(kind: torch.dtype) -> float:
     return torch.finfo(kind).eps
 
 
-def _most_relative(kind: torch.dtype) -> float:
+def _max_relative(kind: torch.dtype) -> float:
     kind = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(kind, kind)
     return MAX_RELATIVE.get(kind, MIN_RELATIVE)
 
@@ -187,7 +189,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def is_identical(one: Any, other: Any) -> bool:
-    """Whether two nested values agree in every bit."""
+    """Whether two nested values are bit-identical."""
     sides = list(leaves(one)), list(leaves(other))
     if [path for path, _ in sides[0]] != [path for path, _ in sides[1]]:
         return False
@@ -201,7 +203,7 @@ def is_identical(one: Any, other: Any) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """As whole numbers, so that a NaN equals itself and -0 is not 0."""
+    """The tensor's bytes, in which a NaN equals itself and -0 differs from 0."""
     return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
 
 
@@ -209,13 +211,13 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has nothing left to do."""
+    """Wait for the device to finish all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def latency(prepare: Callable[[], Call], runs: int, device: torch.device) -> Latency:
-    """`runs` calls as their caller sees them, the device's work included; `prepare` makes each of them, untimed."""
+    """Wall-clock times of `runs` calls, including the device's work. prepare: returns each call; not timed."""
     samples = []
     for _ in range(runs):
         call = prepare()
@@ -228,7 +230,7 @@ def latency(prepare: Callable[[], Call], runs: int, device: torch.device) -> Lat
 
 
 def repeats(run: Call, n: int) -> Repeats:
-    """Whether `n` runs agree in every bit. run: starts from the same state on the same inputs and returns a copy."""
+    """Whether `n` runs are bit-identical. run: starts from equal state and inputs, and returns a copy."""
     with forked_draws():
         first = run()
         if all(is_identical(first, run()) for _ in range(n - 1)):
@@ -238,7 +240,7 @@ def repeats(run: Call, n: int) -> Repeats:
 
 
 def seeded(run: Call) -> Any:
-    """What a run gives with all random numbers as from the same seed; the caller's draws go on as they were."""
+    """The result of a run with a fixed seed; the caller's random state is preserved."""
     with forked_draws():
         torch.manual_seed(SEED)
         return run()
@@ -246,20 +248,21 @@ def seeded(run: Call) -> Any:
 
 @contextmanager
 def forked_draws() -> Iterator[None]:
-    """Random numbers drawn inside are not missing outside."""
+    """Preserve the random state of all devices outside of the block."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
 
 
 class PeakMemory:
-    """Most bytes that calls needed on a device, or on a CPU by how much the process is larger afterwards."""
+    """Peak bytes of calls on a GPU; on a CPU the growth of resident memory."""
 
     def __init__(self, device: torch.device):
         self._device = device
+        self.kind: Literal["device peak", "resident growth"]
         self.kind = "device peak" if device.type == "cuda" else "resident growth"
 
     def of(self, calls: Call) -> int | None:
-        """Bytes of everything `calls` does; None where the system does not tell."""
+        """Bytes of `calls`; None if the system does not report memory."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             calls()
@@ -282,7 +285,7 @@ def _resident() -> int | None:
 
 
 def shapes(tensors: Iterable[tuple[str, Any]]) -> dict[str, Scalar]:
-    """Leaves as a row names them: tensors by shape, plain values as they are."""
+    """Leaves as a row shows them: tensors by shape and dtype, other values unchanged."""
     named: dict[str, Scalar] = {}
     for path, leaf in tensors:
         if isinstance(leaf, Tensor):

@@ -1,7 +1,6 @@
 """Measures any `nn.Module` eager and compiled: breaks, recompiles, latency, memory, equality, repeatability.
 
-Knows modules and sets of inputs, nothing of our model. Works on copies, and puts back what compiling changes in the
-process: the compiler's counters and caches, random numbers, logging.
+Works on copies, and restores the process afterwards: the compiler's counters and caches, random state, logging.
 """
 
 import copy
@@ -10,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 import torch._dynamo.convert_frame
 import torch._dynamo.pgo
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import reset_code
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.utils import counters
 
 from worker.log import first_line
@@ -25,21 +25,21 @@ from worker.report import measures
 from worker.report.compile_report import CompileReport, Determinism, Latency, ReportError, Row
 from worker.report.compile_watch import CompileWatch, Happened
 
-ROUNDS = 3  # of warm-up over all inputs: sizes that vary become symbols in the second, the third compiles nothing
-REPEATS = 4  # runs that have to agree
+ROUNDS = 3  # of warm-up over all inputs: varying sizes become symbols in the second; the third compiles nothing
+REPEATS = 4  # runs that are compared
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set: what the module is called with."""
+    """One set of inputs of the module."""
 
     positional: tuple[Any, ...]
     keywords: dict[str, Any]
 
     @classmethod
     def sets(cls, given: Any) -> list["Inputs"]:
-        """A tuple of positional inputs, a dict of keyword inputs, or a list of such. Raises: ReportError."""
+        """Sets from a tuple of positional inputs, a dict of keyword inputs, or a list of those. Raises: ReportError."""
         several = given if isinstance(given, list) else [given]
         sets = []
         for one in several:
@@ -58,7 +58,8 @@ class Inputs:
         return Inputs(measures.cloned(self.positional, device), measures.cloned(self.keywords, device))
 
     def shapes(self, module: nn.Module) -> dict[str, Any]:
-        """Each input's shape by name, or by number where the module's signature has none."""
+        """Each input's shape, by name or, without a matching signature, by position."""
+        names: Mapping[Any, Any]
         try:
             names = inspect.signature(module.forward).bind(*self.positional, **self.keywords).arguments
         except (TypeError, ValueError):
@@ -67,7 +68,7 @@ class Inputs:
 
 
 class Subject:
-    """One copy of the module, its compiled form if it has one, and the state that it can be put back to."""
+    """One copy of the module, its compiled form if there is one, and its initial state."""
 
     def __init__(self, module: nn.Module, wrap: Callable[[nn.Module], Callable[..., Any]] | None = None):
         self.module = copy.deepcopy(module)
@@ -87,13 +88,13 @@ class Subject:
         return self._call(*inputs.positional, **inputs.keywords)
 
     def new_step(self) -> None:
-        """From here on Inductor's CUDA graphs may take back the outputs of the last call."""
+        """Allow Inductor's CUDA graphs to overwrite the outputs of the latest call."""
         if self._call is not self.module and torch.cuda.is_available():
             torch.compiler.cudagraph_mark_step_begin()
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        """Parameters, buffers and plain attributes as they were at first."""
+    def restore(self) -> None:
+        """Restore parameters, buffers and plain attributes to the initial state."""
         for holder, own, values in self._tensors:
             holder.clear()
             holder.update(own)
@@ -105,19 +106,19 @@ class Subject:
                 del one.__dict__[name]
             one.__dict__.update(copy.deepcopy(kept))
 
-    def told(self, inputs: Inputs, n_calls: int = 1) -> Any:
-        """Everything that `n_calls` from the first state say and change, as copies: outputs, inputs, buffers."""
-        self.put_back()
-        said = []
+    def observed(self, inputs: Inputs, n_calls: int = 1) -> Any:
+        """Copies of outputs, inputs and buffers after `n_calls` from the initial state."""
+        self.restore()
+        observed = []
         for _ in range(n_calls):
             given = inputs.copy()
             self.new_step()
-            said.append(measures.cloned((self(given), given.positional, given.keywords)))
-        return said, measures.cloned(dict(self.module.named_buffers()))
+            observed.append(measures.cloned((self(given), given.positional, given.keywords)))
+        return observed, measures.cloned(dict(self.module.named_buffers()))
 
 
 def _own_forwards(module: nn.Module) -> None:
-    """Give a copy code of its own: what is compiled hangs on code, which copies share with everybody of their class."""
+    """Give a copy code objects of its own: compiled code belongs to a code object, which all instances share."""
     for one in module.modules():
         forward = type(one).forward
         if isinstance(forward, FunctionType) and "forward" not in vars(one) and not _is_torchs(forward):
@@ -132,7 +133,7 @@ def _is_torchs(function: FunctionType) -> bool:
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """What a forward may change beside tensors: lists, numbers, tensors in lists; not what makes a module one."""
+    """Attributes that a forward may change, such as lists, numbers and tensors in lists; not those of `nn.Module`."""
     own = nn.Module().__dict__.keys()
     kinds = (list, dict, set, int, float, str, bool, type(None), Tensor)
     return {name: value for name, value in module.__dict__.items() if name not in own and isinstance(value, kinds)}
@@ -151,12 +152,15 @@ def module_report(
 ) -> CompileReport:
     """Measure a module on one or more sets of inputs, a row each.
 
-    The module's copy is compiled once and called with all sets in turn, so that recompiles between them show; state
-    that its calls change goes on from call to call, as it would in use.
+    The module's copy is compiled once and called with all sets in turn, which shows recompiles between them. State that
+    its calls change is kept from call to call, as in use.
 
     Args:
-        inputs: see `Inputs.sets`. mode, dynamic, backend: for torch.compile; `mode` matters to Inductor only.
-        runs: timed calls of each set. device: where to move module and inputs; None: they stay.
+        inputs: see `Inputs.sets`.
+        mode, dynamic, backend: for torch.compile; `mode` has an effect with Inductor only.
+        runs: timed calls of each set.
+        device: for module and inputs; None: unchanged.
+
     Raises: ReportError for inputs of another form and for a module that cannot be copied.
     """
     sets = Inputs.sets(inputs)
@@ -178,8 +182,8 @@ def module_report(
     with as_before(), measures.forked_draws():
         try:
             compiled = Subject(plain.module, lambda copied: torch.compile(copied, **options))
-        except Exception as error:  # of a backend or mode that torch does not have; compiling itself comes later
-            raise ReportError("torch.compile", expected="settings that it takes", got=first_line(error)) from error
+        except Exception as error:  # an unknown backend or mode; compiling itself happens later
+            raise ReportError("torch.compile", expected="settings that it accepts", got=first_line(error)) from error
         graphs = backend == "inductor" and mode in GRAPH_MODES
         rows = _Bench(name or type(module).__name__, plain, compiled, sets, runs, device, graphs).rows()
     return CompileReport(header=header, rows=rows)
@@ -228,7 +232,7 @@ class _Bench:
     def _try(self, what: str, step: Callable[..., None], at: int, *given: Any) -> bool:
         try:
             step(at, *given)
-        except Exception as error:  # of a module that nobody here knows
+        except Exception as error:  # of any module
             self.facts[at].setdefault("error", f"{what}: {first_line(error)}")
             return False
         return True
@@ -237,7 +241,7 @@ class _Bench:
         inputs = self.sets[at]
         self.plain(inputs.copy())
         self.peaks[at][0], self.facts[at]["eager"] = self._time(self.plain, inputs)
-        self.repeats[at]["eager"] = measures.repeats(lambda: self.plain.told(inputs), REPEATS)
+        self.repeats[at]["eager"] = measures.repeats(lambda: self.plain.observed(inputs), REPEATS)
 
     def _first_calls(self, at: int, watch: CompileWatch) -> None:
         try:
@@ -277,9 +281,11 @@ class _Bench:
 
     def _compared(self, at: int) -> None:
         inputs = self.sets[at]
-        told = [measures.seeded(lambda one=one: one.told(inputs, n_calls=2)) for one in (self.plain, self.compiled)]
-        self.facts[at]["equivalence"] = measures.compare(*told)
-        self.repeats[at]["compiled"] = measures.repeats(lambda: self.compiled.told(inputs), REPEATS)
+        eager, compiled = (
+            measures.seeded(partial(one.observed, inputs, n_calls=2)) for one in (self.plain, self.compiled)
+        )
+        self.facts[at]["equivalence"] = measures.compare(eager, compiled)
+        self.repeats[at]["compiled"] = measures.repeats(lambda: self.compiled.observed(inputs), REPEATS)
 
     def _row(self, at: int) -> Row:
         happened, facts = self.happened[at], self.facts[at]
@@ -305,38 +311,34 @@ class _Bench:
 
 @contextmanager
 def as_before() -> Iterator[None]:
-    """Whatever is compiled inside is forgotten, and the compiler's counters are as they were."""
-    tracked = torch._dynamo.convert_frame.input_codes, torch._dynamo.convert_frame.output_codes
-    seen = [
-        [code for reference in speech_tokens.seen if (code := reference()) is not None] for speech_tokens in tracked
-    ]
+    """Drop what the block compiles, and restore the compiler's counters."""
+    trackers = torch._dynamo.convert_frame.input_codes, torch._dynamo.convert_frame.output_codes
+    seen = [[code for reference in tracker.seen if (code := reference()) is not None] for tracker in trackers]
     counted = {key: Counter(values) for key, values in counters.items()}
     try:
         with _sizes_unknown():
             yield
     finally:
-        for speech_tokens, before in zip(tracked, seen, strict=True):
-            _forget(speech_tokens, before)
+        for tracker, before in zip(trackers, seen, strict=True):
+            _forget(tracker, before)
         for key in list(counters):
             counters[key].clear()
             counters[key].update(counted.get(key, {}))
 
 
-def _forget(speech_tokens: Any, before: list[Any]) -> None:
-    """Drop what was compiled from, or as, code objects that a tracker of torch's did not know before."""
+def _forget(tracker: Any, before: list[Any]) -> None:
+    """Drop compiled code of code objects that a torch tracker did not have before."""
     known = {id(code) for code in before}
-    new = [
-        (at, code) for at, one in enumerate(speech_tokens.seen) if (code := one()) is not None and id(code) not in known
-    ]
+    new = [(at, code) for at, one in enumerate(tracker.seen) if (code := one()) is not None and id(code) not in known]
     for at, code in reversed(new):
         reset_code(code)
-        speech_tokens.seen_ids.discard(id(code))
-        del speech_tokens.seen[at]  # its reference too, or the next report would take the code for somebody else's
+        tracker.seen_ids.discard(id(code))
+        del tracker.seen[at]  # or the next report would count the code as compiled before
 
 
 @contextmanager
 def _sizes_unknown() -> Iterator[None]:
-    """Which sizes varied in earlier calls is not known inside, and what was learned there is not known afterwards."""
+    """Hide torch's record of varying sizes from the block, and drop what the block adds to it."""
     pgo = torch._dynamo.pgo
     kept = {name: getattr(pgo, name) for name in ("_CODE_STATE", "_INIT_CODE_STATE") if hasattr(pgo, name)}
     for name in kept:

@@ -1,11 +1,12 @@
-"""Measures our own regions as they serve: each bucket eager, compiled and captured, from the same state.
+"""Measures the model's regions: each bucket eager, compiled and captured, from equal state.
 
-Knows regions, buckets and which slots they write. Runs before any session is open, on slots that nobody has: rows of
-one call must not share a slot, or which of them is written last would decide. Afterwards those slots are empty again.
+Runs while no session is open, on free slots. The rows of one call have different slots, because with a shared slot the
+result would depend on the order of writes. Afterwards the slots are empty again.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -19,8 +20,7 @@ from models.stages.state import SlotState
 from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import resolve_compile
 from worker.assembly.parts import EngineParts
-from worker.compile.compile_engine import CompileResult
-from worker.compile.state import TargetPhase
+from worker.compile.state import CompileResult, TargetPhase
 from worker.compile.targets import COMPILE_TARGETS
 from worker.config.session import EngineConfig
 from worker.log import first_line
@@ -29,29 +29,29 @@ from worker.report.compile_report import CompileReport, Determinism, Header, Rep
 from worker.report.compile_watch import CompileWatch, Happened
 
 Buckets = Literal["smallest+largest", "all"]
-MEASURED = tuple(dict.fromkeys(name for aim in COMPILE_TARGETS.values() for name in aim.all_regions))
-REPEATS = 3  # runs that have to agree
+MEASURED = tuple(dict.fromkeys(name for target in COMPILE_TARGETS.values() for name in target.all_regions))
+REPEATS = 3  # runs that are compared
 WARM_CALLS = 2
-# What comes before a region in a unit: on empty slots it would have nothing to do.
+# Region -> the region to run before it, because on empty slots it has no work.
 BEFORE = {
     "unit_step": "unit_prefill",
     "llm_evict": "unit_prefill",
     "speech_step": "speech_begin",
     "audio_overlap": "audio_unit",
     "begin": "flow",
-    "mel_unit": "mel_unit",  # the first second alone has no whole unit of columns
+    "mel_unit": "mel_unit",  # the first second has no complete unit of columns
 }
-SHOWN_SLOTS = 2  # whose state is compared: the first and the last row's
+COMPARED_SLOTS = 2  # the first and the last row's
 
 
 class OmniSlots:
-    """Slots of the omni model: which a call writes, and what is in them."""
+    """Slots of the omni model: those that a call writes, and their contents."""
 
     def __init__(self, state: SlotState):
         self._state, self.scratch = state, state.scratch
 
     def rows(self, tensors: Sequence[Tensor], at: int) -> Tensor | None:
-        """Slots for the call's input `at`, if that names slots: different ones for all rows."""
+        """Distinct slots for the call's input `at`, if that input has slots; else None."""
         given = tensors[at]
         is_slots = at == 0 and given.dtype == torch.int64 and given.ndim == 1 and bool((given == self.scratch).all())
         return torch.arange(len(given), device=given.device) if is_slots else None
@@ -59,10 +59,10 @@ class OmniSlots:
     def empty(self, slots: Tensor) -> None:
         self._state.reset(slots)
 
-    def told(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what these slots hold; of keys and values the rows that count."""
+    def contents(self, slots: Tensor) -> list[Tensor]:
+        """Copies of the contents of these slots; of keys and values the valid rows."""
         speech = self._state.speech
-        caches = [self._state.llm, self._state.apm, speech and speech.cache]
+        caches = [self._state.llm, self._state.apm, None if speech is None else speech.cache]
         found: list[Tensor] = []
         long: set[int] = set()
         for cache in filter(None, caches):
@@ -73,20 +73,20 @@ class OmniSlots:
 
 
 class SoundSlots:
-    """Slots of the vocoder: a call reads the first of a session's two and writes the second."""
+    """Slots of the vocoder: a call reads a session's first slot and writes its second one."""
 
     def __init__(self, vocoder: Vocoder):
         self._vocoder, self.scratch = vocoder, vocoder.sizes.scratch
 
     def rows(self, tensors: Sequence[Tensor], at: int) -> Tensor | None:
-        """See `OmniSlots.rows`. What `begin` takes second are voices: slots that hold something do as well."""
+        """See `OmniSlots.rows`. The second input of `begin` has voices, for which any filled slots will do."""
         given = tensors[at]
         if at > 1 or given.dtype != torch.int64 or given.ndim != 1:
             return None
         return torch.arange(len(given), device=given.device) + at * self._vocoder.sizes.n_sessions
 
     def empty(self, slots: Tensor) -> None:
-        """Both slots of the sessions that have the first `len(slots)` ones."""
+        """Empty both slots of the first `len(slots)` sessions."""
         table, n = self._vocoder.regions, len(slots)
         table.clear_scratch()
         for first in (0, self._vocoder.sizes.n_sessions):
@@ -94,8 +94,8 @@ class SoundSlots:
             begin = table.table["begin"]
             begin.run(*begin.bound, begun, torch.full_like(begun, self.scratch))
 
-    def told(self, slots: Tensor) -> list[Tensor]:
-        """Copies of what both slots of the sessions hold."""
+    def contents(self, slots: Tensor) -> list[Tensor]:
+        """Copies of the contents of both slots of the sessions."""
         targets = torch.cat((slots, slots + self._vocoder.sizes.n_sessions))
         state = self._vocoder.state
         held = [tensor[targets] for tensor in (*state.slot_tensors(), *self._vocoder.vocode_state.tensors())]
@@ -114,14 +114,14 @@ class SoundSlots:
 
 @dataclass
 class Trial:
-    """One region at one bucket and one setting, ready to be called again and again from the same state."""
+    """One region at one bucket and variant, which can be called repeatedly from equal state."""
 
     table: RegionTable
     region: Region
     slots: OmniSlots | SoundSlots
     tensors: tuple[Tensor, ...]
     static: dict[str, Any]
-    written: Tensor  # the slots, which may be none
+    written: Tensor  # slots that the call writes; may be empty
     before: "Trial | None" = None
 
     @classmethod
@@ -135,7 +135,7 @@ class Trial:
         *,
         is_first: bool = False,
     ) -> "Trial":
-        """is_first: nothing comes before it."""
+        """A trial on example input. is_first: no region runs before it."""
         with measures.forked_draws():
             torch.manual_seed(measures.SEED)
             tensors, static = region.example(bucket)
@@ -157,7 +157,7 @@ class Trial:
         self.table.clear_scratch()
 
     def start(self) -> None:
-        """Slots as they are whenever it is called here."""
+        """Set the slots to the state before each call."""
         self.empty()
         if self.before is not None:
             self.before.eager()
@@ -170,20 +170,20 @@ class Trial:
         return self.table.uncaptured(self.region.name, *self.tensors, **self.static)
 
     def served(self) -> Any:
-        """By its graph, if there is one."""
+        """Call it as serving does: through its graph, if there is one."""
         return self.table(self.region.name, *self.tensors, **self.static)
 
     @property
     def is_captured(self) -> bool:
         return self.table.has_graph(self.region.name, *self.tensors, **self.static)
 
-    def told(self, call: Callable[[], Any]) -> Any:
-        """What a call says and leaves: outputs, and the state of some slots."""
+    def observed(self, call: Callable[[], Any]) -> Any:
+        """Copies of a call's outputs, and of the state of some slots after it."""
         self.start()
-        said = measures.cloned(call())
-        ends = self.written[:1], self.written[1:][-(SHOWN_SLOTS - 1) :]
-        shown = torch.cat(ends)
-        return said, measures.cloned(self.slots.told(shown)) if len(shown) else None
+        outputs = measures.cloned(call())
+        ends = self.written[:1], self.written[1:][-(COMPARED_SLOTS - 1) :]
+        compared = torch.cat(ends)
+        return outputs, measures.cloned(self.slots.contents(compared)) if len(compared) else None
 
 
 def region_report(
@@ -196,17 +196,20 @@ def region_report(
     runs: int = 20,
     cache: str | None = None,
 ) -> CompileReport:
-    """Measure regions as they are tuned now; nothing should compile any more, and what does is told as late.
+    """Measure compiled regions; anything that still compiles is reported as late.
 
-    On the thread that result them: on another one part of it would compile again.
+    Call it on the thread that compiled them, because another thread would compile again.
 
     Args:
-        result: what became of the targets; None: all that the config names are compiled.
-        names: which regions; None: all that serve. buckets: of each region.
-        runs: timed calls of each way of calling. cache: see `measures.header`.
+        result: the states of the targets; None: all configured targets are compiled.
+        names: of regions; None: all that serve.
+        buckets: of each region.
+        runs: timed calls in each mode.
+        cache: see `measures.header`.
+
     Raises: SettingsError for an unknown name; ReportError while a session is open.
     """
-    _check_nobody(parts)
+    _check_no_session(parts)
     chosen, device = _chosen(parts, names), parts.model.device
     config = resolve_compile(config, device.type)
     rows = []
@@ -227,28 +230,29 @@ def header(config: EngineConfig, device: torch.device, cache: str | None = None)
 
 
 def _is_compiled(region: Region, config: EngineConfig, result: CompileResult | None, device: torch.device) -> bool:
-    """Whether any of it runs compiled."""
+    """Whether any part of the region runs compiled."""
     if not config.compile.enabled:
         return False
     for target in config.compile.targets:
-        aim, state = COMPILE_TARGETS[target], result and result.targets.get(target)
+        spec, state = COMPILE_TARGETS[target], None if result is None else result.targets.get(target)
         is_gpu, by_kernels = device.type == "cuda", state is not None and state.phase is TargetPhase.KERNELS
-        is_aimed = region.name in (*aim.regions, *aim.whole_regions(is_gpu, by_kernels))
-        # Left whole, it may have parts that compile.
-        is_aimed |= region.name in aim.whole and bool(set(region.part.split(", ")) & set(aim.parts(is_gpu, by_kernels)))
-        if is_aimed and (state is None or state.phase.is_active):
+        is_target = region.name in (*spec.regions, *spec.whole_regions(is_gpu, by_kernels))
+        # A region that does not compile as a whole may have parts that do.
+        parts = set(region.part.split(", ")) & set(spec.parts(is_gpu, by_kernels))
+        is_target |= region.name in spec.whole and bool(parts)
+        if is_target and (state is None or state.phase.is_active):
             return True
     return False
 
 
 def settings(config: EngineConfig) -> dict[str, Scalar]:
-    """What a report's header says of how an engine compiles."""
+    """The compile settings in a report's header."""
     known = config.compile.model_dump(mode="json")
     known["targets"] = " ".join(known["targets"])
     return {**known, "dtype": config.dtype}
 
 
-def _check_nobody(parts: EngineParts) -> None:
+def _check_no_session(parts: EngineParts) -> None:
     runner, vocoder = parts.duplex.runner, parts.vocoder
     n_open = runner.state.n_slots - runner.pool.n_free
     n_open += vocoder.sizes.n_sessions - vocoder.n_free if vocoder else 0
@@ -264,7 +268,7 @@ def _chosen(
     if parts.vocoder is not None:
         tables.append((parts.vocoder.regions, SoundSlots(parts.vocoder)))
     known = {name: (table, slots, table.table[name]) for table, slots in tables for name in table.table}
-    known.pop("voice", None)  # always eager, and it writes to voices
+    known.pop("voice", None)  # always eager, and writes to voices
     for name in names or ():
         if name not in known:
             raise SettingsError("region", expected=f"one of {sorted(known)}", got=name)
@@ -285,7 +289,7 @@ def _row(
     watch.take()
     try:
         _measure(trial, facts, runs, device, is_compiled)
-    except RuntimeError as error:  # the compiler's, or the device's
+    except RuntimeError as error:  # of the compiler or the device
         facts["error"] = first_line(error)
     late: Happened = watch.take()
     return Row(
@@ -309,7 +313,7 @@ def _measure(trial: Trial, facts: dict[str, Any], runs: int, device: torch.devic
         ways["compiled"] = trial.compiled
     if is_captured:
         ways["captured"] = trial.served
-    peaks: dict[str, int] = {}
+    peaks: dict[str, int | None] = {}
 
     def prepare(call: Callable[[], Any]) -> Callable[[], Any]:
         trial.start()
@@ -321,14 +325,14 @@ def _measure(trial: Trial, facts: dict[str, Any], runs: int, device: torch.devic
     for way, call in ways.items():
         for _ in range(WARM_CALLS):
             prepare(call)()
-        peaks[way] = memory.of(lambda way=way, call=call: time(way, call))
+        peaks[way] = memory.of(partial(time, way, call))
     best = trial.served if is_captured else trial.compiled
     compiled = peaks.get("captured", peaks.get("compiled"))
     facts["memory"] = memory.both(peaks["eager"], compiled)
-    repeats = {"eager": measures.repeats(lambda: trial.told(trial.eager), REPEATS)}
+    repeats = {"eager": measures.repeats(lambda: trial.observed(trial.eager), REPEATS)}
     if is_compiled or is_captured:
-        facts["equivalence"] = measures.compare(trial.told(trial.eager), trial.told(best))
-        repeats["compiled"] = measures.repeats(lambda: trial.told(best), REPEATS)
+        facts["equivalence"] = measures.compare(trial.observed(trial.eager), trial.observed(best))
+        repeats["compiled"] = measures.repeats(lambda: trial.observed(best), REPEATS)
     facts["determinism"] = Determinism(n=REPEATS, **repeats)
 
 

@@ -1,20 +1,21 @@
-"""The compile report that a start gives for nothing: what became of each target, as it was watched, without measuring.
+"""The compile report of a start: the state of each target and the events of its compilation, without measurements.
 
-Knows targets and their states. Does not know regions' calls (`region_report` measures those).
+`region_report` measures the regions.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
 import torch
 
 from worker.assembly.hub import with_local_checkpoint
 from worker.assembly.load_times import Loading
 from worker.assembly.parts import build
-from worker.compile.compile_engine import CompileResult, Progress, compile_engine
-from worker.compile.state import RegionState, TargetPhase, TargetState
+from worker.compile.compile_engine import compile_engine
+from worker.compile.state import CompileResult, Progress, RegionState, TargetPhase, TargetState
 from worker.compile.targets import COMPILE_TARGETS
+from worker.config.compile import Target
 from worker.config.session import EngineConfig
 from worker.report.compile_report import CompileReport, Memory, Row
 from worker.report.compile_watch import CompileWatch, Happened
@@ -23,9 +24,12 @@ from worker.report.region_report import Buckets, header, region_report
 
 @dataclass
 class TargetWatch:
-    """Whose compiling it was: a watch around `compile_engine` that is told, like everybody, when the next bucket comes.
+    """Assigns compile events to targets: a watch around `compile_engine` that receives its progress.
 
-    targets: the states that `compile_engine` keeps. then: whom to tell of the progress further. happened: by target.
+    Attributes:
+        targets: the states that `compile_engine` updates.
+        then: receives the progress too.
+        happened: target -> its events.
     """
 
     targets: dict[str, TargetState]
@@ -40,16 +44,16 @@ class TargetWatch:
 
     def __exit__(self, *_: object) -> None:
         self._watch.stop()
-        self._settle(None)
+        self._assign(None)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """As `compile_engine` calls it, before each bucket."""
+        """The progress callback of `compile_engine`, called before each bucket."""
         compiling = (name for name, state in self.targets.items() if state.phase is TargetPhase.COMPILING)
-        self._settle(next(compiling, None))
+        self._assign(next(compiling, None))
         if self.then is not None:
             self.then(what, done, total)
 
-    def _settle(self, following: str | None) -> None:
+    def _assign(self, following: str | None) -> None:
         happened = self._watch.take()
         if self._current is not None:
             self.happened.setdefault(self._current, Happened()).add(happened)
@@ -67,14 +71,15 @@ def start_report(
     """A row for each target and, on a GPU, for the CUDA graphs of each region.
 
     Args:
-        happened: what `TargetWatch` saw; None: breaks and recompiles are not known.
-        cache: state of the kernel cache in words; None: looked for. loading: of the weights, if they came from files.
+        happened: events from a `TargetWatch`; None: breaks and recompiles are unknown.
+        cache: description of the kernel cache; None: taken from its folder.
+        loading: of weights that were read from files.
     """
     rows = []
     for name, state in result.targets.items():
         seen = None if happened is None else happened.get(name, Happened())
         was_tried = state.phase.is_active or state.phase is TargetPhase.FELL_BACK
-        parts = COMPILE_TARGETS[name].parts(device.type == "cuda", state.phase is TargetPhase.KERNELS)
+        parts = COMPILE_TARGETS[cast(Target, name)].parts(device.type == "cuda", state.phase is TargetPhase.KERNELS)
         rows.append(
             Row(
                 name=name,
@@ -92,12 +97,12 @@ def start_report(
         )
     if device.type == "cuda":
         rows += [_region_row(state) for state in result.regions.values()]
-    told = header(config, device, cache).model_copy(update={"loading": loading})
-    return CompileReport(header=told, rows=rows)
+    head = header(config, device, cache).model_copy(update={"loading": loading})
+    return CompileReport(header=head, rows=rows)
 
 
 def _region_row(state: RegionState) -> Row:
-    """A region's CUDA graphs, or why it has none."""
+    """The row of a region's CUDA graphs, or of the reason that it has none."""
     if not state.n_graphs:
         return Row(name=state.name, part=state.stage or None, cuda_graphs=f"no: {state.reason}")
     again = f", {state.n_retried} at second try" if state.n_retried else ""
@@ -126,9 +131,9 @@ def compiled_report(
     buckets: Buckets = "smallest+largest",
     runs: int = 20,
 ) -> CompileReport:
-    """Load a checkpoint, tune it here and now, and measure it: its targets' rows, then its regions'.
+    """Load a checkpoint, compile it on this thread and measure it: rows of its targets, then of its regions.
 
-    Raises: as `building.build` and `region_report`.
+    Raises: as `parts.build` and `region_report`.
     """
     config = with_local_checkpoint(config)
     parts = build(config)

@@ -63,7 +63,7 @@ def reopened(folder: Path, **facts: str) -> CacheReport:
     return CompileCache.open(folder, FACTS | facts).report
 
 
-def test_new_then_warm(tmp_path: Path) -> None:
+def test_state_is_new_then_warm(tmp_path: Path) -> None:
     report = recorded(tmp_path / "cache").report
     assert (report.state, report.problems, report.cold_s) == (CacheState.NEW, [], 81.0)
     again = CompileCache.open(tmp_path / "cache", FACTS)
@@ -76,7 +76,7 @@ def has_everything(folder: Path, **facts: str) -> bool:
     return CompileCache.open(folder, FACTS | facts).has_everything
 
 
-def test_everything_is_there_once_a_start_was_over_and_nothing_of_it_failed(tmp_path: Path) -> None:
+def test_is_complete_after_a_start_without_failures(tmp_path: Path) -> None:
     cache = CompileCache.open(tmp_path, FACTS)
     fill(tmp_path)
     assert not cache.has_everything and not has_everything(tmp_path), "expected half a start not to count"
@@ -89,7 +89,7 @@ def test_everything_is_there_once_a_start_was_over_and_nothing_of_it_failed(tmp_
     assert not has_everything(tmp_path)
 
 
-def test_other_sources_have_not_made_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_incomplete_after_sources_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources, cache = tmp_path / "sources", tmp_path / "cache"
     (sources / "kernels").mkdir(parents=True)
     monkeypatch.setattr(compile_cache, "SOURCES", sources)
@@ -109,7 +109,7 @@ def test_other_sources_have_not_made_everything(tmp_path: Path, monkeypatch: pyt
         ({"device": "other 8.0"}, CacheState.FOREIGN),
     ],
 )
-def test_of_something_else(tmp_path: Path, other: dict[str, str], expected: CacheState) -> None:
+def test_state_is_stale_or_foreign_for_other_facts(tmp_path: Path, other: dict[str, str], expected: CacheState) -> None:
     recorded(tmp_path, **other)
     report = reopened(tmp_path)
     assert (report.state, report.problems, report.cold_s) == (expected, [], None)
@@ -135,7 +135,7 @@ def test_damaged_files_are_removed_and_named(tmp_path: Path, damage: bytes) -> N
     assert reopened(tmp_path).state is CacheState.WARM
 
 
-def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
+def test_names_missing_files(tmp_path: Path) -> None:
     recorded(tmp_path)
     (tmp_path / "bb/two.so").unlink()
     report = reopened(tmp_path)
@@ -168,7 +168,7 @@ def test_a_damaged_manifest_is_removed(tmp_path: Path, damage: bytes) -> None:
     assert not manifest.exists() and (tmp_path / "outside").read_bytes() == b"not ours"
 
 
-def test_a_damaged_artifact_is_not_handed_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_load_a_damaged_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[bytes] = []
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: loaded.append(data) or data)
     cache = recorded(tmp_path)
@@ -186,7 +186,7 @@ def test_a_damaged_artifact_is_not_handed_to_torch(tmp_path: Path, monkeypatch: 
     assert "expected a file, got none" in missing.problems[0]
 
 
-def test_a_folder_that_cannot_be_is_a_problem_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_an_impossible_folder_without_raising(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     taken = tmp_path / "file"
     taken.write_text("in the way")
     with caplog.at_level(logging.WARNING, "worker.compile.cache"):
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_is_a_problem_only(tmp_path: Path, caplog: pytes
     assert caplog.text.count("compile cache:") == 2 and taken.read_text() == "in the way"
 
 
-def test_a_full_disk_is_a_problem_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_full_disk_without_raising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
@@ -224,7 +224,7 @@ def marked(folder: Path, number: int) -> Path:
     return half
 
 
-def test_what_a_killed_start_left_is_not_trusted(tmp_path: Path) -> None:
+def test_removes_unlisted_files_of_a_killed_start(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     half = marked(tmp_path, ended.pid)
@@ -235,17 +235,17 @@ def test_what_a_killed_start_left_is_not_trusted(tmp_path: Path) -> None:
     assert not list((tmp_path / OURS).glob(f"another*{compile_cache.COMPILING}"))
 
 
-def test_what_another_start_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_keeps_files_of_a_running_start(tmp_path: Path) -> None:
     half = marked(tmp_path, os.getppid())
     assert not reopened(tmp_path).problems and half.exists()
 
 
-def test_seconds_of_a_start_where_something_failed_are_not_those_of_a_cold_one(tmp_path: Path) -> None:
+def test_failed_start_sets_no_cold_seconds(tmp_path: Path) -> None:
     report = CompileCache.open(tmp_path, FACTS).record(0, 5, 26.5, is_whole=False)
     assert report.cold_s is None and recorded(tmp_path).report.cold_s == 81.0
 
 
-def test_the_key_knows_model_and_settings() -> None:
+def test_key_depends_on_model_and_settings() -> None:
     engine, config = SmallEngine(), CompileConfig(enabled=True)
     facts = cache_facts(engine.parts, config)
     assert facts == cache_facts(SmallEngine().parts, config)
@@ -265,7 +265,7 @@ def compiled_elsewhere(root: Path, folder: Path, artifact: Path | None = None) -
 
 
 @pytest.mark.slow
-def test_hits_across_processes_and_from_an_artifact_alone(root: Path, tmp_path: Path) -> None:
+def test_hits_in_another_process_and_from_an_artifact(root: Path, tmp_path: Path) -> None:
     """Cold, warm, with a damaged graph, and an empty folder with the artifact of another one."""
     folder, empty = tmp_path / "cache", tmp_path / "empty"
     cold = compiled_elsewhere(root, folder)

@@ -68,7 +68,7 @@ def failing_together(speaker: Speaker) -> Iterator[list[int]]:
 # --- captured graphs ------------------------------------------------------------------------------
 
 
-def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]) -> None:
+def test_every_call_of_a_conversation_replays_a_graph(made: list[Replayed]) -> None:
     """At the one size there is; what comes out is what comes out without."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
@@ -87,7 +87,7 @@ def test_every_call_of_a_conversation_finds_its_graph(made: list[Replayed]) -> N
     assert [table.n_skipped for table in tables] == [0, 0]
 
 
-def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replayed]) -> None:
+def test_failed_batch_keeps_the_sessions_conditions(made: list[Replayed]) -> None:
     """Each session is run alone then, by one and the same graph."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
@@ -110,7 +110,7 @@ def test_conditions_of_a_failed_batch_stay_with_their_sessions(made: list[Replay
         ("reduce-overhead", "on", set(SERVING)),
     ],
 )
-def test_who_captures(made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]) -> None:
+def test_chooses_who_captures_graphs(made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]) -> None:
     """Ours or the mode's own graphs, never one inside the other; auto captures what was chosen."""
     engine, given = SmallEngine(), []
     table = engine.duplex.runner.regions
@@ -132,7 +132,7 @@ def test_who_captures(made: list[Replayed], mode: str, cuda_graphs: str, capture
         ("reduce-overhead", "auto", "reduce-overhead", "reduce-overhead"),
     ],
 )
-def test_nothing_is_tried_of_samplers(
+def test_does_not_autotune_samplers(
     made: list[Replayed], mode: str, cuda_graphs: str, layers: str, sampler: str
 ) -> None:
     engine, given = SmallEngine(), []
@@ -146,7 +146,7 @@ def test_nothing_is_tried_of_samplers(
     ]  # fmt: skip
 
 
-def test_graphs_on_a_cpu_are_told_of() -> None:
+def test_notes_that_a_cpu_has_no_graphs() -> None:
     result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=(), cuda_graphs="on"))
     assert result.n_graphs == 0 and "expected a GPU, got cpu" in result.notes[0]
 
@@ -154,7 +154,7 @@ def test_graphs_on_a_cpu_are_told_of() -> None:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def test_without_compiling_nothing_is_done() -> None:
+def test_does_nothing_if_compile_is_off() -> None:
     engine = SmallEngine()
     before = compile_counters()
     result = compile_engine(engine.parts, engine.config)
@@ -165,7 +165,7 @@ def test_without_compiling_nothing_is_done() -> None:
     assert compile_counters() == before
 
 
-def test_targets_are_compiled_one_by_one_and_nothing_compiles_later() -> None:
+def test_compiles_targets_in_order_and_nothing_later() -> None:
     """Every target on a CPU, traced; a conversation with a newcomer adds no graph and hears what eager ones hear."""
     seen: list[tuple[str, int, int, str]] = []
     targets: dict[str, TargetState] = {"left over": TargetState("left over")}
@@ -199,7 +199,7 @@ def test_targets_are_compiled_one_by_one_and_nothing_compiles_later() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_dynamic_means_fewer_graphs(dynamic: bool) -> None:
+def test_dynamic_makes_fewer_graphs(dynamic: bool) -> None:
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("llm.model",), dynamic=dynamic)
     state = compile_with(engine, config).targets["llm.model"]
@@ -208,7 +208,7 @@ def test_dynamic_means_fewer_graphs(dynamic: bool) -> None:
     assert state.n_graphs == expected, f"expected {expected} graphs, got {state.n_graphs}"
 
 
-def test_pieces_leave_open_only_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_dynamic_in_varying_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers have several sizes that do; asked for one graph per size, nothing is open anywhere."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda f, **options: given.setdefault(f.__name__, options["dynamic"]) or f)
@@ -220,7 +220,7 @@ def test_pieces_leave_open_only_what_varies(monkeypatch: pytest.MonkeyPatch) -> 
     assert given == {"choose": False, "forward": False}
 
 
-def test_a_target_that_fails_stays_eager_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_target_alone_stays_eager(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
     with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
         result = compile_with(engine, CompileConfig(enabled=True, targets=("resampler", *FEW)), backend=failing(at=1))
@@ -236,7 +236,7 @@ def test_a_target_that_fails_stays_eager_alone(caplog: pytest.LogCaptureFixture)
     assert count(engine.parts).since(before).is_clean, "expected nothing to compile after falling back"
 
 
-def test_a_part_that_cannot_be_traced_falls_back() -> None:
+def test_untraceable_part_falls_back() -> None:
     engine, plain = SmallEngine(), VisionLayer.forward
 
     def forward(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -248,7 +248,7 @@ def test_a_part_that_cannot_be_traced_falls_back() -> None:
     assert state.phase is TargetPhase.FELL_BACK and state.error, state
 
 
-def test_a_capture_that_memory_is_short_for_takes_its_targets_graphs_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_out_of_memory_drops_its_targets_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     capture_without(monkeypatch, "audio_unit")
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
@@ -265,7 +265,7 @@ def test_a_capture_that_memory_is_short_for_takes_its_targets_graphs_along(monke
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_region_that_cannot_be_captured_goes_without_alone(
+def test_uncapturable_region_alone_has_no_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: bool
 ) -> None:
     """Everything else of its target is captured, and what runs in place of its graphs has run at every size."""
@@ -289,7 +289,7 @@ def test_a_region_that_cannot_be_captured_goes_without_alone(
     assert count(engine.parts).since(before).is_clean
 
 
-def test_a_region_that_runs_neither_captured_nor_without_takes_its_target_along(
+def test_region_that_does_not_run_falls_back_with_its_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capture_without(monkeypatch, "mel_unit", RuntimeError("no graph of it"))
@@ -309,7 +309,7 @@ def test_a_region_that_runs_neither_captured_nor_without_takes_its_target_along(
 
 
 @pytest.mark.parametrize("targets", [(), ("resampler",)])
-def test_a_capture_that_fails_touches_no_target_that_nobody_asked_for(
+def test_failed_capture_keeps_unconfigured_targets(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, targets: tuple[Target, ...]
 ) -> None:
     """Of the region's two, one is asked for, or none; the region runs as it is, and says why."""
@@ -333,14 +333,14 @@ def test_a_capture_that_fails_touches_no_target_that_nobody_asked_for(
     assert table.n_skipped == 0
 
 
-def test_graphs_are_counted_to_who_was_asked_for(made: list[Replayed]) -> None:
+def test_counts_graphs_for_configured_targets(made: list[Replayed]) -> None:
     result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=("resampler",)), gpu=True)
     vpm, resampler = (result.targets[name] for name in ("vpm", "resampler"))
     assert (vpm.phase, vpm.n_captured, vpm.seconds) == (TargetPhase.OFF, 0, 0.0), vpm
     assert resampler.n_captured == result.n_graphs == len(made) > 0, resampler
 
 
-def test_what_the_checkpoint_lacks_is_off() -> None:
+def test_target_missing_in_the_checkpoint_is_off() -> None:
     engine = SmallEngine()
     parts = replace(engine.parts, vocoder=None)
     config = engine.config.model_copy(update={"compile": CompileConfig(enabled=True, targets=("token2wav.flow",))})
@@ -348,7 +348,7 @@ def test_what_the_checkpoint_lacks_is_off() -> None:
     assert state.phase is TargetPhase.OFF and "does not have it" in state.error
 
 
-def test_late_compiling_is_told_once_per_growth(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_each_growth_of_late_compilation_once(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
     watch = RecompileWatch(engine.parts)
     with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
@@ -360,7 +360,7 @@ def test_late_compiling_is_told_once_per_growth(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("compiled after warm-up") == 2, caplog.text
 
 
-def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empties_a_cache_of_bad_graphs_and_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hit that does not run says that the cache holds something else than it says."""
     hits, cleared, fails = [0], [], [True]
 
@@ -381,5 +381,5 @@ def test_a_cache_that_misleads_is_emptied_and_everything_compiled_again(monkeypa
     assert any("cache" in note for note in result.notes), result.notes
 
 
-def test_every_target_has_an_aim() -> None:
+def test_every_configurable_target_is_defined() -> None:
     assert set(COMPILE_TARGETS) == set(TARGETS)

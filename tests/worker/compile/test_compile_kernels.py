@@ -82,7 +82,7 @@ def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pyt
 
 @pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("where", ["asked for", "warm-up"])
-def test_kernels_that_fail_are_off_for_all_and_layers_compile(
+def test_failed_kernels_are_off_and_layers_compile(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     engine, model = SmallEngine(), StubModel("no such instruction" if where == "asked for" else None)
@@ -106,7 +106,7 @@ def test_kernels_that_fail_are_off_for_all_and_layers_compile(
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-def test_a_region_of_kernels_that_cannot_be_captured_leaves_its_target_without_graphs(
+def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capture_without(monkeypatch, "unit_step")
@@ -129,14 +129,14 @@ def test_a_region_of_kernels_that_cannot_be_captured_leaves_its_target_without_g
         ({"enabled": False}, False),
     ],
 )
-def test_who_wants_kernels(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
+def test_chooses_kernels_by_settings(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
     config = CompileConfig(**{"enabled": True, **knobs})
     assert not backend_flags.wants_kernels(config, torch.device("cpu"))
     monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: device.type == "cuda")
     assert backend_flags.wants_kernels(config, torch.device("cuda")) == wanted
 
 
-def test_with_kernels_in_prospect_there_is_one_size_of_context() -> None:
+def test_kernels_need_one_context_size() -> None:
     model = SimpleNamespace(device=torch.device("cuda"), config=SmallEngine().parts.model.config)
     batch, config = (1, 2, 4), make_config(llm_len=300)
     shapes = building._shapes(model, batch, config, by_kernels=True)
@@ -145,7 +145,7 @@ def test_with_kernels_in_prospect_there_is_one_size_of_context() -> None:
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-def test_sizes_that_were_chosen_for_kernels_go_when_they_do(made: list[Replayed]) -> None:
+def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) -> None:
     """A conversation looks at no more rows then than it has to, by graphs."""
     engine, model = SmallEngine(), StubModel("no such instruction")
     runner = engine.duplex.runner
@@ -164,7 +164,7 @@ def test_sizes_that_were_chosen_for_kernels_go_when_they_do(made: list[Replayed]
     assert used and max(used) < LLM_LEN and table.n_skipped == 0, used
 
 
-def test_an_engine_knows_the_sizes_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_has_sizes_for_kernels_and_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocoder that no kernels suit is built with those of compiled layers."""
     monkeypatch.setattr(building, "_make_room", lambda model: None)
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: {})
@@ -227,7 +227,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize(("is_warm", "is_empty", "expected"), [(False, False, 1), (True, False, 0), (True, True, 1)])
-def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
+def test_builds_kernels_ahead_unless_the_cache_has_them(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
 ) -> None:
     """Some that lie there say nothing: whoever made them may have been killed, or of another size."""
@@ -242,7 +242,7 @@ def test_kernels_are_rehearsed_unless_a_whole_start_left_them(
 
 @pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("tries", [True, False])
-def test_where_cudnn_tries_convolutions_regions_run_before_they_are_captured(
+def test_cudnn_benchmark_runs_regions_before_capture(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, tries: bool
 ) -> None:
     """On the thread that captures, at each size; elsewhere a rehearsal is enough."""
@@ -254,7 +254,7 @@ def test_where_cudnn_tries_convolutions_regions_run_before_they_are_captured(
 
 @pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("where", ["warm-up", "capture", "not a target"])
-def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
+def test_failed_vocoder_kernels_keep_the_models(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     """Wherever it shows first; sessions and voices of the vocoder are not made anew."""
@@ -279,7 +279,7 @@ def test_a_vocoder_whose_kernels_fail_changes_over_and_the_model_keeps_its_own(
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-def test_sizes_of_a_vocoder_go_with_its_kernels(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_vocoder_kernels_restore_its_sizes(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = speaking_by(monkeypatch, SOUND, lambda: True)
     more = replace(engine.vocoder.shapes, speech_tokens=(5, *engine.vocoder.shapes.speech_tokens))
     engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
@@ -289,9 +289,7 @@ def test_sizes_of_a_vocoder_go_with_its_kernels(made: list[Replayed], monkeypatc
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-def test_a_model_whose_kernels_fail_leaves_the_vocoder_its_own(
-    made: list[Replayed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_model_kernels_keep_the_vocoders(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model = speaking_by(monkeypatch, SOUND, lambda: False), StubModel("no such instruction")
     result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", *SOUND.values())))
     phases = [result.targets[name].phase for name in ("vpm", *SOUND.values())]
@@ -302,7 +300,7 @@ def test_a_model_whose_kernels_fail_leaves_the_vocoder_its_own(
 
 @pytest.mark.usefixtures("default_backend_flags")
 @pytest.mark.parametrize("region", SOUND)
-def test_each_target_of_the_vocoder_answers_for_itself(
+def test_vocoder_targets_use_kernels_independently(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, region: str
 ) -> None:
     engine = speaking_by(monkeypatch, [region], lambda: False)
@@ -316,7 +314,7 @@ def test_each_target_of_the_vocoder_answers_for_itself(
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-def test_a_region_without_sizes_is_nothing_to_warm(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skips_regions_without_sizes(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SmallEngine()
     table = engine.duplex.runner.regions.table
     monkeypatch.setitem(table, "vision", replace(table["vision"], has=lambda bucket: False))
@@ -333,7 +331,7 @@ def test_a_region_without_sizes_is_nothing_to_warm(made: list[Replayed], monkeyp
         (True, True, "plain", "plain"),
     ],
 )
-def test_the_vocoder_is_made_of_what_the_model_is(
+def test_vocoder_uses_kernels_as_the_model_does(
     monkeypatch: pytest.MonkeyPatch, compiles: bool, wanted: bool, asked: Kernels | None, expected: str
 ) -> None:
     """Once the switches are as they will be, since exact products are not for kernels."""
@@ -354,6 +352,6 @@ def test_the_vocoder_is_made_of_what_the_model_is(
     assert happened[-2:] == ["plain", "plain"], "expected no weights laid out to count bytes"
 
 
-def test_kernels_that_are_asked_for_have_to_be_there() -> None:
+def test_refuses_requested_kernels_that_are_missing() -> None:
     with pytest.raises(SettingsError, match="fused kernels"):
         building.assemble(*loaded(), make_config(), vocoder_kernels="fused")

@@ -36,7 +36,7 @@ def fill(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_lists_name_the_files_of_the_folder_they_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_have_paths_of_the_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = fill(tmp_path / "old")
     data = pack(tmp_path / "old", names)
     monkeypatch.setattr(time, "time", lambda: 1_000_000_000.0)
@@ -50,7 +50,7 @@ def test_lists_name_the_files_of_the_folder_they_are_in(tmp_path: Path, monkeypa
     assert (kernel / "step.cubin").read_bytes() == b"code"
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
+def test_keeps_existing_files(tmp_path: Path) -> None:
     data = pack(tmp_path / "old", fill(tmp_path / "old"))
     there = tmp_path / "new/triton/0/KEY/step.cubin"
     there.parent.mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     assert unpack(data, tmp_path / "new") and there.read_bytes() == b"newer"
 
 
-def test_torchs_own_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_includes_torchs_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor  # where it is not loaded, nothing was compiled, and torch is not asked
 
     loaded: list[bytes] = []
@@ -98,7 +98,7 @@ def damaged(data: bytes) -> bytes:
         archive(**{"triton/0/KEY/a.cubin": "x", "triton/0/KEY/__grp__a.json": "{}"}),
     ],
 )
-def test_anything_else_is_refused_whole(tmp_path: Path, data: bytes) -> None:
+def test_refuses_foreign_archives(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ValueError, match="expected an archive of kernels"):
         unpack(data, tmp_path / "new")
     assert list(tmp_path.rglob("*")) == []
@@ -143,7 +143,7 @@ def test_triton_finds_kernels_in_another_folder(tmp_path: Path, monkeypatch: pyt
     assert heard == [False, True], f"expected one to be made, then one to be read, got {heard}"
 
 
-def test_kernels_are_counted_as_made_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_built_and_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from models.kernels import launch
 

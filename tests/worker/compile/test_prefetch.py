@@ -16,7 +16,7 @@ from worker.config.compile import CompileConfig
 GPU = torch.device("cuda", 1)
 
 
-def test_stages_run_side_by_side_and_one_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_run_in_parallel_and_fail_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("synchronize", "empty_cache", "Stream"):
         monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
     for name in ("device", "stream"):
@@ -35,7 +35,7 @@ def test_stages_run_side_by_side_and_one_that_fails_ends_alone(monkeypatch: pyte
     assert done[1:] == ["after"] and done[0].startswith("kernels"), done
 
 
-def test_kernels_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_stores_kernels_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv(head_start.TRITON_VARIABLE, raising=False)
     with mock.patch.dict(os.environ):
@@ -50,7 +50,7 @@ def test_kernels_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_triton_is_loaded_beside_where_kernels_run(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetches_triton_if_kernels_run(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, done = [], threading.Event()
 
     def load(name: str) -> None:
@@ -65,7 +65,7 @@ def test_triton_is_loaded_beside_where_kernels_run(wanted: bool, monkeypatch: py
     assert loaded == [("triton", False)] * wanted
 
 
-def test_a_compiler_that_cannot_be_started_is_no_error() -> None:
+def test_ignores_a_compiler_that_does_not_start() -> None:
     with mock.patch("torch._inductor.async_compile.maybe_warm_pool", side_effect=OSError("no processes")) as started:
         prefetch_compiler(CompileConfig(enabled=True), torch.device("cpu"))
     assert started.called
@@ -79,7 +79,7 @@ def test_a_compiler_that_cannot_be_started_is_no_error() -> None:
         (CompileConfig(enabled=True, targets=("resampler",)), False, True),
     ],
 )
-def test_the_compiler_is_loaded_where_something_compiles(
+def test_prefetches_the_compiler_if_something_compiles(
     config: CompileConfig, kernels: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: kernels)

@@ -48,14 +48,14 @@ def refused() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_a_workers_report_is_printed_as_it_came(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_prints_a_workers_report_unchanged(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     with served(GOOD.to_json().encode()) as url:
         assert main(["--url", url + "/", "--json", str(tmp_path / "report.json")]) == 0
     assert capsys.readouterr().out == GOOD.table() + "\n"
     assert CompileReport.from_json((tmp_path / "report.json").read_bytes()) == GOOD
 
 
-def test_a_worker_that_compiled_while_it_served(capsys: pytest.CaptureFixture[str]):
+def test_reports_a_worker_that_compiled_while_serving(capsys: pytest.CaptureFixture[str]):
     report = GOOD.with_live(Live(compiles=2, recompiles=1, last=["recompiled forward (a.py:1): size 3"]))
     with served(report.to_json().encode()) as url:
         assert main(["--url", url]) == 1
@@ -67,7 +67,7 @@ def test_a_worker_that_compiled_while_it_served(capsys: pytest.CaptureFixture[st
     ("body", "status", "got"),
     [(b"", 503, "got 503"), (b"<html>", 200, "expected a compile report"), (b"{}", 200, "header")],
 )
-def test_whatever_else_answers(body: bytes, status: int, got: str, capsys: pytest.CaptureFixture[str]):
+def test_refuses_answers_that_are_not_reports(body: bytes, status: int, got: str, capsys: pytest.CaptureFixture[str]):
     with served(body, status) as url:
         assert main(["--url", url]) == 2
     err = capsys.readouterr().err
@@ -75,13 +75,13 @@ def test_whatever_else_answers(body: bytes, status: int, got: str, capsys: pytes
 
 
 @pytest.mark.parametrize("url", [refused(), "nonsense", "http://127.0.0.1:1x"], ids=["refused", "no URL", "no port"])
-def test_nobody_there_is_one_line(url: str, capsys: pytest.CaptureFixture[str]):
+def test_unreachable_worker_is_one_line(url: str, capsys: pytest.CaptureFixture[str]):
     assert main(["--url", url]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {url}/compile_report: expected a worker") and err.count("\n") == 1, f"got {err!r}"
 
 
-def test_a_modules_report(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_reports_a_module(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     torch._dynamo.reset()
     path = tmp_path / "report.json"
     flags = ["--backend", "aot_eager", "--runs", "3", "--device", "cpu", "--json", str(path)]
@@ -93,7 +93,7 @@ def test_a_modules_report(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 
 
 @pytest.mark.parametrize(("build", "problem"), [("build_breaking", "graph breaks"), ("build_failing", "linalg.inv")])
-def test_problems_are_status_1(build: str, problem: str, capsys: pytest.CaptureFixture[str]):
+def test_problems_exit_with_1(build: str, problem: str, capsys: pytest.CaptureFixture[str]):
     torch._dynamo.reset()
     assert main(["--module", f"{PLAIN}:{build}", "--backend", "eager", "--runs", "2"]) == 1
     out = capsys.readouterr().out
@@ -110,18 +110,18 @@ def test_problems_are_status_1(build: str, problem: str, capsys: pytest.CaptureF
         (f"{PLAIN}:build_badly", "build_badly(): expected (module, inputs), got RuntimeError: no weights"),
     ],
 )
-def test_what_is_no_module(name: str, expected: str, capsys: pytest.CaptureFixture[str]):
+def test_refuses_what_is_not_a_module(name: str, expected: str, capsys: pytest.CaptureFixture[str]):
     assert main(["--module", name]) == 2
     err = capsys.readouterr().err
     assert expected in err and err.count("\n") == 1, f"expected one line with {expected!r}, got {err!r}"
 
 
-def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_refuses_a_missing_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["--model-path", str(tmp_path / "nowhere"), "--device", "cpu"]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_no_place_for_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_refuses_an_unwritable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("")
     with served(GOOD.to_json().encode()) as url:
         assert main(["--url", url, "--json", str(tmp_path / "file" / "report.json")]) == 2
@@ -131,7 +131,7 @@ def test_no_place_for_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "argv", [["--module", "a:b", "--model-path", "c"], ["--runs", "0"], ["--mode", "fast"], ["--dynamic", "--static"]]
 )
-def test_flags_that_do_not_fit(argv: list[str], capsys: pytest.CaptureFixture[str]):
+def test_refuses_conflicting_flags(argv: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2 and "error: argument" in capsys.readouterr().err

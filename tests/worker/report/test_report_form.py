@@ -48,7 +48,7 @@ def line_of(report: CompileReport, start: str) -> str:
     return line
 
 
-def test_json_gives_the_same_report_again(tmp_path: Path):
+def test_json_round_trip(tmp_path: Path):
     report = CompileReport(header=HEADER, rows=[FULL, Row(name="empty")], live=Live(compiles=2, last=["one"]))
     path = tmp_path / "new folder" / "report.json"
     write_report(report, path)
@@ -56,7 +56,7 @@ def test_json_gives_the_same_report_again(tmp_path: Path):
     assert '"max_abs": "Infinity"' in path.read_text(), "expected JSON that any reader takes"
 
 
-def test_weights_and_memory_stand_above_the_table():
+def test_header_has_weights_and_memory():
     told = {
         "loading": Loading(6_000_000_000, 2.5),
         "allocator": "native",
@@ -69,18 +69,18 @@ def test_weights_and_memory_stand_above_the_table():
     assert "weights" not in CompileReport(header=HEADER, rows=[]).table()
 
 
-def test_keys_of_a_newer_worker_are_passed_over():
+def test_ignores_keys_of_a_newer_worker():
     text = CompileReport(header=HEADER, rows=[]).to_json().replace('"rows"', '"added": {"later": 1},\n "rows"')
     assert CompileReport.from_json(text) == CompileReport(header=HEADER, rows=[])
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"header": {}, "rows": []}', "[1]", "<html>"])
-def test_what_is_no_report_says_so(text: str):
+def test_refuses_documents_that_are_not_reports(text: str):
     with pytest.raises(ReportError, match="expected a compile report, got"):
         CompileReport.from_json(text)
 
 
-def test_every_figure_stands_in_its_row():
+def test_row_has_every_figure():
     line = line_of(CompileReport(header=HEADER, rows=[FULL]), "unit_step  ")
     expected = (
         *("unit_step", "llm.model", "batch=4", "kv=512", "4.000/5.000/6.000", "2.000/2.500/3.000"),
@@ -89,14 +89,14 @@ def test_every_figure_stands_in_its_row():
     assert tuple(line.split()) == expected
 
 
-def test_nothing_measured_is_dashes_and_no_problem():
+def test_unmeasured_row_has_dashes_and_no_problem():
     report = CompileReport(header=HEADER, rows=[Row(name="alone")])
     figures = line_of(report, "alone").split()[1:]
     assert set("".join(figures)) == {"-", "/"}, f"expected dashes, got {figures}"
     assert report.problems() == [] and "no problems" in report.table()
 
 
-def test_reasons_stand_below_the_table():
+def test_notes_have_reasons():
     table = CompileReport(header=HEADER, rows=[FULL]).table()
     for expected in (
         "graph break at a.py:7, 3 times: print",
@@ -122,7 +122,7 @@ def test_problems_are_named_one_by_one():
     assert failed.problems() == ["a: failed: no room"] and "failed" in line_of(failed, "a  ")
 
 
-def test_a_recompile_of_warm_up_is_told_and_is_no_problem():
+def test_recompile_during_warm_up_is_no_problem():
     row = Row(name="a", recompiles=[Recompile(function="f", where="a.py:1", guard="size")], n_late=0)
     report = CompileReport(header=HEADER, rows=[row])
     assert "recompiled f (a.py:1): size" in report.table() and not report.problems()

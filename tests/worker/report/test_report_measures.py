@@ -30,7 +30,7 @@ def nested(value: float = 1.0) -> dict[str, Any]:
     return {"a": Output(tensor, (tensor + 1,)), "b": [Named(tensor, 3), None, "text"], "c": OrderedDict(x=tensor)}
 
 
-def test_tensors_are_copied_wherever_they_are():
+def test_copies_nested_tensors():
     value = nested()
     copied = measures.cloned(value)
     assert measures.is_identical(value, copied)
@@ -64,12 +64,12 @@ def test_tensors_are_copied_wherever_they_are():
         (torch.tensor([1 + 1j]), torch.tensor([1 + 2j]), False),
     ],
 )
-def test_what_counts_as_equal(eager: Any, compiled: Any, is_equal: bool):
+def test_compares_within_limits(eager: Any, compiled: Any, is_equal: bool):
     found = measures.compare(eager, compiled)
     assert found.is_equal == is_equal, f"expected {is_equal}, got {found}"
 
 
-def test_figures_of_a_difference():
+def test_measures_differences():
     found = measures.compare(
         {"x": torch.tensor([3.0, 4.0]), "n": torch.tensor([1, 2, 3])},
         {"x": torch.tensor([3.0, 3.0]), "n": torch.tensor([1, 0, 0])},
@@ -80,13 +80,13 @@ def test_figures_of_a_difference():
     assert shapes.note == "output: [2] float32 eager, [3] float32 compiled", f"got {shapes.note}"
 
 
-def test_identical_means_every_bit():
+def test_identical_compares_every_bit():
     assert measures.is_identical(torch.tensor([NAN]), torch.tensor([NAN]))
     assert not measures.is_identical(torch.tensor([0.0]), torch.tensor([-0.0]))
     assert not measures.is_identical((torch.ones(1),), (torch.ones(1), torch.ones(1)))
 
 
-def test_repeats_tells_chance_from_a_seed_from_disorder():
+def test_repeats_distinguishes_seeded_and_unseeded_runs():
     count = [0]
 
     def counted() -> Tensor:
@@ -97,7 +97,7 @@ def test_repeats_tells_chance_from_a_seed_from_disorder():
     assert got == ["yes", "per seed", "no"]
 
 
-def test_the_callers_draws_go_on_as_they_were():
+def test_preserves_the_callers_random_state():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -106,7 +106,7 @@ def test_the_callers_draws_go_on_as_they_were():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_gpu_is_told_with_its_driver_and_memory(monkeypatch: pytest.MonkeyPatch):
+def test_header_has_the_gpus_driver_and_memory(monkeypatch: pytest.MonkeyPatch):
     told = {"memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": 3, "mem_get_info": (4, 9)}
     for name, value in {**told, "get_device_name": "card", "get_allocator_backend": "native"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
@@ -118,7 +118,7 @@ def test_a_gpu_is_told_with_its_driver_and_memory(monkeypatch: pytest.MonkeyPatc
     assert header.allocator == "native PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
-def test_memory_on_a_cpu_is_growth():
+def test_cpu_memory_is_growth():
     memory = measures.PeakMemory(torch.device("cpu"))
     kept: list[Tensor] = []
     grown = memory.of(lambda: kept.append(torch.ones(64 << 20)))  # 256 MiB

@@ -36,7 +36,7 @@ def problems(row: Row) -> str:
     return "; ".join(row.problems())
 
 
-def test_a_module_without_habits_has_no_problem():
+def test_plain_module_has_no_problem():
     module, inputs = compilable.build_plain()
     report = report_on(module, inputs)
     assert report.problems() == []
@@ -53,7 +53,7 @@ def test_a_module_without_habits_has_no_problem():
     assert first.compile_s > 0 and report.header.torch == torch.__version__
 
 
-def test_sizes_that_are_told_to_be_static_or_dynamic():
+def test_static_and_dynamic_sizes():
     module, inputs = compilable.build_plain()
     static, dynamic = (report_on(module, inputs, dynamic=dynamic) for dynamic in (False, True))
     assert [row.n_graphs for row in static.rows] == [1, 1], "expected a graph for each size"
@@ -83,7 +83,7 @@ def test_breaks_have_a_reason_and_a_line(kind: type[nn.Module], reason: str, lin
     assert found.where in report.table()
 
 
-def test_a_function_that_cannot_go_on_after_a_break_stays_eager_and_says_so():
+def test_reports_a_function_that_stays_eager():
     [row] = report_on(compilable.PrintsInLoop(), rows(3)).rows
     assert row.error.startswith("stays eager: forward (") and "print" in row.error
 
@@ -118,12 +118,12 @@ def test_state_and_inputs_start_equal_and_count_for_equality():
     assert not row.problems()
 
 
-def test_what_compiled_says_otherwise_is_a_problem():
+def test_unequal_outputs_are_a_problem():
     [row] = report_on(compilable.TellsWhenCompiled(), rows(3)).rows
     assert row.equivalence.max_abs == pytest.approx(0.01, rel=1e-3) and "not equal" in problems(row)
 
 
-def test_chance_is_told_from_disorder():
+def test_distinguishes_seeded_and_unseeded_modules():
     [row] = report_on(compilable.Dropout(), rows(3)).rows
     assert (row.determinism.eager, row.determinism.compiled) == ("per seed", "per seed")
     assert "eager repeats per seed" in problems(row)
@@ -155,7 +155,7 @@ def test_inputs_of_another_form(inputs: Any, expected: str):
         report_on(compilable.Plain(), inputs)
 
 
-def test_settings_that_torch_does_not_take():
+def test_refuses_settings_unknown_to_torch():
     with pytest.raises(ReportError, match="expected settings that it takes, got"):
         report_on(compilable.Plain(), rows(3), backend="no such backend")
 
@@ -174,7 +174,7 @@ def traces() -> dict[str, Any]:
     }
 
 
-def test_the_process_is_as_before():
+def test_restores_the_process():
     graphs: list[Any] = []
 
     def counting(graph: Any, inputs: Any) -> Callable[..., Any]:
@@ -197,7 +197,7 @@ def test_the_process_is_as_before():
 
 
 @pytest.mark.slow
-def test_inductor_counts_hits_of_its_cache():
+def test_counts_cache_hits_of_inductor():
     shift = (time.time_ns() % 1_000_000_007) / 1e9  # kernels that nobody has compiled before
 
     class Shifts(nn.Module):

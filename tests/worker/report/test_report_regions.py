@@ -61,7 +61,7 @@ def contents(parts: EngineParts) -> list[Tensor]:
     return held + [tensor.clone() for table in tables for tensor in (table.length, table.start)]
 
 
-def test_as_tuned_it_says_the_same_and_compiles_no_more():
+def test_compiled_regions_are_equal_and_compile_nothing_more():
     parts, config = make()
     empty = contents(parts)
     result = compile_engine(parts, config, backend="eager")
@@ -96,7 +96,7 @@ def test_a_difference_is_a_problem():
     assert row.equivalence.max_abs > 1e-3 and "compiled is not equal to eager" in row.problems()
 
 
-def test_a_difference_in_what_slots_hold_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+def test_a_difference_in_slot_contents_is_a_problem(monkeypatch: pytest.MonkeyPatch):
     """`begin` returns nothing: all that it does is in the slots."""
     parts, config = make(CompileConfig(enabled=True, targets=("token2wav.flow",)))
     table = parts.vocoder.regions
@@ -115,7 +115,7 @@ def test_a_difference_in_what_slots_hold_is_a_problem(monkeypatch: pytest.Monkey
     assert row.equivalence.n_unequal == 2, f"expected both slots to differ, got {row.equivalence}"
 
 
-def test_what_was_not_warmed_up_is_late():
+def test_regions_without_warm_up_compile_late():
     parts, config = make()
     parts.duplex.runner.regions.compile(["audio_unit"], by_layer=True, backend="eager")
     [row] = region_report(parts, config, names=["audio_unit"], runs=1).rows
@@ -132,7 +132,7 @@ def test_a_captured_region_has_figures_of_its_graph(monkeypatch: pytest.MonkeyPa
     assert made[0].n_replays > 2 and not row.problems()
 
 
-def test_while_somebody_talks_there_is_none():
+def test_refuses_while_a_session_is_open():
     parts, config = make()
     with parts.duplex.runner.lease(), pytest.raises(ReportError, match="expected no session, got 1 slots in use"):
         region_report(parts, config)
@@ -140,7 +140,7 @@ def test_while_somebody_talks_there_is_none():
         region_report(parts, config, names=["nonsense"])
 
 
-def test_a_start_is_told_without_measuring():
+def test_start_report_has_no_measurements():
     parts, config = make()
     targets: dict[str, TargetState] = {}
     told: list[str] = []
@@ -161,7 +161,7 @@ def test_a_start_is_told_without_measuring():
     assert row_of(unwatched, "llm.model").graph_breaks is None
 
 
-def test_graphs_of_regions_are_told_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+def test_start_report_has_graphs_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """What was captured, at which sizes and at what cost, and why the rest was not: no problems, either of them."""
     parts, config = make(CompileConfig(enabled=True, targets=("vpm",)))
     result = compile_engine(parts, config, backend="eager")
@@ -196,7 +196,7 @@ def test_a_target_that_fell_back_is_a_problem():
     assert measured.rows[0].compiled is None and measured.problems() == []
 
 
-def test_what_is_not_there_is_no_problem(monkeypatch: pytest.MonkeyPatch):
+def test_missing_target_is_no_problem(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         start_module, "header", lambda config, device, cache: header(config, torch.device("cpu"), cache)
     )
@@ -209,7 +209,7 @@ def test_what_is_not_there_is_no_problem(monkeypatch: pytest.MonkeyPatch):
     assert (row.part, row.cuda_graphs) == (None, "8 captured")
 
 
-def test_from_a_checkpoint_to_targets_and_regions(monkeypatch: pytest.MonkeyPatch):
+def test_reports_targets_and_regions_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start_module, "build", make_parts)
     monkeypatch.setattr(start_module, "compile_engine", partial(compile_engine, backend="eager"))
     report = compiled_report(make_config(2, compile=SETTINGS), names=["unit_step"], runs=1)
@@ -218,14 +218,14 @@ def test_from_a_checkpoint_to_targets_and_regions(monkeypatch: pytest.MonkeyPatc
     assert CompileReport.from_json(report.to_json()) == report
 
 
-def test_what_is_compared_is_not_nothing():
+def test_compares_nonempty_slots():
     """Each region says something; those that only write have slots that hold something."""
     parts, _ = make(CompileConfig())
     silent = set()
     for table, slots, region in region_module._chosen(parts, None):
         bucket = next(iter(region.buckets(table.shapes)))
         trial = region_module.Trial.of(table, slots, region, bucket, region.variants[0])
-        said, held = trial.told(trial.eager)
+        said, held = trial.observed(trial.eager)
         if not any(isinstance(leaf, Tensor) and bool(leaf.any()) for _, leaf in measures.leaves(said)):
             silent.add(region.name)
             assert any(bool(tensor.any()) for tensor in held), f"{region.name}: expected slots that hold something"
@@ -235,7 +235,7 @@ def test_what_is_compared_is_not_nothing():
 @pytest.mark.parametrize(
     ("kind", "expected"), [("cpu", {"flow", "hift", "unit_step"}), ("cuda", {"flow", "hift", "unit_step"})]
 )
-def test_what_of_a_target_compiles_hangs_on_the_device(kind: str, expected: set[str]):
+def test_compiled_parts_depend_on_the_device(kind: str, expected: set[str]):
     parts, config = make(CompileConfig(enabled=True, targets=("llm.model", "token2wav.flow", "token2wav.hift")))
     names = ("flow", "hift", "unit_step", "begin", "llm_evict", "vision")
     regions = parts.duplex.runner.regions.table | parts.vocoder.regions.table

@@ -28,7 +28,7 @@ def compiled(module: torch.nn.Module, **options: Any) -> Any:
     return torch.compile(module, backend="eager", **options)
 
 
-def test_only_what_happens_while_it_looks():
+def test_counts_events_between_start_and_stop():
     module, [first, second] = compilable.build_plain()
     run = compiled(module, dynamic=False)
     run(*first)
@@ -43,7 +43,7 @@ def test_only_what_happens_while_it_looks():
     assert watch.counts() == counted, "expected nothing more after the end"
 
 
-def test_stretches_one_after_the_other():
+def test_take_returns_events_since_the_last_call():
     module, [first, second] = compilable.build_plain()
     run = compiled(module, dynamic=False)
     with CompileWatch() as watch:
@@ -55,7 +55,7 @@ def test_stretches_one_after_the_other():
         assert watch.counts().compiles == 2
 
 
-def test_more_compiles_than_torch_remembers():
+def test_counts_more_compiles_than_torch_keeps():
     limit = torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
     torch._dynamo.utils.set_compilation_metrics_limit(2)
     try:
@@ -68,7 +68,7 @@ def test_more_compiles_than_torch_remembers():
         torch._dynamo.utils.set_compilation_metrics_limit(limit)
 
 
-def test_the_same_break_again_is_one_with_a_count():
+def test_merges_equal_breaks():
     with CompileWatch() as watch:
         run = compiled(compilable.Prints(), dynamic=False)
         for inputs in rows(2, 3, 4):
@@ -77,7 +77,7 @@ def test_the_same_break_again_is_one_with_a_count():
     assert found.count == 3 and watch.counts().graph_breaks == 3, f"expected 3 times, got {found}"
 
 
-def test_a_log_is_told_soon_without_being_asked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_logs_events_without_a_poll(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compile_watch, "SETTLE_S", 0.01)
     log, told = logging.getLogger("a worker"), threading.Event()
     handler = logging.Handler()
@@ -103,7 +103,7 @@ def test_cuda_graphs_that_are_skipped():
     assert watch.counts().graph_skips == 1
 
 
-def test_logging_stays_as_the_caller_has_it(capsys: pytest.CaptureFixture[str]):
+def test_restores_logging(capsys: pytest.CaptureFixture[str]):
     logger = logging.getLogger(BREAKS[0])
     logger.setLevel(logging.NOTSET)
     before = logger.level, logger.propagate, list(logger.handlers)
@@ -126,7 +126,7 @@ def test_logging_stays_as_the_caller_has_it(capsys: pytest.CaptureFixture[str]):
         logger.setLevel(before[0])
 
 
-def test_ends_well_though_dynamo_was_reset():
+def test_stops_after_a_reset_of_dynamo():
     registered = list(callback_handler.end_callbacks)
     watch = CompileWatch()
     watch.start()
@@ -149,7 +149,7 @@ def test_nothing_runs_while_nothing_compiles(monkeypatch: pytest.MonkeyPatch):
         assert not polled, "expected nothing to be read"
 
 
-def test_a_compiler_that_is_loaded_later_is_watched_too(monkeypatch: pytest.MonkeyPatch):
+def test_watches_a_compiler_that_is_loaded_later(monkeypatch: pytest.MonkeyPatch):
     module, [first, second] = compilable.build_plain()
     run, registered = compiled(module, dynamic=False), list(callback_handler.end_callbacks)
     monkeypatch.setattr(compile_watch, "is_loaded", lambda: False)

@@ -28,7 +28,7 @@ def test_a_cached_model_starts(root: Path, tiny: Path, tmp_path: Path, monkeypat
         started.engine.close()
 
 
-def test_a_model_that_cannot_be_had_ends_the_start(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_model_ends_the_start(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cache(tmp_path / "hub", monkeypatch)
     with pytest.raises(CheckpointError, match=f"model {NAME}: expected a folder or a model id"):
         start(root, tmp_path)

@@ -88,7 +88,7 @@ def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:
     assert started.report.header.settings["enabled"] is False
 
 
-def test_compiling_is_a_stage_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, State, list[str]]] = []
     warm: list[bool] = []
     status, targets = Diary(), {}
@@ -132,7 +132,7 @@ def fail(*_: Any, **__: Any) -> Any:
         ("warm_up", WarmUpError, State.WARMING_UP),
     ],
 )
-def test_a_stage_that_fails_ends_the_engine(
+def test_failed_stage_closes_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, expected: type[Exception], last: State
 ) -> None:
     status = Diary()
@@ -146,7 +146,7 @@ def test_a_stage_that_fails_ends_the_engine(
     assert status.state is last, f"expected the caller to move on from {last}, got {status.state}"
 
 
-def test_whoever_is_told_to_end_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_worker_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, build = Diary(), starting.build
 
     def build_and_drain(config: EngineConfig) -> Any:
@@ -167,7 +167,7 @@ def test_whoever_is_told_to_end_starts_nothing(tmp_path: Path, monkeypatch: pyte
     ],
     ids=["video", "reference sound"],
 )
-def test_files_are_looked_at_before_anything_is_loaded(
+def test_checks_files_before_loading(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     files: dict[str, Path],

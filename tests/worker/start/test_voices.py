@@ -21,7 +21,7 @@ def test_networks_are_loaded_for_the_first_voice(monkeypatch) -> None:
     assert len(loads) == 1 and first.digest == again.digest
 
 
-def test_the_language_model_hears_all_channels(tmp_path: Path) -> None:
+def test_mixes_all_channels_for_the_language_model(tmp_path: Path) -> None:
     left, right = np.zeros((2, 24_000), np.float32)
     left[:], right[:12_000] = 0.25, 0.5
     soundfile.write(tmp_path / "two.wav", np.stack([left, right], axis=1), 24_000, subtype="FLOAT")
@@ -30,7 +30,7 @@ def test_the_language_model_hears_all_channels(tmp_path: Path) -> None:
     np.testing.assert_allclose(heard[[4000, 12_000]], [0.375, 0.125], atol=1e-3)
 
 
-def test_the_default_voice_is_what_its_script_builds() -> None:
+def test_default_voice_equals_its_scripts_output() -> None:
     assert DEFAULT_SOUND.stat().st_size <= 100_000
     with wave.open(str(DEFAULT_SOUND)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)

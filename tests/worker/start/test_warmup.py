@@ -129,7 +129,7 @@ def test_steps_and_lines() -> None:
     assert len(set(frames)) == 5, f"expected another picture each unit, got {len(set(frames))} of 5"
 
 
-def test_line_takes_text_of_any_kind() -> None:
+def test_line_escapes_any_text() -> None:
     report = WarmUpReport()
     result = UnitResult("a", 1, False, 'Say "yes"\nor 不 and much more than that', False)
     report.add(result, UnitTimes.of(StageTimes(see=1, hear=2, prefill=3), vis_proc=4, aud_proc=5))
@@ -164,7 +164,7 @@ def test_burst_is_in_batches_of_every_size() -> None:
     assert lines.index(line) == behind + 1 and "(5/6)" in lines[behind + 2], "expected it behind the units"
 
 
-def test_burst_is_one_where_every_size_has_been_captured() -> None:
+def test_burst_runs_once_if_every_size_is_captured() -> None:
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
         engine.parts.duplex.runner.regions.seal()
         report, lines = warm(engine, 2)
@@ -191,7 +191,7 @@ def test_a_file_longer_than_the_context() -> None:
 
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["listens only", "writes only"])
-def test_speech_is_touched_if_no_unit_spoke(speaks: bool) -> None:
+def test_runs_speech_regions_if_no_unit_spoke(speaks: bool) -> None:
     """On scratch slots: no session sees any of it."""
     session = TALKING.model_copy(update={"generate_audio": speaks})
     with make_engine(Director(listen=1.0 if speaks else 0.0), session=session) as engine:
@@ -209,7 +209,7 @@ def test_speech_is_touched_if_no_unit_spoke(speaks: bool) -> None:
     assert lines[-1].endswith("tts_triggered=False)")
 
 
-def test_without_a_reference_voice_nothing_is_spoken() -> None:
+def test_does_not_speak_without_a_reference_voice() -> None:
     with make_engine(Director(listen=0.0), n_slots=1) as engine:
         report, _ = warm(engine, media=WarmUpMedia(MEDIA.video))
         assert_clean(engine)
@@ -219,7 +219,7 @@ def test_without_a_reference_voice_nothing_is_spoken() -> None:
 # --- what it leaves ------------------------------------------------------------------------------
 
 
-def test_later_sessions_are_the_same_without_it() -> None:
+def test_leaves_later_sessions_unchanged() -> None:
     """With a seed of their own and without, after few units and many, every sample and id."""
     told: dict[int, list[list[Event]]] = {}
     for n in (0, 3, 10):
@@ -236,7 +236,7 @@ def test_later_sessions_are_the_same_without_it() -> None:
             assert_told(f"session {number} after {n} units", got, expected)
 
 
-def test_graphs_that_compile_meanwhile_are_counted() -> None:
+def test_counts_graphs_that_compile_meanwhile() -> None:
     with make_engine(n_slots=1) as engine:
         regions = engine.parts.duplex.runner.regions
         regions.compile(["mel_unit"], backend="eager")
@@ -248,7 +248,7 @@ def test_graphs_that_compile_meanwhile_are_counted() -> None:
         assert again.compiled_graphs == 0, f"expected none the second time, got {again.compiled_graphs}"
 
 
-def test_what_was_tuned_compiles_no_more() -> None:
+def test_compiled_engine_compiles_nothing_more() -> None:
     """Units of every kind, alone and together, find each graph that they need."""
     with make_engine(Director(listen=0.4, turn_end=0.0)) as engine:
         compiled = CompileConfig(enabled=True, targets=("llm.model", "apm", "tts.model"))
@@ -267,7 +267,7 @@ def test_what_was_tuned_compiles_no_more() -> None:
 # --- what may go wrong ---------------------------------------------------------------------------
 
 
-def test_a_unit_that_fails_is_named() -> None:
+def test_names_the_failed_unit() -> None:
     with make_engine() as engine:
         expected = chat(engine, 3)
         mark = engine.ask(Sessions.mark).result(PATIENCE_S)
@@ -286,7 +286,7 @@ def test_a_unit_that_fails_is_named() -> None:
         assert_told("client", chat(engine, 3), expected)
 
 
-def test_steps_that_fail_are_named() -> None:
+def test_names_the_failed_step() -> None:
     with make_engine() as engine:
         with pytest.raises(WarmUpError, match=r"reference voice: .*ValueError: no throat"):
             warm_up(engine, MEDIA, voice=mock.Mock(side_effect=ValueError("no throat")), log=lambda line: None)
@@ -296,7 +296,7 @@ def test_steps_that_fail_are_named() -> None:
         assert_clean(engine)
 
 
-def test_it_wants_the_engine_for_itself() -> None:
+def test_refuses_an_engine_with_sessions() -> None:
     with make_engine() as engine:
         handle = engine.open("client", TALKING, lambda event: None).result(PATIENCE_S)
         with pytest.raises(WarmUpError, match="expected one without sessions, got 1 open"):
@@ -313,7 +313,7 @@ def make_files(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["missing", "junk", "only sound", "folder"])
-def test_a_video_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, kind: str) -> None:
+def test_unfit_video_is_refused_with_a_remedy(tmp_path: Path, kind: str) -> None:
     path = make_files(tmp_path)[kind]
     with make_engine(n_slots=1) as engine:
         with pytest.raises(MediaError) as caught:
@@ -323,7 +323,7 @@ def test_a_video_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, ki
         assert word in str(caught.value), f"expected {word} in {caught.value}"
 
 
-def test_config_of_the_engine_counts() -> None:
+def test_uses_the_engines_config() -> None:
     """Its sessions' settings are the warm-up's, but for the seed."""
     session = TALKING.model_copy(update={"force_listen_count": 2})
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
