@@ -65,7 +65,7 @@ VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(25
 # Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
 # What a target's compiled layers run in, on a CPU.
-COMPARED = [(target, region) for target, aim in COMPILE_TARGETS.items() for region in aim.regions or aim.whole]
+COMPARED = [(target, region) for target, spec in COMPILE_TARGETS.items() for region in spec.regions or spec.whole]
 
 
 class Script(Observer):
@@ -168,15 +168,15 @@ def compare(bench: Bench, target: str, region: str) -> dict[str, tuple[float, fl
     before = [tensor.clone() for tensor in state]
     for bucket, variant in table.calls(region):
         tensors, static = inputs(table, region, bucket)
-        told: list[list[Tensor]] = []
+        results: list[list[Tensor]] = []
         for stance in ("force_eager", "default", "default"):
             for tensor, kept in zip(state, before, strict=True):
                 tensor.copy_(kept)
             with torch.compiler.set_stance(stance):
                 out = table(region, *tensors, **{**static, **variant})
             shown = [*flat(out), *state] if region not in DRAWING else [*floats(out), *floats(state)]
-            told.append([tensor.clone() for tensor in shown])
-        eager, compiled, again = told
+            results.append([tensor.clone() for tensor in shown])
+        eager, compiled, again = results
         assert all(map(same, compiled, again)), f"{region} {bucket}: expected the same bits at every run"
         worst = mean = 0.0
         for one, other in zip(eager, compiled, strict=True):

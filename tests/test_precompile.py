@@ -75,7 +75,7 @@ def test_flags_set_settings(tmp_path: Path) -> None:
 
 def test_invalid_flags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.setattr("precompile.log.set_up", lambda level: None)
-    for words, told in (
+    for words, expected in (
         (["--max-warmup-chunks", "0"], "service.max_warmup_chunks"),
         (["--config", str(tmp_path / "none.json")], "none.json"),
         (["--gpu-id", "-1"], "--gpu-id"),
@@ -84,7 +84,7 @@ def test_invalid_flags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert main(words) == USAGE, f"{words}: expected exit status {USAGE}"
         error = capsys.readouterr().err
-        assert error.startswith("error: ") and told in error, f"{words}: expected {told}, got {error}"
+        assert error.startswith("error: ") and expected in error, f"{words}: expected {expected}, got {error}"
     with pytest.raises(SettingError, match=r"duplex\.max_sessions"):
         settings(parser().parse_args(["--max-sessions", "0"]), {})
 
@@ -144,6 +144,6 @@ def test_fallback_is_printed_and_fails(
     monkeypatch.setattr("precompile.log.set_up", lambda level: None)
     monkeypatch.setitem(os.environ, INDUCTOR_VARIABLE, "")
     assert main(["--no-compile", "--device", "cpu"]) == status
-    told = capsys.readouterr().err.splitlines()
-    assert "note: something to know" in told
-    assert ("error: apm fell back: no code" in told) == (error is not None)
+    lines = capsys.readouterr().err.splitlines()
+    assert "note: something to know" in lines
+    assert ("error: apm fell back: no code" in lines) == (error is not None)

@@ -14,23 +14,23 @@ from worker.config.service import ROOT
 from worker.protocol.messages import Error, Result
 from worker.start.voices import ReferenceSound
 
-TOLD = "import time:"  # Python's own line for each module, in the order in which they were loaded
+IMPORT_LINE = "import time:"  # prefix of Python's line for each module, in the order of loading
 SETTLE_S = 0.3  # until a line is read that was written
 
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     flags = ("--max-sessions", "2", "--max-warmup-chunks", "1", "--no-compile")
-    told = {"PYTHONPROFILEIMPORTTIME": "1"}
+    environ = {"PYTHONPROFILEIMPORTTIME": "1"}
     with running(
-        tmp_path_factory.mktemp("worker"), *flags, config={"duplex": {"euler_steps": 1}}, environ=told
+        tmp_path_factory.mktemp("worker"), *flags, config={"duplex": {"euler_steps": 1}}, environ=environ
     ) as process:
         yield process
 
 
 def loaded(worker: WorkerProcess) -> list[str]:
     time.sleep(SETTLE_S)
-    return [line.rpartition("|")[2].strip() for line in worker.lines if line.startswith(TOLD)]
+    return [line.rpartition("|")[2].strip() for line in worker.lines if line.startswith(IMPORT_LINE)]
 
 
 def webp() -> bytes:
@@ -41,7 +41,7 @@ def webp() -> bytes:
 
 def test_does_not_load_the_compiler_without_compiling(worker: WorkerProcess) -> None:
     names = loaded(worker)
-    assert {"torch", "worker.engine"} <= set(names), f"expected the worker's own modules told, got {names[:20]}"
+    assert {"torch", "worker.engine"} <= set(names), f"expected the worker's modules, got {names[:20]}"
     parts = [name for name in names if name.startswith(("torch._dynamo", "torch._inductor", "sympy"))]
     assert not parts, f"expected no part of the compiler, got {parts[-1]} and {len(parts) - 1} before it"
 

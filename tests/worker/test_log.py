@@ -25,7 +25,7 @@ def run(root: Path, body: str) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
-def told(lines: list[str]) -> list[tuple[str, ...]]:
+def events(lines: list[str]) -> list[tuple[str, ...]]:
     """(level, name, text) of the lines that are events."""
     return [found.groups() for line in lines if (found := LINE.match(line))]
 
@@ -50,7 +50,7 @@ def test_levels_and_quiet_libraries(root: Path) -> None:
         "warnings.warn('odd')",
     )
     assert rc == 0, (rc, lines)
-    got = told(lines)
+    got = events(lines)
     assert got[:5] == [
         ("INFO", "worker.a", "at 20"),
         ("WARNING", "worker.a", "at 30"),
@@ -68,7 +68,7 @@ def test_quiet_libraries_are_no_louder_than_the_rest(root: Path) -> None:
 
 def test_second_set_up_replaces_the_first(root: Path) -> None:
     _, lines = run(root, "log.set_up(); log.set_up('DEBUG'); logging.getLogger('x').debug('once')")
-    assert told(lines) == [("DEBUG", "x", "once")] and len(lines) == 1, lines
+    assert events(lines) == [("DEBUG", "x", "once")] and len(lines) == 1, lines
 
 
 def test_logs_what_ends_a_thread_or_the_program(root: Path) -> None:
@@ -82,7 +82,7 @@ def test_logs_what_ends_a_thread_or_the_program(root: Path) -> None:
         "raise KeyError('and that')",
     )
     assert rc == 1, rc
-    assert told(lines) == [
+    assert events(lines) == [
         ("CRITICAL", "worker.log", "thread dies died"),
         ("CRITICAL", "worker.log", "the program died"),
     ], lines
@@ -91,7 +91,7 @@ def test_logs_what_ends_a_thread_or_the_program(root: Path) -> None:
 
 def test_does_not_log_an_interrupt(root: Path) -> None:
     _, lines = run(root, "log.set_up()\nraise KeyboardInterrupt")
-    assert not told(lines) and lines[-1] == "KeyboardInterrupt", lines
+    assert not events(lines) and lines[-1] == "KeyboardInterrupt", lines
 
 
 @pytest.mark.parametrize(

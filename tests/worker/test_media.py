@@ -1,4 +1,4 @@
-"""Media files as units: what every second holds, what is refused, and that no process stays behind."""
+"""Media files as units: the contents of each second, refused files, and that no process remains."""
 
 import logging
 import os
@@ -116,7 +116,7 @@ def test_decodes_sound_and_video(tmp_path: Path, name: str, codecs: list[str]) -
     for unit in got:
         assert unit.sound.shape == (RATE,) and unit.sound.dtype == np.float32, (unit.sound.shape, unit.sound.dtype)
         assert_tone(unit.sound[: min(unit.n_samples, RATE - 6_400)], name)
-        assert not unit.sound[unit.n_samples :].any(), "expected silence behind the end"
+        assert not unit.sound[unit.n_samples :].any(), "expected silence after the end"
         assert [(frame.mode, frame.size) for frame in unit.frames] == [("RGB", (64, 48))]
 
 
@@ -130,7 +130,7 @@ def test_wav_comes_through_unchanged(tmp_path: Path) -> None:
     assert n_samples(got) == [RATE, RATE, 8_000] and colours(got) == [[], [], []]
     whole = np.concatenate([unit.sound[: unit.n_samples] for unit in got])
     assert np.array_equal(whole, sound), f"expected the same samples, got max diff {np.abs(whole - sound).max()}"
-    got[0].sound[:] = 0  # whoever gets a unit may write to it
+    got[0].sound[:] = 0  # a unit is writable
 
 
 @pytest.mark.parametrize(("left", "right"), [(0.5, 0.0), (0.9, 0.9), (0.5, -0.5)])

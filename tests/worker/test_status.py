@@ -1,4 +1,4 @@
-"""A worker's states: the law of their order, what is told of them, and by which names others know them."""
+"""A worker's states: legal transitions, progress and wire names."""
 
 import pytest
 from hypothesis import given
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from worker.status import LEGAL, START, WIRE_NAMES, State, StateError, Status
 
 
-class Hand:
-    """A clock that somebody turns."""
+class ManualClock:
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -22,10 +22,10 @@ def test_starts_in_loading():
 
 
 def test_times_the_stages_of_a_start():
-    hand = Hand()
-    status = Status(hand)
+    clock = ManualClock()
+    status = Status(clock)
     for state, seconds in ((State.COMPILING, 3.0), (State.WARMING_UP, 20.0), (State.IDLE, 4.0)):
-        hand.now += seconds
+        clock.now += seconds
         status.move(state)
     expected = {State.LOADING: 3.0, State.COMPILING: 20.0, State.WARMING_UP: 4.0}
     assert status.start_seconds == expected, f"expected {expected}, got {status.start_seconds}"

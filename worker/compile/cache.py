@@ -33,13 +33,13 @@ from worker.version import VERSION, driver_version, package_version
 
 LOG = logging.getLogger(__name__)
 
-OURS = "manifests"
+MANIFESTS = "manifests"
 SOURCES = Path(__file__).resolve().parents[2] / "models"  # everything that is compiled, the project's kernels included
 ARTIFACT_MAGIC = b"duologue compile artifact 2\n"
 DIGEST_BYTES = 16
 MAX_SHOWN = 5  # file names in one message
 REPORTS = "reports"
-NOT_KERNELS = {OURS, REPORTS, "locks", "voices"}  # other subfolders
+NOT_KERNELS = {MANIFESTS, REPORTS, "locks", "voices"}  # other subfolders
 NOT_FILES = (".lock", PENDING)
 COMPILING = ".compiling"
 
@@ -121,7 +121,7 @@ class CompileCache:
 
     def __init__(self, folder: Path, facts: dict[str, str]):
         self._folder, self._facts = folder, facts
-        self._ours = folder / OURS
+        self._manifests = folder / MANIFESTS
         self.key = digest(json.dumps(facts, sort_keys=True).encode())
         self.report = CacheReport(str(folder), self.key, CacheState.NEW)
         self.has_everything = False
@@ -136,7 +136,7 @@ class CompileCache:
         """
         cache = cls(folder, facts)
         try:
-            cache._ours.mkdir(parents=True, exist_ok=True)
+            cache._manifests.mkdir(parents=True, exist_ok=True)
             cache._clear_unfinished()
             is_whole = cache._check()
             cache._pending_path.write_text(str(os.getpid()))
@@ -159,7 +159,7 @@ class CompileCache:
         if report.cold_s is None and misses > hits and is_whole:
             report.cold_s = seconds
         try:
-            self._ours.mkdir(parents=True, exist_ok=True)
+            self._manifests.mkdir(parents=True, exist_ok=True)
             if misses or not self._artifact_path.is_file():
                 self._save()
             manifest = {
@@ -178,16 +178,16 @@ class CompileCache:
 
     @property
     def _manifest_path(self) -> Path:
-        return self._ours / f"{self.key}.json"
+        return self._manifests / f"{self.key}.json"
 
     @property
     def _pending_path(self) -> Path:
         """Exists while this process compiles."""
-        return self._ours / f"{self.key}.{os.getpid()}{COMPILING}"
+        return self._manifests / f"{self.key}.{os.getpid()}{COMPILING}"
 
     @property
     def _artifact_path(self) -> Path:
-        return self._ours / f"{self.key}.artifact"
+        return self._manifests / f"{self.key}.artifact"
 
     def _problem(self, text: str) -> None:
         self.report.problems.append(text)
@@ -200,11 +200,11 @@ class CompileCache:
 
         Such a process may leave incomplete files, and the compiler does not detect them.
         """
-        marks = list(self._ours.glob(f"*{COMPILING}"))
+        marks = list(self._manifests.glob(f"*{COMPILING}"))
         if not marks or any(map(_is_running, marks)):  # files of a running process are not suspect
             return
         known: set[str] = set()
-        for path in self._ours.glob("*.json"):
+        for path in self._manifests.glob("*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 known |= set(json.loads(path.read_bytes())["files"])
         unlisted = [name for name in self._kernels() if name not in known]
@@ -257,12 +257,12 @@ class CompileCache:
 
     def _is_inside(self, name: str) -> bool:
         path = Path(name)
-        return not path.is_absolute() and ".." not in path.parts and path.parts[:1] != (OURS,)
+        return not path.is_absolute() and ".." not in path.parts and path.parts[:1] != (MANIFESTS,)
 
     def _others(self) -> CacheState:
         """The folder's state according to other workers' manifests."""
         devices = []
-        for path in self._ours.glob("*.json"):
+        for path in self._manifests.glob("*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 devices.append(json.loads(path.read_bytes())["facts"]["device"])
         if not devices:
@@ -282,8 +282,8 @@ class CompileCache:
 
     def _save(self) -> None:
         """Write the portable artifact, from which another folder can be filled."""
-        ours = [name for name in self._kernels() if Path(name).parent.name in LoadedKernels.folders]
-        data = pack(self._folder, ours)
+        kernels = [name for name in self._kernels() if Path(name).parent.name in LoadedKernels.folders]
+        data = pack(self._folder, kernels)
         if data is None:
             return
         head = json.dumps({"facts": self._facts, "digest": digest(data)}).encode()

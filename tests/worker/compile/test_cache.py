@@ -13,7 +13,7 @@ import torch
 
 from tests.worker.loop.engines import SmallEngine
 from worker.compile import cache as compile_cache
-from worker.compile.cache import OURS, CacheReport, CacheState, CompileCache, cache_facts
+from worker.compile.cache import MANIFESTS, CacheReport, CacheState, CompileCache, cache_facts
 from worker.config.compile import CompileConfig
 
 FACTS = {"device": "card 9.0", "torch": "2.13.0", "model": "m", "settings": "s"}
@@ -38,7 +38,7 @@ print(json.dumps([report.hits, report.misses, report.state, report.problems, flo
 
 @pytest.fixture(autouse=True)
 def no_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler is there; what this test process has compiled itself is nobody's business."""
+    """The compiler is loaded, and artifacts of this test process are ignored."""
     import torch._inductor
 
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"everything", None))
@@ -120,7 +120,7 @@ def test_workers_share_the_folder(tmp_path: Path) -> None:
     recorded(tmp_path)
     recorded(tmp_path, device="other 8.0")
     assert reopened(tmp_path).state is reopened(tmp_path, device="other 8.0").state is CacheState.WARM
-    assert len(list((tmp_path / OURS).glob("*.json"))) == 2
+    assert len(list((tmp_path / MANIFESTS).glob("*.json"))) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"graph", b"grapX" * 50])
@@ -159,20 +159,20 @@ def test_names_missing_files(tmp_path: Path) -> None:
 )
 def test_a_damaged_manifest_is_removed(tmp_path: Path, damage: bytes) -> None:
     folder = tmp_path / "cache"
-    (tmp_path / "outside").write_bytes(b"not ours")
+    (tmp_path / "outside").write_bytes(b"foreign")
     cache = recorded(folder)
-    manifest = folder / OURS / f"{cache.key}.json"
+    manifest = folder / MANIFESTS / f"{cache.key}.json"
     manifest.write_bytes(damage)
     report = reopened(folder)
     assert report.state is CacheState.REPAIRED and "manifest was damaged" in report.problems[0], report
-    assert not manifest.exists() and (tmp_path / "outside").read_bytes() == b"not ours"
+    assert not manifest.exists() and (tmp_path / "outside").read_bytes() == b"foreign"
 
 
 def test_does_not_load_a_damaged_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[bytes] = []
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: loaded.append(data) or data)
     cache = recorded(tmp_path)
-    artifact = tmp_path / OURS / f"{cache.key}.artifact"
+    artifact = tmp_path / MANIFESTS / f"{cache.key}.artifact"
     good = artifact.read_bytes()
     elsewhere = tmp_path / "elsewhere"
     assert CompileCache.open(elsewhere, FACTS, artifact=artifact).report.problems == [] and loaded == [b"everything"]
@@ -210,7 +210,7 @@ def test_voices_locks_and_pending_files_are_not_kernels(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     cache = recorded(tmp_path)
-    manifest = json.loads((tmp_path / OURS / f"{cache.key}.json").read_text())
+    manifest = json.loads((tmp_path / MANIFESTS / f"{cache.key}.json").read_text())
     assert manifest["files"].keys() == KERNELS.keys()
 
 
@@ -220,7 +220,7 @@ def marked(folder: Path, number: int) -> Path:
     (folder / "cc").mkdir()
     half = folder / "cc" / "half.so"
     half.write_bytes(b"\x7fEL")
-    (folder / OURS / f"another.{number}{compile_cache.COMPILING}").write_text(str(number))
+    (folder / MANIFESTS / f"another.{number}{compile_cache.COMPILING}").write_text(str(number))
     return half
 
 
@@ -232,7 +232,7 @@ def test_removes_unlisted_files_of_a_killed_start(tmp_path: Path) -> None:
     assert not half.exists(), "expected the doubtful file removed"
     assert [(tmp_path / name).read_bytes() for name in KERNELS] == list(KERNELS.values()), "expected the others left"
     assert any("interrupted" in one for one in report.problems), report.problems
-    assert not list((tmp_path / OURS).glob(f"another*{compile_cache.COMPILING}"))
+    assert not list((tmp_path / MANIFESTS).glob(f"another*{compile_cache.COMPILING}"))
 
 
 def test_keeps_files_of_a_running_start(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_hits_in_another_process_and_from_an_artifact(root: Path, tmp_path: Path
     assert cold[:4] == [0, 1, "new", []], cold
     warm = compiled_elsewhere(root, folder)
     assert warm[:4] == [1, 0, "warm", []] and warm[4] == cold[4], warm
-    [artifact] = (folder / OURS).glob("*.artifact")
+    [artifact] = (folder / MANIFESTS).glob("*.artifact")
     moved = compiled_elsewhere(root, empty, artifact)
     assert moved[:4] == [1, 0, "new", []] and moved[4] == cold[4], moved
     for path in folder.rglob("*"):

@@ -1,4 +1,4 @@
-"""What serves is compiled and captured; sessions are told the same; what fails stays eager and says why."""
+"""Serving code is compiled and captured with equal results; what fails stays eager and reports the reason."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tests.worker.compile.compile_stubs import StubModel, capture_without, faili
 from tests.worker.loop.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
 from worker.assembly import backend_flags
 from worker.compile import compile_engine as compile_module
-from worker.compile import graph_compiler as tuner
+from worker.compile import graph_compiler
 from worker.compile.compile_engine import CompileResult, RecompileWatch, compile_engine, count, uncompile_engine
 from worker.compile.state import CompileCounts, TargetPhase, TargetState
 from worker.compile.targets import COMPILE_TARGETS, SERVING
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compile_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = False, **options: Any) -> CompileResult:
-    """Tune an engine, perhaps as if its model were on a GPU; layers are traced and run as they are."""
+    """Compile an engine, optionally as if its model were on a GPU; layers are traced and run eagerly."""
     parts = replace(engine.parts, model=StubModel()) if gpu else engine.parts
     config = engine.config.model_copy(update={"compile": compile})
     with mock.patch.object(compile_module, "apply_backend_flags", lambda *_: {}):
@@ -40,7 +40,7 @@ def compile_with(engine: SmallEngine, compile: CompileConfig, *, gpu: bool = Fal
 
 
 def converse(engine: SmallEngine) -> None:
-    """Two sessions that hear, see and speak, side by side; one of them stays for less."""
+    """Two concurrent sessions with sound, frames and speech; one of them ends earlier."""
     sessions = [engine.open(f"session {n}", ALOUD, make_prompt(speaker=n)) for n in range(2)]
     for number in range(N_UNITS):
         for n, session in enumerate(sessions):
@@ -111,7 +111,7 @@ def test_failed_batch_keeps_the_sessions_conditions(made: list[Replayed]) -> Non
     ],
 )
 def test_chooses_who_captures_graphs(made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]) -> None:
-    """Ours or the mode's own graphs, never one inside the other; auto captures what was chosen."""
+    """Region graphs or the mode's own graphs, never nested; auto captures the configured targets."""
     engine, given = SmallEngine(), []
     table = engine.duplex.runner.regions
     with mock.patch.object(type(table), "compile_parts", lambda self, parts, **options: given.append(options)):
@@ -166,7 +166,7 @@ def test_does_nothing_if_compile_is_off() -> None:
 
 
 def test_compiles_targets_in_order_and_nothing_later() -> None:
-    """Every target on a CPU, traced; a conversation with a newcomer adds no graph and hears what eager ones hear."""
+    """Traces every target on a CPU; a conversation with a late session adds no graph and equals the eager one."""
     seen: list[tuple[str, int, int, str]] = []
     targets: dict[str, TargetState] = {"left over": TargetState("left over")}
     with short_speech():
@@ -312,7 +312,7 @@ def test_region_that_does_not_run_falls_back_with_its_target(
 def test_failed_capture_keeps_unconfigured_targets(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, targets: tuple[Target, ...]
 ) -> None:
-    """Of the region's two, one is asked for, or none; the region runs as it is, and says why."""
+    """One or none of the region's two targets is configured; the region runs uncaptured, with a reason."""
     capture_without(monkeypatch, "vision")
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=targets, cuda_graphs="on")
@@ -374,7 +374,7 @@ def test_empties_a_cache_of_bad_graphs_and_compiles_again(monkeypatch: pytest.Mo
         cleared.append(1)
         fails[0] = False
 
-    monkeypatch.setattr(tuner, "cache_counts", lambda: (hits[0], 0))
+    monkeypatch.setattr(graph_compiler, "cache_counts", lambda: (hits[0], 0))
     monkeypatch.setattr(compile_module, "_empty_cache", clear)
     result = compile_with(SmallEngine(), CompileConfig(enabled=True, targets=ONE), backend=backend)
     assert len(cleared) == 1 and {result.targets[name].phase for name in ONE} == {TargetPhase.COMPILED}, result.targets

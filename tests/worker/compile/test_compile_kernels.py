@@ -25,7 +25,7 @@ from tests.worker.loop.engines import ALOUD, LLM_LEN, SmallEngine, loaded, make_
 from worker.assembly import backend_flags
 from worker.assembly import parts as building
 from worker.compile import compile_engine as compile_module
-from worker.compile import graph_compiler as tuner
+from worker.compile import graph_compiler
 from worker.compile.compile_engine import CompileResult, compile_engine, count
 from worker.compile.state import TargetPhase
 from worker.compile.targets import SERVING
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def by_kernels(engine: SmallEngine, model: StubModel, **options: Any) -> CompileResult:
-    """Tune a stub on a GPU where kernels suit; layers behind it are as ever."""
+    """Compile a stub model on a device that supports kernels."""
     parts, compile = replace(engine.parts, model=model), options.pop("compile", CompileConfig(enabled=True))
     config = engine.config.model_copy(update={"compile": compile})
     with mock.patch.object(backend_flags, "supports_kernels", lambda device: True):
@@ -120,7 +120,7 @@ def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
 
 
 @pytest.mark.parametrize(
-    ("knobs", "wanted"),
+    ("options", "wanted"),
     [
         ({}, True),
         ({"kernels": "off"}, False),
@@ -129,8 +129,8 @@ def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
         ({"enabled": False}, False),
     ],
 )
-def test_chooses_kernels_by_settings(monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], wanted: bool) -> None:
-    config = CompileConfig(**{"enabled": True, **knobs})
+def test_chooses_kernels_by_settings(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], wanted: bool) -> None:
+    config = CompileConfig(**{"enabled": True, **options})
     assert not backend_flags.wants_kernels(config, torch.device("cpu"))
     monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: device.type == "cuda")
     assert backend_flags.wants_kernels(config, torch.device("cuda")) == wanted
@@ -146,7 +146,7 @@ def test_kernels_need_one_context_size() -> None:
 
 @pytest.mark.usefixtures("default_backend_flags")
 def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) -> None:
-    """A conversation looks at no more rows then than it has to, by graphs."""
+    """The graphs of a conversation read no more rows than needed."""
     engine, model = SmallEngine(), StubModel("no such instruction")
     runner = engine.duplex.runner
     few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
@@ -184,7 +184,7 @@ SOUND = {"flow": "token2wav.flow", "hift": "token2wav.hift"}
 
 
 def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: Callable[[], bool]) -> SmallEngine:
-    """An engine as it is built where kernels suit; its vocoder's, of these regions, are stubs that may fail."""
+    """An engine built for kernels; those of these vocoder regions are stubs that may fail."""
 
     def run(plain: Callable[..., Any], *given: Any, **more: Any) -> Any:
         if fails():
@@ -210,8 +210,8 @@ def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: 
     return engine
 
 
-def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU where no kernels are kept: all calls are made beforehand, and what fails there is not told."""
+def without_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act as on a GPU without cached kernels: all calls run ahead, and their errors are ignored."""
 
     def build_kernels(device: torch.device, stages: dict[str, list[Callable[[], None]]]) -> None:
         assert set(stages) == {"see", "sound"}
@@ -220,9 +220,9 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 0)
-    monkeypatch.setattr(tuner, "set_triton_folder", lambda device: True)
-    monkeypatch.setattr(tuner, "wait_for_compiler", lambda: None)
-    monkeypatch.setattr(tuner, "build_kernels", build_kernels)
+    monkeypatch.setattr(graph_compiler, "set_triton_folder", lambda device: True)
+    monkeypatch.setattr(graph_compiler, "wait_for_compiler", lambda: None)
+    monkeypatch.setattr(graph_compiler, "build_kernels", build_kernels)
 
 
 @pytest.mark.usefixtures("default_backend_flags")
@@ -230,11 +230,11 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_builds_kernels_ahead_unless_the_cache_has_them(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
 ) -> None:
-    """Some that lie there say nothing: whoever made them may have been killed, or of another size."""
+    """Existing kernels do not prove completeness: a killed start, or one of another size, may have built them."""
     calls: list[list[str]] = []
-    rehearsed(monkeypatch)
-    monkeypatch.setattr(tuner, "set_triton_folder", lambda device: is_empty)
-    monkeypatch.setattr(tuner, "build_kernels", lambda device, stages: calls.append(list(stages)))
+    without_cached_kernels(monkeypatch)
+    monkeypatch.setattr(graph_compiler, "set_triton_folder", lambda device: is_empty)
+    monkeypatch.setattr(graph_compiler, "build_kernels", lambda device, stages: calls.append(list(stages)))
     compile = CompileConfig(enabled=True, targets=("vpm",))
     result = by_kernels(SmallEngine(), StubModel(), compile=compile, is_warm=is_warm)
     assert calls == [["see"]] * expected and ("kernels" in result.seconds) == bool(expected)
@@ -245,9 +245,9 @@ def test_builds_kernels_ahead_unless_the_cache_has_them(
 def test_cudnn_benchmark_runs_regions_before_capture(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, tries: bool
 ) -> None:
-    """On the thread that captures, at each size; elsewhere a rehearsal is enough."""
-    rehearsed(monkeypatch)
-    monkeypatch.setattr(tuner, "build_kernels", lambda *_: None)
+    """cuDNN benchmarks on the capturing thread at each size; other devices run ahead on any thread."""
+    without_cached_kernels(monkeypatch)
+    monkeypatch.setattr(graph_compiler, "build_kernels", lambda *_: None)
     by_kernels(SmallEngine(), StubModel(), compile=CompileConfig(enabled=True, targets=("vpm",), cudnn_benchmark=tries))
     assert made and {graph.is_warm for graph in made} == {not tries}
 
@@ -260,7 +260,7 @@ def test_failed_vocoder_kernels_keep_the_models(
     """Wherever it shows first; sessions and voices of the vocoder are not made anew."""
     engine, model = speaking_by(monkeypatch, SOUND, lambda: True), StubModel()
     if where == "capture":
-        rehearsed(monkeypatch)
+        without_cached_kernels(monkeypatch)
     state, targets = engine.vocoder.state, ("vpm",) if where == "not a target" else ("vpm", *SOUND.values())
     wrapped: list[str] = []
     monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))

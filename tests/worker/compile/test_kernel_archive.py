@@ -45,8 +45,8 @@ def test_lists_have_paths_of_the_new_folder(tmp_path: Path, monkeypatch: pytest.
     kernel = tmp_path / "new/triton/0/KEY"
     assert sorted(path.name for path in kernel.iterdir()) == ["__grp__step.json", "step.cubin", "step.json"]
     assert not (tmp_path / "new/ab").exists(), "torch packs its own"
-    told = json.loads((kernel / "__grp__step.json").read_text())["child_paths"]
-    assert told == {name: str(kernel / name) for name in ("step.cubin", "step.json")}
+    paths = json.loads((kernel / "__grp__step.json").read_text())["child_paths"]
+    assert paths == {name: str(kernel / name) for name in ("step.cubin", "step.json")}
     assert (kernel / "step.cubin").read_bytes() == b"code"
 
 
@@ -67,7 +67,7 @@ def test_includes_torchs_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data = pack(tmp_path, [])
     assert unpack(data, tmp_path / "new") and loaded == [b"graphs"]
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda data: None)
-    assert not unpack(data, tmp_path / "new"), "expected to be told what torch refuses"
+    assert not unpack(data, tmp_path / "new"), "expected False if torch refuses the artifact"
     monkeypatch.delitem(sys.modules, "torch._inductor")
     assert pack(tmp_path, ["ab/graph.py"]) is None
 
@@ -81,7 +81,7 @@ def archive(compression: int = zipfile.ZIP_STORED, **contents: str) -> bytes:
 
 
 def damaged(data: bytes) -> bytes:
-    """Where what is compressed begins, behind a name of eight letters."""
+    """Offset of the compressed data, after a name of eight letters."""
     return data[:38] + b"\xff" * 8 + data[46:]
 
 
@@ -151,6 +151,6 @@ def test_counts_built_and_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(LoadedKernels, "n_cached", 1)
     monkeypatch.setattr(LoadedKernels, "folders", set())
     for hit, folder in ((True, "ONE"), (False, "TWO"), (True, "ONE")):
-        launch._note(metadata_group={"a.json": f"/kernels/{folder}/a.json"}, cache_hit=hit, src=None)
+        launch._remember(metadata_group={"a.json": f"/kernels/{folder}/a.json"}, cache_hit=hit, src=None)
         launch._count()
     assert (LoadedKernels.n, LoadedKernels.n_cached, LoadedKernels.folders) == (8, 3, {"ONE", "TWO"})

@@ -39,7 +39,7 @@ def test_triton_stores_kernels_in_the_cache_folder(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv(head_start.TRITON_VARIABLE, raising=False)
     with mock.patch.dict(os.environ):
-        assert set_triton_folder(GPU), "expected an empty folder to be told"
+        assert set_triton_folder(GPU), "expected True for an empty folder"
         folder = Path(os.environ[head_start.TRITON_VARIABLE])
         assert folder == tmp_path / "triton" / "1"
         (folder / "abc").mkdir(parents=True)

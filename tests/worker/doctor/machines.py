@@ -31,8 +31,8 @@ def settings(**sections: dict[str, Any]) -> Config:
     return config.model_copy(update=changed)
 
 
-def compiling(**knobs: Any) -> dict[str, Any]:
-    return {"compile": CompileConfig(enabled=True, **knobs)}
+def compiling(**settings_: Any) -> dict[str, Any]:
+    return {"compile": CompileConfig(enabled=True, **settings_)}
 
 
 EAGER = {"compile": CompileConfig(enabled=False)}

@@ -229,8 +229,8 @@ def test_checks_visible_devices(visible: str, wrong: str | None) -> None:
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_refuses_allocators_that_do_not_fit_graphs(variable: str) -> None:
     environ = {variable: "expandable_segments:True,backend:cudaMallocAsync"}
-    for knobs in ({}, {"cuda_graphs": "on"}, {"cuda_graphs": "off", "mode": "reduce-overhead"}):
-        made = machine(settings(service=compiling(**knobs)), environ)
+    for settings_ in ({}, {"cuda_graphs": "on"}, {"cuda_graphs": "off", "mode": "reduce-overhead"}):
+        made = machine(settings(service=compiling(**settings_)), environ)
         check("allocator", made, PROBLEM, "checkPoolLiveAllocations", f"unset {variable}")
     check("allocator", machine(settings(service=compiling(cuda_graphs="off")), environ), NOTE, variable)
     check("allocator", machine(settings(service=compiling()), environ, torch=ON_CPU), NOTE)
@@ -252,9 +252,9 @@ def test_graphs_need_the_caching_allocator() -> None:
 
 def test_names_the_setting_that_turns_kernels_off() -> None:
     check("kernels", machine(settings(service=compiling())), OK, "run the model's layers")
-    for knobs in ({"kernels": "off"}, {"mode": "max-autotune"}, {"attention": "sdpa"}):
-        [(name, value)] = knobs.items()
-        made = machine(settings(service=compiling(**knobs)))
+    for settings_ in ({"kernels": "off"}, {"mode": "max-autotune"}, {"attention": "sdpa"}):
+        [(name, value)] = settings_.items()
+        made = machine(settings(service=compiling(**settings_)))
         check("kernels", made, NOTE, f"service.compile.{name} is {value}", "layers are compiled")
     made = machine(settings(service=compiling()), torch=replace(ON_GPU, triton=None))
     check("kernels", made, NOTE, "triton is not installed")

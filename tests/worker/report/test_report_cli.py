@@ -125,7 +125,7 @@ def test_refuses_an_unwritable_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "file").write_text("")
     with served(GOOD.to_json().encode()) as url:
         assert main(["--url", url, "--json", str(tmp_path / "file" / "report.json")]) == 2
-    assert "expected a place for a file" in capsys.readouterr().err
+    assert "expected a writable file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,12 @@ def test_json_round_trip(tmp_path: Path):
 
 
 def test_header_has_weights_and_memory():
-    told = {
+    changed = {
         "loading": Loading(6_000_000_000, 2.5),
         "allocator": "native",
         "memory": {"allocated": 5, "free": 2_500_000_000},
     }
-    report = CompileReport(header=HEADER.model_copy(update=told), rows=[])
+    report = CompileReport(header=HEADER.model_copy(update=changed), rows=[])
     assert line_of(report, "weights:") == "weights: 6 GB in 2.50 s, 2.4 GB/s"
     assert "free 2.50 GB" in line_of(report, "GPU memory:")
     assert CompileReport.from_json(report.to_json()) == report

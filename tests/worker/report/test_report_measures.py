@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from worker import version
 from worker.report import measures
 
 NAN, INF = float("nan"), float("inf")
@@ -106,11 +108,12 @@ def test_preserves_the_callers_random_state():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_header_has_the_gpus_driver_and_memory(monkeypatch: pytest.MonkeyPatch):
-    told = {"memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": 3, "mem_get_info": (4, 9)}
-    for name, value in {**told, "get_device_name": "card", "get_allocator_backend": "native"}.items():
+def test_header_has_the_gpus_driver_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    values = {"memory_allocated": 1, "memory_reserved": 2, "max_memory_allocated": 3, "mem_get_info": (4, 9)}
+    for name, value in {**values, "get_device_name": "card", "get_allocator_backend": "native"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    monkeypatch.setattr(measures.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="580.65.06\n580.65.06\n"))
+    monkeypatch.setattr(version, "DRIVER_FILE", tmp_path / "none")
+    monkeypatch.setattr(version.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="580.65.06\n580.65.06\n"))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     header = measures.header("it", torch.device("cuda"), {})
     assert (header.device, header.driver) == ("cuda (card)", "580.65.06")

@@ -89,7 +89,7 @@ def test_reports_a_function_that_stays_eager():
 
 
 def test_a_cache_that_counts_in_a_list_compiles_at_each_length():
-    with torch._dynamo.config.patch(recompile_limit=8):  # as it is for whoever did not raise it
+    with torch._dynamo.config.patch(recompile_limit=8):  # torch's default
         [row] = report_on(compilable.ListCache(), rows(3), runs=20).rows
     assert len(row.recompiles) == 7, f"expected recompiles up to the limit of 8 graphs, got {row.recompiles}"
     assert all("self.rows" in one.guard for one in row.recompiles), f"expected the list in all, got {row.recompiles}"
@@ -156,12 +156,12 @@ def test_inputs_of_another_form(inputs: Any, expected: str):
 
 
 def test_refuses_settings_unknown_to_torch():
-    with pytest.raises(ReportError, match="expected settings that it takes, got"):
+    with pytest.raises(ReportError, match="expected settings that it accepts, got"):
         report_on(compilable.Plain(), rows(3), backend="no such backend")
 
 
 def traces() -> dict[str, Any]:
-    """What a report could leave behind in a process."""
+    """The process state that a report could change."""
     loggers = [logging.getLogger(name) for name in (*BREAKS, *SKIPS)]
     return {
         "logging": [(one.level, one.propagate, list(one.handlers)) for one in loggers],
@@ -192,13 +192,13 @@ def test_restores_the_process():
         assert after[what] == expected, f"{what}: expected {expected}, got {after[what]}"
     compiled(*first)
     assert len(graphs) == 1 and compile_counters() == n_compiled, "expected the caller's graph to be still there"
-    told = [[(row.n_graphs, row.recompiles and len(row.recompiles)) for row in one.rows] for one in (report, again)]
-    assert told[0] == told[1], f"expected a second report to say the same, got {told}"
+    counts = [[(row.n_graphs, row.recompiles and len(row.recompiles)) for row in one.rows] for one in (report, again)]
+    assert counts[0] == counts[1], f"expected equal reports, got {counts}"
 
 
 @pytest.mark.slow
 def test_counts_cache_hits_of_inductor():
-    shift = (time.time_ns() % 1_000_000_007) / 1e9  # kernels that nobody has compiled before
+    shift = (time.time_ns() % 1_000_000_007) / 1e9  # kernels that are not in any cache
 
     class Shifts(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Our own regions' report: compiled, from equal state, on slots that are empty again afterwards."""
+"""The regions' report: compiled, from equal state, on slots that are empty again afterwards."""
 
 from collections.abc import Callable
 from functools import partial
@@ -143,10 +143,10 @@ def test_refuses_while_a_session_is_open():
 def test_start_report_has_no_measurements():
     parts, config = make()
     targets: dict[str, TargetState] = {}
-    told: list[str] = []
-    with TargetWatch(targets, lambda what, done, total: told.append(what)) as watch:
+    reported: list[str] = []
+    with TargetWatch(targets, lambda what, done, total: reported.append(what)) as watch:
         result = compile_engine(parts, config, targets=targets, progress=watch.progress, backend="eager")
-    assert told, "expected progress to be handed on"
+    assert reported, "expected progress to be forwarded"
     report = start_report(config, parts.model.device, result, watch.happened, cache="cold")
     assert report.problems() == [] and report.header.cache == "cold"
     llm, flow = row_of(report, "llm.model"), row_of(report, "token2wav.flow")

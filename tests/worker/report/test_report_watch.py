@@ -1,4 +1,4 @@
-"""The watch: counts what compiles while it looks, tells it to a log, and costs nothing while nothing compiles."""
+"""The watch counts and logs compile events, and has no cost while nothing compiles."""
 
 import logging
 import threading
@@ -79,16 +79,16 @@ def test_merges_equal_breaks():
 
 def test_logs_events_without_a_poll(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compile_watch, "SETTLE_S", 0.01)
-    log, told = logging.getLogger("a worker"), threading.Event()
+    log, warned = logging.getLogger("a worker"), threading.Event()
     handler = logging.Handler()
-    handler.emit = lambda record: told.set() if "recompiled" in record.getMessage() else None
+    handler.emit = lambda record: warned.set() if "recompiled" in record.getMessage() else None
     log.addHandler(handler)
     module, [first, second] = compilable.build_plain()
     run = compiled(module, dynamic=False)
     run(*first)
     with CompileWatch(log), caplog.at_level(logging.WARNING, "a worker"):
         run(*second)
-        assert told.wait(10), "expected a warning, got none"
+        assert warned.wait(10), "expected a warning, got none"
     log.removeHandler(handler)
     [warning] = [record for record in caplog.records if record.name == "a worker"]
     assert warning.levelno == logging.WARNING and "expected 2, actual 3" in warning.getMessage()
@@ -110,17 +110,17 @@ def test_restores_logging(capsys: pytest.CaptureFixture[str]):
     with CompileWatch():
         compiled(compilable.Prints())(*rows(3)[0])
     assert (logger.level, logger.propagate, list(logger.handlers)) == before
-    assert "Graph break" not in capsys.readouterr().err, "expected a watch that is not heard"
-    heard: list[str] = []
+    assert "Graph break" not in capsys.readouterr().err, "expected a watch that is not received"
+    received: list[str] = []
     mine = logging.Handler()
-    mine.emit = lambda record: heard.append(record.getMessage())
+    mine.emit = lambda record: received.append(record.getMessage())
     logger.addHandler(mine)
     logger.setLevel(logging.DEBUG)
     try:
         with CompileWatch() as watch:
             compiled(compilable.ReadsBack())(*rows(3)[0])
         assert (logger.level, logger.handlers) == (logging.DEBUG, [*before[2], mine])
-        assert len(heard) == 1 and watch.counts().graph_breaks == 1, f"expected both to hear it, got {heard}"
+        assert len(received) == 1 and watch.counts().graph_breaks == 1, f"expected both to receive it, got {received}"
     finally:
         logger.removeHandler(mine)
         logger.setLevel(before[0])

@@ -1,4 +1,4 @@
-"""A start goes through its stages in order, tells of each, and leaves nothing behind if it fails."""
+"""A start runs its stages in order, reports each, and frees everything if it fails."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ CONFIG = EngineConfig(model_path=TINY, device="cpu", max_sessions=1, euler_steps
 COMPILED = CONFIG.model_copy(update={"compile": CompileConfig(enabled=True, targets=("llm.model", "apm"))})
 
 
-class Diary(Status):
-    """Remembers every state and every word of progress with the state it was told in."""
+class RecordingStatus(Status):
+    """Records every state, and every progress report with the state at its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Diary(Status):
 
 def start(tmp_path: Path, config: EngineConfig = CONFIG, status: Status | None = None, **given: Any) -> Started:
     files = {"video": ASSETS / "warmup.mp4", "ref_audio": ASSETS / "ref_audio" / "default.wav"}
-    known = {"max_units": 1, "cache_dir": tmp_path, "targets": {}, "status": status or Diary()}
+    known = {"max_units": 1, "cache_dir": tmp_path, "targets": {}, "status": status or RecordingStatus()}
     return start_engine(config, **{**files, **known, **given})
 
 
 @contextmanager
-def nothing_stays() -> Iterator[None]:
+def no_engine_left() -> Iterator[None]:
     before = engine_threads()
     yield
     assert engine_threads() == before, "expected no engine left running"
@@ -60,8 +60,8 @@ def engine_threads() -> set[threading.Thread]:
 
 
 def test_stages_in_order(tmp_path: Path) -> None:
-    status, targets = Diary(), {"left over": TargetState("left over")}
-    with nothing_stays():
+    status, targets = RecordingStatus(), {"left over": TargetState("left over")}
+    with no_engine_left():
         started = start(tmp_path, status=status, targets=targets)
         assert isinstance(started.engine, Engine) and started.engine.n_free() == 1
         started.engine.close()
@@ -81,7 +81,7 @@ def test_stages_in_order(tmp_path: Path) -> None:
 
 
 def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:
-    status = Diary()
+    status = RecordingStatus()
     started = start(tmp_path, CONFIG.model_copy(update={"compile": CompileConfig()}), status)
     started.engine.close()
     assert State.COMPILING not in status.states and started.engine.config.compile.enabled is False
@@ -91,7 +91,7 @@ def test_auto_starts_eagerly_on_a_cpu(tmp_path: Path) -> None:
 def test_compiles_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, State, list[str]]] = []
     warm: list[bool] = []
-    status, targets = Diary(), {}
+    status, targets = RecordingStatus(), {}
 
     def compile_engine(parts: Any, config: EngineConfig, **given: Any) -> starting.CompileResult:
         assert given["targets"] is targets
@@ -114,7 +114,7 @@ def test_compiles_on_the_engines_thread(tmp_path: Path, monkeypatch: pytest.Monk
     assert any((tmp_path / "manifests").glob("*.json")), "expected the cache to be written down"
     assert list(started.seconds) == ["load", "compile", "warm_up"]
     assert [row.name for row in started.report.rows] == ["llm.model", "apm"], started.report
-    status, targets = Diary(), {}
+    status, targets = RecordingStatus(), {}
     start(tmp_path, COMPILED, status, targets=targets).engine.close()
     assert warm == [False, True], "expected the second start to find everything"
 
@@ -135,26 +135,26 @@ def fail(*_: Any, **__: Any) -> Any:
 def test_failed_stage_closes_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, expected: type[Exception], last: State
 ) -> None:
-    status = Diary()
+    status = RecordingStatus()
     monkeypatch.setattr(starting, "compile_engine", lambda *_, **__: starting.CompileResult())
     if stage == "warm_up":  # in the middle of it
         monkeypatch.setattr("worker.loop.sessions.Sessions.prepare", fail)
     else:
         monkeypatch.setattr(starting, stage, fail)
-    with nothing_stays(), pytest.raises(expected, match="no luck"):
+    with no_engine_left(), pytest.raises(expected, match="no luck"):
         start(tmp_path, COMPILED, status)
     assert status.state is last, f"expected the caller to move on from {last}, got {status.state}"
 
 
 def test_stopped_worker_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, build = Diary(), starting.build
+    status, build = RecordingStatus(), starting.build
 
     def build_and_drain(config: EngineConfig) -> Any:
         status.move(State.DRAINING)
         return build(config)
 
     monkeypatch.setattr(starting, "build", build_and_drain)
-    with nothing_stays(), pytest.raises(StateError):
+    with no_engine_left(), pytest.raises(StateError):
         start(tmp_path, status=status)
     assert status.state is State.DRAINING
 
@@ -177,7 +177,7 @@ def test_checks_files_before_loading(
     loads: list[Any] = []
     build: Callable[[EngineConfig], Any] = starting.build
     monkeypatch.setattr(starting, "build", lambda config: loads.append(config) or build(config))
-    with nothing_stays(), pytest.raises(error, match=word):
+    with no_engine_left(), pytest.raises(error, match=word):
         start(tmp_path, **files)
     assert not loads, "expected nothing loaded"
 

@@ -59,8 +59,8 @@ def _short() -> Iterator[None]:
         yield
 
 
-def make_engine(observer: Any = None, n_slots: int = 2, **knobs: Any) -> Engine:
-    config = make_config(n_slots, **{"session": TALKING, **knobs})
+def make_engine(observer: Any = None, n_slots: int = 2, **settings_: Any) -> Engine:
+    config = make_config(n_slots, **{"session": TALKING, **settings_})
     return Engine(make_parts(config), config, observer=observer)
 
 
@@ -105,10 +105,10 @@ def assert_clean(engine: Engine) -> None:
 
 def test_steps_and_lines() -> None:
     """All six steps in order, a line of exactly these keys for each unit, and a report that says the same."""
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     with make_engine(Director(listen=0.8, turn_end=0.0)) as engine:
         with mock.patch.object(engine, "patches", wraps=engine.patches) as patches:
-            report, lines = warm(engine, 5, progress=lambda *given: told.append(given))
+            report, lines = warm(engine, 5, progress=lambda *given: reported.append(given))
         assert_clean(engine)
     steps = [line.split()[1] for line in lines if re.match(r"\[warmup\] \(\d/6\)", line)]
     assert steps == [f"({number}/6)" for number in range(1, 7)], f"expected six steps, got {steps}"
@@ -123,7 +123,7 @@ def test_steps_and_lines() -> None:
         assert bool(text) == (decision == "SPEAK") == (times.tts > 0 and times.llm > 0), (decision, text, times)
     last = rf"\[warmup\] ✓ omni duplex warmup complete \(total={report.total_s:.1f}s, tts_triggered=True\)"
     assert re.fullmatch(last, lines[-1]), lines[-1]
-    assert ("units", 5, 5) in told
+    assert ("units", 5, 5) in reported
     frames = [frame for call in patches.call_args_list for frame in call.args[0]]
     assert frames and all(frame.startswith(b"\xff\xd8\xff") for frame in frames), "expected JPEG pictures"
     assert len(set(frames)) == 5, f"expected another picture each unit, got {len(set(frames))} of 5"
@@ -160,8 +160,8 @@ def test_burst_is_in_batches_of_every_size() -> None:
         assert_clean(engine)
     (line,) = [line for line in lines if "burst" in line]
     assert report.n_burst_units == 2 + 3 + 3 and "2, 3, 3 sessions at once, 8 units, 8 of them spoken" in line, line
-    behind = [number for number, one in enumerate(lines) if LINE.fullmatch(one)][-1]
-    assert lines.index(line) == behind + 1 and "(5/6)" in lines[behind + 2], "expected it behind the units"
+    last = [number for number, one in enumerate(lines) if LINE.fullmatch(one)][-1]
+    assert lines.index(line) == last + 1 and "(5/6)" in lines[last + 2], "expected it after the units"
 
 
 def test_burst_runs_once_if_every_size_is_captured() -> None:
@@ -221,18 +221,18 @@ def test_does_not_speak_without_a_reference_voice() -> None:
 
 def test_leaves_later_sessions_unchanged() -> None:
     """With a seed of their own and without, after few units and many, every sample and id."""
-    told: dict[int, list[list[Event]]] = {}
+    by_warmups: dict[int, list[list[Event]]] = {}
     for n in (0, 3, 10):
         with make_engine(Director(listen=0.3), snapshots=2) as engine:
             if n:
                 report, _ = warm(engine, n)
                 assert report.tts_triggered, "expected it to draw numbers"
                 assert_clean(engine)
-            told[n] = [chat(engine, None), chat(engine, 7), chat(engine, None)]
-    texts = [[event.text for event in outcomes(events)] for events in told[0]]
+            by_warmups[n] = [chat(engine, None), chat(engine, 7), chat(engine, None)]
+    texts = [[event.text for event in outcomes(events)] for events in by_warmups[0]]
     assert texts[0] != texts[2], "expected sessions without a seed to differ"
     for n in (3, 10):
-        for number, (got, expected) in enumerate(zip(told[n], told[0], strict=True)):
+        for number, (got, expected) in enumerate(zip(by_warmups[n], by_warmups[0], strict=True)):
             assert_told(f"session {number} after {n} units", got, expected)
 
 
