@@ -1,4 +1,4 @@
-"""What a worker says of itself. Looks only at what the host remembers, so that it answers while the engine works."""
+"""The body of a worker's /health. Reads host state only, so that it never waits for the engine's thread."""
 
 import platform
 import time
@@ -24,7 +24,13 @@ STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
 
 
 def health(service: Service, conversations: Collection[Conversation], totals: dict[str, float]) -> dict[str, Any]:
-    """The body of /health; every key is always there. totals: `units` answered and the `ms` they took."""
+    """The body of /health; all keys are always present.
+
+    Args:
+        service: the worker's service.
+        conversations: the open conversations.
+        totals: the number of answered `units` and the `ms` they took.
+    """
     service.check()
     standing, loaded, settings = service.status.now, service.loaded, service.settings
     engine, compile_result = (None, None) if loaded is None else (loaded.engine, loaded.started.compile_result)
@@ -33,7 +39,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
     if conversations and paused == len(conversations) and standing.state is State.BUSY:
         worker_status = "duplex_paused"
     slots = {"total": service.n_slots, "free": service.n_free, "paused": paused}
-    rows = [one.n_rows for one in conversations]  # names are the clients' and may be the same
+    rows = [one.n_rows for one in conversations]  # clients choose the names, which may be equal
     failed = standing.state is State.FAILED
     return {
         "status": "error" if failed else "initializing" if standing.state in STARTING else "healthy",
@@ -87,7 +93,7 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
 
 @cache
 def versions() -> dict[str, str | int | None]:
-    """Of what decides how this worker behaves."""
+    """The versions of the worker, its protocol and its libraries."""
     return {
         "duologue": VERSION,
         "protocol": PROTOCOL_VERSION,
