@@ -39,7 +39,7 @@ class RecentMel:
     mel: Tensor  # [S + 1, K + 1, n_mels, 104] f32
     first: Tensor  # [S + 1, K + 1] i64  valid columns [first, end), as `Apm.stream`
     end: Tensor  # [S + 1, K + 1] i64
-    n_units: Tensor  # [S + 1] i64  units encoded so far; advanced by `remember`
+    n_units: Tensor  # [S + 1] i64  units encoded so far; advanced by `store_recent`
 
     @classmethod
     def allocate(
@@ -98,7 +98,7 @@ def needs_overlap(n_rows: int, first: int, end: int, max_positions: int = MAX_PO
     return n_rows + conv_length(end - first) >= max_positions
 
 
-def remember(recent: RecentMel, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor) -> None:
+def store_recent(recent: RecentMel, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor) -> None:
     """Store one unit per slot in place of the oldest.
 
     Args:

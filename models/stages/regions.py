@@ -13,7 +13,7 @@ from torch import Tensor
 from models.inputs.audio import LogMel
 from models.inputs.mel_stream import mel_step
 from models.layers import speech_loop as speech
-from models.layers.audio_overlap import overlap_encode, remember
+from models.layers.audio_overlap import overlap_encode, store_recent
 from models.layers.backend import SpeechSampler, TextSampler
 from models.omni import OmniModel
 from models.sampling import text as sampling
@@ -49,7 +49,7 @@ def audio_unit(
     model: OmniModel, state: SlotState, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One unit of log-mel per slot to LLM rows [B, 10, D], and kept for `audio_overlap`; shapes as `Apm.stream`."""
-    remember(state.recent_mel, slots, mel, first, end)
+    store_recent(state.recent_mel, slots, mel, first, end)
     return model.encode_unit(mel, first, end, state.apm, slots)
 
 

@@ -97,7 +97,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         first = torch.tensor([unit == 0, unit in (3, 18)])
         n_new = torch.where(on, torch.where(first, FIRST_SAMPLES, SAMPLES), 0)
         mel, begin, end = regions("mel_unit", live, 0.1 * noise(2, 16640), n_new, on, ~on, redundancy=2, clip="auto")
-        heard, n_rows = regions("audio_unit", live, mel, begin, end)
+        audio, n_rows = regions("audio_unit", live, mel, begin, end)
         pixels = torch.randint(0, 256, (2, 64, 3 * patch * patch), dtype=torch.uint8, generator=generator)
         seen = regions(
             "vision",
@@ -107,7 +107,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
             torch.arange(64) < torch.tensor([[64], [40]]),
         )
         rows = torch.zeros(2, 96, config.hidden_size)
-        rows[:, 2:66], rows[:, 67:77] = seen, heard
+        rows[:, 2:66], rows[:, 67:77] = seen, audio
         is_row = torch.zeros(2, 96, dtype=torch.bool)
         is_row[:, 2:66] = is_row[:, 67:77] = True
         ids = torch.randint(0, config.vocab_size, (2, 96), generator=generator)
@@ -133,7 +133,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         for _ in range(5):
             regions("speech_step", live, kv_len=256, n_steps=1)
         yield "ids", torch.stack(chosen)[:, on]
-        yield "rows heard", torch.where((torch.arange(10) < n_rows[:, None])[..., None], heard, 0)[on]
+        yield "audio rows", torch.where((torch.arange(10) < n_rows[:, None])[..., None], audio, 0)[on]
         yield "speech_tokens", state.speech.speech_tokens[slots[on], :6]
         yield "lengths", torch.stack((state.llm.lengths, state.apm.lengths, state.speech.cache.lengths))[:, :2]
 

@@ -75,7 +75,7 @@ def test_kernel_draws_the_same_tokens(device: str) -> None:
         for draw, state in zip((draw_speech_tokens, draw_by_kernel), states, strict=True):
             active = ~state.done[slots] & (slots != len(SETTINGS))
             drawn.append(draw(state, slots, logits, active))
-        assert_same(drawn[1], drawn[0], f"codes of step {step}")
+        assert_same(drawn[1], drawn[0], f"tokens of step {step}")
         expected, got = map(everything, states)
         for name, tensor in expected.items():
             assert_same(got[name][:-1], tensor[:-1], f"{name} after step {step}")

@@ -20,9 +20,9 @@ class PlainSpeech:
 
     def __init__(self, tts: TTS, window: int | None = None):
         self.tts, self.window = tts, window
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.keys: list[Tensor | None] = [None] * len(self.tts.model.layers)
         self.values = list(self.keys)
         self.positions: list[int] = []
@@ -56,10 +56,10 @@ class PlainSpeech:
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return F.linear(self.tts.model.norm(x)[-1], self.tts.head_code[0].weight)
 
-    def feed_code(self, code: int) -> Tensor:
-        return self.feed(self.code_rows([code]))
+    def feed_token(self, token: int) -> Tensor:
+        return self.feed(self.token_rows([token]))
 
-    def code_rows(self, speech_tokens: list[int]) -> Tensor:
+    def token_rows(self, speech_tokens: list[int]) -> Tensor:
         return self.tts.emb_code[0].weight[speech_tokens]
 
     def close_up(self, keep: int, drop: int) -> None:
@@ -84,12 +84,12 @@ class PlainSpeaker:
         logits = self.model.feed(rows)
         speech_tokens: list[int] = []
         for n_drawn in range(1, max_speech_tokens + 1):
-            code = int(sample_speech_tokens(logits[None], ONLY, torch.tensor([True]), self.sampler).ids)
-            if code == self.eos:
+            token = int(sample_speech_tokens(logits[None], ONLY, torch.tensor([True]), self.sampler).ids)
+            if token == self.eos:
                 return speech_tokens, True
-            speech_tokens.append(code)
+            speech_tokens.append(token)
             if n_drawn < max_speech_tokens:
-                logits = self.model.feed_code(code)
+                logits = self.model.feed_token(token)
         return speech_tokens, False
 
 
@@ -106,8 +106,8 @@ class PlainStream:
     def push(self, rows: Tensor, final: bool) -> list[list[int]]:
         model, fed = self.speaker.model, rows
         if self.texts and self.kind == "sliding_recompute":
-            model.forget()
-            fed = torch.cat((self.texts[-1], model.code_rows(self.spoken[-1]), rows))
+            model.reset()
+            fed = torch.cat((self.texts[-1], model.token_rows(self.spoken[-1]), rows))
         if self.kind == "reindex" and len(self.held) > 2:
             first, *middle, last = self.held
             model.close_up(first, sum(middle))

@@ -159,7 +159,7 @@ def test_thirtieth_unit_empties_the_cache(tiny_model, apm, new_cache, first, ste
         expected = before[number] if number < 29 else after[number - 29]
         assert_close(got[0], expected, 1e-4, f"unit {number}")
         if number >= 10:
-            assert_close(got[1], before[number - 10], 1e-4, f"unit {number - 10} of the slot behind")
+            assert_close(got[1], before[number - 10], 1e-4, f"unit {number - 10} of the later slot")
         n_units = number + 1 if number < 29 else number - 28
         assert cache.lengths[:2].tolist() == [n_units * UNIT_ROWS, max(0, number - 9) * UNIT_ROWS]
         assert cache.positions[0] == cache.lengths[0]

@@ -18,7 +18,7 @@ from models.checkpoint.config import AudioConfig
 from models.errors import SettingsError
 from models.inputs.audio import UNIT_COLUMNS
 from models.layers.apm import UNIT_ROWS, Apm
-from models.layers.audio_overlap import RecentMel, max_overlap_units, needs_overlap, overlap_encode, remember
+from models.layers.audio_overlap import RecentMel, max_overlap_units, needs_overlap, overlap_encode, store_recent
 from models.layers.backend import TORCH
 from models.layers.kv_cache import KVCache
 from tests.models.compare import assert_close, assert_same
@@ -67,7 +67,7 @@ class Slots:
         slots = torch.tensor(list(units))
         mel = torch.stack([mel for mel, _ in units.values()])
         first, end = torch.tensor([columns for _, columns in units.values()]).unbind(1)
-        remember(self.recent, slots, mel, first, end)
+        store_recent(self.recent, slots, mel, first, end)
         rows, n_valid = self.apm.stream(mel.to(self.cache.k[0].dtype), first, end, self.cache, slots, TORCH)
         return {slot: rows[i, : n_valid[i]] for i, slot in enumerate(units)}
 
@@ -122,7 +122,7 @@ def test_restart_equals_streaming_the_last_units_into_an_empty_slot(apm, seed, c
     slots.assert_cache_close(slot, fresh, slot)
     n_rows = int(fresh.cache.lengths[slot])
     for got, old in zip(held, before, strict=True):
-        assert_same(got[slot, :, n_rows:], old[:, n_rows:], "rows behind the units")
+        assert_same(got[slot, :, n_rows:], old[:, n_rows:], "rows after the units")
         assert got.isfinite().all(), "expected finite rows, also for padding"
     following = {slot: unit(seed + 100)}
     assert_close(slots.encode(following)[slot], fresh.encode(following)[slot], 1e-5, "the unit after")
@@ -297,15 +297,15 @@ def test_restart_in_half_precision(apm):
 def test_restart_compiles_as_one_graph(apm):
     plain, compiled = Slots(apm), Slots(apm)
     options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
-    keep, start_over = torch.compile(remember, **options), torch.compile(overlap_encode, **options)
+    keep, restart = torch.compile(store_recent, **options), torch.compile(overlap_encode, **options)
     where, active = torch.tensor([0, 2, 3]), torch.tensor([True, False, True])
     first, end = torch.tensor([0, 2, 0]), torch.tensor([104, 104, 0])
     with torch.no_grad():
         for number in range(5):
             mel = torch.stack([unit(3 * number + row)[0] for row in range(3)])
-            for slots, run in ((plain, remember), (compiled, keep)):
+            for slots, run in ((plain, store_recent), (compiled, keep)):
                 run(slots.recent, where, mel, first, end)
-        for slots, run in ((plain, overlap_encode), (compiled, start_over)):
+        for slots, run in ((plain, overlap_encode), (compiled, restart)):
             run(apm, slots.recent, slots.cache, where, active)
     for slot in range(3):
         for got, expected in zip(compiled.copy(slot), plain.copy(slot), strict=True):
@@ -327,11 +327,11 @@ def test_overlap_is_needed_exactly_when_the_encoder_would_empty_the_slot(table, 
     first, end = (torch.full((n,), column) for column in columns)
     with torch.no_grad():
         _, n_new = apm.stream(torch.zeros(n, 1, UNIT_COLUMNS), first, end, cache, torch.arange(n), TORCH)
-    asked = torch.tensor([needs_overlap(int(rows), *columns, max_positions=table) for rows in held])
-    expected = torch.where(asked, 0, held) + n_new
+    needed = torch.tensor([needs_overlap(int(rows), *columns, max_positions=table) for rows in held])
+    expected = torch.where(needed, 0, held) + n_new
     wrong = held[cache.lengths[:n] != expected].tolist()
     assert not wrong, f"slots holding {wrong} rows: expected the encoder to empty exactly these slots"
-    assert bool(asked.any()) == (columns != ABSENT)
+    assert bool(needed.any()) == (columns != ABSENT)
 
 
 @given(table=st.integers(102, 5000))

@@ -65,7 +65,7 @@ def test_loop_equals_plain_loop(runner: Runner, state: SpeechState, eos: int, se
         own, min_speech_tokens=0, max_speech_tokens=12
     )
     assert not ended
-    assert [first.tolist(), *later] == [[code] for code in expected]
+    assert [first.tolist(), *later] == [[token] for token in expected]
     assert drawn(state, 1) == expected
     assert state.done[1], "expected the limit to end the call"
     assert state.cache.lengths[1] == 5 + 11, f"expected an unfed last token, got {state.cache.lengths[1]} rows"
@@ -83,7 +83,7 @@ def test_end_token_ends_a_call(runner: Runner, state: SpeechState, eos: int) -> 
     state.sampler.configure(0, BEST, end)
     begin(runner, [0], [rows(5)])
     for n_drawn in range(1, 7):
-        assert not state.done[0], f"done after {n_drawn} of 7 codes"
+        assert not state.done[0], f"done after {n_drawn} of 7 tokens"
         step(runner, [0])
     assert state.done[0]
     assert drawn(state, 0) == spoken[:7]
@@ -102,7 +102,7 @@ def test_end_token_is_not_drawn_before_the_minimum(runner: Runner, state: Speech
         step(runner, [0], 11)
         got = drawn(state, 0)
         assert end not in got[:fewest]
-        assert len(got) == n_drawn, f"at least {fewest}: expected {n_drawn} codes, got {got}"
+        assert len(got) == n_drawn, f"at least {fewest}: expected {n_drawn} tokens, got {got}"
 
 
 def test_call_may_be_limited_to_one_token(runner: Runner, state: SpeechState, eos: int) -> None:
