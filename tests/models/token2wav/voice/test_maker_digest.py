@@ -118,7 +118,7 @@ def test_does_not_store_the_digest_of_a_file_that_changes_meanwhile(model: Path,
 
 
 def test_the_memo_is_bounded(model: Path, cache: Path, monkeypatch, read: list[str]) -> None:
-    monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
+    monkeypatch.setattr(module, "_MAX_ENTRIES", 3)
     maker_digest(model, 80, cache)
     other = shutil.copytree(model, model.parent / "copy")
     maker_digest(other, 80, cache)

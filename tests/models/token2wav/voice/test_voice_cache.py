@@ -278,7 +278,7 @@ def test_does_not_store_a_voice_larger_than_the_limit(tmp_path: Path) -> None:
     size = path.stat().st_size
     cache = VoiceCache(tmp_path, "digest", max_bytes=size - 1)
     cache.get_or_make(prompt(0.7), RATE, Maker())
-    assert cache.problem == f"a voice of {size} bytes, where all together may have {size - 1}"
+    assert cache.problem == f"the voice has {size} bytes, the limit of the cache is {size - 1}"
     assert voice_files(tmp_path) == [path]
     with pytest.raises(SettingsError, match="voice cache: max_bytes: expected at least 1, got 0"):
         VoiceCache(tmp_path, "digest", max_bytes=0)
