@@ -315,7 +315,7 @@ def test_padded_calls_find_their_graphs(runner: Runner, made: list[Replayed]):
             runner.regions.capture(["llm_prefill", "llm_decode", "sample_text", "llm_evict"])
         with runner.lease() as one, runner.lease() as two:
             rows = Rows.mixed(ids.tolist(), [(0, torch.ones(3, width))])
-            _, logits = runner.feed([one, two], [rows, rows.chunks_of_turn(0, 7)])
+            _, logits = runner.feed([one, two], [rows, rows.cut(0, 7)])
             chosen = runner.sample([one, two], logits).ids.tolist()
             runner.evict([two], [1], [3])
             results.append([chosen])
