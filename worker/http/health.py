@@ -126,5 +126,6 @@ def _memory(engine: Any, compile_result: CompileResult | None) -> dict[str, int]
     numbers = {"resident": memory_bytes(None)}
     if engine is not None and engine.parts.model.device.type == "cuda":
         numbers |= device_memory(engine.parts.model.device)
-        numbers["graphs"] = sum(region.n_bytes for region in compile_result.regions.values())
+        regions = {} if compile_result is None else compile_result.regions
+        numbers["graphs"] = sum(region.n_bytes for region in regions.values())
     return numbers
