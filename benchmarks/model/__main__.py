@@ -29,13 +29,13 @@ from models.stages.state import SlotState
 
 # The most important first, since a run may end before the last.
 ORDER = (
-    *("unit_step", "unit_prefill", "speech_step", "vision", "audio_unit", "mel_unit", "llm_decode", "llm_prefill"),
-    *("sample_text", "speech_begin", "spoken_rows", "speech_condition", "audio_overlap", "clips", "llm_evict", "reset"),
+    *("unit_step", "unit_prefill", "speech_step", "vision", "audio_unit", "mel_unit"),
+    *("speech_begin", "spoken_rows", "audio_overlap", "clips", "llm_evict", "reset"),
 )
 # Regions that run a stack of layers. The others compile whole in both modes.
 STACKED = frozenset(
     (
-        *("vision", "clips", "audio_unit", "audio_overlap", "llm_prefill", "unit_prefill", "llm_decode", "unit_step"),
+        *("vision", "clips", "audio_unit", "audio_overlap", "unit_prefill", "unit_step"),
         *("speech_begin", "speech_step"),
     )
 )

@@ -189,19 +189,19 @@ def _llm(regions: Regions, batch: int, rows: int, kv_len: int) -> RegionWork:
     return _decoder(llm.model, regions.state.llm, batch, rows, kv_len) + ends
 
 
-def _sample_text(regions: Regions, b: Bucket) -> RegionWork:
-    sets = regions.table["sample_text"].bound[1]
+def _choose(regions: Regions, b: Bucket) -> RegionWork:
+    sets = regions.table["unit_step"].bound[2]
     masks = sum(_rows(mask, b["batch"]) for mask in (sets.forbidden, sets.length_ids))
     return RegionWork(weights=masks, state=b["batch"] * regions.state.text.history[0].nbytes)
 
 
 def _unit_prefill(regions: Regions, b: Bucket) -> RegionWork:
-    return _llm(regions, b["batch"], b["rows"], b["kv"]) + _sample_text(regions, b)
+    return _llm(regions, b["batch"], b["rows"], b["kv"]) + _choose(regions, b)
 
 
 def _unit_step(regions: Regions, b: Bucket) -> RegionWork:
     kept = RegionWork(state=b["batch"] * regions.state.hidden[0, 0].nbytes)  # the token's hidden state, for speech
-    return _llm(regions, b["batch"], 1, b["kv"]) + _sample_text(regions, b) + kept
+    return _llm(regions, b["batch"], 1, b["kv"]) + _choose(regions, b) + kept
 
 
 def _llm_evict(regions: Regions, b: Bucket) -> RegionWork:
@@ -215,16 +215,11 @@ def _reset(regions: Regions, b: Bucket) -> RegionWork:
     return RegionWork(state=b["batch"] * sum(tensor[0].nbytes for tensor in regions.state.tensors()))
 
 
-def _condition(regions: Regions, n: int) -> RegionWork:
-    """For n tokens in all."""
-    tts = regions.model.tts
-    table = _rows(tts.emb_text.weight, n + 2)  # and two markers: end of text and begin of audio
-    return RegionWork(_weights(tts.projector_semantic) + table, 0, _linears(tts.projector_semantic, n))
-
-
 def _spoken_rows(regions: Regions, b: Bucket) -> RegionWork:
-    n = b["batch"] * b["spoken"]
-    return _condition(regions, n) + RegionWork(state=n * regions.state.hidden[0, 0].nbytes)
+    tts, n = regions.model.tts, b["batch"] * b["spoken"]
+    table = _rows(tts.emb_text.weight, n + 2)  # two more: end of text and begin of audio
+    hidden = n * regions.state.hidden[0, 0].nbytes
+    return RegionWork(_weights(tts.projector_semantic) + table, hidden, _linears(tts.projector_semantic, n))
 
 
 def _speech(regions: Regions, batch: int, rows: int, kv_len: int, looked_up: int) -> RegionWork:
@@ -243,14 +238,10 @@ _COUNTS: dict[str, Callable[[Regions, Bucket], RegionWork]] = {
     "mel_unit": _mel_unit,
     "audio_unit": _audio_unit,
     "audio_overlap": _audio_overlap,
-    "llm_prefill": lambda regions, b: _llm(regions, b["batch"], b["rows"], b["kv"]),
-    "llm_decode": lambda regions, b: _llm(regions, b["batch"], 1, b["kv"]),
-    "sample_text": _sample_text,
     "unit_prefill": _unit_prefill,
     "unit_step": _unit_step,
     "llm_evict": _llm_evict,
     "reset": _reset,
-    "speech_condition": lambda regions, b: _condition(regions, b["batch"] * b["tokens"]),
     "spoken_rows": _spoken_rows,
     "speech_begin": lambda regions, b: _speech(regions, b["batch"], b["tokens"] + 2, b["kv"], looked_up=0),
     "speech_step": lambda regions, b: _speech(regions, b["batch"], 1, b["kv"], looked_up=b["batch"]),

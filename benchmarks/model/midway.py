@@ -24,7 +24,7 @@ HEARD_ROWS = 1000  # encoder rows of 20 s of earlier sound
 PUSHED_SAMPLES = 160_560  # 10 s and the look-ahead of the longer first unit
 EMITTED_FRAMES = 1000
 TEXT_HISTORY = 300
-FEEDING = ("llm_prefill", "unit_prefill", "llm_decode", "unit_step")  # regions that feed the language model
+FEEDING = ("unit_prefill", "unit_step")  # regions that feed the language model
 
 
 class Midway:
@@ -55,7 +55,7 @@ class Midway:
 
 def new_rows(name: str, bucket: Bucket) -> int:
     """Cache rows one call of a region appends to each slot."""
-    if name in ("llm_prefill", "unit_prefill"):
+    if name == "unit_prefill":
         return bucket["rows"]
     return bucket["tokens"] + 2 if name == "speech_begin" else 1
 

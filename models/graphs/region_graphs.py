@@ -108,7 +108,7 @@ class CaptureFacts:
 
 
 class RegionTable:
-    """All regions of one model and its slots. Call one by name: `table("llm_decode", slots, ids, ...)`."""
+    """All regions of one model and its slots. Call one by name: `table("unit_step", slots, ids, ...)`."""
 
     # Compile target -> module classes that repeat inside it, and their methods, which are compiled in its place.
     stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}

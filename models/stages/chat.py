@@ -1,8 +1,8 @@
-"""Turn-based chat: messages of text, images and sound in, text out, whole or streamed, over leased slots.
+"""Turn-based chat for one caller: messages of text, images and sound in, text out, whole or streamed.
 
-Knows how a conversation becomes rows and when an answer ends. Does not know the regions' shapes (`runner`)
-nor the template (`prompts`). A request is checked completely before it takes a slot, and the slot is empty
-again when the answer ends, however it ends.
+Contains the way from a conversation to rows and the end of a reply; prefill and decode are those of `unit_steps`, as
+in the worker's answers. Does not contain the template (`prompts`). A request is checked completely before it takes a
+slot, and the slot is emptied when the reply ends, fails or is closed.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,6 +22,7 @@ from models.sampling.text import TokenSet, TokenSets
 from models.stages.message_reader import MessageReader
 from models.stages.region_table import Shapes
 from models.stages.runner import Rows, Runner
+from models.stages.unit_steps import UnitSteps
 
 MAX_NEW_TOKENS = 512
 Compat = Literal["reference", "fixed"]
@@ -29,7 +30,7 @@ Compat = Literal["reference", "fixed"]
 
 @dataclass(frozen=True)
 class ReplyPiece:
-    """One generated token. id: the token. text: what it completes; empty in the middle of a character."""
+    """One generated token. text: the characters that it completes; empty in the middle of a character."""
 
     id: int
     text: str
@@ -37,7 +38,7 @@ class ReplyPiece:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A whole answer. ids: all generated tokens, a stop token included. text: without special tokens."""
+    """A complete reply. ids: all generated tokens, a stop token included. text: without special tokens."""
 
     ids: list[int]
     text: str
@@ -45,13 +46,14 @@ class ChatReply:
 
 
 class Chat:
-    """Chat over a runner's slots. One call is one conversation; calls do not remember each other."""
+    """Chat over a runner's slots. Each call is a conversation of its own; nothing is kept between calls."""
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, settings: PreprocessorConfig):
         self.runner, self.tokenizer, self.settings = runner, tokenizer, settings
+        self.steps = UnitSteps(runner, speaker=None)
         self._reader = MessageReader(runner.model.config, tokenizer, settings)
         special = tokenizer.special
-        # Text behind the end of speech is never shown, so there is no reason to wait for it.
+        # Text after the end of speech is not shown, so it is not generated.
         self.stop_ids = frozenset({special.im_end, special.endoftext, special.tts_eos})
 
     @classmethod
@@ -66,8 +68,10 @@ class Chat:
         shapes: Shapes | None = None,
         pt_path: str | Path | None = None,
     ) -> "Chat":
-        """Chat with a checkpoint folder. llm_len: rows of a conversation, answer included.
+        """Chat with a checkpoint folder.
 
+        Args:
+            llm_len: context rows of a conversation, reply included.
         Raises: as `load_model`; ConfigError if tokenizer or picture settings do not fit the model; TokenError.
         """
         model = load_model(path, device=device, dtype=dtype, pt_path=pt_path)
@@ -76,30 +80,33 @@ class Chat:
         if tokenizer.highest_id >= config.vocab_size:
             expected = f"below {config.vocab_size} (vocab_size)"
             raise ConfigError("tokenizer: highest id", expected=expected, got=tokenizer.highest_id)
-        for key, expected in (
+        for key, value in (
             ("image_feature_size", config.query_num),
             ("patch_size", config.vision_config.patch_size),
         ):
-            if (got := getattr(settings, key)) != expected:
-                raise ConfigError(f"preprocessor_config.json: {key}", expected=expected, got=got)
+            if (got := getattr(settings, key)) != value:
+                raise ConfigError(f"preprocessor_config.json: {key}", expected=value, got=got)
         sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], config.vocab_size, device)
         runner = Runner(model, sets, n_slots=n_slots, llm_len=llm_len, shapes=shapes)
         return cls(runner, tokenizer, settings)
 
     def read(self, messages: object, options: PromptOptions | None = None) -> Prompt:
-        """Check a conversation and lay it out; nothing is encoded and no slot is taken.
+        """Check a conversation and build its prompt, without encoding it and without a slot.
 
-        messages: list of `{"role", "content"}`, content being text or a list of text, PIL images and mono float
-        sound [n] at 16 kHz. Special tokens in text count as such: escape what must not act as one.
+        Args:
+            messages: list of `{"role", "content"}`. Content is text or a list of text, PIL images and mono float sound
+                [n] at 16 kHz. Special tokens in text act as such; the caller escapes them where they must not.
         Raises: MessageError, ImageError, AudioError, TokenError.
         """
         return self._reader.read(messages, options)
 
     def encode(self, prompt: Prompt, *, compat: Compat = "fixed") -> Rows:
-        """A prompt as rows ready to be fed, images and sound encoded; takes no slot.
+        """Encode a prompt's images and sound and return the rows to prefill; takes no slot.
 
-        compat: "reference" lets shorter sounds see the padding of the longest one in the same request, as the
-        public implementation does; "fixed" encodes each by itself. Raises: ImageError, SettingsError.
+        Args:
+            compat: "reference": shorter sounds attend to the padding of the longest one in the same request, as in the
+                public implementation. "fixed": each sound is encoded by itself.
+        Raises: ImageError, SettingsError.
         """
         if compat not in get_args(Compat):
             raise SettingsError("compat", expected=f"one of {', '.join(get_args(Compat))}", got=compat)
@@ -116,12 +123,15 @@ class Chat:
         stop_ids: Collection[int] | None = None,
         compat: Compat = "fixed",
     ) -> Iterator[ReplyPiece]:
-        """Generate token by token; the slot is given back when the iterator ends or is closed.
+        """Generate token by token; the slot is released when the iterator ends or is closed.
 
-        stop_ids: tokens that end the answer (default: end of message, of text, of speech); the stop token is
-        yielded, with empty text. The last piece also carries what is left of an unfinished character.
-        Raises: as `read` and `encode`; ContextOverflowError if prompt and answer do not fit a slot; SettingsError;
-        SlotError; NumericsError.
+        The last piece also contains the rest of an incomplete character.
+
+        Args:
+            stop_ids: tokens that end the reply; default: end of message, of text, of speech. The stop token is yielded
+                with empty text.
+        Raises: as `read` and `encode`; ContextOverflowError if prompt and reply do not fit a slot; SettingsError;
+            SlotError; NumericsError.
         """
         if type(max_new_tokens) is not int or max_new_tokens < 1:
             raise SettingsError("max_new_tokens", expected="a whole number from 1", got=max_new_tokens)
@@ -150,14 +160,12 @@ class Chat:
     def _generate(
         self, rows: Rows, sampling: TextSampling, seed: int, limit: int, stop_ids: frozenset[int]
     ) -> Iterator[ReplyPiece]:
-        runner, text = self.runner, TextStream(self.tokenizer)
-        with runner.lease() as slot:
-            runner.configure_text(slot, sampling, seed)
-            _, logits = runner.feed([slot], [rows])
+        steps, text = self.steps, TextStream(self.tokenizer)
+        with steps.lease() as slot:
+            steps.configure_text(slot, sampling, seed)
+            (chosen,) = steps.feed([slot], [rows], [True])
             for n in range(1, limit + 1):
-                chosen = runner.sample([slot], logits)
-                token, bad = torch.stack([chosen.ids, chosen.bad.long()]).flatten().tolist()  # the step's one sync
-                if bad:
+                if (token := chosen.token) is None:
                     raise NumericsError("logits", expected="finite numbers", got="NaN, infinity or no choice left")
                 stopped = token in stop_ids
                 piece = "" if stopped else text.push([token])
@@ -165,23 +173,36 @@ class Chat:
                     yield ReplyPiece(token, piece + text.flush())
                     return
                 yield ReplyPiece(token, piece)
-                _, logits = runner.decode([slot], [token])
+                (chosen,) = steps.step([slot], [token], [None], [True])
 
     def reply(
         self,
         messages: object,
         options: PromptOptions | None = None,
         *,
+        sampling: TextSampling = CHAT_TEXT,
+        seed: int = 0,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop_ids: Collection[int] | None = None,
-        **settings: object,
+        compat: Compat = "fixed",
     ) -> ChatReply:
-        """The whole answer; arguments and errors as `stream`."""
+        """The complete reply; arguments and errors as `stream`."""
         stops = self._stops(stop_ids)
-        pieces = list(self.stream(messages, options, stop_ids=stops, **settings))
+        pieces = list(
+            self.stream(
+                messages,
+                options,
+                sampling=sampling,
+                seed=seed,
+                max_new_tokens=max_new_tokens,
+                stop_ids=stops,
+                compat=compat,
+            )
+        )
         ids = [piece.id for piece in pieces]
         return ChatReply(ids, "".join(piece.text for piece in pieces), "stop" if ids[-1] in stops else "length")
 
 
 def greedy(sampling: TextSampling = CHAT_TEXT) -> TextSampling:
-    """The same settings, always taking the best token."""
+    """The same settings with greedy decoding."""
     return replace(sampling, greedy=True)

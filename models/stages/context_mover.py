@@ -1,12 +1,12 @@
-"""How rows leave the language model's context and others close up, without wearing out the keys that stay.
+"""Drops rows from the language model's context and closes the gap without wearing out the keys that stay.
 
-Keys are stored turned by their positions. Closing a gap by turning every key behind it, as `KVCache.evict` can, rounds
-each of them once per eviction, and in bfloat16 that adds up. But only distances between positions count. So a slot that
-is *held* does it the other way round: rows behind the gap keep their keys and positions, and the prompt in front of it
-is brought up behind them, turned in one step from the keys it was first fed with. Positions then run ahead of places;
-before they leave the range in which float32 angles are exact enough, everything is turned back once.
+Keys are stored rotated by their positions. Closing a gap by rotating every key after it, as `KVCache.evict` can, rounds
+each of them once per eviction, and in bfloat16 the errors add up. But only differences of positions count. In a *held*
+slot, rows after the gap therefore keep their keys and positions, and the keys of the prompt before the gap are rotated
+towards them, in one step from the unrotated copy of the prompt. Positions then run ahead of places. Before they leave
+the range in which float32 angles are exact enough, all keys are rotated back once.
 
-Knows rows and positions. Does not know what is worth keeping (`worker.loop.window`).
+Contains rows and positions. Does not decide which rows to drop (`worker.loop.window`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,17 @@ from torch import Tensor
 from models.stages.region_table import EVICTED_AT_ONCE
 from models.stages.runner import Rows, Runner
 
-MAX_AHEAD = 8192  # positions ahead of places: with a context of as many rows, angles err by 1e-3 at most
+MAX_AHEAD = 8192  # positions ahead of places: with a context of as many rows, angles are off by at most 1e-3
 
 
 @dataclass(frozen=True)
 class _Held:
-    """keys: of every layer after the prompt, from position 0. n: its rows that are held. ahead: positions that the
-    slot's rows are ahead of their places.
+    """The prompt of a held slot.
+
+    Args:
+        keys: of every layer after the prompt was fed, from position 0.
+        n: rows held.
+        ahead: positions that the slot's rows are ahead of their places.
     """
 
     keys: list[Tensor]
@@ -33,74 +37,79 @@ class _Held:
 
 
 class ContextMover:
-    """Evictions of a runner's slots. feed: puts rows at a slot's end."""
+    """Evictions of a runner's slots.
 
-    def __init__(self, runner: Runner, feed: Callable[[int, Rows], object]):
+    Args:
+        feed: appends rows to a slot.
+    """
+
+    def __init__(self, runner: Runner, feed: Callable[[int, Rows], None]):
         self._runner, self._cache, self._feed = runner, runner.state.llm, feed
         self._held: dict[int, _Held] = {}
 
     def hold(self, slot: int, saved: list[Tensor], n: int) -> None:
-        """Keep the keys of the slot's first n rows as they were fed; nothing has been dropped yet.
+        """Hold the slot's first `n` rows: keep a copy of their keys. No row may have been dropped yet.
 
-        saved: what `Duplex.save_keys` gave of at least these, or `Duplex.save`, of which no values are kept.
+        Args:
+            saved: `UnitSteps.save_keys` of at least these rows, or `UnitSteps.save`, whose values are not kept.
         """
         self._held[slot] = _Held(saved[: len(self._cache.k)], n)
 
-    def let_go(self, slot: int) -> None:
-        """The slot is emptied."""
+    def release(self, slot: int) -> None:
+        """End the hold of a slot that was emptied."""
         self._held.pop(slot, None)
 
     def n_held(self, slot: int) -> int | None:
-        """Rows held at the slot's front; None if it turns keys instead."""
+        """Rows held at the slot's front; None for a slot that is not held."""
         return self._held[slot].n if slot in self._held else None
 
     def drop(self, slots: Sequence[int], keep: Sequence[int], n_rows: Sequence[int]) -> None:
-        """Drop context rows [keep, keep + n_rows) of each slot and close the gap. A held slot keeps what it holds.
+        """Drop context rows [keep, keep + n_rows) of each slot and close the gap. Held rows cannot be dropped.
 
         Raises: as `Runner.evict`.
         """
         for held in (False, True):
             chosen = [i for i, slot in enumerate(slots) if (slot in self._held) is held]
-            most = max(self._runner.shapes.batch[0], EVICTED_AT_ONCE)
-            for start in range(0, len(chosen), most):
-                part = chosen[start : start + most]
+            n_max = max(self._runner.shapes.batch[0], EVICTED_AT_ONCE)
+            for start in range(0, len(chosen), n_max):
+                part = chosen[start : start + n_max]
                 own = ([values[i] for i in part] for values in (slots, keep, n_rows))
                 self._runner.evict(*own, turn=not held)
                 for i in part if held else ():
-                    assert keep[i] == self._held[slots[i]].n, f"slot {slots[i]}: a held slot drops behind what it holds"
-                    self._bring_up(slots[i], n_rows[i])
+                    assert keep[i] == self._held[slots[i]].n, f"slot {slots[i]}: expected a drop right after held rows"
+                    self._move_held(slots[i], n_rows[i])
 
     def rebuild(self, slot: int, prefix: int, first_kept: int, ids: Sequence[int]) -> None:
-        """Put `ids` between the first `prefix` rows and those from `first_kept` on, which move to make room.
+        """Replace the rows between the first `prefix` rows and row `first_kept` by `ids`; the rows after them move.
 
-        Raises: ContextOverflowError if it does not fit, before anything is moved.
+        Raises: ContextOverflowError if the result does not fit, before any change.
         """
-        runner, cache, one = self._runner, self._cache, self._one(slot)
+        runner, cache, slots = self._runner, self._cache, self._slots(slot)
         total, by = runner.context_len(slot), prefix + len(ids) - first_kept
         runner.check_room(slot, by)
         frequencies, held = runner.model.llm.model.frequencies, slot in self._held
-        first, places = torch.full_like(one, first_kept), torch.full_like(one, by)
-        cache.shift(one, first, places, frequencies, rotates=not held)
+        first, places = torch.full_like(slots, first_kept), torch.full_like(slots, by)
+        cache.shift(slots, first, places, frequencies, rotates=not held)
         if held:
-            cache.positions.index_add_(0, one, -places)
-            self._bring_up(slot, -by)
-        # Rows behind the place that is fed exist, but a query sees only what lies before it.
-        cache.set_length(one, torch.full_like(one, prefix))
+            cache.positions.index_add_(0, slots, -places)
+            self._move_held(slot, -by)
+        # The moved rows stay in memory after the new ones, but a query attends only to rows before it.
+        cache.set_length(slots, torch.full_like(slots, prefix))
         runner.set_context_len(slot, prefix)
         self._feed(slot, Rows.mixed(ids, []))
-        cache.set_length(one, torch.full_like(one, total + by))
+        cache.set_length(slots, torch.full_like(slots, total + by))
         runner.set_context_len(slot, total + by)
 
-    def _bring_up(self, slot: int, by: int) -> None:
-        """Turn what is held by that many positions more; turn everything back if that is too far."""
+    def _move_held(self, slot: int, by: int) -> None:
+        """Rotate the held keys `by` more positions; rotate all keys back if the result is too far ahead."""
         held, cache = self._held[slot], self._cache
         ahead, frequencies = held.ahead + by, self._runner.model.llm.model.frequencies
         if abs(ahead) > MAX_AHEAD:
-            one = self._one(slot)
-            cache.move_positions(one, torch.full_like(one, held.n), torch.full_like(one, -ahead), frequencies)
+            slots = self._slots(slot)
+            cache.move_positions(slots, torch.full_like(slots, held.n), torch.full_like(slots, -ahead), frequencies)
             ahead = 0
         cache.restore_keys(slot, held.keys, held.n, ahead, frequencies)
         self._held[slot] = replace(held, ahead=ahead)
 
-    def _one(self, slot: int) -> Tensor:
+    def _slots(self, slot: int) -> Tensor:
         return self._runner.tensor([slot], 1, slot)

@@ -1,7 +1,7 @@
-"""Conversations cut into what a slot is fed: ids, picture slices and sounds to encode, and where their rows go.
+"""Turns conversations into content to prefill: token ids, image slices and sounds, and the places of their rows.
 
-Everything is checked and cut here, without weights, so that bad input never reaches the model and the thread that owns
-it only encodes. Knows messages, the template and checkpoint settings. Does not know slots nor what an answer is.
+All checks and cuts are made here, without weights: invalid input does not reach the model, and the thread that owns
+the model only encodes. Contains messages, the template and checkpoint settings. Does not contain slots or answers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,14 @@ from models.stages.runner import Rows, Runner
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """A stretch of conversation, checked and cut, not encoded yet.
+    """A span of conversation, checked and cut, not yet encoded.
 
-    ids: what media rows stand in for is in there too. slices: pictures, each with its bound in `image_bounds`.
-    sounds: [n] float32 each, with the bounds its rows fill in order.
+    Args:
+        ids: token ids, placeholders of media rows included.
+        slices: image slices.
+        image_bounds: the places of each slice's rows.
+        sounds: [n] float32 at 16 kHz each.
+        sound_bounds: the places of each sound's rows, filled in order.
     """
 
     ids: tuple[int, ...]
@@ -38,8 +42,8 @@ class Content:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def between(self, before: Sequence[int], behind: Sequence[int]) -> "Content":
-        """The same with ids around it."""
+    def between(self, before: Sequence[int], after: Sequence[int]) -> "Content":
+        """The same content with ids before and after it."""
         by = len(before)
 
         def moved(bounds: tuple[Bound, ...]) -> tuple[Bound, ...]:
@@ -47,43 +51,44 @@ class Content:
 
         return replace(
             self,
-            ids=(*before, *self.ids, *behind),
+            ids=(*before, *self.ids, *after),
             image_bounds=moved(self.image_bounds),
             sound_bounds=tuple(map(moved, self.sound_bounds)),
         )
 
     def sound_rows(self, runner: Runner, *, batch_padding: bool) -> Iterator[tuple[int, Tensor]]:
-        """Encode the sounds. Gives: where rows begin, and the rows [n, D]. batch_padding: see `Runner.encode_clips`."""
+        """Encode the sounds. Yields: first place and rows [n, D]. batch_padding: as in `Runner.encode_clips`."""
         chunk_length = runner.model.config.audio_chunk_length
         encoded = runner.encode_clips(self.sounds, chunk_length=chunk_length, batch_padding=batch_padding)
         for rows, bounds in zip(encoded, self.sound_bounds, strict=True):
             sizes = [end - start for start, end in bounds]
-            # The joined sound may make a row more than its placeholders hold; that row stands for nothing.
-            yield from zip((start for start, _ in bounds), rows[: sum(sizes)].split(sizes), strict=True)
+            # The joined sound may have one row more than its placeholders; that row is dropped.
+            yield from zip((start for start, _ in bounds), torch.split(rows[: sum(sizes)], sizes), strict=True)
 
     def encode(self, runner: Runner, *, batch_padding: bool = False) -> Rows:
-        """Rows ready to be fed; takes no slot."""
+        """Encode all media and return the rows to prefill; takes no slot."""
         pictures = zip((start for start, _ in self.image_bounds), runner.encode_images(self.slices), strict=True)
         return Rows.mixed(self.ids, [*pictures, *self.sound_rows(runner, batch_padding=batch_padding)])
 
 
 class MessageReader:
-    """Reads for one checkpoint; holds nothing of a conversation."""
+    """Reads conversations for one checkpoint; keeps no state of them."""
 
     def __init__(self, config: OmniConfig, tokenizer: Tokenizer, settings: PreprocessorConfig):
         self._config, self._tokenizer, self._settings = config, tokenizer, settings
 
     def read(self, messages: object, options: PromptOptions | None = None) -> Prompt:
-        """Check a conversation and lay it out.
+        """Check a conversation and build its prompt.
 
-        messages: list of `{"role", "content"}`, content being text or a list of text, PIL images and mono float
-        sound [n] at 16 kHz. Special tokens in text count as such: escape what must not act as one.
+        Args:
+            messages: list of `{"role", "content"}`. Content is text or a list of text, PIL images and mono float sound
+                [n] at 16 kHz. Special tokens in text act as such; the caller escapes them where they must not.
         Raises: MessageError, ImageError, AudioError, TokenError.
         """
         return self._checked(build_prompt(messages, self._tokenizer, self._settings, placeholder_groups, options))
 
     def read_segment(self, message: ChatMessage, options: PromptOptions) -> Prompt:
-        """The same for one message's bare content, without the template."""
+        """As `read`, for the content of one message without the template."""
         return self._checked(build_segment(message, self._tokenizer, self._settings, placeholder_groups, options))
 
     def _checked(self, prompt: Prompt) -> Prompt:
@@ -101,7 +106,7 @@ class MessageReader:
         return prompt
 
     def cut(self, prompt: Prompt) -> Content:
-        """Pictures cut into patches, each message's sounds joined. Raises: ImageError."""
+        """Cut images into patches and join each message's sounds. Raises: ImageError."""
         side = self._config.vision_config.table_side
         slices = (part for image in prompt.images for part in image_patches(image.image, image.plan, table_side=side))
         return Content(
@@ -115,7 +120,7 @@ class MessageReader:
 
 def _joined(audio: PlacedAudio) -> Tensor:
     wave = torch.cat([validate_audio(wave) for wave in audio.waves])
-    # Joined, several sounds may make a row less than counted one by one: silence makes up for it.
+    # Several joined sounds may have a row less than counted one by one; silence fills it up.
     while token_count(frame_count(len(wave))) < audio.n_rows:
         wave = F.pad(wave, (0, 160))
     return wave

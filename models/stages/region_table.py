@@ -1,6 +1,6 @@
-"""The omni model's table of regions: sizes, examples and which layers repeat.
+"""The omni model's table of regions: sizes, example inputs and the repeated layers.
 
-Knows every region's inputs. Does not know sessions, nor how a region is compiled or captured (`graphs`).
+Contains every region's inputs. Does not contain sessions, compilation or capture (`models.graphs`).
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ from models.sampling.text import TokenSets
 from models.stages import regions as stages
 from models.stages.state import SlotState
 
-FED_AT_ONCE = 6144  # rows of one prefill, over all slots: units of as many as there may be, long prompts of a few
-EVICTED_AT_ONCE = 4  # slots; each is copied
-# Codes drawn by one call of `speech_step`: one, a slice, early sound, the rest of a second.
+FED_AT_ONCE = 6144  # rows of one prefill over all slots: units of every slot, or long prompts of a few slots
+EVICTED_AT_ONCE = 4  # slots of one eviction, which copies each slot's cache
+# Speech tokens drawn by one call of `speech_step`: one, a slice, early sound, the rest of a second.
 SPEECH_STEPS = (1, 5, 9, 16)
 
 
@@ -36,27 +36,27 @@ class Shapes(ShapeTable):
     """Sizes of the omni model's axes."""
 
     slices: tuple[int, ...] = (1, 2, 4, 10)  # image slices encoded at once
-    patches: tuple[int, ...] = (1088, 4096)  # the first holds every ordinary frame
+    patches: tuple[int, ...] = (1088, 4096)  # the first size holds every ordinary frame
     clip_frames: tuple[int, ...] = (200, 1000, 3000)
-    samples: tuple[int, ...] = (16640,)  # a unit's sound, the longer first one included
+    samples: tuple[int, ...] = (16640,)  # of a unit, the longer first one included
     rows: tuple[int, ...] = (16, 96, 512)  # LLM rows fed at once
-    kv: tuple[int, ...] = (512, 2048, 8192)  # LLM context looked at
+    kv: tuple[int, ...] = (512, 2048, 8192)  # LLM cache rows read
     spoken: tuple[int, ...] = (24, 64)  # text tokens of a unit spoken at once
     tokens: tuple[int, ...] = (24, 256, 1024)  # text tokens of an answer spoken at once
     speech_kv: tuple[int, ...] = (512, 4096)
 
-    def most_seen(self, n_patches: int) -> int:
-        """Slices of `n_patches` (one of `patches`) each that are encoded at once."""
+    def max_slices(self, n_patches: int) -> int:
+        """Largest number of slices of `n_patches` (a size of `patches`) that one call encodes."""
         most = self.slices[-1] * self.patches[0]
         return max([size for size in self.slices if size * n_patches <= most], default=self.slices[0])
 
-    def most_fed(self, n_rows: int) -> int:
-        """Slots that a prefill of `n_rows` rows each holds at once."""
+    def max_prefill_batch(self, n_rows: int) -> int:
+        """Largest number of slots in one prefill of `n_rows` rows each."""
         return max([size for size in self.batch if size * n_rows <= FED_AT_ONCE], default=self.batch[0])
 
 
 class Regions(RegionTable):
-    """Every region of the omni model over its slots."""
+    """All regions of the omni model over its slots."""
 
     stacks: ClassVar = {
         "vpm": ((VisionLayer, ("forward",)),),
@@ -67,42 +67,49 @@ class Regions(RegionTable):
     }
 
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
-        # Sampling is hundreds of small operations: left eager between compiled layers, it would outweigh them.
+        # Sampling is hundreds of small operations: eager between compiled layers, it would take longer than they do.
         functions: dict[str, SharedFunction[..., Tensor]] = {
             "choose": SharedFunction(stages.choose),
             "draw": SharedFunction(speech.draw_speech_tokens),
         }
-        table = _table(model, state, log_mel, sets, shapes, functions)
+        table = _table(_TableInputs(model, state, log_mel, sets, shapes, functions))
         super().__init__(model, table, shapes, functions, device=model.device)
         self.model, self.state = model, state
 
     def clear_scratch(self) -> None:
+        """Empty the scratch slot."""
         self.state.reset(torch.tensor([self.state.scratch], device=self.state.llm.lengths.device))
 
 
 def _fits(shapes: Shapes, axis: str, bucket: Bucket) -> bool:
-    """Whether a prefill's batch and rows are not both large."""
-    return bucket["batch"] <= shapes.most_fed(bucket[axis])
+    """Whether the table has this prefill bucket: not both a large batch and many rows."""
+    return bucket["batch"] <= shapes.max_prefill_batch(bucket[axis])
 
 
-def _sees(shapes: Shapes, bucket: Bucket) -> bool:
-    """Whether there are not both many slices and long ones."""
-    return bucket["slices"] <= shapes.most_seen(bucket["patches"])
+def _fits_vision(shapes: Shapes, bucket: Bucket) -> bool:
+    """Whether the table has this vision bucket: not both many slices and long ones."""
+    return bucket["slices"] <= shapes.max_slices(bucket["patches"])
 
 
-def _is_among(least: int, most: int, bucket: Bucket) -> bool:
-    return bucket["batch"] <= max(least, most)
+def _fits_eviction(smallest_batch: int, bucket: Bucket) -> bool:
+    return bucket["batch"] <= max(smallest_batch, EVICTED_AT_ONCE)
 
 
-def _table(
-    model: OmniModel,
-    state: SlotState,
-    log_mel: LogMel,
-    sets: TokenSets,
-    shapes: Shapes,
-    functions: dict[str, SharedFunction[..., Tensor]],
-) -> Iterator[Region]:
-    """The table itself. Examples carry random data: zeros hide unwritten outputs and run faster than real ones."""
+@dataclass(frozen=True)
+class _TableInputs:
+    """What the regions are bound to."""
+
+    model: OmniModel
+    state: SlotState
+    log_mel: LogMel
+    sets: TokenSets
+    shapes: Shapes
+    functions: dict[str, SharedFunction[..., Tensor]]
+
+
+def _table(given: _TableInputs) -> Iterator[Region]:
+    """The rows of the table. Example inputs are random: zeros would hide unwritten outputs and run faster."""
+    model, state, shapes, functions = given.model, given.state, given.shapes, given.functions
     config, device = model.config, model.device
     width, patch = config.hidden_size, config.vision_config.patch_size
 
@@ -127,7 +134,7 @@ def _table(
 
     if config.init_vision:
         axes = {"slices": "slices", "patches": "patches"}
-        few = partial(_sees, shapes)
+        few = partial(_fits_vision, shapes)
         yield Region("vision", "vpm, resampler", stages.vision, (model,), axes, vision_example, has=few)
 
     def clips_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -153,8 +160,7 @@ def _table(
     if config.init_audio:
         yield Region("clips", "apm", stages.clips, (model,), {"batch": "batch", "frames": "clip_frames"}, clips_example)
         axes = {"batch": "batch", "samples": "samples"}
-        half_duplex = {"redundancy": 0}
-        yield Region("mel_unit", "apm", stages.mel_unit, (log_mel, state), axes, mel_example, ({}, half_duplex))
+        yield Region("mel_unit", "apm", stages.mel_unit, (given.log_mel, state), axes, mel_example)
         yield Region("audio_unit", "apm", stages.audio_unit, (model, state), {"batch": "batch"}, audio_example)
         yield Region("audio_overlap", "apm", stages.audio_overlap, (model, state), {"batch": "batch"}, overlap_example)
 
@@ -162,23 +168,12 @@ def _table(
         n, rows = b["batch"], b["rows"]
         ids = torch.randint(0, config.vocab_size, (n, rows), device=device)
         is_row = torch.rand(n, rows, device=device) < 0.5
-        return (scratch(n), ids, noise(n, rows, width), is_row, full(n, rows)), {"kv_len": b["kv"]}
+        return (scratch(n), ids, noise(n, rows, width), is_row, full(n, rows), yes(n)), {"kv_len": b["kv"]}
 
-    def decode_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
-        return (scratch(n), torch.randint(0, config.vocab_size, (n,), device=device), yes(n)), {"kv_len": b["kv"]}
-
-    def sample_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n = b["batch"]
-        return (scratch(n), noise(n, config.vocab_size, dtype=torch.float32), yes(n)), {"candidates": None}
-
-    def unit_prefill_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        tensors, static = prefill_example(b)
-        return (*tensors, yes(b["batch"])), static
-
-    def unit_step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        (slots, ids, active), static = decode_example(b)
-        return (slots, ids, active, full(b["batch"], 0), yes(b["batch"])), static
+        ids = torch.randint(0, config.vocab_size, (n,), device=device)
+        return (scratch(n), ids, yes(n), full(n, 0), yes(n)), {"kv_len": b["kv"]}
 
     def evict_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n = b["batch"]
@@ -186,26 +181,18 @@ def _table(
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     few = partial(_fits, shapes, "rows")
-    yield Region("llm_prefill", "llm.model", stages.llm_prefill, (model, state), axes, prefill_example, has=few)
-    chooses = (model, state, sets, functions["choose"])
-    yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, chooses, axes, unit_prefill_example, has=few)
+    bound = (model, state, given.sets, functions["choose"])
+    yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, bound, axes, prefill_example, has=few)
     axes = {"batch": "batch", "kv": "kv"}
-    yield Region("llm_decode", "llm.model", stages.llm_decode, (model, state), axes, decode_example)
-    yield Region("unit_step", "llm.model, choose", stages.unit_step, chooses, axes, unit_step_example)
-    yield Region("sample_text", "sampling", stages.sample_text, (state, sets), {"batch": "batch"}, sample_example)
-    ways = ({"turn": True}, {"turn": False})
-    axes, some = {"batch": "batch"}, partial(_is_among, shapes.batch[0], EVICTED_AT_ONCE)
-    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), axes, evict_example, ways, some)
+    yield Region("unit_step", "llm.model, choose", stages.unit_step, bound, axes, step_example)
+    variants = ({"turn": True}, {"turn": False})
+    axes, some = {"batch": "batch"}, partial(_fits_eviction, shapes.batch[0])
+    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), axes, evict_example, variants, some)
 
     def reset_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         return (scratch(b["batch"]),), {}
 
     yield Region("reset", "state", stages.reset, (state,), {"batch": "batch"}, reset_example)
-
-    def condition_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        n, tokens = b["batch"], b["tokens"]
-        ids = torch.randint(0, config.tts_config.num_text_tokens, (n, tokens), device=device)
-        return (ids, noise(n, tokens, width), full(n, tokens), ~yes(n)), {}
 
     def spoken_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         n, tokens = b["batch"], b["spoken"]
@@ -217,18 +204,16 @@ def _table(
         hidden = noise(n, rows, config.tts_config.hidden_size)
         return (scratch(n), hidden, full(n, rows), full(n, 26), full(n, 26)), {"kv_len": b["kv"]}
 
-    def step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def speech_step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         return (scratch(b["batch"]),), {"kv_len": b["kv"], "n_steps": 1}
 
     if config.init_tts:
-        axes = {"batch": "batch", "tokens": "tokens"}
-        yield Region("speech_condition", "tts", stages.speech_condition, (model,), axes, condition_example)
-        spoken_axes = {"batch": "batch", "spoken": "spoken"}
-        yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), spoken_axes, spoken_example)
+        axes = {"batch": "batch", "spoken": "spoken"}
+        yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), axes, spoken_example)
         axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
         draws = (model, state, functions["draw"])
         few = partial(_fits, shapes, "tokens")
         yield Region("speech_begin", "tts.model, draw", stages.speech_begin, draws, axes, begin_example, has=few)
         axes = {"batch": "batch", "kv": "speech_kv"}
         loops = tuple({"n_steps": n_steps} for n_steps in SPEECH_STEPS)
-        yield Region("speech_step", "tts.model, draw", stages.speech_step, draws, axes, step_example, loops)
+        yield Region("speech_step", "tts.model, draw", stages.speech_step, draws, axes, speech_step_example, loops)

@@ -1,8 +1,8 @@
-"""The regions: every stage a unit or a chat runs, as plain functions of weights, slot state and tensors.
+"""The regions of the omni model: every stage of a unit as a plain function of weights, slot state and tensors.
 
-A region has fixed shapes per bucket, reads nothing back to the host and changes slot state in place, so it
-can run eager, compiled or captured without a second version. Rows of padding name the scratch slot.
-Which shapes exist is the business of `graphs`.
+A region has fixed shapes per bucket, reads nothing back to the host and changes slot state in place, so the same
+function runs eager, compiled and captured. Rows of padding name the scratch slot. This file does not list the shapes
+(`region_table`) and does not compile or capture (`models.graphs`).
 """
 
 from typing import Literal
@@ -21,12 +21,12 @@ from models.stages.state import SlotState
 
 
 def vision(model: OmniModel, pixels: Tensor, position_ids: Tensor, coords: Tensor, mask: Tensor) -> Tensor:
-    """Image slices to LLM rows [B, query_num, D]; shapes as `OmniModel.encode_images`."""
+    """Encode image slices into LLM rows [B, query_num, D]; shapes as `OmniModel.encode_images`."""
     return model.encode_images(pixels, position_ids, coords, mask)
 
 
 def clips(model: OmniModel, mel: Tensor, n_frames: Tensor, n_keys: Tensor, chunk: int) -> Tensor:
-    """Whole clips to LLM rows; shapes as `OmniModel.encode_clips`."""
+    """Encode whole clips into LLM rows; shapes as `OmniModel.encode_clips`."""
     return model.encode_clips(mel, n_frames, n_keys, chunk)
 
 
@@ -41,61 +41,27 @@ def mel_unit(
     redundancy: int,
     clip: Literal["auto", "fixed", "dynamic"],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """New samples to one unit of log-mel per slot; shapes as `mel_stream.mel_step`."""
+    """Turn new samples into one unit of log-mel per slot; shapes as `mel_stream.mel_step`."""
+    assert state.mel is not None
     return mel_step(log_mel, state.mel, slots, samples, n_new, emit, last, redundancy=redundancy, clip=clip)
 
 
 def audio_unit(
     model: OmniModel, state: SlotState, slots: Tensor, mel: Tensor, first: Tensor, end: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One unit of log-mel per slot to LLM rows [B, 10, D], and kept for `audio_overlap`; shapes as `Apm.stream`."""
+    """Encode one unit of log-mel per slot into LLM rows [B, 10, D]; shapes as `Apm.stream`.
+
+    The log-mel is stored in the slots for `audio_overlap`.
+    """
+    assert state.recent_mel is not None and state.apm is not None
     store_recent(state.recent_mel, slots, mel, first, end)
     return model.encode_unit(mel, first, end, state.apm, slots)
 
 
 def audio_overlap(model: OmniModel, state: SlotState, slots: Tensor, active: Tensor) -> None:
-    """Start the audio cache of active slots [B] over from the last seconds they heard; see `overlap_encode`."""
+    """Rebuild the audio cache of `active` [B] slots from the last seconds of log-mel; see `overlap_encode`."""
+    assert state.recent_mel is not None and state.apm is not None
     overlap_encode(model.apm, state.recent_mel, state.apm, slots, active)
-
-
-def llm_prefill(
-    model: OmniModel,
-    state: SlotState,
-    slots: Tensor,
-    ids: Tensor,
-    rows: Tensor,
-    is_row: Tensor,
-    n_new: Tensor,
-    kv_len: int,
-) -> tuple[Tensor, Tensor]:
-    """Feed a mix of tokens and media rows.
-
-    Args:
-        ids: [B, T] token ids. rows: [B, T, D] media rows, used where is_row [B, T] is true.
-        n_new: [B] valid rows, left-aligned. kv_len: cache rows to look at (static).
-    Returns: hidden states [B, T, D] and logits [B, V] after each slot's last valid row.
-    """
-    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.embed(ids, model.backend))
-    return model.llm.prefill(embeds, state.llm, slots, n_new, kv_len, model.backend)
-
-
-def llm_decode(
-    model: OmniModel, state: SlotState, slots: Tensor, ids: Tensor, active: Tensor, kv_len: int
-) -> tuple[Tensor, Tensor]:
-    """Feed one token per active slot. Returns: hidden states [B, D] and logits [B, V]."""
-    return model.llm.decode(ids, state.llm, slots, active, kv_len, model.backend)
-
-
-def sample_text(
-    state: SlotState,
-    sets: sampling.TokenSets,
-    slots: Tensor,
-    logits: Tensor,
-    active: Tensor,
-    candidates: int | None,
-) -> sampling.Sampled:
-    """Choose one token per active slot [B] by the slot's own settings; shapes as `sampling.sample_text`."""
-    return sampling.sample_text(logits, slots, active, state.text, sets, candidates)
 
 
 def unit_prefill(
@@ -108,12 +74,22 @@ def unit_prefill(
     rows: Tensor,
     is_row: Tensor,
     n_new: Tensor,
-    wants: Tensor,
+    sample: Tensor,
     kv_len: int,
 ) -> tuple[Tensor, Tensor]:
-    """Feed as `llm_prefill`, then choose a token where `wants` [B] says so; returns as `unit_step`."""
-    _, logits = llm_prefill(model, state, slots, ids, rows, is_row, n_new, kv_len)
-    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, n_new > 0, wants)
+    """Append a mix of tokens and media rows to each slot, then choose a token where `sample` is true.
+
+    Args:
+        ids: [B, T] token ids.
+        rows: [B, T, D] media rows, used where is_row [B, T] is true.
+        n_new: [B] valid rows, left-aligned.
+        sample: [B] bool, choose a token after the slot's last valid row.
+        kv_len: cache rows to read (static).
+    Returns: as `unit_step`.
+    """
+    embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.embed(ids, model.backend))
+    _, logits = model.llm.prefill(embeds, state.llm, slots, n_new, kv_len, model.backend)
+    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, n_new > 0, sample)
     return chosen, logits
 
 
@@ -126,21 +102,22 @@ def unit_step(
     ids: Tensor,
     active: Tensor,
     places: Tensor,
-    wants: Tensor,
+    sample: Tensor,
     kv_len: int,
 ) -> tuple[Tensor, Tensor]:
-    """Feed one token per active slot, keep its state for speech, and choose the next.
+    """Append one token to each active slot and choose the next one where `sample` is true.
 
     Args:
-        ids: [B]. places: [B] row of the slot's `hidden` that takes the token's state, -1: it is not spoken.
-        wants: [B] bool, choose another token.
-    Returns: [3, B] int64: token chosen, 1 if the logits were not usable, 1 if the token went into the history; and
+        places: [B] row of the slot's `hidden` that receives the token's state for speech; -1: not spoken.
+        sample: [B] bool, choose another token.
+        kv_len: cache rows to read (static).
+    Returns: [3, B] int64: chosen token, 1 if the logits were not usable, 1 if the token went into the history; and
         the logits [B, V].
     """
     hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len, model.backend)
     kept = active & (places >= 0)
     state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
-    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, active, wants)
+    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, active, sample)
     return chosen, logits
 
 
@@ -150,13 +127,16 @@ def choose(
     slots: Tensor,
     logits: Tensor,
     fed: Tensor,
-    wants: Tensor,
+    sample: Tensor,
 ) -> Tensor:
-    """A token for each slot [B] that `wants` one, from logits [B, V]; `fed` [B] tells slots from padding.
+    """Choose a token for each slot where `sample` [B] is true.
 
-    Returns: [3, B] as `unit_step`.
+    Args:
+        logits: [B, V].
+        fed: [B] bool, false for padding.
+    Returns: the first tensor of `unit_step`.
     """
-    chosen = sampling.sample_text(logits, slots, wants, state, sets)
+    chosen = sampling.sample_text(logits, slots, sample, state, sets)
     bad = chosen.bad | (fed & ~sampling.highest(logits).isfinite())
     return torch.stack((chosen.ids, bad.long(), chosen.remembered.long()))
 
@@ -164,18 +144,14 @@ def choose(
 def spoken_rows(
     model: OmniModel, state: SlotState, slots: Tensor, ids: Tensor, n_text: Tensor, text_eos: Tensor
 ) -> Tensor:
-    """Conditioning rows [B, T + 2, D] of the tokens ids [B, T] whose states wait in the slots; see `TTS.condition`."""
+    """Conditioning rows [B, T + 2, D] of tokens ids [B, T], from the states in the slots' `hidden`.
+
+    Shapes as `TTS.condition`.
+    """
     hidden = state.hidden[slots, : ids.shape[1]]
-    rows, _ = speech_condition(model, ids, hidden, n_text, text_eos)
-    return rows
-
-
-def speech_condition(
-    model: OmniModel, ids: Tensor, hidden: Tensor, n_text: Tensor, text_eos: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Spoken tokens and their LLM states to conditioning rows; shapes as `TTS.condition`."""
     normalize = model.config.tts_config.normalize_projected_hidden
-    return model.tts.condition(ids, hidden, n_text, text_eos, normalize, model.backend)
+    rows, _ = model.tts.condition(ids, hidden, n_text, text_eos, normalize, model.backend)
+    return rows
 
 
 def speech_begin(
@@ -189,7 +165,8 @@ def speech_begin(
     limit: Tensor,
     kv_len: int,
 ) -> Tensor:
-    """Feed conditioning rows and draw each slot's first code [B]; shapes as `speech.begin`."""
+    """Append conditioning rows and draw each slot's first speech token [B]; shapes as `speech_loop.begin`."""
+    assert state.speech is not None
     call = speech.SpeechInputs(rows, n_rows, min_speech_tokens, limit)
     return speech.begin(model.tts, model.backend, state.speech, slots, call, kv_len, draw)
 
@@ -197,10 +174,13 @@ def speech_begin(
 def speech_step(
     model: OmniModel, state: SlotState, draw: SpeechSampler, slots: Tensor, kv_len: int, n_steps: int
 ) -> Tensor:
-    """Feed each slot's newest code and choose the next, `n_steps` times; slots that are done stand still.
+    """Append each slot's newest speech token and draw the next, `n_steps` times; slots that are done do not change.
 
-    kv_len: holds the rows after the last of the steps. Returns: [B] codes chosen last.
+    Args:
+        kv_len: cache rows to read (static); holds the rows after the last step.
+    Returns: [B] speech tokens drawn last.
     """
+    assert state.speech is not None
     for _ in range(n_steps):
         drawn = speech.step(model.tts, model.backend, state.speech, slots, kv_len, draw)
     return drawn
@@ -209,8 +189,9 @@ def speech_step(
 def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor, turn: bool) -> None:
     """Drop LLM rows [keep, keep + drop) of each slot and close the gap; see `KVCache.evict`.
 
-    turn: keys behind the gap take the positions of their new places. Otherwise they and the next row keep theirs, and
-    what is in front of the gap is for the caller to bring up behind.
+    Args:
+        turn: rotate the keys after the gap to the positions of their new places. Otherwise these keys and the next row
+            keep their positions, and the caller moves the keys before the gap (`ContextMover`).
     """
     state.llm.evict(slots, keep, drop, model.llm.model.frequencies, turn)
     if not turn:

@@ -1,21 +1,20 @@
-"""Host side of speech: one call of the code loop, and how chat, half duplex and duplex make calls.
+"""Host side of speech: calls of the speech model, from conditioning rows to speech tokens.
 
-Knows rows, codes and lengths. Does not know text tokens (`TTS.condition` makes the rows) nor sound.
+Contains rows, speech tokens and lengths. Does not contain text (`TTS.condition` makes the rows) or sound.
 
-The three ways differ only in settings:
-    chat         one call per answer, at least 50 and at most 2048 codes, the last code drawn is dropped
-    half duplex  `code_stream`: one call per text chunk, codes leave in batches of 25 across chunks
-    duplex       `unit`: one call per second, at most 25 codes, the 26th is drawn and dropped
+A *call* feeds conditioning rows and then draws tokens. The modes of operation differ in their calls:
+    unit               one call per second, at most 26 tokens; the caller drops the 26th
+    turn-based answer  one call per text chunk, at most 500 tokens (`speech_stream`)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.errors import ContextOverflowError, NumericsError, SettingsError, ShapeError
+from models.errors import ContextOverflowError, SettingsError, ShapeError
 from models.graphs.streams import AsyncHostCopy, SideStream
 from models.layers.speech_state import SPEECH_TOKENS_PER_CALL
 from models.sampling.settings import SpeechSampling, check_number
@@ -23,29 +22,32 @@ from models.stages.region_table import SPEECH_STEPS
 from models.stages.runner import Runner, check_span
 
 SPEECH_TOKENS_PER_SECOND = 25
-CHAT_MIN_SPEECH_TOKENS = 50
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one call drew for one slot.
+    """Result of one call for one slot.
 
-    codes: ordinary codes in order. ended: it drew its end code after them. bad: its logits turned NaN or infinite
-    after them, so the slot's turn is over.
+    Args:
+        speech_tokens: ordinary speech tokens in order.
+        ended: the call drew its end token after them.
+        bad: the logits became NaN or infinite after them, so the slot's turn cannot go on.
     """
 
     speech_tokens: list[int]
     ended: bool
     bad: bool
 
-    def without_last(self) -> "Call":
-        """The same without the last ordinary code if the call ran into its limit: that code was never fed."""
-        return self if self.ended or self.bad else replace(self, speech_tokens=self.speech_tokens[:-1])
-
 
 @dataclass(frozen=True)
 class Poll:
-    """A call seen while it runs. codes: ordinary codes so far. over: no more will come. ended, bad: as `Call`."""
+    """State of a call in progress.
+
+    Args:
+        speech_tokens: ordinary speech tokens so far.
+        over: the call draws no more tokens.
+        ended, bad: as in `Call`.
+    """
 
     speech_tokens: list[int]
     over: bool
@@ -55,30 +57,31 @@ class Poll:
 
 @dataclass
 class _Running:
-    """A call in progress. n_rows: conditioning rows it fed. n_drawn: codes it has drawn at most."""
+    """A call in progress. n_rows: conditioning rows of the call. n_drawn: tokens drawn at most."""
 
     n_rows: int
     n_drawn: int = 1
 
 
 class Readback:
-    """What calls have drawn, on its way to the host.
+    """Results of calls on their way to the host.
 
-    table: [B, 4 + n], a row per call: codes drawn, its end code, whether it is over, whether it is bad, the codes.
+    Args:
+        table: [B, 4 + n], a row per call: number of tokens drawn, end token, over, bad, then the tokens.
     """
 
     def __init__(self, table: Tensor):
-        self._arrival = AsyncHostCopy(table)
+        self._copy = AsyncHostCopy(table)
 
     @property
     def is_here(self) -> bool:
-        """Whether `take` would not wait."""
-        return self._arrival.is_ready
+        """Whether `take` returns without waiting."""
+        return self._copy.is_ready
 
     def take(self) -> list[Poll]:
-        """Waited for: the one sync of all that was drawn until then."""
+        """Wait for the copy and return its polls. This is the only synchronization for all tokens drawn before."""
         polls = []
-        for n_drawn, eos, over, bad, *speech_tokens in self._arrival.result().tolist():
+        for n_drawn, eos, over, bad, *speech_tokens in self._copy.result().tolist():
             speech_tokens = speech_tokens[:n_drawn]
             ended = bool(speech_tokens) and speech_tokens[-1] == eos
             polls.append(Poll(speech_tokens[: len(speech_tokens) - ended], bool(over), ended, bool(bad)))
@@ -86,33 +89,39 @@ class Readback:
 
 
 class Speaker:
-    """The code loop of a runner's slots.
+    """The speech model's calls over a runner's slots.
 
-    On a GPU it draws codes beside what the caller's stream does. Whoever touches the speech of slots there, by another
-    way than through here, calls `join` first.
+    On a GPU, tokens are drawn on a side stream. Code that touches the speech state of slots other than through this
+    class calls `join` first.
+
+    Raises: SettingsError for a checkpoint without a speech model.
     """
 
     def __init__(self, runner: Runner):
         if runner.state.speech is None:
             raise SettingsError("speech", expected="a checkpoint with tts", got="init_tts false")
         self.runner, self.state = runner, runner.state.speech
+        self._rows = [0] * runner.state.n_slots  # host copy of the cache's lengths, without the calls in progress
         self._running: dict[int, _Running] = {}
-        self._beside = SideStream(runner.model.device, high_priority=True)
+        self._side = SideStream(runner.model.device, high_priority=True)
 
     @property
     def is_beside(self) -> bool:
-        """Whether codes are drawn beside what the caller does, and not before it goes on."""
-        return self._beside.is_async
+        """Whether tokens are drawn on a side stream instead of before the call returns."""
+        return self._side.is_async
 
     def join(self) -> None:
-        """What the caller's stream is given next starts when all codes asked for so far are drawn."""
-        self._beside.join()
+        """Let later work on the caller's stream wait for all tokens requested so far."""
+        self._side.join()
 
     def start_turn(
         self, slot: int, settings: SpeechSampling, *, seed: int | None = None, eos: int | None = None
     ) -> None:
-        """A new turn: cache and recent codes empty. eos: end code, default the checkpoint's.
+        """Configure the slot and start a turn with empty cache and token history.
 
+        Args:
+            seed: start of the random numbers; None: they continue.
+            eos: end token; default the checkpoint's.
         Raises: SlotError or SettingsError, with nothing changed.
         """
         self.runner.check_slots([slot])
@@ -123,45 +132,55 @@ class Speaker:
         self.forget_tokens(slot)
 
     def forget_tokens(self, slot: int) -> None:
-        """The next code is the first of its turn."""
+        """Empty the slot's token history."""
         self.join()
         self.state.sampler.forget(self.runner.tensor([slot], 1, slot))
 
     def empty_cache(self, slot: int) -> None:
-        """Forget what was spoken; settings, recent codes and random numbers stay."""
+        """Empty the slot's cache; settings, token history and random numbers stay."""
         self.join()
         self.state.cache.reset(self.runner.tensor([slot], 1, slot))
-        self.runner.speech_rows[slot] = 0
+        self._rows[slot] = 0
 
     def drop_rows(self, slot: int, keep: int, drop: int, *, turn: bool) -> None:
-        """Drop rows [keep, keep + drop) of the slot, closing the gap as `KVCache.evict` does.
+        """Drop cache rows [keep, keep + drop) of the slot and close the gap. turn: as in `KVCache.evict`.
 
-        Raises: ContextOverflowError if the slot does not hold them.
+        Raises: ContextOverflowError if the slot does not hold these rows.
         """
         check_span(f"speech of slot {slot}", self.rows(slot), keep, drop)
-        one = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
+        slots, first, count = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
         self.join()
-        self.state.cache.evict(*one, self.runner.model.tts.model.frequencies, turn)
-        self.runner.speech_rows[slot] -= drop
+        self.state.cache.evict(slots, first, count, self.runner.model.tts.model.frequencies, turn)
+        self._rows[slot] -= drop
 
-    def code_rows(self, speech_tokens: list[int]) -> Tensor:
-        """The rows [n, D] that feeding these codes would feed."""
-        return self.runner.model.tts.emb_code[0](self.runner.tensor(speech_tokens, len(speech_tokens), 0).long())
+    def token_rows(self, speech_tokens: list[int]) -> Tensor:
+        """Embedding rows [n, D] of speech tokens, as a call appends them."""
+        ids = self.runner.tensor(speech_tokens, len(speech_tokens), 0).long()
+        rows: Tensor = self.runner.model.tts.emb_code[0](ids)
+        return rows
 
     def rows(self, slot: int) -> int:
-        """Rows the slot's cache holds."""
-        return self.runner.speech_rows[slot]
+        """Number of cache rows in the slot, without a call in progress."""
+        return self._rows[slot]
+
+    def set_rows(self, slot: int, n_rows: int) -> None:
+        """Record the slot's number of cache rows after a change that did not go through this class."""
+        self._rows[slot] = n_rows
 
     def check_rows(self, slot: int, rows: Tensor) -> None:
         """Raises: ShapeError unless `rows` is one or more conditioning rows [n, D]."""
         width = self.runner.model.config.tts_config.hidden_size
-        shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != width or len(rows) < 1:
-            raise ShapeError(f"speech of slot {slot}", expected=f"conditioning rows [1 or more, {width}]", got=shape)
+        if rows.ndim != 2 or rows.shape[1] != width or len(rows) < 1:
+            expected = f"conditioning rows [1 or more, {width}]"
+            raise ShapeError(f"speech of slot {slot}", expected=expected, got=tuple(rows.shape))
 
     def check(self, slot: int, n_rows: int, max_speech_tokens: int, held: int | None = None) -> None:
-        """Raises: SettingsError, ShapeError or ContextOverflowError if a slot that holds `held` rows (default: what
-        it holds now) cannot take `n_rows` more and draw `max_speech_tokens`.
+        """Check that the slot has room for a call.
+
+        Args:
+            n_rows: conditioning rows of the call.
+            held: cache rows before the call; default `rows(slot)`.
+        Raises: SettingsError, ShapeError or ContextOverflowError.
         """
         check_number("max_speech_tokens", max_speech_tokens, at_least=1, at_most=SPEECH_TOKENS_PER_CALL, whole=True)
         self._token_bucket(n_rows)
@@ -172,13 +191,15 @@ class Speaker:
             )
 
     def _token_bucket(self, n_rows: int) -> int:
-        """Text tokens of the smallest bucket for `n_rows` conditioning rows, which hold two markers besides."""
+        """Text tokens of the smallest bucket for `n_rows` conditioning rows, two of which are markers."""
         return self.runner.shapes.fit("speech_begin", "tokens", max(n_rows - 2, 1))
 
     def condition(self, slots: Sequence[int], ids: Sequence[Sequence[int]], text_eos: Sequence[bool]) -> list[Tensor]:
-        """Conditioning rows [n, D] of each slot's spoken tokens, whose states wait in the slot's `hidden`.
+        """Conditioning rows [n, D] of each slot's spoken tokens, from the states in the slot's `hidden`.
 
-        text_eos: the answer's text ends here. Raises: SlotError; ShapeError for too many tokens.
+        Args:
+            text_eos: the answer's text ends here.
+        Raises: SlotError; ShapeError for too many tokens.
         """
         runner = self.runner
         runner.check_slots(slots, ids, text_eos)
@@ -188,34 +209,11 @@ class Speaker:
         padded = np.zeros((size, width), np.int64)
         for row, own in enumerate(ids):
             padded[row, : len(own)] = own
-        self.join()  # its graph may share memory with those of the code loop
+        self.join()  # the region's graph may share memory with those of the speech loop
         rows = runner.regions("spoken_rows", slot_ids, padded, *others)
-        # Copies: other slots may ask next, one by one, and a captured graph answers all of them in the same place.
+        # Copies: a captured graph writes the next result to the same memory.
         lengths = [len(own) + end + 1 for own, end in zip(ids, text_eos, strict=True)]
         return [rows[row, :length].clone() for row, length in enumerate(lengths)]
-
-    def call(
-        self,
-        slots: Sequence[int],
-        rows: Sequence[Tensor],
-        *,
-        min_speech_tokens: Sequence[int],
-        max_speech_tokens: Sequence[int],
-    ) -> list[Call]:
-        """Feed conditioning rows [n, D] to each slot and draw codes until each ends or has max_codes.
-
-        Raises: as `begin`.
-        """
-        self.begin(slots, rows, min_speech_tokens=min_speech_tokens, max_speech_tokens=max_speech_tokens)
-        n_drawn, most = 1, max(max_speech_tokens)
-        while n_drawn < most:
-            # One look from the host per second of speech: slots that are done stand still meanwhile.
-            if n_drawn % SPEECH_TOKENS_PER_SECOND == 0 and all(poll.over for poll in self.poll(slots)):
-                break
-            n_steps = min(SPEECH_TOKENS_PER_SECOND - n_drawn % SPEECH_TOKENS_PER_SECOND, most - n_drawn)
-            self.advance(slots, n_steps)
-            n_drawn += n_steps
-        return self.end(slots)
 
     def begin(
         self,
@@ -225,31 +223,33 @@ class Speaker:
         min_speech_tokens: Sequence[int],
         max_speech_tokens: Sequence[int],
     ) -> None:
-        """Start a call in each slot: feed its conditioning rows [n, D] and draw the first code.
+        """Start a call in each slot: append its conditioning rows [n, D] and draw the first token.
 
-        Raises: SlotError, or as `check`, before anything is fed; ShapeError for too many slots.
+        Args:
+            min_speech_tokens, max_speech_tokens: of each call, the end token included.
+        Raises: SlotError, or as `check`, before any change.
         """
         runner = self.runner
         runner.check_slots(slots, rows, min_speech_tokens, max_speech_tokens)
-        for slot, own, most in zip(slots, rows, max_speech_tokens, strict=True):
+        for slot, own, limit in zip(slots, rows, max_speech_tokens, strict=True):
             assert slot not in self._running, f"slot {slot} is in a call"
             self.check_rows(slot, own)
-            self.check(slot, len(own), most)
-        self._beside.record_use(*rows)
-        with self._beside.work():
-            most = runner.shapes.most_fed(self._token_bucket(max(map(len, rows))))
-            for start in range(0, len(slots), most):
-                self._begin(
-                    *(
-                        list(values[start : start + most])
-                        for values in (slots, rows, min_speech_tokens, max_speech_tokens)
-                    )
-                )
+            self.check(slot, len(own), limit)
+        self._side.record_use(*rows)
+        with self._side.work():
+            n_max = runner.shapes.max_prefill_batch(self._token_bucket(max(map(len, rows))))
+            for start in range(0, len(slots), n_max):
+                part = slice(start, start + n_max)
+                self._begin(slots[part], rows[part], min_speech_tokens[part], max_speech_tokens[part])
         for slot, own in zip(slots, rows, strict=True):
             self._running[slot] = _Running(len(own))
 
     def _begin(
-        self, slots: list[int], rows: list[Tensor], min_speech_tokens: list[int], max_speech_tokens: list[int]
+        self,
+        slots: Sequence[int],
+        rows: Sequence[Tensor],
+        min_speech_tokens: Sequence[int],
+        max_speech_tokens: Sequence[int],
     ) -> None:
         runner, n_rows = self.runner, [len(own) for own in rows]
         n_padded = self._token_bucket(max(n_rows)) + 2
@@ -263,12 +263,12 @@ class Speaker:
         runner.regions("speech_begin", slot_ids, padded, *counts, kv_len=kv_len)
 
     def advance(self, slots: Sequence[int], n_steps: int = 1) -> None:
-        """Draw up to `n_steps` more codes in slots with a call, in as few calls as there are sizes for; no sync."""
+        """Draw up to `n_steps` more tokens in slots with a call, in as few region calls as possible, without a sync."""
         running = [self._running[slot] for slot in slots]
-        with self._beside.work():
+        with self._side.work():
             _, slot_ids = self.runner.batch("speech_step", slots)
             while n_steps > 0:
-                # Rows after the first step; the others must find room beside them.
+                # Rows after the first step; the rows of further steps must fit the same kv bucket.
                 held = [self.rows(slot) + call.n_rows + call.n_drawn for slot, call in zip(slots, running, strict=True)]
                 kv_len = self._kv_len("speech_step", held)
                 room = n_steps if kv_len == self.state.cache.max_len else kv_len - max(held) + 1
@@ -279,64 +279,39 @@ class Speaker:
                 n_steps -= size
 
     def poll(self, slots: Sequence[int]) -> list[Poll]:
-        """What the calls of `slots` have drawn so far: one sync for all of them."""
-        return self.start_look(slots).take()
+        """Results of the calls of `slots` so far; one synchronization for all of them."""
+        return self.start_poll(slots).take()
 
-    def start_look(self, slots: Sequence[int]) -> Readback:
-        """The same without waiting for it; what is drawn or undone later does not change it."""
+    def start_poll(self, slots: Sequence[int]) -> Readback:
+        """Start the copy of the results so far to the host. Later draws and rewinds do not change it."""
         state, n_shown = self.state, max(self._running[slot].n_drawn for slot in slots)
-        with self._beside.work():
+        with self._side.work():
             slot_ids = self.runner.tensor(slots, len(slots), 0)
             columns = (state.sampler.step, state.sampler.eos_id, state.done.long(), state.bad.long())
             table = torch.cat((torch.stack(columns, 1)[slot_ids], state.speech_tokens[slot_ids, :n_shown]), 1)
             return Readback(table)
 
     def is_in_call(self, slot: int) -> bool:
+        """Whether the slot has a call in progress."""
         return slot in self._running
 
     def end(self, slots: Sequence[int], polls: Sequence[Poll] | None = None) -> list[Call]:
-        """Close the calls of `slots`, over or not, and count what is in their caches. looks: what was seen last."""
+        """Close the calls of `slots`, over or not, and count their cache rows.
+
+        Args:
+            polls: the calls' newest polls; default: a new poll.
+        """
         calls = []
         for slot, poll in zip(slots, polls or self.poll(slots), strict=True):
             n_drawn = len(poll.speech_tokens) + poll.ended
-            # The newest code is in the cache only if another draw, be it a bad one, was made after it.
-            self.runner.speech_rows[slot] += self._running.pop(slot).n_rows + max(n_drawn - 1 + poll.bad, 0)
+            # The newest token is in the cache only if another draw, valid or not, was made after it.
+            self._rows[slot] += self._running.pop(slot).n_rows + max(n_drawn - 1 + poll.bad, 0)
             calls.append(Call(poll.speech_tokens, poll.ended, poll.bad))
         return calls
 
     def drop_call(self, slot: int) -> None:
-        """Forget that the slot is in a call, if it is; what it fed is for the caller to undo."""
+        """Abandon the slot's call in progress, if any; the caller undoes its rows."""
         self._running.pop(slot, None)
 
     def _kv_len(self, region: str, held: Sequence[int]) -> int:
         return self.runner.shapes.fit(region, "speech_kv", min(max(held), self.state.cache.max_len))
-
-    def one(self, slot: int, rows: Tensor, min_speech_tokens: int, max_speech_tokens: int) -> Call:
-        """`call` for a single slot. Raises: NumericsError too."""
-        (call,) = self.call(
-            [slot], [rows], min_speech_tokens=[min_speech_tokens], max_speech_tokens=[max_speech_tokens]
-        )
-        if call.bad:
-            raise NumericsError(f"speech of slot {slot}", expected="finite logits", got="NaN or infinity")
-        return call
-
-    def answer(
-        self,
-        slot: int,
-        rows: Tensor,
-        *,
-        min_speech_tokens: int = CHAT_MIN_SPEECH_TOKENS,
-        max_speech_tokens: int = SPEECH_TOKENS_PER_CALL,
-    ) -> list[int]:
-        """Chat: the codes of one whole answer, at most max_codes - 1. Raises: as `one`."""
-        return self.one(slot, rows, min_speech_tokens, max_speech_tokens).without_last().speech_tokens
-
-    def unit(self, slots: Sequence[int], rows: Sequence[Tensor], may_end: Sequence[bool]) -> list[Call]:
-        """Duplex: up to 25 codes for each slot's second; fewer only where the turn `may_end` (first or last unit).
-
-        A slot whose call is bad does not keep the others from their codes.
-        """
-        most = SPEECH_TOKENS_PER_SECOND + 1
-        min_speech_tokens = [0 if free else most for free in may_end]
-        calls = self.call(slots, rows, min_speech_tokens=min_speech_tokens, max_speech_tokens=[most] * len(slots))
-        return [call.without_last() for call in calls]

@@ -1,10 +1,9 @@
-"""Everything sessions own, preallocated in slots, and who leases which slot.
+"""All per-session tensors, preallocated in slots, and the free list of slots.
 
-Knows sizes and how to empty a slot. Does not compute: the regions read and write these tensors in place.
+Contains sizes and the way to empty a slot. Does not compute: the regions read and write these tensors in place.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 
 import torch
@@ -18,12 +17,12 @@ from models.layers.speech_state import SpeechState
 from models.omni import OmniModel
 from models.sampling.text import SamplerState
 
-SPOKEN_TOKENS = 64  # most text tokens one speech call is conditioned on in a unit or text chunk
+SPOKEN_TOKENS = 64  # maximum text tokens that condition one speech call of a unit or text chunk
 
 
 @dataclass
 class SlotState:
-    """State tensors of `n_slots` sessions plus one scratch slot that takes the writes of padding."""
+    """State tensors of `n_slots` sessions plus one scratch slot that receives the writes of padding."""
 
     n_slots: int
     llm: KVCache
@@ -32,7 +31,7 @@ class SlotState:
     mel: MelStreamState | None
     recent_mel: RecentMel | None
     speech: SpeechState | None
-    # [S + 1, 65, D] hidden states of the tokens that wait to be spoken; overwritten by the next unit. The last row is
+    # [S + 1, 65, D] hidden states of the tokens to be spoken next, until the next unit overwrites them. The last row is
     # spare, as in `kv_cache`.
     hidden: Tensor
 
@@ -42,8 +41,10 @@ class SlotState:
     ) -> "SlotState":
         """Allocate every slot on the model's device.
 
-        llm_len: context rows per slot. tts_len: rows of speech per turn; default as the checkpoint says.
-        shared_scratch: kernels will run the layers, which may share a scratch slot; see `kv_cache`.
+        Args:
+            llm_len: context rows per slot.
+            tts_len: speech model rows per slot; default the checkpoint's maximum.
+            shared_scratch: all layers share one scratch slot, which only the kernels allow; see `kv_cache`.
         """
         config, device, dtype = model.config, model.device, model.dtype
         audio, tts = config.audio_config, config.tts_config
@@ -86,6 +87,7 @@ class SlotState:
 
     @property
     def scratch(self) -> int:
+        """Index of the scratch slot."""
         return self.n_slots
 
     def tensors(self) -> list[Tensor]:
@@ -93,25 +95,25 @@ class SlotState:
         return list(_tensors(self))
 
     def reset(self, slots: Tensor) -> None:
-        """Empty `slots` [B] completely; nothing of the last session is left, not even its rows."""
+        """Empty `slots` [B] completely, cache rows included."""
         for part in (self.llm, self.text, self.apm, self.mel, self.recent_mel, self.speech):
             if part is not None:
                 part.reset(slots)
         self.hidden.index_fill_(0, slots, 0)
 
     def split_scratch(self) -> None:
-        """Layers are to be compiled: each gets a scratch slot of its own. Graphs captured before must not run again."""
-        for cache in (self.llm, self.apm, self.speech and self.speech.cache):
+        """Give each layer a scratch slot of its own, for compiled layers. Graphs captured before must not run again."""
+        for cache in (self.llm, self.apm, None if self.speech is None else self.speech.cache):
             if cache is not None:
                 cache.split_scratch()
 
     def nbytes(self) -> int:
-        """Bytes of all slots together."""
+        """Bytes of all slots."""
         return held_bytes(self.tensors())
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the memory that tensors lie in, which some of them may share."""
+    """Bytes of the storages of `tensors`; a shared storage counts once."""
     memory = [tensor.untyped_storage() for tensor in tensors]
     return sum({one.data_ptr(): one.nbytes() for one in memory}.values())
 
@@ -127,7 +129,7 @@ def _tensors(part: object) -> Iterator[Tensor]:
 
 
 class SlotPool:
-    """Free list of slots. A lease ends on every exit path and leaves the slot empty."""
+    """Free list of slots."""
 
     def __init__(self, state: SlotState):
         self._state = state
@@ -135,25 +137,18 @@ class SlotPool:
 
     @property
     def n_free(self) -> int:
+        """Number of free slots."""
         return len(self._free)
 
     def acquire(self) -> int:
-        """Lease a slot. Raises: SlotError if none is free."""
+        """Take a slot from the list. Raises: SlotError if none is free."""
         if not self._free:
             raise SlotError("slot pool", expected="a free slot", got=f"all {self._state.n_slots} leased")
         return self._free.pop(0)
 
     def release(self, slot: int) -> None:
-        """Give a slot back, emptied. Raises: SlotError if it is not leased."""
+        """Return a slot to the list, emptied. Raises: SlotError if it is not leased."""
         if slot in self._free or not 0 <= slot < self._state.n_slots:
             raise SlotError("slot release", expected="a leased slot", got=slot)
         self._state.reset(torch.tensor([slot], device=self._state.llm.lengths.device))
         self._free.append(slot)
-
-    @contextmanager
-    def lease(self) -> Iterator[int]:
-        slot = self.acquire()
-        try:
-            yield slot
-        finally:
-            self.release(slot)

@@ -3,12 +3,12 @@
 import pytest
 
 from models.omni import OmniModel
-from models.stages.speech_steps import Speaker
+from tests.models.stages.speech_calls import WholeCallSpeaker
 from tests.models.stages.speech_helpers import make_speaker
 
 
 @pytest.fixture
-def speaker(tiny_model: OmniModel) -> Speaker:
+def speaker(tiny_model: OmniModel) -> WholeCallSpeaker:
     return make_speaker(tiny_model)
 
 

@@ -23,7 +23,6 @@ from worker.compile.prefetch import build_kernels, set_triton_folder, wait_for_c
 from worker.compile.state import CompileJob, RegionState, TargetPhase, TargetState
 from worker.compile.targets import (
     COMPILE_TARGETS,
-    NEVER_CAPTURED,
     NO_AUTOTUNE,
     SAMPLERS,
     SERVING,
@@ -127,7 +126,7 @@ class GraphCompiler:
             if table is None:
                 continue
             for region in regions:
-                for bucket, variant in self._calls(table, region):
+                for bucket, variant in table.calls(region):
                     call = partial(table.call_example, region, bucket, variant)
                     stages.setdefault(COMPILE_TARGETS[target].stage, []).append(call)
         return stages
@@ -226,23 +225,15 @@ class GraphCompiler:
         before = {name for names in self._warmed.values() for name in names}
         return [name for name in self._regions(spec) if name not in before]
 
-    def _calls(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
-        """The calls of a region that serving makes."""
-        calls = table.calls(region)
-        by_kernels = self._by_kernels.intersection(self._owners(region))
-        if region in NEVER_CAPTURED and by_kernels:  # other regions have the same kernels
-            return [(bucket, variant) for bucket, variant in calls if bucket["batch"] == table.shapes.batch[0]]
-        return calls
-
     def _calls_before_capture(self, table: RegionTable, region: str) -> list[tuple[Bucket, dict[str, Any]]]:
         """The calls of a region before it is captured.
 
         A region whose layers all run on kernels needs the smallest and largest sizes only: kernels are built ahead, or
         read from disk, at worst during a capture.
         """
-        calls = self._calls(table, region)
+        calls = table.calls(region)
         owners = [name for name in self._owners(region) if name in self._targets]
-        if not (self._captures and self._by_kernels.issuperset(owners) and calls) or region in NEVER_CAPTURED:
+        if not (self._captures and self._by_kernels.issuperset(owners) and calls):
             return calls
         ends = {axis: {min(b[axis] for b, _ in calls), max(b[axis] for b, _ in calls)} for axis in calls[0][0]}
         edges = [(bucket, calls[0][1]) for bucket, _ in calls if all(bucket[axis] in ends[axis] for axis in bucket)]

@@ -61,7 +61,7 @@ COMPILE_TARGETS: dict[Target, CompileTarget] = {
         "omni",
         "text",
         ("llm.model",),
-        ("unit_step", "unit_prefill", "llm_prefill"),
+        ("unit_step", "unit_prefill"),
         functions=("choose",),
         # Rare, large and memory-bound: compiling costs more than it saves.
         eager=("llm_evict",),
@@ -90,16 +90,9 @@ COMPILE_TARGETS: dict[Target, CompileTarget] = {
 # (torch 2.11, CUDA), and they contain no matrix product that autotuning would speed up.
 SAMPLERS = ("choose", "draw")
 NO_AUTOTUNE = {"max-autotune": "reduce-overhead", "max-autotune-no-cudagraphs": "default"}  # mode -> their mode
-# Run once for each prompt, with one slot: a capture saves nothing.
-NEVER_CAPTURED = ("llm_prefill",)
 
 STACKED = tuple(
-    dict.fromkeys(
-        name
-        for target in COMPILE_TARGETS.values()
-        for name in target.regions
-        if target.table == "omni" and name not in NEVER_CAPTURED
-    )
+    dict.fromkeys(name for target in COMPILE_TARGETS.values() for name in target.regions if target.table == "omni")
 )
 WHOLE = tuple(name for target in COMPILE_TARGETS.values() for name in target.whole if target.table == "omni")
 EAGER = tuple(name for target in COMPILE_TARGETS.values() for name in target.eager if target.table == "omni")

@@ -109,10 +109,10 @@ class SpeechStages:
         elif not job.session.reference:
             # A turn longer than the code model's memory goes on with the newer half of what was spoken.
             held = self._speaker.rows(slot)
-            if held + len(call.rows) + call.most > self._duplex.state.speech.cache.max_len:
+            if held + len(call.rows) + call.most > self._speaker.state.cache.max_len:
                 self._speaker.drop_rows(slot, 0, held - held // 2, turn=True)
         at = self._duplex.counters(slot)
-        call.at = at if call.per_call else self._duplex.hold_tokens(slot, at)
+        call.at = at if call.per_call else self._duplex.keep_recent_tokens(slot, at)
 
     def _begin_calls(self, jobs: list[Job]) -> list[None]:
         calls = [job.calls[0] for job in jobs]
@@ -131,7 +131,7 @@ class SpeechStages:
             job.calls[0].n_drawn += n_steps
         due = [job for job in jobs if job.calls[0].is_due]
         if due:
-            poll = self._speaker.start_look([job.slot for job in due])
+            poll = self._speaker.start_poll([job.slot for job in due])
             self._slices.append(_Slice([(job, job.calls[0]) for job in due], poll, start))
         return [job in due for job in jobs]
 

@@ -11,7 +11,7 @@ import torch
 from models.errors import ContextOverflowError, NumericsError
 from models.graphs.streams import SideStream
 from models.stages.runner import Rows
-from models.stages.unit_steps import Chosen
+from models.stages.step_types import Chosen
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.job import Job
 
@@ -50,7 +50,7 @@ class TextStages:
             what = f"context of session {job.session.id}"
             raise ContextOverflowError(what, expected=f"at most {limit} rows", got=f"{held} and {new} more")
         if len(job.sounds()) > 1:
-            job.at = self._duplex.hold_hearing(job.slot, job.at)
+            job.at = self._duplex.keep_audio_state(job.slot, job.at)
 
     def _encode(self, jobs: list[Job]) -> list[Rows]:
         """What each job's prefill feeds."""
@@ -109,10 +109,10 @@ class TextStages:
         heard: dict[int, list[Any]] = {job.slot: [] for job in jobs}
         for number in range(max((len(job.sounds()) for job in jobs), default=0)):
             now = [job for job in jobs if len(job.sounds()) > number]
-            rows = self._duplex.hear(
+            rows = self._duplex.encode_audio(
                 [job.slot for job in now],
                 [torch.from_numpy(job.sounds()[number]) for job in now],
-                smooth=[not job.session.reference for job in now],
+                overlap=[not job.session.reference for job in now],
             )
             for job, own in zip(now, rows, strict=True):
                 heard[job.slot].append(own)

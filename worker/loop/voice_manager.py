@@ -44,7 +44,7 @@ class VoiceManager:
 
     def is_fresh(self, session: Session) -> bool:
         """Whether nothing of the turn has been spoken."""
-        return self._duplex.runner.speech_rows[session.slot] == 0
+        return self._duplex.speech_rows(session.slot) == 0
 
     def end_tokens(self, session: Session) -> None:
         """The turn's speech is drawn: the next call begins a turn."""

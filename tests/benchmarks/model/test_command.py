@@ -63,7 +63,7 @@ def run(tiny: Path, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def test_eager_run_writes_all_it_knows(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    got = run(tiny, tmp_path, "--modes", "eager", "--regions", "llm_decode,sample_text", "--batch", "1,2")
+    got = run(tiny, tmp_path, "--modes", "eager", "--regions", "audio_unit,spoken_rows", "--batch", "1,2")
     keys = {"command", "environment", "settings", "ceilings", "rows", "compile_s", "graph_breaks", "left_out"}
     keys |= {"recompiles_after_warm_up", "peak_memory", "wall_s"}
     assert got.keys() == keys, f"expected {sorted(keys)}, got {sorted(got)}"
@@ -75,7 +75,7 @@ def test_eager_run_writes_all_it_knows(tiny: Path, tmp_path: Path, capsys: pytes
     assert (got["graph_breaks"], got["recompiles_after_warm_up"], got["left_out"]) == (0, 0, [])
 
     rows = [(row["region"], row["bucket"]["batch"]) for row in got["rows"]]
-    assert rows == [("llm_decode", 1), ("llm_decode", 2), ("sample_text", 1), ("sample_text", 2)]
+    assert rows == [("audio_unit", 1), ("audio_unit", 2), ("spoken_rows", 1), ("spoken_rows", 2)]
     for row in got["rows"]:
         assert row["modes"].keys() == {"eager"}
         timed = row["modes"]["eager"]
@@ -85,17 +85,17 @@ def test_eager_run_writes_all_it_knows(tiny: Path, tmp_path: Path, capsys: pytes
         parts = row["bytes"]
         assert parts["total"] == parts["weights"] + parts["state"] + parts["io"]
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("llm_decode ") for line in lines) == 2, lines
+    assert sum(line.startswith("audio_unit ") for line in lines) == 2, lines
 
 
 def test_compiled_run_counts_graphs(tiny: Path, tmp_path: Path) -> None:
-    options = ("--backend", "eager", "--modes", "eager,compiled", "--regions", "speech_condition", "--batch", "1,2")
+    options = ("--backend", "eager", "--modes", "eager,compiled", "--regions", "spoken_rows", "--batch", "1,2")
     got = run(tiny, tmp_path, *options)
     compiled = [row["modes"]["compiled"] for row in got["rows"]]
     assert [mode["graphs"] for mode in compiled] == [1, 1]
     assert [mode["recompiles"] for mode in compiled] == [0, 0]
     assert got["graph_breaks"] == 0
-    assert got["compile_s"]["speech_condition"]["compiled"] > 0
+    assert got["compile_s"]["spoken_rows"]["compiled"] > 0
 
 
 def test_by_layer_is_for_regions_with_layers(tiny: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_graph_is_timed_with_and_without_its_launch(
 
 @pytest.mark.gpu
 def test_graph_on_the_device(tiny: Path, tmp_path: Path) -> None:
-    options = ("--device", "cuda", "--modes", "eager,graph", "--regions", "llm_decode,audio_unit,speech_step,mel_unit")
+    options = ("--device", "cuda", "--modes", "eager,graph", "--regions", "unit_step,audio_unit,speech_step,mel_unit")
     got = run(tiny, tmp_path, *options)
     assert len(got["rows"]) == 8
     for row in got["rows"]:
@@ -198,41 +198,28 @@ def test_what_serves_by_layer_is_timed_by_layer() -> None:
     assert not bench.STACKED & {*compile_targets.WHOLE, *compile_targets.EAGER}
 
 
-def test_llm_decode_at_released_size(released: Regions) -> None:
+def test_unit_step_at_released_size(released: Regions) -> None:
     matrices = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288  # q and o, k and v, gate, up and down
     layer = matrices + 2 * 4096 + 2 * 128
     head = 4096 * 151748
     cache_row = 36 * 2 * 8 * 128 * 2
     expected = RegionWork(
-        weights=2 * (36 * layer + 4096 + head + 8 * 4096),
-        state=8 * 2049 * cache_row,
+        weights=2 * (36 * layer + 4096 + head + 8 * 4096) + 2 * 151748,  # two masks of the one set of tokens
+        state=8 * (2049 * cache_row + 8 * 4096 + 2 * 4096),  # cache, ids chosen before, the state for speech
         flops=8 * (2 * (36 * matrices + head) + 4 * 36 * 2048 * 4096),
     )
-    assert expected.weights == 15_135_336_448
-    assert work_of(released, "llm_decode", {"batch": 8, "kv": 2048}) == expected
+    assert expected.weights == 15_135_336_448 + 2 * 151748
+    assert work_of(released, "unit_step", {"batch": 8, "kv": 2048}) == expected
 
 
-def test_llm_prefill_runs_the_head_once_per_slot(released: Regions) -> None:
-    one, two = (work_of(released, "llm_prefill", {"batch": 1, "rows": rows, "kv": 2048}) for rows in (1, 2))
+def test_unit_prefill_runs_the_head_once_per_slot(released: Regions) -> None:
+    one, two = (work_of(released, "unit_prefill", {"batch": 1, "rows": rows, "kv": 2048}) for rows in (1, 2))
     matrices = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288
-    assert one == work_of(released, "llm_decode", {"batch": 1, "kv": 2048})
+    step = work_of(released, "unit_step", {"batch": 1, "kv": 2048})
+    assert one + RegionWork(state=2 * 4096) == step, "a step also keeps the token's state"
     assert two.flops - one.flops == 36 * (2 * matrices + 4 * 2048 * 4096)
     assert two.weights - one.weights == 2 * 4096, "one more row of the embedding table"
     assert two.state - one.state == 36 * 2 * 8 * 128 * 2, "one more row of the cache"
-
-
-def test_a_unit_feeds_and_chooses(released: Regions) -> None:
-    """What the language model reads, two masks of the vocabulary and the ids chosen before, of every slot."""
-    vocabulary, history, hidden = 151748, 8 * 4096, 2 * 4096
-    for name, plain, bucket, n, kept in (
-        ("unit_prefill", "llm_prefill", {"batch": 3, "rows": 16, "kv": 2048}, 3, 0),
-        ("unit_step", "llm_decode", {"batch": 3, "kv": 2048}, 3, hidden),
-        ("unit_step", "llm_decode", {"batch": 1, "kv": 512}, 1, hidden),
-    ):
-        work, fed = (work_of(released, one, bucket) for one in (name, plain))
-        assert work.flops == fed.flops, name
-        assert work.weights - fed.weights == 2 * vocabulary, f"{name}: one set of tokens, read once for all slots"
-        assert work.state - fed.state == n * (history + kept), name
 
 
 def test_audio_overlap_is_a_clip_of_ten_units(released: Regions) -> None:
@@ -246,9 +233,11 @@ def test_audio_overlap_is_a_clip_of_ten_units(released: Regions) -> None:
     assert work.state == 3 * (4 * 10 * 80 * 104 + 500 * 24 * 2 * 1024 * 2)
 
 
-def test_spoken_rows_read_their_states_in_the_slots(released: Regions) -> None:
-    plain = work_of(released, "speech_condition", {"batch": 3, "tokens": 24})
-    assert work_of(released, "spoken_rows", {"batch": 3, "spoken": 24}) == plain + RegionWork(state=3 * 24 * 2 * 4096)
+def test_spoken_rows_grow_with_the_tokens(released: Regions) -> None:
+    half, whole = (work_of(released, "spoken_rows", {"batch": 3, "spoken": n}) for n in (12, 24))
+    assert whole.state == 2 * half.state == 3 * 24 * 2 * 4096, "the states in the slots"
+    assert whole.flops == 2 * half.flops > 0
+    assert whole.weights - half.weights == 3 * 12 * 2 * 768, "rows of the embedding table"
 
 
 def test_speech_step_at_released_size(released: Regions) -> None:
@@ -296,8 +285,6 @@ def test_tensor_bytes_of_nested_outputs() -> None:
 def test_calls_fill_their_bucket_and_are_undone(small: Regions) -> None:
     state = small.state
     for name, cache in (
-        ("llm_decode", state.llm),
-        ("llm_prefill", state.llm),
         ("unit_step", state.llm),
         ("unit_prefill", state.llm),
         ("speech_step", state.speech.cache),
@@ -323,7 +310,6 @@ def test_timed_calls_do_their_whole_work(small: Regions) -> None:
     rows, n_rows = outputs("audio_unit", {"batch": 2})
     assert n_rows.tolist() == [10, 10]
     assert rows.isfinite().all()
-    assert not outputs("sample_text", {"batch": 2}).bad.any()
     for name, bucket in (("unit_step", {}), ("unit_prefill", {"rows": 16})):
         packed, _ = outputs(name, {"batch": 2, "kv": 64, **bucket})
         assert packed[1:].tolist() == [[0, 0], [1, 1]], f"{name}: expected a good token for each slot, got {packed}"
@@ -336,7 +322,7 @@ def test_timed_calls_do_their_whole_work(small: Regions) -> None:
 
 
 def test_rows_must_fit_what_is_looked_at() -> None:
-    assert is_possible("llm_prefill", {"batch": 1, "rows": 64, "kv": 64})
-    assert not is_possible("llm_prefill", {"batch": 1, "rows": 65, "kv": 64})
+    assert is_possible("unit_prefill", {"batch": 1, "rows": 64, "kv": 64})
+    assert not is_possible("unit_prefill", {"batch": 1, "rows": 65, "kv": 64})
     assert not is_possible("speech_begin", {"batch": 1, "tokens": 63, "kv": 64})
     assert is_possible("vision", {"slices": 1, "patches": 1088})

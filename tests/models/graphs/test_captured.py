@@ -17,6 +17,7 @@ from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Shapes
 from models.stages.runner import Rows, Runner
+from models.stages.unit_steps import UnitSteps
 from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
 from tests.models.token2wav.stream.vocoders import make_vocoder
 
@@ -312,16 +313,15 @@ def test_padded_calls_find_their_graphs(runner: Runner, made: list[Replayed]):
     results = []
     for is_captured in (False, True):
         if is_captured:
-            runner.regions.capture(["llm_prefill", "llm_decode", "sample_text", "llm_evict"])
-        with runner.lease() as one, runner.lease() as two:
+            runner.regions.capture(["unit_prefill", "unit_step", "llm_evict"])
+        steps = UnitSteps(runner, None)
+        with steps.lease() as one, steps.lease() as two:
             rows = Rows.mixed(ids.tolist(), [(0, torch.ones(3, width))])
-            _, logits = runner.feed([one, two], [rows, rows.cut(0, 7)])
-            chosen = runner.sample([one, two], logits).ids.tolist()
+            chosen = [c.token for c in steps.feed([one, two], [rows, rows.cut(0, 7)], [True, True])]
             runner.evict([two], [1], [3])
             results.append([chosen])
             for _ in range(12):
-                _, logits = runner.decode([two, one], chosen)
-                chosen = runner.sample([two, one], logits).ids.tolist()
+                chosen = [c.token for c in steps.step([two, one], chosen, [None, None], [True, True])]
                 results[-1].append(chosen)
     assert results[0] == results[1], f"expected {results[0]}, got {results[1]}"
-    assert (n_replays(made), runner.regions.n_skipped) == (1 + 1 + 1 + 24, 0)
+    assert (n_replays(made), runner.regions.n_skipped) == (1 + 1 + 12, 0)

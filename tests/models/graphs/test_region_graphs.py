@@ -216,7 +216,7 @@ def test_every_bucket_compiles_to_exactly_one_graph(model):
         speech_kv=(64,),
     )
     runner = make_runner(model, shapes)
-    names = ["vision", "audio_unit", "llm_decode", "spoken_rows"]
+    names = ["vision", "audio_unit", "unit_step", "spoken_rows"]
     runner.regions.compile(names, backend="eager")
     before = compile_counters()
     runner.regions.warm_up(names)
@@ -232,14 +232,14 @@ def test_every_bucket_compiles_to_exactly_one_graph(model):
 def test_layers_share_one_graph_and_uncompile_undoes_it(model):
     assert len(model.llm.model.layers) > 1
     runner = make_runner(model)
-    runner.regions.compile(["llm_decode"], by_layer=True, backend="aot_eager")
+    runner.regions.compile(["unit_step"], by_layer=True, backend="aot_eager")
     before = compile_counters()
-    runner.regions.warm_up(["llm_decode"])
-    assert compile_counters()["graphs"] - before["graphs"] == 1
+    runner.regions.warm_up(["unit_step"])
+    assert compile_counters()["graphs"] - before["graphs"] == 2, "expected one for all layers and one for `choose`"
     runner.regions.uncompile()
     torch._dynamo.reset()
     before = compile_counters()
-    runner.regions.warm_up(["llm_decode"])
+    runner.regions.warm_up(["unit_step"])
     assert compile_counters() == before
 
 
@@ -254,9 +254,9 @@ def test_warm_up_does_not_change_session_slots(model):
 
 
 def test_error_of_an_oversized_input_names_region_and_sizes():
-    with pytest.raises(ShapeError, match=r"llm_prefill: rows: expected at most one of \(96,\), got 97"):
-        SMALL.fit("llm_prefill", "rows", 97)
-    assert SMALL.fit("llm_prefill", "rows", 96) == 96
+    with pytest.raises(ShapeError, match=r"unit_prefill: rows: expected at most one of \(96,\), got 97"):
+        SMALL.fit("unit_prefill", "rows", 97)
+    assert SMALL.fit("unit_prefill", "rows", 96) == 96
     with pytest.raises(SettingsError, match=r"shapes.batch.*got \(2, 1\)"):
         Shapes(batch=(2, 1))
     assert Shapes(kv=(512, 2048)).capped(kv=1000).kv == (512, 1000)

@@ -1,8 +1,11 @@
-"""A chat with the embedded checkpoint, and what is said in it: messages, sounds, pictures."""
+"""A chat with the embedded checkpoint, its messages, and a way to choose its tokens."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from models.checkpoint.config import load_preprocessor_config
@@ -11,8 +14,9 @@ from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.chat import Chat
 from models.stages.runner import Runner
+from models.stages.step_types import Chosen
 
-LLM_LEN = 560  # a default answer and a short prompt
+LLM_LEN = 560  # room for a reply of default length and a short prompt
 
 
 def make_chat(model: OmniModel, tiny: Path, n_slots: int = 2) -> Chat:
@@ -20,6 +24,19 @@ def make_chat(model: OmniModel, tiny: Path, n_slots: int = 2) -> Chat:
     sets = TokenSets.build([TokenSet(pad_id=tokenizer.special.im_end)], model.config.vocab_size)
     runner = Runner(model, sets, n_slots=n_slots, llm_len=LLM_LEN, tts_len=16)
     return Chat(runner, tokenizer, load_preprocessor_config(tiny))
+
+
+def force_tokens(chat: Chat, monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> None:
+    """Make the chat choose `ids` in order, then its own tokens."""
+    remaining = iter(ids)
+    for name in ("feed", "step"):
+        real = getattr(chat.steps, name)
+
+        def forced(*arguments: Any, real: Callable[..., list[Chosen]] = real) -> list[Chosen]:
+            (chosen,) = real(*arguments)
+            return [chosen._replace(token=next(remaining, chosen.token))]
+
+        monkeypatch.setattr(chat.steps, name, forced)
 
 
 def user(*parts: object) -> list[dict[str, object]]:

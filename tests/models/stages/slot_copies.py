@@ -1,4 +1,4 @@
-"""Copies of all state tensors, to tell whether a call left slots as they were, bit for bit."""
+"""Copies of all state tensors, to check bit for bit that a call left slots unchanged, and data to fill slots with."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,25 @@ from torch import Tensor
 from models.stages.state import SlotState
 
 
+def scribble(state: SlotState, slot: int, seed: int) -> None:
+    """Write bits that no slot has by itself, NaN included, to every tensor of a slot."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in state.tensors():
+        shape = tensor[slot].shape
+        if tensor.dtype == torch.bool:
+            tensor[slot] = torch.rand(shape, generator=generator) < 0.5
+        elif tensor.is_floating_point():
+            tensor[slot] = torch.where(torch.rand(shape, generator=generator) < 0.5, float("nan"), 3.0)
+        else:
+            tensor[slot] = torch.randint(1, 10**6, shape, generator=generator)
+
+
 def copy_state(state: SlotState) -> list[Tensor]:
     return [tensor.clone() for tensor in state.tensors()]
 
 
 def assert_same(state: SlotState, expected: list[Tensor], slots: Sequence[int] | None = None) -> None:
-    """Every tensor's rows `slots` (None: all, scratch too) hold the bits they held; NaN equals itself."""
+    """Assert that `slots` (None: all and scratch) have the same bits in every tensor; NaN equals itself."""
     rows = list(range(state.n_slots + 1)) if slots is None else list(slots)
     for number, (tensor, before) in enumerate(zip(state.tensors(), expected, strict=True)):
         for row in rows:
@@ -25,7 +38,7 @@ def assert_same(state: SlotState, expected: list[Tensor], slots: Sequence[int] |
 
 
 def assert_fresh(state: SlotState, slots: Sequence[int]) -> None:
-    """`slots` hold what reset gives them."""
+    """Assert that `slots` are as after a reset."""
     before = copy_state(state)
     state.reset(torch.tensor(list(slots)))
     assert_same(state, before, slots)

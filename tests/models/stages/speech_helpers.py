@@ -1,4 +1,4 @@
-"""A speaker on the embedded checkpoint, settings to speak with, and conditioning rows."""
+"""A speaker on the embedded checkpoint, sampling settings, and conditioning rows."""
 
 import torch
 from torch import Tensor
@@ -8,26 +8,28 @@ from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
-from models.stages.speech_steps import Speaker
+from tests.models.stages.speech_calls import WholeCallSpeaker
 
 WIDTH = 32
 DRAWN, BEST = SpeechSampling(), SpeechSampling(greedy=True)
-# Duplex units draw from all codes; top-k here, so that rounding does not decide a draw.
+# Units draw from all tokens; top-k here, so that rounding does not change a draw.
 UNIT = SpeechSampling(top_p=1.0, top_k=8, history_per_call=True, repetition_penalty=1.3)
 KINDS = ("full_attention", "sliding_window", "sliding_recompute", "reindex")
 
 
-def make_speaker(model: OmniModel, n_slots: int = 4, tts_len: int = 256, shapes: Shapes | None = None) -> Speaker:
+def make_speaker(
+    model: OmniModel, n_slots: int = 4, tts_len: int = 256, shapes: Shapes | None = None
+) -> WholeCallSpeaker:
     sets = TokenSets.build([TokenSet()], model.config.vocab_size)
-    return Speaker(Runner(model, sets, n_slots=n_slots, llm_len=16, tts_len=tts_len, shapes=shapes))
+    return WholeCallSpeaker(Runner(model, sets, n_slots=n_slots, llm_len=16, tts_len=tts_len, shapes=shapes))
 
 
 def rows(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def new_code(speech_tokens: list[int], at_least: int) -> int:
-    """A code that occurs first at place `at_least` or behind it."""
+def first_new_token(speech_tokens: list[int], at_least: int) -> int:
+    """The first token at index `at_least` or later that does not occur before."""
     return next(
-        code for place, code in enumerate(speech_tokens) if place >= at_least and code not in speech_tokens[:place]
+        token for place, token in enumerate(speech_tokens) if place >= at_least and token not in speech_tokens[:place]
     )

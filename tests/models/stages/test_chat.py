@@ -1,4 +1,4 @@
-"""Conversations: what comes out, what is fed, and two of them side by side."""
+"""Chat: replies, the rows of a prompt, and concurrent conversations."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,10 @@ from models.inputs.image import cut, patchify, plan
 from models.inputs.prompts import PromptOptions
 from models.omni import OmniModel
 from models.sampling.settings import CHAT_TEXT, TextSampling
-from models.sampling.text import Sampled
 from models.stages.chat import Chat, ReplyPiece, greedy
-from tests.models.stages.conversations import LLM_LEN, make_chat, picture, sound, user
+from models.stages.runner import Rows
+from tests.models.stages.conversations import LLM_LEN, force_tokens, make_chat, picture, sound, user
+from tests.models.stages.hidden_states import record_hidden
 from tests.models.stages.slot_copies import assert_same, copy_state
 
 TOLERANCE = 1e-5
@@ -29,18 +30,11 @@ def ids_of(pieces: Iterator[ReplyPiece]) -> list[int]:
     return [piece.id for piece in pieces]
 
 
-def scripted(chat: Chat, monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> None:
-    """The model chooses `ids` in order, whatever it is asked."""
-    coming = iter(ids)
-    good = torch.tensor([False])
-    monkeypatch.setattr(chat.runner, "sample", lambda slots, logits: Sampled(torch.tensor([next(coming)]), good, ~good))
-
-
-# --- what comes out ------------------------------------------------------------------------------
+# --- replies -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
-def test_pieces_together_are_the_reply(chat: Chat, seed: int) -> None:
+def test_streamed_pieces_equal_the_reply(chat: Chat, seed: int) -> None:
     pieces = list(chat.stream(user("Hello"), seed=seed, max_new_tokens=50))
     answer = chat.reply(user("Hello"), seed=seed, max_new_tokens=50)
     assert [piece.id for piece in pieces] == answer.ids
@@ -50,7 +44,7 @@ def test_pieces_together_are_the_reply(chat: Chat, seed: int) -> None:
     assert len(answer.ids) == 50 or answer.stopped == "stop"
 
 
-def test_seeds_decide(chat: Chat) -> None:
+def test_seed_decides_the_draws(chat: Chat) -> None:
     first, again, other = (chat.reply(user("Hello"), seed=seed, max_new_tokens=20).ids for seed in (0, 0, 2))
     assert first == again
     assert first != other
@@ -58,7 +52,7 @@ def test_seeds_decide(chat: Chat) -> None:
     assert best[0] == best[1]
 
 
-def test_greedy_changes_one_setting() -> None:
+def test_greedy_changes_only_one_setting() -> None:
     settings = TextSampling(temperature=0.3, top_k=7)
     assert greedy(settings) == TextSampling(temperature=0.3, top_k=7, greedy=True)
     assert greedy().repetition_penalty == CHAT_TEXT.repetition_penalty
@@ -68,13 +62,13 @@ def test_default_stop_ids(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in ("<|im_end|>", "<|endoftext|>", "<|tts_eos|>"):
         with monkeypatch.context() as patch:
             hello = chat.tokenizer.encode("Hello")
-            scripted(chat, patch, [*hello, chat.tokenizer.id(token), 7, 7, 7])
+            force_tokens(chat, patch, [*hello, chat.tokenizer.id(token), 7, 7, 7])
             answer = chat.reply(user("Hi"))
             assert answer.ids == [*hello, chat.tokenizer.id(token)]
             assert (answer.text, answer.stopped) == ("Hello", "stop")
 
 
-def test_own_stop_ids(chat: Chat) -> None:
+def test_given_stop_ids_end_the_reply(chat: Chat) -> None:
     free = chat.reply(user("Hello"), seed=1, max_new_tokens=30, stop_ids=())
     assert free.stopped == "length"
     stop = next(token for n, token in enumerate(free.ids) if n > 3 and token not in free.ids[:n])
@@ -82,47 +76,46 @@ def test_own_stop_ids(chat: Chat) -> None:
         answer = chat.reply(user("Hello"), seed=1, max_new_tokens=30, stop_ids=stop_ids)
         assert answer.ids == free.ids[: free.ids.index(stop) + 1]
         assert answer.stopped == "stop"
-        assert answer.text == chat.tokenizer.decode(answer.ids[:-1]), "expected the stop token unspoken"
+        assert answer.text == chat.tokenizer.decode(answer.ids[:-1]), "expected the text without the stop token"
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_answers_end_at_the_limit(chat: Chat, n: int) -> None:
+def test_reply_ends_at_the_token_limit(chat: Chat, n: int) -> None:
     answer = chat.reply(user("Hello"), seed=1, max_new_tokens=n, stop_ids=())
     assert len(answer.ids) == n
     assert answer.stopped == "length"
 
 
-def test_a_stop_at_the_limit_is_a_stop(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(chat, monkeypatch, [7, chat.tokenizer.special.im_end])
+def test_stop_token_at_the_limit_counts_as_stop(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_tokens(chat, monkeypatch, [7, chat.tokenizer.special.im_end])
     assert chat.reply(user("Hi"), max_new_tokens=2).stopped == "stop"
 
 
 @pytest.mark.parametrize("end", ["limit", "stop"])
-def test_characters_come_whole_and_the_rest_at_the_end(chat: Chat, monkeypatch, end: str) -> None:
+def test_pieces_hold_whole_characters_and_the_last_one_the_rest(chat: Chat, monkeypatch, end: str) -> None:
     smile = chat.tokenizer.encode("🙂")
     assert len(smile) == 4, "expected a character of several tokens"
     ids = [*smile, *smile[:2], *([chat.tokenizer.special.im_end] if end == "stop" else [])]
-    scripted(chat, monkeypatch, ids)
+    force_tokens(chat, monkeypatch, ids)
     pieces = list(chat.stream(user("Hi"), max_new_tokens=6 if end == "limit" else 9))
     assert [piece.text for piece in pieces[:5]] == ["", "", "", "🙂", ""]
     assert [piece.text for piece in pieces[5:]] == (["\ufffd"] if end == "limit" else ["", "\ufffd"])
     assert ids_of(iter(pieces)) == ids
 
 
-def test_each_token_is_fed_before_the_next(chat: Chat) -> None:
-    """One pass over prompt and answer has each chosen token as its best at the place before."""
+def test_every_token_is_the_argmax_of_one_prefill(chat: Chat) -> None:
+    """One prefill of prompt and reply has each token as the argmax of the row before it."""
     answer = chat.reply(user("Hello"), sampling=TextSampling(greedy=True), max_new_tokens=12, stop_ids=())
-    rows = chat.encode(chat.read(user("Hello")))
-    runner = chat.runner
-    with runner.lease() as slot:
-        runner.feed([slot], [rows.cut(0, len(rows) - 1)])
-        ids = torch.cat((rows.ids[-1:], torch.tensor(answer.ids[:-1])))
-        (hidden,), _ = runner.feed([slot], [type(rows)(ids)])
-    got = runner.model.llm.logits(hidden, runner.model.backend).argmax(-1).tolist()
+    rows, llm = chat.encode(chat.read(user("Hello"))), chat.runner.model.llm
+    ids = torch.cat((rows.ids, torch.tensor(answer.ids[:-1])))
+    with chat.steps.lease() as slot, record_hidden(chat.runner.model) as hidden:
+        chat.steps.feed([slot], [Rows(ids)], [False])
+    (states,) = hidden
+    got = llm.logits(states[0, len(rows) - 1 : len(ids)], chat.runner.model.backend).argmax(-1).tolist()
     assert got == answer.ids, f"expected {answer.ids}, got {got}"
 
 
-def test_the_penalty_reaches_what_was_said(chat: Chat) -> None:
+def test_repetition_penalty_covers_the_reply(chat: Chat) -> None:
     plain = chat.reply(user("Hello"), sampling=TextSampling(greedy=True), max_new_tokens=40, stop_ids=())
     strict = TextSampling(greedy=True, repetition_penalty=100.0, repetition_window=4096)
     varied = chat.reply(user("Hello"), sampling=strict, max_new_tokens=40, stop_ids=())
@@ -130,13 +123,13 @@ def test_the_penalty_reaches_what_was_said(chat: Chat) -> None:
     assert len(set(varied.ids)) == 40, f"expected no token twice, got {varied.ids}"
 
 
-# --- side by side --------------------------------------------------------------------------------
+# --- concurrency ---------------------------------------------------------------------------------
 
 
-def test_conversations_in_turn_equal_each_alone(chat: Chat) -> None:
-    asked = [(user("Hello"), 1, 30), (user("What is this?", sound(9000)), 2, 21)]
-    alone = [ids_of(chat.stream(m, seed=seed, max_new_tokens=n, stop_ids=())) for m, seed, n in asked]
-    running = [chat.stream(m, seed=seed, max_new_tokens=n, stop_ids=()) for m, seed, n in asked]
+def test_interleaved_conversations_equal_each_alone(chat: Chat) -> None:
+    requests = [(user("Hello"), 1, 30), (user("What is this?", sound(9000)), 2, 21)]
+    alone = [ids_of(chat.stream(m, seed=seed, max_new_tokens=n, stop_ids=())) for m, seed, n in requests]
+    running = [chat.stream(m, seed=seed, max_new_tokens=n, stop_ids=()) for m, seed, n in requests]
     got: list[list[int]] = [[], []]
     while running[0] or running[1]:
         for n, pieces in enumerate(running):
@@ -149,14 +142,14 @@ def test_conversations_in_turn_equal_each_alone(chat: Chat) -> None:
     assert [len(ids) for ids in got] == [30, 21]
 
 
-def test_conversations_do_not_remember_each_other(chat: Chat) -> None:
+def test_conversations_keep_no_state(chat: Chat) -> None:
     first = chat.reply(user("Hello"), seed=5, max_new_tokens=20)
     chat.reply(user("Something else", sound(16000)), seed=6, max_new_tokens=20)
     assert chat.reply(user("Hello"), seed=5, max_new_tokens=20) == first
 
 
 @pytest.mark.parametrize("way", ["end", "close", "drop"])
-def test_slots_come_back_as_new(chat: Chat, way: str) -> None:
+def test_slots_are_released_empty(chat: Chat, way: str) -> None:
     fresh = copy_state(chat.runner.state)
     pieces = chat.stream(user("Hello"), max_new_tokens=8, stop_ids=())
     assert chat.runner.pool.n_free == 2, "expected no slot taken before the first piece"
@@ -172,11 +165,11 @@ def test_slots_come_back_as_new(chat: Chat, way: str) -> None:
     assert_same(chat.runner.state, fresh, [0, 1])
 
 
-# --- what is fed ---------------------------------------------------------------------------------
+# --- rows of a prompt ----------------------------------------------------------------------------
 
 
 def media_at(chat: Chat, messages: object, options: PromptOptions | None = None, **how: str) -> list[torch.Tensor]:
-    """Rows at each placeholder, images first; checks that media stand nowhere else."""
+    """Rows at each placeholder, images first; asserts that there are no other media rows."""
     prompt = chat.read(messages, options)
     rows = chat.encode(prompt, **how)
     bounds = [*prompt.image_bounds, *prompt.audio_bounds]
@@ -196,7 +189,7 @@ def assert_rows(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert difference <= TOLERANCE, f"max difference {difference}: expected {expected}, got {got}"
 
 
-def test_slices_stand_at_their_placeholders(chat: Chat) -> None:
+def test_slices_replace_their_placeholders(chat: Chat) -> None:
     large, small = picture(700, 600), picture(50, 90, seed=1)
     got = media_at(chat, user(large, "and", small), PromptOptions(max_slice_nums=4))
     sizes = plan(700, 600, 4)
@@ -217,10 +210,10 @@ def test_sounds_of_a_message_are_joined(chat: Chat) -> None:
     assert_rows(got[2], alone)
     padded = media_at(chat, [*user(first, "then", second), *user(other)], compat="reference")
     assert_rows(torch.cat(padded[:2]), joined[:22])
-    assert float((padded[2] - alone).abs().max()) > 1e-4, "expected the shorter sound to see its padding"
+    assert float((padded[2] - alone).abs().max()) > 1e-4, "expected the shorter sound to attend to its padding"
 
 
-def test_a_missing_row_is_made_of_silence(chat: Chat) -> None:
+def test_silence_fills_a_missing_row(chat: Chat) -> None:
     """Two sounds of 1.09 s count 11 rows each; joined they make 21."""
     clips = [sound(17440), sound(17440, 1)]
     got = media_at(chat, user(*clips))
@@ -232,7 +225,7 @@ def test_a_missing_row_is_made_of_silence(chat: Chat) -> None:
     assert chat.reply(user(*clips), max_new_tokens=2, stop_ids=()).stopped == "length"
 
 
-def test_a_surplus_row_is_left_out(chat: Chat) -> None:
+def test_drops_a_surplus_row(chat: Chat) -> None:
     """Two sounds of 0.15 s count a row each; joined they make 3."""
     clips = [sound(2400), sound(2400, 1)]
     got = media_at(chat, user(*clips))
@@ -249,12 +242,12 @@ def test_sound_beyond_30_seconds(chat: Chat) -> None:
     assert len(chat.reply(user(wave), max_new_tokens=3, stop_ids=()).ids) == 3
 
 
-def test_pictures_and_sound_change_the_answer(chat: Chat) -> None:
+def test_images_and_sound_change_the_reply(chat: Chat) -> None:
     def best(*parts: object) -> list[int]:
         return chat.reply(user(*parts), sampling=greedy(), max_new_tokens=12, stop_ids=()).ids
 
-    said = [best(picture(60, 60, s), "a") for s in (0, 1)] + [best(sound(16000, s), "a") for s in (0, 1)]
-    assert len({tuple(ids) for ids in said}) == 4, f"expected four different answers, got {said}"
+    replies = [best(picture(60, 60, s), "a") for s in (0, 1)] + [best(sound(16000, s), "a") for s in (0, 1)]
+    assert len({tuple(ids) for ids in replies}) == 4, f"expected four different answers, got {replies}"
 
 
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
@@ -269,7 +262,7 @@ OPENING = "<|im_start|>assistant\n"
         (PromptOptions(enable_thinking=True), "\n", "<|tts_bos|>"),
     ],
 )
-def test_options_shape_the_prompt(chat: Chat, options: PromptOptions, joint: str, end: str) -> None:
+def test_options_change_the_prompt(chat: Chat, options: PromptOptions, joint: str, end: str) -> None:
     heard = "<|audio_start|>" + "<unk>" * 15 + "<|audio_end|>"
     expected = f"<|im_start|>user\nBefore{joint}{heard}{joint}after<|im_end|>\n{OPENING}{end}"
     prompt = chat.read(user("Before", sound(24000), "after"), options)
@@ -285,16 +278,18 @@ def test_streamed_sound_has_a_placeholder_per_second(chat: Chat) -> None:
     assert_rows(torch.cat(parts), whole)
 
 
-def test_options_reach_the_answer(chat: Chat) -> None:
-    said = [
+def test_options_change_the_reply(chat: Chat) -> None:
+    replies = [
         chat.reply(user("a", "b"), options, sampling=greedy(), max_new_tokens=12, stop_ids=()).ids
         for options in (None, PromptOptions(enable_thinking=True), PromptOptions(omni_mode=True))
     ]
-    assert len({tuple(ids) for ids in said}) == 3, f"expected three different answers, got {said}"
-    assert said[0] == chat.reply(user("a", "b"), PromptOptions(), sampling=greedy(), max_new_tokens=12, stop_ids=()).ids
+    assert len({tuple(ids) for ids in replies}) == 3, f"expected three different answers, got {replies}"
+    assert (
+        replies[0] == chat.reply(user("a", "b"), PromptOptions(), sampling=greedy(), max_new_tokens=12, stop_ids=()).ids
+    )
 
 
-def test_prompt_and_answer_may_fill_a_slot(chat: Chat) -> None:
+def test_prompt_and_reply_may_fill_a_slot(chat: Chat) -> None:
     room = LLM_LEN - len(chat.read(user("Hello")).ids)
     answer = chat.reply(user("Hello"), max_new_tokens=room, stop_ids=())
     assert len(answer.ids) == room
@@ -304,7 +299,7 @@ def test_prompt_and_answer_may_fill_a_slot(chat: Chat) -> None:
         chat.stream(user("Hello"), max_new_tokens=room + 1)
 
 
-def test_load_makes_the_same_chat(chat: Chat, tiny) -> None:
+def test_load_gives_an_equal_chat(chat: Chat, tiny) -> None:
     loaded = Chat.load(tiny, n_slots=3, llm_len=100)
     assert (loaded.runner.pool.n_free, loaded.runner.llm_len) == (3, 100)
     got, expected = (one.reply(user("Hello"), seed=4, max_new_tokens=20) for one in (loaded, chat))

@@ -1,4 +1,4 @@
-"""Pictures and sound to rows: groups, pieces and padding do not show, except where batches are asked to."""
+"""Images and clips to rows: results do not depend on groups, pieces or padding, except with batch padding."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def difference(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max())
 
 
-def test_more_slices_than_a_batch_takes(tiny_model: OmniModel) -> None:
+def test_more_slices_than_the_largest_batch(tiny_model: OmniModel) -> None:
     runner = make_runner(tiny_model, slices=(1, 2), patches=(16, 64))
     pictures = [picture(*size, seed) for seed, size in enumerate([(4, 3), (8, 8), (1, 2), (5, 4), (3, 5)])]
     before = copy_state(runner.state)
@@ -50,16 +50,16 @@ def test_more_slices_than_a_batch_takes(tiny_model: OmniModel) -> None:
         (expected,) = alone.encode_images([own])
         assert expected.shape == (64, 128)
         assert difference(rows, expected) <= TOLERANCE, f"picture {number}: {difference(rows, expected)}"
-    assert difference(got[0], got[1]) > 1e-3, "expected different pictures to make different rows"
+    assert difference(got[0], got[1]) > 1e-3, "expected different rows for different images"
 
 
-def test_no_pictures_no_rows(tiny_model: OmniModel) -> None:
+def test_no_input_gives_no_rows(tiny_model: OmniModel) -> None:
     runner = make_runner(tiny_model)
     assert runner.encode_images([]) == []
     assert runner.encode_clips([], chunk_length=1.0) == []
 
 
-def test_a_slice_beyond_every_bucket_is_refused(tiny_model: OmniModel) -> None:
+def test_refuses_slice_larger_than_the_largest_bucket(tiny_model: OmniModel) -> None:
     runner = make_runner(tiny_model, patches=(16, 64))
     with pytest.raises(ShapeError, match=r"vision: patches: expected .+, got 72"):
         runner.encode_images([picture(2, 2), picture(9, 8)])
@@ -77,7 +77,7 @@ def test_long_clips_are_encoded_in_pieces(tiny_model: OmniModel) -> None:
     assert difference(rows[1], torch.cat((first, second))) <= TOLERANCE
 
 
-def test_clips_do_not_see_their_mates(tiny_model: OmniModel) -> None:
+def test_clips_do_not_depend_on_each_other(tiny_model: OmniModel) -> None:
     runner = make_runner(tiny_model, batch=(1, 2, 4), clip_frames=(100, 150, 300))
     clips = [sound(seconds, seed) for seed, seconds in enumerate((0.5, 2.9, 1.09, 0.2, 0.081, 1.0))]
     together = runner.encode_clips(clips, chunk_length=1.0)
@@ -87,7 +87,7 @@ def test_clips_do_not_see_their_mates(tiny_model: OmniModel) -> None:
         assert difference(together[number], alone) <= TOLERANCE, f"clip {number}: {difference(together[number], alone)}"
 
 
-def test_batch_padding_shows_shorter_clips_the_longest_ones_length(tiny_model: OmniModel) -> None:
+def test_batch_padding_changes_shorter_clips(tiny_model: OmniModel) -> None:
     clips = [sound(0.53), sound(2.9, seed=1), sound(1.6, seed=2)]
     runner = make_runner(tiny_model, batch=(1, 2, 4))
     padded = runner.encode_clips(clips, chunk_length=1.0, batch_padding=True)
@@ -95,8 +95,8 @@ def test_batch_padding_shows_shorter_clips_the_longest_ones_length(tiny_model: O
     assert [len(part) for part in padded] == [5, 29, 16]
     assert difference(padded[1], alone[1]) <= TOLERANCE, "expected the longest clip unchanged"
     for number in (0, 2):
-        assert difference(padded[number], alone[number]) > 1e-4, f"expected clip {number} to see its padding"
-    # Groups are how they are computed, not what they see.
+        assert difference(padded[number], alone[number]) > 1e-4, f"expected clip {number} to attend to its padding"
+    # Computing clips in groups of one changes nothing.
     grouped = make_runner(tiny_model, batch=(1,)).encode_clips(clips, chunk_length=1.0, batch_padding=True)
     for number, rows in enumerate(grouped):
         assert difference(rows, padded[number]) <= TOLERANCE, f"clip {number} in a group of its own"
@@ -104,8 +104,8 @@ def test_batch_padding_shows_shorter_clips_the_longest_ones_length(tiny_model: O
     assert difference(single, alone[0]) <= TOLERANCE
 
 
-def test_batch_padding_by_hand(tiny_model: OmniModel) -> None:
-    """Zeros up to the longest clip's frames; encoder rows count as visible up to the number of mel frames."""
+def test_batch_padding_equals_a_padded_call(tiny_model: OmniModel) -> None:
+    """Zeros up to the longest clip's frames; as many encoder rows are valid as there are mel frames."""
     runner = make_runner(tiny_model, batch=(2,))
     clips = [sound(0.3), sound(1.7, seed=1)]
     got = runner.encode_clips(clips, chunk_length=0, batch_padding=True)
@@ -118,7 +118,7 @@ def test_batch_padding_by_hand(tiny_model: OmniModel) -> None:
 def test_rows_look_ahead_to_the_end_of_their_chunk(tiny_model: OmniModel) -> None:
     runner = make_runner(tiny_model)
     wave, other = sound(3.0), sound(3.0)
-    # Everything is measured by the loudest bin; it stays in the first second.
+    # The loudest bin sets the scale of the log-mel; it is in the first second.
     wave[100:110] = other[100:110] = 1.0
     other[-2 * SAMPLE_RATE // 5 :] *= -0.5
     for chunk_length, n_same in ((1.0, 20), (2.0, 20), (0.5, 25), (0.0, 0), (-1.0, 0)):

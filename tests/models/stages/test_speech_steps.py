@@ -1,4 +1,4 @@
-"""Three ways of speaking against a plain loop on the host, over slots, turns and chunks."""
+"""Speech calls of answers and units against a plain loop on the host, over slots, turns and chunks."""
 
 from unittest import mock
 
@@ -13,42 +13,42 @@ from models.omni import OmniModel
 from models.random_weights import random_model
 from models.sampling.settings import SpeechSampling
 from models.stages.region_table import Shapes
-from models.stages.speech_steps import Speaker
 from models.stages.speech_stream import SpeechStream
 from tests.models.layers.speech_reference import PlainSpeaker
 from tests.models.stages.slot_copies import assert_same, copy_state
-from tests.models.stages.speech_helpers import BEST, DRAWN, UNIT, WIDTH, make_speaker, new_code, rows
+from tests.models.stages.speech_calls import WholeCallSpeaker
+from tests.models.stages.speech_helpers import BEST, DRAWN, UNIT, WIDTH, first_new_token, make_speaker, rows
 
 
 @pytest.mark.parametrize("settings", [DRAWN, BEST], ids=["drawn", "best"])
-def test_answer_equals_the_plain_loop(speaker: Speaker, eos: int, settings: SpeechSampling) -> None:
+def test_answer_equals_the_plain_loop(speaker: WholeCallSpeaker, eos: int, settings: SpeechSampling) -> None:
     tts, own = speaker.runner.model.tts, rows(6)
     speaker.start_turn(1, settings, seed=5)
     got = speaker.answer(1, own, min_speech_tokens=3, max_speech_tokens=60)
     expected, _ = PlainSpeaker(tts, settings, seed=5, eos=eos).call(own, min_speech_tokens=3, max_speech_tokens=60)
-    assert got == expected[:59], f"at the cap: expected all but the last of {expected}, got {got}"
+    assert got == expected[:59], f"at the limit: expected all but the last of {expected}, got {got}"
     assert speaker.rows(1) == speaker.state.cache.lengths[1] == 6 + 59
 
-    end = new_code(expected, 30)
+    end = first_new_token(expected, 30)
     speaker.start_turn(1, settings, seed=5, eos=end)
     got = speaker.answer(1, own, min_speech_tokens=3, max_speech_tokens=60)
     expected, ended = PlainSpeaker(tts, settings, seed=5, eos=end).call(own, min_speech_tokens=3, max_speech_tokens=60)
     assert ended
-    assert got == expected, f"at the end code: expected {expected}, got {got}"
+    assert got == expected, f"at the end token: expected {expected}, got {got}"
     assert speaker.rows(1) == speaker.state.cache.lengths[1] == 6 + len(expected)
 
 
-def test_an_answer_has_at_least_50_codes(speaker: Speaker) -> None:
+def test_answer_has_at_least_50_tokens(speaker: WholeCallSpeaker) -> None:
     speaker.start_turn(0, BEST)
     free = speaker.answer(0, rows(6), max_speech_tokens=80)
-    early, late = free[2], new_code(free, 52)
+    early, late = free[2], first_new_token(free, 52)
     speaker.start_turn(0, BEST, eos=early)
     assert len(speaker.answer(0, rows(6), max_speech_tokens=60)) >= 50
     speaker.start_turn(0, BEST, eos=late)
     assert speaker.answer(0, rows(6), max_speech_tokens=80) == free[: free.index(late)]
 
 
-def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
+def test_units_equal_the_plain_loop(speaker: WholeCallSpeaker, eos: int) -> None:
     plain = PlainSpeaker(speaker.runner.model.tts, UNIT, seed=8, eos=eos)
     speaker.start_turn(2, UNIT, seed=8)
     n_rows = 0
@@ -63,11 +63,11 @@ def test_units_equal_the_plain_loop(speaker: Speaker, eos: int) -> None:
 
 
 @pytest.mark.parametrize("may_end", [True, False])
-def test_only_some_units_may_end(speaker: Speaker, eos: int, may_end: bool) -> None:
+def test_only_units_that_may_end_are_shorter(speaker: WholeCallSpeaker, eos: int, may_end: bool) -> None:
     tts, own = speaker.runner.model.tts, rows(4)
     speaker.start_turn(0, UNIT, seed=1)
     free = speaker.unit([0], [own], may_end=[True])[0].speech_tokens
-    end = new_code(free, 9)
+    end = first_new_token(free, 9)
     speaker.start_turn(0, UNIT, seed=1, eos=end)
     got = speaker.unit([0], [own], may_end=[may_end])[0].speech_tokens
     expected, ended = PlainSpeaker(tts, UNIT, seed=1, eos=end).call(
@@ -78,10 +78,10 @@ def test_only_some_units_may_end(speaker: Speaker, eos: int, may_end: bool) -> N
     assert len(got) == (free.index(end) if may_end else 25)
 
 
-def test_an_end_at_the_last_code_costs_none(speaker: Speaker) -> None:
+def test_end_token_at_the_limit_drops_no_token(speaker: WholeCallSpeaker) -> None:
     speaker.start_turn(0, UNIT, seed=1)
     (call,) = speaker.call([0], [rows(4)], min_speech_tokens=[0], max_speech_tokens=[26])
-    assert new_code(call.speech_tokens, 25) == call.speech_tokens[25]
+    assert first_new_token(call.speech_tokens, 25) == call.speech_tokens[25]
     speaker.start_turn(0, UNIT, seed=1, eos=call.speech_tokens[25])
     (again,) = speaker.call([0], [rows(4)], min_speech_tokens=[0], max_speech_tokens=[26])
     assert again.ended
@@ -90,18 +90,18 @@ def test_an_end_at_the_last_code_costs_none(speaker: Speaker) -> None:
     assert speaker.unit([0], [rows(4)], may_end=[True])[0].speech_tokens == call.speech_tokens[:25]
 
 
-def test_a_batch_equals_each_alone(tiny_model: OmniModel) -> None:
+def test_batch_equals_each_slot_alone(tiny_model: OmniModel) -> None:
     together = make_speaker(tiny_model)
     own, settings = [rows(8), rows(1, 1), rows(30, 2)], [DRAWN, BEST, UNIT]
     order, ends, calls = [3, 0, 2], [None] * 3, []
-    for ask in ("free", "ends"):
+    for pass_ in ("free", "ends"):
         for slot, how, end in zip(order, settings, ends, strict=True):
             together.start_turn(slot, how, seed=slot, eos=end)
-        # Slot 0 has spoken before the others start.
+        # Slot 0 has a unit more than the others.
         together.unit([0], [rows(3, 9)], may_end=[False])
         calls = together.call(order, own, min_speech_tokens=[0, 4, 0], max_speech_tokens=[50, 7, 26])
-        if ask == "free":
-            ends = [new_code(calls[0].speech_tokens, 30), None, new_code(calls[2].speech_tokens, 5)]
+        if pass_ == "free":
+            ends = [first_new_token(calls[0].speech_tokens, 30), None, first_new_token(calls[2].speech_tokens, 5)]
     assert [call.ended for call in calls] == [True, False, True]
     for place, slot in enumerate(order):
         alone = make_speaker(tiny_model, n_slots=1)
@@ -115,7 +115,7 @@ def test_a_batch_equals_each_alone(tiny_model: OmniModel) -> None:
         assert together.rows(slot) == alone.rows(0) == together.state.cache.lengths[slot]
 
 
-def test_a_call_leaves_other_slots_alone(speaker: Speaker) -> None:
+def test_call_does_not_change_other_slots(speaker: WholeCallSpeaker) -> None:
     for slot in range(4):
         speaker.start_turn(slot, DRAWN, seed=slot)
     speaker.unit([0, 1, 3], [rows(2), rows(3), rows(4)], may_end=[True] * 3)
@@ -124,17 +124,17 @@ def test_a_call_leaves_other_slots_alone(speaker: Speaker) -> None:
     assert_same(speaker.runner.state, before, [1])
 
 
-def test_seeds_decide(speaker: Speaker) -> None:
-    def say(slot: int, seed: int) -> list[int]:
+def test_seed_decides_the_draws(speaker: WholeCallSpeaker) -> None:
+    def draw(slot: int, seed: int) -> list[int]:
         speaker.start_turn(slot, DRAWN, seed=seed)
         return speaker.answer(slot, rows(6), max_speech_tokens=40)
 
-    assert say(0, 7) == say(3, 7)
-    assert say(0, 7) != say(0, 8)
-    assert say(0, 2**64 - 1) == say(1, 2**64 - 1)
+    assert draw(0, 7) == draw(3, 7)
+    assert draw(0, 7) != draw(0, 8)
+    assert draw(0, 2**64 - 1) == draw(1, 2**64 - 1)
 
 
-def test_refused_calls_change_nothing(speaker: Speaker) -> None:
+def test_refused_calls_change_nothing(speaker: WholeCallSpeaker) -> None:
     for slot in range(4):
         speaker.start_turn(slot, DRAWN, seed=slot)
     speaker.unit([0, 1], [rows(5), rows(200)], may_end=[False, False])
@@ -156,13 +156,13 @@ def test_refused_calls_change_nothing(speaker: Speaker) -> None:
             speaker.call(slots, [rows(n) for n in sizes], min_speech_tokens=[0] * len(slots), max_speech_tokens=most)
         assert_same(speaker.runner.state, before)
         assert [speaker.rows(slot) for slot in range(4)] == held
-    # To the last row it fits.
+    # A call may fill the cache completely.
     (call,) = speaker.call([1], [rows(4)], min_speech_tokens=[99], max_speech_tokens=[room - 4 + 1])
     assert len(call.speech_tokens) == room - 4 + 1
     assert speaker.rows(1) == 256
 
 
-def test_more_rows_than_any_bucket_are_refused(tiny_model: OmniModel) -> None:
+def test_refuses_more_rows_than_the_largest_bucket(tiny_model: OmniModel) -> None:
     speaker = make_speaker(tiny_model, n_slots=1, tts_len=512)
     speaker.start_turn(0, DRAWN)
     before = copy_state(speaker.runner.state)
@@ -171,7 +171,7 @@ def test_more_rows_than_any_bucket_are_refused(tiny_model: OmniModel) -> None:
     assert_same(speaker.runner.state, before)
 
 
-def test_dropped_rows_close_up(speaker: Speaker) -> None:
+def test_drop_rows_closes_the_gap(speaker: WholeCallSpeaker) -> None:
     speaker.start_turn(0, BEST)
     speaker.unit([0], [rows(5)], may_end=[False])
     cache, before = speaker.state.cache, copy_state(speaker.runner.state)
@@ -184,21 +184,21 @@ def test_dropped_rows_close_up(speaker: Speaker) -> None:
     assert_same(speaker.runner.state, before, [1, 2, 3])
 
 
-def test_code_rows_are_what_a_step_feeds(speaker: Speaker) -> None:
+def test_token_rows_are_the_embeddings(speaker: WholeCallSpeaker) -> None:
     weights = speaker.runner.model.tts.emb_code[0].weight
-    got = speaker.code_rows([5, 0, 6561])
+    got = speaker.token_rows([5, 0, 6561])
     assert torch.equal(got, weights[[5, 0, 6561]])
-    assert speaker.code_rows([]).shape == (0, WIDTH)
+    assert speaker.token_rows([]).shape == (0, WIDTH)
 
 
-def test_no_speech_without_its_part(tiny) -> None:
+def test_refuses_checkpoint_without_speech(tiny) -> None:
     config = load_config(tiny).model_copy(update={"init_tts": False})
     with pytest.raises(SettingsError, match="expected a checkpoint with tts, got init_tts false"):
         make_speaker(random_model(config))
 
 
 @pytest.mark.parametrize("bad", [{"seed": -1}, {"seed": 2**64}, {"eos": -1}])
-def test_a_refused_turn_changes_nothing(speaker: Speaker, bad: dict[str, int]) -> None:
+def test_refused_turn_changes_nothing(speaker: WholeCallSpeaker, bad: dict[str, int]) -> None:
     speaker.start_turn(0, DRAWN, seed=1)
     speaker.unit([0], [rows(5)], may_end=[False])
     before = copy_state(speaker.runner.state)
@@ -208,7 +208,7 @@ def test_a_refused_turn_changes_nothing(speaker: Speaker, bad: dict[str, int]) -
     assert_same(speaker.runner.state, before)
 
 
-def test_nan_ends_one_slots_call_and_no_other(tiny_model: OmniModel) -> None:
+def test_nan_ends_only_the_call_of_its_slot(tiny_model: OmniModel) -> None:
     speaker, alone = make_speaker(tiny_model), make_speaker(tiny_model)
     for each in (speaker, alone):
         each.start_turn(0, UNIT, seed=1)
@@ -223,7 +223,7 @@ def test_nan_ends_one_slots_call_and_no_other(tiny_model: OmniModel) -> None:
     assert speaker.unit([0], [rows(4)], may_end=[False]) == alone.unit([0], [rows(4)], may_end=[False])
 
 
-def test_nan_after_some_codes_keeps_count(tiny) -> None:
+def test_rows_are_counted_after_nan(tiny) -> None:
     model = load_model(tiny)
     speaker = make_speaker(model)
     speaker.start_turn(0, BEST)
@@ -239,8 +239,8 @@ def test_nan_after_some_codes_keeps_count(tiny) -> None:
 
 
 @pytest.mark.parametrize("begun", [1, 4])
-def test_codes_are_drawn_in_as_few_calls_as_there_are_sizes_for(tiny_model: OmniModel, begun: int) -> None:
-    """The same codes as one by one, whoever is done in the middle; not beyond the rows that a call looks at."""
+def test_advance_uses_as_few_region_calls_as_possible(tiny_model: OmniModel, begun: int) -> None:
+    """Tokens equal those drawn one by one, also after a call is over; no call exceeds its kv bucket."""
     shapes = Shapes(batch=(2,), speech_kv=(24, 64))
     one, other = (make_speaker(tiny_model, tts_len=64, shapes=shapes) for _ in range(2))
     for each in (one, other):
@@ -253,29 +253,29 @@ def test_codes_are_drawn_in_as_few_calls_as_there_are_sizes_for(tiny_model: Omni
         calls = [call.kwargs for call in regions.call_args_list]
     for _ in range(25):
         other.advance([0, 1])
-    assert one.poll([0, 1]) == other.poll([0, 1]), "expected the same codes as one by one"
+    assert one.poll([0, 1]) == other.poll([0, 1]), "expected the tokens drawn one by one"
     assert_same(one.runner.state, copy_state(other.runner.state))
-    first = 24 - max(begun, 3)  # steps that find room in the smaller bucket
+    first = 24 - max(begun, 3)  # steps that fit into the smaller bucket
     assert sum(call["n_steps"] for call in calls if call["kv_len"] == 24) == first, f"got {calls}"
     n_steps = [call["n_steps"] for call in calls]
     assert n_steps == ([16, 5, 1, 1, 1, 1] if begun == 1 else [16, 1, 1, 1, 1, 5]), f"got {n_steps}"
 
 
 @pytest.mark.parametrize("slot", [-1, 4, 99])
-def test_a_turn_needs_a_slot_of_the_runner(speaker: Speaker, slot: int) -> None:
+def test_refuses_slots_that_do_not_exist(speaker: WholeCallSpeaker, slot: int) -> None:
     speaker.start_turn(3, DRAWN)
     speaker.unit([3], [rows(4)], may_end=[False])
-    before, held = copy_state(speaker.runner.state), list(speaker.runner.speech_rows)
+    before, held = copy_state(speaker.runner.state), [speaker.rows(slot) for slot in range(4)]
     with pytest.raises(SlotError, match="expected different numbers from 0 to 3"):
         speaker.start_turn(slot, DRAWN)
     with pytest.raises(SlotError):
         SpeechStream(speaker, slot)
-    assert speaker.runner.speech_rows == held
+    assert [speaker.rows(slot) for slot in range(4)] == held
     assert_same(speaker.runner.state, before)
 
 
 @pytest.mark.parametrize(("keep", "drop"), [(0, 500), (-1, 2), (3, -1), (29, 2)])
-def test_only_rows_that_are_there_can_be_dropped(speaker: Speaker, keep: int, drop: int) -> None:
+def test_refuses_to_drop_rows_that_do_not_exist(speaker: WholeCallSpeaker, keep: int, drop: int) -> None:
     speaker.start_turn(0, DRAWN)
     speaker.unit([0], [rows(5)], may_end=[False])
     with pytest.raises(ContextOverflowError, match=r"expected rows inside 0\.\.30, got"):
@@ -284,7 +284,7 @@ def test_only_rows_that_are_there_can_be_dropped(speaker: Speaker, keep: int, dr
 
 
 @pytest.mark.parametrize("most", [0, 2.5, "a", SPEECH_TOKENS_PER_CALL + 1])
-def test_a_limit_is_a_whole_number_in_range(speaker: Speaker, most: object) -> None:
+def test_refuses_limits_outside_their_range(speaker: WholeCallSpeaker, most: object) -> None:
     speaker.start_turn(0, DRAWN)
     with pytest.raises(SettingsError, match=r"max_speech_tokens: expected a whole number at least 1 .* 2048, got"):
         speaker.call([0], [rows(3)], min_speech_tokens=[0], max_speech_tokens=[most])

@@ -1,6 +1,5 @@
-"""Slots: sizes, leases in any order, and that nothing of a session stays behind."""
+"""Slots: sizes, acquire and release in any order, and complete resets."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from models.load import build_on_meta
 from models.omni import OmniModel
 from models.random_weights import random_model
 from models.stages.state import SlotPool, SlotState
-from tests.models.stages.slot_copies import assert_same, copy_state
+from tests.models.stages.slot_copies import assert_same, copy_state, scribble
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 N_SLOTS = 3
@@ -31,25 +30,12 @@ def state(tiny_model: OmniModel) -> SlotState:
     return allocate(tiny_model)
 
 
-def scribble(state: SlotState, slot: int, seed: int) -> None:
-    """Bits no slot has by itself, NaN included, in every tensor of a slot."""
-    generator = torch.Generator().manual_seed(seed)
-    for tensor in state.tensors():
-        shape = tensor[slot].shape
-        if tensor.dtype == torch.bool:
-            tensor[slot] = torch.rand(shape, generator=generator) < 0.5
-        elif tensor.is_floating_point():
-            tensor[slot] = torch.where(torch.rand(shape, generator=generator) < 0.5, float("nan"), 3.0)
-        else:
-            tensor[slot] = torch.randint(1, 10**6, shape, generator=generator)
-
-
 @pytest.fixture(params=["init_vision", "init_audio", "init_tts"])
 def partial(request: pytest.FixtureRequest) -> tuple[str, OmniConfig]:
     return request.param, load_config(TINY).model_copy(update={request.param: False})
 
 
-def test_parts_that_are_switched_off_own_nothing(partial: tuple[str, OmniConfig], tiny_model: OmniModel) -> None:
+def test_disabled_parts_allocate_nothing(partial: tuple[str, OmniConfig], tiny_model: OmniModel) -> None:
     key, config = partial
     state = allocate(random_model(config))
     got = {name: getattr(state, name) is not None for name in ("apm", "mel", "speech")}
@@ -66,8 +52,8 @@ def test_parts_that_are_switched_off_own_nothing(partial: tuple[str, OmniConfig]
     assert_same(state, before)
 
 
-def test_every_tensor_is_counted(state: SlotState) -> None:
-    """Against the objects the parts hold, found without their own lists of tensors."""
+def test_tensors_lists_every_tensor(state: SlotState) -> None:
+    """Compared with a walk over all attributes."""
     seen: dict[int, Tensor] = {}
 
     def visit(part: object) -> None:
@@ -82,13 +68,13 @@ def test_every_tensor_is_counted(state: SlotState) -> None:
 
     visit(state)
     assert {tensor.data_ptr() for tensor in state.tensors()} == seen.keys()
-    assert len(state.tensors()) == len(seen), "expected no tensor twice"
+    assert len(state.tensors()) == len(seen), "expected each tensor once"
     assert state.nbytes() == sum(tensor.numel() * tensor.element_size() for tensor in seen.values())
     for tensor in seen.values():
         assert tensor.shape[0] == N_SLOTS + 1, f"expected {N_SLOTS + 1} slots first, got {tuple(tensor.shape)}"
 
 
-def test_sizes_follow_the_lengths_asked_for(tiny_model: OmniModel) -> None:
+def test_sizes_follow_the_given_lengths(tiny_model: OmniModel) -> None:
     config = tiny_model.config
     state = allocate(tiny_model, n_slots=2, llm_len=24, tts_len=40)
     assert state.llm.k[0].shape == (3, config.num_key_value_heads, 24 + 1, config.head_dim)
@@ -110,7 +96,7 @@ def test_sizes_follow_the_lengths_asked_for(tiny_model: OmniModel) -> None:
     )
 
 
-def test_state_takes_the_models_type() -> None:
+def test_state_has_the_models_dtype() -> None:
     state = allocate(build_on_meta(load_config(TINY)).to(torch.bfloat16))
     for cache in (state.llm, state.apm, state.speech.cache):
         assert {tensor.dtype for tensor in (*cache.k, *cache.v)} == {torch.bfloat16}
@@ -118,7 +104,7 @@ def test_state_takes_the_models_type() -> None:
 
 
 @pytest.mark.parametrize("slots", [[0], [2, 0], [3], [0, 1, 2, 3]])
-def test_reset_equals_fresh_and_spares_the_others(state: SlotState, slots: list[int]) -> None:
+def test_reset_restores_the_initial_state_of_the_given_slots_only(state: SlotState, slots: list[int]) -> None:
     fresh = copy_state(state)
     for slot in range(N_SLOTS + 1):
         scribble(state, slot, seed=slot)
@@ -129,7 +115,7 @@ def test_reset_equals_fresh_and_spares_the_others(state: SlotState, slots: list[
 
 
 @pytest.mark.parametrize("slot", [-1, N_SLOTS, N_SLOTS + 5])
-def test_slots_that_do_not_exist_are_not_released(state: SlotState, slot: int) -> None:
+def test_refuses_to_release_slots_that_do_not_exist(state: SlotState, slot: int) -> None:
     pool, before = SlotPool(state), copy_state(state)
     pool.acquire()
     with pytest.raises(SlotError, match=f"expected a leased slot, got {slot}$"):
@@ -138,34 +124,8 @@ def test_slots_that_do_not_exist_are_not_released(state: SlotState, slot: int) -
     assert_same(state, before)
 
 
-@pytest.mark.parametrize("end", ["normal", "exception", "closed generator"])
-def test_every_way_out_of_a_lease_empties_the_slot(state: SlotState, end: str) -> None:
-    pool, fresh = SlotPool(state), copy_state(state)
-
-    def session() -> Iterator[int]:
-        with pool.lease() as slot:
-            scribble(state, slot, seed=1)
-            yield slot
-            if end == "exception":
-                raise RuntimeError("a session fell over")
-
-    running = session()
-    slot = next(running)
-    assert pool.n_free == N_SLOTS - 1
-    if end == "closed generator":
-        running.close()
-    elif end == "exception":
-        with pytest.raises(RuntimeError, match="a session fell over"):
-            next(running)
-    else:
-        assert next(running, None) is None
-    assert pool.n_free == N_SLOTS
-    assert_same(state, fresh)
-    assert slot in {pool.acquire() for _ in range(N_SLOTS)}
-
-
 class Leases(RuleBasedStateMachine):
-    """Leases and releases in any order; every leased slot keeps what its session wrote."""
+    """Acquire and release in any order; every leased slot keeps its content."""
 
     @initialize()
     def start(self) -> None:
@@ -198,13 +158,13 @@ class Leases(RuleBasedStateMachine):
         del self.leased[slot]
 
     @rule(slot=st.integers(-2, N_SLOTS + 1))
-    def release_what_is_not_leased(self, slot: int) -> None:
+    def release_free_slot(self, slot: int) -> None:
         if slot not in self.leased:
             with pytest.raises(SlotError, match=f"expected a leased slot, got {slot}$"):
                 self.pool.release(slot)
 
     @invariant()
-    def slots_are_whole(self) -> None:
+    def slots_keep_their_content(self) -> None:
         assert self.pool.n_free == N_SLOTS - len(self.leased)
         for slot in range(N_SLOTS):
             assert_same(self.state, self.leased.get(slot, self.fresh), [slot])

@@ -1,4 +1,6 @@
-"""Chat stages (`chat_*`): ids, bounds, merged rows, greedy steps, answer text."""
+"""Chat stages (`chat_*`): ids, bounds, merged rows, greedy steps, reply text."""
+
+import copy
 
 import torch
 
@@ -11,6 +13,7 @@ from models.sampling.settings import CHAT_TEXT
 from models.sampling.text import TokenSet, TokenSets, penalise
 from models.stages.chat import Chat, greedy
 from models.stages.runner import Runner
+from tests.models.stages.hidden_states import record_hidden
 from tests.parity.golden import GoldenDir
 from tests.parity.omni.llm import HEAD
 from tests.parity.omni.tokenizer import chat_messages, chat_options, missing_media
@@ -48,21 +51,24 @@ def run(golden: GoldenDir, model: OmniModel, report: Report, stem: str) -> None:
     sampling = greedy(CHAT_TEXT)
     if "repetition_penalty" in about:
         sampling = type(sampling)(**{**vars(sampling), "repetition_penalty": about["repetition_penalty"]})
-    with runner.lease() as slot:
-        runner.state.text.configure(slot, sampling, seed=0)
-        hidden, logits = runner.feed([slot], [rows])
-        states, raw, scores, ids = [hidden[0][-1]], [], [], []
-        for _ in range(n_steps):
-            raw.append(logits[0].clone())
-            scores.append(penalise(logits, torch.tensor([slot]), runner.state.text, sets)[0])
-            ids.append(int(runner.sample([slot], logits).ids))
-            state, logits = runner.decode([slot], ids[-1:])
-            states.append(state[0])
+    steps = chat.steps
+    with steps.lease() as slot, record_hidden(model) as hidden:
+        steps.configure_text(slot, sampling, seed=0)
+        raw, scores, ids = [], [], []
+        for n in range(n_steps):
+            before = copy.deepcopy(runner.state.text)
+            (one,) = steps.step([slot], ids[-1:], [None], [True]) if n else steps.feed([slot], [rows], [True])
+            raw.append(one.logits.clone())
+            scores.append(penalise(one.logits[None], torch.tensor([slot]), before, sets)[0])
+            ids.append(one.token)
+        # Long prompts are fed in pieces, padded to a bucket.
+        n_pieces, n_last = len(hidden) - n_steps + 1, (len(rows) - 1) % runner.shapes.rows[-1]
+        states = [hidden[n_pieces - 1][0, n_last], *(state[0] for state in hidden[n_pieces:])]
     report.equal_if(stem, "greedy ids", [ids], tensors.get("generated_ids"))
     columns = golden.kept_rows(HEAD)
     report.close_if(stem, "logits", torch.stack(raw)[None, :, columns], tensors.get("logits"))
     report.close_if(stem, "scores", torch.stack(scores)[None, :, columns], tensors.get("scores"))
-    report.close_if(stem, "hidden", torch.stack(states[:-1])[None], tensors.get("hidden"))
+    report.close_if(stem, "hidden", torch.stack(states)[None], tensors.get("hidden"))
 
     special = tokenizer.special
     stop_ids = {special.im_end, special.endoftext}

@@ -7,8 +7,7 @@ import torch
 from models.omni import OmniModel
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.runner import Runner
-from models.stages.speech_steps import Speaker
-from models.stages.speech_stream import SpeechStream
+from tests.models.stages.speech_calls import BatchedStream, WholeCallSpeaker
 from tests.parity.golden import GoldenDir
 from tests.parity.omni.speech_sampling import greedy_tokens
 from tests.parity.report import Report
@@ -19,18 +18,18 @@ def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
     folder = GoldenDir(golden.path / "cases")
     description, tensors = folder.json("tts_stream.json"), folder.tensors("tts_stream")
     runner = Runner(model, TokenSets.build([TokenSet()], model.config.vocab_size), n_slots=2, llm_len=64)
-    speaker = Speaker(runner)
+    speaker = WholeCallSpeaker(runner)
     for case in description["cases"]:
         speaker.start_turn(1, greedy_tokens(description))
         _turn(case, description["token_window_size"], tensors, speaker, report)
 
 
 def _turn(
-    case: dict[str, Any], window: int, tensors: dict[str, torch.Tensor], speaker: Speaker, report: Report
+    case: dict[str, Any], window: int, tensors: dict[str, torch.Tensor], speaker: WholeCallSpeaker, report: Report
 ) -> None:
     """One turn, up to the first text chunk whose rows are missing."""
     kind, number, batches = case["attention_type"], case["case"], case["yields"]
-    stream = SpeechStream(
+    stream = BatchedStream(
         speaker,
         1,
         kind,
@@ -66,7 +65,7 @@ def chunk_rows(model: OmniModel, text: torch.Tensor, final: bool) -> torch.Tenso
     return torch.cat((text, rows[marks if final else marks[1:]]))
 
 
-def cache_state(speaker: Speaker, slot: int) -> tuple[int, int]:
+def cache_state(speaker: WholeCallSpeaker, slot: int) -> tuple[int, int]:
     """Rows of a slot that the next row attends to, and its position."""
     cache = speaker.state.cache
     return min(int(cache.lengths[slot]), int(cache.windows[slot])), int(cache.positions[slot])

@@ -9,6 +9,7 @@ from models.omni import OmniModel
 from models.sampling.settings import HALF_DUPLEX_TEXT
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.runner import Rows, Runner
+from models.stages.unit_steps import UnitSteps
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from worker.chat.reply import TEXT_CHUNK, Reply
@@ -30,20 +31,19 @@ def _case(case: dict[str, Any], tensors: dict[str, torch.Tensor], model: OmniMod
     sets = TokenSets.build([TokenSet(forbidden=forbidden, length_ids=ends)], model.config.vocab_size)
     limit = TEXT_CHUNK * len(chunks)
     runner = Runner(model, sets, n_slots=2, llm_len=len(case["prompt_ids"]) + limit + 1)
+    steps = UnitSteps(runner, None)
     reply = Reply(ends, max_new_tokens=limit, compat=True)
     sampled: list[list[int]] = []
     got: list[dict[str, Any]] = []
-    states = torch.zeros(TEXT_CHUNK, model.config.hidden_size)
     hidden: list[torch.Tensor] = []
-    with runner.lease() as slot:
-        runner.configure_text(slot, replace(HALF_DUPLEX_TEXT, greedy=True, **params), seed=0)
-        _, logits = runner.feed([slot], [Rows(torch.tensor(case["prompt_ids"]))])
+    with steps.lease() as slot:
+        steps.configure_text(slot, replace(HALF_DUPLEX_TEXT, greedy=True, **params), seed=0)
         step = reply.start()
+        steps.begin_text_chunk(slot)
+        (one,) = steps.feed([slot], [Rows(torch.tensor(case["prompt_ids"]))], [True])
+        sampled.append([])
         while step.sample:
-            if reply.begins_chunk:
-                runner.state.text.begin_chunk(torch.tensor([slot]))
-                sampled.append([])
-            token = int(runner.sample([slot], logits).ids)
+            token = one.token
             step = reply.take(token)
             if reply.stopped != "stop":
                 sampled[-1].append(token)
@@ -52,10 +52,12 @@ def _case(case: dict[str, Any], tensors: dict[str, torch.Tensor], model: OmniMod
                 got.append(
                     {"emitted_ids": ids, "kv_len": runner.context_len(slot), "finished": reply.stopped == "stop"}
                 )
-                hidden.append(states[: len(ids)].clone())
+                hidden.append(runner.state.hidden[slot, : len(ids)].clone())
+            if reply.begins_chunk:
+                steps.begin_text_chunk(slot)
+                sampled.append([])
             if step.feed is not None:
-                state, logits = runner.decode([slot], [step.feed])
-                states[step.place] = state[0]
+                (one,) = steps.step([slot], [step.feed], [step.place], [step.sample])
     report.equal(name, "chunks", len(got), len(chunks))
     for number, (expected, own) in enumerate(zip(chunks, got, strict=False)):
         part = f"chunk {number}"

@@ -10,8 +10,8 @@ from models.omni import OmniModel
 from models.sampling.settings import SpeechSampling
 from models.sampling.text import TokenSet, TokenSets
 from models.stages.runner import Runner
-from models.stages.speech_steps import Speaker
-from models.stages.speech_stream import STREAM_MAX_SPEECH_TOKENS, SpeechStream
+from models.stages.speech_stream import STREAM_MAX_SPEECH_TOKENS
+from tests.models.stages.speech_calls import BatchedStream, WholeCallSpeaker
 from tests.parity.build import slot_cache
 from tests.parity.golden import GoldenDir
 from tests.parity.omni.speech_sampling import greedy_tokens
@@ -29,7 +29,7 @@ def run(golden: GoldenDir, model: OmniModel, report: Report) -> None:
     _conditions(tensors, model, report)
     _raw_steps(tensors, model, golden.kept_rows(HEAD), report)
     runner = Runner(model, TokenSets.build([TokenSet()], model.config.vocab_size), n_slots=2, llm_len=64)
-    speaker, turn = Speaker(runner), greedy_tokens(meta.get("sampling", {}))
+    speaker, turn = WholeCallSpeaker(runner), greedy_tokens(meta.get("sampling", {}))
     unit = replace(turn, top_p=1.0, top_k=0, history_per_call=True)
     _answers(tensors, speaker, turn, report)
     _units(tensors, speaker, unit, report)
@@ -79,7 +79,7 @@ def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, r
         report.close("tts raw", "logits", torch.stack(logits, 1)[..., columns], expected[..., columns])
 
 
-def _answers(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report: Report) -> None:
+def _answers(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling, report: Report) -> None:
     """`generate.CASE`: one answer. A case with its own end code reaches it, after at least 3 codes; one without
     runs to its limit, after at least 5, and drops the last code drawn.
     """
@@ -97,7 +97,7 @@ def _answers(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, repor
         report.equal(f"tts generate {case}", "codes", speech_tokens, expected)
 
 
-def _units(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report: Report) -> None:
+def _units(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling, report: Report) -> None:
     """`duplex.unitU`: one turn of units; the first may end, the others not, each with the end code of the last.
 
     Each unit builds on those before it, so the chain ends where a condition or an end code is missing.
@@ -123,7 +123,7 @@ def _units(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report:
         report.equal_if("tts duplex eosstop", "cache", [speaker.rows(0)], tensors.get("duplex.eosstop.cache_len"))
 
 
-def _streams(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, report: Report) -> None:
+def _streams(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling, report: Report) -> None:
     """`stream.TYPE.callN`: text chunks one after another. state = [batches, codes left, next start, cache length].
 
     The limits are told from the states, so a type with a condition or a state missing is skipped.
@@ -142,7 +142,7 @@ def _streams(tensors: Tensors, speaker: Speaker, sampling: SpeechSampling, repor
         limit = first_codes if states[0][2] == n_rows + first_codes else STREAM_MAX_SPEECH_TOKENS
         window = max(state[3] for state in states)
         speaker.start_turn(1, sampling)
-        stream = SpeechStream(speaker, 1, kind, window=window, max_speech_tokens=limit, compat="reference")
+        stream = BatchedStream(speaker, 1, kind, window=window, max_speech_tokens=limit, compat="reference")
         spoken: list[int] = []
         for call, key in enumerate(keys):
             final = call == calls[-1]

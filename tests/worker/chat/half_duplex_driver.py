@@ -151,8 +151,8 @@ def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> Non
             media.append((len(ids) - 1 - n, rows[:n]))
             rows = rows[n:]
     assert talk.n_rows == len(ids), f"rows: expected {len(ids)}, got {talk.n_rows}"
-    with runner.lease() as slot:
-        runner.feed([slot], [Rows.mixed(ids, media)])
+    with engine.duplex.lease() as slot:
+        engine.duplex.feed([slot], [Rows.mixed(ids, media)], [False])
         expected = rows_of(runner, slot)
     for number, (got, one) in enumerate(zip(rows_of(runner, talk.slot), expected, strict=True)):
         assert_close(got, one, 1e-4, f"tensor {number}")

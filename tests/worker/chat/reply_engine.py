@@ -22,6 +22,7 @@ from models.stages.message_reader import Content, MessageReader
 from models.stages.region_table import Shapes
 from models.stages.runner import Runner
 from models.stages.speech_stream import SpeechStream
+from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Chunk
 from models.token2wav.stream.windows import TokenWindows
@@ -317,22 +318,23 @@ def plain_answer(
     limit = -(-config.max_new_tokens // 10) * 10 if reference else config.max_new_tokens
     sets = TokenSets.build([TokenSet()], model.config.vocab_size)
     runner, said = Runner(model, sets, n_slots=1, llm_len=LLM_LEN), Plain()
+    steps = UnitSteps(runner, None)
     hidden: list[Tensor] = []
     is_stopped = False
-    with runner.lease() as slot:
-        _, logits = runner.feed([slot], [prompt.encode(runner)])
+    with steps.lease() as slot:
+        (one,) = steps.feed([slot], [prompt.encode(runner)], [False])
         while True:
             # The sampler's chunks begin behind tokens 11, 21, 31: it looks back so far from there, and at all since.
             n = len(said.ids)
             begin = 0 if n < 11 else (n - 1) // 10 * 10 + 1
             seen = set(said.ids[max(begin - config.repetition_window, 0) : n])
-            token = choose(logits[0].double(), seen, ends, unvoiced if config.speak else set(), config)
+            token = choose(one.logits.double(), seen, ends, unvoiced if config.speak else set(), config)
             is_stopped = token in stops
             if is_stopped or n == limit:
                 break
             said.ids.append(token)
-            states, logits = runner.decode([slot], [token])
-            hidden.append(states[0])
+            (one,) = steps.step([slot], [token], [0], [False])
+            hidden.append(runner.state.hidden[slot, 0].clone())
     if config.speak and said.ids:
         window = window if kind == "sliding_window" else None
         eos = model.tts.config.speech_eos_id if eos is None else eos

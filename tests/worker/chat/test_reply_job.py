@@ -12,7 +12,7 @@ from models.sampling.settings import TextSampling
 from models.stages.chat import Chat
 from models.stages.speech_steps import Speaker
 from tests.models.stages.conversations import picture, sound
-from tests.models.stages.speech_helpers import KINDS, new_code
+from tests.models.stages.speech_helpers import KINDS, first_new_token
 from tests.worker.chat.reply_engine import (
     ASKED,
     LLM_LEN,
@@ -106,7 +106,7 @@ def test_speech_equals_the_plain_loop_where_it_ends(
     content, given = engine.content(ASKED, config=config), (engine.parts.model, engine.language)
     how = {"chunk": 12, "kind": kind, "window": 12}
     free = plain_answer(*given, content, config, **how)
-    eos = new_code(free.speech_tokens, 14)
+    eos = first_new_token(free.speech_tokens, 14)
     begin = Speaker.start_turn
     monkeypatch.setattr(Speaker, "start_turn", lambda self, *slot, seed: begin(self, *slot, seed=seed, eos=eos))
     expected = plain_answer(*given, content, config, eos=eos, **how)

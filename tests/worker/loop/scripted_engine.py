@@ -154,7 +154,7 @@ class PuppetEngine(SmallEngine):
         state, one = self.duplex.state.speech, session.slot
         held = int(state.cache.lengths[one]), int(state.cache.positions[one]), int(state.sampler.count[one])
         assert held == (0, 0, 0), f"rows, positions and codes of the code model: expected none, got {held}"
-        assert self.duplex.runner.speech_rows[one] == 0, f"rows counted: got {self.duplex.runner.speech_rows[one]}"
+        assert self.duplex.speech_rows(one) == 0, f"rows counted: got {self.duplex.runner.speech_rows[one]}"
         waiting = session.voice.windows.waiting
         assert waiting == SILENCE, f"codes on their way to the vocoder: expected silence, got {waiting}"
         assert not session.voice.draining, "expected nothing left to drain"

@@ -109,7 +109,7 @@ def test_sound_does_not_wait_for_codes(
     """What arrives while others' codes are being drawn leaves before somebody looks at those."""
     engine.ask("a", ASKED, config=SPOKEN)
     until_only_sound_is_left(engine)
-    start, n_sounds = engine.duplex.speaker.start_look, []
+    start, n_sounds = engine.duplex.speaker.start_poll, []
 
     class SlowLook:
         """Here once a sound has left that arrived meanwhile."""
@@ -128,7 +128,7 @@ def test_sound_does_not_wait_for_codes(
         def take(self) -> list[Poll]:
             return self._poll.take()
 
-    monkeypatch.setattr(engine.duplex.speaker, "start_look", SlowLook)
+    monkeypatch.setattr(engine.duplex.speaker, "start_poll", SlowLook)
     engine.ask("b", ASKED, config=SPOKEN)
     engine.run_until(lambda: len(n_sounds) > 1)
     assert n_sounds[:2] == [0, 1], f"sounds that had left whenever codes were asked for: expected 0, 1, got {n_sounds}"

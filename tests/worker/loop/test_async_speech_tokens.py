@@ -56,8 +56,8 @@ def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
     monkeypatch.setattr(Speaker, "is_beside", True)
     monkeypatch.setattr(SpeechCall, "may_end", False)
     engine = AnsweringEngine(parts)
-    start = engine.duplex.speaker.start_look
-    monkeypatch.setattr(engine.duplex.speaker, "start_look", lambda slots: HeldLook(start(slots)))
+    start = engine.duplex.speaker.start_poll
+    monkeypatch.setattr(engine.duplex.speaker, "start_poll", lambda slots: HeldLook(start(slots)))
     with short_chunks(), short_speech():
         yield engine
     engine.sessions.close_all()

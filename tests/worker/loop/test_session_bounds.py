@@ -129,7 +129,9 @@ def test_a_hundred_and_fifty_units_take_no_more_memory_than_fifty(engine: Puppet
             held[session.id].append(engine.rows(session))
         engine.puppet.record.clear()
         if number in (49, 149):
-            engine_sizes.append(sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._at))))
+            engine_sizes.append(
+                sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._counters)))
+            )
     for session in sessions:
         early, late = max(host[session.id][:17]), max(host[session.id][17:])
         assert late <= early + 20, f"{session.id}: expected no more than in fifty units ({early}), got {late}"

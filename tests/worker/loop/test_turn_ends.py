@@ -114,7 +114,7 @@ def speaking(engine: PuppetEngine, *more: str, config: SessionConfig = ALOUD) ->
     engine.end_with(session, None)
     results(engine.run(session, 2))
     assert session.turn_open, "expected an open turn"
-    assert engine.duplex.runner.speech_rows[session.slot] > 0, "expected something spoken"
+    assert engine.duplex.speech_rows(session.slot) > 0, "expected something spoken"
     return session
 
 

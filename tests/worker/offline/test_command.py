@@ -210,7 +210,7 @@ def failing(method: Callable, on_call: int) -> Callable:
 @pytest.mark.parametrize(
     ("owner", "method", "on_call", "flags"),
     [
-        (UnitSteps, "hear", 2, []),
+        (UnitSteps, "encode_audio", 2, []),
         # The window moves after the result is sent; a failure then evicts all units, and the session is prepared again.
         (ContextMover, "drop", 2, ["--set", 'window={"mode":"basic","high_tokens":1,"low_tokens":0}']),
     ],
@@ -222,7 +222,7 @@ def test_failed_unit_is_an_outcome(
     monkeypatch.setattr(owner, method, failing(getattr(owner, method), on_call))
     document = talk(tmp_path, files / "sound.wav", *QUIET, *flags, status=1)
     assert [unit["decision"] for unit in document["units"]] == ["LISTEN", "FAILED", "LISTEN"]
-    expected = document["units"][0]["llm_rows"] + (LISTEN_ROWS if method == "hear" else 0)
+    expected = document["units"][0]["llm_rows"] + (LISTEN_ROWS if method == "encode_audio" else 0)
     assert document["units"][2]["llm_rows"] == expected
     assert document["units"][1] == {"index": 1, "decision": "FAILED", "error": "RuntimeError: out of order"}
     out, err = capsys.readouterr()

@@ -134,7 +134,7 @@ def test_a_captured_region_has_figures_of_its_graph(monkeypatch: pytest.MonkeyPa
 
 def test_refuses_while_a_session_is_open():
     parts, config = make()
-    with parts.duplex.runner.lease(), pytest.raises(ReportError, match="expected no session, got 1 slots in use"):
+    with parts.duplex.lease(), pytest.raises(ReportError, match="expected no session, got 1 slots in use"):
         region_report(parts, config)
     with pytest.raises(SettingsError, match="region: expected one of"):
         region_report(parts, config, names=["nonsense"])
