@@ -23,9 +23,10 @@ from models.token2wav.voice.voice import Voice
 from worker.assembly.parts import build
 from worker.compile.compile_engine import compile_engine
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
-from worker.engine import Engine, Handle
+from worker.engine import Engine
 from worker.loop.observer import Observer
 from worker.loop.results import Failure, UnitResult
+from worker.loop.session_handle import SessionHandle
 from worker.loop.sessions import SystemPrompt
 
 MINUTE = 60  # units
@@ -42,8 +43,8 @@ HEADER = "minute   RSS MB  device MB  objects  graphs  listen ms  speak ms  rows
 class SoakScript(Observer):
     """Overrides the listen or speak decision of all sessions; the tokens are the model's own."""
 
-    def token(self, session: str, job: Any, token: int) -> int:
-        ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.talk.all_ids)
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.decoder.all_ids)
         if place not in SPEAKING:
             return ids.listen
         if n <= N_TEXT:
@@ -111,7 +112,7 @@ class Soak:
         print(f"a minute more, after {self.options.warm} minutes: {slopes}")
         return self.result
 
-    def _open(self, number: int) -> Handle:
+    def _open(self, number: int) -> SessionHandle:
         config = SessionConfig(
             generate_audio=number % 2 == 0,
             window=WINDOWS[number // 2 % len(WINDOWS)],
@@ -126,14 +127,14 @@ class Soak:
         return handle
 
     def _voice(self, seed: int) -> Voice | None:
-        if self.engine.parts.vocoder is None:
+        if not self.engine.has_vocoder:
             return None
         flow, generator = self.engine.parts.vocoder.parts.flow.config, torch.Generator().manual_seed(seed)
         speech_tokens = torch.randint(0, flow.vocab_size, (75,), generator=generator)
         mel = torch.randn(150, flow.n_mels, generator=generator) - 5
         return Voice(speech_tokens, mel, torch.randn(flow.speaker_dim, generator=generator))
 
-    def _minute(self, minute: int, handles: list[Handle]) -> None:
+    def _minute(self, minute: int, handles: list[SessionHandle]) -> None:
         times: dict[bool, list[float]] = {False: [], True: []}
         results: list[UnitResult] = []
         for second in range(MINUTE):

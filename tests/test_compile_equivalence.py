@@ -20,16 +20,17 @@ from models.stages import speech_steps as speaker
 from models.stages.region_table import Shapes
 from models.token2wav.stream.region_table import VocoderShapes
 from tests.models.token2wav.stream.vocoders import make_voice
-from tests.worker.loop.engines import TINY, make_picture, make_sound
+from tests.worker.loop.engines import TINY, make_image, make_sound
 from worker.assembly.parts import build
 from worker.compile.compile_engine import CompileResult, RecompileWatch, compile_engine
 from worker.compile.state import CompileCounts, TargetPhase
 from worker.compile.targets import COMPILE_TARGETS
 from worker.config.compile import TARGETS, CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
-from worker.engine import Engine, Handle
+from worker.engine import Engine
 from worker.loop.observer import Observer
 from worker.loop.results import Failure, UnitResult
+from worker.loop.session_handle import SessionHandle
 from worker.loop.sessions import SystemPrompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -71,8 +72,8 @@ COMPARED = [(target, region) for target, spec in COMPILE_TARGETS.items() for reg
 class Script(Observer):
     """Overrides the decision only: a turn of four units, then six units of listening."""
 
-    def token(self, session: str, job: Any, token: int) -> int:
-        ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.talk.all_ids)
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        ids, place, n = job.language.special, job.session.n_decided % PERIOD, len(job.decoder.all_ids)
         if place >= SPEAKING:
             return ids.listen
         if n <= N_TEXT:
@@ -101,7 +102,7 @@ class Bench:
 def talk(engine: Engine, n_units: int) -> list[UnitResult]:
     """Run two sessions at once; every third unit has a picture."""
     events: queue.Queue[Any] = queue.Queue()
-    handles: list[Handle] = []
+    handles: list[SessionHandle] = []
     for n in range(2):
         handle = engine.open(f"session {n}", CONFIG.session.model_copy(update={"seed": n}), events.put).result()
         handle.prepare(SystemPrompt.of("You are kind.", make_sound(n), make_voice(n))).result()
@@ -109,7 +110,7 @@ def talk(engine: Engine, n_units: int) -> list[UnitResult]:
     results: list[UnitResult] = []
     for unit in range(n_units):
         for n, handle in enumerate(handles):
-            handle.send(make_sound(100 * n + unit), [make_picture(unit)] if unit % 3 == 0 else [])
+            handle.send(make_sound(100 * n + unit), [make_image(unit)] if unit % 3 == 0 else [])
         done = 0
         while done < len(handles):
             event = events.get(timeout=120)

@@ -9,7 +9,7 @@ from tests.traces.__main__ import main
 from tests.traces.folder import TraceError, TraceFolder
 from tests.traces.run import run_alone
 from tests.traces.settings import session_config, slice_limits
-from tests.traces.stage import Cast
+from tests.traces.stage import RecordedModel
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,8 @@ def folder() -> TraceFolder:
 
 
 @pytest.fixture(scope="module")
-def cast(folder) -> Cast:
-    return Cast.of(folder)
+def cast(folder) -> RecordedModel:
+    return RecordedModel.of(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recorded sessions against the engine, all of them in one and some alone, and proof that the runner notices misses."""
+"""Recorded sessions replayed on the engine, together and alone, and tests that the comparison finds differences."""
 
 import copy
 import json
@@ -13,19 +13,19 @@ import torch
 from models.stages.unit_steps import UnitSteps
 from tests.parity.report import Report
 from tests.trace_copies import GOLDEN, VARIED, altered, make_folder, with_field
-from tests.traces.account import Account
+from tests.traces.account import SessionRecord
 from tests.traces.compare import compare
 from tests.traces.folder import Trace, TraceFolder
 from tests.traces.play import play
 from tests.traces.run import SNAPSHOTS, run_alone, run_cases
-from tests.traces.stage import Cast
+from tests.traces.stage import RecordedModel
 from tests.traces.turns import NAME as TURNS
 from tests.traces.turns import run_turns
 
 NAMES = sorted(file.parent.name for file in GOLDEN.glob("*/input.json"))
 SHORT = [name for name in NAMES if len(json.loads((GOLDEN / name / "input.json").read_text())["units"]) <= 8]
 CHECKS_PER_UNIT = 50
-# What the recorder says of itself, and what an engine that feeds in other portions does otherwise.
+# Fields of the recorder itself, and fields that depend on how rows are split into calls.
 NOT_COMPARED = {
     "name",
     "stats",
@@ -41,8 +41,8 @@ def folder() -> TraceFolder:
 
 
 @pytest.fixture(scope="module")
-def cast(folder) -> Cast:
-    return Cast.of(folder)
+def cast(folder) -> RecordedModel:
+    return RecordedModel.of(folder)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,12 @@ def traces(folder) -> dict[str, Trace]:
 
 @pytest.fixture(scope="module")
 def batches() -> list[int]:
-    """Sessions that shared each step of decoding in the run together."""
+    """Batch size of each decode step in the run together."""
     return []
 
 
 @pytest.fixture(scope="module")
-def together(cast, traces, batches) -> dict[str, Account]:
+def together(cast, traces, batches) -> dict[str, SessionRecord]:
     """Every trace as one session of one engine."""
     step = UnitSteps.step
 
@@ -71,31 +71,31 @@ def together(cast, traces, batches) -> dict[str, Account]:
 
 
 @pytest.fixture(scope="module")
-def varied(cast, traces) -> Account:
-    """The varied trace alone, its prompt fed."""
+def varied(cast, traces) -> SessionRecord:
+    """The record of the varied trace, played alone with its prompt fed."""
     (account,) = play(cast, [traces[VARIED]])
     return account
 
 
-def compared(trace: Trace, account: Account) -> Report:
+def compared(trace: Trace, account: SessionRecord) -> Report:
     report = Report()
     compare(trace, account, report)
     return report
 
 
-def told(report: Report) -> str:
+def misses_text(report: Report) -> str:
     return "\n".join(f"{miss.case} {miss.name}: {miss.detail}" for miss in report.misses)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_session_among_all_others(name, traces, together):
+def test_session_in_one_engine_equals_its_recording(name, traces, together):
     report = compared(traces[name], together[name])
-    assert not report.misses, f"{len(report.misses)} of {len(report.checks)}:\n{told(report)}"
+    assert not report.misses, f"{len(report.misses)} of {len(report.checks)}:\n{misses_text(report)}"
     least = CHECKS_PER_UNIT * len(traces[name].given["units"])
     assert len(report.checks) > least, f"expected more than {least} checks, got {len(report.checks)}"
 
 
-def test_sessions_shared_batches_and_prompts(together, batches):
+def test_sessions_share_batches_and_prompts(together, batches):
     assert max(batches) >= len(NAMES) // 2, f"expected batches of many sessions, got at most {max(batches)}"
     shared = sum(size > 1 for size in batches)
     assert shared > len(batches) // 2, f"expected most steps to be shared, got {shared} of {len(batches)}"
@@ -104,26 +104,26 @@ def test_sessions_shared_batches_and_prompts(together, batches):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_session_alone(name, cast, together):
+def test_session_alone_equals_its_recording(name, cast, together):
     (outcome,) = run_alone(cast, [name])
-    assert not outcome.report.misses, told(outcome.report)
-    # The same checks, and those of a prompt that is fed where it was copied.
+    assert not outcome.report.misses, misses_text(outcome.report)
+    # The same checks, and those of the prompt, which is fed here and may be copied there.
     n_shared = len(compared(cast.folder.trace(name), together[name]).checks)
     assert len(outcome.report.checks) >= n_shared, f"expected {n_shared} or more, got {len(outcome.report.checks)}"
 
 
-def test_recorded_parts(cast):
+def test_recorded_parts_equal_the_model(cast):
     outcome = run_cases(cast)
     assert outcome.how == "sampler, rope, speech_stream, chunk_generate, turn_streaming"
-    assert not outcome.report.misses, told(outcome.report)
+    assert not outcome.report.misses, misses_text(outcome.report)
     assert len(outcome.report.checks) > 450, f"expected many checks, got {len(outcome.report.checks)}"
 
 
-# --- the runner notices --------------------------------------------------------------------------
+# --- the comparison finds differences --------------------------------------------------------------------------
 
 
 def fields_of(held: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Paths to all leaves; an empty list is one too."""
+    """Paths to all leaves, empty lists included."""
     if isinstance(held, dict):
         for name, value in held.items():
             yield from fields_of(value, (*path, name))
@@ -135,10 +135,10 @@ def fields_of(held: Any, path: tuple = ()) -> Iterator[tuple]:
 
 
 def kinds_of_fields() -> dict[str, tuple]:
-    """The last place of each field, by its path without numbers."""
+    """The last path of each field, by its path without indices."""
     expected = json.loads(lzma.decompress((GOLDEN / VARIED / "expected.json.xz").read_bytes()))
     kinds = {".".join(part for part in path if isinstance(part, str)): path for path in fields_of(expected)}
-    # Lists of objects that are empty somewhere are no fields.
+    # An empty list of objects is not a field.
     return {kind: path for kind, path in kinds.items() if not any(other.startswith(f"{kind}.") for other in kinds)}
 
 
@@ -146,12 +146,12 @@ KINDS = kinds_of_fields()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_of_a_recording_counts(kind, traces, varied):
+def test_altered_field_is_a_miss(kind, traces, varied):
     report = compared(with_field(traces[VARIED], KINDS[kind], altered), varied)
     ignored = any(kind == one or kind.startswith(f"{one}.") for one in NOT_COMPARED)
-    assert bool(report.misses) != ignored, f"{KINDS[kind]}: {told(report) or 'no miss'}"
+    assert bool(report.misses) != ignored, f"{KINDS[kind]}: {misses_text(report) or 'no miss'}"
     unit = KINDS[kind][1] if KINDS[kind][0] == "units" else KINDS[kind][0]
-    assert all(str(unit) in miss.case for miss in report.misses), told(report)
+    assert all(str(unit) in miss.case for miss in report.misses), misses_text(report)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_every_field_of_a_recording_counts(kind, traces, varied):
         ("audio_text_only", ("units", 2, "generate", "t2w_buffer")),
     ],
 )
-def test_fields_that_only_some_traces_move(name, path, traces, together):
+def test_altered_field_of_a_specific_trace_is_a_miss(name, path, traces, together):
     report = compared(with_field(traces[name], path, altered), together[name])
     assert report.misses and all(f" u{path[1]} " in f"{miss.case} " or path[0] in miss.case for miss in report.misses)
 
@@ -193,16 +193,18 @@ def first(trace: Trace, part: str) -> str:
         ("long_context", "after_evict.value"),
     ],
 )
-def test_a_wrong_tensor_is_a_miss(name, part, traces, together):
+def test_altered_tensor_is_a_miss(name, part, traces, together):
     trace = traces[name]
     tensor = first(trace, part)
     wrong = trace.tensors[tensor].clone()
     wrong.view(-1)[wrong.numel() // 2] += 0.1
     report = compared(replace(trace, tensors=trace.tensors | {tensor: wrong}), together[name])
-    assert [miss.name for miss in report.misses] == [tensor] and "max abs 0.1 " in told(report), told(report)
+    assert [miss.name for miss in report.misses] == [tensor] and "max abs 0.1 " in misses_text(report), misses_text(
+        report
+    )
 
 
-def test_what_the_engine_did_not_do_is_a_miss(traces, varied):
+def test_missing_and_unknown_results_are_misses(traces, varied):
     trace = traces[VARIED]
     extra = replace(trace, tensors=trace.tensors | {"u0.vision_embeds.0": torch.zeros(64, 8)})
     assert [miss.name for miss in compared(extra, varied).misses] == ["u0.vision_embeds.0"]
@@ -214,7 +216,7 @@ def test_what_the_engine_did_not_do_is_a_miss(traces, varied):
     assert [miss.name for miss in compared(unfinished, varied).misses] == ["whether it happened"]
 
 
-def test_what_a_recording_was_trimmed_of_is_not_compared(traces, varied):
+def test_trimmed_fields_are_not_compared(traces, varied):
     trace, whole = traces[VARIED], len(compared(traces[VARIED], varied).checks)
     for path, gone in ((("units", 0, "generate"), "steps"), (("units", 0, "finalize"), "kv"), ((), "final")):
         expected = copy.deepcopy(trace.expected)
@@ -223,15 +225,15 @@ def test_what_a_recording_was_trimmed_of_is_not_compared(traces, varied):
             place = place[part]
         del place[gone]
         report = compared(replace(trace, expected=expected), varied)
-        assert not report.misses and 0 < len(report.checks) < whole, f"{gone}: {told(report)}"
+        assert not report.misses and 0 < len(report.checks) < whole, f"{gone}: {misses_text(report)}"
 
 
-def test_counts_of_host_and_device_are_held_against_each_other(traces, varied):
+def test_unequal_counters_of_host_and_device_are_a_miss(traces, varied):
     account = replace(varied, units=copy.deepcopy(varied.units))
     host, _ = account.units[2]["counts"]
     host["context_len"] += 1
     report = compared(traces[VARIED], account)
-    assert [miss.name for miss in report.misses] == ["counts of host and device"], told(report)
+    assert [miss.name for miss in report.misses] == ["counts of host and device"], misses_text(report)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_counts_of_host_and_device_are_held_against_each_other(traces, varied):
         ("max_new_tokens", lambda most: most - 10),
     ],
 )
-def test_every_field_of_an_answer_counts(field, change, cast, tmp_path):
+def test_altered_field_of_a_reply_is_a_miss(field, change, cast, tmp_path):
     recorded = json.loads((GOLDEN / "cases" / f"{TURNS}.json").read_text())
     case = recorded["cases"][0]
     folder = make_folder(tmp_path / "traces")

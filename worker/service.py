@@ -18,9 +18,9 @@ from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.service import FOREIGN_VOICE, AudioSection
 from worker.config.session import EngineConfig, SessionConfig
-from worker.engine import Engine, EngineError, Handle
+from worker.engine import Engine, EngineError
 from worker.loop.results import Event
-from worker.loop.sessions import Sessions
+from worker.loop.session_handle import SessionHandle
 from worker.report.compile_watch import CompileWatch
 from worker.start.memory import release_memory
 from worker.start.starting import Started, start_engine
@@ -81,7 +81,7 @@ class Loaded:
 class SlotLease:
     """A slot of an engine, from `Service.open` to `Service.close`."""
 
-    handle: Handle
+    handle: SessionHandle
     loaded: Loaded
 
 
@@ -166,13 +166,13 @@ class Service:
     @property
     def n_slots(self) -> int:
         loaded = self.loaded
-        return 0 if loaded is None else loaded.engine.parts.n_slots
+        return 0 if loaded is None else loaded.engine.n_slots
 
     @property
     def n_free(self) -> int:
         """Slots for new sessions; 0 unless ready."""
         loaded = self.loaded
-        return loaded.engine.parts.n_slots - loaded.n_sessions if self.is_ready and loaded is not None else 0
+        return loaded.engine.n_slots - loaded.n_sessions if self.is_ready and loaded is not None else 0
 
     async def open(self, name: str, emit: Callable[[Event], None]) -> SlotLease:
         """Lease a slot until `close`. emit: called with the session's events, on the engine's thread.
@@ -198,7 +198,7 @@ class Service:
                 self._count(loaded, -1)
             raise
 
-    def _abandon(self, opened: "Future[Handle]", loaded: Loaded) -> None:
+    def _abandon(self, opened: "Future[SessionHandle]", loaded: Loaded) -> None:
         """Close a session whose `open` was cancelled."""
         if opened.exception() is None:
             self.close(SlotLease(opened.result(), loaded))
@@ -276,7 +276,7 @@ class Service:
 
     async def forget_snapshots(self) -> None:
         """Drop the cached snapshots. Raises: StateError, EngineError."""
-        await asyncio.wrap_future(self._loaded().engine.ask(Sessions.forget_snapshots))
+        await asyncio.wrap_future(self._loaded().engine.forget_snapshots())
 
     # --- other models --------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Service:
                 self.targets.clear()
             device = None
             if loaded is not None:
-                device = loaded.engine.parts.model.device
+                device = loaded.engine.device
                 loaded.engine.close()
                 loaded.watch.stop()
                 uncompile_engine(loaded.engine.parts)

@@ -73,12 +73,12 @@ class Choices(Observer):
 
         duplex.feed, duplex.step = watched(duplex.feed), watched(duplex.step)
 
-    def token(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
         if session.startswith("warm-up"):
             return token
         if session.startswith((LISTEN, SPEAK)):
             return _scripted(job, token, listens=session.startswith(LISTEN))
-        unit, step = job.session.n_decided, len(job.talk.all_ids)
+        unit, step = job.session.n_decided, len(job.decoder.all_ids)
         chosen = token
         if session == WATCHED:
             chosen = self.feeds.get((unit, step), token)
@@ -94,14 +94,14 @@ class Choices(Observer):
                 self.own[unit, step] = {one: float(logits[one]) for one in (token, expected)}
         self.told.choices.append(choice)
 
-    def spoke(self, session: str, start: int, rows: Any, least: int, speech_tokens: list[int]) -> None:
+    def speech_call_ended(self, session: str, start: int, rows: Any, least: int, speech_tokens: list[int]) -> None:
         if session == WATCHED:
             self.told.speech_tokens.append(list(speech_tokens))
 
 
 def _scripted(job: Any, token: int, *, listens: bool, ends: bool = False) -> int:
     """A letter that follows from the token, where words are due: whatever a random model says can be spelled so."""
-    ids, n = job.language.talk_ids, len(job.talk.all_ids)
+    ids, n = job.language.control_tokens, len(job.decoder.all_ids)
     if listens:
         return ids.listen
     if n == 0:

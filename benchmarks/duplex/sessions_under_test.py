@@ -35,13 +35,13 @@ class DecisionScript(Observer):
     def __init__(self, n_text: int = TEXT_TOKENS):
         self._n_text = n_text
 
-    def token(self, session: str, job: Any, token: int) -> int:
-        n_chosen = len(job.talk.all_ids)
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        n_chosen = len(job.decoder.all_ids)
         if session.startswith(LISTEN):
-            return job.language.talk_ids.listen
+            return job.language.control_tokens.listen
         if not session.startswith(SPEAK):
             return token
-        ids = job.language.talk_ids
+        ids = job.language.control_tokens
         if n_chosen == 0:
             return ids.speak
         return ids.chunk_eos if n_chosen > self._n_text else ord("a") + n_chosen

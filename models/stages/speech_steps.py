@@ -159,6 +159,11 @@ class Speaker:
         rows: Tensor = self.runner.model.tts.emb_code[0](ids)
         return rows
 
+    @property
+    def max_rows(self) -> int:
+        """Rows of one slot's cache."""
+        return self.state.cache.max_len
+
     def rows(self, slot: int) -> int:
         """Number of cache rows in the slot, without a call in progress."""
         return self._rows[slot]

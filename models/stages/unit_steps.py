@@ -25,6 +25,7 @@ from models.layers.kv_cache import KVCache
 from models.sampling.settings import SpeechSampling, TextSampling
 from models.stages.context_mover import ContextMover
 from models.stages.runner import Rows, Runner
+from models.stages.runner_facts import RunnerFacts
 from models.stages.speech_steps import Speaker
 from models.stages.step_types import EMPTY_COUNTERS, AudioParts, AudioUnit, Chosen, Counters
 
@@ -33,7 +34,7 @@ REDUNDANCY = 2  # mel frames of context around a unit's own
 Item = TypeVar("Item")
 
 
-class UnitSteps:
+class UnitSteps(RunnerFacts):
     """The steps of units over a runner's slots.
 
     Args:
@@ -43,6 +44,7 @@ class UnitSteps:
     """
 
     def __init__(self, runner: Runner, speaker: Speaker | None):
+        super().__init__(runner)
         self.runner, self.speaker, self.state = runner, speaker, runner.state
         self._counters = [EMPTY_COUNTERS] * runner.state.n_slots
         self.context = ContextMover(runner, self._feed_text)

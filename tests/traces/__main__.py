@@ -1,4 +1,4 @@
-"""`python -m tests.traces DIR [DIR ...]`: recorded sessions against the engine; exits 1 on any miss.
+"""`python -m tests.traces DIR [DIR ...]`: replays recorded sessions on the engine; exits 1 on any difference.
 
 Every trace runs alone and all of them in one engine; then the folder's recorded parts. One line per trace, one more
 for each check that failed.
@@ -13,7 +13,7 @@ import torch
 
 from tests.traces.folder import TraceError, TraceFolder
 from tests.traces.run import Outcome, run_alone, run_cases, run_together
-from tests.traces.stage import Cast
+from tests.traces.stage import RecordedModel
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _outcomes(folder: TraceFolder, options: argparse.Namespace) -> Iterator[Outcome]:
-    cast = Cast.of(folder, options.device)
+    cast = RecordedModel.of(folder, options.device)
     if options.trace:
         folder.trace(options.trace)
         yield from run_alone(cast, [options.trace])

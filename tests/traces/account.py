@@ -1,6 +1,6 @@
-"""What a session came to, under the recording's own names.
+"""Records a replayed session under the field names of the recording.
 
-Reads the session, its slot and the log of its unit. Does not know what was expected; changes nothing.
+Reads the session, its slot and the log of its unit. Does not contain the expected values and changes nothing.
 """
 
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ from worker.loop.unit_decoder import UnitDecoder
 
 
 @dataclass
-class Account:
-    """One session, taken down as it goes on.
+class SessionRecord:
+    """The recorded fields of one replayed session.
 
     prepare, units, final: as `expected.json` has them; a unit has `counts` besides. tensors: as `tensors.safetensors`.
-    keeps_rows: units whose context is wanted as tensors. from_snapshot: the prompt was copied, not fed.
+    keeps_rows: units whose context rows are kept as tensors. from_snapshot: the prompt was copied, not fed.
     """
 
     duplex: UnitSteps
@@ -52,26 +52,26 @@ class Account:
             "preserve": window.preserve,
             "prefix_len": window.prefix if in_context else 0,
             "kv": self._checksums(),
-            "t2w_buffer": self._waiting_codes(),
+            "t2w_buffer": self._waiting_tokens(),
             "marker_ids": encode(self.session.config.window.marker) if in_context else [],
             "suffix_ids": list(window.suffix) if in_context else [],
         }
         self.from_snapshot = not log.feeds and self.n_rows > 0
 
     def take_unit(self, log: UnitLog, job: Any) -> None:
-        """A unit whose context is closed. job: `worker.loop.duplex_job.DuplexJob`."""
-        talk = job.talk
-        if talk is not None:
+        """Record a closed unit. job: its `worker.loop.duplex_job.DuplexJob`."""
+        decoder = job.decoder
+        if decoder is not None:
             special = self.tokenizer.special
-            self._res_ids += talk.res_ids
-            self._total_ids += [*talk.all_ids, special.unit_end]
+            self._res_ids += decoder.res_ids
+            self._total_ids += [*decoder.all_ids, special.unit_end]
             self._schema += self._unit_schema(log, job)
         self._take_tensors(f"u{len(self.units)}.", log)
         self.units.append(
             {
                 "prefill": self._prefill(log, job),
-                "generate": self._generate(log, talk),
-                "finalize": None if talk is None else self._finalize(log),
+                "generate": self._generate(log, decoder),
+                "finalize": None if decoder is None else self._finalize(log),
                 "counts": self._counts(),
             }
         )
@@ -90,16 +90,16 @@ class Account:
 
     def _prefill(self, log: UnitLog, job: Any) -> dict[str, Any]:
         fields = {
-            "success": job.talk is not None,
+            "success": job.decoder is not None,
             "kv_len": log.n_generated if log.n_prefilled is None else log.n_prefilled,
             "ops": log.feeds.get("prefill", []),
             "audio_buffer_left": self.session.audio_buffer.n_waiting,
             "audio_chunk_idx": self.session.audio_buffer.n_units,
             "audio_encoder_kv_len": self._count("audio_rows"),
         }
-        if job.talk is not None:
+        if job.decoder is not None:
             modes = {(False, True): "AUDIO", (True, False): "VISION", (True, True): "OMNI"}
-            fields["mode"] = modes[bool(job.layout.images), bool(job.layout.sounds)]
+            fields["mode"] = modes[bool(job.layout.image_starts), bool(job.layout.audio_starts)]
         if log.mel is not None:
             n_samples = self.duplex.state.mel.n_samples[self.session.slot]
             start = window_start(n_samples)
@@ -111,7 +111,7 @@ class Account:
             }
         return fields
 
-    def _generate(self, log: UnitLog, talk: UnitDecoder | None) -> dict[str, Any]:
+    def _generate(self, log: UnitLog, decoder: UnitDecoder | None) -> dict[str, Any]:
         result, speech = log.event, self.duplex.state.speech
         n_spoken = 0 if speech is None else int(speech.cache.positions[self.session.slot])
         sound = torch.zeros(0) if result.pcm is None else torch.from_numpy(result.pcm)
@@ -123,9 +123,9 @@ class Account:
             "n_tokens": result.n_tokens,
             "n_tts_tokens": result.n_speech_tokens,
             "all_ids": list(result.tokens),
-            "text_ids": [] if talk is None else list(talk.spoken),
-            "terminator_id": None if talk is None else talk.terminator,
-            "needs_finalize": talk is not None,
+            "text_ids": [] if decoder is None else list(decoder.spoken),
+            "terminator_id": None if decoder is None else decoder.terminator,
+            "needs_finalize": decoder is not None,
             "history_added": self._history_added(),
             "kv_len": log.n_generated,
             "turn_ended": not self.session.turn_open,
@@ -147,7 +147,7 @@ class Account:
             "tts_pos_after": n_spoken,
             "tts_kv_alive": self._count("speech_rows") > 0,
             "t2w_calls": log.windows,
-            "t2w_buffer": self._waiting_codes(),
+            "t2w_buffer": self._waiting_tokens(),
             "audio_samples": len(sound),
             "audio_chk": checksum(sound),
         }
@@ -177,25 +177,25 @@ class Account:
         }
 
     def _unit_schema(self, log: UnitLog, job: Any) -> str:
-        """The unit with its media as placeholders and all its ids as text, special ones shown."""
+        """The unit as text, with placeholders for media and visible special tokens."""
         special, decode = self.tokenizer.special, self.tokenizer.decode
-        media = dict(zip(job.layout.images, log.saw, strict=True)) | dict(
-            zip(job.layout.sounds, log.heard, strict=True)
+        media = dict(zip(job.layout.image_starts, log.images, strict=True)) | dict(
+            zip(job.layout.audio_starts, log.audio, strict=True)
         )
         ids, place, text = job.layout.ids, 0, ""
         while place < len(ids):
             rows = media.get(place)
-            kind = "img" if place in job.layout.images else "audio"
+            kind = "img" if place in job.layout.image_starts else "audio"
             text += decode([ids[place]], skip_special=False) if rows is None else f"[{kind}_embed_{len(rows)}]"
             place += 1 if rows is None else len(rows)
-        return text + decode([*job.talk.all_ids, special.unit_end], skip_special=False)
+        return text + decode([*job.decoder.all_ids, special.unit_end], skip_special=False)
 
     def _take_tensors(self, prefix: str, log: UnitLog) -> None:
         if log.pending_logits is not None:
             self.tensors[f"{prefix}pending_logits"] = log.pending_logits
-        for rows in log.heard:
+        for rows in log.audio:
             self.tensors[f"{prefix}audio_embeds"] = rows
-        for number, rows in enumerate(log.saw):
+        for number, rows in enumerate(log.images):
             self.tensors[f"{prefix}vision_embeds.{number}"] = rows
         for call in log.speech:
             self.tensors[f"{prefix}tts_condition"] = call.rows
@@ -208,7 +208,7 @@ class Account:
 
     @property
     def n_rows(self) -> int:
-        """Context rows, by the device's count."""
+        """Context rows as counted on the device."""
         return self._count("context_len")
 
     @property
@@ -231,18 +231,18 @@ class Account:
         return self._device_counts()[name]
 
     def _counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The host's counts and the device's, which have to be the same."""
+        """Counters of the host and of the device, which must be equal."""
         host = self.duplex.counters(self.session.slot)._asdict()
         device = self._device_counts()
         return {name: host[name] for name in device}, device
 
     def _history_added(self) -> list[int]:
-        """Tokens the sampler remembers since the last unit."""
+        """Tokens added to the sampler's history by this unit."""
         ring = self.duplex.state.text.history[self.session.slot]
         return [int(ring[place % len(ring)]) for place in range(self._n_remembered, self._count("remembered"))]
 
-    def _waiting_codes(self) -> list[int]:
-        windows = self.session.voice.windows
+    def _waiting_tokens(self) -> list[int]:
+        windows = self.session.speech.windows
         return [] if windows is None else list(windows.waiting)
 
     def _rows(self) -> dict[str, list[Tensor]]:

@@ -1,7 +1,7 @@
-"""Lays what a session came to beside its recording: one check per field and unit.
+"""Compares a replayed session with its recording: one check per field and unit.
 
-Knows the recording's fields and how close each has to be. Does not run anything. A field that the recording does not
-have is not compared, so a trimmed recording is compared in what is left of it; one that nobody here knows is a miss.
+Contains the recording's fields and their tolerances. Does not run anything. A field that the recording lacks is not
+compared, so a trimmed recording is compared in its remaining fields; an unknown field is a miss.
 """
 
 from typing import Any
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from tests.parity.checksum import allowed
 from tests.parity.report import Report
-from tests.traces.account import Account
+from tests.traces.account import SessionRecord
 from tests.traces.folder import Trace
 from tests.traces.watch import Feed
 
 LOGITS = 1e-3  # of the largest logit of the trace
-CONTEXT = 1e-3  # keys and values: many layers, each turned with every eviction
+CONTEXT = 1e-3  # keys and values: many layers, whose keys are rotated at every eviction
 
-# Fields of a recording that say nothing about a session: names, counters of the recorder, how its logs were worded.
+# Fields of the recorder, not of the session: names, counters, wording of its logs.
 OF_THE_RECORDER = frozenset({"unit", "reason_given"})
 
 
-def compare(trace: Trace, account: Account, report: Report) -> None:
-    """Add a check for everything the recording holds."""
+def compare(trace: Trace, account: SessionRecord, report: Report) -> None:
+    """Add a check for every field of the recording."""
     _Comparison(trace, account, report).run()
 
 
 class _Comparison:
-    def __init__(self, trace: Trace, account: Account, report: Report):
+    def __init__(self, trace: Trace, account: SessionRecord, report: Report):
         self._trace, self._account, self._report = trace, account, report
         pending = [t.abs().max() for name, t in trace.tensors.items() if name.endswith("pending_logits")]
         tops = [
@@ -54,7 +54,7 @@ class _Comparison:
                 elif fields is None or got[phase] is None:
                     self._report.equal(case, "whether it happened", got[phase] is not None, fields is not None)
                 else:
-                    # Without success the recorded mode is that of an earlier unit.
+                    # Without success the recorded mode belongs to an earlier unit.
                     stale = set() if fields.get("success", True) else {"mode"}
                     self._fields(case, got[phase], fields, stale)
             self._report.equal(f"{name} u{number}", "counts of host and device", *got["counts"])
@@ -92,7 +92,7 @@ class _Comparison:
             compare_one(f"{case} {name}{number}", *pair)
 
     def _ops(self, case: str, feeds: list[Feed], expected: list[dict[str, Any]]) -> None:
-        """Rows fed in a phase, cut where the recording cuts them: it feeds in more and shorter stretches."""
+        """Rows fed in a phase, split as in the recording, which feeds more and shorter spans."""
         places = [feed.past + row for feed in feeds for row in range(len(feed.ids))]
         wanted = [op["past"] + row for op in expected for row in range(op["n"])]
         self._report.equal(case, "ops: rows fed", places, wanted)
@@ -112,7 +112,7 @@ class _Comparison:
         logits: Tensor = got["logits"].double().cpu()
         for name, want in expected.items():
             if name == "raw_top_ids":
-                # Ids whose logits are all but equal may change places.
+                # Ids with nearly equal logits may be swapped.
                 near = torch.tensor(expected["raw_top"], dtype=torch.float64)
                 self._report.within(case, name, logits[want], near, self._logits_within)
             elif name == "raw_top":

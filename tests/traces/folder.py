@@ -1,13 +1,13 @@
-"""A folder of recorded sessions: a checkpoint, sounds and pictures, and what was done with them.
+"""A folder of recorded sessions: a checkpoint, sounds, images, and the recorded calls and results.
 
     tiny/ (any name)     the checkpoint, with config.json
     inputs/              audio_pool, ref_audio (int16; .npy, or .flac with the same samples), frame_K.png
     TRACE/               input.json, expected.json, tensors.safetensors
     cases/               recorded parts without a session, for `tests.parity`
 
-Files may be the smaller ones of the same content that `tests.parity.golden` knows.
+Files may be the compact forms that `tests.parity.golden` reads.
 
-Knows files. Does not know what the fields mean; nothing about names, counts or sizes is assumed.
+Reads files. Does not interpret the fields and assumes nothing about names, counts or sizes.
 """
 
 import json
@@ -29,7 +29,7 @@ FULL_SCALE = 32768.0
 
 
 class TraceError(ValueError):
-    """A folder or a trace that cannot be read; the text names the file or field."""
+    """A folder or trace that cannot be read; the message names the file or field."""
 
     def __init__(self, what: object, *, expected: object, got: object):
         super().__init__(f"{what}: expected {expected}, got {got}")
@@ -46,7 +46,7 @@ class Trace:
 
 
 class TraceFolder:
-    """Raises: TraceError where a file is missing or does not fit, as soon as it is asked for."""
+    """Reads files on first use. Raises: TraceError if a file is missing or invalid."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -79,7 +79,7 @@ class TraceFolder:
         return Trace(name, given, expected, tensors)
 
     def sound(self, about: dict[str, Any] | None) -> np.ndarray | None:
-        """[n] float32: pieces of the pool, one behind the other, cut to the samples asked for."""
+        """[n] float32: concatenated pieces of the pool, cut to the requested samples."""
         if about is None:
             return None
         pool, indices = self._pool, about["pool"]

@@ -1,54 +1,54 @@
-"""Plays recorded sessions through the real engine parts, one alone or many at once; the vocoder is the recording's."""
+"""Replays recorded sessions on the real engine parts, alone or many at once, with the recording's fake vocoder."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tests.traces.account import Account
+from tests.traces.account import SessionRecord
 from tests.traces.folder import Trace, TraceError
 from tests.traces.settings import session_config, slice_limits
-from tests.traces.stage import VOICE, Cast, Stage
+from tests.traces.stage import VOICE, RecordedEngine, RecordedModel
 from tests.traces.watch import UnitLog
 from worker.config.session import SessionConfig
 from worker.loop.results import Failure
-from worker.loop.session import Phase, UnitInput
+from worker.loop.session import SessionPhase, UnitInput
 from worker.loop.sessions import SystemPrompt
 
-SPARE_ROWS = 64  # context beyond what the recording held, so that one that goes wrong is compared and not refused
+SPARE_ROWS = 64  # context beyond the recording's, so that a diverging session is compared and not refused
 
 
-def play(cast: Cast, traces: Sequence[Trace], *, snapshots: int = 0) -> list[Account]:
-    """Every trace as a session of one engine. A unit is sent as soon as its session has closed the one before, so
-    that units of different sessions share the loop's batches.
+def play(cast: RecordedModel, traces: Sequence[Trace], *, snapshots: int = 0) -> list[SessionRecord]:
+    """Run every trace as a session of one engine. Returns: their records.
 
-    Raises: TraceError; whatever a session fails with.
+    A unit is sent once its session has closed the one before, so that units of several sessions share batches.
+    Raises: TraceError; the error of a session that fails.
     """
     configs = [session_config(trace.given) for trace in traces]
     pairs = list(zip(traces, configs, strict=True))
     llm_len = max(max(_rows_held(trace) + SPARE_ROWS, config.rows_needed) for trace, config in pairs)
     with torch.no_grad():
-        stage = Stage(cast, n_slots=len(traces), llm_len=llm_len, snapshots=snapshots)
+        stage = RecordedEngine(cast, n_slots=len(traces), llm_len=llm_len, snapshots=snapshots)
         players = [_Player(stage, trace, config) for trace, config in pairs]
         for player in players:
             player.prepare()
         while busy := [player for player in players if not player.is_over]:
             for player in busy:
-                player.go_on()
+                player.advance()
             stage.sessions.dispatch()
             stage.loop.run()
     return [player.account for player in players]
 
 
 class _Player:
-    """One trace's session."""
+    """The session of one trace."""
 
-    def __init__(self, stage: Stage, trace: Trace, config: SessionConfig):
+    def __init__(self, stage: RecordedEngine, trace: Trace, config: SessionConfig):
         self._stage, self._trace = stage, trace
         self._session = stage.sessions.open(trace.name, config, lambda event: None)
         stage.watcher.join(trace.name, self._session.slot)
         wanted = frozenset(int(name[1:].split(".")[0]) for name in trace.tensors if ".after_evict." in name)
-        self.account = Account(stage.duplex, self._session, stage.cast.tokenizer, wanted)
+        self.account = SessionRecord(stage.duplex, self._session, stage.cast.tokenizer, wanted)
         self._log: UnitLog | None = None
 
     @property
@@ -63,11 +63,11 @@ class _Player:
         stage.sessions.prepare(self._session, SystemPrompt(prefix, suffix, sound, VOICE))
         self.account.take_prepare(log, prefix, suffix)
 
-    def go_on(self) -> None:
-        """Take down the unit that has ended, send the next one."""
+    def advance(self) -> None:
+        """Record the unit that has ended and send the next one."""
         if self._log is not None and isinstance(self._log.event, Failure):
             raise self._log.event.error
-        if self._session.phase is not Phase.READY:
+        if self._session.phase is not SessionPhase.READY:
             return
         if self._log is not None:
             self.account.take_unit(self._log, self._stage.loop.job_of[self._trace.name])
@@ -101,6 +101,6 @@ class _Player:
 
 
 def _rows_held(trace: Trace) -> int:
-    """The longest the recorded context got."""
+    """The longest context in the recording, in rows."""
     phases = [trace.expected["prepare"], *(phase for unit in trace.expected["units"] for phase in unit.values())]
     return max(phase["kv_len"] for phase in phases if isinstance(phase, dict) and "kv_len" in phase)

@@ -1,4 +1,4 @@
-"""Runs over a folder of recorded sessions: each alone, all of them in one engine, and the recorded parts."""
+"""Runs a folder of recorded sessions: each alone, all in one engine, and the recorded parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from tests.traces import turns
 from tests.traces.compare import compare
 from tests.traces.folder import Trace
 from tests.traces.play import play
-from tests.traces.stage import Cast
+from tests.traces.stage import RecordedModel
 from tests.traces.turns import run_turns
 
-SNAPSHOTS = 8  # prompts kept where sessions run together, so that some start from a copy
+SNAPSHOTS = 8  # prompts saved when sessions run together, so that some start from a copy
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One trace's checks. how: `alone` or `together`."""
+    """Checks of one trace. how: `alone` or `together`."""
 
     name: str
     how: str
     report: Report
 
 
-def run_alone(cast: Cast, names: Sequence[str]) -> Iterator[Outcome]:
-    """Each trace in an engine of its own; one that fails is a miss, and the others still run."""
+def run_alone(cast: RecordedModel, names: Sequence[str]) -> Iterator[Outcome]:
+    """Each trace in its own engine; an error is a miss, and the other traces still run."""
     for name in names:
         report = Report()
         try:
@@ -37,7 +37,7 @@ def run_alone(cast: Cast, names: Sequence[str]) -> Iterator[Outcome]:
         yield Outcome(name, "alone", report)
 
 
-def run_together(cast: Cast, names: Sequence[str]) -> Iterator[Outcome]:
+def run_together(cast: RecordedModel, names: Sequence[str]) -> Iterator[Outcome]:
     """All traces as sessions of one engine, with their units in shared batches."""
     reports = {name: Report() for name in names}
     try:
@@ -51,8 +51,8 @@ def run_together(cast: Cast, names: Sequence[str]) -> Iterator[Outcome]:
         yield Outcome(name, "together", report)
 
 
-def run_cases(cast: Cast) -> Outcome:
-    """The recorded parts that are no duplex session."""
+def run_cases(cast: RecordedModel) -> Outcome:
+    """The recorded parts other than duplex sessions."""
     report, stages = run_parity(str(cast.folder.path))
     n_before = len(report.checks)
     try:

@@ -1,15 +1,15 @@
-"""A recorded session's settings in our words: reference behaviour, greedy text, likeliest codes unless it says more."""
+"""Converts a recorded session's settings: reference mode, greedy text and speech unless the recording differs."""
 
 from typing import Any
 
 from tests.traces.folder import TraceError
 from worker.config.session import SessionConfig, WindowConfig
 
-# The recorded sampler drew codes at this temperature, where only the likeliest one has any weight.
+# The recorded speech sampler ran at this temperature, at which only the likeliest token has weight.
 CODE_TEMPERATURE = 1e-5
-# The public engine keeps it, and never looks at it.
-KEPT_FOR_NOBODY = "max_new_speak_tokens_per_chunk"
-WINDOW_KNOBS = {
+# The public engine stores this setting and never reads it.
+IGNORED = "max_new_speak_tokens_per_chunk"
+WINDOW_SETTINGS = {
     "sliding_window_mode": "mode",
     "basic_window_high_tokens": "high_tokens",
     "basic_window_low_tokens": "low_tokens",
@@ -20,10 +20,8 @@ WINDOW_KNOBS = {
 
 
 def session_config(given: dict[str, Any], unit: dict[str, Any] | None = None) -> SessionConfig:
-    """The settings of a session, or those that one of its units was generated with. Raises: TraceError;
-    SettingError.
-    """
-    knobs: dict[str, Any] = {
+    """The settings of a session, or of one of its units. Raises: TraceError, SettingError."""
+    settings: dict[str, Any] = {
         "compat": "reference",
         "decode_mode": "greedy",
         "force_listen_count": 0,
@@ -31,14 +29,14 @@ def session_config(given: dict[str, Any], unit: dict[str, Any] | None = None) ->
     }
     window: dict[str, Any] = {"mode": "off"}
     for name, value in given.get("constructor", {}).items():
-        if name in WINDOW_KNOBS:
-            window[WINDOW_KNOBS[name]] = value
-        elif name != KEPT_FOR_NOBODY:
-            knobs[_known("constructor", name)] = value
+        if name in WINDOW_SETTINGS:
+            window[WINDOW_SETTINGS[name]] = value
+        elif name != IGNORED:
+            settings[_known("constructor", name)] = value
     for source in (given, unit or {}):
         for name, value in (source.get("generate") or {}).items():
-            knobs[_known("generate", name)] = value
-    return SessionConfig(**knobs, window=WindowConfig(**window))
+            settings[_known("generate", name)] = value
+    return SessionConfig(**settings, window=WindowConfig(**window))
 
 
 def _known(field: str, name: str) -> str:
@@ -48,7 +46,7 @@ def _known(field: str, name: str) -> str:
 
 
 def slice_limits(unit: dict[str, Any]) -> list[int]:
-    """Most slices of each frame. Raises: TraceError if they are not as many as the frames."""
+    """Slice limit of each frame. Raises: TraceError unless there is one per frame."""
     n_frames, limits = len(unit.get("frames") or []), unit.get("max_slice_nums") or 1
     limits = limits if isinstance(limits, list) else [limits] * n_frames
     if len(limits) != n_frames:

@@ -1,4 +1,4 @@
-"""What sessions are played on: a folder's model and an engine without its thread around it, under a watcher's eyes."""
+"""A folder's model and an engine without a thread, with an observer that records its sessions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from models.stages.speech_steps import Speaker
 from models.stages.unit_steps import UnitSteps
 from tests.traces.folder import TraceFolder
 from tests.traces.vocoder import FakeVocoder
-from tests.traces.watch import WatchedLoop, Watcher
+from tests.traces.watch import RecordingLoop, Watcher
 from worker.assembly.parts import token_sets
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.loop.language import Language
@@ -22,12 +22,12 @@ from worker.loop.sessions import Sessions
 from worker.loop.voice_manager import VoiceManager
 
 BATCHES = (1, 2, 4, 8, 16)
-VOICE = object()  # the stand-in for a vocoder speaks in no voice in particular
+VOICE = object()  # the fake vocoder ignores the voice
 
 
 @dataclass(frozen=True)
-class Cast:
-    """What all runs of a folder share."""
+class RecordedModel:
+    """A folder and its loaded checkpoint, shared by all runs."""
 
     folder: TraceFolder
     model: OmniModel
@@ -35,25 +35,25 @@ class Cast:
     pictures: PreprocessorConfig
 
     @classmethod
-    def of(cls, folder: TraceFolder, device: str = "cpu") -> "Cast":
+    def of(cls, folder: TraceFolder, device: str = "cpu") -> "RecordedModel":
         """Raises: TraceError; CheckpointError."""
         path = folder.checkpoint
         return cls(folder, load_model(path, device=device), Tokenizer.load(path), load_preprocessor_config(path))
 
     def slices(self, number: int, limit: int) -> list[Any]:
-        """Patches of a frame and its slices."""
+        """Patches of a frame's slices."""
         image, settings = self.folder.frame(number), self.pictures
         cut = plan(*image.size, limit, scale=settings.scale_resolution, patch=settings.patch_size)
         return image_patches(image, cut, table_side=self.model.config.vision_config.table_side)
 
 
-class Stage:
+class RecordedEngine:
     """Slots, loop and sessions for `n_slots` sessions of at most `llm_len` context rows.
 
-    snapshots: prompts that are kept for sessions to start from; 0: every prompt is fed.
+    snapshots: number of saved prompts; 0 feeds every prompt.
     """
 
-    def __init__(self, cast: Cast, *, n_slots: int, llm_len: int, snapshots: int = 0):
+    def __init__(self, cast: RecordedModel, *, n_slots: int, llm_len: int, snapshots: int = 0):
         model, self.cast = cast.model, cast
         llm_len = min(llm_len, model.config.max_position_embeddings)
         runner = Runner(
@@ -67,7 +67,7 @@ class Stage:
         self.watcher, vocoder = Watcher(self.duplex), FakeVocoder()
         self.language = Language(cast.tokenizer, image_rows=model.config.query_num)
         self.voices = VoiceManager(self.duplex, vocoder)
-        self.loop = WatchedLoop(self.duplex, vocoder, self.voices, observer=self.watcher)
+        self.loop = RecordingLoop(self.duplex, vocoder, self.voices, observer=self.watcher)
         default = SessionConfig(window=WindowConfig(mode="off"))
         config = EngineConfig(llm_len=llm_len, snapshots=snapshots, session=default)
         self.sessions = Sessions(self.duplex, self.language, self.voices, self.loop, config)

@@ -1,4 +1,4 @@
-"""Turn-based answers (`cases/turn_streaming`): a message in, text and sound out as they leave, through the engine."""
+"""Replays turn-based replies (`cases/turn_streaming`) on the engine and compares text and sound as emitted."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from models.stages.message_reader import Content
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 from tests.traces.settings import CODE_TEMPERATURE
-from tests.traces.stage import VOICE, Cast, Stage
+from tests.traces.stage import VOICE, RecordedEngine, RecordedModel
 from worker.chat.answers import Answers
 from worker.chat.config import ReplyConfig
 from worker.loop.results import Event, Failure, PartialResult, ReplyResult
@@ -17,8 +17,8 @@ NAME = "turn_streaming"
 SPARE_ROWS = 64
 
 
-def run_turns(cast: Cast, report: Report) -> None:
-    """All cases, one after the other; a folder without them is not compared."""
+def run_turns(cast: RecordedModel, report: Report) -> None:
+    """Run all cases one by one; a folder without cases adds no checks."""
     recorded = GoldenDir(cast.folder.path / "cases").json(f"{NAME}.json") or {"cases": [], "params": {}}
     for number, case in enumerate(recorded["cases"]):
         config = _config(recorded["params"], case["max_new_tokens"])
@@ -27,17 +27,17 @@ def run_turns(cast: Cast, report: Report) -> None:
 
 
 def _config(params: dict[str, Any], max_new_tokens: int) -> ReplyConfig:
-    """The recorded settings in our words."""
+    """Convert the recorded settings."""
     known = {name: value for name, value in params.items() if name != "do_sample"}
     mode = "sampling" if params.get("do_sample") else "greedy"
     given = {"tts_temperature": CODE_TEMPERATURE, "decode_mode": mode, "speak": True, "compat": "reference"}
     return ReplyConfig(**given | known, max_new_tokens=max_new_tokens)
 
 
-def _answer(cast: Cast, case: dict[str, Any], config: ReplyConfig, name: str, report: Report) -> None:
+def _answer(cast: RecordedModel, case: dict[str, Any], config: ReplyConfig, name: str, report: Report) -> None:
     prompt = cast.tokenizer.encode(case["prompt"])
     report.equal(name, "prompt_ids", prompt, case["prompt_ids"])
-    stage = Stage(cast, n_slots=1, llm_len=case["kv_after_generate"] + SPARE_ROWS)
+    stage = RecordedEngine(cast, n_slots=1, llm_len=case["kv_after_generate"] + SPARE_ROWS)
     opened = stage.language.open_answer(enable_thinking=config.enable_thinking)
     content = Content((*prompt, *opened))
     events: list[Event] = []

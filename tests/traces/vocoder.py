@@ -1,4 +1,4 @@
-"""The vocoder of the recordings: each code becomes samples of one height, so that sound can be compared by counting."""
+"""The fake vocoder of the recordings: each token becomes samples of one value, so that sound is compared by count."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from tests.traces.folder import FULL_SCALE
 
 
 class FakeLaunch(NamedTuple):
-    """Sounds of chunks, there as soon as they are asked for."""
+    """Sounds of chunks, available at once."""
 
     sounds: list[np.ndarray]
     is_here: bool = True
 
 
 class FakeVocoder:
-    """Stands in for `models.token2wav.stream.vocoder.Vocoder`. The look-ahead is held back unless the turn ends."""
+    """Fake `models.token2wav.stream.vocoder.Vocoder`. The lookahead is held back unless the turn ends."""
 
     lookahead = 3
 
@@ -50,7 +50,7 @@ class FakeVocoder:
         return launch.sounds
 
     def _sound(self, speech_tokens: Sequence[int]) -> np.ndarray:
-        heights = np.array([code * 37 % 2000 - 1000 for code in speech_tokens], dtype=np.float32) / np.float32(
+        heights = np.array([token * 37 % 2000 - 1000 for token in speech_tokens], dtype=np.float32) / np.float32(
             FULL_SCALE
         )
         return heights.repeat(SAMPLES_PER_TOKEN)

@@ -1,6 +1,6 @@
-"""What can be seen of a unit while it runs: rows fed, logits, tokens, log-mel, speech calls, windows of codes.
+"""Records a unit while it runs: rows fed, logits, tokens, log-mel, speech calls, windows of speech tokens.
 
-Knows the loop's hooks and the regions' arguments. Does not know what was expected.
+Uses the loop's callbacks and wraps the regions. Does not contain the expected values.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from worker.loop.unit_loop import UnitLoop
 
 @dataclass(frozen=True)
 class Feed:
-    """Rows that went into the context. past: rows held before. ids: None where a media row stands. rows: [n, D]."""
+    """Rows fed to the context. past: rows held before. ids: None at media rows. rows: [n, D]."""
 
     past: int
     ids: list[int | None]
@@ -26,7 +26,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Choice:
-    """One call of the sampler. logits: [V]. token: what it answered. remembered: tokens in its history before."""
+    """One call of the sampler. logits: [V]. token: its result. remembered: tokens in its history before."""
 
     logits: Tensor
     token: int
@@ -34,8 +34,8 @@ class Choice:
 
 
 @dataclass
-class SpeechSeen:
-    """One call of the code loop. start: position of its first row. rows: [n, D]. n_after: rows in the cache then."""
+class RecordedSpeechCall:
+    """One speech call. start: position of its first row. rows: [n, D]. n_after: rows in the cache afterwards."""
 
     start: int
     rows: Tensor
@@ -47,23 +47,23 @@ class SpeechSeen:
 
 @dataclass
 class UnitLog:
-    """All that was seen of one unit of one session. mel: [n_mels, T] of its sound. n_prefilled: context rows then."""
+    """Callbacks of one unit. mel: [n_mels, T] of its sound. n_prefilled, n_generated: context rows at that time."""
 
     feeds: dict[str, list[Feed]] = field(default_factory=dict)
-    heard: list[Tensor] = field(default_factory=list)
-    saw: list[Tensor] = field(default_factory=list)
+    audio: list[Tensor] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
     mel: Tensor | None = None
     pending_logits: Tensor | None = None
     n_prefilled: int | None = None
     choices: list[Choice] = field(default_factory=list)
-    speech: list[SpeechSeen] = field(default_factory=list)
+    speech: list[RecordedSpeechCall] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
     event: Event | None = None
     n_generated: int = 0
 
 
 class Watcher(Observer):
-    """Keeps a log for every session; `fresh` begins its next unit. One for an engine, whose regions it taps."""
+    """Keeps a log per session; `fresh` begins the next unit. It wraps the regions of its engine."""
 
     def __init__(self, duplex: UnitSteps):
         self._duplex, self._state = duplex, duplex.state
@@ -71,7 +71,7 @@ class Watcher(Observer):
         self._names: dict[int, str] = {}
         self._chosen_from: dict[int, tuple[Tensor, int]] = {}
         self._regions = duplex.runner.regions
-        duplex.runner.regions = self._tapped
+        duplex.runner.regions = self._recorded
 
     def join(self, session: str, slot: int) -> None:
         self._names[slot] = session
@@ -80,9 +80,9 @@ class Watcher(Observer):
         self.logs[session] = UnitLog()
         return self.logs[session]
 
-    # --- the loop's hooks ----------------------------------------------------------------------
+    # --- callbacks of the loop ----------------------------------------------------------------------
 
-    def fed(self, session: str, what: str, past: int, rows: Any) -> None:
+    def rows_fed(self, session: str, what: str, past: int, rows: Any) -> None:
         model = self._duplex.runner.model
         if not isinstance(rows, Rows):
             listed = [rows] if isinstance(rows, int) else list(rows)
@@ -94,38 +94,38 @@ class Watcher(Observer):
             shown = [None if is_row else one for one, is_row in zip(shown, rows.is_row.tolist(), strict=True)]
         self.logs[session].feeds.setdefault(what, []).append(Feed(past, shown, embeds))
 
-    def heard(self, session: str, rows: Tensor) -> None:
-        self.logs[session].heard.append(rows.clone())
+    def audio_encoded(self, session: str, rows: Tensor) -> None:
+        self.logs[session].audio.append(rows.clone())
 
-    def saw(self, session: str, rows: list[Tensor]) -> None:
-        self.logs[session].saw += [slice_rows.clone() for slice_rows in rows]
+    def images_encoded(self, session: str, rows: list[Tensor]) -> None:
+        self.logs[session].images += [slice_rows.clone() for slice_rows in rows]
 
     def prefilled(self, session: str, logits: Tensor) -> None:
         log = self.logs[session]
         log.pending_logits, log.n_prefilled = logits.clone(), self._rows_of(session)
 
-    def token(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
         logits, remembered = self._chosen_from[job.slot]
         self.logs[session].choices.append(Choice(logits, token, remembered))
         return token
 
-    def spoke(self, session: str, start: int, rows: Tensor, least: int, speech_tokens: list[int]) -> None:
+    def speech_call_ended(self, session: str, start: int, rows: Tensor, least: int, speech_tokens: list[int]) -> None:
         call = self.logs[session].speech[-1]
         call.speech_tokens, call.n_after = (
             list(speech_tokens),
             int(self._state.speech.cache.lengths[self._slot(session)]),
         )
 
-    def voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
+    def window_voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
         self.logs[session].windows.append({"tokens": list(speech_tokens), "last_chunk": last})
 
-    def done(self, session: str, event: Event) -> None:
+    def result_sent(self, session: str, event: Event) -> None:
         log = self.logs[session]
         log.event, log.n_generated = event, self._rows_of(session)
 
     # --- the regions ---------------------------------------------------------------------------
 
-    def _tapped(self, region: str, *inputs: Any, **static: Any) -> Any:
+    def _recorded(self, region: str, *inputs: Any, **static: Any) -> Any:
         watched = region in ("unit_prefill", "unit_step", "mel_unit", "speech_begin")
         own = [(row, slot) for row, slot in enumerate(inputs[0].tolist()) if slot in self._names] if watched else []
         counts = [int(self._state.text.count[slot]) for _, slot in own]
@@ -145,7 +145,7 @@ class Watcher(Observer):
     ) -> None:
         for row, slot in own:
             start = int(self._state.speech.cache.positions[slot])
-            seen = SpeechSeen(start, rows[row, : int(n_rows[row])].clone(), int(least[row]), int(most[row]))
+            seen = RecordedSpeechCall(start, rows[row, : int(n_rows[row])].clone(), int(least[row]), int(most[row]))
             self.logs[self._names[slot]].speech.append(seen)
 
     def _slot(self, session: str) -> int:
@@ -155,8 +155,8 @@ class Watcher(Observer):
         return int(self._state.llm.lengths[self._slot(session)])
 
 
-class WatchedLoop(UnitLoop):
-    """The loop, which also says what job a session runs."""
+class RecordingLoop(UnitLoop):
+    """A loop that also records each session's current job."""
 
     def __init__(self, *parts: Any, **settings: Any):
         super().__init__(*parts, **settings)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
-from tests.worker.loop.engines import forgetful, loaded, short_speech
+from tests.worker.loop.engines import loaded, short_history_model, short_speech
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,7 +22,12 @@ def _forget_compiled_layers() -> None:
     if not loaded.cache_info().currsize:
         return
     model, _, _, vocoder = loaded()
-    shared = [model, vocoder.flow, vocoder.hift, *([forgetful()] if forgetful.cache_info().currsize else [])]
+    shared = [
+        model,
+        vocoder.flow,
+        vocoder.hift,
+        *([short_history_model()] if short_history_model.cache_info().currsize else []),
+    ]
     for module in (part for whole in shared for part in whole.modules()):
         for name in [name for name, value in vars(module).items() if callable(value) and hasattr(type(module), name)]:
             delattr(module, name)

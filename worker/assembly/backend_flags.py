@@ -97,6 +97,6 @@ def _allowed() -> str:
         "flash": backend.flash_sdp_enabled(),
         "memory-efficient": backend.mem_efficient_sdp_enabled(),
         "cudnn": backend.cudnn_sdp_enabled(),
-        "products": backend.math_sdp_enabled(),
+        "math": backend.math_sdp_enabled(),
     }
     return ", ".join(name for name, is_on in kernels.items() if is_on)

@@ -1,4 +1,4 @@
-"""How long a checkpoint's weights took from their files to the device. Torch-free."""
+"""Time to load a checkpoint's weights from files to the device. Torch-free."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,12 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Loading:
-    """n_bytes: of the folder's tensors, as the files hold them. seconds: until every weight was where it runs.
+    """Size and duration of one load.
 
-    On a CPU a weight of the right type stays mapped to its file, and is read when it is used first.
+    Attributes:
+        n_bytes: bytes of the folder's tensors, as stored in the files.
+        seconds: time until every weight was on its device. On a CPU a weight of the right type stays mapped to its
+            file and is read on first use.
     """
 
     n_bytes: int
@@ -17,7 +20,7 @@ class Loading:
 
     @property
     def gb_per_s(self) -> float:
-        """What a disk's rate is held against; files that the system still has in memory are quicker than any disk."""
+        """Loading rate, to compare with that of the disk; files in the page cache load faster than from any disk."""
         return self.n_bytes / GB / self.seconds
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""From an `EngineConfig` to everything a unit loop needs: model, slots, vocoder, vocabulary.
+"""Builds the parts of an engine from its settings: model, slots, vocoder, vocabulary.
 
-The only file of the room that loads weights. Knows devices, sizes and memory. Does not know sessions in motion.
+The only module of the worker that loads weights. Contains devices, sizes and memory. Does not contain sessions.
 """
 
 import logging
@@ -29,13 +29,13 @@ from models.token2wav.stream.vocoder import Vocoder
 from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
 from worker.assembly.load_times import Loading
 from worker.config.session import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
-from worker.loop.language import Language, reply_ends
+from worker.loop.language import Language, reply_terminators
 
 LOG = logging.getLogger(__name__)
-CPU_SESSIONS = 4  # with no memory to fill, as many as two cores may keep up with; they share one size of batch
+CPU_SESSIONS = 4  # as many as two cores keep up with; all of them share one batch size
 MAX_SESSIONS = 64
 BATCHES = (1, 2, 4, 8, 16, 32)
-MEMORY_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations and graphs
+MEMORY_SHARE = 0.85  # of the memory that is free after the weights are loaded; the rest is for activations and graphs
 SPEECH_ROWS = 4096
 VOICES = 8
 MAX_PROMPT_FRAMES = 1500  # of one voice: 30 s
@@ -44,11 +44,13 @@ FRAMES_PER_SECOND = 50  # of a voice's prompt
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What was built.
+    """Everything a unit loop needs.
 
-    vocoder: None for a checkpoint that does not speak or a folder without one. compiled_shapes,
-    compiled_vocoder_shapes: what suits layers that are compiled, if the sizes there are were chosen for kernels.
-    loading: of the model's weights, if they came from files.
+    Attributes:
+        vocoder: None for a checkpoint without speech or a folder without a vocoder.
+        compiled_shapes, compiled_vocoder_shapes: sizes for compiled layers, to change to if the project's kernels fail;
+            None if the current sizes are those.
+        loading: time to load the weights; None if they came from memory.
     """
 
     model: OmniModel
@@ -63,16 +65,16 @@ class EngineParts:
 
 
 def token_sets(tokenizer: Tokenizer, vocab_size: int, device: torch.device) -> TokenSets:
-    """The rows that `worker.config.session` numbers."""
+    """Token sets of the sampler, in the order of the indices in `worker.config.session`."""
     special = tokenizer.special
     never = {special.tts_pad, special.chunk_eos, *tokenizer.bad_token_ids}
-    duplex = {"forbidden": never, "length_ids": {special.turn_eos}, "stop_id": special.chunk_eos}
-    steering = {special.listen, special.speak, special.turn_eos, special.chunk_tts_eos, special.tts_bos}
-    ends = reply_ends(tokenizer)
+    duplex = TokenSet(forbidden=never, length_ids={special.turn_eos}, stop_id=special.chunk_eos, pad_id=special.listen)
+    control = {special.listen, special.speak, special.turn_eos, special.chunk_tts_eos, special.tts_bos}
+    ends = reply_terminators(tokenizer)
     sets = {
-        REFERENCE_SET: TokenSet(**duplex, listen_id=tokenizer.eos_id, pad_id=special.listen),
-        # What was decided says nothing about which words repeat.
-        FIXED_SET: TokenSet(**duplex, listen_id=special.listen, unremembered=steering, pad_id=special.listen),
+        REFERENCE_SET: replace(duplex, listen_id=tokenizer.eos_id),
+        # Control tokens are not words, so the repetition penalty skips them.
+        FIXED_SET: replace(duplex, listen_id=special.listen, unremembered=control),
         REPLY_SET: TokenSet(forbidden=forbidden_speech_ids(tokenizer), length_ids=ends, pad_id=special.im_end),
         REPLY_TEXT_SET: TokenSet(length_ids=ends, pad_id=special.im_end),
     }
@@ -84,8 +86,10 @@ def build(
 ) -> EngineParts:
     """Load a checkpoint and allocate its slots.
 
-    Raises: CheckpointError, ConfigError, TokenError for files that do not fit; SettingsError for a device that is not
-        there or memory that holds no session.
+    Args:
+        shapes, vocoder_shapes: sizes of the regions; None chooses them by device and settings.
+    Raises: CheckpointError, ConfigError, TokenError for files that do not fit; SettingsError for a missing device or
+        for too little memory for one session.
     """
     device = pick_device(config.device)
     dtype = _dtype(config.dtype, device)
@@ -121,19 +125,20 @@ def assemble(
     vocoder_shapes: VocoderShapes | None = None,
     vocoder_kernels: Kernels | None = None,
 ) -> EngineParts:
-    """Slots and regions around weights that are loaded.
+    """Allocate slots and regions for weights that are loaded.
 
     Args:
-        flow_parts: None for an engine that only writes.
-        vocoder_kernels: as `Vocoder` has them; None = "auto" where `config.compile` wants kernels, else "plain".
-    Raises: SettingsError for memory that holds no session, and for kernels that cannot be had.
+        flow_parts: None for an engine without sound.
+        shapes, vocoder_shapes: as in `build`.
+        vocoder_kernels: as in `Vocoder`; None: "auto" if `config.compile` wants kernels, else "plain".
+    Raises: SettingsError for too little memory for one session, and for kernels that are not available.
     """
     by_kernels = wants_kernels(config.compile, model.device)
-    if config.compile.enabled_on(model.device.type):  # what the vocoder is made of depends on them
+    if config.compile.enabled_on(model.device.type):  # the vocoder's modules depend on them
         apply_backend_flags(config.compile, model.device)
     if by_kernels:
-        _make_room(model)
-    n_slots = config.max_sessions or most_sessions(model, flow_parts, config)
+        _use_kernels(model)
+    n_slots = config.max_sessions or max_sessions(model, flow_parts, config)
     few = model.device.type == "cpu" and n_slots <= CPU_SESSIONS
     batch = (n_slots,) if few else (*(size for size in BATCHES if size < n_slots), n_slots)
     compiled = _shapes(model, batch, config) if by_kernels and shapes is None else None
@@ -158,7 +163,7 @@ def assemble(
             kernels=vocoder_kernels or ("auto" if by_kernels else "plain"),
             seed=config.seed,
         )
-        if compiled_vocoder is not None and not vocoder.regions.kernels:  # none suit it
+        if compiled_vocoder is not None and not vocoder.regions.kernels:  # no kernel supports these sizes
             vocoder.use_plain(compiled_vocoder)
     return EngineParts(
         model=model,
@@ -172,32 +177,32 @@ def assemble(
     )
 
 
-def _make_room(model: OmniModel) -> None:
-    """Let the model take to its kernels before slots are allocated: its embeddings leave the device then."""
+def _use_kernels(model: OmniModel) -> None:
+    """Switch the model to its kernels before slots are allocated: its embeddings leave the device then."""
     try:
         model.use_kernels(True)
-    except Exception as error:  # told again, and dealt with, where everything is compiled
+    except Exception as error:  # compiling tries again, reports it and falls back
         LOG.warning("kernels: %s", error)
 
 
 def _shapes(model: OmniModel, batch: tuple[int, ...], config: EngineConfig, *, by_kernels: bool = False) -> Shapes:
     if model.device.type == "cpu":
-        # Each size costs seconds of compiling, and a size of one is compiled for apart from all others.
+        # Each size costs seconds of compiling, and size 1 always compiles separately.
         return Shapes(batch=batch, slices=(2, 4))
-    if by_kernels:  # these read what is valid, whatever the size
+    if by_kernels:  # kernels read only the valid rows, so one size is enough
         return Shapes(batch=batch, kv=(_llm_len(model, config),), speech_kv=(_tts_len(model),))
     return Shapes(batch=batch)
 
 
 def _vocoder_shapes(batch: tuple[int, ...], *, by_kernels: bool) -> VocoderShapes:
-    if by_kernels:  # as above; what large batches share of plain layers is not
-        # A turn's first ten codes, the rest of its second, and whole seconds.
+    if by_kernels:  # as above, for the columns; the tokens of a batch are padded
+        # A turn's first ten speech tokens, the rest of its second, and whole seconds.
         return VocoderShapes(batch=batch, speech_tokens=(10, 16, 28), columns=(1664,))
     return VocoderShapes(batch=batch)
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises: SettingsError for a GPU that is not there."""
+    """The device that a setting names. Raises: SettingsError for a missing GPU."""
     if name == "auto":
         return torch.device(device_type(name))
     device = torch.device(name)
@@ -216,12 +221,14 @@ def device_type(name: str) -> str:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, name)
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), f"dtype: expected the name of a torch type, got {name}"
+    return dtype
 
 
 def _flow_sizes(n_slots: int, config: EngineConfig) -> FlowSizes:
     frames = int(config.voices_s * FRAMES_PER_SECOND) // 2 * 2
-    # Everybody may bring a voice, and some stay prepared for the next.
+    # One voice per session, and some that stay prepared for later sessions.
     return FlowSizes(
         n_sessions=n_slots,
         n_voices=n_slots + VOICES,
@@ -239,8 +246,8 @@ def _tts_len(model: OmniModel) -> int:
     return min(SPEECH_ROWS, model.config.tts_config.max_position_embeddings)
 
 
-def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
-    """How many sessions the device's free memory holds. Raises: SettingsError if not even one."""
+def max_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
+    """Sessions that fit the device's free memory. Raises: SettingsError if none fits."""
     if model.device.type != "cuda":
         return CPU_SESSIONS
     torch.cuda.empty_cache()
@@ -254,7 +261,7 @@ def most_sessions(model: OmniModel, flow_parts: FlowAndHift | None, config: Engi
 
 
 def slot_bytes(model: OmniModel, flow_parts: FlowAndHift | None, config: EngineConfig) -> int:
-    """Bytes one session's slot takes, scratch slots aside, by allocating one."""
+    """Bytes of one session's slot without scratch slots, measured by allocating one."""
     lengths = {"llm_len": _llm_len(model, config), "tts_len": _tts_len(model)}
     state = SlotState.allocate(model, n_slots=1, **lengths, shared_scratch=True)
     n_bytes = sum(tensor[0].nbytes for tensor in state.tensors())

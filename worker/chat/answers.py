@@ -1,102 +1,100 @@
-"""Turn-based answers over the same slots and the same loop as units: chats, and rounds of half-duplex conversations.
+"""Turn-based replies over the same slots and the same loop as units: chats, and rounds of half-duplex conversations.
 
-Everything here runs on the engine's thread and returns at once but for `converse`, which feeds a system message; the
-answers themselves run in the loop. Knows what an answer needs around it. Does not know messages, sound or threads.
+Everything runs on the engine thread. Only `converse` runs the model, to feed a system message; replies run in the loop.
+Contains what a reply needs before its job starts. Does not contain messages, sound or threads.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from models.errors import ContextOverflowError
+from models.stages.message_reader import Content
 from models.stages.unit_steps import UnitSteps
+from models.token2wav.voice.voice import Voice
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.reply_job import ReplyJob, RoundJob
-from worker.chat.rounds import Rounds
 from worker.loop.language import Language
 from worker.loop.results import Event
-from worker.loop.session import OrderError, Phase, Session
+from worker.loop.rounds import Rounds
+from worker.loop.session import OrderError, Session, SessionPhase
 from worker.loop.sessions import Sessions
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 
 
 class Answers:
-    """content: everywhere a `models.stages.message_reader.Content`. voice: a `models.token2wav.voice.voice.Voice` or
-    None.
-    """
+    """Starts replies. voice: None everywhere for a reply without sound."""
 
-    def __init__(self, sessions: Sessions, duplex: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop):
-        self._sessions, self._duplex, self._language, self._voices, self._loop = (
-            sessions,
-            duplex,
-            language,
-            voices,
-            loop,
-        )
+    def __init__(
+        self, sessions: Sessions, unit_steps: UnitSteps, language: Language, voices: VoiceManager, loop: UnitLoop
+    ):
+        self._sessions, self._unit_steps, self._loop = sessions, unit_steps, loop
+        self._language, self._voices = language, voices
 
     def chat(
         self,
         name: str,
-        content: Any,
+        content: Content,
         config: ReplyConfig,
         emit: Callable[[Event], None],
         *,
-        voice: Any = None,
+        voice: Voice | None = None,
         arrived: float,
     ) -> Session:
-        """Answer a whole conversation in a session of its own, which closes by itself behind the outcome.
+        """Answer a whole conversation in a session that closes after its result.
 
-        Raises: as `Sessions.open` and `VoiceManager.lend`; ContextOverflowError if conversation and answer do not fit.
+        Raises: as `Sessions.open` and `VoiceManager.lend`; ContextOverflowError if conversation and reply do not fit.
         """
-        n_rows, llm_len = len(content) + config.max_rows, self._duplex.runner.llm_len
-        if n_rows > llm_len:
-            expected = f"at most {llm_len} rows, prompt and answer"
+        n_rows, limit = len(content) + config.max_rows, self._unit_steps.max_context_len
+        if n_rows > limit:
+            expected = f"at most {limit} rows, prompt and answer"
             raise ContextOverflowError("conversation", expected=expected, got=f"{len(content)} + {config.max_rows}")
         session = self._open(name, config, emit, voice)
-        session.ends_itself = True
+        session.close_when_idle()
         self._loop.add(ReplyJob(session, arrived, content, config, self._language, self._voices))
         return session
 
     def converse(
         self,
         name: str,
-        system: Any,
+        system: Content,
         config: HalfDuplexConfig,
         emit: Callable[[Event], None],
         *,
-        voice: Any = None,
+        voice: Voice | None = None,
     ) -> Session:
-        """A half-duplex conversation behind a system message.
+        """Open a half-duplex conversation that starts with a system message.
 
         Raises: as `chat`; NumericsError.
         """
+        unit_steps = self._unit_steps
         session = self._open(name, config.reply, emit, voice)
         try:
-            high, low = config.marks(self._duplex.runner.llm_len)
-            session.rounds = Rounds(high=high, low=low)
-            n_rows = self._sessions.feed_prompt(session, system.encode(self._duplex.runner))
-            session.rounds.add_system(n_rows)
+            high, low = config.marks(unit_steps.max_context_len)
+            rounds = Rounds(high=high, low=low)
+            session.keep_rounds(rounds)
+            n_rows = self._sessions.feed_prompt(session, unit_steps.encode_content(system))
+            rounds.add_system(n_rows)
             if not session.reference:
-                self._duplex.context.hold(session.slot, self._duplex.save_keys(session.slot, n_rows), n_rows)
+                unit_steps.context.hold(session.slot, unit_steps.save_keys(session.slot, n_rows), n_rows)
         except BaseException:
             self._sessions.close(session)
             raise
         return session
 
-    def answer(self, session: Session, content: Any, config: ReplyConfig, arrived: float) -> None:
-        """Answer what the user of a half-duplex conversation said.
+    def answer(self, session: Session, content: Content, config: ReplyConfig, arrived: float) -> None:
+        """Answer a user turn of a half-duplex conversation.
 
-        Raises: OrderError while an answer runs, and for a session that is no such conversation.
+        Raises: OrderError while a reply runs, and for a session that is no such conversation.
         """
-        if session.rounds is None or session.phase is not Phase.READY:
-            got = session.phase if session.rounds is not None else "one of another kind"
+        rounds = session.rounds
+        if rounds is None or session.phase is not SessionPhase.READY:
+            got = session.phase if rounds is not None else "one of another kind"
             raise OrderError(f"session {session.id}: answer", expected="a conversation between rounds", got=got)
-        self._duplex.begin_answer(session.slot)
-        job = RoundJob(session, arrived, content, config, self._language, self._voices, session.rounds)
-        self._loop.add(job)
+        self._unit_steps.begin_answer(session.slot)
+        self._loop.add(RoundJob(session, arrived, content, config, self._language, self._voices, rounds))
 
     def take_back(self, session: Session) -> bool:
-        """Forget the round that runs, as if the user had said nothing. Returns: whether there was one.
+        """Remove the round in flight together with its user turn. Returns: whether there was one.
 
         Raises: OrderError for a session that is no half-duplex conversation.
         """
@@ -108,14 +106,14 @@ class Answers:
         self._voices.cut(session)
         return True
 
-    def _open(self, name: str, config: ReplyConfig, emit: Callable[[Event], None], voice: Any) -> Session:
+    def _open(self, name: str, config: ReplyConfig, emit: Callable[[Event], None], voice: Voice | None) -> Session:
         session = self._sessions.open(name, config.session_config(), emit)
         try:
             self._voices.lend(session, voice if config.speak else None)
-            # Without a voice nothing is kept from being written.
+            # Without a voice the sampler allows tokens that cannot be voiced.
             config = config.model_copy(update={"speak": self._voices.can_speak(session)})
             seed = self._sessions.seed(session.config)
-            self._duplex.configure(session.slot, config.text_sampling(), config.speech_sampling(), seed)
+            self._unit_steps.configure(session.slot, config.text_sampling(), config.speech_sampling(), seed)
             session.move("prepare")
         except BaseException:
             self._sessions.close(session)

@@ -12,11 +12,12 @@ from collections import deque
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from worker.engine import EngineError, Handle
+from worker.engine import EngineError
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
 from worker.http.unit_message import UnitClock, partial_message, result_message
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
+from worker.loop.session_handle import SessionHandle
 from worker.loop.sessions import SystemPrompt
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import (
@@ -271,7 +272,7 @@ class Conversation:
 
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
         keep = self._spec.backlog == "keep"
-        await self._wait_in_flight(0 if keep else self._handle.most_waiting - 1)
+        await self._wait_in_flight(0 if keep else self._handle.max_waiting_units - 1)
         clock = UnitClock(received, time.monotonic())
         frames, self._frames, self._n_frame_bytes = self._frames, [], 0
         try:
@@ -379,10 +380,10 @@ class Conversation:
     @property
     def n_rows(self) -> int:
         """Context tokens of the session."""
-        return self._lease.handle.n_rows if self._lease is not None else 0
+        return self._lease.handle.context_len if self._lease is not None else 0
 
     @property
-    def _handle(self) -> Handle:
+    def _handle(self) -> SessionHandle:
         assert self._lease is not None, "expected a lease while `run` runs, got None"
         return self._lease.handle
 

@@ -62,16 +62,16 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
         "model": {
             "path": str(settings.engine.model_path),
             "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
-            "speaks": None if engine is None else engine.parts.vocoder is not None,
+            "speaks": None if engine is None else engine.has_vocoder,
             "weights": None if engine is None else _weights(engine.parts.loading),
         },
         "device": _device(engine, settings.engine.device),
         "kv": {
             "used": sum(rows),
-            "total": 0 if engine is None else service.n_slots * engine.parts.duplex.runner.llm_len,
+            "total": 0 if engine is None else service.n_slots * engine.max_context_len,
         },
         "memory": _memory(engine, compile_result),
-        "allocator": allocator() if engine is not None and engine.parts.model.device.type == "cuda" else None,
+        "allocator": allocator() if engine is not None and engine.device.type == "cuda" else None,
         "compile": {
             "enabled": settings.engine.compile.enabled,
             "mode": settings.engine.compile.mode,
@@ -107,7 +107,7 @@ def versions() -> dict[str, str | int | None]:
 def _device(engine: Any, asked: str) -> dict[str, Any]:
     if engine is None:
         return {"type": None, "name": None, "asked": asked}
-    device = engine.parts.model.device
+    device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"type": str(device), "name": name, "asked": asked}
 
@@ -124,8 +124,8 @@ def _late(loaded: Loaded) -> dict[str, int]:
 
 def _memory(engine: Any, compile_result: CompileResult | None) -> dict[str, int]:
     numbers = {"resident": memory_bytes(None)}
-    if engine is not None and engine.parts.model.device.type == "cuda":
-        numbers |= device_memory(engine.parts.model.device)
+    if engine is not None and engine.device.type == "cuda":
+        numbers |= device_memory(engine.device)
         regions = {} if compile_result is None else compile_result.regions
         numbers["graphs"] = sum(region.n_bytes for region in regions.values())
     return numbers

@@ -1,15 +1,14 @@
-"""Sound of one session that waits to be heard, and which samples the next unit takes. Torch-free.
+"""Buffer of a session's incoming sound, which is cut into the samples of each unit. Torch-free.
 
-Knows samples and their counts. Does not know frames, the encoder or what else a unit holds.
+Contains samples and their counts. Does not contain images, the encoder or the rest of a unit.
 
-The first unit takes 16 480 samples, every later one 16 000: 480 stay ahead of the last whole second. To have them
+The first unit takes 16 480 samples, every later one 16 000: 480 samples of lookahead stay buffered. To have them
 after one second of sound, the first unit begins with silence:
 
-    fixed       560 zeros in front of the session's sound, always: units depend on the samples alone, not on when
-                anybody asks for them
-    reference   zeros in front of whatever waits when the first unit is asked for, up to 16 560 samples; a unit
-                without sound that came before leaves the first one without zeros, and with 480 samples that the
-                second one hears again
+    fixed       560 zeros always precede the session's sound: units depend on the samples alone, not on the time of
+                the first `peek`
+    reference   the first `peek` pads the waiting samples with leading zeros to 16 560; after a unit without sound
+                the first unit with sound has no zeros, and its last 480 samples are part of the second unit too
 """
 
 import copy
@@ -22,13 +21,12 @@ from models.inputs.audio_sizes import FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES, SAM
 
 LEAD_SAMPLES = FIRST_UNIT_PADDED - UNIT_SAMPLES
 LOOKAHEAD_SAMPLES = FIRST_UNIT_SAMPLES - UNIT_SAMPLES
-MAX_LEVEL = 1e4  # full scale is 1; beyond this, integers were sent as floats
+MAX_LEVEL = 1e4  # full scale is 1; a larger level means that integers were sent as floats
 
 
 def checked(samples: object) -> np.ndarray:
-    """`samples` as [n] float32 in native byte order, if they are mono float sound.
+    """Mono float sound as [n] float32 in native byte order; copies only if the array has another layout.
 
-    A copy is made only where the array is not like that already.
     Raises: AudioError for another type or shape, no samples, NaN, infinity or a level above 10 000.
     """
     if not isinstance(samples, np.ndarray):
@@ -49,15 +47,20 @@ def checked(samples: object) -> np.ndarray:
 
 
 class AudioBuffer:
-    """What one session has sent and no unit has heard yet.
+    """Samples that a session has received and no unit has taken yet.
 
-    A unit's samples are looked at with `peek`, as often as it takes, and leave with `commit` once the unit is heard.
-    n_units: units heard; in reference those without sound count too.
+    `peek` returns a unit's samples and may be repeated; `commit` removes them.
+
+    Attributes:
+        n_units: units taken; in reference mode units without sound count too.
     """
 
     def __init__(self, *, reference: bool = False, max_waiting_s: float = 30.0):
-        """reference: pad and count as the public implementation does. max_waiting_s: longest sound that may wait,
-        beside the look-ahead.
+        """Create an empty buffer.
+
+        Args:
+            reference: pad and count as the public implementation does.
+            max_waiting_s: seconds of sound that may wait, lookahead excluded.
         """
         assert max_waiting_s >= 1, f"max_waiting_s: expected room for a unit, got {max_waiting_s}"
         self.reference = reference
@@ -65,22 +68,22 @@ class AudioBuffer:
         self.reset()
 
     def reset(self) -> None:
-        """As new: nothing waits, the next unit is the first."""
+        """Empty the buffer; the next unit is the first one."""
         self.n_units = 0
-        self._heard_sound = False
-        self._n_drop: int | None = None  # what leaves with the unit that `peek` gave last
-        # [:_n] is in use, and begins with _n_lead zeros that nobody sent.
+        self._has_taken_sound = False
+        self._n_drop: int | None = None  # samples that `commit` removes after the last `peek`
+        # [:_n] is in use; its first _n_lead samples are padding.
         self._buffer = np.zeros(2 * UNIT_SAMPLES, dtype=np.float32)
         self._n = self._n_lead = 0 if self.reference else LEAD_SAMPLES
 
     def copy(self) -> Self:
-        """The same, independent of this one: to go back to."""
+        """An independent copy, to restore from."""
         other = copy.copy(self)
         other._buffer = self._buffer[: self._n].copy()
         return other
 
     def push(self, samples: np.ndarray) -> None:
-        """Append [n] samples. Raises: AudioError as `checked`, or if too much waits; then nothing is appended."""
+        """Append [n] samples. Raises: AudioError as `checked`, or if too much waits; nothing is appended then."""
         samples = checked(samples)
         n_waiting = self.n_waiting + samples.size
         if n_waiting - LOOKAHEAD_SAMPLES > self.max_waiting_s * SAMPLE_RATE:
@@ -93,59 +96,59 @@ class AudioBuffer:
         self._n = total
 
     def peek(self) -> np.ndarray | None:
-        """The next unit's samples, 16 480 if it is the first and else 16 000; None while there are too few.
+        """A copy of the next unit's samples, 16 480 for the first unit and 16 000 later; None if too few wait.
 
-        They go on waiting until `commit`. The array is the caller's.
+        The samples stay in the buffer until `commit`.
         """
-        if self._asks_for_zeros and self._n < FIRST_UNIT_PADDED:
+        if self._needs_padding and self._n < FIRST_UNIT_PADDED:
             self._n_lead = FIRST_UNIT_PADDED - self._n
             self._buffer = np.concatenate((np.zeros(self._n_lead, dtype=np.float32), self._buffer))
             self._n = FIRST_UNIT_PADDED
         if self._n < self._n_needed:
             return None
-        self._n_drop = self._n_leaving
+        self._n_drop = self._n_removed
         return self._buffer[: self._n_needed].copy()
 
     def commit(self) -> None:
-        """The samples that `peek` gave last are heard, whatever was pushed since."""
+        """Remove the samples of the last `peek`; samples pushed since stay."""
         assert self._n_drop is not None, "commit: expected a peek that gave a unit, got none"
         left = self._n - self._n_drop
         self._buffer[:left] = self._buffer[self._n_drop : self._n]
         self._n, self._n_lead, self._n_drop = left, 0, None
-        self._heard_sound = True
+        self._has_taken_sound = True
         self.n_units += 1
 
-    def mark_heard_without_sound(self) -> None:
-        """A unit of pictures alone went by. In reference it counts, and the next one with sound is not the first."""
+    def skip_unit(self) -> None:
+        """Register a unit of images alone. In reference mode it counts, and the next unit is not the first one."""
         self._n_drop = None
         if self.reference:
             self.n_units += 1
 
     @property
     def n_waiting(self) -> int:
-        """Samples that were sent and are not heard."""
+        """Samples that were pushed and not taken."""
         return self._n - self._n_lead
 
     @property
     def n_whole(self) -> int:
-        """Units that could be taken now, one after the other."""
-        n = max(self._n, FIRST_UNIT_PADDED) if self._asks_for_zeros else self._n
-        return 0 if n < self._n_needed else 1 + (n - self._n_leaving) // UNIT_SAMPLES
+        """Units that can be taken now."""
+        n = max(self._n, FIRST_UNIT_PADDED) if self._needs_padding else self._n
+        return 0 if n < self._n_needed else 1 + (n - self._n_removed) // UNIT_SAMPLES
 
     @property
     def lag_s(self) -> float:
-        """Seconds of sound that wait, the look-ahead included."""
+        """Seconds of sound that wait, lookahead included."""
         return self.n_waiting / SAMPLE_RATE
 
     @property
     def _n_needed(self) -> int:
-        return UNIT_SAMPLES if self._heard_sound else FIRST_UNIT_SAMPLES
+        return UNIT_SAMPLES if self._has_taken_sound else FIRST_UNIT_SAMPLES
 
     @property
-    def _n_leaving(self) -> int:
-        # The public implementation takes by what its log-mel has seen and drops by its count of units.
+    def _n_removed(self) -> int:
+        # The public implementation takes by the state of its log-mel and removes by its count of units.
         return UNIT_SAMPLES if self.n_units else self._n_needed
 
     @property
-    def _asks_for_zeros(self) -> bool:
+    def _needs_padding(self) -> bool:
         return self.reference and self.n_units == 0 and self._n > 0

@@ -1,106 +1,137 @@
-"""Jobs in flight, and how one that fails is kept from its neighbours.
+"""Runs a stage for a batch of jobs so that a job that fails does not affect the others.
 
-A stage that fails for a batch is undone for all of it and run again for each job by itself. Knows what is undone and
-who is told. Does not know the stages.
+A stage that fails for a batch is undone for every job of it and run again for each job alone. This module contains
+what is undone and which event reports the failure. It does not contain the stages.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from models.stages.step_types import Counters
 from models.stages.unit_steps import UnitSteps
 from worker.loop.job import Job
 from worker.loop.observer import Observer
-from worker.loop.session import Phase
+from worker.loop.results import StageName
+from worker.loop.session import Session, SessionPhase
 from worker.loop.voice_manager import VoiceManager
 
 LOG = logging.getLogger(__name__)
 
+Result = TypeVar("Result", covariant=True)
+Params = ParamSpec("Params")
+
+
+class BatchStage(Protocol[Result]):
+    """One call for a batch of jobs, how it is undone and what a failure means."""
+
+    def run(self, jobs: list[Job]) -> Sequence[Result]:
+        """Run the batch. Returns: one result per job."""
+        ...
+
+    def undo(self, job: Job) -> None:
+        """Undo what a failed `run` may have done for the job."""
+        ...
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """Handle a job for which `run` failed alone."""
+        ...
+
 
 class BatchRunner:
-    """jobs: in flight. Everything that may raise on account of one of them goes through here."""
+    """The jobs in flight. Every call that may raise because of one of them goes through here."""
 
-    def __init__(self, duplex: UnitSteps, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
-        self.duplex, self.voices, self.observer, self.clock = duplex, voices, observer, clock
+    def __init__(self, unit_steps: UnitSteps, voices: VoiceManager, observer: Observer, clock: Callable[[], float]):
+        self.unit_steps, self.voices, self.observer, self.clock = unit_steps, voices, observer, clock
         self.jobs: list[Job] = []
 
-    def run_with_retry(
-        self,
-        jobs: list[Job],
-        call: Callable[[list[Job]], Sequence[Any]],
-        undo: Callable[[Job], None],
-        *,
-        fail: Callable[[Job, Exception], None] | None = None,
-    ) -> list[tuple[Job, Any]]:
-        """Run a batch; if it fails, undo it and run each job by itself. Returns: the jobs it worked for, and what."""
+    # --- jobs ----------------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        job.admit(self.unit_steps.counters(job.slot), self.clock())
+        self.jobs.append(job)
+
+    def remove(self, job: Job) -> None:
+        self.jobs.remove(job)
+
+    def discard(self, session: Session) -> None:
+        """Remove the session's job, if it has one."""
+        self.jobs = [job for job in self.jobs if job.session is not session]
+
+    def rewind(self, job: Job) -> None:
+        """Remove a job and put its slot back to where it stood before it."""
+        self.jobs.remove(job)
+        assert job.start is not None, "rewind: expected a job that was added"
+        self.unit_steps.rewind(job.slot, job.start)
+        job.session.move("fail")
+
+    @property
+    def is_text_idle(self) -> bool:
+        """Whether no job has text left to prefill or decode."""
+        return not any(job.has_text_left for job in self.jobs)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def run_with_retry(self, jobs: list[Job], stage: BatchStage[Result]) -> list[tuple[Job, Result]]:
+        """Run a batch; if it fails, undo it and run each job alone. Returns: the jobs that succeeded and their
+        results.
+        """
         if not jobs:
             return []
         try:
-            return list(zip(jobs, call(jobs), strict=True))
+            return list(zip(jobs, stage.run(jobs), strict=True))
         except Exception as error:
             if len(jobs) > 1:
                 LOG.warning("a batch of %d failed and is run again one by one: %s", len(jobs), error)
             for job in jobs:
-                undo(job)
+                stage.undo(job)
             if len(jobs) == 1:
-                (fail or self.fail)(jobs[0], error)
+                stage.fail(jobs[0], error)
                 return []
-        return [pair for job in jobs for pair in self.run_with_retry([job], call, undo, fail=fail)]
+        return [pair for job in jobs for pair in self.run_with_retry([job], stage)]
 
-    def guarded(
-        self,
-        job: Job,
-        call: Callable[..., None],
-        *arguments: Any,
-        fail: Callable[[Job, Exception], None] | None = None,
+    def guard(
+        self, job: Job, call: Callable[Concatenate[Job, Params], object], *args: Params.args, **kwargs: Params.kwargs
     ) -> None:
-        """Run what concerns one job only; if it fails, so does the job."""
+        """Run what concerns one job only; if it raises, the job fails."""
         try:
-            call(job, *arguments)
+            call(job, *args, **kwargs)
         except Exception as error:
-            (fail or self.fail)(job, error)
+            self.fail(job, error)
+
+    def guard_speech(
+        self, job: Job, call: Callable[Concatenate[Job, Params], object], *args: Params.args, **kwargs: Params.kwargs
+    ) -> None:
+        """The same for the job's speech; if it raises, only the speech ends."""
+        try:
+            call(job, *args, **kwargs)
+        except Exception as error:
+            self.disable_speech(job, error)
+
+    # --- failure -------------------------------------------------------------------------------
 
     def disable_speech(self, job: Job, error: Exception) -> None:
-        """Go on without a voice: the text stands."""
-        job.error = error
-        job.calls.clear()
-        job.windows.clear()
+        """Go on without speech: the text stands."""
+        job.disable_speech(error)
         self.voices.cut(job.session)
 
-    def way_back(self, jobs: Sequence[Job]) -> Callable[[Job], None]:
-        """What puts a job's slot back to where it stands now, but for a running speech call: that begins again."""
-        before = {job.slot: self._stand(job) for job in jobs}
-        return lambda job: self.duplex.rewind(job.slot, before[job.slot])
-
-    def _stand(self, job: Job) -> Any:
-        stand = self.duplex.counters(job.slot)
-        if job.calls and job.calls[0].is_begun:
-            stand = stand._replace(recent_tokens=job.calls[0].at.recent_tokens)
-        return stand
-
-    def undo_call(self, job: Job) -> None:
-        """Put the slot back to where its running speech call began."""
-        self.duplex.rewind_speech(job.slot, job.calls[0].at)
-
     def fail(self, job: Job, error: Exception) -> None:
-        """End a job without touching others: its text is taken back, or stands if only its voice failed."""
+        """End a job without an effect on others: its text is undone, or stands if only its speech failed."""
         session = job.session
-        if job.error is None and job.is_text_done and session.phase is Phase.PREFILLED:
+        if job.error is None and job.is_text_done and session.phase is SessionPhase.PREFILLED:
             self.disable_speech(job, error)
             return
-        if session.phase is Phase.GENERATED:
-            self.lose(job, error)  # half-closed, its context cannot be trusted any more
+        if session.phase is SessionPhase.GENERATED:
+            self.lose_context(job, error)  # half-closed: the context no longer matches the host's state
             return
-        self.jobs.remove(job)
-        self.duplex.rewind(job.slot, job.at)
-        session.move("fail")
+        self.rewind(job)
         self._report(job, error)
 
-    def lose(self, job: Job, error: Exception) -> None:
-        """End a job and its session's context with it: the session has to be prepared again."""
+    def lose_context(self, job: Job, error: Exception) -> None:
+        """End a job and empty its slot: the session has to be prepared again."""
         self.jobs.remove(job)
-        self.duplex.empty(job.slot)
+        self.unit_steps.empty(job.slot)
         job.session.move("reset")
         self._report(job, error)
         job.session.drop_waiting("its context is lost")
@@ -108,22 +139,43 @@ class BatchRunner:
     def _report(self, job: Job, error: Exception) -> None:
         event = job.fail(error)
         LOG.warning("session %s: %s", job.session.id, error, exc_info=error)
-        job.session.tell(event)
-        self.observer.done(job.session.id, event)
+        job.session.send(event)
+        self.observer.result_sent(job.session.id, event)
+
+    # --- times ---------------------------------------------------------------------------------
 
     @contextmanager
-    def timed(self, jobs: Sequence[Job], stage: str) -> Iterator[None]:
-        """Count the time inside as this stage's, in full for each of the jobs."""
+    def timed(self, jobs: Sequence[Job], stage: StageName) -> Iterator[None]:
+        """Add the time inside to this stage, in full for each of the jobs."""
         start = self.clock()
         yield
         self.count(jobs, stage, start)
 
-    def count(self, jobs: Sequence[Job], stage: str, start: float) -> None:
-        """Count the time since `start` as this stage's, in full for each of the jobs."""
+    def count(self, jobs: Sequence[Job], stage: StageName, start: float) -> None:
+        """Add the time since `start` to this stage, in full for each of the jobs."""
         spent = 1000 * (self.clock() - start)
         for job in jobs:
-            setattr(job.times, stage, getattr(job.times, stage) + spent)
+            job.times.add(stage, spent)
 
 
-def nothing(job: Job) -> None:
-    """What there is to undo where a stage changes nothing that counts."""
+class RewindingStage:
+    """Base of stages that change the slots' state: `undo` rewinds a slot to where it stood at construction.
+
+    A speech call that runs is not kept: it begins again.
+    """
+
+    def __init__(self, batch: BatchRunner, jobs: Sequence[Job]):
+        self._batch = batch
+        self._before = {job.slot: self._counters(job) for job in jobs}
+
+    def _counters(self, job: Job) -> Counters:
+        counters = self._batch.unit_steps.counters(job.slot)
+        if job.calls and (start := job.calls[0].start) is not None:
+            counters = counters._replace(recent_tokens=start.recent_tokens)
+        return counters
+
+    def undo(self, job: Job) -> None:
+        self._batch.unit_steps.rewind(job.slot, self._before[job.slot])
+
+    def fail(self, job: Job, error: Exception) -> None:
+        self._batch.fail(job, error)

@@ -1,14 +1,15 @@
-"""One unit of a duplex session: what is fed, what becomes of each token, what is voiced, what the client gets.
+"""One unit of a duplex session: rows to feed, effect of each token, speech calls, result.
 
-Knows the rules of a unit and of the turn it belongs to. Does not know batches, tensors' contents nor time.
+Contains the rules of a unit and of the turn it belongs to. Does not contain batches, tensor values or time.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from models.errors import ImageError
+from models.inputs.image import ImagePatches
+from models.inputs.tokens import TextStream
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
@@ -16,245 +17,257 @@ from worker.loop.results import SOUND_RATE, Event, UnitResult
 from worker.loop.session import Gate, UnitInput
 from worker.loop.unit_decoder import UnitDecoder
 from worker.loop.voice_manager import VoiceManager
-from worker.loop.window import Drop, Rebuild, UnitRecord
+from worker.loop.window import Drop, Rebuild
 
 SPEECH_TOKENS_PER_UNIT = 25
 DRAWN_PER_UNIT = SPEECH_TOKENS_PER_UNIT + 1  # the last one drawn is never voiced
-# The vocoder takes five. But a turn opens with 120 ms of silence and the newest 160 ms wait for the cross-fade: of ten
-# codes 120 ms of speech leave, of five none.
+# The vocoder accepts five. But a turn starts with 120 ms of silence and the newest 160 ms wait for the cross-fade: ten
+# tokens emit 120 ms of speech, five emit none.
 EARLY_SPEECH_TOKENS = 10
 MAX_WAITING_FRAMES = 32
-DRAIN = "drain"
 
 
 @dataclass(eq=False)
 class DuplexJob(Job):
-    """A unit in flight; what it changes in its session it changes when its text is complete."""
+    """A unit in flight. It changes its session when its text is complete.
+
+    Attributes:
+        decoder: state machine of the unit's text; None if the unit reaches no decision.
+        n_speech_tokens: speech tokens drawn.
+    """
 
     unit: UnitInput
     language: Language
     voices: VoiceManager
-    talk: UnitDecoder | None = field(default=None, init=False)
+    decoder: UnitDecoder | None = field(default=None, init=False)
     n_speech_tokens: int = field(default=0, init=False)
-    _frames: list[list[Any]] = field(default_factory=list, init=False)
-    _sounds: list[np.ndarray] = field(default_factory=list, init=False)
-    _n_rows: int = field(default=0, init=False)  # of the unit itself, without seconds caught up
+    _frames: list[list[ImagePatches]] = field(default_factory=list, init=False)
+    _audio: list[np.ndarray] = field(default_factory=list, init=False)
+    _n_rows: int = field(default=0, init=False)  # of the unit itself, without backlog fed before it
     _is_half_fed: bool = field(default=False, init=False)
     _ends_turn: bool = field(default=False, init=False)
     _voices_old_turn: bool = field(default=False, init=False)
-    _is_hushed: bool = field(default=False, init=False)
-    _late: list[int] = field(default_factory=list, init=False)  # ids in front of the terminator
-    _before: tuple[AudioBuffer, Any] | None = field(default=None, init=False)
-    _is_broken_off: bool = field(default=False, init=False)
+    _is_silenced: bool = field(default=False, init=False)
+    _late_ids: list[int] = field(default_factory=list, init=False)  # fed in front of the terminator
+    _before: tuple[AudioBuffer, TextStream | None] | None = field(default=None, init=False)
+    _has_taken_interrupt: bool = field(default=False, init=False)
 
     @property
     def index(self) -> int:
-        return self.session.n_units + (0 if self.is_text_done else max(len(self._sounds), 1))
+        return self.session.n_units + (0 if self.is_text_done else max(len(self._audio), 1))
 
-    # --- what is fed ---------------------------------------------------------------------------
+    # --- prefill -------------------------------------------------------------------------------
 
     def begin(self) -> Layout | None:
         session, unit, reference = self.session, self.unit, self.session.reference
         if reference and session.gate is Gate.STOPPED:
             self._ends_turn = True
             return None
-        self._before = session.audio_buffer.copy(), session.text and session.text.copy()
+        self._before = session.audio_buffer.copy(), session.text_stream and session.text_stream.copy()
         if unit.sound is not None:
             session.audio_buffer.push(unit.sound)
-            self._sounds = self._take_sounds()
+            self._audio = self._take_audio()
         self._frames = [*session.frames_waiting, *unit.frames]
-        too_short = unit.sound is not None and not self._sounds
+        too_short = unit.sound is not None and not self._audio
         if not reference and too_short:
-            # Pictures wait for the sound they belong to.
+            # Images wait for the sound of their unit.
             if len(self._frames) > MAX_WAITING_FRAMES:
                 expected = f"at most {MAX_WAITING_FRAMES} waiting for sound"
-                raise ImageError(f"pictures of session {session.id}", expected=expected, got=len(self._frames))
-            session.frames_waiting, self._frames = self._frames, []
+                raise ImageError(f"images of session {session.id}", expected=expected, got=len(self._frames))
+            session.hold_frames(self._frames)
+            self._frames = []
             return None
-        session.frames_waiting = []
+        session.hold_frames([])
         if unit.sound is None and not self._frames:
             return None
         if unit.sound is None:
-            session.audio_buffer.mark_heard_without_sound()
+            session.audio_buffer.skip_unit()
         self._is_half_fed = too_short
         if not too_short:
-            self.talk = self._start_talk()
-            self.step = self.talk.interrupt() if self._take_break() else self.talk.start()
+            self.decoder = self._make_decoder()
+            self.step = self.decoder.interrupt() if self._take_interrupt() else self.decoder.start()
         return self._lay_out()
 
-    def _take_sounds(self) -> list[np.ndarray]:
-        """All whole seconds that wait; in an open turn, which speaks second by second, only one of them, unless what is
-        left takes up half the room: no more could come in then, and without that the turn would never end.
+    def _take_audio(self) -> list[np.ndarray]:
+        """Take all whole units that wait.
+
+        While a turn is open, which speaks second by second, take only one, unless the rest fills more than half of the
+        buffer: it would overflow then, and the turn would never end.
         """
-        audio_buffer, sounds = self.session.audio_buffer, []
-        while (sound := audio_buffer.peek()) is not None:
+        audio_buffer, units = self.session.audio_buffer, []
+        while (unit := audio_buffer.peek()) is not None:
             audio_buffer.commit()
-            sounds.append(sound)
-            if self.session.reference or (self._is_speaking and 2 * audio_buffer.lag_s <= audio_buffer.max_waiting_s):
+            units.append(unit)
+            has_room = 2 * audio_buffer.lag_s <= audio_buffer.max_waiting_s
+            if self.session.reference or (self.session.is_speaking and has_room):
                 break
-        return sounds
+        return units
 
-    @property
-    def _is_speaking(self) -> bool:
-        return self.session.turn_open or self.session.voice.draining
-
-    def _start_talk(self) -> UnitDecoder:
+    def _make_decoder(self) -> UnitDecoder:
         session, config = self.session, self.session.config
-        behind = not session.reference and session.waiting_s >= 1 and not self._is_speaking
+        # A session with a backlog listens until it has caught up.
+        has_backlog = not session.reference and session.waiting_s >= 1 and not session.is_speaking
         return UnitDecoder(
-            self.language.talk_ids,
+            self.language.control_tokens,
             max_tokens=config.max_new_speak_tokens_per_chunk,
             max_chars=config.max_chars_per_chunk,
             explicit=config.ls_mode == "explicit",
             compat=session.reference,
             length=self.language.length,
             turn_open=session.turn_open,
-            # Whoever is behind listens until it has caught up.
-            force=behind or session.n_decided < config.force_listen_count,
+            force=has_backlog or session.n_decided < config.force_listen_count,
             override=self.unit.force_listen,
         )
 
-    def _take_break(self) -> bool:
-        """Whether a break is due; it is spent then."""
-        due = self.session.break_asked and not self.session.reference
-        if due:
-            self.session.break_asked = False
-            self._is_broken_off = True
-        return due
+    def _take_interrupt(self) -> bool:
+        """Whether an interrupt is requested; the request is cleared."""
+        if self.session.reference or not self.session.take_interrupt():
+            return False
+        self._has_taken_interrupt = True
+        return True
 
     def _lay_out(self) -> Layout:
         language, special = self.language, self.language.special
-        ids, images, sounds = list(self.session.pending), [], []
+        ids = list(self.session.pending)
+        image_starts: list[int] = []
+        audio_starts: list[int] = []
 
-        def place(where: list[int], n_rows: int) -> None:
-            where.append(len(ids))
+        def place(starts: list[int], n_rows: int) -> None:
+            starts.append(len(ids))
             ids.extend([0] * n_rows)
 
-        for _ in self._sounds[:-1]:
+        for _ in self._audio[:-1]:
             ids.append(special.unit_start)
-            place(sounds, language.sound_rows)
-            ids.extend(self._closing(special.listen))
-        start = len(ids)
+            place(audio_starts, language.audio_rows)
+            ids.extend(self._closing_ids(special.listen))
+        first = len(ids)
         ids.append(special.unit_start)
         marks = ((special.image_start, special.image_end), (special.slice_start, special.slice_end))
         for frame in self._frames:
             for number in range(len(frame)):
-                before, behind = marks[number > 0]
+                before, after = marks[number > 0]
                 ids.append(before)
-                place(images, language.image_rows)
-                ids.append(behind)
-        if self._sounds:
-            place(sounds, language.sound_rows)
-        self._n_rows = len(ids) - start
-        return Layout(ids, images, sounds)
+                place(image_starts, language.image_rows)
+                ids.append(after)
+        if self._audio:
+            place(audio_starts, language.audio_rows)
+        self._n_rows = len(ids) - first
+        return Layout(ids, image_starts, audio_starts)
 
-    def _closing(self, terminator: int | None) -> list[int]:
+    def _closing_ids(self, terminator: int | None) -> list[int]:
         """Ids that close a unit in the context."""
-        explicit = self.session.config.ls_mode == "explicit" and terminator is not None
-        return [terminator, self.language.special.unit_end] if explicit else [self.language.special.unit_end]
+        if self.session.config.ls_mode == "explicit" and terminator is not None:
+            return [terminator, self.language.special.unit_end]
+        return [self.language.special.unit_end]
 
-    def images(self) -> list[Any]:
+    def images(self) -> list[ImagePatches]:
         return [part for frame in self._frames for part in frame]
 
-    def sounds(self) -> list[Any]:
-        return self._sounds
+    def audio_units(self) -> list[np.ndarray]:
+        return self._audio
 
     # --- text ----------------------------------------------------------------------------------
 
-    def chose(self, token: int) -> None:
-        self.step = self.talk.interrupt() if self._take_break() else self.talk.take(token)
-        if self.step.place is not None and not self.session.reference:
-            self.say(self._stream().push([self.step.feed]))
+    @property
+    def _decided(self) -> UnitDecoder:
+        """The decoder of a unit that reaches a decision."""
+        assert self.decoder is not None, "expected a unit with a decision, got one without"
+        return self.decoder
 
-    def fed(self) -> None:
+    def on_token(self, token: int) -> None:
+        decoder = self._decided
+        self.step = decoder.interrupt() if self._take_interrupt() else decoder.take(token)
+        if self.step.feed is not None and self.step.place is not None and not self.session.reference:
+            stream = self.session.text_stream or self.session.open_text_stream(self.language.stream())
+            self.emit_partial(stream.push([self.step.feed]))
+
+    def on_fed(self) -> None:
         self._n_rows += 1
 
-    def _stream(self) -> Any:
-        if self.session.text is None:
-            self.session.text = self.language.stream()
-        return self.session.text
-
-    def text_done(self) -> None:
-        session, talk = self.session, self.talk
+    def on_text_complete(self) -> None:
+        session = self.session
         self.is_text_done = True
-        session.pending = []
+        session.set_pending([])
         if self._is_half_fed:
             session.window.add_stray(self._n_rows)
             return
-        session.n_units += max(len(self._sounds), 1)
-        session.n_decided += 1
-        session.turn_open = talk.turn_open
-        self._ends_turn = talk.end_of_turn
-        if talk.end_of_turn and session.text is not None:
-            self.say(session.text.flush())
-        silenced = session.voice.draining and talk.is_listen and (self.unit.force_listen or talk.end_of_turn)
-        if talk.forced_end or silenced:
-            self._ends_turn = talk.end_of_turn or not session.reference
+        decoder = self._decided
+        session.count_units(max(len(self._audio), 1), decoder.turn_open)
+        self._ends_turn = decoder.end_of_turn
+        if decoder.end_of_turn:
+            self._flush_text()
+        is_drain_cut = session.speech.draining and decoder.is_listen and (self.unit.force_listen or decoder.end_of_turn)
+        if decoder.forced_end or is_drain_cut:
+            self._ends_turn = decoder.end_of_turn or not session.reference
             self.voices.cut(session, keep_speech_tokens=session.reference)
         self._plan_speech()
 
+    def _flush_text(self) -> None:
+        if self.session.text_stream is not None:
+            self.emit_partial(self.session.text_stream.flush())
+
     def _plan_speech(self) -> None:
-        session, talk = self.session, self.talk
-        if not self.voices.can_speak(session):
+        if not self.voices.can_speak(self.session):
             return
-        if session.voice.draining:
+        if self.session.speech.draining:
             self._voices_old_turn = True
             self.calls.append(self._drain_call())
-        if not talk.is_listen:
-            # Even a unit without text goes on speaking.
+        if not self._decided.is_listen:
+            # A unit without text continues the turn's speech too.
             self.calls.append(self._unit_call())
 
     def _unit_call(self) -> SpeechCall:
-        fresh = self.session.voice.draining or self.voices.is_fresh(self.session)
-        may_end = self.talk.end_of_turn or fresh
+        is_first = self.session.speech.draining or self.voices.is_fresh(self.session)
+        may_end = self._decided.end_of_turn or is_first
         return SpeechCall(
-            self.talk.spoken, least=0 if may_end else DRAWN_PER_UNIT, most=DRAWN_PER_UNIT, early=self._early
+            self._decided.spoken,
+            min_tokens=0 if may_end else DRAWN_PER_UNIT,
+            max_tokens=DRAWN_PER_UNIT,
+            early_tokens=self._early_tokens,
         )
 
     def _drain_call(self) -> SpeechCall:
-        return SpeechCall([], most=DRAWN_PER_UNIT, early=self._early, what=DRAIN)
+        return SpeechCall([], max_tokens=DRAWN_PER_UNIT, early_tokens=self._early_tokens, is_drain=True)
 
     @property
-    def _early(self) -> int:
-        config = self.session.config
-        return EARLY_SPEECH_TOKENS if config.early_sound and not self.session.reference else 0
+    def _early_tokens(self) -> int:
+        return EARLY_SPEECH_TOKENS if self.session.config.early_sound and not self.session.reference else 0
 
     # --- speech --------------------------------------------------------------------------------
 
-    def drew(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
-        session, voice = self.session, self.session.voice
-        voice.n_speech_tokens += len(speech_tokens)
+    def on_speech_tokens(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
+        session, speech, decoder = self.session, self.session.speech, self._decided
+        speech.count(len(speech_tokens))
         self.n_speech_tokens += len(speech_tokens)
         finished = False
-        if over and call.what == DRAIN:
-            voice.n_drained += SPEECH_TOKENS_PER_UNIT
-            finished = ended or voice.n_drained >= session.config.drain_s * SPEECH_TOKENS_PER_UNIT
+        if over and call.is_drain:
+            speech.count_drained(SPEECH_TOKENS_PER_UNIT)
+            finished = ended or speech.n_drained >= session.config.drain_s * SPEECH_TOKENS_PER_UNIT
             if not finished and len(self.calls) > 1:
                 self.calls.insert(1, self._drain_call())  # a new turn waits for the rest of the old one
-        elif over and self.talk.end_of_turn:
+        elif over and decoder.end_of_turn:
             finished = session.reference or ended or session.config.drain_s == 0
-            voice.draining = not finished
-        # Of a unit that also opens a turn, the old one's end is not the end.
-        ends = finished and (call.what != DRAIN or self.talk.is_listen)
-        self._ends_turn = (self._ends_turn and not voice.draining) or ends
-        if voice.slot is None and not session.reference:
+            speech.set_draining(not finished)
+        # In a unit that also opens a turn, the end of the drained turn does not end the open one.
+        ends = finished and (not call.is_drain or decoder.is_listen)
+        self._ends_turn = (self._ends_turn and not speech.draining) or ends
+        if speech.windows is None or (speech.vocoder_slot is None and not session.reference):
             return
         self.windows.extend(
-            voice.windows.push(speech_tokens, last=finished and (voice.n_speech_tokens > 0 or session.reference))
+            speech.windows.push(speech_tokens, last=finished and (speech.n_speech_tokens > 0 or session.reference))
         )
         if finished:
             self.voices.end_tokens(session)
 
-    def break_off(self) -> bool:
-        """What is not voiced yet never will be, and the turn is over; while text is chosen, that is up to `chose`."""
+    def interrupt(self) -> bool:
+        """Drop the speech that is not voiced yet and end the turn. While text is decoded, `on_token` handles it."""
         session = self.session
         if session.reference or not self.is_text_done:
             return False
-        self._late = self.talk.end_turn()
-        session.turn_open = False
-        self._is_hushed = self._ends_turn = True
-        if session.text is not None:
-            self.say(session.text.flush())
+        self._late_ids = self._decided.end_turn()
+        session.close_turn()
+        self._is_silenced = self._ends_turn = True
+        self._flush_text()
         self.calls.clear()
         self.windows.clear()
         self.voices.cut(session)
@@ -264,22 +277,23 @@ class DuplexJob(Job):
 
     def fail(self, error: Exception) -> Event:
         if self._before is not None and not self.is_text_done:
-            # The slot has not heard the unit either. Whole seconds and pictures that waited go with it: should it have
-            # failed for their number, so would every unit from now on.
+            # The slot has been rewound too. Whole units and images that waited are dropped with the unit: if their
+            # number was the cause, every later unit would fail as well.
             session = self.session
-            session.audio_buffer, session.text = self._before
-            session.break_asked = session.break_asked or self._is_broken_off
+            session.restore(*self._before)
+            if self._has_taken_interrupt:
+                session.request_interrupt()
             while not session.reference and session.audio_buffer.peek() is not None:
                 session.audio_buffer.commit()
         return super().fail(error)
 
     def result(self) -> UnitResult:
-        session, talk, reference = self.session, self.talk, self.session.reference
-        heard = talk is not None
-        is_listen = not heard or self._is_hushed or (talk.is_listen and not self._voices_old_turn)
-        text = self.text
-        if reference and heard and not talk.is_listen:
-            text = self.language.text(talk.spoken)
+        session, decoder = self.session, self.decoder
+        is_listen, text = True, self.text
+        if decoder is not None:
+            is_listen = self._is_silenced or (decoder.is_listen and not self._voices_old_turn)
+            if session.reference and not decoder.is_listen:
+                text = self.language.text(decoder.spoken)
         return UnitResult(
             session=session.id,
             index=session.n_units,
@@ -287,24 +301,24 @@ class DuplexJob(Job):
             text=text,
             end_of_turn=self._ends_turn,
             pcm=self._pcm(),
-            n_tokens=len(talk.spoken) if heard else 0,
+            n_tokens=0 if decoder is None else len(decoder.spoken),
             n_speech_tokens=self.n_speech_tokens,
             n_slices=len(self.images()),
-            n_caught_up=max(len(self._sounds) - 1, 0),
+            n_caught_up=max(len(self._audio) - 1, 0),
             lag_s=session.audio_buffer.lag_s + session.waiting_s,
-            tokens=tuple(talk.all_ids) if heard else (),
+            tokens=() if decoder is None else tuple(decoder.all_ids),
             times=self.times,
         )
 
     def _pcm(self) -> np.ndarray | None:
-        pcm = np.concatenate(self.pieces) if self.pieces else None
+        pcm = np.concatenate(self.pcm_parts) if self.pcm_parts else None
         if not self.session.reference or (self._ends_turn and pcm is not None):
             return pcm
         sound = np.zeros(0, np.float32) if pcm is None else pcm
-        # As the public implementation fills up whatever is shorter than a second.
+        # The public implementation pads sound shorter than a second with leading zeros.
         return np.concatenate((np.zeros(max(SOUND_RATE - len(sound), 0), np.float32), sound))
 
-    def rows_expected(self) -> int:
+    def expected_context_len(self) -> int:
         return self.session.window.length - len(self.session.pending)
 
     def close(self) -> list[Drop | Rebuild]:
@@ -312,21 +326,13 @@ class DuplexJob(Job):
         if not self.is_text_done or self._is_half_fed:
             return []
         evictions: list[Drop | Rebuild] = []
-        listened = self._closing(self.language.special.listen)
-        for _ in self._sounds[:-1]:
-            n_rows = 1 + self.language.sound_rows + len(listened)
-            evictions += self._register(n_rows, "audio", (), "", True)
-        session.pending = [*self._late, *self._closing(self.talk.terminator)]
-        kind = "omni" if self._frames and self._sounds else "vision" if self._frames else "audio"
-        spoken = () if self.talk.is_listen else tuple(self.talk.spoken)
-        text = self.language.text(spoken)
+        decoder, listen_ids = self._decided, self._closing_ids(self.language.special.listen)
+        for _ in self._audio[:-1]:
+            n_rows = 1 + self.language.audio_rows + len(listen_ids)
+            evictions += session.register_unit(n_rows, "audio", (), "", True)
+        session.set_pending([*self._late_ids, *self._closing_ids(decoder.terminator)])
+        kind = "omni" if self._frames and self._audio else "vision" if self._frames else "audio"
+        spoken = () if decoder.is_listen else tuple(decoder.spoken)
         n_rows = self._n_rows + len(session.pending)
-        return evictions + self._register(n_rows, kind, spoken, text, self.talk.is_listen)
-
-    def _register(
-        self, n_rows: int, kind: str, ids: tuple[int, ...], text: str, is_listen: bool
-    ) -> list[Drop | Rebuild]:
-        session = self.session
-        record = UnitRecord(session.n_unit_ids, n_rows, kind, ids, text, is_listen)
-        session.n_unit_ids += 1
-        return session.window.close_unit(record)
+        text = self.language.text(spoken)
+        return evictions + session.register_unit(n_rows, kind, spoken, text, decoder.is_listen)

@@ -1,189 +1,330 @@
-"""What the unit loop runs: one unit or one answer of a session, seen as stages that share batches. Torch-free.
+"""Base classes of what the unit loop runs: one unit or one reply of a session, split into stages that share batches.
 
-A job says what it wants next and is told what came of it. The loop groups jobs by what they want; it knows nothing of
-decisions, turns or chunks, and a job knows nothing of its neighbours.
+A job states what each stage has to do for it and receives the results. It holds no reference to other jobs. The loop
+groups jobs by phase and does not contain the rules of decisions, turns or chunks; subclasses do.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from enum import Enum, auto
+from typing import NamedTuple
 
+import numpy as np
+from torch import Tensor
+
+from models.inputs.image import ImagePatches
+from models.stages.runner import Rows
+from models.stages.speech_stream import SpeechStream
+from models.stages.step_types import Counters
+from models.stages.unit_steps import UnitSteps
+from models.token2wav.stream.windows import Window
 from worker.loop.results import Event, Failure, PartialResult, StageTimes
 from worker.loop.session import Session
 from worker.loop.unit_decoder import DecoderStep
+from worker.loop.window import Drop, Rebuild
 
-SPEECH_TOKENS_PER_POLL = 25  # a call without a known end is looked at once a second of speech
+SPEECH_TOKENS_PER_POLL = 25  # a call without a known end is polled once per second of speech
+
+
+class JobPhase(Enum):
+    """The next stage of a job's text. Phases only move forward; a job that has nothing to feed skips to SPEECH.
+
+    Speech runs beside the phase, from the queues `Job.calls` and `Job.windows`: a reply draws speech tokens for its
+    first sentence while it still decodes.
+    """
+
+    START = auto()  # `begin` has not been called
+    PREFILL = auto()  # rows of the layout remain to be fed
+    DECODE = auto()  # the loop feeds `step` and samples the next token
+    SPEECH = auto()  # no text is left to feed; the job is complete when both speech queues are empty
 
 
 class Layout(NamedTuple):
-    """What a prefill feeds. ids: 0 where media rows stand. images, sounds: first row of each slice and each unit."""
+    """Rows that a prefill feeds.
+
+    ids: token ids, 0 where media rows stand. image_starts, audio_starts: first row of each image slice and of each
+    audio unit.
+    """
 
     ids: list[int]
-    images: list[int]
-    sounds: list[int]
+    image_starts: list[int]
+    audio_starts: list[int]
+
+
+EMPTY_LAYOUT = Layout([], [], [])
+NO_STEP = DecoderStep(None, None, False)
 
 
 @dataclass(eq=False)
 class SpeechCall:
-    """One call of the code loop.
+    """One call of the speech token loop.
 
     Args:
-        ids: spoken tokens whose states wait in the slot. text_eos: the text ends with them.
-        least: codes that must come before the end code. most: codes to draw at most.
-        early: look at the codes as soon as there are so many; 0: when the call is over.
-        per_call: duplex: the repetition penalty looks at this call's codes only, and the last code that a full call
-            draws is neither fed nor voiced.
-        stream: `models.stages.speech_stream.SpeechStream` of the turn this call belongs to; None in duplex.
-        what: the job's own mark.
-    Set by the loop:
-        rows: [n, D] conditioning rows. at: the slot's counters when it began. n_drawn: codes drawn at most.
-        n_taken: codes the job has been given. seen_at: when somebody has last looked at them.
+        ids: spoken text tokens whose hidden states wait in the slot.
+        text_eos: the text ends with them.
+        min_tokens: speech tokens to draw before the end token is allowed.
+        max_tokens: speech tokens to draw at most.
+        early_tokens: poll as soon as this many are drawn; 0 polls only when the call is over.
+        per_call: duplex: the repetition penalty covers this call's tokens only, and the last token of a full call is
+            neither fed nor voiced.
+        stream: the turn this call belongs to; None in duplex.
+        is_drain: duplex: the call draws the rest of a turn whose text has ended.
+
+    Attributes set by the loop:
+        rows: [n, D] conditioning rows.
+        start: the slot's counters before the call.
+        n_drawn: speech tokens drawn at most.
+        n_taken: speech tokens that the job has received.
+        polled_at: clock reading of the last poll.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     text_eos: bool = False
-    least: int = 0
-    most: int = 26
-    early: int = 0
+    min_tokens: int = 0
+    max_tokens: int = 26
+    early_tokens: int = 0
     per_call: bool = True
-    stream: Any = None
-    what: str = ""
-    rows: Any = None
-    at: Any = None
+    stream: SpeechStream | None = None
+    is_drain: bool = False
+    rows: Tensor | None = None
+    start: Counters | None = None
     n_drawn: int = 0
     n_taken: int = 0
-    seen_at: float = 0.0
+    polled_at: float = 0.0
 
     @property
     def is_begun(self) -> bool:
-        return self.at is not None
+        return self.start is not None
 
     @property
     def may_end(self) -> bool:
-        """Whether it may be over before all its codes are drawn."""
-        return self.least < self.most
+        """Whether an end token may come before `max_tokens`."""
+        return self.min_tokens < self.max_tokens
 
     @property
-    def next_look(self) -> int:
-        """Codes drawn when somebody has to look at them again."""
-        if self.n_drawn < self.early:
-            return self.early
-        return self.most if self.stream is None else min(self.n_drawn + SPEECH_TOKENS_PER_POLL, self.most)
+    def next_poll(self) -> int:
+        """Number of drawn speech tokens at which the next poll is due."""
+        if self.n_drawn < self.early_tokens:
+            return self.early_tokens
+        return self.max_tokens if self.stream is None else min(self.n_drawn + SPEECH_TOKENS_PER_POLL, self.max_tokens)
+
+    @property
+    def n_until_poll(self) -> int:
+        """Speech tokens to draw until the next poll, at least 1."""
+        return max(1, self.next_poll - self.n_drawn)
 
     @property
     def is_due(self) -> bool:
-        """Whether the codes drawn matter now: there may be sound in them, or an end."""
-        return self.n_taken < self.early <= self.n_drawn or self.n_drawn >= self.most or self.n_drawn > self.least
+        """Whether a poll of the tokens drawn so far can yield sound or an end."""
+        return (
+            self.n_taken < self.early_tokens <= self.n_drawn
+            or self.n_drawn >= self.max_tokens
+            or self.n_drawn > self.min_tokens
+        )
+
+    def prepare(self, rows: Tensor) -> None:
+        """Set the conditioning rows [n, D]."""
+        self.rows = rows
+
+    def begin(self, start: Counters) -> None:
+        """Record the slot's counters before the call."""
+        self.start = start
+
+    def set_drawn(self, n: int) -> None:
+        """Set the number of drawn speech tokens."""
+        self.n_drawn = n
+
+    def take(self, speech_tokens: list[int], end: int) -> list[int]:
+        """Mark tokens up to `end` as received. Returns: those not received before."""
+        new, self.n_taken = speech_tokens[self.n_taken : end], end
+        return new
+
+    def mark_polled(self, now: float) -> None:
+        self.polled_at = now
 
     def cuts(self, n_speech_tokens: int, over: bool) -> list[int]:
-        """Counts up to which codes go on, those that went before left out; the last one is `n_speech_tokens` if `over`.
+        """Token counts at which speech tokens are handed to the job, without those handed over before.
 
-        They do not hang on when somebody looked, which is a matter of who else speaks: sound is cut alike then.
+        The last one is `n_speech_tokens` if `over`. The counts do not depend on when the loop polled, so a session's
+        sound is cut the same way whichever sessions share its batches.
         """
         seconds = (
             () if self.stream is None else range(SPEECH_TOKENS_PER_POLL, n_speech_tokens + 1, SPEECH_TOKENS_PER_POLL)
         )
-        cuts = [n for n in sorted({self.early, *seconds}) if self.n_taken < n <= n_speech_tokens]
+        cuts = [n for n in sorted({self.early_tokens, *seconds}) if self.n_taken < n <= n_speech_tokens]
         return cuts if not over or n_speech_tokens in cuts else [*cuts, n_speech_tokens]
 
 
 @dataclass(eq=False)
 class Job:
-    """One unit or answer in flight.
+    """One unit or reply in flight.
 
-    layout: what its prefill feeds. rows: what of that is encoded and not fed yet. step: what its text wants next; None
-    when nothing is wanted. is_text_done: what was fed stays, whatever becomes of the speech. calls: speech to come, the
-    first one running. windows: codes for the vocoder. text, pieces: what has left. at: counters to go back to. error:
-    why there is no voice.
+    Attributes:
+        times: time spent per stage.
+        phase: next stage of the text.
+        start: the slot's counters before the job, to rewind to.
+        layout: rows of the prefill; empty until the job has begun.
+        rows: encoded rows that are not fed yet; None before encoding and after the last one is fed.
+        step: in DECODE the token to feed and whether to sample another.
+        is_text_done: the text is counted in the session and stays, even if the speech fails.
+        begins_text_chunk: the sampler starts a new text chunk with the next token.
+        error: exception that ended the speech; None while it works.
+        calls: speech calls, the running one first.
+        windows: speech tokens for the vocoder, one window per entry.
+        text, pcm_parts: text and sound that were emitted.
     """
 
     session: Session
     arrived: float
     times: StageTimes = field(default_factory=StageTimes, kw_only=True)
-    at: Any = field(default=None, init=False)
-    layout: Layout | None = field(default=None, init=False)
-    is_begun: bool = field(default=False, init=False)
-    rows: Any = field(default=None, init=False)
-    is_prefilled: bool = field(default=False, init=False)
-    step: DecoderStep | None = field(default=None, init=False)
+    phase: JobPhase = field(default=JobPhase.START, init=False)
+    start: Counters | None = field(default=None, init=False)
+    layout: Layout = field(default=EMPTY_LAYOUT, init=False)
+    rows: Rows | None = field(default=None, init=False)
+    step: DecoderStep = field(default=NO_STEP, init=False)
     is_text_done: bool = field(default=False, init=False)
     begins_text_chunk: bool = field(default=False, init=False)
     error: Exception | None = field(default=None, init=False)
     calls: deque[SpeechCall] = field(default_factory=deque, init=False)
-    windows: deque[Any] = field(default_factory=deque, init=False)
+    windows: deque[Window] = field(default_factory=deque, init=False)
     text: str = field(default="", init=False)
-    pieces: list[Any] = field(default_factory=list, init=False)
+    pcm_parts: list[np.ndarray] = field(default_factory=list, init=False)
 
     @property
     def slot(self) -> int:
         return self.session.slot
 
-    def say(self, text: str = "", pcm: Any = None) -> None:
-        """Let something leave at once."""
-        self.text += text
-        if pcm is not None:
-            self.pieces.append(pcm)
-        if (text or pcm is not None) and not self.session.reference:
-            self.session.tell(PartialResult(self.session.id, self.index, text, pcm))
-
-    def fail(self, error: Exception) -> Event:
-        """What the session gets instead of a result."""
-        return Failure(self.session.id, self.index, error)
-
     @property
     def index(self) -> int:
-        """The unit as its result will count it."""
+        """Unit index for the job's events."""
         return self.session.n_units
 
-    # --- what each kind of job defines ---------------------------------------------------------
+    @property
+    def has_text_left(self) -> bool:
+        """Whether the loop still has to prefill or decode for this job."""
+        return self.phase is not JobPhase.SPEECH
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether only the result is left."""
+        return self.phase is JobPhase.SPEECH and not self.calls and not self.windows
+
+    # --- called by the loop --------------------------------------------------------------------
+
+    def admit(self, start: Counters, now: float) -> None:
+        """Enter the loop: `start` is the slot's state to rewind to."""
+        self.start = start
+        self.times.wait = 1000 * (now - self.arrived)
+
+    def lay_out(self) -> bool:
+        """Call `begin` and leave START. Returns: whether rows have to be encoded and fed."""
+        self.phase = JobPhase.PREFILL
+        layout = self.begin()
+        if layout is None:
+            self.phase = JobPhase.SPEECH
+            return False
+        self.layout = layout
+        return True
+
+    def move_start(self, start: Counters) -> None:
+        """Replace the counters to rewind to."""
+        self.start = start
+
+    def set_rows(self, rows: Rows) -> None:
+        """Set the encoded rows of the layout."""
+        self.rows = rows
+
+    def drop_fed_rows(self, n_fed: int) -> bool:
+        """Remove the first `n_fed` rows. Returns: whether the whole layout is fed; the phase is DECODE then."""
+        assert self.rows is not None
+        n_rows = len(self.rows)
+        self.rows = self.rows.cut(n_fed, n_rows) if n_fed < n_rows else None
+        if self.rows is None:
+            self.phase = JobPhase.DECODE
+        return self.rows is None
+
+    def finish_text(self) -> None:
+        """Leave DECODE: every token is fed."""
+        self.phase = JobPhase.SPEECH
+        self.on_text_complete()
+
+    def mark_finished(self, now: float) -> None:
+        """Record the time from arrival to the result."""
+        self.times.total = 1000 * (now - self.arrived)
+
+    def disable_speech(self, error: Exception) -> None:
+        """Drop the speech that is left and record why."""
+        self.error = error
+        self.calls.clear()
+        self.windows.clear()
+
+    def emit_partial(self, text: str = "", pcm: np.ndarray | None = None) -> None:
+        """Append to the result and emit it as a partial result. pcm: [n] float32 at 24 kHz."""
+        self.text += text
+        if pcm is not None:
+            self.pcm_parts.append(pcm)
+        if (text or pcm is not None) and not self.session.reference:
+            self.session.send(PartialResult(self.session.id, self.index, text, pcm))
+
+    def emit_sound(self, pcm: np.ndarray, now: float) -> None:
+        """Emit one window's sound, [n] float32 at 24 kHz, n > 0."""
+        if self.times.first_sound is None:
+            self.times.first_sound = 1000 * (now - self.arrived)
+        self.emit_partial(pcm=pcm)
+
+    # --- defined by each kind of job -----------------------------------------------------------
 
     def begin(self) -> Layout | None:
-        """Look at what the session has; decide what is fed and set `step`. None: nothing is, the job is over."""
+        """Read the session's input, set `step` and lay out the prefill. Returns: None if nothing is fed."""
         raise NotImplementedError
 
-    def images(self) -> list[Any]:
+    def images(self) -> list[ImagePatches]:
         """Image slices to encode, in the layout's order."""
         return []
 
-    def sounds(self) -> list[Any]:
-        """Units of sound to hear, one after the other."""
+    def audio_units(self) -> list[np.ndarray]:
+        """Audio units to encode, [n] float32 at 16 kHz each, in order."""
         return []
 
-    def other_rows(self, runner: Any) -> Iterable[tuple[int, Any]]:
-        """Media rows that only this job can have encoded: where they begin in the layout, and the rows [n, D]."""
+    def extra_media(self, unit_steps: UnitSteps) -> Iterable[tuple[int, Tensor]]:
+        """Media that only this kind of job encodes: first row in the layout and rows [n, D] of each."""
         return ()
 
-    def prefilled(self) -> None:
+    def on_prefilled(self) -> None:
         """The layout is in the context."""
 
-    def break_off(self) -> bool:
-        """Somebody wants quiet, between two stages. Returns: whether this job has seen to it."""
+    def on_token(self, token: int) -> None:
+        """A token was sampled: set `step`."""
+        raise NotImplementedError
+
+    def on_fed(self) -> None:
+        """The step's token is in the context."""
+
+    def on_text_complete(self) -> None:
+        """Every token is sampled and fed: update the session and queue the speech calls."""
+        raise NotImplementedError
+
+    def on_speech_tokens(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
+        """New speech tokens of the running call. over: the call is done. ended: its end token was drawn."""
+        raise NotImplementedError
+
+    def interrupt(self) -> bool:
+        """Stop speaking between two stages. Returns: False if the job cannot stop now."""
         return False
 
-    def chose(self, token: int) -> None:
-        """A token has been chosen: set `step`."""
-        raise NotImplementedError
-
-    def fed(self) -> None:
-        """The step's token went into the context."""
-
-    def text_done(self) -> None:
-        """Nothing more will be chosen and everything is fed: count it in the session, say what is spoken."""
-        raise NotImplementedError
-
-    def drew(self, call: SpeechCall, speech_tokens: list[int], over: bool, ended: bool) -> None:
-        """New codes of the running call. over: it is done; ended: by its end code."""
-        raise NotImplementedError
+    def fail(self, error: Exception) -> Event:
+        """Undo the job's changes to its session. Returns: the event that replaces the result."""
+        return Failure(self.session.id, self.index, error)
 
     def result(self) -> Event:
-        """What the session gets when text, codes and sound are through."""
+        """The event that the session receives when text, speech tokens and sound are complete."""
         raise NotImplementedError
 
-    def rows_expected(self) -> int | None:
-        """Context rows the session should hold now that the job is closed; None if nobody counts them."""
+    def expected_context_len(self) -> int | None:
+        """Context rows that the slot must hold after `close`; None if the job does not count them."""
         return None
 
-    def close(self) -> list[Any]:
-        """Register what was fed. Returns: what the window lets go (`worker.loop.window`)."""
+    def close(self) -> Sequence[Drop | Rebuild]:
+        """Register the fed rows with the window. Returns: evictions to apply, in order."""
         return []

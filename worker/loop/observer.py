@@ -1,40 +1,56 @@
-"""What can be watched while units run, and the one thing that can be overruled, for tests and benchmarks.
+"""Callbacks while units run, for tests and benchmarks; one of them may replace the sampled token.
 
 Every method does nothing by default and costs a call. Tensors are views that the next call overwrites.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
+from torch import Tensor
+
+from models.stages.runner import Rows
+from worker.loop.job import Job
 from worker.loop.results import Event
+
+FedRows = Rows | Sequence[int] | int  # a prefill's rows, a unit's last ids, or one token
+FedKind = Literal["prompt", "prefill", "token", "finalize"]
 
 
 class Observer:
-    """Subclass and override what matters."""
+    """Subclass and override the callbacks of interest. session: the session's id everywhere."""
 
-    def fed(self, session: str, what: str, past: int, rows: Any) -> None:
-        """Rows went into the context. what: `prompt`, `prefill`, `token`, `finalize`. past: rows held before."""
+    def rows_fed(self, session: str, kind: FedKind, past: int, rows: FedRows) -> None:
+        """Rows were fed to the context, or are about to be. past: rows held before."""
 
-    def heard(self, session: str, rows: Any) -> None:
+    def audio_encoded(self, session: str, rows: Tensor) -> None:
         """One unit of sound was encoded. rows: [10, D]."""
 
-    def saw(self, session: str, rows: list[Any]) -> None:
+    def images_encoded(self, session: str, rows: list[Tensor]) -> None:
         """A unit's image slices were encoded. rows: [query_num, D] each."""
 
-    def prefilled(self, session: str, logits: Any) -> None:
-        """A unit's known inputs are in. logits: [V] after the last of them."""
+    def prefilled(self, session: str, logits: Tensor) -> None:
+        """A unit's prefill is complete. logits: [V] after its last row."""
 
-    def token(self, session: str, job: Any, token: int) -> int:
-        """The sampler's answer. Returns: the token to go on with."""
+    def token_sampled(self, session: str, job: Job, token: int) -> int:
+        """A token was sampled. Returns: the token to use."""
         return token
 
-    def spoke(self, session: str, start: int, rows: Any, least: int, speech_tokens: list[int]) -> None:
-        """A speech call has ended. start: rows held before it. rows: [n, D] it fed. least: codes it had to draw."""
+    def speech_call_ended(
+        self, session: str, start: int, rows: Tensor, min_tokens: int, speech_tokens: list[int]
+    ) -> None:
+        """A speech call has ended.
 
-    def voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
-        """One window of codes goes to the vocoder."""
+        Args:
+            start: speech rows held before it.
+            rows: [n, D] conditioning rows it fed.
+            min_tokens: speech tokens it had to draw.
+        """
 
-    def done(self, session: str, event: Event) -> None:
-        """A unit or answer is over, its context not closed yet."""
+    def window_voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
+        """One window of speech tokens became sound. last: the turn ends with it."""
+
+    def result_sent(self, session: str, event: Event) -> None:
+        """The result or failure of a job was emitted; its context is not closed yet."""
 
     def closed(self, session: str) -> None:
-        """A unit's context is closed and the window has moved if it had to."""
+        """A unit's context is closed and the window has applied its evictions."""

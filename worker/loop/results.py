@@ -1,20 +1,22 @@
-"""What a session gets back: partial results while a unit runs, one result per unit, errors. Torch-free."""
+"""Events that a session emits: partial results while a unit runs, one result per unit, failures. Torch-free."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 SOUND_RATE = 24_000
 UNIT_MS = 1000.0
+StageName = Literal["see", "hear", "prefill", "decode", "condition", "speech", "sound", "finalize"]
+StopReason = Literal["stop", "length", "interrupted"]
 
 
 @dataclass
 class StageTimes:
-    """Where a unit's time went, in ms. A stage that served a whole batch counts in full for each of its sessions.
+    """Milliseconds that a unit spent in each stage. A stage of a batch counts in full for each of its sessions.
 
-    A stage lasts from where the host set out on it until the host had what came of it. Those that run beside others
-    count beside them, so the stages may add up to more than `total`. `see` is only what it took to set out: that
-    pictures are there shows in `prefill`.
+    A stage lasts from its launch by the host until the host has its result. Stages that overlap count in parallel, so
+    their sum may exceed `total`. `see` covers only the launch of the vision encoder: its run time shows in `prefill`.
     """
 
     wait: float = 0.0  # from arrival to the first stage
@@ -27,17 +29,21 @@ class StageTimes:
     sound: float = 0.0
     finalize: float = 0.0
     total: float = 0.0  # from arrival to the result
-    first_sound: float | None = None  # from arrival to the first sound that left; None without sound
+    first_sound: float | None = None  # from arrival to the first sound that was emitted; None without sound
 
     @property
     def headroom(self) -> float:
-        """What is left of the second that a unit may take; below 0 the deadline is missed."""
+        """Milliseconds left of the second that a unit may take; below 0 the deadline is missed."""
         return UNIT_MS - self.total
+
+    def add(self, stage: StageName, ms: float) -> None:
+        """Add `ms` milliseconds to a stage."""
+        setattr(self, stage, getattr(self, stage) + ms)
 
 
 @dataclass(frozen=True)
 class PartialResult:
-    """Something a job has so far. unit: index as in the result. pcm: [n] float32 at 24 kHz or None."""
+    """Text and sound of a job so far. unit: index as in the result. pcm: [n] float32 at 24 kHz or None."""
 
     session: str
     unit: int
@@ -47,12 +53,18 @@ class PartialResult:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """One unit's outcome; text and sound are the sums of its partial results.
+    """Result of one unit; text and sound are the sums of its partial results.
 
-    index: units heard so far, this one included. pcm: [n] float32 at 24 kHz, None without sound. n_tokens: text tokens
-    that are spoken. n_codes: speech codes. llm_rows: context rows before the unit is closed. n_slices: image slices
-    fed. n_caught_up: seconds of backlog that were heard before this one without a decision. lag_s: sound that still
-    waits. tokens: every id the unit adds to the conversation, terminator included.
+    Attributes:
+        index: units counted so far, this one included.
+        pcm: [n] float32 at 24 kHz, None without sound.
+        n_tokens: text tokens that are spoken.
+        n_speech_tokens: speech tokens drawn.
+        context_len: context rows before the unit is closed.
+        n_slices: image slices fed.
+        n_caught_up: seconds of backlog that were fed before this unit without a decision.
+        lag_s: seconds of sound that still wait.
+        tokens: every id the unit adds to the conversation, terminator included.
     """
 
     session: str
@@ -73,7 +85,7 @@ class UnitResult:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """All that a turn-based answer starts from is in the context. n_prompt: rows fed for it."""
+    """The prompt of a turn-based reply is in the context. n_prompt: rows fed for it."""
 
     session: str
     n_prompt: int
@@ -81,16 +93,19 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class ReplyResult:
-    """One turn-based answer; text and sound are the sums of its partial results.
+    """One turn-based reply; text and sound are the sums of its partial results.
 
-    stopped: why it ended: "stop" by itself, "length" at its limit, "interrupted". index: answers so far, this one
-    included. n_prompt: context rows fed for it. tokens: the ids of its text. voice_error: why its sound ended early,
-    None if it did not.
+    Attributes:
+        stopped: "stop" at a terminator, "length" at the token limit, "interrupted" by a request.
+        index: replies so far, this one included.
+        voice_error: exception that ended the sound early, None if none did.
+        n_prompt: context rows fed for it.
+        tokens: ids of its text.
     """
 
     session: str
     text: str
-    stopped: str
+    stopped: StopReason
     index: int = 1
     pcm: np.ndarray | None = None
     voice_error: Exception | None = None
@@ -103,7 +118,7 @@ class ReplyResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """A unit or answer that came to nothing; the session goes on."""
+    """A unit or reply that ended without a result; the session goes on."""
 
     session: str
     unit: int
@@ -112,7 +127,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class VoiceState:
-    """Half duplex: the user began to speak, or stopped."""
+    """Half duplex: the user started or stopped speaking."""
 
     session: str
     is_speaking: bool
@@ -120,7 +135,7 @@ class VoiceState:
 
 @dataclass(frozen=True)
 class Generating:
-    """Half duplex: the user's turn is over and is being answered. speech_ms: its length."""
+    """Half duplex: the user's turn is over and its reply has started. speech_ms: length of the user's turn."""
 
     session: str
     speech_ms: float

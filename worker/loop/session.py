@@ -1,6 +1,6 @@
-"""One conversation's life: which order of events is legal, and what the host remembers of it. Torch-free.
+"""The host's state of one conversation and the order in which its events are legal. Torch-free.
 
-Knows states, not how a unit is computed. Touched by the engine thread only.
+Does not contain how a unit is computed. Used on the engine thread only.
 """
 
 import logging
@@ -8,51 +8,54 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
 from models.errors import ModelError
 from models.inputs.audio_sizes import SAMPLE_RATE
+from models.inputs.image import ImagePatches
+from models.inputs.tokens import TextStream
+from models.token2wav.stream.windows import TokenWindows
 from worker.config.session import SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.results import Event, Failure
-from worker.loop.window import UnitWindow
+from worker.loop.rounds import Rounds
+from worker.loop.window import Drop, Rebuild, UnitRecord, UnitWindow
 
 LOG = logging.getLogger(__name__)
 
 
 class OrderError(ModelError, RuntimeError):
-    """A session was asked for something that is not its turn."""
+    """A session received an event that is not legal in its current phase."""
 
 
-class Phase(StrEnum):
+class SessionPhase(StrEnum):
     NEW = "new"
     READY = "ready"
-    PREFILLED = "prefilled"  # a unit or answer is running
-    GENERATED = "generated"  # its result is out, its context not closed yet
+    PREFILLED = "prefilled"  # a unit or reply is running
+    GENERATED = "generated"  # its result is out, its context is not closed yet
     CLOSED = "closed"
 
 
 class Gate(StrEnum):
-    """Whether units are taken; the phase goes on underneath."""
+    """Whether units are accepted. The phase changes independently of it."""
 
     OPEN = "open"
     PAUSED = "paused"
     STOPPED = "stopped"
 
 
-# The whole law. Event -> phase it is legal in -> phase after it.
-PHASES: dict[str, dict[Phase, Phase]] = {
-    "prepare": {Phase.NEW: Phase.READY, Phase.READY: Phase.READY},
-    "prefill": {Phase.READY: Phase.PREFILLED},
-    "generate": {Phase.PREFILLED: Phase.GENERATED},
-    "finalize": {Phase.GENERATED: Phase.READY},
-    "fail": {Phase.PREFILLED: Phase.READY, Phase.GENERATED: Phase.READY},
-    "reset": {phase: Phase.NEW for phase in Phase if phase is not Phase.CLOSED},
-    "close": {phase: Phase.CLOSED for phase in Phase if phase is not Phase.CLOSED},
+# All legal transitions. Event -> phase it is legal in -> phase after it.
+PHASES: dict[str, dict[SessionPhase, SessionPhase]] = {
+    "prepare": {SessionPhase.NEW: SessionPhase.READY, SessionPhase.READY: SessionPhase.READY},
+    "prefill": {SessionPhase.READY: SessionPhase.PREFILLED},
+    "generate": {SessionPhase.PREFILLED: SessionPhase.GENERATED},
+    "finalize": {SessionPhase.GENERATED: SessionPhase.READY},
+    "fail": {SessionPhase.PREFILLED: SessionPhase.READY, SessionPhase.GENERATED: SessionPhase.READY},
+    "reset": {phase: SessionPhase.NEW for phase in SessionPhase if phase is not SessionPhase.CLOSED},
+    "close": {phase: SessionPhase.CLOSED for phase in SessionPhase if phase is not SessionPhase.CLOSED},
 }
-LIVE = frozenset({Phase.READY, Phase.PREFILLED, Phase.GENERATED})
+LIVE = frozenset({SessionPhase.READY, SessionPhase.PREFILLED, SessionPhase.GENERATED})
 GATES: dict[str, dict[Gate, Gate]] = {
     "unit": {Gate.OPEN: Gate.OPEN},
     "prepare": {Gate.OPEN: Gate.OPEN},
@@ -65,13 +68,17 @@ GATES: dict[str, dict[Gate, Gate]] = {
 
 @dataclass(eq=False)
 class UnitInput:
-    """One unit as a client sent it, checked and cut into patches.
+    """One unit as the client sent it, checked and cut into patches.
 
-    sound: [n] float32 at 16 kHz or None. frames: slices of each picture (`models.inputs.image.ImagePatches`).
+    Args:
+        sound: [n] float32 at 16 kHz or None.
+        frames: slices of each image.
+        force_listen: listen whatever the model decides.
+        arrived: clock reading when the unit arrived.
     """
 
     sound: np.ndarray | None
-    frames: list[list[Any]]
+    frames: list[list[ImagePatches]]
     force_listen: bool
     arrived: float
 
@@ -80,26 +87,51 @@ class UnitInput:
 class SpeechProgress:
     """A session's speech between units.
 
-    slot: the vocoder's, None without a voice. windows: codes on their way to it. draining: the turn's text has ended,
-    its speech has not. n_drained: codes drawn since. n_codes: codes of this turn.
+    Attributes:
+        vocoder_slot: None without a voice.
+        windows: cuts speech tokens into windows for the vocoder; None before `VoiceManager.lend`.
+        draining: the turn's text has ended, its speech has not.
+        n_drained: speech tokens drawn since the text ended.
+        n_speech_tokens: speech tokens of this turn.
     """
 
-    slot: int | None = None
-    windows: Any = None
+    vocoder_slot: int | None = None
+    windows: TokenWindows | None = None
     draining: bool = False
     n_drained: int = 0
     n_speech_tokens: int = 0
 
+    def count(self, n: int) -> None:
+        """Add `n` speech tokens to the turn."""
+        self.n_speech_tokens += n
+
+    def count_drained(self, n: int) -> None:
+        """Add `n` speech tokens drawn after the turn's text has ended."""
+        self.n_drained += n
+
+    def set_draining(self, draining: bool) -> None:
+        self.draining = draining
+
 
 @dataclass(eq=False)
 class Session:
-    """What the host remembers; the tensors are in the slot.
+    """Host state of one session; its tensors are in the slot.
 
-    pending: ids that close the last unit and are fed in front of the next one. turn_open: the model is speaking.
-    n_decided: units that reached a decision. n_units: units heard. break_asked: stop speaking at the next token.
-    n_unit_ids: units registered, for the window's records. frames_waiting: pictures that wait for the sound of their
-    unit. rounds: `worker.chat.rounds.Rounds` of a half-duplex conversation. ends_itself: it closes behind its first
-    answer.
+    Attributes:
+        emit: receives the session's events; must return at once.
+        speech: state of the speech between units.
+        phase, gate: see `PHASES` and `GATES`.
+        waiting: units that have not begun.
+        pending: ids that close the last unit; they are fed in front of the next one.
+        text_stream: decodes the open turn's tokens; None before the first one.
+        turn_open: the model's turn goes on.
+        interrupt_requested: stop speaking at the next token.
+        n_decided: units that reached a decision.
+        n_units: units or replies counted so far.
+        n_unit_ids: units registered with the window.
+        frames_waiting: images that wait for the sound of their unit.
+        rounds: of a half-duplex conversation; None otherwise.
+        closes_when_idle: close the session after its first reply.
     """
 
     id: str
@@ -108,77 +140,156 @@ class Session:
     emit: Callable[[Event], None]
     audio_buffer: AudioBuffer
     window: UnitWindow
-    voice: SpeechProgress = field(default_factory=SpeechProgress)
-    phase: Phase = Phase.NEW
+    speech: SpeechProgress = field(default_factory=SpeechProgress)
+    phase: SessionPhase = SessionPhase.NEW
     gate: Gate = Gate.OPEN
-    waiting: deque[Any] = field(default_factory=deque)
+    waiting: deque[UnitInput] = field(default_factory=deque)
     pending: list[int] = field(default_factory=list)
-    text: Any = None  # TextStream of the open turn
+    text_stream: TextStream | None = None
     turn_open: bool = False
-    break_asked: bool = False
+    interrupt_requested: bool = False
     n_decided: int = 0
     n_units: int = 0
     n_unit_ids: int = 0
-    frames_waiting: list[list[Any]] = field(default_factory=list)
-    rounds: Any = None
-    ends_itself: bool = False
+    frames_waiting: list[list[ImagePatches]] = field(default_factory=list)
+    rounds: Rounds | None = None
+    closes_when_idle: bool = False
 
     @property
     def reference(self) -> bool:
+        """Whether the session reproduces the public implementation."""
         return self.config.compat == "reference"
 
     @property
     def waiting_s(self) -> float:
-        """Seconds of sound in units that wait."""
+        """Seconds of sound in the units that wait."""
         return sum(len(unit.sound) for unit in self.waiting if unit.sound is not None) / SAMPLE_RATE
 
     @property
     def is_live(self) -> bool:
+        """Whether the session is prepared and open."""
         return self.phase in LIVE
 
     @property
     def is_busy(self) -> bool:
-        return self.phase in (Phase.PREFILLED, Phase.GENERATED)
+        """Whether a unit or reply is in flight."""
+        return self.phase in (SessionPhase.PREFILLED, SessionPhase.GENERATED)
 
-    def drop_waiting(self, why: str) -> None:
-        """What waits is never run; its sender hears of it."""
-        while self.waiting:
-            self.waiting.popleft()
-            error = OrderError(f"session {self.id}: a unit that waited", expected="its turn to come", got=why)
-            self.tell(Failure(self.id, self.n_units, error))
+    @property
+    def is_speaking(self) -> bool:
+        """Whether the model's turn goes on, in text or in speech that is left to draw."""
+        return self.turn_open or self.speech.draining
 
-    def tell(self, event: Event) -> None:
-        """Hand an event out; what the receiver raises is logged and harms nobody."""
+    # --- events --------------------------------------------------------------------------------
+
+    def send(self, event: Event) -> None:
+        """Emit an event. An exception of the receiver is logged and does not propagate."""
         try:
             self.emit(event)
         except Exception:
             LOG.exception("session %s: its receiver failed on a %s", self.id, type(event).__name__)
 
-    def renew(self, config: SessionConfig, audio_buffer: AudioBuffer, window: UnitWindow) -> None:
-        """Forget everything but the name, the slot, the voice and what state it is in."""
-        self.drop_waiting("the session was prepared anew")
-        self.config, self.audio_buffer, self.window = config, audio_buffer, window
-        self.pending, self.frames_waiting, self.text = [], [], None
-        self.turn_open = self.break_asked = False
-        self.n_decided = self.n_units = self.n_unit_ids = 0
+    def drop_waiting(self, why: str) -> None:
+        """Emit a failure for every waiting unit instead of running it."""
+        while self.waiting:
+            self.waiting.popleft()
+            error = OrderError(f"session {self.id}: a unit that waited", expected="its turn to come", got=why)
+            self.send(Failure(self.id, self.n_units, error))
+
+    # --- phase and gate ------------------------------------------------------------------------
 
     def move(self, event: str) -> None:
-        """Change the phase. Raises: OrderError if the event is not legal now."""
+        """Change the phase. Raises: OrderError if the event is not legal in the current phase."""
         after = PHASES[event].get(self.phase)
         if after is None:
-            raise self._wrong(event, [phase.value for phase in PHASES[event]], self.phase)
+            raise self._order_error(event, [phase.value for phase in PHASES[event]], self.phase)
         self.phase = after
-        if after is Phase.NEW:
-            self.gate = Gate.OPEN  # there is nothing left to pause
+        if after is SessionPhase.NEW:
+            self.gate = Gate.OPEN  # a new session has nothing to pause
 
-    def turn_gate(self, event: str) -> None:
-        """Change whether units are taken. Raises: OrderError if the event is not legal now."""
+    def move_gate(self, event: str) -> None:
+        """Change whether units are accepted. Raises: OrderError if the event is not legal now."""
         if self.phase not in LIVE and event != "prepare":
-            raise self._wrong(event, sorted(LIVE), self.phase)
+            raise self._order_error(event, sorted(LIVE), self.phase)
         after = GATES[event].get(self.gate)
         if after is None:
-            raise self._wrong(event, [gate.value for gate in GATES[event]], self.gate)
+            raise self._order_error(event, [gate.value for gate in GATES[event]], self.gate)
         self.gate = after
 
-    def _wrong(self, event: str, legal: list[str], now: str) -> OrderError:
+    def _order_error(self, event: str, legal: list[str], now: str) -> OrderError:
         return OrderError(f"session {self.id}: {event}", expected=f"a session that is {' or '.join(legal)}", got=now)
+
+    # --- state between units -------------------------------------------------------------------
+
+    def reset(self, config: SessionConfig, audio_buffer: AudioBuffer, window: UnitWindow) -> None:
+        """Forget everything but the name, the slot, the voice, the phase and the gate."""
+        self.drop_waiting("the session was prepared anew")
+        self.config, self.audio_buffer, self.window = config, audio_buffer, window
+        self.pending, self.frames_waiting, self.text_stream = [], [], None
+        self.turn_open = self.interrupt_requested = False
+        self.n_decided = self.n_units = self.n_unit_ids = 0
+
+    def reconfigure(self, config: SessionConfig) -> None:
+        """Replace the settings; the next unit uses them."""
+        self.config = config
+
+    def restore(self, audio_buffer: AudioBuffer, text_stream: TextStream | None) -> None:
+        """Put back copies taken before a unit that failed."""
+        self.audio_buffer, self.text_stream = audio_buffer, text_stream
+
+    def start_speech(self, speech: SpeechProgress) -> None:
+        """Replace the state of the speech."""
+        self.speech = speech
+
+    def open_text_stream(self, stream: TextStream) -> TextStream:
+        """Set the decoder of the turn's text. Returns: it."""
+        self.text_stream = stream
+        return stream
+
+    def request_interrupt(self, on: bool = True) -> None:
+        """Request the running or the next unit to stop speaking at its next token; off: cancel the request."""
+        self.interrupt_requested = on
+
+    def take_interrupt(self) -> bool:
+        """Clear the request for an interrupt. Returns: whether there was one."""
+        requested, self.interrupt_requested = self.interrupt_requested, False
+        return requested
+
+    def hold_frames(self, frames: list[list[ImagePatches]]) -> None:
+        """Set the images that wait for the sound of their unit."""
+        self.frames_waiting = frames
+
+    def set_pending(self, ids: list[int]) -> None:
+        """Set the ids that close the last unit."""
+        self.pending = ids
+
+    def count_units(self, n: int, turn_open: bool) -> None:
+        """Count a decision that took `n` units. turn_open: the model's turn goes on after it."""
+        self.n_units += n
+        self.n_decided += 1
+        self.turn_open = turn_open
+
+    def count_reply(self) -> None:
+        self.n_units += 1
+
+    def close_turn(self) -> None:
+        """End the model's turn after its unit has been counted."""
+        self.turn_open = False
+
+    def register_unit(
+        self, n_rows: int, kind: str, ids: tuple[int, ...], text: str, is_listen: bool
+    ) -> list[Drop | Rebuild]:
+        """Register a unit of `n_rows` context rows with the window. Returns: evictions to apply, in order."""
+        record = UnitRecord(self.n_unit_ids, n_rows, kind, ids, text, is_listen)
+        self.n_unit_ids += 1
+        return self.window.close_unit(record)
+
+    # --- kinds of session ----------------------------------------------------------------------
+
+    def keep_rounds(self, rounds: Rounds) -> None:
+        """Make this a half-duplex conversation."""
+        self.rounds = rounds
+
+    def close_when_idle(self) -> None:
+        """Close the session after the reply in flight."""
+        self.closes_when_idle = True

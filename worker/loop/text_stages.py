@@ -1,162 +1,191 @@
-"""The stages up to a unit's text: prefill of all known rows, then token by token.
+"""The stages up to a unit's text: prefill of all known rows, then one token per step.
 
-Knows how jobs share batches there. Does not know speech, nor what a token means (jobs).
+Contains how jobs share batches. Does not contain speech, nor what a token means (jobs).
 """
 
 from collections import defaultdict
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError
 from models.graphs.streams import SideStream
 from models.stages.runner import Rows
 from models.stages.step_types import Chosen
-from worker.loop.batch_runner import BatchRunner
-from worker.loop.job import Job
+from worker.loop.batch_runner import BatchRunner, RewindingStage
+from worker.loop.job import Job, JobPhase
 
 
 class TextStages:
-    """prefill: newcomers' pictures, sound and rows, and the first token. decode: one token for each that writes."""
+    """prefill: encode and feed the rows of new jobs and sample their first token. decode: one token per job."""
 
     def __init__(self, batch: BatchRunner):
-        self._batch, self._duplex = batch, batch.duplex
-        self._eyes = SideStream(batch.duplex.runner.model.device)
+        self._batch, self._unit_steps = batch, batch.unit_steps
+        self._encode = _Encode(batch)
+
+    # --- prefill -------------------------------------------------------------------------------
 
     def prefill(self, jobs: list[Job]) -> None:
-        fresh = [job for job in jobs if not job.is_begun]
-        for job in fresh:
-            self._batch.guarded(job, self._begin)
-        fresh = [job for job in fresh if job in self._batch.jobs and job.layout is not None]
-        for job, rows in self._batch.run_with_retry(
-            fresh, self._encode, lambda job: self._duplex.rewind(job.slot, job.at)
-        ):
-            job.rows = rows
-        by_size = defaultdict(list)
-        for job in [job for job in self._batch.jobs if job.rows is not None]:
-            by_size[self._duplex.runner.shapes.fit("unit_prefill", "rows", self._piece(job))].append(job)
-        # Few rows beside many would be padded to as many.
+        """Begin jobs in START, then feed each job in PREFILL one part of its rows."""
+        if not jobs:
+            return
+        new = [job for job in jobs if job.phase is JobPhase.START]
+        for job in new:
+            self._batch.guard(job, self._begin)
+        new = [job for job in new if job.phase is JobPhase.PREFILL and job in self._batch.jobs]
+        for job, rows in self._batch.run_with_retry(new, self._encode):
+            job.set_rows(rows)
+        by_size: dict[int, list[Job]] = defaultdict(list)
+        for job in self._batch.jobs:
+            if job.rows is not None:
+                by_size[self._unit_steps.prefill_bucket(self._n_next(job.rows))].append(job)
+        # A batch is padded to its longest part, so only parts of one bucket share a batch.
         for size in sorted(by_size):
             self._feed(by_size[size])
 
     def _begin(self, job: Job) -> None:
-        job.is_begun = True
-        job.layout = job.begin()
-        job.is_prefilled = job.layout is None
-        if job.is_prefilled:
+        if not job.lay_out():
             return
-        held, new, limit = self._duplex.runner.context_len(job.slot), len(job.layout.ids), self._duplex.runner.llm_len
+        held, new, limit = self._unit_steps.context_len(job.slot), len(job.layout.ids), self._unit_steps.max_context_len
         if held + new > limit:
             what = f"context of session {job.session.id}"
             raise ContextOverflowError(what, expected=f"at most {limit} rows", got=f"{held} and {new} more")
-        if len(job.sounds()) > 1:
-            job.at = self._duplex.keep_audio_state(job.slot, job.at)
+        if len(job.audio_units()) > 1:
+            assert job.start is not None
+            job.move_start(self._unit_steps.keep_audio_state(job.slot, job.start))
 
-    def _encode(self, jobs: list[Job]) -> list[Rows]:
-        """What each job's prefill feeds."""
-        # Seeing takes longer than hearing, and runs beside it.
-        with self._batch.timed(jobs, "see"), self._eyes.work():
-            images = self._duplex.runner.encode_images([part for job in jobs for part in job.images()])
-        with self._batch.timed(jobs, "hear"):
-            heard = self._hear(jobs)
-            others = [job.other_rows(self._duplex.runner) for job in jobs]
-        self._eyes.join(*images)
-        stretches = []
-        for job, other in zip(jobs, others, strict=True):
-            layout = job.layout
-            seen, images = images[: len(layout.images)], images[len(layout.images) :]
-            own = [*zip(layout.images, seen, strict=True), *zip(layout.sounds, heard[job.slot], strict=True)]
-            stretches.append(Rows.mixed(layout.ids, [*own, *other]))
-            self._batch.observer.saw(job.session.id, seen)
-            self._batch.observer.fed(
-                job.session.id, "prefill", self._duplex.runner.context_len(job.slot), stretches[-1]
-            )
-        return stretches
-
-    def _piece(self, job: Job) -> int:
-        """Rows that are fed at once: a long prompt goes in pieces, so that nobody else waits for all of it."""
-        return min(len(job.rows), self._duplex.runner.shapes.rows[-1])
+    def _n_next(self, rows: Rows) -> int:
+        """Rows to feed next: a long prompt is fed in parts, so that other jobs run in between."""
+        return min(len(rows), self._unit_steps.max_prefill_rows)
 
     def _feed(self, jobs: list[Job]) -> None:
         with self._batch.timed(jobs, "prefill"):
-            fed = self._batch.run_with_retry(jobs, self._feed_batch, self._batch.way_back(jobs))
-        for job, one in fed:
-            if self._is_bad(job, one):
-                continue
-            n_fed, n_rows = self._piece(job), len(job.rows)
-            job.rows = job.rows.cut(n_fed, n_rows) if n_fed < n_rows else None
-            job.is_prefilled = job.rows is None
-            if job.is_prefilled:
-                self._prefilled(job, one)
+            fed = self._batch.run_with_retry(jobs, _Feed(self._batch, jobs))
+        for job, (n_fed, chosen) in fed:
+            if not self._check(job, chosen) and job.drop_fed_rows(n_fed):
+                self._prefilled(job, chosen)
 
-    def _feed_batch(self, jobs: list[Job]) -> list[Chosen]:
-        wants = [
-            self._piece(job) == len(job.rows) and job.step is not None and job.step.sample and job.step.feed is None
-            for job in jobs
-        ]
-        return self._duplex.feed([job.slot for job in jobs], [job.rows.cut(0, self._piece(job)) for job in jobs], wants)
-
-    def _prefilled(self, job: Job, one: Chosen) -> None:
-        job.prefilled()
-        self._batch.observer.prefilled(job.session.id, one.logits)
-        if job.step is None or not (job.step.sample or job.step.feed is not None):
-            self._batch.guarded(job, self._text_done)
+    def _prefilled(self, job: Job, chosen: Chosen) -> None:
+        job.on_prefilled()
+        self._batch.observer.prefilled(job.session.id, chosen.logits)
+        if not job.step.sample and job.step.feed is None:
+            self._batch.guard(job, Job.finish_text)
         elif job.step.feed is None:
-            self._batch.guarded(job, self._chose, one.token)
+            assert chosen.token is not None
+            self._batch.guard(job, self._take_token, chosen.token)
 
-    def _hear(self, jobs: list[Job]) -> dict[int, list[Any]]:
-        """Each slot's units of sound, one after the other."""
-        heard: dict[int, list[Any]] = {job.slot: [] for job in jobs}
-        for number in range(max((len(job.sounds()) for job in jobs), default=0)):
-            now = [job for job in jobs if len(job.sounds()) > number]
-            rows = self._duplex.encode_audio(
-                [job.slot for job in now],
-                [torch.from_numpy(job.sounds()[number]) for job in now],
-                overlap=[not job.session.reference for job in now],
-            )
-            for job, own in zip(now, rows, strict=True):
-                heard[job.slot].append(own)
-                self._batch.observer.heard(job.session.id, own)
-        return heard
+    # --- decode --------------------------------------------------------------------------------
 
     def decode(self, jobs: list[Job]) -> None:
+        """Feed each job's token and sample the next one where its step wants one."""
         if not jobs:
             return
-        past = {job.slot: self._duplex.runner.context_len(job.slot) for job in jobs}
+        past = {job.slot: self._unit_steps.context_len(job.slot) for job in jobs}
         with self._batch.timed(jobs, "decode"):
-            done = self._batch.run_with_retry(jobs, self._decode_batch, self._batch.way_back(jobs))
-        for job, one in done:
-            if self._is_bad(job, one):
+            decoded = self._batch.run_with_retry(jobs, _Decode(self._batch, jobs))
+        for job, chosen in decoded:
+            if self._check(job, chosen):
                 continue
-            self._batch.observer.fed(job.session.id, "token", past[job.slot], job.step.feed)
-            job.fed()
+            assert job.step.feed is not None
+            self._batch.observer.rows_fed(job.session.id, "token", past[job.slot], job.step.feed)
+            job.on_fed()
             if job.step.sample:
-                self._batch.guarded(job, self._chose, one.token)
+                assert chosen.token is not None
+                self._batch.guard(job, self._take_token, chosen.token)
             else:
-                self._batch.guarded(job, self._text_done)
+                self._batch.guard(job, Job.finish_text)
 
-    def _decode_batch(self, jobs: list[Job]) -> list[Chosen]:
-        steps = [job.step for job in jobs]
-        return self._duplex.step(
-            [job.slot for job in jobs],
-            [step.feed for step in steps],
-            [step.place for step in steps],
-            [step.sample for step in steps],
-        )
-
-    def _chose(self, job: Job, token: int) -> None:
-        job.chose(self._batch.observer.token(job.session.id, job, token))
+    def _take_token(self, job: Job, token: int) -> None:
+        job.on_token(self._batch.observer.token_sampled(job.session.id, job, token))
         if job.begins_text_chunk:
-            self._duplex.begin_text_chunk(job.slot)
+            self._unit_steps.begin_text_chunk(job.slot)
         if job.step.feed is None:
-            self._text_done(job)
+            job.finish_text()
 
-    def _text_done(self, job: Job) -> None:
-        job.step = None
-        job.text_done()
-
-    def _is_bad(self, job: Job, one: Chosen) -> bool:
-        if one.bad:
+    def _check(self, job: Job, chosen: Chosen) -> bool:
+        """Fail the job if its logits are not usable. Returns: whether they are not."""
+        if chosen.bad:
             what = f"logits of session {job.session.id}"
             self._batch.fail(job, NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left"))
-        return one.bad
+        return chosen.bad
+
+
+class _Encode:
+    """Encodes the media of new jobs. Result: the rows that each job's prefill feeds."""
+
+    def __init__(self, batch: BatchRunner):
+        self._batch, self._unit_steps = batch, batch.unit_steps
+        self._vision_stream = SideStream(batch.unit_steps.device)
+
+    def run(self, jobs: list[Job]) -> list[Rows]:
+        unit_steps, observer = self._unit_steps, self._batch.observer
+        # The vision encoder takes longer than the audio encoder and runs beside it.
+        with self._batch.timed(jobs, "see"), self._vision_stream.work():
+            images = unit_steps.encode_images([part for job in jobs for part in job.images()])
+        with self._batch.timed(jobs, "hear"):
+            audio = self._encode_audio(jobs)
+            extra = [job.extra_media(unit_steps) for job in jobs]
+        self._vision_stream.join(*images)
+        spans: list[Rows] = []
+        for job, own_extra in zip(jobs, extra, strict=True):
+            layout = job.layout
+            own_images, images = images[: len(layout.image_starts)], images[len(layout.image_starts) :]
+            own = [
+                *zip(layout.image_starts, own_images, strict=True),
+                *zip(layout.audio_starts, audio[job.slot], strict=True),
+            ]
+            spans.append(Rows.mixed(layout.ids, [*own, *own_extra]))
+            observer.images_encoded(job.session.id, own_images)
+            observer.rows_fed(job.session.id, "prefill", unit_steps.context_len(job.slot), spans[-1])
+        return spans
+
+    def _encode_audio(self, jobs: list[Job]) -> dict[int, list[Tensor]]:
+        """Rows [10, D] of each slot's audio units, in order."""
+        encoded: dict[int, list[Tensor]] = {job.slot: [] for job in jobs}
+        for number in range(max((len(job.audio_units()) for job in jobs), default=0)):
+            now = [job for job in jobs if len(job.audio_units()) > number]
+            rows = self._unit_steps.encode_audio(
+                [job.slot for job in now],
+                [torch.from_numpy(job.audio_units()[number]) for job in now],
+                [not job.session.reference for job in now],
+            )
+            for job, own in zip(now, rows, strict=True):
+                encoded[job.slot].append(own)
+                self._batch.observer.audio_encoded(job.session.id, own)
+        return encoded
+
+    def undo(self, job: Job) -> None:
+        assert job.start is not None
+        self._unit_steps.rewind(job.slot, job.start)
+
+    def fail(self, job: Job, error: Exception) -> None:
+        self._batch.fail(job, error)
+
+
+class _Feed(RewindingStage):
+    """Feeds the next part of each job's rows. Result: the number of rows and the token sampled after the last part."""
+
+    def run(self, jobs: list[Job]) -> list[tuple[int, Chosen]]:
+        unit_steps = self._batch.unit_steps
+        most, slots, parts, wants = unit_steps.max_prefill_rows, [], [], []
+        for job in jobs:
+            assert job.rows is not None
+            slots.append(job.slot)
+            parts.append(job.rows.cut(0, most))
+            wants.append(len(job.rows) <= most and job.step.sample and job.step.feed is None)
+        chosen = unit_steps.feed(slots, parts, wants)
+        return [(len(part), one) for part, one in zip(parts, chosen, strict=True)]
+
+
+class _Decode(RewindingStage):
+    """Feeds one token per job. Result: the token sampled after it."""
+
+    def run(self, jobs: list[Job]) -> list[Chosen]:
+        slots, ids, places, wants = [], [], [], []
+        for job in jobs:
+            assert job.step.feed is not None, "decode: expected a step with a token to feed"
+            slots.append(job.slot)
+            ids.append(job.step.feed)
+            places.append(job.step.place)
+            wants.append(job.step.sample)
+        return self._batch.unit_steps.step(slots, ids, places, wants)

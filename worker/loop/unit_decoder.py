@@ -1,8 +1,8 @@
-"""What the model says in one unit: the machine between the sampler and the model, one token at a time. Torch-free.
+"""The state machine of one unit's text, between the sampler and the model: one token at a time. Torch-free.
 
-Knows which tokens end a unit, what opens and closes a turn, what is spoken and what the unit's outcome is.
-Does not know how a token is sampled (forbidden tokens and penalties are the sampler's), nor tensors or sound.
-Feeding a unit's terminator is left to finalize: the machine only names it.
+Contains which tokens end a unit, open or close a turn and are spoken, and the unit's outcome. Does not contain sampling
+(forbidden tokens and penalties belong to the sampler), tensors or sound. It names the unit's terminator; finalize feeds
+it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from models.inputs.tokens import SpecialTokens
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """Ids of the tokens that steer a unit."""
+    """Ids of the tokens that control a unit."""
 
     listen: int
     speak: int
@@ -37,11 +37,11 @@ class ControlTokens:
 
 
 class DecoderStep(NamedTuple):
-    """What to do next.
+    """The next action.
 
-    feed: token to feed to the model now; None feeds nothing. place: its index among the spoken tokens, which is its
-    row in the buffer of hidden states; None if it is not spoken. sample: sample another token afterwards; False
-    means that the text is complete.
+    feed: token to feed to the model; None feeds nothing. place: its index among the spoken tokens, which is its row
+    in the buffer of hidden states; None if it is not spoken. sample: sample another token afterwards; False means that
+    the text is complete.
     """
 
     feed: int | None
@@ -52,23 +52,23 @@ class DecoderStep(NamedTuple):
 class UnitDecoder:
     """One unit's text, from the prefill's logits to the terminator.
 
-    Order of calls: `start`, then `take` for every token sampled, until a step says not to sample. `interrupt` may
-    come in place of either. The outcome holds from that last step on:
+    Order of calls: `start`, then `take` for every sampled token, until a step has `sample` False. `interrupt` may
+    replace either call. The outcome is valid from that last step on:
 
-        terminator   what finalize feeds in front of `</unit>`; None where implicit mode feeds none
+        terminator   id that finalize feeds in front of `</unit>`; None where implicit mode feeds none
         spoken       fed ids that condition speech, in order: all but the first, which is fed and never voiced
         all_ids      every id the unit adds to the record, terminator included; in implicit mode a sampled
-                     terminator is on record though it is not fed
-        res_ids      fed ids the sampler chose, `<|speak|>` left out
+                     terminator is recorded though it is not fed
+        res_ids      fed ids that were sampled, without `<|speak|>`
         is_listen    the unit is silent, whatever `spoken` holds
         end_of_turn  the assistant's turn ends with this unit
-        turn_open    the next unit may not listen of its own accord
-        forced_end   a live turn was cut off by override or interrupt: its speech must be reset
+        turn_open    the next unit must not listen unless it is forced to
+        forced_end   override or interrupt cut off an open turn: its speech must be reset
 
-    `compat` follows the public implementation where it errs:
+    `compat` reproduces errors of the public implementation:
         case                                            compat                       otherwise
         `<|turn_eos|>`, then `<|listen|>`               silent, turn does not end    speak, end of turn: nothing is lost
-        character cap right behind `<|turn_eos|>`       end of turn, yet turn open   end of turn, turn closed
+        character cap right after `<|turn_eos|>`        end of turn, yet turn open   end of turn, turn closed
         override that closes an open turn               no end of turn               end of turn
         listening forced, max_tokens 1, explicit mode   an empty speak unit          listen
     """
@@ -86,16 +86,17 @@ class UnitDecoder:
         force: bool = False,
         override: bool = False,
     ):
-        """One unit, nothing sampled yet.
+        """Create the decoder of a unit with nothing sampled yet.
 
         Args:
-            max_tokens: at least 1; explicit mode feeds one less and cuts there, implicit mode feeds them all.
-            max_chars: a token that takes the spoken text to this many characters is dropped and ends the unit.
+            max_tokens: at least 1; explicit mode feeds one less and cuts there, implicit mode feeds all of them.
+            max_chars: a token that extends the spoken text to this many characters is dropped and ends the unit.
             explicit: the terminator enters the context.
-            length: characters of the text of spoken ids, special tokens skipped.
-            turn_open: a turn goes on from the unit before.
-            force: listen without sampling, leaving a turn as it is.
-            override: listen without sampling, closing an open turn first.
+            compat: reproduce errors of the public implementation, see above.
+            length: number of characters in the text of spoken ids, special tokens skipped.
+            turn_open: the turn of the unit before goes on.
+            force: listen without sampling; an open turn stays open.
+            override: listen without sampling; an open turn is closed first.
         """
         assert max_tokens >= 1, f"max_tokens: expected at least 1, got {max_tokens}"
         self._ids = ids
@@ -132,13 +133,13 @@ class UnitDecoder:
         return DecoderStep(None, None, True)
 
     def take(self, token: int) -> DecoderStep:
-        """What becomes of a sampled token."""
+        """Process a sampled token."""
         assert self._started and not self._done, "take: expected a unit that samples, got one before or after"
         ids = self._ids
         if token == ids.listen:
             if self.turn_open:
                 return self._feed(ids.tts_bos)
-            # A closed turn behind a fed token means that `<|turn_eos|>` was the last one.
+            # A closed turn after a fed token means that `<|turn_eos|>` was the last one.
             self.is_listen = self._compat or self._n_fed == 0
             self.end_of_turn = not self.is_listen
             return self._end(ids.listen)
@@ -147,7 +148,7 @@ class UnitDecoder:
         return self._feed(token)
 
     def interrupt(self) -> DecoderStep:
-        """Break off: a silent unit that ends the turn; nothing of it is voiced any more."""
+        """Stop speaking: the unit is silent and ends the turn; the rest of its text is not voiced."""
         assert not self._done, "interrupt: expected a unit that goes on, got a complete one"
         self._started = True
         self.forced_end = self._began_open or self.turn_open or bool(self.spoken)
@@ -157,7 +158,7 @@ class UnitDecoder:
         return self._end(self._ids.listen, feed=closing)
 
     def end_turn(self) -> list[int]:
-        """The turn ends with this complete unit after all. Returns: what finalize feeds in front of its terminator."""
+        """Close the turn after the unit is complete. Returns: ids that finalize feeds in front of its terminator."""
         assert self._done, "end_turn: expected a complete unit, got one that goes on"
         if not self.turn_open:
             return []
@@ -191,7 +192,7 @@ class UnitDecoder:
         return self._ids.turn_eos
 
     def _cut(self, feed: int | None = None, place: int | None = None) -> DecoderStep:
-        """The unit is full. Unlike a sampled terminator, implicit mode's cut leaves nothing on record."""
+        """End a full unit. Unlike a sampled terminator, a cut in implicit mode is not recorded."""
         if self._explicit:
             return self._end(self._ids.chunk_eos, feed, place)
         self._done = True

@@ -1,27 +1,28 @@
-"""Where sessions' speech begins and ends: code cache, windows of codes and vocoder slot, always reset together.
+"""Where a session's speech starts and ends: speech cache, token windows and vocoder slot are always reset together.
 
-Knows the three resources. Does not know why a turn ends.
+Contains the three resources. Does not contain why a turn ends.
 """
-
-from typing import Any
 
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
+from models.token2wav.stream.vocoder import Vocoder
 from models.token2wav.stream.windows import TokenWindows
+from models.token2wav.voice.voice import Voice
 from worker.loop.session import Session, SpeechProgress
 
-MIN_SPEECH_TOKENS = 5  # new codes the vocoder takes at least, beside the look-ahead
+MIN_SPEECH_TOKENS = 5  # new tokens the vocoder takes at least, lookahead excluded
+DEFAULT_LOOKAHEAD = 3  # without a vocoder
 
 
 class VoiceManager:
-    """duplex: the code model's side. vocoder: sound; None for an engine that only writes."""
+    """Leases vocoder slots to sessions and starts their turns."""
 
-    def __init__(self, duplex: UnitSteps, vocoder: Any):
-        self._duplex, self._vocoder = duplex, vocoder
+    def __init__(self, unit_steps: UnitSteps, vocoder: Vocoder | None):
+        """vocoder: None for an engine without sound."""
+        self._unit_steps, self._vocoder = unit_steps, vocoder
 
-    def lend(self, session: Session, voice: Any) -> None:
-        """Give a session a voice (`models.token2wav.voice.voice.SpeechProgress`), None for none; whatever it had
-        goes back.
+    def lend(self, session: Session, voice: Voice | None) -> None:
+        """Replace the session's voice. voice: None for none.
 
         Raises: as `Vocoder.open`.
         """
@@ -29,52 +30,54 @@ class VoiceManager:
         slot = None
         if voice is not None and self._vocoder is not None:
             slot = self._vocoder.open(voice, session.config.euler_steps)
-        session.voice = SpeechProgress(slot, self._windows())
+        session.start_speech(SpeechProgress(slot, self._windows()))
 
     def take_back(self, session: Session) -> None:
-        """The session speaks no more."""
-        if session.voice.slot is not None:
-            self._vocoder.close(session.voice.slot)
-        session.voice = SpeechProgress()
+        """Release the session's voice."""
+        if self._vocoder is not None and session.speech.vocoder_slot is not None:
+            self._vocoder.close(session.speech.vocoder_slot)
+        session.start_speech(SpeechProgress())
 
     def can_speak(self, session: Session) -> bool:
-        """Whether codes are worth drawing; in reference they are drawn for nobody too."""
-        able = self._duplex.speaker is not None and session.config.generate_audio
-        return able and (session.reference or session.voice.slot is not None)
+        """Whether speech tokens are drawn; reference mode draws them without a voice too."""
+        able = self._unit_steps.speaker is not None and session.config.generate_audio
+        return able and (session.reference or session.speech.vocoder_slot is not None)
 
     def is_fresh(self, session: Session) -> bool:
-        """Whether nothing of the turn has been spoken."""
-        return self._duplex.speech_rows(session.slot) == 0
+        """Whether no speech of the turn has been drawn."""
+        return self._unit_steps.speech_rows(session.slot) == 0
 
     def end_tokens(self, session: Session) -> None:
-        """The turn's speech is drawn: the next call begins a turn."""
-        self._duplex.end_turn(session.slot)
-        session.voice = SpeechProgress(session.voice.slot, self._windows())
+        """End the turn's speech tokens: the next call begins a turn."""
+        self._unit_steps.end_turn(session.slot)
+        session.start_speech(SpeechProgress(session.speech.vocoder_slot, self._windows()))
 
     def cut(self, session: Session, *, keep_speech_tokens: bool = False) -> None:
-        """Break off: what is not voiced yet never will be. keep_codes: leave the code model in its turn (reference)."""
-        if self._duplex.speaker is not None and not keep_speech_tokens:
-            self._duplex.end_turn(session.slot)
-        session.voice = SpeechProgress(session.voice.slot, self._windows())
+        """Drop the speech that is not voiced yet. keep_speech_tokens: keep the speech cache of the turn (reference)."""
+        if self._unit_steps.speaker is not None and not keep_speech_tokens:
+            self._unit_steps.end_turn(session.slot)
+        session.start_speech(SpeechProgress(session.speech.vocoder_slot, self._windows()))
         self.begin_turn(session)
 
-    def begin_answer(self, session: Session) -> Any:
-        """All of it as new for a turn-based answer. Returns: its `SpeechStream`; None if it is not spoken."""
-        if not self.can_speak(session):
+    def begin_answer(self, session: Session) -> SpeechStream | None:
+        """Reset the speech for a turn-based reply. Returns: its stream; None if the reply is not spoken."""
+        speaker = self._unit_steps.speaker
+        if speaker is None or not self.can_speak(session):
             return None
         self.cut(session)
         if session.reference:
-            session.voice.windows = TokenWindows(lookahead=self._lookahead, compat="reference")
-        return SpeechStream(self._duplex.speaker, session.slot, compat=session.config.compat)
+            windows = TokenWindows(lookahead=self._lookahead, compat="reference")
+            session.start_speech(SpeechProgress(session.speech.vocoder_slot, windows))
+        return SpeechStream(speaker, session.slot, compat=session.config.compat)
 
     def begin_turn(self, session: Session) -> None:
-        """The vocoder starts anew."""
-        if session.voice.slot is not None:
-            self._vocoder.begin_turn(session.voice.slot)
+        """Reset the vocoder's state of the session."""
+        if self._vocoder is not None and session.speech.vocoder_slot is not None:
+            self._vocoder.begin_turn(session.speech.vocoder_slot)
 
     def _windows(self) -> TokenWindows:
         return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS)
 
     @property
     def _lookahead(self) -> int:
-        return 3 if self._vocoder is None else self._vocoder.lookahead
+        return DEFAULT_LOOKAHEAD if self._vocoder is None else self._vocoder.lookahead

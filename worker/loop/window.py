@@ -1,10 +1,10 @@
 """Which units of a conversation stay in the context: policies off, basic and context. Torch-free.
 
-Knows how many cache rows the prompt and every unit take, and what the policy makes the cache do when a unit is
-closed. Does not touch a cache: evictions are given back as `Drop` and `Rebuild`, to be applied in order.
+Counts the cache rows of the prompt and of every unit, and decides what the cache evicts when a unit is closed. Does not
+access a cache: evictions are returned as `Drop` and `Rebuild`, to be applied in order.
 
-Rows of a session: [prefix][previous text][suffix][units, oldest first]. Only context mode ever has a previous text,
-the marker and the last words of units that are gone.
+Rows of a session: [prefix][previous text][suffix][units, oldest first]. The previous text exists in context mode only:
+a marker and the last words of evicted units.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from worker.config.session import WindowConfig
 
 @dataclass(frozen=True, slots=True)
 class UnitRecord:
-    """A finished unit. The window keeps `ids` and `text` in context mode only, where they are read again."""
+    """A closed unit. The window keeps `ids` and `text` in context mode only, where evictions read them."""
 
     id: int
     length: int  # cache rows from `<unit>` to `</unit>`
@@ -28,14 +28,14 @@ class UnitRecord:
 
 
 class Drop(NamedTuple):
-    """Rows [keep, keep + n) leave the cache and the gap closes."""
+    """Remove rows [keep, keep + n) from the cache and close the gap."""
 
     keep: int
     n: int
 
 
 class Rebuild(NamedTuple):
-    """Rows from `first_kept` on move to prefix + len(ids), then `ids` are fed to rows [prefix, prefix + len(ids))."""
+    """Move the rows from `first_kept` on to prefix + len(ids), then feed `ids` to rows [prefix, prefix + len(ids))."""
 
     prefix: int
     first_kept: int
@@ -46,15 +46,16 @@ class UnitWindow:
     """The window of one session.
 
     Attributes:
-        length: rows the cache must hold, those not fed yet included.
-        preserve: rows at the front that no eviction touches; the previous text is among them.
-        prefix, suffix: rows before the previous text; ids behind it.
-        previous_ids, previous_text: marker and content; content alone.
-        units: what is still there, oldest first.
-        stray: rows behind the prompt that belong to no unit.
-        events, dropped_units: closed units that made the window slide; units gone.
-        dropped_tokens: rows the cache shrank by, in context mode less what the previous text took.
-        position_offset: rows the units behind basic evictions moved by, all together.
+        length: rows the cache must hold, rows not fed yet included.
+        preserve: rows at the front that no eviction removes, the previous text included.
+        prefix, suffix: number of rows before the previous text; ids after it.
+        previous_ids, previous_text: marker and content as ids; content as text.
+        units: units in the window, oldest first.
+        stray: rows after the prompt that belong to no unit.
+        events: closed units that caused an eviction.
+        dropped_units: evicted units.
+        dropped_tokens: rows the cache shrank by; in context mode less the growth of the previous text.
+        position_offset: rows that basic evictions have moved the remaining units by, in total.
     """
 
     def __init__(
@@ -67,12 +68,15 @@ class UnitWindow:
         max_tokens: int | None = None,
         evict_newest: bool = False,
     ):
-        """
+        """Create an empty window.
+
         Args:
-            is_special: ids that never enter the previous text. decode: ids to text. marker: ids before the content.
-            max_tokens: rows at most in context mode, whose own limit counts units of any size; None is unbounded.
-            evict_newest: let a unit that is too long by itself go too. Its last rows must then be in the cache before
-                the evictions are applied; otherwise they only ever name rows of units closed before.
+            is_special: tests for ids that never enter the previous text.
+            decode: ids to text.
+            marker: ids before the content of the previous text.
+            max_tokens: rows at most in context mode, whose own limit counts units; None is unbounded.
+            evict_newest: evict a unit that is too long by itself too. Its last rows must then be in the cache before
+                the evictions are applied; otherwise evictions name rows of earlier units only.
         """
         self._config, self._max_tokens, self._evict_newest = config, max_tokens, evict_newest
         self._is_special, self._decode, self._marker = is_special, decode, tuple(marker)
@@ -88,24 +92,24 @@ class UnitWindow:
         return self.prefix + len(self.previous_ids) + len(self.suffix)
 
     def protect(self, prefix: int, suffix: Sequence[int]) -> None:
-        """Register the prompt, before anything else is in the context: rows before its suffix, ids of the suffix."""
-        assert self.length == 0, f"a prompt comes first, {self.length} rows are there"
+        """Register the prompt of an empty context: number of rows before its suffix, ids of the suffix."""
+        assert self.length == 0, f"protect: expected an empty context, got {self.length} rows"
         self.prefix, self.suffix = prefix, tuple(suffix)
         self.length = self.preserve
 
     def add_stray(self, n: int) -> None:
-        """Count n rows that were fed and belong to no unit, as a prefill leaves that fails half-way.
+        """Count n rows that were fed and belong to no unit, such as those of an interrupted prefill.
 
-        Basic mode then drops as many rows as the units had, counted from the prompt; context mode keeps as many as
+        Basic mode then evicts as many rows as the units had, counted from the prompt; context mode keeps as many as
         the units have, counted from the end.
         """
         self.stray += n
         self.length += n
 
     def close_unit(self, record: UnitRecord) -> list[Drop | Rebuild]:
-        """Register a finished unit; one without rows is none.
+        """Register a closed unit; a unit without rows is ignored.
 
-        Returns: what the cache has to do now, in order.
+        Returns: evictions to apply, in order.
         """
         if record.length == 0:
             return []
@@ -118,7 +122,7 @@ class UnitWindow:
         self.dropped_units += n_units - len(self.units)
         self.events += eviction is not None
         parts = self.preserve + self.stray + sum(unit.length for unit in self.units)
-        assert parts == self.length, f"prompt, strays and units make {parts} rows of {self.length}"
+        assert parts == self.length, f"window: expected {self.length} rows in prompt, strays and units, got {parts}"
         return [] if eviction is None else [eviction]
 
     def _basic(self) -> Drop | None:
@@ -145,7 +149,7 @@ class UnitWindow:
         first_kept = length - kept
         self.length, self.stray = self.preserve + kept, 0
         if self.previous_ids == previous:
-            # Its rows and the suffix's never saw a unit, so feeding them again would give the same rows.
+            # Rows of the previous text and the suffix do not attend to units: feeding them again gives the same rows.
             return Drop(self.preserve, first_kept - self.preserve)
         return Rebuild(self.prefix, first_kept, self.previous_ids + self.suffix)
 
@@ -157,7 +161,7 @@ class UnitWindow:
         return too_long or len(self.units) > self._config.max_units
 
     def _remember(self, unit: UnitRecord) -> None:
-        """Append what a unit said to the previous text, whose oldest tokens give way."""
+        """Append a unit's spoken ids to the previous text and drop its oldest tokens beyond the limit."""
         ids = () if unit.is_listen else tuple(i for i in unit.ids if not self._is_special(i))
         text = unit.text if unit.text.strip() else ""
         if not ids and not text:

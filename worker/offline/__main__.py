@@ -128,11 +128,11 @@ def _converse(
 def _voice(args: argparse.Namespace, engine: Engine, session: SessionConfig, reference: ReferenceSound) -> Voice | None:
     if not session.generate_audio:
         return None
-    if engine.parts.vocoder is None:
+    if not engine.has_vocoder:
         _note("no vocoder: the reply is text without sound")
         return None
     cache = args.voice_cache and Path(args.voice_cache)
-    voices = Voices(engine.config.token2wav_folder, device=engine.parts.model.device, cache=cache)
+    voices = Voices(engine.config.token2wav_folder, device=engine.device, cache=cache)
     voice = voices.of(reference)
     if voices.problem:
         _note(f"voice not cached: {voices.problem}")

@@ -15,7 +15,8 @@ from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.config.session import SessionConfig
 from worker.engine import Engine
 from worker.loop.results import Event, Failure, UnitResult
-from worker.loop.sessions import Sessions, SystemPrompt
+from worker.loop.session import Session
+from worker.loop.sessions import SystemPrompt
 from worker.media import MediaUnits
 from worker.offline.reply import OfflineState, UnitOutcome
 
@@ -56,7 +57,7 @@ class OfflineSession:
         except ModelError as error:  # refused before the unit was submitted
             event = Failure(NAME, index, error)
         # The engine answers this after the unit is finalized: its times are complete, and a later Failure is queued.
-        self._state = self._engine.ask(_state_of).result()
+        self._state = self._engine.query_session(NAME, _state_of).result()
         while not self._events.empty():
             later = self._events.get()
             if isinstance(later, UnitResult | Failure):
@@ -76,6 +77,5 @@ class OfflineSession:
                 return event
 
 
-def _state_of(sessions: Sessions) -> OfflineState:
-    session = sessions.get(NAME)
-    return OfflineState(session.is_live, session.turn_open, session.voice.draining)
+def _state_of(session: Session) -> OfflineState:
+    return OfflineState(session.is_live, session.turn_open, session.speech.draining)

@@ -27,7 +27,7 @@ from worker.config.session import SessionConfig
 from worker.engine import Engine
 from worker.loop.audio_buffer import checked
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
-from worker.loop.sessions import Sessions, SystemPrompt
+from worker.loop.sessions import SessionsMark, SystemPrompt
 from worker.media import MediaError, read_units
 from worker.start.voices import ReferenceSound
 from worker.start.warmup_report import UnitTimes, WarmUpReport
@@ -94,11 +94,11 @@ def warm_up(
     run = _Run(engine, log, progress or (lambda what, done, total: None))
     run.step(1, f"extract sound and pictures of {media.video}")
     units = units or extract(media.video, max_units)
-    if engine.n_free() != engine.parts.n_slots:
-        n_open = engine.parts.n_slots - engine.n_free()
+    if engine.n_free() != engine.n_slots:
+        n_open = engine.n_slots - engine.n_free()
         raise WarmUpError("warm-up: engine", expected="one without sessions", got=f"{n_open} open")
     with named("engine"):
-        before = engine.ask(Sessions.mark).result()
+        before = engine.mark_sessions().result()
     try:
         report = run.converse(units, media.ref_audio, voice)
     except BaseException:
@@ -152,7 +152,7 @@ class _WarmUpSession:
 
     def __init__(self, engine: Engine, name: str, config: SessionConfig, prompt: SystemPrompt):
         self._engine, self._events, self._prompt = engine, queue.SimpleQueue[Event](), prompt
-        self._max_rows = engine.parts.duplex.runner.llm_len - config.unit_rows
+        self._max_rows = engine.max_context_len - config.unit_rows
         self.handle = engine.open(name, config, self._events.put).result()
 
     def prepare(self) -> None:
@@ -160,7 +160,7 @@ class _WarmUpSession:
 
     def send(self, unit: WarmUpUnit) -> float:
         """Send a unit. Returns: ms on this thread until the engine has it."""
-        if self.handle.n_rows > self._max_rows:
+        if self.handle.context_len > self._max_rows:
             self.prepare()  # the context is full: units do not leave it, and the file has more seconds
         start = time.perf_counter()
         taken = self.handle.send(unit.sound, [unit.picture])
@@ -212,7 +212,7 @@ class _Run:
             session = self._open(config, prompt)
         self.step(4, f"{len(units)} units: prefill, generate, finalize")
         self._hear(session, units, report)
-        if self._engine.parts.n_slots > 1:
+        if self._engine.n_slots > 1:
             self._burst(units, config, prompt, report)
         self._speak(report)
         return report
@@ -293,11 +293,11 @@ class _Run:
             self._engine.submit(_run_examples, tables).result()
         report.fallback_used = True
 
-    def clear(self, before: Any) -> None:
-        """Close the sessions and restore the engine's state. before: from `Sessions.mark`."""
+    def clear(self, before: SessionsMark) -> None:
+        """Close the sessions and restore the engine's state. before: from `Engine.mark_sessions`."""
         for closing in [session.handle.close() for session in self._sessions]:
             closing.result()
-        self._engine.ask(Sessions.forget_since, before).result()
+        self._engine.forget_sessions_since(before).result()
         self._engine.submit(_free_memory, self._engine.parts).result()
 
 

@@ -56,6 +56,10 @@ class TokenWindows:
     def n_waiting(self) -> int:
         return len(self._speech_tokens)
 
+    def grow(self) -> None:
+        """Double the number of new tokens that a window needs at least, up to a whole chunk."""
+        self.least = min(2 * self.least, self.chunk)
+
     def push(self, speech_tokens: list[int], last: bool = False) -> list[Window]:
         """The windows that `speech_tokens` complete; with `last` also the rest of the turn."""
         self._speech_tokens.extend(speech_tokens)

@@ -38,9 +38,9 @@ class Both(Choices):
         super().__init__()
         self._script = DecisionScript(2)
 
-    def token(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
         scripted = session.startswith((LISTEN, SPEAK))
-        return self._script.token(session, job, token) if scripted else super().token(session, job, token)
+        return self._script.token(session, job, token) if scripted else super().token_sampled(session, job, token)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_sessions_that_are_served_and_such_that_are_not(running: Running) -> Non
 def test_a_unit_that_is_refused_is_told_and_the_others_are_not_mixed_up(running: Running) -> None:
     done: queue.SimpleQueue[SentUnit] = queue.SimpleQueue()
     talker, scenes = Talker(running, "LISTEN refused", context=10, done=done), Scenes(0)
-    running.engine.ask(type(running.engine._sessions).pause, talker.handle._session).result()
+    talker.handle.pause().result()
     refused = talker.send(scenes.sound(0), [])
     assert done.get(timeout=20) is refused and refused.error and refused.total_ms is None
     talker.handle.resume().result()

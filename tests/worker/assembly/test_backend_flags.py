@@ -1,4 +1,4 @@
-"""The process's switches: set on a GPU, left alone on a CPU, and told as they are."""
+"""Backend flags: set and reported on a GPU, unchanged on a CPU."""
 
 from collections.abc import Iterator
 
@@ -33,25 +33,25 @@ def as_before() -> Iterator[None]:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_on)
 
 
-def test_a_cpu_is_left_alone() -> None:
+def test_flags_are_unchanged_on_a_cpu() -> None:
     before = switches()
-    told = apply_backend_flags(CompileConfig(tf32=True, cudnn_benchmark=True, attention="eager"), CPU)
-    assert switches() == before and set(told.values()) == {"not on a CPU"}
+    in_force = apply_backend_flags(CompileConfig(tf32=True, cudnn_benchmark=True, attention="eager"), CPU)
+    assert switches() == before and set(in_force.values()) == {"not on a CPU"}
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_tf32_and_cudnn(is_on: bool) -> None:
-    told = apply_backend_flags(CompileConfig(tf32=is_on, cudnn_benchmark=is_on), GPU)
+    in_force = apply_backend_flags(CompileConfig(tf32=is_on, cudnn_benchmark=is_on), GPU)
     assert switches()[:3] == ("high" if is_on else "highest", is_on, is_on)
-    assert (told["tf32"], told["cudnn_benchmark"]) == (is_on, is_on)
+    assert (in_force["tf32"], in_force["cudnn_benchmark"]) == (is_on, is_on)
 
 
 @pytest.mark.parametrize(
     ("attention", "expected", "words"),
     [
-        ("flash", (True, False, False, True), "flash (flash, products)"),
-        ("sdpa", (True, True, True, True), "sdpa (flash, memory-efficient, cudnn, products)"),
-        ("eager", (False, False, False, True), "eager (products)"),
+        ("flash", (True, False, False, True), "flash (flash, math)"),
+        ("sdpa", (True, True, True, True), "sdpa (flash, memory-efficient, cudnn, math)"),
+        ("eager", (False, False, False, True), "eager (math)"),
     ],
 )
 def test_attention(attention: str, expected: tuple[bool, ...], words: str) -> None:

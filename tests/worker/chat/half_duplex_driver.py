@@ -108,7 +108,7 @@ class Conversation:
 
     @property
     def n_rows(self) -> int:
-        return self.engine.duplex.runner.context_len(self.slot)
+        return self.engine.duplex.context_len(self.slot)
 
 
 def load(root: Any, name: str) -> np.ndarray:

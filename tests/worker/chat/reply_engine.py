@@ -1,6 +1,6 @@
-"""A small engine that answers, and a straight-line answer to compare with.
+"""A small engine for replies, and a reply in a plain loop to compare with.
 
-One size per axis, as in `engines`; a text chunk's speech ends after few codes, and sound costs nothing unless a test
+One bucket per axis, as in `engines`; a text chunk's speech ends after few tokens, and sound costs nothing unless a test
 asks for the real vocoder, so that an answer costs tenths of a second.
 """
 
@@ -44,18 +44,18 @@ from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 
 LLM_LEN, SPEECH_LEN = 512, 768
-CHUNK_TOKENS = 8  # most codes of a text chunk, instead of 500
-MAX_TURNS = 300  # of the loop, until something must have happened
+CHUNK_TOKENS = 8  # speech tokens of a text chunk at most, instead of 500
+MAX_ITERATIONS = 300  # of the loop, before `run_until` fails
 WRITTEN = ReplyConfig(max_new_tokens=24, seed=1)
 SPOKEN = WRITTEN.model_copy(update={"speak": True, "max_new_tokens": 12})
 LONGER = SPOKEN.model_copy(update={"max_new_tokens": 35, "seed": 3})
 SETTINGS = {"spoken": SPOKEN, "fixed": LONGER, "reference": LONGER.model_copy(update={"compat": "reference"})}
-MANY = 30  # codes of a text chunk, more than fit a window
+MANY = 30  # speech tokens of a text chunk, more than fit a window
 ASKED = "Hello there, how are you?"
 
 
 def short_chunks(max_speech_tokens: int = CHUNK_TOKENS, **stream: Any) -> Any:
-    """Within it text chunks are spoken with few codes."""
+    """Limit text chunks to few speech tokens."""
     return mock.patch.object(
         voice_module, "SpeechStream", partial(SpeechStream, max_speech_tokens=max_speech_tokens, **stream)
     )
@@ -81,14 +81,14 @@ def make_parts(n_slots: int = 3, rows: tuple[int, ...] = (96,)) -> EngineParts:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Where a session of `ToneVocoder` stands."""
+    """State of a session of `ToneVocoder`."""
 
     n_voiced: int = 0
 
 
 @dataclass(eq=False)
 class ToneLaunch:
-    """Sounds by session, where those stood and where they go."""
+    """Sounds by session, and each session's state before and after."""
 
     sounds: dict[int, np.ndarray]
     moves: dict[int, tuple[Turn, Turn]]
@@ -97,10 +97,9 @@ class ToneLaunch:
 
 
 class ToneVocoder:
-    """Stands in for `Vocoder`: a code's sound depends on the code, its place in the turn and the session's voice.
+    """Fake `Vocoder`: a token's sound depends on the token, its index in the turn and the session's voice.
 
-    is_held: sounds arrive when their launch's `is_here` is set by hand. broken: sessions whose sound never arrives.
-    launches: all there were.
+    is_held: sounds arrive when a test sets `is_here`. broken: sessions whose sound fails. launches: all so far.
     """
 
     lookahead = 3
@@ -134,7 +133,7 @@ class ToneVocoder:
         for number, speech_tokens, last in chunks:
             turn, voiced = self._turns[number], speech_tokens if last else speech_tokens[: -self.lookahead]
             twice = [one for one in self.launches if not one.is_over and one.moves.get(number, (None,))[0] is turn]
-            assert not twice, f"session {number}: a window was launched before the one in front of it had landed"
+            assert not twice, f"session {number}: a window was launched before the previous one has arrived"
             tones = torch.tensor(voiced) + 7000 * (turn.n_voiced + torch.arange(len(voiced)))
             sound = (tones + self._voices[number].speech_tokens[0] / 7000).float().repeat_interleave(960)
             launch.sounds[number], launch.moves[number] = sound.numpy(), (turn, Turn(turn.n_voiced + len(voiced)))
@@ -146,18 +145,18 @@ class ToneVocoder:
         launch.is_over = True
         if self.broken & launch.sounds.keys():
             raise RuntimeError("broken")
-        for number, (before, behind) in launch.moves.items():
+        for number, (before, after) in launch.moves.items():
             if self._turns.get(number) is before:
-                self._turns[number] = behind
+                self._turns[number] = after
         return list(launch.sounds.values())
 
-    def let_land(self) -> None:
-        """Let the oldest sound arrive that has not."""
+    def release_oldest(self) -> None:
+        """Release the oldest held launch."""
         next(launch for launch in self.launches if not launch.is_here).is_here = True
 
 
 class AnsweringEngine:
-    """Sessions, answers and their loop as the engine's thread holds them, driven by hand; events by session name."""
+    """Sessions, replies and loop as on the engine thread, driven by the test; events by session name."""
 
     def __init__(self, parts: EngineParts, observer: Observer | None = None):
         self.parts, self.duplex, self.language = parts, parts.duplex, parts.language
@@ -166,37 +165,37 @@ class AnsweringEngine:
         self.use(ToneVocoder(parts.n_slots), observer)
 
     def use(self, vocoder: Any, observer: Observer | None = None) -> None:
-        """Begin anew with this vocoder."""
+        """Start over with this vocoder."""
         self.vocoder, self.observer = vocoder, observer or Script()
-        self.desk = VoiceManager(self.duplex, vocoder)
-        self.loop = UnitLoop(self.duplex, vocoder, self.desk, observer=self.observer)
+        self.voices = VoiceManager(self.duplex, vocoder)
+        self.loop = UnitLoop(self.duplex, vocoder, self.voices, observer=self.observer)
         config = make_config(self.parts.n_slots, LLM_LEN)
-        self.sessions = Sessions(self.duplex, self.language, self.desk, self.loop, config)
-        self.answers = Answers(self.sessions, self.duplex, self.language, self.desk, self.loop)
+        self.sessions = Sessions(self.duplex, self.language, self.voices, self.loop, config)
+        self.answers = Answers(self.sessions, self.duplex, self.language, self.voices, self.loop)
 
     def content(self, *parts: Any, config: ReplyConfig = WRITTEN) -> Content:
-        """One message of the user, ready to be answered."""
+        """One user message as content."""
         messages = [{"role": "user", "content": list(parts)}]
         return self.reader.cut(self.reader.read(messages, config.prompt_options()))
 
     def ask(self, name: str, *parts: Any, config: ReplyConfig = WRITTEN, speaker: int | None = 0) -> Session:
-        """A chat about one message; it runs when the loop does."""
+        """Start a chat about one message."""
         content, speaks = self.content(*parts, config=config), None if speaker is None else voice(speaker)
         return self.answers.chat(name, content, config, self.events[name].append, voice=speaks, arrived=0.0)
 
     def open(self, name: str, config: SessionConfig = QUIET, speaker: int | None = None) -> Session:
-        """A duplex session that is ready for its first unit."""
+        """A prepared duplex session."""
         session = self.sessions.open(name, config, self.events[name].append)
         self.sessions.prepare(
             session, SystemPrompt.of("You are kind.", None, None if speaker is None else voice(speaker))
         )
         return session
 
-    def send(self, session: Session, *given: Any, **knobs: Any) -> None:
-        self.sessions.unit(session, make_unit(*given, **knobs))
+    def send(self, session: Session, *given: Any, **settings: Any) -> None:
+        self.sessions.unit(session, make_unit(*given, **settings))
 
     def step(self) -> bool:
-        """What the thread does in one turn. Returns: whether anything is left to do."""
+        """One iteration of the engine thread. Returns: whether a job is left."""
         self.sessions.dispatch()
         self.loop.run()
         self.sessions.dispatch()
@@ -207,19 +206,19 @@ class AnsweringEngine:
             pass
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """As `settle`, but only until something has happened, which it must."""
-        for _ in range(MAX_TURNS):
+        """Run until `done` returns true; fail after `MAX_ITERATIONS`."""
+        for _ in range(MAX_ITERATIONS):
             if done():
                 return
             self.step()
-        raise AssertionError(f"expected an end within {MAX_TURNS} turns of the loop")
+        raise AssertionError(f"expected an end within {MAX_ITERATIONS} iterations")
 
-    def heard(self, name: str) -> list[Event]:
-        """What a session was told since, prompts aside."""
+    def received(self, name: str) -> list[Event]:
+        """A session's events since the last call, without `Prefilled`."""
         return [event for event in self.take(name) if not isinstance(event, Prefilled)]
 
     def outcome(self, name: str) -> ReplyResult | Failure:
-        """Run all there is. Returns: a session's last event."""
+        """Run until no job is left. Returns: a session's last event."""
         self.settle()
         return self.events[name][-1]
 
@@ -230,40 +229,40 @@ class AnsweringEngine:
 
     @property
     def n_free(self) -> tuple[int, int]:
-        """Slots that nobody has, of the model and of the vocoder."""
-        return self.duplex.runner.pool.n_free, self.vocoder.n_free
+        """Free slots of the model and of the vocoder."""
+        return self.duplex.n_free, self.vocoder.n_free
 
 
 class Script(Observer):
-    """Sessions whose tokens are written down: by name, in order, then whatever is sampled."""
+    """Replaces sampled tokens by scripted ones, by session and in order; later tokens are kept."""
 
     def __init__(self, **ids: Sequence[int]):
         self.ids = {name: list(own) for name, own in ids.items()}
 
-    def token(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
         own = self.ids.get(session)
         return own.pop(0) if own else token
 
 
 def script(engine: AnsweringEngine, **ids: Sequence[int]) -> None:
-    """Tokens to come, by session."""
+    """Set the next tokens by session."""
     engine.observer.ids = {name: list(own) for name, own in ids.items()}
 
 
 def words(engine: AnsweringEngine, n: int) -> list[int]:
-    """Ids that are text and can be voiced."""
+    """Ids of `n` words that can be voiced."""
     (word,) = engine.language.tokenizer.encode("x")
     return [word] * n
 
 
 def partials(events: Sequence[Event]) -> list[PartialResult]:
-    """Pieces of answers."""
+    """The partial results."""
     return [event for event in events if isinstance(event, PartialResult)]
 
 
 @contextmanager
 def answering(parts: EngineParts) -> Iterator[AnsweringEngine]:
-    """Short chunks and short speech; every slot is free again behind it."""
+    """An engine with short chunks and short speech; checks that every slot is free at the end."""
     engine = AnsweringEngine(parts)
     free = engine.n_free
     with short_chunks(), short_speech():
@@ -272,23 +271,23 @@ def answering(parts: EngineParts) -> Iterator[AnsweringEngine]:
     assert engine.n_free == free, f"slots: expected {free} free afterwards, got {engine.n_free}"
 
 
-def heard_alone(parts: EngineParts) -> dict[str, list[Event]]:
-    """What answers of SETTINGS are told, by name."""
+def replies_alone(parts: EngineParts) -> dict[str, list[Event]]:
+    """Events of a reply with each of `SETTINGS`, by name."""
     engine = AnsweringEngine(parts)
     with short_chunks():
         return {name: alone(engine, config) for name, config in SETTINGS.items()}
 
 
 def alone(engine: AnsweringEngine, config: ReplyConfig = SPOKEN) -> list[Event]:
-    """What an answer is told if nobody else is there."""
+    """Events of a reply without other sessions."""
     engine.ask("alone", ASKED, config=config)
     engine.settle()
-    return engine.heard("alone")
+    return engine.received("alone")
 
 
 @dataclass
 class Plain:
-    """A greedy answer in a plain loop, text first and speech behind it."""
+    """A greedy reply in a plain loop, text first, then speech."""
 
     ids: list[int] = field(default_factory=list)
     speech_tokens: list[int] = field(default_factory=list)
@@ -306,9 +305,9 @@ def plain_answer(
     window: int | None = None,
     eos: int | None = None,
 ) -> Plain:
-    """What a greedy answer has to be: logits by plain arithmetic, speech by `PlainStream`.
+    """The expected greedy reply: logits by plain arithmetic, speech by `PlainStream`.
 
-    chunk: most codes of a text chunk. kind, window: attention between them. eos: another end code.
+    chunk: speech tokens of a text chunk at most. kind, window: attention between chunks. eos: another end token.
     """
     reference = config.compat == "reference"
     tokenizer, special = language.tokenizer, language.special
@@ -324,7 +323,7 @@ def plain_answer(
     with steps.lease() as slot:
         (one,) = steps.feed([slot], [prompt.encode(runner)], [False])
         while True:
-            # The sampler's chunks begin behind tokens 11, 21, 31: it looks back so far from there, and at all since.
+            # The sampler's chunks begin after tokens 11, 21, 31: the penalty covers a window before and the chunk.
             n = len(said.ids)
             begin = 0 if n < 11 else (n - 1) // 10 * 10 + 1
             seen = set(said.ids[max(begin - config.repetition_window, 0) : n])
@@ -355,7 +354,7 @@ def choose(logits: Tensor, seen: set[int], ends: set[int], never: set[int], conf
 
 
 def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: bool, reference: bool) -> None:
-    """Codes of all text chunks and the windows they make, cut where the loop hands codes on."""
+    """Speech tokens of all text chunks and their windows, cut as in `SpeechCall.cuts`."""
     tts = stream.speaker.model.tts
     cutter = TokenWindows(min_chunk=25 if reference else 5)
     for start in range(0, len(said.ids), 10):
@@ -374,11 +373,11 @@ def speak(stream: PlainStream, said: Plain, hidden: list[Tensor], is_finished: b
         for begin, end in zip((0, *cuts), (*cuts, len(speech_tokens)), strict=True):
             windows = cutter.push(speech_tokens[begin:end])
             if windows:
-                cutter.least = min(2 * cutter.least, 25)
+                cutter.grow()
             said.windows += windows
     said.windows += cutter.push([], last=True)
 
 
 def rows_of(runner: Runner, slot: int) -> list[Tensor]:
-    """Copies of a slot's context, keys and values of every layer."""
+    """A copy of a slot's context: keys and values of every layer."""
     return [tensor.clone() for tensor in runner.state.llm.save(slot, runner.context_len(slot))]

@@ -21,7 +21,7 @@ from tests.worker.chat.half_duplex_driver import (
     script,
 )
 from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, make_parts, rows_of, short_chunks
-from tests.worker.loop.engines import assert_told, make_config, voice
+from tests.worker.loop.engines import assert_same_events, make_config, voice
 from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
 from worker.engine import Engine
@@ -284,7 +284,7 @@ def test_take_back_removes_the_round(
     for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
         assert torch.equal(one, other), "expected the context as it was"
     assert talk.talk.take_back().result() is False
-    assert_told("conversation", [first, talk.say(question)], undisturbed)
+    assert_same_events("conversation", [first, talk.say(question)], undisturbed)
 
 
 @pytest.mark.parametrize("stage", ["encode_clips", "feed", "step"])
@@ -316,7 +316,7 @@ def test_failed_round_leaves_no_trace(
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 2
     for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
         assert torch.equal(one, other), "expected the context as it was"
-    assert_told("conversation", [first, talk.say(question)], undisturbed)
+    assert_same_events("conversation", [first, talk.say(question)], undisturbed)
 
 
 def test_stop_takes_effect_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
@@ -379,7 +379,7 @@ def test_concurrent_conversations_stay_independent(
     engine.settle()
     for talk in talks:
         results = [event for event in talk.events if isinstance(event, ReplyResult)]
-        assert_told(talk.name, results, undisturbed)
+        assert_same_events(talk.name, results, undisturbed)
 
 
 # --- on the engine's thread ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One reply's token machine: its end, its text chunks, and the same cut into the public implementation's calls."""
+"""The reply state machine: its end, its text chunks, and a comparison with the calls of the public implementation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ def make(*, max_new_tokens: int = 256, compat: bool = False) -> Reply:
 
 @dataclass
 class Run:
-    """What a driver saw. rows: the hidden buffer by place. chunk_starts: samples drawn before each sampler chunk."""
+    """Steps of a reply. rows: hidden rows by place. chunk_starts: tokens sampled before each sampler chunk."""
 
     reply: Reply
     fed: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ def test_only_the_last_text_chunk_is_finished(compat: bool, n: int, sizes: list[
 
 
 @both
-def test_a_full_chunk_waits_for_the_token_behind_it(compat: bool) -> None:
+def test_full_chunk_waits_for_the_next_token(compat: bool) -> None:
     reply = make(compat=compat)
     reply.start()
     for token in text(10):
@@ -140,7 +140,7 @@ def test_compat_rounds_the_limit_up_and_finishes_no_chunk_there(limit: int, n: i
 
 
 @both
-def test_a_terminator_behind_the_limit_is_a_stop(compat: bool) -> None:
+def test_terminator_after_the_limit_is_a_stop(compat: bool) -> None:
     run = drive(make(max_new_tokens=20, compat=compat), [*text(20), STOP])
     assert (run.reply.stopped, run.chunks) == ("stop", [(text(10), False), (text(10, 10), True)])
 
@@ -156,7 +156,7 @@ def test_interrupt(compat: bool) -> None:
 
 
 @both
-def test_interrupt_discards_a_chunk_not_handed_over(compat: bool) -> None:
+def test_interrupt_discards_a_chunk_that_was_not_taken(compat: bool) -> None:
     reply = make(compat=compat)
     reply.start()
     for token in text(11):
@@ -166,7 +166,7 @@ def test_interrupt_discards_a_chunk_not_handed_over(compat: bool) -> None:
     assert (reply.take_chunk(), reply.ids, reply.begins_chunk) == (None, text(11), False)
 
 
-def test_calls_out_of_order_are_our_mistake() -> None:
+def test_refuses_calls_out_of_order() -> None:
     with pytest.raises(AssertionError, match="take"):
         make().take(3)
     started = make()
@@ -186,7 +186,7 @@ def test_calls_out_of_order_are_our_mistake() -> None:
         make(max_new_tokens=0)
 
 
-def test_a_chunk_left_behind_is_our_mistake() -> None:
+def test_refuses_a_chunk_that_was_not_taken() -> None:
     reply = make()
     reply.start()
     with pytest.raises(AssertionError, match="take_chunk"):
@@ -194,11 +194,11 @@ def test_a_chunk_left_behind_is_our_mistake() -> None:
             reply.take(token)
 
 
-# against calls
+# compared with calls
 
 
 def by_calls(sampled: Sequence[int], max_new_tokens: int) -> tuple[list[tuple[list[int], bool]], list[int], int]:
-    """The public implementation: calls of 11, 10, 10, ... samples, each handing on what was fed during it.
+    """The public implementation: calls of 11, 10, 10, ... samples, each returning the tokens it fed.
 
     Gives text chunks with their finished flag, samples drawn before each call, and all samples drawn.
     """
@@ -238,7 +238,7 @@ def test_compat_equals_calls(sampled: list[int], limit: int) -> None:
 
 @settings(max_examples=300)
 @given(replies, st.integers(1, 45), st.booleans(), st.none() | st.integers(0, 45))
-def test_every_reply(sampled: list[int], limit: int, compat: bool, interrupt_after: int | None) -> None:
+def test_invariants_of_any_reply(sampled: list[int], limit: int, compat: bool, interrupt_after: int | None) -> None:
     run = drive(make(max_new_tokens=limit, compat=compat), sampled, interrupt_after=interrupt_after)
     reply = run.reply
     assert reply.ids == run.fed == sampled[: len(run.fed)]

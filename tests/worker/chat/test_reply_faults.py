@@ -1,4 +1,4 @@
-"""Turn-based answers when something goes wrong: whom it reaches, and what is left of the answer."""
+"""Failures of turn-based replies: which sessions they affect, and what is left of the reply."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,12 +18,12 @@ from tests.worker.chat.reply_engine import (
     AnsweringEngine,
     alone,
     answering,
-    heard_alone,
     make_parts,
     partials,
+    replies_alone,
     short_chunks,
 )
-from tests.worker.loop.engines import assert_told
+from tests.worker.loop.engines import assert_same_events
 from worker.assembly.parts import EngineParts
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET
 from worker.loop.results import Event, Failure, ReplyResult
@@ -43,27 +43,27 @@ def engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
 
 @pytest.fixture(scope="module")
 def expected(parts: EngineParts) -> dict[str, list[Event]]:
-    return heard_alone(parts)
+    return replies_alone(parts)
 
 
 def break_down(
     monkeypatch: pytest.MonkeyPatch, owner: Any, stage: str, slot: int, after: int = 0, job: Any = None
 ) -> None:
-    """A stage fails whenever a slot takes part, from some call of its on; with a job until that has noticed."""
+    """Make a stage fail for a slot from a given call on; with `job` only until the job has recorded the error."""
     real, count = getattr(owner, stage), [0]
 
-    def call(slots: Sequence[Any], *given: Any, **knobs: Any) -> Any:
+    def call(slots: Sequence[Any], *given: Any, **settings: Any) -> Any:
         if slot in [one.session if isinstance(one, Chunk) else one for one in slots]:
             count[0] += 1
             if count[0] > after and (job is None or job.error is None):
                 raise RuntimeError("broken")
-        return real(slots, *given, **knobs)
+        return real(slots, *given, **settings)
 
     monkeypatch.setattr(owner, stage, call)
 
 
 @pytest.mark.parametrize(("stage", "after"), [("feed", 0), ("step", 0), ("step", 13)])
-def test_an_answer_that_fails_harms_nobody(
+def test_failed_reply_affects_no_other_session(
     engine: AnsweringEngine, stage: str, after: int, monkeypatch: pytest.MonkeyPatch, expected: dict[str, list[Event]]
 ) -> None:
     bad = engine.ask("bad", ASKED, config=LONGER)
@@ -72,14 +72,14 @@ def test_an_answer_that_fails_harms_nobody(
     engine.settle()
     failure = engine.take("bad")[-1]
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
-    assert_told("neighbour", engine.heard("good"), expected["spoken"])
+    assert_same_events("neighbour", engine.received("good"), expected["spoken"])
     assert len(engine.sessions) == 0
 
 
-def test_a_step_that_fails_does_not_show_in_what_others_speak_meanwhile(
+def test_failed_step_does_not_change_the_speech_of_others(
     engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their speech is undone with their text, and has to come out the same, recent codes of text chunks before too."""
+    """Their speech is undone with their text and drawn again, with the token history of earlier text chunks."""
     config = LONGER.model_copy(update={"max_new_tokens": 26, "tts_repetition_penalty": 4.0})
     with short_chunks(MANY):
         expected = alone(engine, config)
@@ -88,10 +88,10 @@ def test_a_step_that_fails_does_not_show_in_what_others_speak_meanwhile(
         break_down(monkeypatch, engine.duplex, "step", bad.slot, 22)
         engine.settle()
     assert isinstance(engine.take("bad")[-1], Failure)
-    assert_told("neighbour", engine.heard("good"), expected)
+    assert_same_events("neighbour", engine.received("good"), expected)
 
 
-def test_odd_logits_fail_an_answer_only(
+def test_nan_logits_fail_one_reply(
     engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch, expected: dict[str, list[Event]]
 ) -> None:
     bad = engine.ask("bad", ASKED, config=SPOKEN)
@@ -106,7 +106,7 @@ def test_odd_logits_fail_an_answer_only(
     monkeypatch.setattr(engine.duplex, "step", odd)
     engine.settle()
     assert isinstance(engine.take("bad")[-1].error, NumericsError)
-    assert_told("neighbour", engine.heard("good"), expected["spoken"])
+    assert_same_events("neighbour", engine.received("good"), expected["spoken"])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_odd_logits_fail_an_answer_only(
         ("start", 1, "reference"),
     ],
 )
-def test_a_voice_that_fails_leaves_the_text(
+def test_failed_speech_keeps_the_text(
     engine: AnsweringEngine,
     stage: str,
     after: int,
@@ -133,13 +133,13 @@ def test_a_voice_that_fails_leaves_the_text(
     bad = engine.ask("bad", ASKED, config=SETTINGS[compat])
     engine.ask("good", ASKED, config=SPOKEN)
     owner = engine.vocoder if stage == "start" else engine.duplex.speaker
-    number = bad.voice.slot if stage == "start" else bad.slot
+    number = bad.speech.vocoder_slot if stage == "start" else bad.slot
     job = next(job for job in engine.loop.jobs if job.session is bad)
     break_down(monkeypatch, owner, stage, number, after, job)
     late: list[Exception] = []
-    engine.observer.spoke = lambda session, *_: session == "bad" and job.error and late.append(job.error)
+    engine.observer.speech_call_ended = lambda session, *_: session == "bad" and job.error and late.append(job.error)
     engine.settle()
-    assert not late, "expected no speech behind the failure"
+    assert not late, "expected no speech after the failure"
     events = engine.take("bad")
     result = events[-1]
     assert isinstance(result, ReplyResult), f"expected a result, got {result}"
@@ -148,12 +148,12 @@ def test_a_voice_that_fails_leaves_the_text(
     assert "".join(piece.text for piece in partials(events)) == whole.text
     n_samples = 0 if result.pcm is None else len(result.pcm)
     assert n_samples < len(whole.pcm) and sum(len(p.pcm) for p in partials(events) if p.pcm is not None) == n_samples
-    assert_told("neighbour", engine.heard("good"), expected["spoken"])
+    assert_same_events("neighbour", engine.received("good"), expected["spoken"])
     monkeypatch.undo()
-    assert_told("the next one in that slot", alone(engine), expected["spoken"])
+    assert_same_events("the next one in that slot", alone(engine), expected["spoken"])
 
 
-def test_text_may_fail_behind_the_voice(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_fails_after_its_speech(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 40}))
     break_down(monkeypatch, engine.duplex.speaker, "begin", bad.slot)
     break_down(monkeypatch, engine.duplex, "step", bad.slot, 25)
@@ -161,7 +161,7 @@ def test_text_may_fail_behind_the_voice(engine: AnsweringEngine, monkeypatch: py
     assert isinstance(failure, Failure) and str(failure.error) == "broken"
 
 
-def test_what_does_not_fit_is_refused_at_once(engine: AnsweringEngine) -> None:
+def test_refuses_a_conversation_beyond_the_context(engine: AnsweringEngine) -> None:
     n = len(engine.content(ASKED))
     room = LLM_LEN - n
     with pytest.raises(ContextOverflowError, match=rf"expected at most {LLM_LEN} rows.+got {n} \+ {room + 1}"):
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_at_once(engine: AnsweringEngine) -> None:
         engine.sessions.close(session)
 
 
-def test_without_a_voice_nothing_is_kept_from_being_written(engine: AnsweringEngine) -> None:
+def test_without_a_voice_every_token_is_allowed(engine: AnsweringEngine) -> None:
     for speaker, expected in ((None, REPLY_TEXT_SET), (0, REPLY_SET)):
         session = engine.ask("a", ASKED, config=SPOKEN, speaker=speaker)
         assert int(engine.duplex.state.text.set_index[session.slot]) == expected

@@ -1,4 +1,4 @@
-"""Turn-based answers: what they say, in what pieces, how they end, and beside whom."""
+"""Turn-based replies: text and speech, partial results, ends, and independence of other sessions."""
 
 import queue
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from tests.worker.chat.reply_engine import (
     AnsweringEngine,
     alone,
     answering,
-    heard_alone,
     make_parts,
     partials,
     plain_answer,
+    replies_alone,
     script,
     short_chunks,
     words,
 )
 from tests.worker.engine.mixed_jobs import ANSWERS, Mixed, all_at_once, one_by_one
-from tests.worker.loop.engines import assert_told, make_config, short_speech, voice
+from tests.worker.loop.engines import assert_same_events, make_config, short_speech, voice
 from worker.assembly.parts import EngineParts
 from worker.chat.config import ReplyConfig
 from worker.engine import Engine
@@ -39,7 +39,7 @@ from worker.loop.results import Event, Failure, Prefilled, ReplyResult
 from worker.loop.session import OrderError
 
 GREEDY = {"decode_mode": "greedy", "tts_temperature": 1e-5}
-SILENCE = 3  # codes in front of every turn
+SILENCE = 3  # silence tokens at the start of every turn
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def engine(parts: EngineParts) -> Iterator[AnsweringEngine]:
 
 @pytest.fixture(scope="module")
 def expected(parts: EngineParts) -> dict[str, list[Event]]:
-    return heard_alone(parts)
+    return replies_alone(parts)
 
 
-# --- what they say -------------------------------------------------------------------------------
+# --- text and speech -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
@@ -66,7 +66,7 @@ def expected(parts: EngineParts) -> dict[str, list[Event]]:
     ("speak", "n", "factor", "speech_tokens"),
     [(False, 23, 1.3, 0), (True, 9, 1.02, 5), (True, 10, 1.3, 5), (True, 23, 1.3, MANY)],
 )
-def test_an_answer_equals_the_plain_loop(
+def test_reply_equals_the_plain_loop(
     engine: AnsweringEngine, compat: str, speak: bool, n: int, factor: float, speech_tokens: int
 ) -> None:
     config = ReplyConfig(
@@ -80,13 +80,13 @@ def test_an_answer_equals_the_plain_loop(
 
 def assert_equals_plain(engine: AnsweringEngine, config: ReplyConfig, expected: Any) -> None:
     windows: list[tuple[tuple[int, ...], bool]] = []
-    engine.observer.voiced = lambda session, speech_tokens, last: windows.append((speech_tokens, last))
+    engine.observer.window_voiced = lambda session, speech_tokens, last: windows.append((speech_tokens, last))
     engine.ask("a", ASKED, config=config)
     got = engine.outcome("a")
     assert got.voice_error is None, f"expected no error, got {got.voice_error}"
     assert list(got.tokens) == expected.ids, f"ids: expected {expected.ids}, got {got.tokens}"
     assert got.n_speech_tokens == len(expected.speech_tokens), (
-        f"codes: expected {len(expected.speech_tokens)}, got {got.n_speech_tokens}"
+        f"speech tokens: expected {len(expected.speech_tokens)}, got {got.n_speech_tokens}"
     )
     assert windows == expected.windows, f"windows: expected {expected.windows}, got {windows}"
     assert got.context_len == got.n_prompt + len(expected.ids)
@@ -96,10 +96,10 @@ def assert_equals_plain(engine: AnsweringEngine, config: ReplyConfig, expected: 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_speech_equals_the_plain_loop_where_it_ends(
+def test_speech_that_ends_early_equals_the_plain_loop(
     engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch, kind: str, compat: str
 ) -> None:
-    """Every way of attention between text chunks; text chunks whose speech ends by itself."""
+    """Every attention type between text chunks, with chunks whose speech ends before its limit."""
     if (kind, compat) == ("reindex", "reference"):
         pytest.skip("the plain loop turns the keys")
     config = ReplyConfig(max_new_tokens=30, speak=True, compat=compat, seed=4, repetition_penalty=1.3, **GREEDY)
@@ -117,7 +117,7 @@ def test_speech_equals_the_plain_loop_where_it_ends(
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
 @pytest.mark.parametrize("speak", [False, True])
-def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, compat: str) -> None:
+def test_partial_results_add_up_to_the_reply(engine: AnsweringEngine, speak: bool, compat: str) -> None:
     config = WRITTEN.model_copy(update={"speak": speak, "compat": compat})
     engine.ask("a", ASKED, config=config)
     result = engine.outcome("a")
@@ -133,22 +133,22 @@ def test_pieces_together_are_the_answer(engine: AnsweringEngine, speak: bool, co
     if speak:
         assert np.array_equal(np.concatenate(sounds), result.pcm)
         assert len(result.pcm) == 960 * (SILENCE + result.n_speech_tokens), (
-            f"expected all codes once, got {len(result.pcm)}"
+            f"expected all speech tokens once, got {len(result.pcm)}"
         )
         assert result.times.first_sound < result.times.total
     assert result.voice_error is None
-    assert len(engine.sessions) == 0, "expected the session to end behind its answer"
+    assert len(engine.sessions) == 0, "expected the session to end after its reply"
 
 
-def test_sound_leaves_early_and_text_at_once(engine: AnsweringEngine) -> None:
+def test_emits_early_sound_and_text_per_token(engine: AnsweringEngine) -> None:
     sizes: list[int] = []
     script(engine, a=words(engine, 24))
-    engine.observer.voiced = lambda session, speech_tokens, last: sizes.append(len(speech_tokens) - 3)
+    engine.observer.window_voiced = lambda session, speech_tokens, last: sizes.append(len(speech_tokens) - 3)
     engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": True}))
     with short_chunks(MANY):
         result = engine.outcome("a")
-    assert sizes[0] == 10, f"first window: expected 10 codes besides the look-ahead, got {sizes[0]}"
-    assert all(size >= 10 for size in sizes[1:-1]), f"later windows: expected more and more codes, got {sizes}"
+    assert sizes[0] == 10, f"first window: expected 10 speech tokens beside the lookahead, got {sizes[0]}"
+    assert all(size >= 10 for size in sizes[1:-1]), f"later windows: expected growing windows, got {sizes}"
     pieces = partials(engine.take("a"))
     spoken = [number for number, piece in enumerate(pieces) if piece.pcm is not None]
     texts = [number for number, piece in enumerate(pieces) if piece.text]
@@ -156,21 +156,21 @@ def test_sound_leaves_early_and_text_at_once(engine: AnsweringEngine) -> None:
     assert spoken[0] < texts[-1], "expected sound before the text is complete"
 
 
-def test_in_reference_text_leaves_with_its_sound(engine: AnsweringEngine) -> None:
+def test_reference_emits_text_with_its_sound(engine: AnsweringEngine) -> None:
     config = WRITTEN.model_copy(update={"speak": True, "compat": "reference"})
     engine.ask("a", ASKED, config=config)
     with short_chunks(MANY):
         result = engine.outcome("a")
     pieces = partials(engine.take("a"))
     assert all(piece.pcm is not None for piece in pieces), "expected no text without sound"
-    # 30 codes a text chunk: each of the first windows of 25 is the first of a chunk.
+    # 30 speech tokens per text chunk: each of the first windows of 25 begins a chunk.
     decode = engine.language.tokenizer.decode
     chunks = [decode(result.tokens[at : at + 10], skip_special=False) for at in range(0, len(result.tokens), 10)]
     assert [piece.text for piece in pieces] == [*chunks, ""], f"expected {chunks}, got {pieces}"
 
 
 @pytest.mark.parametrize("parts_asked", [(ASKED,), (picture(60, 60), "What is this?"), (sound(20_000), "and this?")])
-def test_written_answers_equal_chat(
+def test_written_replies_equal_chat(
     engine: AnsweringEngine, parts_asked: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ReplyConfig(max_new_tokens=20, repetition_penalty=1.0, length_penalty=1.0, decode_mode="greedy")
@@ -185,7 +185,7 @@ def test_written_answers_equal_chat(
     assert got.n_prompt == len(chat.read(messages, config.prompt_options()).ids)
 
 
-def test_seeds_decide(engine: AnsweringEngine) -> None:
+def test_seed_determines_the_reply(engine: AnsweringEngine) -> None:
     said = []
     for seed in (1, 1, 2):
         (*_, result) = alone(engine, SPOKEN.model_copy(update={"seed": seed}))
@@ -193,12 +193,12 @@ def test_seeds_decide(engine: AnsweringEngine) -> None:
     assert said[0] == said[1] and said[0] != said[2]
 
 
-# --- how they end --------------------------------------------------------------------------------
+# --- ends --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
 @pytest.mark.parametrize("speak", [False, True])
-def test_an_end_as_first_token_is_an_empty_answer(engine: AnsweringEngine, compat: str, speak: bool) -> None:
+def test_terminator_as_first_token_is_an_empty_reply(engine: AnsweringEngine, compat: str, speak: bool) -> None:
     script(engine, a=[engine.language.special.im_end])
     engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"speak": speak, "compat": compat}))
     result = engine.outcome("a")
@@ -215,7 +215,7 @@ def test_an_end_as_first_token_is_an_empty_answer(engine: AnsweringEngine, compa
         ("endoftext", "reference", False),
     ],
 )
-def test_what_ends_an_answer(engine: AnsweringEngine, end: str, compat: str, ends: bool) -> None:
+def test_ids_that_end_a_reply(engine: AnsweringEngine, end: str, compat: str, ends: bool) -> None:
     said = [*words(engine, 12), getattr(engine.language.special, end)]
     script(engine, a=said)
     engine.ask("a", ASKED, config=WRITTEN.model_copy(update={"compat": compat}))
@@ -224,8 +224,8 @@ def test_what_ends_an_answer(engine: AnsweringEngine, end: str, compat: str, end
 
 
 @pytest.mark.parametrize("n", [1, 9, 10, 11, 20])
-def test_all_that_is_said_is_voiced(engine: AnsweringEngine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text chunks of 10 tokens; the last one says that the text ends."""
+def test_every_token_is_voiced(engine: AnsweringEngine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text chunks of 10 tokens; the last one carries the end of text."""
     condition, chunks = engine.duplex.speaker.condition, []
 
     def watched(slots: Sequence[int], ids: Sequence[list[int]], ends: Sequence[bool]) -> Any:
@@ -242,7 +242,7 @@ def test_all_that_is_said_is_voiced(engine: AnsweringEngine, n: int, monkeypatch
     assert (result.stopped, result.text) == ("stop", "x" * n)
 
 
-def test_a_break_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> None:
+def test_interrupt_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> None:
     config = SPOKEN.model_copy(update={"max_new_tokens": 60})
     script(engine, a=words(engine, 60))
     session = engine.ask("a", ASKED, config=config)
@@ -256,10 +256,10 @@ def test_a_break_ends_the_text_at_the_next_token(engine: AnsweringEngine) -> Non
     assert result.stopped == "interrupted"
     assert result.tokens == tuple(words(engine, n_tokens)) and result.text == "x" * n_tokens
     assert result.context_len == result.n_prompt + n_tokens, "expected all that was said in the context, and no more"
-    assert not session.break_asked
+    assert not session.interrupt_requested
 
 
-def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> None:
+def test_interrupt_ends_the_speech_after_the_text(engine: AnsweringEngine) -> None:
     config = SPOKEN.model_copy(update={"max_new_tokens": 11})
     said = words(engine, 11)
     script(engine, alone=said, a=said)
@@ -268,7 +268,7 @@ def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> Non
         session = engine.ask("a", ASKED, config=config)
         engine.run_until(lambda: engine.loop.jobs[0].is_text_done)
         engine.run_until(lambda: any(piece.pcm is not None for piece in partials(engine.events["a"])))
-        assert not engine.loop.is_idle, "expected speech behind the text"
+        assert not engine.loop.is_idle, "expected speech after the text"
         engine.sessions.break_speech(session)
         assert not engine.step(), "expected the answer to be over at once"
     result = engine.take("a")[-1]
@@ -276,10 +276,10 @@ def test_a_break_ends_the_speech_behind_the_text(engine: AnsweringEngine) -> Non
     assert len(result.pcm) < len(whole.pcm)
     script(engine, alone=said)
     with short_chunks(MANY):
-        assert_told("the next answer", alone(engine, config)[-1:], [whole])
+        assert_same_events("the next answer", alone(engine, config)[-1:], [whole])
 
 
-def test_a_break_before_the_first_token(engine: AnsweringEngine) -> None:
+def test_interrupt_before_the_first_token(engine: AnsweringEngine) -> None:
     session = engine.ask("a", ASKED, config=SPOKEN)
     engine.sessions.break_speech(session)
     result = engine.outcome("a")
@@ -287,23 +287,23 @@ def test_a_break_before_the_first_token(engine: AnsweringEngine) -> None:
     assert result.context_len == result.n_prompt
 
 
-def test_a_session_that_is_over_takes_nothing(engine: AnsweringEngine) -> None:
+def test_ended_session_refuses_commands(engine: AnsweringEngine) -> None:
     session = engine.ask("a", ASKED, config=WRITTEN)
     engine.settle()
     with pytest.raises(OrderError, match="expected a prepared session, got closed"):
         engine.sessions.break_speech(session)
 
 
-def test_closing_drops_an_answer(engine: AnsweringEngine) -> None:
+def test_closing_drops_a_reply(engine: AnsweringEngine) -> None:
     session = engine.ask("a", ASKED, config=SPOKEN)
     engine.run_until(lambda: bool(partials(engine.events["a"])))
     n = len(engine.events["a"])
     engine.sessions.close(session)
     engine.settle()
-    assert len(engine.events["a"]) == n, "expected nothing more to be told"
+    assert len(engine.events["a"]) == n, "expected no further events"
 
 
-# --- beside whom ---------------------------------------------------------------------------------
+# --- other sessions ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -313,41 +313,45 @@ def separate(parts: EngineParts) -> dict[str, list[Event]]:
 
 
 @pytest.mark.parametrize("order", range(3))
-def test_neighbours_change_nothing(engine: AnsweringEngine, order: int, separate: dict[str, list[Event]]) -> None:
+def test_events_do_not_depend_on_other_sessions(
+    engine: AnsweringEngine, order: int, separate: dict[str, list[Event]]
+) -> None:
     engine.use(engine.vocoder, Mixed(listen=0.2))
     assert all(isinstance(separate[name][-1], ReplyResult) for name in ANSWERS)
     assert any(getattr(event, "pcm", None) is not None for event in separate["duplex"])
     for name, events in all_at_once(engine, list(ANSWERS), np.random.default_rng(order)).items():
-        assert_told(name, events, separate[name])
+        assert_same_events(name, events, separate[name])
 
 
-def test_neighbours_change_no_sample(engine: AnsweringEngine) -> None:
-    """The real vocoder."""
+def test_sound_does_not_depend_on_other_sessions(engine: AnsweringEngine) -> None:
+    """With the real vocoder."""
     engine.use(engine.parts.vocoder, Mixed(listen=0.0))
     names = ["warm", "reference"]
     expected = one_by_one(engine, names, n_units=1)
     for name, events in all_at_once(engine, names, np.random.default_rng(3), n_units=1).items():
-        assert_told(name, events, expected[name])
+        assert_same_events(name, events, expected[name])
 
 
-# --- on the engine's thread ----------------------------------------------------------------------
+# --- engine thread ----------------------------------------------------------------------
 
 
-def test_an_engine_chats(parts: EngineParts) -> None:
-    told: queue.Queue[Event] = queue.Queue()
+def test_engine_chat(parts: EngineParts) -> None:
+    received: queue.Queue[Event] = queue.Queue()
     messages = [{"role": "user", "content": ASKED}]
     with short_chunks(), Engine(parts, make_config(3, LLM_LEN)) as engine:
         with pytest.raises(MessageError):
-            engine.chat("a", [], None, told.put)
+            engine.chat("a", [], None, received.put)
         for _ in range(2):
-            engine.chat("a", messages, SPOKEN, told.put, voice=voice(0)).result(10)
-            events = [told.get(timeout=10)]
+            engine.chat("a", messages, SPOKEN, received.put, voice=voice(0)).result(10)
+            events = [received.get(timeout=10)]
             while not isinstance(events[-1], ReplyResult | Failure):
-                events.append(told.get(timeout=10))
+                events.append(received.get(timeout=10))
             assert isinstance(events[0], Prefilled)
             assert events[-1].pcm is not None, f"expected sound, got {events[-1]}"
-        handle = engine.chat("b", messages, SPOKEN.model_copy(update={"max_new_tokens": 200}), told.put, voice=voice(0))
+        handle = engine.chat(
+            "b", messages, SPOKEN.model_copy(update={"max_new_tokens": 200}), received.put, voice=voice(0)
+        )
         handle.result(10).close().result(10)
         assert engine.n_free() == 3, "expected a slot of a chat that is closed to be free"
         with pytest.raises(ContextOverflowError):
-            engine.chat("c", messages, WRITTEN.model_copy(update={"max_new_tokens": 4000}), told.put).result(10)
+            engine.chat("c", messages, WRITTEN.model_copy(update={"max_new_tokens": 4000}), received.put).result(10)

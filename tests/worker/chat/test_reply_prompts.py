@@ -1,4 +1,4 @@
-"""How an answer's prompt is fed: in pieces between others' tokens, and in rows of its own number."""
+"""Prefill of a reply's prompt: in parts between other sessions' tokens, and in the smallest bucket."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.worker.chat.reply_engine import WRITTEN, AnsweringEngine, make_parts,
 from worker.loop.results import Prefilled
 
 
-def test_a_long_prompt_is_fed_in_pieces_between_others_tokens() -> None:
+def test_long_prompt_is_fed_in_parts_between_other_tokens() -> None:
     engine = AnsweringEngine(make_parts(2, rows=(16,)))
     greedy = WRITTEN.model_copy(update={"decode_mode": "greedy"})
     question = (picture(60, 60), "What is it? " * 8)
@@ -27,7 +27,7 @@ def test_a_long_prompt_is_fed_in_pieces_between_others_tokens() -> None:
     assert got.tokens == whole.outcome("long").tokens
 
 
-def test_few_rows_are_not_padded_to_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_prompt_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = AnsweringEngine(make_parts(2, rows=(16, 64)))
     fed: list[list[int]] = []
     feed = engine.duplex.feed

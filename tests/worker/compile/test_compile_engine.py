@@ -15,7 +15,15 @@ from models.layers.vpm import VisionLayer
 from models.stages.speech_steps import Speaker
 from tests.models.graphs.fake_captures import Replayed
 from tests.worker.compile.compile_stubs import StubModel, capture_without, failing
-from tests.worker.loop.engines import ALOUD, Director, SmallEngine, assert_told, make_config, make_prompt, short_speech
+from tests.worker.loop.engines import (
+    ALOUD,
+    Director,
+    SmallEngine,
+    assert_same_events,
+    make_config,
+    make_prompt,
+    short_speech,
+)
 from worker.assembly import backend_flags
 from worker.compile import compile_engine as compile_module
 from worker.compile import graph_compiler
@@ -80,7 +88,7 @@ def test_every_call_of_a_conversation_replays_a_graph(made: list[Replayed]) -> N
         for each in (plain, engine):
             converse(each)
     for name, expected in plain.events.items():
-        assert_told(name, engine.events[name], expected)
+        assert_same_events(name, engine.events[name], expected)
     replayed = {graph.name for graph in made if graph.n_replays}
     expected = set(SERVING) - {"llm_evict"}
     assert replayed == expected, f"expected all but eviction, got {sorted(replayed)}"
@@ -97,7 +105,7 @@ def test_failed_batch_keeps_the_sessions_conditions(made: list[Replayed]) -> Non
                 converse(each)
             assert n_failed[0], "expected a batch to fail"
     for name, expected in plain.events.items():
-        assert_told(name, engine.events[name], expected)
+        assert_same_events(name, engine.events[name], expected)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +197,7 @@ def test_compiles_targets_in_order_and_nothing_later() -> None:
             converse(each)
     assert watch.check() == CompileCounts(), f"compiled while serving: {watch.check()}"
     for name, expected in plain.events.items():
-        assert_told(name, engine.events[name], expected)
+        assert_same_events(name, engine.events[name], expected)
     before = compile_counters()
     uncompile_engine(engine.parts)
     torch._dynamo.reset()

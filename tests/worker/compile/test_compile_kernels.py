@@ -158,7 +158,7 @@ def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) 
     assert result.regions["unit_step"].sizes["kv"] == [64, 128, LLM_LEN]
     with short_speech():
         session = engine.open("s", ALOUD, make_prompt(speaker=0))
-        outcome = [engine.say(session, n) for n in range(2)]
+        outcome = [engine.run_unit(session, n) for n in range(2)]
     assert not [one for one in outcome if isinstance(one, Failure)], outcome
     used = {graph.bucket["kv"] for graph in made if graph.name == "unit_prefill" and graph.n_replays}
     assert used and max(used) < LLM_LEN and table.n_skipped == 0, used
@@ -166,7 +166,7 @@ def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) 
 
 def test_engine_has_sizes_for_kernels_and_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocoder that no kernels suit is built with those of compiled layers."""
-    monkeypatch.setattr(building, "_make_room", lambda model: None)
+    monkeypatch.setattr(building, "_use_kernels", lambda model: None)
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: {})
     config = make_config(compile=CompileConfig(enabled=True))
     for wanted in (True, False):
@@ -204,7 +204,7 @@ def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: 
 
     monkeypatch.setattr(vocoders, "flow_backend", flow_backend)
     monkeypatch.setattr(vocoders, "hift_backend", hift_backend)
-    with mock.patch.multiple(building, wants_kernels=lambda *_: True, _make_room=lambda *_: None):
+    with mock.patch.multiple(building, wants_kernels=lambda *_: True, _use_kernels=lambda *_: None):
         engine = SmallEngine()
     assert engine.vocoder.regions.kernels == set(regions)
     return engine
@@ -342,7 +342,7 @@ def test_vocoder_uses_kernels_as_the_model_does(
         return Vocoder(*given, **more)
 
     monkeypatch.setattr(building, "wants_kernels", lambda *_: wanted)
-    monkeypatch.setattr(building, "_make_room", lambda model: None)
+    monkeypatch.setattr(building, "_use_kernels", lambda model: None)
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("backend_flags"))
     monkeypatch.setattr(building, "Vocoder", make)
     config = make_config(compile=CompileConfig(enabled=compiles))

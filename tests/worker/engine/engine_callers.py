@@ -1,4 +1,4 @@
-"""An engine on its thread, sessions that talk to it from outside, and a way to hold it up in the middle of a unit."""
+"""An engine on its thread, sessions that use it from other threads, and an observer that blocks it within a unit."""
 
 import queue
 import threading
@@ -9,15 +9,16 @@ from typing import Any
 
 from tests.worker.loop.engines import ALOUD, QUIET, Director, make_config, make_parts, make_prompt, make_sound
 from worker.config.session import WindowConfig
-from worker.engine import Engine, Handle
+from worker.engine import Engine
 from worker.loop.results import Event, Failure, UnitResult
+from worker.loop.session_handle import SessionHandle
 
-PATIENCE_S = 60.0  # nothing here takes a second, but the machine may have other things to do
+PATIENCE_S = 60.0  # every step takes less than a second on an idle machine
 TIGHT = ALOUD.model_copy(update={"window": WindowConfig(mode="basic", high_tokens=40, low_tokens=20)})
 
 
 class Turnstile(Director):
-    """Holds the engine's thread up in the middle of a session's unit."""
+    """Blocks the engine thread within a session's unit."""
 
     def __init__(self) -> None:
         super().__init__(listen=0.0)
@@ -28,11 +29,11 @@ class Turnstile(Director):
         super().prefilled(session, logits)
         if session == self.name:
             self.reached.set()
-            assert self.free.wait(PATIENCE_S), "expected to be let through"
+            assert self.free.wait(PATIENCE_S), "expected to be released"
 
     @contextmanager
     def holding(self, name: str, begin: Callable[[], object]) -> Iterator[None]:
-        """While inside, the thread stands in the unit that `begin` sends."""
+        """Block the thread in the unit that `begin` sends until the context ends."""
         self.name = name
         self.reached.clear()
         self.free.clear()
@@ -46,18 +47,18 @@ class Turnstile(Director):
 
 
 class Talker:
-    """A session of a running engine, and its events."""
+    """A session of a running engine and its events."""
 
     def __init__(self, engine: Engine, name: str, config: Any = QUIET, **prompt: Any):
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.handle: Handle = engine.open(name, config, self.events.put).result(PATIENCE_S)
+        self.handle: SessionHandle = engine.open(name, config, self.events.put).result(PATIENCE_S)
         self.handle.prepare(make_prompt(**prompt)).result(PATIENCE_S)
 
-    def send(self, seed: int, **knobs: Any) -> Future[None]:
-        return self.handle.send(make_sound(seed), **knobs)
+    def send(self, seed: int, **settings: Any) -> Future[None]:
+        return self.handle.send(make_sound(seed), **settings)
 
-    def hear(self, n: int = 1) -> list[Event]:
-        """All events up to the n-th outcome."""
+    def wait(self, n: int = 1) -> list[Event]:
+        """Events up to and including the n-th outcome."""
         events: list[Event] = []
         while sum(isinstance(event, UnitResult | Failure) for event in events) < n:
             events.append(self.events.get(timeout=PATIENCE_S))

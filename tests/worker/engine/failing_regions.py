@@ -1,4 +1,4 @@
-"""Regions that fail on purpose: for one slot, before or after the real one ran, or with numbers that are none."""
+"""Injects failures into regions: for one slot, before or after the real call, or as NaN in the output."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ from torch import Tensor
 from models.graphs.region_graphs import RegionTable
 
 When = Literal["before", "after", "once"]
-Touches = Callable[[tuple[Tensor, ...]], bool]  # whether a call's tensors are of somebody
+Touches = Callable[[tuple[Tensor, ...]], bool]  # whether a call's tensors concern the session under test
 
 
 class Broken(RuntimeError):
-    """What a broken region raises."""
+    """Raised by a broken region."""
 
 
 @contextmanager
 def broken(table: RegionTable, name: str, touches: Touches, when: When) -> Iterator[list[int]]:
-    """Let a region fail wherever it `touches` somebody; `once`: only the first time, as if nothing had happened.
+    """Make a region raise in every call that `touches` selects; `once`: in the first one only, before the real call.
 
-    Gives: how many times it has failed, a list of one.
+    Yields: a list with the number of failures.
     """
     count = [0]
 
@@ -39,7 +39,7 @@ def broken(table: RegionTable, name: str, touches: Touches, when: When) -> Itera
 
 @contextmanager
 def poisoned(table: RegionTable, name: str, row: Callable[[tuple[Tensor, ...]], int | None]) -> Iterator[None]:
-    """Let a region's output be NaN in one row of the batch, if any."""
+    """Set one row of a region's output to NaN, if `row` returns one."""
 
     def spoil(run: Callable[..., Any], bound: tuple[Any, ...], tensors: tuple[Tensor, ...], static: Any) -> Any:
         out = run(*bound, *tensors, **static)
@@ -54,7 +54,7 @@ def poisoned(table: RegionTable, name: str, row: Callable[[tuple[Tensor, ...]], 
 
 @contextmanager
 def counted(table: RegionTable) -> Iterator[dict[str, int]]:
-    """How often each region is called."""
+    """Count the calls of each region."""
     counts = dict.fromkeys(table.table, 0)
     before = dict(table._runners)
 
@@ -73,13 +73,13 @@ def counted(table: RegionTable) -> Iterator[dict[str, int]]:
 
 
 def of_slot(slot: int) -> Touches:
-    """Calls that have a slot in their batch: the first tensor names the slots."""
+    """Select calls with a slot in their batch: the first tensor holds the slots."""
     return lambda tensors: slot in tensors[0].tolist()
 
 
 @contextmanager
 def instead(table: RegionTable, name: str, call: Callable[..., Any]) -> Iterator[None]:
-    """Have `call` in a region's place; it gets the region, what is bound to it, tensors and settings."""
+    """Replace a region by `call`, which receives the region, its bound arguments, tensors and static arguments."""
     run, n_bound = table._runners[name], len(table.table[name].bound)
 
     def called(*arguments: Any, **static: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Answers and a duplex session on one engine: each by itself, and all at once as chance has it."""
+"""Replies and a duplex session on one engine: one after the other, and all at once in random order."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from worker.loop.results import Event
 
 
 class Mixed(Director):
-    """Directs duplex sessions only."""
+    """Replaces tokens of duplex sessions only."""
 
-    def token(self, session: str, job: Any, token: int) -> int:
-        return super().token(session, job, token) if session.startswith("duplex") else token
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        return super().token_sampled(session, job, token) if session.startswith("duplex") else token
 
 
-# Knobs and questions, by session.
+# Settings and questions by session.
 ANSWERS = {
     "spoken": (SPOKEN.model_copy(update={"max_new_tokens": 24, "seed": 7}), (ASKED,)),
     "warm": (SPOKEN.model_copy(update={"max_new_tokens": 13, "seed": 8, "temperature": 1.2}), ("Tell me.",)),
@@ -28,8 +28,8 @@ ANSWERS = {
 }
 
 
-def talk(engine: AnsweringEngine, n_units: int) -> Iterator[None]:
-    """A duplex session, unit by unit; goes on when it is asked to."""
+def duplex_units(engine: AnsweringEngine, n_units: int) -> Iterator[None]:
+    """A duplex session that sends one unit per step of the generator."""
     session = engine.open("duplex", ALOUD, 0)
     for number in range(n_units):
         engine.send(session, number)
@@ -40,28 +40,28 @@ def talk(engine: AnsweringEngine, n_units: int) -> Iterator[None]:
 
 
 def one_by_one(engine: AnsweringEngine, names: Sequence[str], n_units: int = 3) -> dict[str, list[Event]]:
-    """Answers one behind the other, then the duplex session. Returns: what each is told."""
+    """Run replies one by one, then the duplex session. Returns: events by session."""
     for name in names:
         engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
         engine.settle()
-    for _ in talk(engine, n_units):
+    for _ in duplex_units(engine, n_units):
         engine.settle()
-    return {name: engine.heard(name) for name in (*names, "duplex")}
+    return {name: engine.received(name) for name in (*names, "duplex")}
 
 
 def all_at_once(
-    engine: AnsweringEngine, names: Sequence[str], luck: np.random.Generator, n_units: int = 3
+    engine: AnsweringEngine, names: Sequence[str], rng: np.random.Generator, n_units: int = 3
 ) -> dict[str, list[Event]]:
-    """Answers begin and units come whenever chance has it. Returns: what each is told."""
-    waiting, units = list(luck.permutation(list(names))), talk(engine, n_units)
-    is_talking = True
-    while waiting or is_talking or not engine.loop.is_idle:
-        what = luck.integers(4)
-        if what == 0 and waiting and engine.n_free[0] > 1:
+    """Start replies and units at random times. Returns: events by session."""
+    waiting, units = list(rng.permutation(list(names))), duplex_units(engine, n_units)
+    has_units_left = True
+    while waiting or has_units_left or not engine.loop.is_idle:
+        choice = rng.integers(4)
+        if choice == 0 and waiting and engine.n_free[0] > 1:
             name = str(waiting.pop())
             engine.ask(name, *ANSWERS[name][1], config=ANSWERS[name][0])
-        elif what == 1 and is_talking:
-            is_talking = next(units, "over") is None
+        elif choice == 1 and has_units_left:
+            has_units_left = next(units, "over") is None
         else:
             engine.step()
-    return {name: engine.heard(name) for name in (*names, "duplex")}
+    return {name: engine.received(name) for name in (*names, "duplex")}

@@ -1,4 +1,4 @@
-"""The engine on a GPU: captured graphs say what eager regions say, and nothing compiles while it serves."""
+"""The engine on a GPU: captured graphs give the results of eager regions, and nothing compiles while serving."""
 
 import queue
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from models.stages.region_table import Shapes
 from models.token2wav.stream.region_table import VocoderShapes
 from tests.models.token2wav.stream.vocoders import make_voice
 from worker.assembly.backend_flags import apply_backend_flags
-from worker.assembly.parts import build, most_sessions
+from worker.assembly.parts import build, max_sessions
 from worker.compile.compile_engine import compile_engine
 from worker.compile.state import TargetPhase
 from worker.config.compile import CompileConfig
@@ -93,15 +93,15 @@ def converse(engine: Engine) -> list[UnitResult]:
 
 @pytest.fixture(autouse=True)
 def switches_stay() -> Iterator[None]:
-    """An engine that is compiled sets them for the whole process."""
+    """Restore the backend flags, which are process-wide."""
     precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
-    # TF32 turns a drawn code now and then, and with it all sound behind.
+def test_captured_units_equal_eager_ones_and_use_graphs_only(tiny: Path) -> None:
+    # TF32 changes a sampled speech token now and then, and with it all later sound.
     apply_backend_flags(CompileConfig(tf32=False), torch.device("cuda"))
     eager = converse(make_engine(tiny))
     engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on", tf32=False))
@@ -111,7 +111,7 @@ def test_captured_units_equal_eager_ones_and_miss_no_graph(tiny: Path) -> None:
     captured = converse(engine)
     assert compile_counters() == counted, "something compiled while serving"
     assert [table.n_skipped for table in tables] == [0, 0], "calls at shapes that have no graph"
-    assert any(result.pcm is not None for result in eager), "nobody spoke: the comparison says little"
+    assert any(result.pcm is not None for result in eager), "expected sound in some unit, got none"
     for got, expected in zip(captured, eager, strict=True):
         at = f"session {expected.session} unit {expected.index}"
         assert got.tokens == expected.tokens, f"{at}: expected {expected.tokens}, got {got.tokens}"
@@ -130,14 +130,14 @@ def test_compiled_units_compile_nothing_while_serving(tiny: Path, dynamic: bool)
     assert len(results) == N_SESSIONS * N_UNITS
 
 
-def test_free_memory_decides_how_many_sessions_there_are(tiny: Path) -> None:
+def test_free_memory_limits_the_sessions(tiny: Path) -> None:
     engine = make_engine(tiny)
-    few = most_sessions(engine.parts.model, None, engine.config)
+    few = max_sessions(engine.parts.model, None, engine.config)
     longer = engine.config.model_copy(update={"llm_len": 40_000})
-    assert 1 <= most_sessions(engine.parts.model, None, longer) <= few <= 64
+    assert 1 <= max_sessions(engine.parts.model, None, longer) <= few <= 64
 
 
-def test_bfloat16_repeats_itself(tiny: Path) -> None:
+def test_bfloat16_is_deterministic(tiny: Path) -> None:
     said = []
     for _ in range(2):
         config = EngineConfig(

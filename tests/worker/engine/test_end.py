@@ -1,4 +1,4 @@
-"""How the engine's thread ends, in good order or by a breakdown: everybody is told, and every slot is free."""
+"""End of the engine's thread, by `close` or by an error: sessions receive failures, and every slot is free."""
 
 import threading
 from unittest import mock
@@ -21,8 +21,8 @@ def test_not_running() -> None:
     engine.close()
 
 
-def test_the_end_in_the_middle_of_everything() -> None:
-    """Sessions are ended, the thread goes, what nobody saw is refused, and every slot is empty."""
+def test_close_while_units_run() -> None:
+    """Sessions and thread end, commands after the end are refused, and every slot is empty."""
     turnstile = Turnstile()
     engine = make_engine(turnstile)
     engine.start()
@@ -30,39 +30,38 @@ def test_the_end_in_the_middle_of_everything() -> None:
     with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
         ending = threading.Thread(target=engine.close)
         ending.start()
-        while engine._inbox.empty():  # the end is ordered
+        while engine._commands.is_empty():  # until `close` has queued the end
             pass
         assert talkers[0].send(9).cancel()
         late = [talker.send(9) for talker in talkers] + [engine.open("late", QUIET, lambda event: None)]
     ending.join(PATIENCE_S)
     assert not ending.is_alive(), "expected the engine to end"
     kinds = [type(one.exception(PATIENCE_S)) for one in late]
-    assert kinds == [EngineError] * 3, f"expected what came after the end to be refused, got {kinds}"
+    assert kinds == [EngineError] * 3, f"expected commands after the end to be refused, got {kinds}"
     assert isinstance(talkers[0].handle.pause().exception(0), EngineError)
     assert engine.n_free() == N_SLOTS, f"expected all slots free, got {engine.n_free()}"
     assert_fresh(engine.parts.duplex.state, range(N_SLOTS))
     engine.close()
 
 
-def test_an_order_that_comes_as_the_thread_goes() -> None:
-    """The thread still lives, but looks into its inbox no more: whoever asks then is told so too."""
+def test_refuses_a_command_while_the_thread_ends() -> None:
+    """The thread is alive but no longer reads its queue."""
     engine = make_engine()
     engine.start()
-    refuse, asked = engine._refuse_rest, []
+    refuse_all, late = engine._commands.refuse_all, []
 
-    def refuse_and_ask() -> None:
-        refuse()
-        if threading.current_thread() is engine._thread and not asked:
-            asked.append(None)
-            asked[0] = engine.open("late", QUIET, lambda event: None)
+    def refuse_and_open() -> None:
+        refuse_all()
+        assert threading.current_thread() is engine._thread
+        late.append(engine.open("late", QUIET, lambda event: None))
 
-    with mock.patch.object(engine, "_refuse_rest", refuse_and_ask):
+    with mock.patch.object(engine._commands, "refuse_all", refuse_and_open):
         engine.close()
-    assert isinstance(asked[0].exception(5), EngineError), "expected an answer"
+    assert isinstance(late[0].exception(5), EngineError), "expected the command to be refused"
 
 
-def test_a_breakdown_fails_everything() -> None:
-    """What cannot be undone ends the engine: everybody is told, nobody waits for ever."""
+def test_an_error_of_the_thread_fails_every_session() -> None:
+    """A rewind that fails ends the engine: every session receives a failure, and every future is done."""
     turnstile = Turnstile()
     engine = make_engine(turnstile)
     engine.start()
@@ -76,11 +75,11 @@ def test_a_breakdown_fails_everything() -> None:
         with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
             asked = [talkers[0].send(1), talkers[1].handle.pause()]
         engine._thread.join(PATIENCE_S)
-    assert not engine._thread.is_alive(), "expected the thread to be gone"
+    assert not engine._thread.is_alive(), "expected the thread to have ended"
     for one in asked:
         assert isinstance(one.exception(5), EngineError | type(None)), one.exception(5)
     for talker in talkers:
-        (failure,) = [event for event in talker.hear() if isinstance(event, Failure)]
+        (failure,) = [event for event in talker.wait() if isinstance(event, Failure)]
         assert isinstance(failure.error, EngineError) and "no way back" in str(failure.error), failure
     late = engine.open("late", QUIET, lambda event: None).exception(0)
     assert isinstance(late, EngineError) and "no way back" in str(late), late

@@ -1,4 +1,4 @@
-"""What goes wrong for one session harms no other, and the session itself goes on where it stood."""
+"""Failures of one session do not affect others, and the session continues from its state before the failure."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,9 +18,9 @@ from tests.worker.engine.three_sessions import (
     SOUND,
     TIGHT,
     Fault,
-    assert_neighbours_unharmed,
+    assert_neighbours_unchanged,
     assert_never_sent,
-    assert_only_mute,
+    assert_only_speech_failed,
     breaking,
     engine,
     outcomes,
@@ -29,10 +29,19 @@ from tests.worker.engine.three_sessions import (
     touching,
     undisturbed,
 )
-from tests.worker.loop.engines import ALOUD, CODES, QUIET, SmallEngine, assert_mirrors, assert_told, make_prompt, voice
+from tests.worker.loop.engines import (
+    ALOUD,
+    QUIET,
+    UNIT_TOKENS,
+    SmallEngine,
+    assert_mirrors,
+    assert_same_events,
+    make_prompt,
+    voice,
+)
 from worker.config.session import SessionConfig, WindowConfig
 from worker.loop.results import Event, Failure, UnitResult
-from worker.loop.session import OrderError, Phase, Session
+from worker.loop.session import OrderError, Session, SessionPhase
 from worker.loop.sessions import SystemPrompt
 
 TEXT = ("mel_unit", "audio_unit", "audio_overlap", "vision", "unit_prefill", "unit_step")
@@ -47,36 +56,38 @@ def _nobody_left() -> Iterator[None]:
     engine().close_all()
 
 
-def test_the_scene_is_lively() -> None:
-    """What fails is in use where it fails, by all three at once."""
+def test_scene_uses_every_region() -> None:
+    """All three sessions use the regions that the tests break, in the unit with the failure."""
     for name in NAMES:
         result = outcomes(undisturbed().events[name])[AT]
-        assert result.n_speech_tokens >= CODES and result.pcm is not None and result.n_slices == 1, f"{name}: {result}"
-    assert outcomes(undisturbed().events["victim"])[AT].text, "expected the victim to say something"
+        assert result.n_speech_tokens >= UNIT_TOKENS and result.pcm is not None and result.n_slices == 1, (
+            f"{name}: {result}"
+        )
+    assert outcomes(undisturbed().events["victim"])[AT].text, "expected text from the victim"
     idle = [name for name in TEXT + SPEECH + SOUND if not undisturbed().calls[name]]
-    assert not idle, f"expected every region in use where something fails, got {idle} idle"
+    assert not idle, f"expected calls of every region in the unit with the failure, got none of {idle}"
     assert undisturbed().rows["left"][-1] < 60, f"expected evictions, got {undisturbed().rows['left']} rows"
 
 
 @pytest.mark.parametrize(("name", "when"), [*((name, "after") for name in TEXT), ("mel_unit", "before")])
-def test_a_text_stage_fails(name: str, when: When) -> None:
-    speaks = name == "unit_step"  # what their voices say is no different for the others
+def test_failure_of_a_text_stage(name: str, when: When) -> None:
+    speaks = name == "unit_step"  # the other regions run before any speech
     heard = play(breaking(name, when), speaks=speaks)
-    assert_neighbours_unharmed(heard, speaks)
+    assert_neighbours_unchanged(heard, speaks)
     assert_never_sent(heard, Broken, speaks)
 
 
 @pytest.mark.parametrize(
     ("name", "when"), [*((name, "after") for name in SPEECH + SOUND), ("speech_begin", "before"), ("hift", "before")]
 )
-def test_a_speech_stage_fails(name: str, when: When) -> None:
+def test_failure_of_a_speech_stage(name: str, when: When) -> None:
     heard = play(breaking(name, when))
-    assert_neighbours_unharmed(heard)
-    assert_only_mute(heard, Broken)
+    assert_neighbours_unchanged(heard)
+    assert_only_speech_failed(heard, Broken)
 
 
-def test_stages_fail_once() -> None:
-    """What was undone is done again: nobody notices anything."""
+def test_transient_failures_have_no_effect() -> None:
+    """Stages are undone and run again: all events are those of a run without failures."""
 
     @contextmanager
     def twice(session: Session) -> Iterator[None]:
@@ -86,11 +97,11 @@ def test_stages_fail_once() -> None:
 
     heard = play(twice)
     for session in NAMES:
-        assert_told(session, heard.events[session], undisturbed().events[session])
+        assert_same_events(session, heard.events[session], undisturbed().events[session])
 
 
 def test_nan_in_the_context() -> None:
-    """A row that went bad makes the logits bad; here it is mended afterwards."""
+    """A NaN in a context row makes the logits NaN; the test repairs it afterwards."""
 
     @contextmanager
     def bad_row(session: Session) -> Iterator[None]:
@@ -101,7 +112,7 @@ def test_nan_in_the_context() -> None:
         keys[3] = kept
 
     heard = play(bad_row, speaks=False)
-    assert_neighbours_unharmed(heard, speaks=False)
+    assert_neighbours_unchanged(heard, speaks=False)
     assert_never_sent(heard, NumericsError, speaks=False)
 
 
@@ -112,12 +123,12 @@ def test_nan_in_speech(name: str) -> None:
         return poisoned(table_of(name), name, lambda tensors: row_where(tensors, touches))
 
     heard = play(spoil)
-    assert_neighbours_unharmed(heard)
-    assert_only_mute(heard, NumericsError)
+    assert_neighbours_unchanged(heard)
+    assert_only_speech_failed(heard, NumericsError)
 
 
 def test_nan_in_the_middle_of_a_call() -> None:
-    """Codes that were drawn before do not count as drawn."""
+    """Tokens drawn before the NaN are not counted."""
 
     @contextmanager
     def bad_row(session: Session) -> Iterator[None]:
@@ -131,11 +142,11 @@ def test_nan_in_the_middle_of_a_call() -> None:
 
         with instead(table_of("speech_step"), "speech_step", spoil):
             yield
-        assert n_calls[0] > 3, f"expected more codes to be drawn, got {n_calls[0]}"
+        assert n_calls[0] > 3, f"expected more draws, got {n_calls[0]}"
 
     heard = play(bad_row)
-    assert_neighbours_unharmed(heard)
-    assert_only_mute(heard, NumericsError)
+    assert_neighbours_unchanged(heard)
+    assert_only_speech_failed(heard, NumericsError)
 
 
 def row_where(tensors: tuple[torch.Tensor, ...], touches: Touches) -> int | None:
@@ -143,8 +154,8 @@ def row_where(tensors: tuple[torch.Tensor, ...], touches: Touches) -> int | None
     return rows[0] if rows else None
 
 
-def test_nan_left_by_tokens_that_are_not_spoken() -> None:
-    """States that nobody speaks may be anything."""
+def test_ignores_nan_in_states_that_are_not_spoken() -> None:
+    """Hidden states of tokens that are not spoken may hold any value."""
 
     def spoil(session: Session) -> AbstractContextManager[None]:
         engine().duplex.state.hidden[session.slot] = torch.nan
@@ -152,7 +163,7 @@ def test_nan_left_by_tokens_that_are_not_spoken() -> None:
 
     heard = play(spoil)
     for name in NAMES:
-        assert_told(name, heard.events[name], undisturbed().events[name])
+        assert_same_events(name, heard.events[name], undisturbed().events[name])
 
 
 # --- closing a unit ------------------------------------------------------------------------------
@@ -167,7 +178,7 @@ def three(config: SessionConfig, fault: Fault | None = None) -> tuple[list[list[
     small.close_all()
     sessions = {name: small.open(name, config, make_prompt(name)) for name in NAMES}
     for session in sessions.values():
-        small.say(session, 0)
+        small.run_unit(session, 0)
     for session in sessions.values():
         small.send(session, 1)
     with fault(sessions["victim"]) if fault else nullcontext():
@@ -187,7 +198,7 @@ def closing(session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["llm_evict", "unit_prefill"])
-def test_a_unit_cannot_be_closed(name: str, when: When) -> None:
+def test_failure_while_a_unit_is_closed(name: str, when: When) -> None:
     """Its result is out, its context half closed: the session has to be prepared again, even if it was paused, and what
     waits fails too.
     """
@@ -203,78 +214,80 @@ def test_a_unit_cannot_be_closed(name: str, when: When) -> None:
     expected, _ = three(config)
     got, victim = three(config, fault)
     for name, one, other in zip(("left", "right"), got, expected, strict=True):
-        assert_told(name, one, other)
+        assert_same_events(name, one, other)
     small = engine()
     kinds = [type(getattr(event, "error", event)) for event in outcomes(small.take("victim"))]
     assert kinds == [UnitResult, Broken, OrderError], f"expected a result and two failures, got {kinds}"
-    assert (victim.phase, len(victim.waiting)) == (Phase.NEW, 0), f"got {victim.phase}, {len(victim.waiting)} waiting"
+    assert (victim.phase, len(victim.waiting)) == (SessionPhase.NEW, 0), (
+        f"got {victim.phase}, {len(victim.waiting)} waiting"
+    )
     assert_fresh(small.duplex.state, [victim.slot])
     with pytest.raises(OrderError):
         small.send(victim, 2)
     small.sessions.prepare(victim, make_prompt("victim"))
-    again = [small.say(victim, number) for number in range(2)]
+    again = [small.run_unit(victim, number) for number in range(2)]
     small.sessions.close(victim)
     fresh = small.open("victim", config, make_prompt("victim"))
-    assert_told("victim", again, [small.say(fresh, number) for number in range(2)])
+    assert_same_events("victim", again, [small.run_unit(fresh, number) for number in range(2)])
 
 
-# --- what a unit that failed leaves behind --------------------------------------------------------
+# --- state after a failed unit --------------------------------------------------------
 
 
 def after_failure(history: list[dict[str, Any]], failing: dict[str, Any], breaks: bool = False) -> None:
-    """A unit that fails changes nothing: not what waits to be heard, nor what the next units are."""
+    """A failed unit changes neither the buffered sound nor the next units."""
     small, heard = engine(), []
     for sent in (False, True):
         session = small.open("one", QUIET, make_prompt(ref=2))
         for unit in history:
-            small.say(session, **unit)
+            small.run_unit(session, **unit)
         if breaks:
             small.sessions.break_speech(session)
         if sent:
             with broken(table_of("unit_prefill"), "unit_prefill", of_slot(session.slot), "after"):
-                outcome = small.say(session, **failing)
+                outcome = small.run_unit(session, **failing)
             assert isinstance(outcome, Failure) and isinstance(outcome.error, Broken), outcome
         small.loop.observer.logits.clear()
-        events = [small.say(session, number) for number in (11, 12, 13)]
+        events = [small.run_unit(session, number) for number in (11, 12, 13)]
         heard.append((events, small.loop.observer.logits.pop("one", [])))
         assert_mirrors(small.duplex, session.slot)
         small.sessions.close(session)
     (expected, logits), (got, got_logits) = heard
-    assert_told("one", got, expected)
+    assert_same_events("one", got, expected)
     assert got_logits == logits, "expected the same logits to the last bit"
 
 
 LISTENED = [{"seed": number, "force_listen": True} for number in range(3)]
 
 
-def test_the_first_unit_fails() -> None:
+def test_failure_of_the_first_unit() -> None:
     after_failure([], {"seed": 5})
 
 
-def test_a_unit_fails_beside_waiting_sound() -> None:
+def test_failure_with_buffered_sound() -> None:
     after_failure([{"seed": 4, "n": 20_000}], {"seed": 5, "n": 15_000})
 
 
-def test_many_seconds_fail_at_once() -> None:
+def test_failure_of_a_backlog() -> None:
     after_failure(LISTENED, {"seed": 5, "n": 64_000})
 
 
-def test_a_picture_without_sound_fails() -> None:
+def test_failure_of_images_without_sound() -> None:
     after_failure(LISTENED, {"seed": None, "pictures": [2]})
 
 
-def test_a_break_outlives_the_unit_that_fails() -> None:
+def test_interrupt_request_survives_a_failed_unit() -> None:
     after_failure([{"seed": 1}], {"seed": 5}, breaks=True)
 
 
-def test_half_a_character_of_a_unit_that_fails() -> None:
-    """Bytes that a failed unit left unfinished do not turn up in the next one."""
+def test_incomplete_character_of_a_failed_unit_is_dropped() -> None:
+    """Bytes of an incomplete character in a failed unit do not appear in the next one."""
     small, language = engine(), engine().parts.language
     pieces = language.tokenizer.encode("\N{JAPANESE OGRE}")
     assert len(pieces) > 1 and not language.stream().push(pieces[:1]), "expected a character of several tokens"
     session = small.open("one", QUIET.model_copy(update={"compat": "fixed"}), make_prompt())
     speak = language.special.speak
-    with mock.patch.object(small.loop.observer, "token", scripted([speak, pieces[0], pieces[1]])):
+    with mock.patch.object(small.loop.observer, "token_sampled", scripted([speak, pieces[0], pieces[1]])):
         small.send(session, 1)
         while len(session_tokens(small, session)) < 3:
             small.step()
@@ -282,14 +295,14 @@ def test_half_a_character_of_a_unit_that_fails() -> None:
             small.settle()
     assert isinstance(small.take("one")[-1], Failure)
     word = language.tokenizer.encode("so")
-    with mock.patch.object(small.loop.observer, "token", scripted([speak, *word, language.special.chunk_eos])):
-        result = small.say(session, 2)
+    with mock.patch.object(small.loop.observer, "token_sampled", scripted([speak, *word, language.special.chunk_eos])):
+        result = small.run_unit(session, 2)
     assert result.text == "so", f"expected 'so', got {result.text!r}"
 
 
 def session_tokens(small: SmallEngine, session: Session) -> list[int]:
     (job,) = [job for job in small.loop.jobs if job.session is session] or [None]
-    return job.talk.all_ids if job is not None and job.talk is not None else []
+    return job.decoder.all_ids if job is not None and job.decoder is not None else []
 
 
 def scripted(tokens: list[int]) -> Callable[..., int]:
@@ -300,25 +313,25 @@ def scripted(tokens: list[int]) -> Callable[..., int]:
 # --- limits, receivers, prompts --------------------------------------------------------------------
 
 
-def test_a_context_that_is_full() -> None:
-    """Without a window the unit that does not fit is refused by type; a smaller one still fits."""
+def test_refuses_a_unit_beyond_the_context() -> None:
+    """Without a window a unit that does not fit fails with ContextOverflowError; a smaller one still fits."""
     small = engine()
     session, other = small.open("full", QUIET), small.open("other", QUIET)
     rows, outcome = 0, None
     while not isinstance(outcome, Failure):
-        rows = small.duplex.runner.context_len(session.slot)
-        outcome = small.say(session, 1, pictures=[0])
+        rows = small.duplex.context_len(session.slot)
+        outcome = small.run_unit(session, 1, pictures=[0])
         assert rows < small.config.llm_len, "expected a failure before the context is full"
     assert isinstance(outcome.error, ContextOverflowError), outcome
-    assert small.duplex.runner.context_len(session.slot) == rows, "expected the context as it was"
+    assert small.duplex.context_len(session.slot) == rows, "expected an unchanged context"
     assert_mirrors(small.duplex, session.slot)
-    assert isinstance(small.say(other, 1, pictures=[0]), UnitResult)
+    assert isinstance(small.run_unit(other, 1, pictures=[0]), UnitResult)
     if rows + 25 < small.config.llm_len:
-        assert isinstance(small.say(session, 2), UnitResult), "expected a unit that fits to be taken"
+        assert isinstance(small.run_unit(session, 2), UnitResult), "expected a result for a unit that fits"
 
 
-def test_a_receiver_that_fails() -> None:
-    """Whoever receives the events harms nobody, not even its own session."""
+def test_exception_of_a_receiver_is_contained() -> None:
+    """An exception in `emit` affects neither its own session nor others."""
     small, heard = engine(), []
 
     def refuse(event: Event) -> None:
@@ -334,12 +347,12 @@ def test_a_receiver_that_fails() -> None:
     small.send(deaf, 2)
     small.settle()
     expected = undisturbed().events["left"]
-    assert_told("left", heard, expected[: len(heard)])
+    assert_same_events("left", heard, expected[: len(heard)])
     assert len(outcomes(heard)) == 3, f"expected three results, got {outcomes(heard)}"
 
 
 def bad_prompts() -> list[tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]]:
-    """name, prompt, config, error, region that breaks."""
+    """Cases: name, prompt, config, error, region that breaks."""
     loud = make_prompt("Be kind.", ref=1, speaker=1)
     wide = QUIET.model_copy(update={"window": WindowConfig(high_tokens=5000)})
     broken_voice = replace(voice(1), mel=voice(1).mel * torch.nan)
@@ -356,28 +369,28 @@ def bad_prompts() -> list[tuple[str, SystemPrompt, SessionConfig, type[Exception
 
 
 @pytest.mark.parametrize("case", bad_prompts(), ids=lambda case: case[0])
-def test_a_prompt_that_fails(case: tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]) -> None:
-    """The session is new then, and as good as new; no slot of either kind is lost, and what waited fails."""
+def test_failure_of_a_prompt(case: tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]) -> None:
+    """The session is new afterwards, every slot is kept, and waiting units fail."""
     _, prompt, config, error, region = case
-    small = SmallEngine() if region in ("voice", "clips") else engine()  # what was prepared before is not made again
+    small = SmallEngine() if region in ("voice", "clips") else engine()  # a prepared voice or clip is not encoded again
     small.sessions._snapshots.clear()
     session = small.open("one", ALOUD, make_prompt(speaker=0))
-    small.say(session, 1)
+    small.run_unit(session, 1)
     small.send(session, 2)
     table = small.vocoder.regions if region in ("voice", "begin") else small.duplex.runner.regions
     fault = nullcontext() if region is None else broken(table, region, lambda tensors: True, "after")
     with fault, pytest.raises(error):
         small.sessions.prepare(session, prompt, config)
-    assert session.phase is Phase.NEW, f"expected a new session, got {session.phase}"
+    assert session.phase is SessionPhase.NEW, f"expected a new session, got {session.phase}"
     small.settle()
     errors = [type(event.error) for event in small.take("one") if isinstance(event, Failure)]
-    assert errors == [OrderError], f"expected the unit that waited to fail, got {errors}"
-    free = small.duplex.runner.pool.n_free, small.vocoder.n_free
+    assert errors == [OrderError], f"expected a failure of the waiting unit, got {errors}"
+    free = small.duplex.n_free, small.vocoder.n_free
     n = small.config.max_sessions
-    assert free == (n - 1, n), f"expected its slot only to be taken, got {free} free"
+    assert free == (n - 1, n), f"expected only its own slot in use, got {free} free"
     assert_fresh(small.duplex.state, [session.slot])
     small.sessions.prepare(session, make_prompt("Be kind.", speaker=0), ALOUD)
-    again = small.say(session, 1)
+    again = small.run_unit(session, 1)
     small.sessions.close(session)
     other = small.open("one", ALOUD, make_prompt("Be kind.", speaker=0))
-    assert_told("one", [again], [small.say(other, 1)])
+    assert_same_events("one", [again], [small.run_unit(other, 1)])

@@ -1,4 +1,4 @@
-"""What is kept of prompts: keys for windows that move, snapshots for other sessions."""
+"""Saved prompts: keys for windows that evict, snapshots for other sessions."""
 
 import pytest
 import torch
@@ -10,21 +10,21 @@ WINDOW = WindowConfig(mode="basic", high_tokens=80, low_tokens=50)
 
 
 @pytest.mark.parametrize("mode", ["basic", "context"])
-def test_a_prompt_that_nobody_shares_is_kept_as_keys_of_the_rows_that_are_held(mode: str) -> None:
+def test_unshared_prompt_is_saved_as_keys_of_its_held_rows(mode: str) -> None:
     engine = SmallEngine(make_config(snapshots=0))
     window = WINDOW if mode == "basic" else WindowConfig(mode="context", max_units=3, previous_max_tokens=20)
     session = engine.open("a", QUIET.model_copy(update={"window": window}))
     cache, context = engine.duplex.state.llm, engine.duplex.context
     keys, n = context._held[session.slot].keys, context.n_held(session.slot)
-    n_rows = engine.duplex.runner.context_len(session.slot)
+    n_rows = engine.duplex.context_len(session.slot)
     assert (n == n_rows) is (mode == "basic") and 0 < n <= n_rows
     n_bytes = sum(one.untyped_storage().nbytes() for one in keys)
-    assert n_bytes == n * cache.k[0][0, :, 0].nbytes * len(cache.k), "expected keys alone"
+    assert n_bytes == n * cache.k[0][0, :, 0].nbytes * len(cache.k), "expected keys without values"
     for kept, own in zip(keys, cache.k, strict=True):
         assert torch.equal(kept, own[session.slot, :, :n])
 
 
-def test_a_prompt_that_is_a_snapshot_is_kept_once() -> None:
+def test_snapshot_is_shared_with_the_held_keys() -> None:
     engine = SmallEngine(make_config(snapshots=1))
     config = QUIET.model_copy(update={"window": WINDOW})
     first, second = engine.open("a", config), engine.open("b", config)
@@ -32,4 +32,6 @@ def test_a_prompt_that_is_a_snapshot_is_kept_once() -> None:
     for session in (first, second):
         keys = engine.duplex.context._held[session.slot].keys
         assert len(keys) == len(saved) // 2
-        assert all(one is other for one, other in zip(keys, saved, strict=False)), "expected no copy of a copy"
+        assert all(one is other for one, other in zip(keys, saved, strict=False)), (
+            "expected the snapshot's tensors, got copies"
+        )

@@ -1,4 +1,4 @@
-"""Numbers that are none, wherever nobody should look: in slots that are free, and where padding is written."""
+"""NaN in memory that no session reads: free slots and padding."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.worker.loop.engines import (
     N_SLOTS,
     Director,
     SmallEngine,
-    assert_told,
+    assert_same_events,
     make_config,
     make_prompt,
     short_speech,
@@ -32,7 +32,7 @@ def _short_speech() -> Iterator[None]:
 
 
 def poison(engine: SmallEngine) -> int:
-    """Fill what belongs to free slots, and to padding, with NaN. Returns: how many tensors were."""
+    """Fill free slots and padding with NaN. Returns: number of tensors filled."""
     state, free = engine.duplex.state, engine.duplex.runner.pool._free
     owned = [(tensor, [*free, state.scratch]) for tensor in state.tensors()]
     vocoder, sizes = engine.vocoder, engine.vocoder.sizes
@@ -45,7 +45,7 @@ def poison(engine: SmallEngine) -> int:
 
 
 def poison_rows(vocoder: Vocoder) -> int:
-    """The same for cached rows, which lie in one pool."""
+    """The same for cached rows, which share one pool."""
     pools = [(vocoder.state.token_table, vocoder.state.token_rows), (vocoder.state.mel_table, vocoder.state.mel_rows)]
     pools += [(vocoder.state.dit_table, rows) for rows in vocoder.state.dit_rows]
     for table, rows in pools:
@@ -56,8 +56,8 @@ def poison_rows(vocoder: Vocoder) -> int:
     return len(pools)
 
 
-def talk(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], dict[str, list[str]]]:
-    """Two sessions, the second one coming when the first has spoken already; and digests of their logits."""
+def run_two_sessions(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], dict[str, list[str]]]:
+    """Run two sessions, the second one opened later. Returns: events and digests of logits."""
     fresh = copy_state(engine.duplex.state)
     windows = {"first": TIGHT, "second": MEMORY}
     sessions = []
@@ -78,28 +78,28 @@ def talk(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], d
     return {name: engine.take(name) for name in windows}, dict(engine.loop.observer.logits)
 
 
-def test_nan_in_free_slots_reaches_nobody() -> None:
+def test_nan_in_free_slots_does_not_reach_sessions() -> None:
     (expected, logits), (got, got_logits) = (
-        talk(SmallEngine(make_config(), Director(listen=0.0, turn_end=0.2, unit_end=0.1)), poisoned)
+        run_two_sessions(SmallEngine(make_config(), Director(listen=0.0, turn_end=0.2, unit_end=0.1)), poisoned)
         for poisoned in (False, True)
     )
     for name in expected:
         results = [event for event in expected[name] if isinstance(event, UnitResult)]
         assert any(result.n_speech_tokens for result in results), f"{name}: expected speech, got none"
-        assert_told(name, got[name], expected[name])
+        assert_same_events(name, got[name], expected[name])
     assert got_logits == logits, "expected the same logits to the last bit"
 
 
-def test_a_slot_that_went_bad_is_given_back_clean() -> None:
-    """Whatever a session's own slot holds when it goes, the next one finds nothing of it."""
+def test_released_slot_with_nan_is_clean() -> None:
+    """NaN in a session's slot does not reach the next session of that slot."""
     engine = SmallEngine(make_config(), Director(listen=0.0))
     fresh = copy_state(engine.duplex.state)
     session = engine.open("bad", ALOUD, make_prompt(speaker=0))
-    expected = engine.say(session, 1)
+    expected = engine.run_unit(session, 1)
     for tensor in engine.duplex.state.tensors():
         if tensor.is_floating_point():
             tensor[session.slot] = torch.nan
     engine.sessions.close(session)
     assert_same(engine.duplex.state, fresh, range(N_SLOTS))
     again = engine.open("bad", ALOUD, make_prompt(speaker=0))
-    assert_told("bad", [engine.say(again, 1)], [expected])
+    assert_same_events("bad", [engine.run_unit(again, 1)], [expected])

@@ -1,4 +1,4 @@
-"""An engine of one session, whose layers share a scratch slot where kernels run them."""
+"""Engines whose layers share one scratch slot, as they do when kernels run them."""
 
 from typing import Any
 from unittest import mock
@@ -14,7 +14,7 @@ from tests.worker.loop.engines import (
     Director,
     SmallEngine,
     assert_mirrors,
-    assert_told,
+    assert_same_events,
     loaded,
     make_config,
     make_prompt,
@@ -27,8 +27,8 @@ WINDOW = WindowConfig(mode="basic", high_tokens=80, low_tokens=50)
 
 
 def one_session(*, wanted: bool = True, **options: Any) -> SmallEngine:
-    """wanted: as it is built where kernels suit, only that its layers run as they are written."""
-    with mock.patch.multiple(building, wants_kernels=lambda *_: wanted, _make_room=lambda *_: None):
+    """wanted: build as if kernels were supported; the layers still run as plain modules."""
+    with mock.patch.multiple(building, wants_kernels=lambda *_: wanted, _use_kernels=lambda *_: None):
         return SmallEngine(make_config(n_slots=1), **options)
 
 
@@ -41,34 +41,34 @@ def share(engine: SmallEngine) -> set[bool]:
     return {not tensor.is_contiguous() for cache in caches(engine) for tensor in (cache.k[0], cache.v[0])}
 
 
-def test_one_session_is_told_the_same_as_with_scratch_slots_of_their_own() -> None:
-    """Seeing, hearing over the end of its positions, speaking, and dropping what is old; then for the next one."""
-    told: list[list[Any]] = []
+def test_shared_scratch_slot_gives_the_same_events() -> None:
+    """Images, sound beyond the encoder's positions, speech and evictions, in one session and in the next."""
+    runs: list[list[Any]] = []
     for wanted in (True, False):
         watch = Director()
         engine = one_session(wanted=wanted, observer=watch)
         assert share(engine) == {wanted}
         for name, n_units in (("first", 5), ("second", 1)):
             session = engine.open(name, ALOUD.model_copy(update={"window": WINDOW}), make_prompt(speaker=0))
-            events = [engine.say(session, unit, pictures=[unit] if unit == 1 else ()) for unit in range(n_units)]
+            events = [engine.run_unit(session, unit, pictures=[unit] if unit == 1 else ()) for unit in range(n_units)]
             assert_mirrors(engine.duplex, session.slot)
-            assert session.window.events > 0 or n_units == 1, "expected the window to have moved"
+            assert session.window.events > 0 or n_units == 1, "expected evictions"
             engine.sessions.close(session)
-            told.append([events, watch.logits[name]])
-    for (events, logits), (expected, expected_logits) in zip(told[:2], told[2:], strict=True):
-        assert_told("one session", events, expected)
-        assert logits == expected_logits, "expected the same bits behind each prefill"
+            runs.append([events, watch.logits[name]])
+    for (events, logits), (expected, expected_logits) in zip(runs[:2], runs[2:], strict=True):
+        assert_same_events("one session", events, expected)
+        assert logits == expected_logits, "expected the same logits after each prefill"
 
 
 @pytest.mark.parametrize(("failed", "expected"), [(None, [True]), ("vocoder", [True, True]), ("omni", [True, False])])
-def test_layers_that_compile_have_scratch_slots_of_their_own(
+def test_compiled_layers_have_separate_scratch_slots(
     monkeypatch: pytest.MonkeyPatch, failed: str | None, expected: list[bool]
 ) -> None:
-    """What is compiled for one layer would not do for another: where the model's kernels fail, its layers compile."""
+    """If the model's kernels fail, its layers are compiled, and compiled layers need separate scratch slots."""
     engine, shared = one_session(), []
 
     class Fails:
-        """In place of a tuner: notes how slots are at each run, and fails at the first."""
+        """Replaces the compiler: records the slots at each run and fails in the first one."""
 
         had_bad_graph = False
 
@@ -84,10 +84,10 @@ def test_layers_that_compile_have_scratch_slots_of_their_own(
     assert shared == expected and done.backend_flags["kernels"] is expected[-1]
     state = engine.duplex.state
     apart = sum(tensor.nbytes for tensor in state.tensors())
-    assert (state.nbytes() < apart) is expected[-1], f"expected {apart} bytes where nothing is shared"
+    assert (state.nbytes() < apart) is expected[-1], f"expected {apart} bytes if nothing is shared"
 
 
-def test_a_slots_bytes_are_what_one_more_takes() -> None:
+def test_slot_bytes_equal_the_growth_by_one_slot() -> None:
     model, *_, vocoder = loaded()
     config = make_config()
     few, more = (

@@ -1,5 +1,5 @@
 """Whatever sessions are asked for in whatever order: slots are never lost nor given twice, only what is legal happens,
-and the host knows what its slots hold.
+and the host's counters equal those of the slots.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from tests.worker.loop.engines import (
 )
 from worker.config.session import WindowConfig
 from worker.loop.results import Failure, UnitResult
-from worker.loop.session import Gate, OrderError, Phase, Session
+from worker.loop.session import Gate, OrderError, Session, SessionPhase
 
 MAX_WAITING = 3
 PROMPTS = ("Be kind.", "Be brief.", "Be good.", "so " * 300)
@@ -42,38 +42,38 @@ CONFIGS = (
     ALOUD.model_copy(update={"window": MEMORY, "compat": "reference"}),
 )
 REGIONS = ("mel_unit", "unit_prefill", "unit_step", "speech_begin", "speech_step", "llm_evict")
-LIVE = (Phase.READY, Phase.PREFILLED, Phase.GENERATED)
+LIVE = (SessionPhase.READY, SessionPhase.PREFILLED, SessionPhase.GENERATED)
 
 
 @cache
 def engine() -> tuple[SmallEngine, list[Tensor]]:
-    """One for all examples: what one leaves behind, the next one meets. And its slots as they were before the first."""
+    """One engine for all examples, so that leftovers affect the next one; and its slots before the first."""
     small = SmallEngine(make_config(max_waiting_units=MAX_WAITING), Director(listen=0.15, unit_end=0.4))
     return small, copy_state(small.duplex.state)
 
 
 def is_legal(event: str, session: Session) -> bool:
-    """The law once more, in words of its own."""
+    """Whether an event is legal, independent of the tables in `worker.loop.session`."""
     live, gate = session.phase in LIVE, session.gate
     return {
-        "prepare": session.phase in (Phase.NEW, Phase.READY) and gate is Gate.OPEN,
+        "prepare": session.phase in (SessionPhase.NEW, SessionPhase.READY) and gate is Gate.OPEN,
         "unit": live and takes_units(session) and len(session.waiting) < MAX_WAITING,
         "pause": live and gate is Gate.OPEN,
         "resume": live and gate is Gate.PAUSED,
         "stop": live,
         "clear_stop": live and gate is Gate.STOPPED,
         "break": live,
-        "close": session.phase is not Phase.CLOSED,
+        "close": session.phase is not SessionPhase.CLOSED,
     }[event]
 
 
 def takes_units(session: Session) -> bool:
-    """A stopped session of the reference does too, and listens."""
+    """Whether a unit is legal: a stopped session in reference mode accepts units too."""
     return session.gate is Gate.OPEN or (session.reference and session.gate is Gate.STOPPED)
 
 
 class Conversations(RuleBasedStateMachine):
-    """Sessions of one engine under anything a client, or a broken device, may do."""
+    """Sessions of one engine under any sequence of client commands and device failures."""
 
     sessions = Bundle("sessions")
 
@@ -83,7 +83,7 @@ class Conversations(RuleBasedStateMachine):
         self.taken: Counter[str] = Counter()  # units accepted, by session object
         self.open: list[Session] = []
 
-    # --- what clients do -----------------------------------------------------------------------
+    # --- client commands -----------------------------------------------------------------------
 
     @rule(target=sessions, name=st.sampled_from(NAMES), config=st.sampled_from(CONFIGS), ready=st.integers(0, 3))
     def opened(self, name: str, config: Any, ready: int) -> Any:
@@ -103,7 +103,7 @@ class Conversations(RuleBasedStateMachine):
 
     @initialize(target=sessions, config=st.sampled_from(CONFIGS))
     def begun(self, config: Any) -> Any:
-        """Most of what can happen needs somebody who is there and has said something."""
+        """Open, prepare and send a unit: most rules need a session that has one."""
         session = self.opened(NAMES[0], config, ready=1)
         self.talked(seed=0, n=12)
         return session
@@ -116,7 +116,9 @@ class Conversations(RuleBasedStateMachine):
             except OrderError:
                 raise
             except ModelError:
-                assert session.phase is Phase.NEW, f"expected a new session after a bad prompt, got {session.phase}"
+                assert session.phase is SessionPhase.NEW, (
+                    f"expected a new session after a bad prompt, got {session.phase}"
+                )
                 assert_same(self.small.duplex.state, self.fresh, [session.slot])
 
     @rule(
@@ -126,9 +128,9 @@ class Conversations(RuleBasedStateMachine):
         pictures=st.sampled_from(((), (), (1,))),
         force_listen=st.sampled_from((False, False, True)),
     )
-    def sent(self, session: Session, seed: int | None, n: int, **knobs: Any) -> None:
+    def sent(self, session: Session, seed: int | None, n: int, **settings: Any) -> None:
         with self._lawful("unit", session):
-            self.small.send(session, seed, n, **knobs)
+            self.small.send(session, seed, n, **settings)
             self.taken[session.id] += 1
 
     @rule(session=sessions, event=st.sampled_from(("pause", "resume", "resume", "stop", "clear_stop", "clear_stop")))
@@ -149,13 +151,13 @@ class Conversations(RuleBasedStateMachine):
             self.open.remove(session)
             assert_same(self.small.duplex.state, self.fresh, [slot])
 
-    # --- what the engine does ------------------------------------------------------------------
+    # --- engine ------------------------------------------------------------------
 
     @rule(seed=st.integers(0, 9), n=st.integers(1, 20))
     def talked(self, seed: int, n: int) -> None:
-        """Everybody who may sends a unit, and the loop goes on for a while."""
+        """Send a unit to every session that accepts one, and run the loop for some iterations."""
         for one in self.open:
-            if one.phase is Phase.NEW:
+            if one.phase is SessionPhase.NEW:
                 self.prepared(one, PROMPTS[0], speaker=0)
             if one.gate is not Gate.OPEN:
                 self.gated(one, "resume" if one.gate is Gate.PAUSED else "clear_stop")
@@ -172,7 +174,7 @@ class Conversations(RuleBasedStateMachine):
     def settled(self) -> None:
         self.small.settle()
         for session in self.open:
-            assert not session.is_busy and not session.waiting, f"{session.id}: expected nothing left to do"
+            assert not session.is_busy and not session.waiting, f"{session.id}: expected no unit left"
 
     @rule(session=sessions, name=st.sampled_from(REGIONS), n=st.integers(1, 6), after=st.booleans())
     def faltered(self, session: Session, name: str, n: int, after: bool) -> None:
@@ -180,14 +182,14 @@ class Conversations(RuleBasedStateMachine):
         with broken(table, name, of_slot(session.slot), "after" if after else "before"):
             self.stepped(n)
 
-    # --- what always holds ---------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------
 
     @invariant()
     def slots_are_whole(self) -> None:
         slots = [session.slot for session in self.open]
         free = self.small.duplex.runner.pool._free
         assert sorted(slots + free) == list(range(N_SLOTS)), f"expected each slot once, got {slots} and {free} free"
-        voices = [session.voice.slot for session in self.open if session.voice.slot is not None]
+        voices = [session.speech.vocoder_slot for session in self.open if session.speech.vocoder_slot is not None]
         assert len(set(voices)) == len(voices), f"expected a vocoder slot each, got {voices}"
         n_free = self.small.vocoder.n_free
         assert len(voices) + n_free == N_SLOTS, f"expected {N_SLOTS} vocoder slots, got {voices} and {n_free} free"
@@ -206,8 +208,8 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def windows_count_the_context(self) -> None:
         for session in self.open:
-            if session.phase is Phase.READY:
-                rows = self.small.duplex.runner.context_len(session.slot) + len(session.pending)
+            if session.phase is SessionPhase.READY:
+                rows = self.small.duplex.context_len(session.slot) + len(session.pending)
                 assert rows == session.window.length, f"{session.id}: expected {session.window.length} rows, got {rows}"
 
     @invariant()
@@ -216,7 +218,7 @@ class Conversations(RuleBasedStateMachine):
             events = self.small.events[session.id]
             n = sum(isinstance(event, UnitResult | Failure) for event in events)
             errors = [event.error for event in events if isinstance(event, Failure)]
-            n_resets = sum(isinstance(error, Broken) for error in errors)  # closing a unit may fail behind its result
+            n_resets = sum(isinstance(error, Broken) for error in errors)  # closing a unit may fail after its result
             assert n <= self.taken[session.id] + n_resets, (
                 f"{session.id}: {n} outcomes of {self.taken[session.id]} units"
             )
@@ -225,26 +227,26 @@ class Conversations(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.small.close_all()
-        assert self.small.duplex.runner.pool.n_free == self.small.vocoder.n_free == N_SLOTS
+        assert self.small.duplex.n_free == self.small.vocoder.n_free == N_SLOTS
         assert_same(self.small.duplex.state, self.fresh, range(N_SLOTS))
 
     @contextmanager
     def _lawful(self, event: str, session: Session) -> Iterator[None]:
-        """What is done inside is refused with an OrderError, and changes nothing, if the law says so; else it works."""
+        """Check that the block raises OrderError and changes nothing if the event is illegal, else succeeds."""
         legal, before = is_legal(event, session), self._all()
         try:
             yield
         except OrderError:
-            assert not legal, f"{event} while {session.phase} and {session.gate}: expected it to work, got OrderError"
+            assert not legal, f"{event} while {session.phase} and {session.gate}: expected success, got OrderError"
             after = self._all()
             assert after == before, f"{event}: expected nothing changed, got {after}, before {before}"
         else:
             assert legal, f"{event} while {session.phase} and {session.gate}: expected OrderError, got none"
 
     def _all(self) -> list[Any]:
-        """What sessions and slots are like, as far as the host knows."""
+        """Host state of all sessions and slots."""
         states = [
-            (one.phase, one.gate, len(one.waiting), one.break_asked, one.window.length, one.voice.slot)
+            (one.phase, one.gate, len(one.waiting), one.interrupt_requested, one.window.length, one.speech.vocoder_slot)
             for one in self.open
         ]
         counters = [self.small.duplex.counters(slot) for slot in range(N_SLOTS)]

@@ -1,4 +1,4 @@
-"""The engine's thread: what is asked happens in order, every question is answered, and bad input never gets there."""
+"""The engine thread: commands run in order, every future is done, and invalid input never reaches the thread."""
 
 import io
 import threading
@@ -16,16 +16,16 @@ from tests.worker.loop.engines import (
     QUIET,
     Director,
     SmallEngine,
-    assert_told,
+    assert_same_events,
     make_config,
-    make_picture,
+    make_image,
     make_prompt,
     make_sound,
 )
-from worker.engine import Engine, Handle
+from worker.engine import Engine
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError
-from worker.loop.sessions import Sessions
+from worker.loop.session_handle import SessionHandle
 
 pytestmark = pytest.mark.usefixtures("short_units")
 
@@ -42,12 +42,12 @@ def engine(turnstile: Turnstile) -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_session_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "engine" in request.fixturenames:
         engine = request.getfixturevalue("engine")
         n_free = engine.n_free()
-        engine.ask(Sessions.close_all).result(PATIENCE_S)  # so that one test that fails fails alone
+        engine.submit(engine._sessions.close_all).result(PATIENCE_S)  # a failing test must not affect the next one
         assert n_free == N_SLOTS, f"expected all slots free afterwards, got {n_free}"
 
 
@@ -55,11 +55,11 @@ def _nobody_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_events_come_in_order(engine: Engine) -> None:
-    """Units one by one, parts before the whole, and the parts make the whole."""
+    """Units in order, partial results before their result, and their sum equals the result."""
     talker = Talker(engine, "talker", TIGHT, speaker=0)
     for number in range(6):
-        talker.send(number, frames=[make_picture(1)] if number == 3 else [])
-    events = talker.hear(6)
+        talker.send(number, frames=[make_image(1)] if number == 3 else [])
+    events = talker.wait(6)
     talker.leave()
     text, sounds, n_done = "", [], 0
     for event in events:
@@ -73,14 +73,16 @@ def test_events_come_in_order(engine: Engine) -> None:
         assert (event.index, event.text) == (n_done, text), f"expected ({n_done}, {text!r}), got {event}"
         n_samples = sum(map(len, sounds))
         assert (event.pcm is None) == (not sounds) and n_samples == len(event.pcm if sounds else ()), event
-        assert not sounds or np.array_equal(np.concatenate(sounds), event.pcm), f"unit {n_done}: parts are not the sum"
+        assert not sounds or np.array_equal(np.concatenate(sounds), event.pcm), (
+            f"unit {n_done}: expected the partial results to add up to the result"
+        )
         text, sounds = "", []
-    assert not text and not sounds, "expected nothing behind the last result"
-    assert talker.events.empty(), "expected one outcome a unit"
+    assert not text and not sounds, "expected nothing after the last result"
+    assert talker.events.empty(), "expected one outcome per unit"
 
 
-def test_what_is_asked_happens_in_order(engine: Engine, turnstile: Turnstile) -> None:
-    """A unit taken before a pause is run, one after it is refused, and one after the end of the pause is run."""
+def test_commands_run_in_order(engine: Engine, turnstile: Turnstile) -> None:
+    """A unit queued before a pause runs, one sent during the pause is refused, and one sent after `resume` runs."""
     talker = Talker(engine, "talker")
     with turnstile.holding("talker", lambda: talker.send(0)):
         kept = talker.send(1)
@@ -88,54 +90,56 @@ def test_what_is_asked_happens_in_order(engine: Engine, turnstile: Turnstile) ->
     assert kept.result(PATIENCE_S) is None
     kinds = [type(one.exception(PATIENCE_S)) for one in asked]
     assert kinds == [type(None), OrderError, OrderError, type(None), type(None)], f"got {kinds}"
-    indexes = [event.index for event in talker.hear(3) if isinstance(event, UnitResult)]
+    indexes = [event.index for event in talker.wait(3) if isinstance(event, UnitResult)]
     assert indexes == [1, 2, 3], f"expected units 1 to 3, got {indexes}"
     talker.leave()
 
 
-def test_stop_drops_what_waits(engine: Engine, turnstile: Turnstile) -> None:
+def test_stop_drops_waiting_units(engine: Engine, turnstile: Turnstile) -> None:
     talker = Talker(engine, "talker")
     with turnstile.holding("talker", lambda: talker.send(0)):
         waiting, stopped, refused = talker.send(1), talker.handle.stop(), talker.send(2)
     assert waiting.result(PATIENCE_S) is None and stopped.result(PATIENCE_S) is None
     assert isinstance(refused.exception(PATIENCE_S), OrderError)
-    dropped = [event for event in talker.hear(2) if isinstance(event, Failure)]
+    dropped = [event for event in talker.wait(2) if isinstance(event, Failure)]
     assert len(dropped) == 1 and isinstance(dropped[0].error, OrderError), f"expected one dropped, got {dropped}"
     talker.handle.clear_stop().result(PATIENCE_S)
     talker.send(3)
-    (result,) = [event for event in talker.hear(1) if isinstance(event, UnitResult)]
-    assert result.index == 2, f"expected the unit that waited to be gone, got unit {result.index}"
+    (result,) = [event for event in talker.wait(1) if isinstance(event, UnitResult)]
+    assert result.index == 2, f"expected the waiting unit to be dropped, got unit {result.index}"
     talker.leave()
 
 
-def test_gone_in_the_middle_of_a_unit(engine: Engine, turnstile: Turnstile) -> None:
-    """The slot comes back after the step in flight; nothing more is heard, and the next one there finds it empty."""
+def test_close_within_a_unit(engine: Engine, turnstile: Turnstile) -> None:
+    """The slot is released after the step in flight, no event follows, and the next session finds it empty."""
     fresh = Talker(engine, "talker", TIGHT, speaker=0)
     fresh.send(5)
-    expected = fresh.hear()
+    expected = fresh.wait()
     fresh.leave()
     talkers = [Talker(engine, f"talker {number}", TIGHT, speaker=0) for number in range(N_SLOTS)]
     with turnstile.holding("talker 1", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
-        gone = talkers[1].handle.close()
+        closed = talkers[1].handle.close()
         late = talkers[1].send(9), talkers[1].handle.pause(), talkers[1].handle.close()
         again = engine.open("talker", TIGHT, lambda event: None)
-    assert gone.result(PATIENCE_S) is None
+    assert closed.result(PATIENCE_S) is None
     while not talkers[1].events.empty():
         assert isinstance(talkers[1].events.get(), PartialResult), "expected no outcome of the unit in flight"
-    assert all(isinstance(one.exception(PATIENCE_S), OrderError) for one in late), "expected a closed session to refuse"
-    assert isinstance(again.result(PATIENCE_S), Handle), "expected its slot for the next one"
+    assert all(isinstance(one.exception(PATIENCE_S), OrderError) for one in late), (
+        "expected OrderError from a closed session"
+    )
+    assert isinstance(again.result(PATIENCE_S), SessionHandle), "expected a released slot"
     again.result().close().result(PATIENCE_S)
     for talker in (talkers[0], talkers[2]):
-        talker.hear()
-    assert talkers[1].events.empty(), "expected nothing more from a session that has gone"
+        talker.wait()
+    assert talkers[1].events.empty(), "expected no event of a closed session"
     new = Talker(engine, "talker", TIGHT, speaker=0)
     new.send(5)
-    assert_told("talker", new.hear(), expected)
+    assert_same_events("talker", new.wait(), expected)
     for talker in (talkers[0], talkers[2], new):
         talker.leave()
 
 
-def test_no_more_sessions_than_slots(engine: Engine) -> None:
+def test_refuses_more_sessions_than_slots(engine: Engine) -> None:
     talkers = [Talker(engine, f"talker {number}") for number in range(N_SLOTS)]
     error = engine.open("one more", QUIET, lambda event: None).exception(PATIENCE_S)
     assert isinstance(error, SlotError), error
@@ -145,8 +149,8 @@ def test_no_more_sessions_than_slots(engine: Engine) -> None:
         talker.leave()
 
 
-def test_many_threads_at_once(engine: Engine) -> None:
-    """More callers than slots, each with a session of its own: all are served, and all alike."""
+def test_many_calling_threads(engine: Engine) -> None:
+    """More calling threads than slots, each with its own session: all get the same events."""
     heard: dict[int, list[Event]] = {}
     turns = threading.Semaphore(N_SLOTS)
 
@@ -155,7 +159,7 @@ def test_many_threads_at_once(engine: Engine) -> None:
             talker = Talker(engine, f"caller {number}", QUIET, ref=1)
             for seed in range(3):
                 talker.send(seed, force_listen=seed == 0)
-            heard[number] = talker.hear(3)
+            heard[number] = talker.wait(3)
             talker.leave()
 
     threads = [threading.Thread(target=live, args=(number,)) for number in range(2 * N_SLOTS)]
@@ -163,13 +167,13 @@ def test_many_threads_at_once(engine: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert len(heard) == len(threads), f"expected {len(threads)} callers served, got {sorted(heard)}"
+    assert len(heard) == len(threads), f"expected {len(threads)} callers with results, got {sorted(heard)}"
     kinds = {type(event).__name__ for events in heard.values() for event in events}
     assert "Failure" not in kinds, heard
 
 
-def test_a_receiver_may_ask_for_more(engine: Engine) -> None:
-    """Events come on the engine's thread; a question asked from there is answered like any other."""
+def test_receiver_may_submit_commands(engine: Engine) -> None:
+    """A command submitted from the engine thread, within an event, runs like any other."""
     done, asked = threading.Event(), []
 
     def emit(event: Event) -> None:
@@ -186,7 +190,7 @@ def test_a_receiver_may_ask_for_more(engine: Engine) -> None:
     handle.close().result(PATIENCE_S)
 
 
-def test_a_question_taken_back(engine: Engine, turnstile: Turnstile) -> None:
+def test_cancelled_command_has_no_effect(engine: Engine, turnstile: Turnstile) -> None:
     talker = Talker(engine, "talker")
     with turnstile.holding("talker", lambda: talker.send(0)):
         unit, pause = talker.send(1), talker.handle.pause()
@@ -194,13 +198,13 @@ def test_a_question_taken_back(engine: Engine, turnstile: Turnstile) -> None:
     assert pause.result(PATIENCE_S) is None
     with pytest.raises(CancelledError):
         unit.result(PATIENCE_S)
-    talker.hear()
+    talker.wait()
     talker.leave()
-    assert talker.events.empty(), "expected no outcome of the unit that was taken back"
+    assert talker.events.empty(), "expected no outcome of the cancelled unit"
 
 
-def test_by_hand_and_by_thread_alike(engine: Engine) -> None:
-    """The tests of this folder that drive the loop themselves see what the thread does."""
+def test_thread_gives_the_same_events_as_the_small_engine(engine: Engine) -> None:
+    """Tests that drive the loop themselves cover what the engine thread runs."""
     small = SmallEngine(make_config(), Director(listen=0.0))
     session = small.open("talker", TIGHT, make_prompt(speaker=0))
     talker = Talker(engine, "talker", TIGHT, speaker=0)
@@ -208,16 +212,16 @@ def test_by_hand_and_by_thread_alike(engine: Engine) -> None:
         small.send(session, seed)
         small.settle()
         talker.send(seed)
-        assert_told("talker", talker.hear(), small.take("talker"))
+        assert_same_events("talker", talker.wait(), small.take("talker"))
     talker.leave()
 
 
-# --- bad input -----------------------------------------------------------------------------------
+# --- invalid input -----------------------------------------------------------------------------------
 
 
 def a_gif() -> bytes:
     buffer = io.BytesIO()
-    make_picture(1).save(buffer, "PNG")
+    make_image(1).save(buffer, "PNG")
     return buffer.getvalue()[:200]
 
 
@@ -232,16 +236,16 @@ BAD_UNITS: list[tuple[str, dict[str, Any], type[Exception]]] = [
     ("nothing", {}, SettingsError),
     ("bytes that are no picture", {"frames": [b"no picture"]}, ImageError),
     ("half a picture", {"sound": make_sound(1), "frames": [a_gif()]}, ImageError),
-    ("a good and a bad picture", {"frames": [make_picture(1), b""]}, ImageError),
-    ("no slices", {"frames": [make_picture(1)], "max_slice_nums": 0}, SettingsError),
-    ("too many slices", {"frames": [make_picture(1)], "max_slice_nums": 10}, SettingsError),
-    ("slices for nobody", {"frames": [make_picture(1)], "max_slice_nums": [1, 2]}, SettingsError),
-    ("slices that are no number", {"frames": [make_picture(1)], "max_slice_nums": [True]}, SettingsError),
+    ("a good and a bad picture", {"frames": [make_image(1), b""]}, ImageError),
+    ("no slices", {"frames": [make_image(1)], "max_slice_nums": 0}, SettingsError),
+    ("too many slices", {"frames": [make_image(1)], "max_slice_nums": 10}, SettingsError),
+    ("slice limits without images", {"frames": [make_image(1)], "max_slice_nums": [1, 2]}, SettingsError),
+    ("slices that are no number", {"frames": [make_image(1)], "max_slice_nums": [True]}, SettingsError),
 ]
 
 
-def test_bad_units_never_get_there(engine: Engine) -> None:
-    """They are refused at once, by type, and the session's next unit is what it would have been."""
+def test_refuses_invalid_units_on_the_calling_thread(engine: Engine) -> None:
+    """`send` raises the typed error, and the session's next unit is unaffected."""
     expected, got = [], []
     for heard, bad_units in ((expected, []), (got, BAD_UNITS)):
         talker = Talker(engine, "talker", TIGHT, ref=1, speaker=0)
@@ -251,17 +255,17 @@ def test_bad_units_never_get_there(engine: Engine) -> None:
                     talker.handle.send(**unit)
                 assert type(caught.value) is error, f"{what}: expected {error.__name__}, got {caught.value!r}"
             talker.send(seed)
-            heard += talker.hear()
-        assert talker.events.empty(), "expected no events of bad units"
+            heard += talker.wait()
+        assert talker.events.empty(), "expected no events of invalid units"
         talker.leave()
-    assert_told("talker", got, expected)
+    assert_same_events("talker", got, expected)
 
 
 @pytest.mark.parametrize("ref_audio", [np.zeros(0, np.float32), np.full(16_000, np.nan, np.float32)])
-def test_bad_prompts_never_get_there(engine: Engine, ref_audio: np.ndarray) -> None:
+def test_refuses_invalid_prompts_on_the_calling_thread(engine: Engine, ref_audio: np.ndarray) -> None:
     talker = Talker(engine, "talker")
     with pytest.raises(AudioError):
         talker.handle.prepare(make_prompt().__class__("a", "b", ref_audio))
     talker.send(0)
-    assert isinstance(talker.hear()[-1], UnitResult), "expected the session to be as prepared as before"
+    assert isinstance(talker.wait()[-1], UnitResult), "expected the session still prepared"
     talker.leave()

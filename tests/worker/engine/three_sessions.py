@@ -1,6 +1,6 @@
-"""Three sessions that speak side by side on one engine; in one unit something fails for the one in the middle.
+"""Three sessions that speak side by side on one engine; in one unit a failure is injected for the middle one.
 
-What each of them is told is compared with what it is told otherwise, to the last sample. Units are short, see
+The events of each session are compared, sample by sample, with those of a run without the failure. Units are short, see
 `short_units`.
 """
 
@@ -16,12 +16,12 @@ import torch
 from tests.worker.engine.failing_regions import When, broken, counted, of_slot
 from tests.worker.loop.engines import (
     ALOUD,
-    CODES,
     QUIET,
+    UNIT_TOKENS,
     Director,
     SmallEngine,
     assert_mirrors,
-    assert_told,
+    assert_same_events,
     make_config,
     make_patches,
     make_prompt,
@@ -31,15 +31,17 @@ from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session import Session
 
 NAMES = ("left", "victim", "right")
-TIGHT = WindowConfig(mode="basic", high_tokens=1, low_tokens=0)  # every unit but the newest goes
-N_UNITS, AT = 5, 3  # unit in which something fails: the first for which the sound encoder starts over
+TIGHT = WindowConfig(mode="basic", high_tokens=1, low_tokens=0)  # every unit but the newest is evicted
+N_UNITS, AT = 5, 3  # AT: the unit with the failure, the first one in which the audio encoder starts over
 SOUND = ("flow", "hift")  # regions of the vocoder
 
 
 @dataclass
-class Heard:
-    """What came of it, by session. rows: context rows after each unit. logits: digests, one a unit that was begun.
-    calls: of each region, in the unit in which something fails.
+class SceneResult:
+    """Outcome of a run by session.
+
+    rows: context rows after each unit. logits: one digest per unit that has begun. calls: calls of each region in the
+    unit with the failure.
     """
 
     events: dict[str, list[Event]]
@@ -50,20 +52,20 @@ class Heard:
 
 @cache
 def engine() -> SmallEngine:
-    """One for all tests: whatever they leave behind, the next one meets."""
+    """One engine for all tests, so that state left by one test affects the next."""
     return SmallEngine(make_config(), Director(listen=0.0, turn_end=0.1, unit_end=0.1))
 
 
 Fault = Callable[[Session], AbstractContextManager[Any]]
 
 
-def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True) -> Heard:
-    """Three sessions, `N_UNITS` units; the victim's unit number `AT` under a fault, or not sent at all."""
+def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True) -> SceneResult:
+    """Run `N_UNITS` units of three sessions; the victim's unit `AT` runs under `fault`, or is skipped."""
     small = engine()
     small.loop.observer.logits.clear()
     config = (ALOUD if speaks else QUIET).model_copy(update={"window": TIGHT})
     sessions = {name: small.open(name, config, make_prompt(name, ref=1, speaker=0)) for name in NAMES}
-    heard = Heard({})
+    heard = SceneResult({})
     for number in range(N_UNITS):
         for name, session in sessions.items():
             if not (skip and name == "victim" and number == AT):
@@ -79,7 +81,7 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
             heard.calls = calls | more
         for name, session in sessions.items():
             assert_mirrors(small.duplex, session.slot)
-            heard.rows[name].append(small.duplex.runner.context_len(session.slot))
+            heard.rows[name].append(small.duplex.context_len(session.slot))
     heard.events = {name: small.take(name) for name in NAMES}
     heard.logits = {name: small.loop.observer.logits.pop(name) for name in NAMES}
     small.close_all()
@@ -87,13 +89,13 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
 
 
 @cache
-def undisturbed(speaks: bool = True) -> Heard:
+def undisturbed(speaks: bool = True) -> SceneResult:
     return play(speaks=speaks)
 
 
 @cache
-def without(speaks: bool = True) -> Heard:
-    """The victim never sends the unit that fails."""
+def without(speaks: bool = True) -> SceneResult:
+    """A run in which the victim does not send the unit that fails."""
     return play(skip=True, speaks=speaks)
 
 
@@ -107,14 +109,14 @@ def table_of(name: str) -> Any:
 
 
 def touching(name: str, session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:
-    """Whether a call of a region is about this session."""
+    """Select a region's calls that concern this session."""
     if name == "vision":
         picture = torch.from_numpy(make_patches(1)[0].pixels)
         return lambda tensors: any(torch.equal(own[: len(picture)], picture) for own in tensors[0])
     if name in SOUND:
         n_sessions = engine().vocoder.sizes.n_sessions
         return lambda tensors: any(
-            slot % n_sessions == session.voice.slot for slot in tensors[0].tolist() if slot < 2 * n_sessions
+            slot % n_sessions == session.speech.vocoder_slot for slot in tensors[0].tolist() if slot < 2 * n_sessions
         )
     return of_slot(session.slot)
 
@@ -123,31 +125,31 @@ def breaking(name: str, when: When) -> Callable[[Session], AbstractContextManage
     return lambda session: broken(table_of(name), name, touching(name, session), when)
 
 
-def assert_neighbours_unharmed(heard: Heard, speaks: bool = True) -> None:
+def assert_neighbours_unchanged(heard: SceneResult, speaks: bool = True) -> None:
     expected = undisturbed(speaks)
     for name in ("left", "right"):
-        assert_told(name, heard.events[name], expected.events[name])
+        assert_same_events(name, heard.events[name], expected.events[name])
         assert heard.rows[name] == expected.rows[name], f"{name}: expected context rows {expected.rows[name]}"
         assert heard.logits[name] == expected.logits[name], f"{name}: expected the same logits to the last bit"
 
 
-def assert_never_sent(heard: Heard, error: type[Exception], speaks: bool = True) -> None:
-    """A failure instead of the unit, and then everything as if it had not been sent."""
+def assert_never_sent(heard: SceneResult, error: type[Exception], speaks: bool = True) -> None:
+    """The unit ends with a failure, and later units equal those of a run without it."""
     expected = without(speaks)
     events = heard.events["victim"]
     failed = [number for number, event in enumerate(events) if isinstance(event, Failure)]
     kinds = [type(events[number].error) for number in failed]
     assert kinds == [error], f"expected one {error.__name__}, got {kinds}"
     assert events[failed[0]].unit == AT + 1, f"expected a failure of unit {AT + 1}, got {events[failed[0]].unit}"
-    # Text of the unit may have left before it failed.
+    # Partial results of the unit may precede the failure.
     before = [event for event in events[: failed[0]] if not (isinstance(event, PartialResult) and event.unit == AT + 1)]
-    assert_told("victim", before + events[failed[0] + 1 :], expected.events["victim"])
+    assert_same_events("victim", before + events[failed[0] + 1 :], expected.events["victim"])
     assert heard.rows["victim"] == expected.rows["victim"], f"expected context rows {expected.rows['victim']}"
     assert heard.logits["victim"][-1] == expected.logits["victim"][-1], "expected the same logits to the last bit"
 
 
-def assert_only_mute(heard: Heard, error: type[Exception]) -> None:
-    """A failure instead of the result, but the unit's text stands, and the next one is heard again."""
+def assert_only_speech_failed(heard: SceneResult, error: type[Exception]) -> None:
+    """The unit ends with a failure, its text stands, and the next unit has sound."""
     got, expected = outcomes(heard.events["victim"]), outcomes(undisturbed().events["victim"])
     kinds = [type(event.error) if isinstance(event, Failure) else None for event in got]
     assert kinds == [error if number == AT else None for number in range(N_UNITS)], f"got {kinds}"
@@ -158,5 +160,5 @@ def assert_only_mute(heard: Heard, error: type[Exception]) -> None:
         if isinstance(one, UnitResult):
             assert (one.tokens, one.text) == (other.tokens, other.text), f"unit {one.index}"
     last = got[-1]
-    assert last.n_speech_tokens >= CODES, f"expected speech to go on, got {last.n_speech_tokens} codes"
-    assert last.pcm is not None and np.isfinite(last.pcm).all(), "expected finite sound to go on"
+    assert last.n_speech_tokens >= UNIT_TOKENS, f"expected speech tokens in the last unit, got {last.n_speech_tokens}"
+    assert last.pcm is not None and np.isfinite(last.pcm).all(), "expected finite sound in the last unit"

@@ -50,7 +50,7 @@ def done(value: Any = None) -> Future[Any]:
 class Handle:
     """A fake engine session, controlled by the test. calls: the calls that were made."""
 
-    is_live, most_waiting, n_rows = True, 16, 0
+    is_live, max_waiting_units, context_len = True, 16, 0
 
     def __init__(self) -> None:
         self.calls: list[str] = []

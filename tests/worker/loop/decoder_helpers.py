@@ -1,4 +1,4 @@
-"""One unit's token machine driven by hand: its ids, what it is asked, and what came of it."""
+"""Drives a unit decoder with given tokens and records its steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -15,20 +15,20 @@ both = pytest.mark.parametrize("compat", [True, False], ids=["compat", "fixed"])
 
 
 def n_chars(ids: Sequence[int]) -> int:
-    """Token n is a word of n characters; special tokens have no text."""
+    """Text length of ids: token n is a word of n characters, special tokens have no text."""
     return sum(token for token in ids if token not in SPECIAL)
 
 
 def make(*, compat: bool = False, turn_open: bool = False, max_tokens: int = 20, **options) -> UnitDecoder:
-    """A unit of these ids, with wide limits unless others are given."""
+    """A decoder with these control tokens, with wide limits by default."""
     return UnitDecoder(IDS, max_tokens=max_tokens, compat=compat, length=n_chars, turn_open=turn_open, **options)
 
 
 @dataclass
 class Run:
-    """What a driver saw: fed tokens, the hidden buffer by place, and how many tokens it sampled."""
+    """Steps of a decoder: fed tokens, hidden rows by place, and number of sampled tokens."""
 
-    talk: UnitDecoder
+    decoder: UnitDecoder
     fed: list[int] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
     n_sampled: int = 0
@@ -44,28 +44,28 @@ class Run:
         return step
 
     def outcome(self) -> dict[str, object]:
-        return {name: getattr(self.talk, name) for name in OUTCOME}
+        return {name: getattr(self.decoder, name) for name in OUTCOME}
 
 
-def drive(talk: UnitDecoder, sampled: Sequence[int], *, interrupt_after: int | None = None) -> Run:
-    """Run a unit to its end. interrupt_after: break off after that many sampled tokens, if it gets there."""
-    run = Run(talk)
+def drive(decoder: UnitDecoder, sampled: Sequence[int], *, interrupt_after: int | None = None) -> Run:
+    """Run a unit to its end. interrupt_after: interrupt after that many sampled tokens."""
+    run = Run(decoder)
     if interrupt_after == 0:
-        run.do(talk.interrupt())
+        run.do(decoder.interrupt())
         return run
-    step = run.do(talk.start())
+    step = run.do(decoder.start())
     while step.sample:
         if run.n_sampled == interrupt_after:
-            step = run.do(talk.interrupt())
+            step = run.do(decoder.interrupt())
             break
-        assert run.n_sampled < len(sampled), f"expected the unit to end with {sampled}, got a wish for more"
-        step = run.do(talk.take(sampled[run.n_sampled]))
+        assert run.n_sampled < len(sampled), f"expected the unit to end with {sampled}, got a request for more"
+        step = run.do(decoder.take(sampled[run.n_sampled]))
         run.n_sampled += 1
     assert not step.sample, f"expected the end, got {step}"
     return run
 
 
 def check(run: Run, fed: list[int], **expected: object) -> None:
-    """What was fed, and what the machine says of the unit."""
-    got = {"fed": run.fed, **{name: getattr(run.talk, name) for name in expected}}
+    """Check the fed tokens and the outcome."""
+    got = {"fed": run.fed, **{name: getattr(run.decoder, name) for name in expected}}
     assert got == {"fed": fed, **expected}

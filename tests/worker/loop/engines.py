@@ -1,7 +1,7 @@
-"""A small engine without a thread, and what to send it: for tests of sessions and their loop.
+"""A small engine without a thread, and inputs for it: for tests of sessions and the loop.
 
-One size per axis, so that a session's numbers do not hang on how many neighbours share its batches; short units of
-speech, few slots and a sound encoder that looks back three seconds, so that a unit costs tens of milliseconds.
+One bucket per axis, so that a session's numbers do not depend on the sessions that share its batches; short units of
+speech, few slots and an audio encoder with three seconds of history, so that a unit takes tens of milliseconds.
 """
 
 import copy
@@ -44,8 +44,8 @@ from worker.loop.voice_manager import VoiceManager
 TINY = Path(__file__).parents[3] / "assets" / "tiny"
 N_SLOTS = 3
 LLM_LEN, SPEECH_LEN = 384, 192
-POSITIONS = 200  # of the sound encoder, instead of 1500
-CODES = 6  # of a unit of speech, instead of 25
+POSITIONS = 200  # of the audio encoder, instead of 1500
+UNIT_TOKENS = 6  # speech tokens of a unit, instead of 25
 OFF = WindowConfig(mode="off")
 ALOUD = SessionConfig(force_listen_count=0, max_new_speak_tokens_per_chunk=6, window=OFF, seed=1)
 QUIET = ALOUD.model_copy(update={"generate_audio": False})
@@ -53,28 +53,31 @@ QUIET = ALOUD.model_copy(update={"generate_audio": False})
 
 @contextmanager
 def short_speech() -> Iterator[None]:
-    """Units of speech of 8 codes: what takes most of a unit's time."""
+    """Shorten the speech of a unit, which takes most of its time."""
     with mock.patch.multiple(
-        duplex_job, SPEECH_TOKENS_PER_UNIT=CODES, DRAWN_PER_UNIT=CODES + 1, EARLY_SPEECH_TOKENS=CODES - 1
+        duplex_job,
+        SPEECH_TOKENS_PER_UNIT=UNIT_TOKENS,
+        DRAWN_PER_UNIT=UNIT_TOKENS + 1,
+        EARLY_SPEECH_TOKENS=UNIT_TOKENS - 1,
     ):
         yield
 
 
-def make_config(n_slots: int = N_SLOTS, llm_len: int = LLM_LEN, **knobs: Any) -> EngineConfig:
-    knobs = {"session": QUIET, "euler_steps": 1, "snapshots": 2, **knobs}
-    return EngineConfig(model_path=TINY, device="cpu", max_sessions=n_slots, llm_len=llm_len, **knobs)
+def make_config(n_slots: int = N_SLOTS, llm_len: int = LLM_LEN, **settings: Any) -> EngineConfig:
+    settings = {"session": QUIET, "euler_steps": 1, "snapshots": 2, **settings}
+    return EngineConfig(model_path=TINY, device="cpu", max_sessions=n_slots, llm_len=llm_len, **settings)
 
 
 @cache
 def loaded() -> tuple[OmniModel, Tokenizer, PreprocessorConfig, FlowAndHift]:
-    """The embedded checkpoint; nobody changes its weights."""
+    """The embedded checkpoint, shared by all tests; its weights must not change."""
     vocoder = load_flow_and_hift(make_config().token2wav_folder)
     return load_model(TINY, device="cpu"), Tokenizer.load(TINY), load_preprocessor_config(TINY), vocoder
 
 
 @cache
-def forgetful() -> OmniModel:
-    """The same model with positions for so few units of sound that it starts over at every unit from the fourth on."""
+def short_history_model() -> OmniModel:
+    """The same model with fewer encoder positions: it starts over at every unit from the fourth on."""
     model = copy.deepcopy(loaded()[0])
     audio = model.config.audio_config.model_copy(update={"max_source_positions": POSITIONS})
     model.config = model.config.model_copy(update={"audio_config": audio})
@@ -84,7 +87,7 @@ def forgetful() -> OmniModel:
     return model
 
 
-def make_parts(config: EngineConfig, *, short_hearing: bool = True) -> EngineParts:
+def make_parts(config: EngineConfig, *, short_history: bool = True) -> EngineParts:
     """Model, vocoder and slots at one size per axis."""
     n = (config.max_sessions,)
     shapes = Shapes(
@@ -98,57 +101,57 @@ def make_parts(config: EngineConfig, *, short_hearing: bool = True) -> EnginePar
         tokens=(24,),
         speech_kv=(SPEECH_LEN,),
     )
-    # Wide enough for the voices below, and for whatever waits beside a unit of speech.
+    # Wide enough for the voices below and for tokens that wait beside a unit of speech.
     vocoder_shapes = VocoderShapes(batch=n, speech_tokens=(10,), columns=(192,), prompt=(60,))
     model, *others = loaded()
     with mock.patch.object(building, "SPEECH_ROWS", SPEECH_LEN):
-        model = forgetful() if short_hearing else model
+        model = short_history_model() if short_history else model
         return building.assemble(model, *others, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
 
 
 class SmallEngine:
-    """Sessions and their loop as the engine's thread holds them, driven by hand; events by session name."""
+    """Sessions and loop as on the engine thread, driven by the test; events by session name."""
 
     def __init__(self, config: EngineConfig | None = None, observer: Observer | None = None, **options: bool):
         self.config = config or make_config()
         self.parts = make_parts(self.config, **options)
         self.duplex, self.vocoder = self.parts.duplex, self.parts.vocoder
-        self.desk = VoiceManager(self.duplex, self.vocoder)
-        self.loop = UnitLoop(self.duplex, self.vocoder, self.desk, observer=observer)
-        self.sessions = Sessions(self.duplex, self.parts.language, self.desk, self.loop, self.config)
+        self.voices = VoiceManager(self.duplex, self.vocoder)
+        self.loop = UnitLoop(self.duplex, self.vocoder, self.voices, observer=observer)
+        self.sessions = Sessions(self.duplex, self.parts.language, self.voices, self.loop, self.config)
         self.events: dict[str, list[Event]] = defaultdict(list)
 
     def open(self, name: str, config: SessionConfig = QUIET, prompt: SystemPrompt | None = None) -> Session:
-        """A session that is ready for its first unit."""
+        """A prepared session."""
         session = self.sessions.open(name, config, self.events[name].append)
         self.sessions.prepare(session, prompt or make_prompt())
         return session
 
-    def send(self, session: Session, *given: Any, **knobs: Any) -> None:
-        """One unit, see `make_unit`; it runs when the loop does."""
-        self.sessions.unit(session, make_unit(*given, **knobs))
+    def send(self, session: Session, *given: Any, **settings: Any) -> None:
+        """Queue one unit, see `make_unit`."""
+        self.sessions.unit(session, make_unit(*given, **settings))
 
     def step(self) -> bool:
-        """What the thread does in one turn. Returns: whether anything is left to do."""
+        """One iteration of the engine thread. Returns: whether a job is left."""
         self.sessions.dispatch()
         self.loop.run()
         self.sessions.dispatch()
         return not self.loop.is_idle
 
     def settle(self) -> None:
-        """Run everything that was sent."""
+        """Run until no job is left."""
         while self.step():
             pass
 
     def take(self, name: str) -> list[Event]:
-        """A session's events since they were last taken."""
+        """A session's events since the last call."""
         events = self.events[name][:]
         self.events[name].clear()
         return events
 
-    def say(self, session: Session, *given: Any, **knobs: Any) -> UnitResult | Failure:
+    def run_unit(self, session: Session, *given: Any, **settings: Any) -> UnitResult | Failure:
         """Send one unit and run it. Returns: its outcome."""
-        self.send(session, *given, **knobs)
+        self.send(session, *given, **settings)
         self.settle()
         return self.take(session.id)[-1]
 
@@ -158,47 +161,47 @@ class SmallEngine:
 
 
 def make_sound(seed: int, n: int = 16_000) -> np.ndarray:
-    """[n] float32 noise whose loudness wavers."""
+    """[n] float32 noise with varying loudness."""
     rng = np.random.default_rng([seed, n])
     swell = 0.05 + 0.1 * np.sin(np.arange(n) * rng.uniform(0.001, 0.01)) ** 2
     return (swell * rng.standard_normal(n)).astype(np.float32)
 
 
-def make_picture(seed: int, width: int = 112, height: int = 84) -> Image.Image:
+def make_image(seed: int, width: int = 112, height: int = 84) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @cache
 def make_patches(seed: int) -> list[ImagePatches]:
-    image = open_image(make_picture(seed))
+    image = open_image(make_image(seed))
     return image_patches(image, plan(*image.size, 1))
 
 
 def make_unit(
     seed: int | None = 0, n: int = 16_000, *, pictures: Sequence[int] = (), force_listen: bool = False
 ) -> UnitInput:
-    """A unit of `n` samples, or without sound; pictures by seed."""
+    """A unit of `n` samples, without sound if `seed` is None; images by seed."""
     sound = None if seed is None else make_sound(seed, n)
     return UnitInput(sound, [make_patches(number) for number in pictures], force_listen, arrived=0.0)
 
 
 @cache
 def voice(number: int) -> Voice:
-    """Voices nobody prepared from sound; 60 mel frames each."""
+    """A random voice of 60 mel frames."""
     return make_voice(number)
 
 
 def make_prompt(text: str = "You are kind.", ref: int | None = None, speaker: int | None = None) -> SystemPrompt:
-    """ref: seed of the sound that the language model hears. speaker: number of the voice."""
+    """ref: seed of the reference sound. speaker: number of the voice."""
     sound = None if ref is None else make_sound(1000 + ref)
     return SystemPrompt.of(text, sound, None if speaker is None else voice(speaker))
 
 
 class Director(Observer):
-    """Steers a session's turns by chance, as a model with something to say would: the tiny one only babbles.
+    """Replaces control tokens at random, so that the tiny model's sessions listen, speak and end turns.
 
-    What becomes of a token depends on the session's name, how many units it has decided and what this one holds.
-    logits: digests of what each unit's prefill ends with, by session: ids alone forgive a difference that is small.
+    The choice depends on the session's name, its number of decided units and the length of the unit only.
+    logits: digests of the logits after each unit's prefill, by session; they detect differences that leave ids equal.
     """
 
     def __init__(self, listen: float = 0.3, turn_end: float = 0.12, unit_end: float = 0.15):
@@ -208,20 +211,20 @@ class Director(Observer):
     def prefilled(self, session: str, logits: torch.Tensor) -> None:
         self.logits[session].append(digest(logits.numpy()))
 
-    def token(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
         ids = job.language.special
-        luck = random.Random(f"{session} {job.session.n_decided} {len(job.talk.all_ids)}").random()
-        if not job.talk.all_ids:
-            return ids.listen if luck < self.listen else ids.speak
+        draw = random.Random(f"{session} {job.session.n_decided} {len(job.decoder.all_ids)}").random()
+        if not job.decoder.all_ids:
+            return ids.listen if draw < self.listen else ids.speak
         for share, steered in ((self.turn_end, ids.turn_eos), (self.unit_end, ids.chunk_eos)):
-            if luck < share:
+            if draw < share:
                 return steered
-            luck -= share
+            draw -= share
         return token
 
 
-def told(event: Event) -> tuple[Any, ...]:
-    """All of an event that may not differ from one run to another."""
+def content_of(event: Event) -> tuple[Any, ...]:
+    """The deterministic part of an event."""
     if isinstance(event, Failure):
         return "failure", event.unit, type(event.error).__name__
     if isinstance(event, PartialResult):
@@ -231,7 +234,7 @@ def told(event: Event) -> tuple[Any, ...]:
 
 
 def bits(pcm: np.ndarray | None) -> tuple[int, str] | None:
-    """Length and digest, so that a difference can be printed."""
+    """Length and digest, short enough to print."""
     return None if pcm is None else (len(pcm), digest(pcm))
 
 
@@ -239,15 +242,15 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()[:16]
 
 
-def assert_told(name: str, got: Sequence[Event], expected: Sequence[Event]) -> None:
-    """The same events in the same order, every sample and id the same."""
-    for number, (one, other) in enumerate(zip(map(told, got), map(told, expected), strict=False)):
+def assert_same_events(name: str, got: Sequence[Event], expected: Sequence[Event]) -> None:
+    """The same events in the same order, with equal ids and samples."""
+    for number, (one, other) in enumerate(zip(map(content_of, got), map(content_of, expected), strict=False)):
         assert one == other, f"{name}, event {number}: expected {other}, got {one}"
     assert len(got) == len(expected), f"{name}: expected {len(expected)} events, got {len(got)}"
 
 
 def assert_mirrors(duplex: UnitSteps, slot: int) -> None:
-    """What the host believes of a slot is what its tensors say."""
+    """The host's counters of a slot equal those in its tensors."""
     at, state, held = duplex.counters(slot), duplex.state, duplex.context._held.get(slot)
     pairs = {
         "context rows": (at.context_len, state.llm.lengths),
@@ -260,10 +263,10 @@ def assert_mirrors(duplex: UnitSteps, slot: int) -> None:
         "units": (at.n_units, state.recent_mel.n_units),
         "encoder rows": (at.audio_rows, state.apm.lengths, state.apm.positions),
     }
-    if not duplex.speaker.is_in_call(slot):  # within a call the host counts when it looks
+    if not duplex.speaker.is_in_call(slot):  # within a call the host counts at the next poll
         pairs["speech rows"] = (at.speech_rows, state.speech.cache.lengths, state.speech.cache.positions)
-        pairs["code draws"] = (at.speech_draws, state.speech.sampler.draws)
-        pairs["codes remembered"] = (at.tokens_remembered, state.speech.sampler.count)
+        pairs["speech draws"] = (at.speech_draws, state.speech.sampler.draws)
+        pairs["speech tokens remembered"] = (at.tokens_remembered, state.speech.sampler.count)
     wrong = {what: (own, [int(t[slot]) for t in tensors]) for what, (own, *tensors) in pairs.items()}
     wrong = {what: pair for what, pair in wrong.items() if set(pair[1]) != {pair[0]}}
     assert not wrong, f"slot {slot}: expected the host's counts on the device, got {wrong}"

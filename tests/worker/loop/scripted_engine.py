@@ -1,4 +1,4 @@
-"""A small engine whose model says what it is told, and a record of what the loop did: for tests of turns and speech."""
+"""A small engine with scripted tokens, and a log of the loop's callbacks: for tests of turns and speech."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ SILENCE = (SILENCE_TOKEN,) * 3
 
 
 class Spoken(NamedTuple):
-    """A speech call. start: rows held before it. n_rows: what it fed. least: codes it had to draw."""
+    """A speech call. start: rows held before it. n_rows: rows it fed. least: speech tokens it had to draw."""
 
     start: int
     n_rows: int
@@ -31,8 +31,9 @@ class Spoken(NamedTuple):
 
 @dataclass
 class LoopLog:
-    """What the loop did for one session. fed: `Observer.fed`'s kind, rows held before and rows, one after the other.
-    n_samples: of all sound in results.
+    """Callbacks of the loop for one session, in order.
+
+    fed: kind, rows held before and rows of every `Observer.rows_fed`. n_samples: samples in all results.
     """
 
     fed: list[tuple[str, int, Any]] = field(default_factory=list)
@@ -44,12 +45,12 @@ class LoopLog:
 
     @property
     def speech_tokens(self) -> list[int]:
-        """All codes drawn, in order."""
-        return [code for call in self.spoke for code in call.speech_tokens]
+        """All speech tokens drawn, in order."""
+        return [token for call in self.spoke for token in call.speech_tokens]
 
     @property
-    def voiced_codes(self) -> list[tuple[int, ...]]:
-        """What the vocoder got of each turn, every code once, the silence in front included."""
+    def voiced_tokens(self) -> list[tuple[int, ...]]:
+        """Speech tokens that the vocoder voiced per turn, the leading silence included."""
         turns: list[tuple[int, ...]] = [()]
         for window in self.voiced:
             turns[-1] += window.speech_tokens if window.last else window.speech_tokens[: -len(SILENCE)]
@@ -58,11 +59,10 @@ class LoopLog:
         return turns if turns[-1] else turns[:-1]
 
 
-class Puppet(Observer):
-    """Each unit that decides says the next of its session's lines, then ends; without a line it listens.
+class ScriptedTokens(Observer):
+    """Replaces a unit's sampled tokens by the next line of its session; a unit without a line listens.
 
-    is_off: let the model say what it likes. before_token: called with the job and how many tokens its unit has said,
-    before the next one.
+    is_off: keep the sampled tokens. before_token: called before each token with the job and its number of tokens.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Puppet(Observer):
         self.record: dict[str, LoopLog] = defaultdict(LoopLog)
         self.before_token: Callable[[Any, int], None] | None = None
 
-    def token(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
         if self.is_off:
             return token
         said = getattr(job, "said", None)
@@ -84,89 +84,91 @@ class Puppet(Observer):
         said.append(job.line[len(said)] if len(said) < len(job.line) else job.language.special.chunk_eos)
         return said[-1]
 
-    def fed(self, session: str, what: str, past: int, rows: Any) -> None:
+    def rows_fed(self, session: str, what: str, past: int, rows: Any) -> None:
         self.record[session].fed.append((what, past, rows))
 
-    def heard(self, session: str, rows: Tensor) -> None:
+    def audio_encoded(self, session: str, rows: Tensor) -> None:
         self.record[session].heard.append(rows.clone())
 
     def prefilled(self, session: str, logits: Tensor) -> None:
         self.record[session].logits.append(logits.clone())
 
-    def spoke(self, session: str, start: int, rows: Tensor, least: int, speech_tokens: list[int]) -> None:
+    def speech_call_ended(self, session: str, start: int, rows: Tensor, least: int, speech_tokens: list[int]) -> None:
         self.record[session].spoke.append(Spoken(start, len(rows), least, speech_tokens))
 
-    def voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
+    def window_voiced(self, session: str, speech_tokens: tuple[int, ...], last: bool) -> None:
         self.record[session].voiced.append(Window(speech_tokens, last))
 
-    def done(self, session: str, event: Event) -> None:
+    def result_sent(self, session: str, event: Event) -> None:
         if isinstance(event, UnitResult) and event.pcm is not None:
             self.record[session].n_samples += len(event.pcm)
 
 
-class PuppetEngine(SmallEngine):
-    """`SmallEngine` with a puppet."""
+class ScriptedEngine(SmallEngine):
+    """`SmallEngine` with scripted tokens."""
 
     def __init__(self, config: EngineConfig | None = None, **options: bool):
-        self.puppet = Puppet()
-        super().__init__(config or make_config(), self.puppet, **options)
+        self.script = ScriptedTokens()
+        super().__init__(config or make_config(), self.script, **options)
         self.tokenizer, self.special = self.parts.language.tokenizer, self.parts.language.special
 
     def ids(self, text: str) -> list[int]:
-        """`text` as tokens, special ones by their names: `<|speak|>Hello<|turn_eos|>`."""
+        """Tokens of `text`, special ones by name: `<|speak|>Hello<|turn_eos|>`."""
         return self.tokenizer.encode(text)
 
     def start(self, name: str, config: SessionConfig = QUIET, *lines: str | list[int], **prompt: Any) -> Session:
-        """A prepared session and what it will say, a line for each unit. prompt: see `make_prompt`."""
+        """A prepared session with a line for each unit. prompt: see `make_prompt`."""
         if config.generate_audio:
             prompt = {"speaker": 0, **prompt}
-        self.puppet.lines[name] = [self.ids(line) if isinstance(line, str) else line for line in lines]
+        self.script.lines[name] = [self.ids(line) if isinstance(line, str) else line for line in lines]
         return self.open(name, config, make_prompt(**prompt))
 
     def record(self, name: str) -> LoopLog:
-        return self.puppet.record[name]
+        return self.script.record[name]
 
-    def run(self, session: Session, n: int, **knobs: Any) -> list[UnitResult | Failure]:
-        """`n` units of sound, one after the other, a different sound each."""
+    def run(self, session: Session, n: int, **settings: Any) -> list[UnitResult | Failure]:
+        """Run `n` units of different sound, one by one. Returns: their outcomes."""
         first = session.n_units
-        return [self.say(session, first + i, **knobs) for i in range(n)]
+        return [self.run_unit(session, first + i, **settings) for i in range(n)]
 
-    def end_with(self, session: Session, code: int | None) -> None:
-        """Which code ends the session's speech from now on; None: no code does."""
-        self.duplex.state.speech.sampler.eos_id[session.slot] = -1 if code is None else code
+    def end_with(self, session: Session, token: int | None) -> None:
+        """Set the end token of the session's speech; None: no token ends it."""
+        self.duplex.state.speech.sampler.eos_id[session.slot] = -1 if token is None else token
 
     def rows(self, session: Session) -> int:
         """Context rows as the device counts them."""
         return int(self.duplex.state.llm.lengths[session.slot])
 
     def clear(self) -> None:
-        """End all sessions and forget what they did."""
+        """Close all sessions and clear scripts and logs."""
         self.close_all()
-        self.puppet.lines.clear()
-        self.puppet.record.clear()
-        self.puppet.before_token, self.puppet.is_off = None, False
+        self.script.lines.clear()
+        self.script.record.clear()
+        self.script.before_token, self.script.is_off = None, False
 
     def assert_silent_voice(self, session: Session) -> None:
-        """The session's speech is as a new session's: codes, windows and the vocoder's own state.
+        """The session's speech state equals that of a new session: speech cache, windows and vocoder.
 
-        The vocoder is tried out, so the session cannot speak on.
+        The check uses the session's vocoder slot, so the session cannot continue its turn afterwards.
         """
         state, one = self.duplex.state.speech, session.slot
         held = int(state.cache.lengths[one]), int(state.cache.positions[one]), int(state.sampler.count[one])
-        assert held == (0, 0, 0), f"rows, positions and codes of the code model: expected none, got {held}"
-        assert self.duplex.speech_rows(one) == 0, f"rows counted: got {self.duplex.runner.speech_rows[one]}"
-        waiting = session.voice.windows.waiting
-        assert waiting == SILENCE, f"codes on their way to the vocoder: expected silence, got {waiting}"
-        assert not session.voice.draining, "expected nothing left to drain"
+        assert held == (0, 0, 0), f"rows, positions and history of the speech cache: expected none, got {held}"
+        assert self.duplex.speech_rows(one) == 0, f"rows counted: got {self.duplex.speech_rows(one)}"
+        waiting = session.speech.windows.waiting
+        assert waiting == SILENCE, f"waiting speech tokens: expected silence, got {waiting}"
+        assert not session.speech.draining, "expected nothing left to drain"
         speech_tokens = tuple(range(100, 107))
         new = self.vocoder.open(voice(0), session.config.euler_steps)
-        own, fresh = (self.vocoder.speak([Chunk(slot, speech_tokens, True)])[0] for slot in (session.voice.slot, new))
+        own, fresh = (
+            self.vocoder.speak([Chunk(slot, speech_tokens, True)])[0] for slot in (session.speech.vocoder_slot, new)
+        )
         self.vocoder.close(new)
         assert torch.equal(own, fresh), "sound of a new turn: expected a fresh vocoder's, got another"
 
 
 def results(outcomes: Sequence[Any]) -> list[UnitResult]:
-    """The outcomes, none of which may be a failure."""
+    """The outcomes, after a check that none is a failure."""
     bad = [repr(one.error) for one in outcomes if isinstance(one, Failure)]
     assert not bad, f"expected no failures, got {bad}"
     return list(outcomes)

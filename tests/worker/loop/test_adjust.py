@@ -1,4 +1,4 @@
-"""Other settings between two units: what may change, what may not, and when."""
+"""Settings that change between two units: which are accepted, and when."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from worker.config.session import WindowConfig
 from worker.config.settings import SettingError
 from worker.loop.results import UnitResult
 from worker.loop.session import OrderError
-from worker.loop.sessions import SETTLED_KNOBS
+from worker.loop.sessions import PREPARED_SETTINGS
 
 
 def result(engine: SmallEngine) -> UnitResult:
@@ -16,7 +16,7 @@ def result(engine: SmallEngine) -> UnitResult:
     return event
 
 
-def test_settings_hold_from_the_next_unit_on():
+def test_settings_apply_from_the_next_unit():
     engine = SmallEngine()
     session = engine.open("a", QUIET.model_copy(update={"decode_mode": "greedy"}))
     engine.send(session)
@@ -30,7 +30,7 @@ def test_settings_hold_from_the_next_unit_on():
     assert len(after.tokens) == 1, f"expected no token but the forced one, got {after.tokens}"
 
 
-def test_a_unit_that_runs_is_not_disturbed():
+def test_refuses_settings_while_a_unit_runs():
     engine = SmallEngine()
     session = engine.open("a")
     engine.send(session)
@@ -41,8 +41,8 @@ def test_a_unit_that_runs_is_not_disturbed():
     engine.sessions.adjust(session, QUIET)
 
 
-@pytest.mark.parametrize("knob", SETTLED_KNOBS)
-def test_what_a_session_is_built_from_stays(knob):
+@pytest.mark.parametrize("name", PREPARED_SETTINGS)
+def test_refuses_settings_that_only_prepare_can_change(name):
     engine = SmallEngine()
     session = engine.open("a")
     other = {
@@ -54,6 +54,6 @@ def test_what_a_session_is_built_from_stays(knob):
         "seed": 99,
         "compat": "reference",
     }
-    with pytest.raises(SettingError, match=f"{knob}: expected .*, as prepared, got"):
-        engine.sessions.adjust(session, session.config.model_copy(update={knob: other[knob]}))
+    with pytest.raises(SettingError, match=f"{name}: expected .*, as prepared, got"):
+        engine.sessions.adjust(session, session.config.model_copy(update={name: other[name]}))
     assert session.config == QUIET

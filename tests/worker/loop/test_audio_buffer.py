@@ -1,4 +1,4 @@
-"""Which samples each unit takes, whatever the pushes were; the public implementation's counting; what is refused."""
+"""Samples of each unit for any sequence of pushes, the counts of the public implementation, and refused input."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,17 +12,17 @@ from models.inputs.audio_sizes import FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES, SAM
 from worker.loop.audio_buffer import AudioBuffer, checked
 
 LEAD, LEFT = 560, 80
-# Around every count at which something changes: units of either kind, zeros in front or not.
+# Counts around every boundary: first and later units, with and without padding.
 EDGES = [n + by for n in (15_920, 16_000, 16_480, 16_560, 31_440, 31_920, 32_000, 32_480, 48_000) for by in (-1, 0, 1)]
 
 
 def sound(n_samples: int, first: int = 1) -> np.ndarray:
-    """Samples that are all different and none of them zero, so that each can be told."""
+    """Distinct non-zero samples, so that each can be identified."""
     return (np.arange(first, first + n_samples) * 2.0**-24).astype(np.float32)
 
 
 def taken(audio_buffer: AudioBuffer) -> Iterator[np.ndarray]:
-    """Units until there are too few samples."""
+    """Take units until too few samples wait."""
     while (unit := audio_buffer.peek()) is not None:
         audio_buffer.commit()
         yield unit
@@ -40,7 +40,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize("reference", [False, True])
-def test_a_second_at_a_time(reference: bool) -> None:
+def test_one_second_per_unit(reference: bool) -> None:
     audio_buffer, all_sound = AudioBuffer(reference=reference), sound(5 * UNIT_SAMPLES)
     heard = np.concatenate((np.zeros(LEAD, dtype=np.float32), all_sound))
     for n, push in enumerate(np.split(all_sound, 5)):
@@ -84,8 +84,8 @@ def test_units_depend_on_the_samples_alone(n_samples: int, cuts: list[int], ask:
 
 
 @given(steps=st.lists(st.integers(1, 30_000) | st.sampled_from(["peek", "commit", "no sound"]), max_size=40))
-def test_no_sample_is_lost_or_heard_twice(steps: list[int | str]) -> None:
-    """Any order of pushes, looks and commits; a look may be repeated, and pushes may come before its commit."""
+def test_every_sample_is_taken_once(steps: list[int | str]) -> None:
+    """Any order of pushes, peeks and commits; a peek may be repeated, and pushes may come before its commit."""
     audio_buffer, n_sent, peeked = AudioBuffer(max_waiting_s=10_000), 0, None
     heard = [np.zeros(0, dtype=np.float32)]
     for step in steps:
@@ -95,7 +95,7 @@ def test_no_sample_is_lost_or_heard_twice(steps: list[int | str]) -> None:
         elif step == "peek":
             peeked = audio_buffer.peek()
         elif step == "no sound":
-            audio_buffer.mark_heard_without_sound()
+            audio_buffer.skip_unit()
             peeked = None
         elif peeked is not None:
             audio_buffer.commit()
@@ -111,7 +111,7 @@ def test_no_sample_is_lost_or_heard_twice(steps: list[int | str]) -> None:
     assert len(everything) - len(units) < (UNIT_SAMPLES if audio_buffer.n_units else FIRST_UNIT_SAMPLES)
 
 
-def test_a_look_takes_nothing_and_is_the_callers() -> None:
+def test_peek_returns_a_copy_and_removes_nothing() -> None:
     audio_buffer = AudioBuffer()
     audio_buffer.push(sound(UNIT_SAMPLES))
     first = audio_buffer.peek()
@@ -123,7 +123,7 @@ def test_a_look_takes_nothing_and_is_the_callers() -> None:
     assert audio_buffer.n_waiting == 2 * UNIT_SAMPLES and audio_buffer.n_units == 0
 
 
-def test_sound_pushed_is_copied() -> None:
+def test_push_copies_the_samples() -> None:
     audio_buffer, push = AudioBuffer(), sound(UNIT_SAMPLES)
     audio_buffer.push(push)
     push[:] = 7
@@ -133,7 +133,7 @@ def test_sound_pushed_is_copied() -> None:
 SPOILERS: dict[str, Callable[[AudioBuffer], object]] = {
     "no look": lambda audio_buffer: None,
     "committed": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit()),
-    "a unit without sound since": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.mark_heard_without_sound()),
+    "a unit without sound since": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.skip_unit()),
     "reset since": lambda audio_buffer: (
         audio_buffer.peek(),
         audio_buffer.reset(),
@@ -144,7 +144,7 @@ SPOILERS: dict[str, Callable[[AudioBuffer], object]] = {
 
 
 @pytest.mark.parametrize("name", SPOILERS)
-def test_commit_needs_a_look(name: str) -> None:
+def test_commit_requires_a_peek(name: str) -> None:
     audio_buffer = AudioBuffer()
     audio_buffer.push(sound(UNIT_SAMPLES))
     SPOILERS[name](audio_buffer)
@@ -152,13 +152,13 @@ def test_commit_needs_a_look(name: str) -> None:
         audio_buffer.commit()
 
 
-def test_reset_is_as_new() -> None:
+def test_reset_equals_a_new_buffer() -> None:
     for reference in (False, True):
         used = AudioBuffer(reference=reference)
         used.push(sound(50_000))
         used.peek()
         used.commit()
-        used.mark_heard_without_sound()
+        used.skip_unit()
         used.push(sound(1_000))
         used.reset()
         assert (used.n_waiting, used.n_units, used.n_whole, used.lag_s) == (0, 0, 0, 0.0)
@@ -169,11 +169,11 @@ def test_reset_is_as_new() -> None:
             same(f"unit {n}", got, expected)
 
 
-# --- as the public implementation counts ----------------------------------------------------------
+# --- counts of the public implementation ----------------------------------------------------------
 
 
 def plain(pushes: list[int | None]) -> list[tuple[int | None, int, int]]:
-    """Its arithmetic written out: per push (None: pictures only) samples taken or None, samples left, units."""
+    """The public arithmetic: per push (None: images only) samples taken or None, samples left, units."""
     buffer, index, mel_first, out = 0, 0, True, []
     for push in pushes:
         need = None
@@ -198,7 +198,7 @@ def test_reference_counts(pushes: list[int | None]) -> None:
     audio_buffer = AudioBuffer(reference=True, max_waiting_s=60)
     for n, (push, (need, left, index)) in enumerate(zip(pushes, plain(pushes), strict=True)):
         if push is None:
-            audio_buffer.mark_heard_without_sound()
+            audio_buffer.skip_unit()
         else:
             audio_buffer.push(sound(push))
             n_whole, unit = audio_buffer.n_whole, audio_buffer.peek()
@@ -215,10 +215,10 @@ def test_reference_counts(pushes: list[int | None]) -> None:
 @pytest.mark.parametrize("n_samples", [1, 79, 480, *EDGES])
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("pictures_first", [False, True])
-def test_units_are_foretold(n_samples: int, reference: bool, pictures_first: bool) -> None:
+def test_n_whole_counts_the_units_that_can_be_taken(n_samples: int, reference: bool, pictures_first: bool) -> None:
     audio_buffer = AudioBuffer(reference=reference)
     if pictures_first:
-        audio_buffer.mark_heard_without_sound()
+        audio_buffer.skip_unit()
     audio_buffer.push(sound(n_samples))
     n_whole = audio_buffer.n_whole
     n_units = len(list(taken(audio_buffer)))
@@ -226,13 +226,13 @@ def test_units_are_foretold(n_samples: int, reference: bool, pictures_first: boo
     assert audio_buffer.n_whole == 0, f"expected none to be left, got {audio_buffer.n_whole}"
 
 
-def test_reference_fills_up_a_short_beginning() -> None:
+def test_reference_pads_a_short_start() -> None:
     audio_buffer = AudioBuffer(reference=True)
     audio_buffer.push(sound(8_000))
     unit = audio_buffer.peek()
     same("zeros in front", unit[:8_560], np.zeros(8_560, dtype=np.float32))
-    same("sound behind", unit[8_560:], sound(7_920))
-    assert audio_buffer.n_waiting == 8_000, "expected zeros that nobody sent not to count as waiting"
+    same("sound after the padding", unit[8_560:], sound(7_920))
+    assert audio_buffer.n_waiting == 8_000, "expected padding not to count as waiting"
     audio_buffer.commit()
     assert audio_buffer.n_waiting == LEFT
 
@@ -243,16 +243,16 @@ def test_reference_pads_up_to_its_first_unit(n_samples: int, n_zeros: int, n_lef
     audio_buffer.push(sound(n_samples))
     unit = audio_buffer.peek()
     same("zeros in front", unit[:n_zeros], np.zeros(n_zeros, dtype=np.float32))
-    same("sound behind", unit[n_zeros:], sound(16_480 - n_zeros))
+    same("sound after the padding", unit[n_zeros:], sound(16_480 - n_zeros))
     audio_buffer.commit()
     assert audio_buffer.n_waiting == n_left, f"expected {n_left} samples left, got {audio_buffer.n_waiting}"
 
 
-def test_pictures_first() -> None:
-    """In reference the first sound is then not padded and 480 samples are heard twice; else it is the first unit."""
+def test_images_before_sound() -> None:
+    """Reference mode does not pad the sound after them and repeats 480 samples; otherwise it is the first unit."""
     reference, fixed = AudioBuffer(reference=True), AudioBuffer()
     for audio_buffer in (reference, fixed):
-        audio_buffer.mark_heard_without_sound()
+        audio_buffer.skip_unit()
         audio_buffer.push(sound(UNIT_SAMPLES))
     assert reference.peek() is None and (reference.n_units, fixed.n_units) == (1, 0)
     same("fixed", next(taken(fixed))[LEAD:], sound(UNIT_SAMPLES - LEFT))
@@ -263,10 +263,10 @@ def test_pictures_first() -> None:
     same("second", second, sound(UNIT_SAMPLES, first=16_001))
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refused input ------------------------------------------------------------------------------
 
 
-def test_no_more_waits_than_may() -> None:
+def test_refuses_sound_beyond_max_waiting_s() -> None:
     audio_buffer = AudioBuffer(max_waiting_s=2)
     audio_buffer.push(sound(UNIT_SAMPLES))
     [_] = taken(audio_buffer)
@@ -281,7 +281,7 @@ def test_no_more_waits_than_may() -> None:
     audio_buffer.push(sound(UNIT_SAMPLES))
 
 
-def test_memory_is_bounded() -> None:
+def test_bounds_memory() -> None:
     audio_buffer = AudioBuffer(max_waiting_s=4)
     for n in range(300):
         audio_buffer.push(sound(7_000 + n))
@@ -307,7 +307,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_sound(name: str) -> None:
+def test_refuses_invalid_sound(name: str) -> None:
     make, text = BAD[name]
     with pytest.raises(AudioError, match=f"^sound: .*{text.removeprefix('expected ')}$"):
         checked(make())
@@ -318,7 +318,7 @@ def test_bad_sound(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8", "<f2"])
-def test_floats_of_every_kind(dtype: str) -> None:
+def test_accepts_every_float_type(dtype: str) -> None:
     samples = np.array([0, 0.5, -0.25, 1, 1e4], dtype=dtype)
     samples.setflags(write=False)
     got = checked(samples[::-1])
@@ -326,6 +326,6 @@ def test_floats_of_every_kind(dtype: str) -> None:
     same(dtype, got, np.array([1e4, 1, -0.25, 0.5, 0], dtype=np.float32))
 
 
-def test_good_sound_is_not_copied() -> None:
+def test_does_not_copy_float32_sound() -> None:
     samples = sound(100)
     assert checked(samples) is samples

@@ -1,4 +1,4 @@
-"""What a session holds is bounded, and every row of it belongs to the prompt or to a unit that is known."""
+"""A session's memory is bounded, and every context row belongs to the prompt or to a unit in the window."""
 
 import random
 from collections import deque
@@ -12,8 +12,8 @@ from torch import Tensor
 from models.inputs.image import image_patches, plan
 from models.layers.rotary import rotary_phases, rotate
 from tests.worker.engine.failing_regions import broken
-from tests.worker.loop.engines import QUIET, make_config, make_picture, make_sound
-from tests.worker.loop.scripted_engine import PuppetEngine, results
+from tests.worker.loop.engines import QUIET, make_config, make_image, make_sound
+from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.config.session import WindowConfig
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session import Session, UnitInput
@@ -29,47 +29,47 @@ SHORT_LINES = ("<|speak|>one", "<|listen|>", "<|speak|>two<|turn_eos|>", "<|list
 
 
 @pytest.fixture(scope="module")
-def built() -> PuppetEngine:
-    return PuppetEngine()
+def built() -> ScriptedEngine:
+    return ScriptedEngine()
 
 
 @pytest.fixture
-def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
+def engine(built: ScriptedEngine) -> Iterator[ScriptedEngine]:
     yield built
     built.clear()
 
 
-def assert_every_row_is_known(engine: PuppetEngine, session: Session, what: str) -> None:
+def assert_rows_accounted_for(engine: ScriptedEngine, session: Session, what: str) -> None:
     window, device = session.window, engine.rows(session)
-    counted = engine.duplex.runner.context_len(session.slot)
+    counted = engine.duplex.context_len(session.slot)
     assert counted == device, f"{what}: expected the host to count {device} rows, got {counted}"
     known = window.preserve + sum(unit.length for unit in window.units)
     held = device + len(session.pending)
     assert known == held, f"{what}: expected the prompt and its units to be the {held} rows held, got {known}"
-    assert window.stray == 0, f"{what}: expected no rows of no unit, got {window.stray}"
+    assert window.stray == 0, f"{what}: expected no stray rows, got {window.stray}"
 
 
-# --- every row is known ------------------------------------------------------------------------------
+# --- accounting of rows ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ls_mode", ["explicit", "implicit"])
 @pytest.mark.parametrize("mode", list(WINDOWS))
-def test_no_row_is_ever_an_orphan(engine: PuppetEngine, mode: str, ls_mode: str) -> None:
-    luck = random.Random(mode)
+def test_every_row_belongs_to_the_prompt_or_a_unit(engine: ScriptedEngine, mode: str, ls_mode: str) -> None:
+    rng = random.Random(mode)
     config = QUIET.model_copy(update={"window": WINDOWS[mode], "ls_mode": ls_mode})
     session = engine.start(mode, config, *LINES * 9)
     done: list[Any] = []
     for number in range(16):
-        kind = luck.choice(("sound", "sound", "short", "late", "picture", "both", "forced", "broken off", "fails"))
-        if kind == "broken off":
+        kind = rng.choice(("sound", "sound", "short", "late", "image", "both", "forced", "interrupted", "fails"))
+        if kind == "interrupted":
             engine.sessions.break_speech(session)
         sound = {"short": 5000, "late": 40_000}.get(kind, 16_000)
         region = "unit_step" if number % 2 else "unit_prefill"
         with broken(engine.duplex.runner.regions, region, lambda _, kind=kind: kind == "fails", "after"):
-            pictures = [0] if kind in ("picture", "both", "short") else []
-            seed = None if kind == "picture" else number
-            done.append(engine.say(session, seed, sound, pictures=pictures, force_listen=kind == "forced"))
-        assert_every_row_is_known(engine, session, f"unit {number}, {kind}")
+            images = [0] if kind in ("image", "both", "short") else []
+            seed = None if kind == "image" else number
+            done.append(engine.run_unit(session, seed, sound, pictures=images, force_listen=kind == "forced"))
+        assert_rows_accounted_for(engine, session, f"unit {number}, {kind}")
     assert any(isinstance(one, Failure) for one in done), "expected some units to fail"
     assert sum(isinstance(one, UnitResult) for one in done) > 8, "expected most units to succeed"
 
@@ -77,9 +77,9 @@ def test_no_row_is_ever_an_orphan(engine: PuppetEngine, mode: str, ls_mode: str)
 # --- bounds ------------------------------------------------------------------------------------------
 
 
-def test_units_of_many_rows_are_bounded_in_context_mode() -> None:
-    engine = PuppetEngine(make_config(llm_len=600))
-    image = make_picture(0, 896, 448)
+def test_context_mode_bounds_rows_of_large_units() -> None:
+    engine = ScriptedEngine(make_config(llm_len=600))
+    image = make_image(0, 896, 448)
     slices = image_patches(image, plan(*image.size, 2))
     window = WindowConfig(mode="context", max_units=24, previous_max_tokens=10)
     session = engine.start("a", QUIET.model_copy(update={"window": window, "max_slice_nums": 2}))
@@ -88,12 +88,12 @@ def test_units_of_many_rows_are_bounded_in_context_mode() -> None:
         engine.settle()
         [result] = results(engine.take("a"))
         assert result.n_slices == 3, f"slices: expected 3, got {result.n_slices}"
-        assert_every_row_is_known(engine, session, f"unit {number}")
-    assert session.window.dropped_units > 0, "expected units to leave for their rows, fewer than 24 of them"
+        assert_rows_accounted_for(engine, session, f"unit {number}")
+    assert session.window.dropped_units > 0, "expected evictions before the window holds 24 units"
 
 
 def sizes(thing: Any, seen: set[int] | None = None) -> int:
-    """Entries of all containers that can be reached from an object, and pages of arrays."""
+    """Entries of all containers reachable from an object, and 4 KiB pages of its arrays."""
     seen = set() if seen is None else seen
     if id(thing) in seen or callable(thing) or isinstance(thing, type):
         return 0
@@ -110,7 +110,7 @@ def sizes(thing: Any, seen: set[int] | None = None) -> int:
     return sizes([*slots, *vars(thing).values()] if hasattr(thing, "__dict__") else slots, seen)
 
 
-def test_a_hundred_and_fifty_units_take_no_more_memory_than_fifty(engine: PuppetEngine) -> None:
+def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
     sessions = []
     for mode in ("basic", "context"):
         config = QUIET.model_copy(update={"window": WINDOWS[mode]})
@@ -124,10 +124,10 @@ def test_a_hundred_and_fifty_units_take_no_more_memory_than_fifty(engine: Puppet
         engine.settle()
         for session in sessions:
             results([one for one in engine.take(session.id) if not hasattr(one, "unit")])
-            if number % 3 == 0:  # out of step with the lines
+            if number % 3 == 0:  # at changing positions in the script
                 host[session.id].append(sizes({name: one for name, one in vars(session).items() if name != "emit"}))
             held[session.id].append(engine.rows(session))
-        engine.puppet.record.clear()
+        engine.script.record.clear()
         if number in (49, 149):
             engine_sizes.append(
                 sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._counters)))
@@ -136,17 +136,17 @@ def test_a_hundred_and_fifty_units_take_no_more_memory_than_fifty(engine: Puppet
         early, late = max(host[session.id][:17]), max(host[session.id][17:])
         assert late <= early + 20, f"{session.id}: expected no more than in fifty units ({early}), got {late}"
         assert max(held[session.id]) <= 200, f"{session.id}: expected bounded rows, got {max(held[session.id])}"
-        assert_every_row_is_known(engine, session, session.id)
-    assert engine_sizes[1] <= engine_sizes[0], f"engine: expected to stay as it was, got {engine_sizes}"
-    assert engine.duplex.state.nbytes() == state_bytes, "slots: expected to stay as they were"
+        assert_rows_accounted_for(engine, session, session.id)
+    assert engine_sizes[1] <= engine_sizes[0], f"engine: expected no growth, got {engine_sizes}"
+    assert engine.duplex.state.nbytes() == state_bytes, "slots: expected no growth"
     assert len(engine.loop.jobs) == 0, "expected no jobs left"
 
 
 # --- keys -------------------------------------------------------------------------------------------
 
 
-def keys_of_units(engine: PuppetEngine, session: Session) -> dict[int, Tensor]:
-    """First layer's keys of every unit that is closed in the context, by its number."""
+def keys_of_units(engine: ScriptedEngine, session: Session) -> dict[int, Tensor]:
+    """Keys of the first layer for every closed unit, by unit id."""
     keys, at, found = engine.duplex.state.llm.k[0][session.slot], session.window.preserve, {}
     for unit in list(session.window.units)[:-1]:
         found[unit.id] = keys[:, at : at + unit.length].clone()
@@ -155,7 +155,7 @@ def keys_of_units(engine: PuppetEngine, session: Session) -> dict[int, Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["basic", "context"])
-def test_no_key_is_rounded_more_than_twice_however_often_the_window_moves(engine: PuppetEngine, mode: str) -> None:
+def test_keys_are_rounded_at_most_twice_by_any_number_of_evictions(engine: ScriptedEngine, mode: str) -> None:
     session = engine.start(mode, QUIET.model_copy(update={"window": WINDOWS[mode]}), *LINES * 5)
     cache, slot, n = engine.duplex.state.llm, session.slot, session.window.prefix
     first = cache.k[0][slot, :, :n].clone()
@@ -165,10 +165,10 @@ def test_no_key_is_rounded_more_than_twice_however_often_the_window_moves(engine
         after = keys_of_units(engine, session)
         for number in before.keys() & after.keys():
             same = torch.equal(before[number], after[number])
-            assert same, f"unit {number}: expected its keys to stay, they changed beside unit {session.n_units}"
+            assert same, f"unit {number}: expected unchanged keys, they changed in unit {session.n_units}"
         before = after
     ahead = cache.positions[slot] - cache.lengths[slot]
-    assert session.window.events > 2 and ahead > 0, f"expected a window that moved, got {session.window.events} times"
+    assert session.window.events > 2 and ahead > 0, f"expected several evictions, got {session.window.events}"
     phase = rotary_phases(ahead, engine.parts.model.llm.model.frequencies)
     once = rotate(first, phase.cos(), phase.sin())
-    assert torch.equal(cache.k[0][slot, :, :n], once), "prompt: expected keys turned in one step from the first ones"
+    assert torch.equal(cache.k[0][slot, :, :n], once), "prompt: expected keys rotated once from the original ones"

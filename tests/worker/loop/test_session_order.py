@@ -1,4 +1,4 @@
-"""Sessions begin, end and share an engine in the order in which they were asked to, and leave nothing behind."""
+"""Commands and units of a session run in order, sessions do not affect each other, and closing frees every slot."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,14 @@ from tests.worker.engine.failing_regions import broken, of_slot
 from tests.worker.loop.engines import (
     ALOUD,
     QUIET,
-    assert_told,
+    assert_same_events,
     make_config,
     make_parts,
     make_prompt,
     make_sound,
     short_speech,
 )
-from tests.worker.loop.scripted_engine import PuppetEngine, results
+from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.config.session import WindowConfig
 from worker.engine import Engine
 from worker.loop import duplex_job
@@ -28,37 +28,37 @@ BYE = "<|speak|>Hello<|turn_eos|>"
 
 
 @pytest.fixture(scope="module")
-def built() -> Iterator[PuppetEngine]:
+def built() -> Iterator[ScriptedEngine]:
     with short_speech():
-        yield PuppetEngine()
+        yield ScriptedEngine()
 
 
 @pytest.fixture
-def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
+def engine(built: ScriptedEngine) -> Iterator[ScriptedEngine]:
     yield built
     built.clear()
 
 
-# --- one unit after the other --------------------------------------------------------------------------
+# --- order --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ls_mode", ["explicit", "implicit"])
-def test_a_unit_is_closed_before_the_next_one_begins(engine: PuppetEngine, ls_mode: str) -> None:
-    """Units that arrive at once: the context is what it is if each waits for the result of the one before."""
+def test_unit_is_closed_before_the_next_one_begins(engine: ScriptedEngine, ls_mode: str) -> None:
+    """Units that are queued at once give the same context as units that are sent one by one."""
     rows, fed = [], []
-    for name in ("at once", "in turn"):
+    for name in ("at once", "one by one"):
         config = QUIET.model_copy(update={"ls_mode": ls_mode})
         session = engine.start(name, config, HELLO, HELLO, HELLO, BYE)
-        session.turn_open = True  # who speaks does not catch up
+        session.turn_open = True  # an open turn takes one unit at a time
         for number in range(4):
             engine.send(session, number)
-            if name == "in turn":
+            if name == "one by one":
                 engine.settle()
         engine.settle()
-        told = [event for event in engine.take(name) if isinstance(event, UnitResult)]
-        assert [one.index for one in told] == [1, 2, 3, 4], f"results: expected in order, got {told}"
-        rows.append(([one.context_len for one in told], [unit.length for unit in session.window.units]))
-        fed.append([rows.ids.tolist() for what, _, rows in engine.record(name).fed if what == "prefill"])
+        units = [event for event in engine.take(name) if isinstance(event, UnitResult)]
+        assert [one.index for one in units] == [1, 2, 3, 4], f"results: expected in order, got {units}"
+        rows.append(([one.context_len for one in units], [unit.length for unit in session.window.units]))
+        fed.append([rows.ids.tolist() for kind, _, rows in engine.record(name).fed if kind == "prefill"])
     assert rows[0] == rows[1], f"context rows: expected {rows[1]}, got {rows[0]}"
     special = engine.special
     end = [special.chunk_eos, special.unit_end] if ls_mode == "explicit" else [special.unit_end]
@@ -66,9 +66,11 @@ def test_a_unit_is_closed_before_the_next_one_begins(engine: PuppetEngine, ls_mo
     assert fed[0] == fed[1], "expected the same context"
 
 
-def test_closing_while_a_unit_runs_harms_nobody(engine: PuppetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every stage of the unit: its slot comes back empty, a neighbour and the next session never notice."""
-    monkeypatch.setattr(duplex_job, "EARLY_SPEECH_TOKENS", 3)  # codes in several steps
+def test_closing_while_a_unit_runs_affects_no_other_session(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing in any iteration frees an empty slot; a neighbour and the next session give the same results."""
+    monkeypatch.setattr(duplex_job, "EARLY_SPEECH_TOKENS", 3)  # speech tokens are drawn in several iterations
     alone = engine.start("alone", ALOUD, *[HELLO] * 3)
     results(engine.run(alone, 1))
     for number in (1, 2):
@@ -76,7 +78,7 @@ def test_closing_while_a_unit_runs_harms_nobody(engine: PuppetEngine, monkeypatc
         engine.settle()
     expected = engine.take("alone")
     engine.sessions.close(alone)
-    n_free = engine.duplex.runner.pool.n_free, engine.vocoder.n_free
+    n_free = engine.duplex.n_free, engine.vocoder.n_free
     for n_steps in range(4):
         names = f"neighbour {n_steps}", f"leaver {n_steps}", f"follower {n_steps}"
         neighbour, leaver = (engine.start(name, ALOUD, *[HELLO] * 3) for name in names[:2])
@@ -92,31 +94,31 @@ def test_closing_while_a_unit_runs_harms_nobody(engine: PuppetEngine, monkeypatc
         engine.settle()
         engine.send(neighbour, 2)
         engine.settle()
-        assert_told(f"neighbour of one that left after {n_steps} steps", engine.take(names[0]), expected)
+        assert_same_events(f"neighbour of a session closed after {n_steps} steps", engine.take(names[0]), expected)
         follower = engine.start(names[2], ALOUD, *[HELLO] * 3)
         assert engine.rows(follower) == follower.window.preserve, "expected a slot with the prompt alone"
         results(engine.run(follower, 1))
         for number in (1, 2):
             engine.send(follower, number)
             engine.settle()
-        assert_told(f"follower of one that left after {n_steps} steps", engine.take(names[2]), expected)
+        assert_same_events(f"follower of a session closed after {n_steps} steps", engine.take(names[2]), expected)
         for session in (neighbour, follower):
             engine.sessions.close(session)
-    free = engine.duplex.runner.pool.n_free, engine.vocoder.n_free
+    free = engine.duplex.n_free, engine.vocoder.n_free
     assert free == n_free, f"slots free: expected {n_free}, got {free}"
 
 
-def test_orders_of_a_session_are_taken_in_order() -> None:
+def test_commands_of_a_session_run_in_order() -> None:
     config = make_config()
     events: list[Event] = []
     with Engine(make_parts(config), config) as engine:
         handle = engine.open("a", QUIET, events.append).result(60)
-        orders: list[Any] = [handle.prepare(make_prompt()), *[handle.send(make_sound(number)) for number in range(3)]]
-        orders += [handle.close(), handle.send(make_sound(9))]
-        for order in orders[:-1]:
-            order.result(60)
+        commands: list[Any] = [handle.prepare(make_prompt()), *[handle.send(make_sound(number)) for number in range(3)]]
+        commands += [handle.close(), handle.send(make_sound(9))]
+        for command in commands[:-1]:
+            command.result(60)
         with pytest.raises(OrderError):
-            orders[-1].result(60)
+            commands[-1].result(60)
         assert engine.n_free() == config.max_sessions, f"slots free: expected all, got {engine.n_free()}"
         again = engine.open("a", QUIET, events.append).result(60)
         again.prepare(make_prompt()).result(60)
@@ -126,7 +128,7 @@ def test_orders_of_a_session_are_taken_in_order() -> None:
 # --- failures -----------------------------------------------------------------------------------------
 
 
-def test_a_unit_that_cannot_be_closed_blocks_nothing(engine: PuppetEngine) -> None:
+def test_failed_close_resets_the_session(engine: ScriptedEngine) -> None:
     window = WindowConfig(mode="basic", high_tokens=30, low_tokens=20)
     session = engine.start("a", QUIET.model_copy(update={"window": window}))
     results(engine.run(session, 1))
@@ -142,7 +144,7 @@ def test_a_unit_that_cannot_be_closed_blocks_nothing(engine: PuppetEngine) -> No
     assert [one.index for one in again] == [1, 2, 3], f"expected units again, got {again}"
 
 
-def test_a_unit_that_fails_blocks_nothing(engine: PuppetEngine) -> None:
+def test_failed_unit_does_not_block_the_next_ones(engine: ScriptedEngine) -> None:
     session = engine.start("a", QUIET, *[HELLO] * 4)
     for number in range(3):
         engine.send(session, number)
@@ -156,8 +158,8 @@ def test_a_unit_that_fails_blocks_nothing(engine: PuppetEngine) -> None:
 # --- several ------------------------------------------------------------------------------------------
 
 
-def test_sessions_side_by_side_are_what_each_is_alone(engine: PuppetEngine) -> None:
-    engine.puppet.is_off = True
+def test_sessions_in_one_batch_equal_sessions_alone(engine: ScriptedEngine) -> None:
+    engine.script.is_off = True
     seeds = {"one": 1, "two": 2, "three": 3}
     configs = {name: ALOUD.model_copy(update={"seed": seed, "temperature": 1.3}) for name, seed in seeds.items()}
     expected = {}
@@ -174,13 +176,13 @@ def test_sessions_side_by_side_are_what_each_is_alone(engine: PuppetEngine) -> N
             engine.send(session, 10 * seeds[name] + number)
         engine.settle()
     for name in seeds:
-        assert_told(name, engine.take(name), expected[name])
+        assert_same_events(name, engine.take(name), expected[name])
 
 
-def test_seeds_that_nobody_gave_differ_and_come_again_with_the_engines() -> None:
+def test_default_seeds_differ_by_session_and_repeat_with_the_engine_seed() -> None:
     def tokens(engine_seed: int) -> list[list[tuple[int, ...]]]:
-        engine = PuppetEngine(make_config(seed=engine_seed))
-        engine.puppet.is_off = True
+        engine = ScriptedEngine(make_config(seed=engine_seed))
+        engine.script.is_off = True
         config = QUIET.model_copy(update={"seed": None, "temperature": 1.5})
         sessions = [engine.start(name, config) for name in ("one", "two")]
         return [[one.tokens for one in results(engine.run(session, 2))] for session in sessions]

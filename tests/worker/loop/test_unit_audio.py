@@ -1,4 +1,4 @@
-"""What is heard: second by second, none twice and none lost, and nothing of it reaches a session it is not for."""
+"""Sound of units: every second is encoded once, in order, and does not reach other sessions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +14,15 @@ from models.inputs.image import image_patches, plan
 from tests.worker.engine.failing_regions import broken
 from tests.worker.loop.engines import (
     QUIET,
-    assert_told,
+    assert_same_events,
     make_config,
+    make_image,
     make_parts,
     make_patches,
-    make_picture,
     make_prompt,
     make_sound,
 )
-from tests.worker.loop.scripted_engine import PuppetEngine, results
+from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.config.session import WindowConfig
 from worker.engine import Engine
 from worker.loop.results import Failure
@@ -33,18 +33,18 @@ CHATTY = "<|speak|>one two three four five"
 
 
 @pytest.fixture(scope="module")
-def built() -> PuppetEngine:
-    return PuppetEngine(make_config(snapshots=0))
+def built() -> ScriptedEngine:
+    return ScriptedEngine(make_config(snapshots=0))
 
 
 @pytest.fixture
-def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
+def engine(built: ScriptedEngine) -> Iterator[ScriptedEngine]:
     yield built
     built.clear()
 
 
-def hear(engine: PuppetEngine, session: Session, sound: np.ndarray) -> Any:
-    """One unit of this sound. Returns: its outcome."""
+def run_sound(engine: ScriptedEngine, session: Session, sound: np.ndarray) -> Any:
+    """Send one unit of this sound and run it. Returns: its outcome."""
     engine.sessions.unit(session, UnitInput(sound, [], False, arrived=0.0))
     engine.settle()
     return engine.take(session.id)[-1]
@@ -55,47 +55,47 @@ def assert_same(what: str, got: list[torch.Tensor], expected: list[torch.Tensor]
     assert same and all(same), f"{what}: expected the same rows, got {same}"
 
 
-# --- nothing is left of what was before ------------------------------------------------------------
+# --- no leftovers ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_units", [2, 6])  # so that the encoder holds some, and the log-mel is clipped by loudness
-def test_a_second_prompt_forgets_all_sound_of_the_first(engine: PuppetEngine, n_units: int) -> None:
-    told = []
+def test_second_prompt_drops_the_sound_of_the_first(engine: ScriptedEngine, n_units: int) -> None:
+    received = []
     session = engine.start("a", QUIET, *[CHATTY] * 2 * n_units)
     for _ in range(2):
         for number in range(n_units):
             engine.send(session, number)
             engine.settle()
-        told.append(engine.take("a"))
+        received.append(engine.take("a"))
         engine.sessions.prepare(session, make_prompt())
-    assert_told("after a second prompt", told[1], told[0])
+    assert_same_events("after a second prompt", received[1], received[0])
     heard = engine.record("a").heard
     assert_same("sound after a second prompt", heard[n_units:], heard[:n_units])
 
 
-def test_a_session_changes_nothing_in_the_reference_voice_of_the_next() -> None:
-    """Voices with a silent half, where it matters how the log-mel is clipped."""
-    engine, prompts = PuppetEngine(make_config(snapshots=0)), []
+def test_session_does_not_affect_the_next_reference_voice() -> None:
+    """Voices with a silent half, whose encoding depends on how the log-mel is clipped."""
+    engine, prompts = ScriptedEngine(make_config(snapshots=0)), []
     voices = [np.concatenate((make_sound(number), np.zeros(8000, np.float32))) for number in (1, 2)]
     for name, sound in (("fresh", voices[0]), ("later", voices[0]), ("other", voices[1])):
         session = engine.open(name, QUIET, SystemPrompt.of("You are kind.", sound))
         prompts.append(engine.record(name).fed[0][2].media)
         for number in range(6):
-            results([hear(engine, session, 5 * make_sound(number))])
+            results([run_sound(engine, session, 5 * make_sound(number))])
         engine.sessions.close(session)
     assert_same("reference voice", prompts[1:2], prompts[:1])
     assert not torch.equal(prompts[2], prompts[0]), "expected another voice to make other rows"
 
 
-# --- what a unit takes -------------------------------------------------------------------------------
+# --- input of a unit -------------------------------------------------------------------------------
 
 
-def test_pictures_before_any_sound_leave_the_first_sound_the_first(engine: PuppetEngine) -> None:
+def test_images_alone_do_not_consume_the_first_audio_unit(engine: ScriptedEngine) -> None:
     plain, seen = engine.start("plain"), engine.start("seen")
-    [pictures] = results([engine.say(seen, None, pictures=[0])])
+    [pictures] = results([engine.run_unit(seen, None, pictures=[0])])
     assert pictures.n_slices == 1, f"expected a unit of one picture, got {pictures}"
     for session in (plain, seen):
-        results([engine.say(session, number) for number in range(3)])
+        results([engine.run_unit(session, number) for number in range(3)])
         assert session.audio_buffer.n_waiting == 80, (
             f"expected 80 samples to wait, got {session.audio_buffer.n_waiting}"
         )
@@ -103,30 +103,30 @@ def test_pictures_before_any_sound_leave_the_first_sound_the_first(engine: Puppe
 
 
 @pytest.mark.parametrize("n_before", [0, 2])
-def test_too_little_sound_leaves_nothing_behind_and_is_heard_later(engine: PuppetEngine, n_before: int) -> None:
+def test_short_sound_is_buffered_for_the_next_unit(engine: ScriptedEngine, n_before: int) -> None:
     session, whole = engine.start("pieces"), engine.start("whole")
     for one in (session, whole):
         results(engine.run(one, n_before))
     rows, sound = engine.rows(session), make_sound(7)
-    short = hear(engine, session, sound[:7000])
-    assert (short.is_listen, short.tokens) == (True, ()), f"expected a unit that listens and says nothing, got {short}"
+    short = run_sound(engine, session, sound[:7000])
+    assert (short.is_listen, short.tokens) == (True, ()), f"expected a listening unit without tokens, got {short}"
     assert engine.rows(session) == rows, f"context rows: expected {rows} as before, got {engine.rows(session)}"
     assert session.window.stray == 0, f"rows of no unit: expected none, got {session.window.stray}"
-    results([hear(engine, session, sound[7000:]), hear(engine, whole, sound)])
+    results([run_sound(engine, session, sound[7000:]), run_sound(engine, whole, sound)])
     assert_same("sound in pieces", engine.record("pieces").heard, engine.record("whole").heard)
     assert engine.rows(session) == engine.rows(whole), "expected as many rows in pieces as in one"
 
 
-def test_pictures_wait_for_the_sound_of_their_unit(engine: PuppetEngine) -> None:
+def test_images_wait_for_the_sound_of_their_unit(engine: ScriptedEngine) -> None:
     session = engine.start("a")
-    short = engine.say(session, 0, 5000, pictures=[0])
+    short = engine.run_unit(session, 0, 5000, pictures=[0])
     assert short.n_slices == 0 and engine.rows(session) == session.window.length, f"expected nothing fed, got {short}"
-    whole = engine.say(session, 1, 11_000, pictures=[1])
+    whole = engine.run_unit(session, 1, 11_000, pictures=[1])
     assert whole.n_slices == 2, f"slices: expected that of both pictures, got {whole.n_slices}"
     assert engine.rows(session) == session.window.length - 2, "expected the unit's rows but its last two"
 
 
-def test_a_bad_picture_is_refused_before_anything_is_taken() -> None:
+def test_refuses_an_invalid_image_without_queueing_the_unit() -> None:
     config = make_config()
     with Engine(make_parts(config), config) as engine:
         events: list[Any] = []
@@ -134,101 +134,103 @@ def test_a_bad_picture_is_refused_before_anything_is_taken() -> None:
         handle.prepare(make_prompt()).result(60)
         for picture in (b"no picture", Image.new("RGB", (0, 0))):
             with pytest.raises(ImageError):
-                handle.send(make_sound(0), [make_picture(0), picture])
+                handle.send(make_sound(0), [make_image(0), picture])
         handle.close().result(60)
     assert not events, f"expected no events, got {events}"
 
 
 @pytest.mark.parametrize("n_before", [0, 2])
 @pytest.mark.parametrize("stage", ["vision", "audio_unit", "unit_prefill", "unit_step"])
-def test_a_unit_that_fails_leaves_nothing_behind(engine: PuppetEngine, n_before: int, stage: str) -> None:
+def test_failed_unit_is_undone(engine: ScriptedEngine, n_before: int, stage: str) -> None:
     lines = [CHATTY] * (n_before + 4)
     session, plain = engine.start("fails", QUIET, *lines), engine.start("plain", QUIET, *lines)
     for one in (session, plain):
         results(engine.run(one, n_before))
     with broken(engine.duplex.runner.regions, stage, lambda _: True, "after"):
-        failed = engine.say(session, 50, 20_000, pictures=[0])
+        failed = engine.run_unit(session, 50, 20_000, pictures=[0])
     assert isinstance(failed, Failure), f"expected a failure, got {failed}"
     assert engine.rows(session) == engine.rows(plain), "context rows: expected those of a session without the unit"
-    engine.puppet.lines["fails"] = [engine.ids(CHATTY)] * 3
+    engine.script.lines["fails"] = [engine.ids(CHATTY)] * 3
     for number in range(3):
         for one in (session, plain):
             engine.send(one, 60 + number)
     engine.settle()
-    assert_told("after a failed unit", engine.take("fails"), engine.take("plain"))
+    assert_same_events("after a failed unit", engine.take("fails"), engine.take("plain"))
 
 
 # --- backlog -----------------------------------------------------------------------------------------
 
 
-def test_seconds_that_wait_are_caught_up_at_once(engine: PuppetEngine) -> None:
+def test_buffered_seconds_are_fed_in_one_unit(engine: ScriptedEngine) -> None:
     session, steady = engine.start("late"), engine.start("steady")
-    late = hear(engine, session, make_sound(0, 3 * UNIT_SAMPLES + 8000))
+    late = run_sound(engine, session, make_sound(0, 3 * UNIT_SAMPLES + 8000))
     assert late.n_caught_up == 2, f"seconds caught up: expected 2, got {late.n_caught_up}"
     assert late.index == 3, f"units heard: expected 3, got {late.index}"
     assert 0.5 <= late.lag_s < 0.55, f"sound that waits: expected half a second, got {late.lag_s}"
     sound = make_sound(0, 3 * UNIT_SAMPLES + 8000)
     for second in range(3):
-        results([hear(engine, steady, sound[second * UNIT_SAMPLES :][:UNIT_SAMPLES])])
+        results([run_sound(engine, steady, sound[second * UNIT_SAMPLES :][:UNIT_SAMPLES])])
     kinds = [(unit.length, unit.is_listen) for unit in session.window.units]
     assert kinds == [(13, True)] * 3, f"units: expected three seconds listened to, got {kinds}"
     assert_same("sound caught up", engine.record("late").heard, engine.record("steady").heard)
 
 
-def test_units_that_wait_are_listened_to(engine: PuppetEngine) -> None:
+def test_session_with_waiting_units_listens(engine: ScriptedEngine) -> None:
     session = engine.start("a", QUIET, *[CHATTY] * 4)
     for number in range(4):
         engine.send(session, number)
     engine.settle()
-    told = [event for event in engine.take("a") if hasattr(event, "is_listen")]
-    assert [one.is_listen for one in told] == [True, True, True, False], f"decisions: got {told}"
-    lags = [round(one.lag_s) for one in told]
+    units = [event for event in engine.take("a") if hasattr(event, "is_listen")]
+    assert [one.is_listen for one in units] == [True, True, True, False], f"decisions: got {units}"
+    lags = [round(one.lag_s) for one in units]
     assert lags == [3, 2, 1, 0], f"seconds that wait: expected fewer each time, got {lags}"
 
 
-def test_who_speaks_hears_second_by_second_and_catches_up_afterwards(engine: PuppetEngine) -> None:
+def test_open_turn_takes_one_second_per_unit_and_catches_up_later(engine: ScriptedEngine) -> None:
     lines = [CHATTY, CHATTY, "<|speak|>end<|turn_eos|>"]
     session = engine.start("a", QUIET.model_copy(update={"max_new_speak_tokens_per_chunk": 9}), *lines)
-    speaking = [hear(engine, session, make_sound(number, 24_000)) for number in range(3)]
+    speaking = [run_sound(engine, session, make_sound(number, 24_000)) for number in range(3)]
     waits = [round(one.lag_s, 1) for one in results(speaking)]
     assert waits == [0.5, 1.0, 1.5], f"sound that waits: expected half a second more each time, got {waits}"
-    [after] = results([hear(engine, session, make_sound(9))])
+    [after] = results([run_sound(engine, session, make_sound(9))])
     assert (after.n_caught_up, after.is_listen) == (1, True), f"afterwards: expected a second caught up, got {after}"
     assert after.lag_s < 1, f"afterwards: expected less than a second to wait, got {after.lag_s}"
 
 
-def test_a_long_turn_cannot_fill_the_room_for_sound() -> None:
-    engine = PuppetEngine(make_config(max_waiting_units=2, llm_len=600))
+def test_long_turn_does_not_overflow_the_audio_buffer() -> None:
+    engine = ScriptedEngine(make_config(max_waiting_units=2, llm_len=600))
     session = engine.start("a", QUIET, *[CHATTY] * 12)  # the turn stays open
-    lags = [one.lag_s for one in results([hear(engine, session, make_sound(number, 24_000)) for number in range(12)])]
+    lags = [
+        one.lag_s for one in results([run_sound(engine, session, make_sound(number, 24_000)) for number in range(12)])
+    ]
     assert session.turn_open, "expected an open turn"
     assert max(lags) <= 2.1, f"sound that waits: expected at most half of four seconds, got {lags}"
 
 
-def test_more_seconds_than_fit_fail_once(engine: PuppetEngine) -> None:
+def test_backlog_beyond_the_context_fails_once(engine: ScriptedEngine) -> None:
     window = WindowConfig(mode="context", max_units=100, previous_max_tokens=3)
     session = engine.start("a", QUIET.model_copy(update={"window": window}), *[CHATTY] * 20)
-    results([hear(engine, session, make_sound(number, 24_000)) for number in range(20)])
+    results([run_sound(engine, session, make_sound(number, 24_000)) for number in range(20)])
     assert session.audio_buffer.lag_s > 9, f"expected ten seconds to wait, got {session.audio_buffer.lag_s}"
     session.turn_open = False
-    failed = hear(engine, session, make_sound(0))
+    failed = run_sound(engine, session, make_sound(0))
     assert isinstance(failed, Failure), f"expected more seconds than the context holds to fail, got {failed}"
-    [after] = results([hear(engine, session, make_sound(1))])
+    [after] = results([run_sound(engine, session, make_sound(1))])
     assert after.lag_s < 1, f"afterwards: expected less than a second to wait, got {after.lag_s}"
 
 
-# --- the encoder's thirty seconds ----------------------------------------------------------------------
+# --- the encoder's 30 seconds ----------------------------------------------------------------------
 
 
-def test_the_encoder_looks_back_across_its_last_position() -> None:
-    """Two sessions that differ only in what was heard 2 to 9 seconds before the encoder starts over."""
-    engine = PuppetEngine(short_hearing=False)
+def test_encoder_keeps_history_across_its_last_position() -> None:
+    """Two sessions that differ only in the sound 2 to 9 seconds before the encoder starts over."""
+    engine = ScriptedEngine(short_history=False)
     sounds = {name: [make_sound(number) for number in range(31)] for name in ("one", "other")}
     for number in range(20, 28):
         sounds["other"][number] = make_sound(100 + number)
     for own in sounds.values():
         own[28][8000] = 3.0  # the loudest sample, so that the log-mel is clipped alike
-    # The context's window has nothing to do with the encoder's.
+    # The context window is independent of the encoder's.
     window = WindowConfig(mode="basic", high_tokens=60, low_tokens=40)
     sessions = {name: engine.start(name, QUIET.model_copy(update={"window": window})) for name in sounds}
     for number in range(31):
@@ -243,12 +245,14 @@ def test_the_encoder_looks_back_across_its_last_position() -> None:
         assert not torch.equal(one[number], other[number]), f"unit {number}: expected it to depend on what was before"
 
 
-def test_slices_of_pictures_are_counted(engine: PuppetEngine) -> None:
+def test_counts_image_slices(engine: ScriptedEngine) -> None:
     session = engine.start("a")
     assert [len(make_patches(number)) for number in (0, 1)] == [1, 1], "expected pictures of one slice"
-    counted = [engine.say(session, number, pictures=pictures).n_slices for number, pictures in enumerate(([], [0, 1]))]
+    counted = [
+        engine.run_unit(session, number, pictures=pictures).n_slices for number, pictures in enumerate(([], [0, 1]))
+    ]
     assert counted == [0, 2], f"slices: expected 0 and 2, got {counted}"
-    image = make_picture(0, 896, 448)
+    image = make_image(0, 896, 448)
     wide = image_patches(image, plan(*image.size, 2))
     engine.sessions.unit(session, UnitInput(make_sound(3), [wide], False, arrived=0.0))
     engine.settle()

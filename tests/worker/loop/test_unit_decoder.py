@@ -1,4 +1,4 @@
-"""One unit's token machine, rule by rule, and how it is interrupted."""
+"""Rules of the unit decoder, one by one, and its interrupts."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +15,7 @@ TINY = Path(__file__).parents[3] / "assets" / "tiny"
 # rules
 
 
-def test_ids_of_a_tokenizer() -> None:
+def test_control_tokens_of_a_tokenizer() -> None:
     special = Tokenizer.load(TINY).special
     ids = ControlTokens.of(special)
     for entry in fields(ControlTokens):
@@ -45,13 +45,13 @@ def test_both_cuts_end_a_unit(compat: bool, terminator: int) -> None:
 
 @both
 def test_the_first_token_is_fed_and_never_spoken(compat: bool) -> None:
-    talk = make(compat=compat)
-    assert talk.start() == DecoderStep(None, None, True)
-    assert talk.take(5) == DecoderStep(5, None, True)
-    assert talk.take(6) == DecoderStep(6, 0, True)
-    assert talk.take(7) == DecoderStep(7, 1, True)
-    assert talk.take(CUT) == DecoderStep(None, None, False)
-    assert (talk.spoken, talk.res_ids) == ([6, 7], [5, 6, 7])
+    decoder = make(compat=compat)
+    assert decoder.start() == DecoderStep(None, None, True)
+    assert decoder.take(5) == DecoderStep(5, None, True)
+    assert decoder.take(6) == DecoderStep(6, 0, True)
+    assert decoder.take(7) == DecoderStep(7, 1, True)
+    assert decoder.take(CUT) == DecoderStep(None, None, False)
+    assert (decoder.spoken, decoder.res_ids) == ([6, 7], [5, 6, 7])
 
 
 @both
@@ -62,7 +62,7 @@ def test_a_cut_as_first_token_is_an_empty_speak_unit(compat: bool) -> None:
 
 
 @both
-def test_speak_further_on_is_content(compat: bool) -> None:
+def test_later_speak_token_is_content(compat: bool) -> None:
     run = drive(make(compat=compat), [SPEAK, 3, SPEAK, CUT])
     check(run, [SPEAK, 3, SPEAK], spoken=[3, SPEAK], res_ids=[3], all_ids=[SPEAK, 3, SPEAK, CUT])
 
@@ -74,7 +74,7 @@ def test_turn_eos_is_spoken_and_does_not_end_the_unit(compat: bool) -> None:
 
 
 @both
-def test_text_behind_turn_eos_reopens_the_turn(compat: bool) -> None:
+def test_text_after_turn_eos_reopens_the_turn(compat: bool) -> None:
     run = drive(make(compat=compat), [SPEAK, END, 4, CUT])
     check(run, [SPEAK, END, 4], spoken=[END, 4], end_of_turn=False, turn_open=True)
 
@@ -140,12 +140,12 @@ def test_the_character_cap_drops_the_token_that_reaches_it(compat: bool) -> None
 
 
 @both
-def test_the_character_cap_spares_the_first_token(compat: bool) -> None:
+def test_character_cap_ignores_the_first_token(compat: bool) -> None:
     run = drive(make(compat=compat, max_chars=3), [9, 2, CUT])
     check(run, [9, 2], spoken=[2], all_ids=[9, 2, CUT])
 
 
-def test_the_character_cap_behind_turn_eos() -> None:
+def test_character_cap_after_turn_eos() -> None:
     run = drive(make(compat=True, max_chars=5), [SPEAK, 3, END, 2])
     check(run, [SPEAK, 3, END], spoken=[3, END], terminator=CUT, end_of_turn=True, turn_open=True)
     run = drive(make(compat=False, max_chars=5), [SPEAK, 3, END, 2])
@@ -153,17 +153,17 @@ def test_the_character_cap_behind_turn_eos() -> None:
 
 
 @both
-def test_force_listens_and_leaves_the_turn(compat: bool) -> None:
+def test_force_listens_and_keeps_the_turn_open(compat: bool) -> None:
     for turn_open in (True, False):
         run = drive(make(compat=compat, turn_open=turn_open, force=True), [])
         check(run, [], terminator=LISTEN, all_ids=[LISTEN], is_listen=True, end_of_turn=False, turn_open=turn_open)
-        assert not run.talk.forced_end
+        assert not run.decoder.forced_end
 
 
 @both
 def test_override_closes_an_open_turn(compat: bool) -> None:
-    talk = make(compat=compat, turn_open=True, override=True)
-    assert talk.start() == DecoderStep(END, None, False)
+    decoder = make(compat=compat, turn_open=True, override=True)
+    assert decoder.start() == DecoderStep(END, None, False)
     run = drive(make(compat=compat, turn_open=True, override=True), [])
     check(run, [END], terminator=LISTEN, all_ids=[END, LISTEN], spoken=[], res_ids=[], is_listen=True, turn_open=False)
     check(run, [END], end_of_turn=not compat, forced_end=True)
@@ -189,18 +189,18 @@ def test_force_and_a_limit_of_one() -> None:
 def test_interrupt_before_the_first_token(compat: bool) -> None:
     run = drive(make(compat=compat, turn_open=True), [], interrupt_after=0)
     check(run, [END], terminator=LISTEN, all_ids=[END, LISTEN], is_listen=True, end_of_turn=True, turn_open=False)
-    assert run.talk.forced_end, "expected the live turn to count as cut off"
+    assert run.decoder.forced_end, "expected forced_end for an open turn"
     run = drive(make(compat=compat), [], interrupt_after=0)
     check(run, [], terminator=LISTEN, all_ids=[LISTEN], is_listen=True, end_of_turn=True, turn_open=False)
-    assert not run.talk.forced_end, "expected no speech to reset, got forced_end"
+    assert not run.decoder.forced_end, "expected no speech to reset, got forced_end"
 
 
 @both
 def test_interrupt_after_start_without_a_turn(compat: bool) -> None:
-    talk = make(compat=compat)
-    talk.start()
-    assert talk.interrupt() == DecoderStep(None, None, False)
-    assert (talk.is_listen, talk.end_of_turn, talk.forced_end) == (True, True, False)
+    decoder = make(compat=compat)
+    decoder.start()
+    assert decoder.interrupt() == DecoderStep(None, None, False)
+    assert (decoder.is_listen, decoder.end_of_turn, decoder.forced_end) == (True, True, False)
 
 
 @both
@@ -212,8 +212,8 @@ def test_interrupt_while_speaking_silences_the_unit(compat: bool) -> None:
 
 @pytest.mark.parametrize("sampled", [[SPEAK, 3, END], [END]])
 @both
-def test_interrupt_behind_turn_eos_still_resets_speech(compat: bool, sampled: list[int]) -> None:
-    """The turn is closed already: once is enough."""
+def test_interrupt_after_turn_eos_resets_speech(compat: bool, sampled: list[int]) -> None:
+    """The turn is closed already and is not closed twice."""
     run = drive(make(compat=compat, turn_open=True), sampled, interrupt_after=len(sampled))
     check(run, sampled, spoken=[], all_ids=[*sampled, LISTEN], is_listen=True, end_of_turn=True)
     check(run, run.fed, forced_end=True, turn_open=False)
@@ -225,7 +225,7 @@ def test_interrupt_in_implicit_mode_feeds_no_terminator(compat: bool) -> None:
     check(run, [END], terminator=None, all_ids=[END, LISTEN], is_listen=True)
 
 
-def test_calls_out_of_order_are_our_mistake() -> None:
+def test_refuses_calls_out_of_order() -> None:
     with pytest.raises(AssertionError, match="take"):
         make().take(3)
     started = make()

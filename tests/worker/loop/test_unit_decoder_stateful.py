@@ -1,4 +1,4 @@
-"""One unit's token machine against a plain loop, and what holds whatever is sampled."""
+"""The unit decoder compared with a plain loop, and its invariants for any sampled tokens."""
 
 from dataclasses import dataclass, fields
 
@@ -13,7 +13,7 @@ from worker.loop.unit_decoder import UnitDecoder
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of a unit and what would be sampled, always more than enough."""
+    """Settings of a unit and more sampled tokens than it can use."""
 
     sampled: tuple[int, ...]
     max_tokens: int
@@ -23,12 +23,12 @@ class Case:
     force: bool
     override: bool
 
-    def talk(self, *, compat: bool) -> UnitDecoder:
+    def decoder(self, *, compat: bool) -> UnitDecoder:
         options = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "sampled"}
         return make(compat=compat, **options)
 
     def run(self, *, compat: bool, interrupt_after: int | None = None) -> Run:
-        return drive(self.talk(compat=compat), self.sampled, interrupt_after=interrupt_after)
+        return drive(self.decoder(compat=compat), self.sampled, interrupt_after=interrupt_after)
 
 
 tokens = st.one_of(st.integers(1, 9), st.integers(1, 4), st.sampled_from([SPEAK, END, END, BOS, LISTEN, CUT, TTS_CUT]))
@@ -36,7 +36,7 @@ content = st.one_of(st.integers(1, 4), st.sampled_from([SPEAK, END, END, BOS]))
 rarely = st.sampled_from([False] * 7 + [True])
 cases = st.builds(
     Case,
-    # Content first, so that units often live long enough to meet their limits.
+    # Content is frequent, so that units often reach their limits.
     sampled=st.builds(
         lambda first, then: (*first, *then, *[CUT] * 12), st.lists(content, max_size=6), st.lists(tokens, max_size=6)
     ),
@@ -50,7 +50,7 @@ cases = st.builds(
 
 
 def plain_loop(case: Case) -> tuple[dict[str, object], list[int], int]:
-    """The public implementation's unit as one loop over ready-made samples: outcome, fed ids, number sampled."""
+    """The public implementation's unit as one loop over given samples. Returns: outcome, fed ids, number sampled."""
     fed, on_record, reply_ids, voiced = [], [], [], []
     ended = not case.turn_open
     if case.override and not ended:
@@ -104,88 +104,88 @@ def test_compat_equals_the_plain_loop(case: Case) -> None:
 
 @settings(max_examples=300)
 @given(cases)
-def test_fixed_differs_from_compat_only_where_it_says(case: Case) -> None:
+def test_fixed_differs_from_compat_in_documented_cases_only(case: Case) -> None:
     fixed, compat = case.run(compat=False), case.run(compat=True)
     if (case.force or case.override) and case.explicit and case.max_tokens == 1:
-        assert fixed.talk.is_listen and not compat.talk.is_listen
+        assert fixed.decoder.is_listen and not compat.decoder.is_listen
         return
     assert (fixed.fed, fixed.n_sampled) == (compat.fed, compat.n_sampled)
-    got = {name for name in OUTCOME if getattr(fixed.talk, name) != getattr(compat.talk, name)}
+    got = {name for name in OUTCOME if getattr(fixed.decoder, name) != getattr(compat.decoder, name)}
     expected = set()
     if fixed.fed[-1:] == [END]:
         if case.override:
             expected = {"end_of_turn"}
-        elif fixed.talk.all_ids[-1] == LISTEN:
+        elif fixed.decoder.all_ids[-1] == LISTEN:
             expected = {"end_of_turn", "is_listen"}
-        elif compat.talk.turn_open:
+        elif compat.decoder.turn_open:
             expected = {"turn_open"}
     assert got == expected
 
 
-# whatever is sampled
+# invariants
 
 
 @settings(max_examples=300)
 @given(cases, st.none() | st.integers(0, 9), st.booleans())
-def test_the_record_is_what_was_fed(case: Case, interrupt_after: int | None, compat: bool) -> None:
+def test_record_equals_the_fed_ids(case: Case, interrupt_after: int | None, compat: bool) -> None:
     run = case.run(compat=compat, interrupt_after=interrupt_after)
-    talk = run.talk
+    decoder = run.decoder
     if case.explicit:
-        assert talk.terminator in (LISTEN, CUT, TTS_CUT), f"expected a terminator, got {talk.terminator}"
-        assert talk.all_ids == [*run.fed, talk.terminator]
+        assert decoder.terminator in (LISTEN, CUT, TTS_CUT), f"expected a terminator, got {decoder.terminator}"
+        assert decoder.all_ids == [*run.fed, decoder.terminator]
     else:
-        assert talk.terminator is None
-        assert talk.all_ids[: len(run.fed)] == run.fed
-        assert len(talk.all_ids) - len(run.fed) <= 1, f"expected one id not fed at most, got {talk.all_ids}"
-    sampled = run.fed[: run.n_sampled] if talk.forced_end else run.fed
-    assert talk.res_ids == [token for token in sampled if token != SPEAK]
+        assert decoder.terminator is None
+        assert decoder.all_ids[: len(run.fed)] == run.fed
+        assert len(decoder.all_ids) - len(run.fed) <= 1, f"expected one id not fed at most, got {decoder.all_ids}"
+    sampled = run.fed[: run.n_sampled] if decoder.forced_end else run.fed
+    assert decoder.res_ids == [token for token in sampled if token != SPEAK]
     assert list(run.rows) == list(range(len(run.rows))), f"expected places in order, got {list(run.rows)}"
     assert list(run.rows.values()) == sampled[1:]
     assert len(sampled) <= case.max_tokens - case.explicit
-    assert n_chars(talk.spoken) < case.max_chars or not talk.spoken
+    assert n_chars(decoder.spoken) < case.max_chars or not decoder.spoken
 
 
 @settings(max_examples=300)
 @given(cases, st.none() | st.integers(0, 9))
 def test_fixed_outcomes_agree_with_each_other(case: Case, interrupt_after: int | None) -> None:
     run = case.run(compat=False, interrupt_after=interrupt_after)
-    talk = run.talk
-    assert not (talk.end_of_turn and talk.turn_open), "expected an ended turn to be closed, got it open"
-    if talk.is_listen:
-        assert not talk.spoken, f"expected a silent unit to say nothing, got {talk.spoken}"
+    decoder = run.decoder
+    assert not (decoder.end_of_turn and decoder.turn_open), "expected an ended turn to be closed, got it open"
+    if decoder.is_listen:
+        assert not decoder.spoken, f"expected no spoken ids in a silent unit, got {decoder.spoken}"
     else:
-        assert talk.spoken == run.fed[1:]
-    if talk.turn_open:
+        assert decoder.spoken == run.fed[1:]
+    if decoder.turn_open:
         assert run.fed[-1:] != [END], "expected turn_eos to close the turn, got it open"
-    closed = case.turn_open and not talk.turn_open
+    closed = case.turn_open and not decoder.turn_open
     if closed:
-        assert talk.end_of_turn, "expected a turn that was closed to be reported as ended"
-    if talk.forced_end:
-        assert talk.is_listen and talk.end_of_turn, "expected a cut-off turn to be silent and over"
+        assert decoder.end_of_turn, "expected a turn that was closed to be reported as ended"
+    if decoder.forced_end:
+        assert decoder.is_listen and decoder.end_of_turn, "expected a cut-off turn to be silent and over"
 
 
 @settings(max_examples=200)
 @given(cases, st.integers(0, 6))
-def test_an_interrupted_unit_is_silent_and_over(case: Case, interrupt_after: int) -> None:
+def test_interrupted_unit_is_silent_and_ends_its_turn(case: Case, interrupt_after: int) -> None:
     for compat in (True, False):
         if interrupt_after > 0 and case.run(compat=compat).n_sampled <= interrupt_after:
             continue  # complete by then
         run = case.run(compat=compat, interrupt_after=interrupt_after)
-        talk = run.talk
-        assert (talk.is_listen, talk.end_of_turn, talk.turn_open, talk.spoken) == (True, True, False, [])
+        decoder = run.decoder
+        assert (decoder.is_listen, decoder.end_of_turn, decoder.turn_open, decoder.spoken) == (True, True, False, [])
         live = case.turn_open or run.fed not in ([], [END])  # a first turn_eos ends nothing if nothing was begun
-        assert talk.forced_end is live, f"expected forced_end {live}, got {talk.forced_end}"
+        assert decoder.forced_end is live, f"expected forced_end {live}, got {decoder.forced_end}"
         if live:
-            assert talk.all_ids[-2:] == [END, LISTEN], f"expected turn_eos then listen, got {talk.all_ids}"
+            assert decoder.all_ids[-2:] == [END, LISTEN], f"expected turn_eos then listen, got {decoder.all_ids}"
 
 
 @given(st.lists(cases, min_size=2, max_size=6))
-def test_an_open_turn_never_listens_by_itself(units: list[Case]) -> None:
-    """Units in a row, each starting as the one before left the turn."""
+def test_open_turn_never_listens_unforced(units: list[Case]) -> None:
+    """Consecutive units, each with the turn state of the one before."""
     turn_open = False
     for case in units:
-        talk = make(compat=False, turn_open=turn_open, max_tokens=case.max_tokens, max_chars=case.max_chars)
-        drive(talk, case.sampled)
-        assert not (turn_open and talk.is_listen), "expected an open turn to go on, got listen"
-        assert not talk.forced_end
-        turn_open = talk.turn_open
+        decoder = make(compat=False, turn_open=turn_open, max_tokens=case.max_tokens, max_chars=case.max_chars)
+        drive(decoder, case.sampled)
+        assert not (turn_open and decoder.is_listen), "expected an open turn to go on, got listen"
+        assert not decoder.forced_end
+        turn_open = decoder.turn_open

@@ -1,4 +1,4 @@
-"""Knobs do what they say, for the session they were given to and for no other."""
+"""Each setting has its effect, and only on its own session."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,15 +10,15 @@ from torch import Tensor
 from models.sampling.text import final_probs, sample_text
 from tests.worker.loop.engines import (
     ALOUD,
-    CODES,
     QUIET,
-    assert_told,
+    UNIT_TOKENS,
+    assert_same_events,
     make_config,
     make_parts,
     make_prompt,
     short_speech,
 )
-from tests.worker.loop.scripted_engine import PuppetEngine, results
+from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.assembly.parts import token_sets
 from worker.config.session import SessionConfig, WindowConfig
 from worker.engine import Engine
@@ -32,29 +32,29 @@ NEUTRAL = QUIET.model_copy(
 
 
 @pytest.fixture(scope="module")
-def built() -> Iterator[PuppetEngine]:
+def built() -> Iterator[ScriptedEngine]:
     with short_speech():
-        yield PuppetEngine()
+        yield ScriptedEngine()
 
 
 @pytest.fixture
-def engine(built: PuppetEngine) -> Iterator[PuppetEngine]:
+def engine(built: ScriptedEngine) -> Iterator[ScriptedEngine]:
     yield built
     built.clear()
 
 
-def given(config: SessionConfig, **knobs: Any) -> SessionConfig:
-    return config.model_copy(update=knobs)
+def given(config: SessionConfig, **settings: Any) -> SessionConfig:
+    return config.model_copy(update=settings)
 
 
-def chances(engine: PuppetEngine, session: Session, logits: Tensor) -> Tensor:
-    """[V] what the session would draw from."""
+def chances(engine: ScriptedEngine, session: Session, logits: Tensor) -> Tensor:
+    """[V] probabilities that the session would sample from."""
     sets = token_sets(engine.tokenizer, len(logits), logits.device)
     return final_probs(logits[None], torch.tensor([session.slot]), engine.duplex.state.text, sets)[0]
 
 
-def choose(engine: PuppetEngine, session: Session, token: int) -> int:
-    """Let the session's sampler choose `token`. Returns: how many tokens it remembers."""
+def choose(engine: ScriptedEngine, session: Session, token: int) -> int:
+    """Make the session's sampler choose `token`. Returns: number of tokens in its history."""
     logits = torch.full((1, engine.parts.model.config.vocab_size), -10.0)
     logits[0, token] = 10.0
     sets, text = token_sets(engine.tokenizer, logits.shape[1], logits.device), engine.duplex.state.text
@@ -63,7 +63,7 @@ def choose(engine: PuppetEngine, session: Session, token: int) -> int:
     return int(text.count[session.slot])
 
 
-def some_logits(engine: PuppetEngine) -> Tensor:
+def some_logits(engine: ScriptedEngine) -> Tensor:
     return torch.randn(engine.parts.model.config.vocab_size, generator=torch.Generator().manual_seed(0)) - 1
 
 
@@ -71,7 +71,7 @@ def some_logits(engine: PuppetEngine) -> Tensor:
 
 
 @pytest.mark.parametrize("scale", [0.25, 4.0])
-def test_listen_prob_scale_is_a_factor_on_the_odds_of_listening(engine: PuppetEngine, scale: float) -> None:
+def test_listen_prob_scale_multiplies_the_odds_of_listening(engine: ScriptedEngine, scale: float) -> None:
     plain = engine.start("plain", NEUTRAL)
     scaled = engine.start("scaled", given(NEUTRAL, listen_prob_scale=scale))
     logits, listen = some_logits(engine), engine.special.listen
@@ -84,18 +84,18 @@ def test_listen_prob_scale_is_a_factor_on_the_odds_of_listening(engine: PuppetEn
     assert spread < 1e-3, f"others: expected to keep their shares among each other, spread {spread}"
 
 
-def test_listen_top_k_is_about_listening(engine: PuppetEngine) -> None:
-    engine.puppet.is_off = True
+def test_listen_top_k_limits_listening(engine: ScriptedEngine) -> None:
+    engine.script.is_off = True
     eager = engine.start("eager", given(QUIET, decode_mode="greedy", listen_top_k=745))
     plain = engine.start("plain", given(QUIET, decode_mode="greedy"))
     [listened], [spoke] = results(engine.run(eager, 1)), results(engine.run(plain, 1))
-    assert not spoke.is_listen, "without the knob: expected a unit that speaks, got one that listens"
+    assert not spoke.is_listen, "without the setting: expected a unit that speaks, got one that listens"
     assert listened.tokens == (engine.special.listen,), f"expected <|listen|> alone, got {listened.tokens}"
     assert listened.is_listen, "expected a unit that listens, got one that speaks"
 
 
 @pytest.mark.parametrize("level", [-1.0, 1.0])
-def test_the_repetition_penalty_lowers_whatever_the_sign(engine: PuppetEngine, level: float) -> None:
+def test_repetition_penalty_lowers_logits_of_either_sign(engine: ScriptedEngine, level: float) -> None:
     session = engine.start("a", given(NEUTRAL, text_repetition_penalty=2.0))
     said, other = engine.ids("hello")[:2]
     assert choose(engine, session, said) == 1, "expected the token to be remembered"
@@ -104,7 +104,7 @@ def test_the_repetition_penalty_lowers_whatever_the_sign(engine: PuppetEngine, l
 
 
 @pytest.mark.parametrize("name", ["listen", "speak", "turn_eos", "chunk_tts_eos", "tts_bos"])
-def test_decisions_are_not_remembered(engine: PuppetEngine, name: str) -> None:
+def test_control_tokens_stay_out_of_the_history(engine: ScriptedEngine, name: str) -> None:
     session = engine.start("a", given(QUIET, decode_mode="greedy"))
     n = choose(engine, session, getattr(engine.special, name))
     assert n == 0, f"tokens remembered after <|{name}|>: expected none, got {n}"
@@ -112,9 +112,9 @@ def test_decisions_are_not_remembered(engine: PuppetEngine, name: str) -> None:
     assert n == 1, f"tokens remembered after a word: expected 1, got {n}"
 
 
-def play(engine: PuppetEngine, name: str, config: SessionConfig) -> tuple[int, list[Event]]:
-    """Three units as the model likes them. Returns: the slot they ran in, and what was told."""
-    engine.puppet.is_off = True
+def play(engine: ScriptedEngine, name: str, config: SessionConfig) -> tuple[int, list[Event]]:
+    """Three units of unscripted tokens. Returns: the slot they ran in, and the events."""
+    engine.script.is_off = True
     session = engine.start(name, config)
     for number in range(3):
         engine.send(session, number)
@@ -123,18 +123,18 @@ def play(engine: PuppetEngine, name: str, config: SessionConfig) -> tuple[int, l
     return session.slot, engine.take(name)
 
 
-def test_a_seed_gives_the_same_conversation_and_another_one_another(engine: PuppetEngine) -> None:
+def test_seed_determines_the_conversation(engine: ScriptedEngine) -> None:
     hot = given(ALOUD, temperature=1.5)
     first, again, other = (play(engine, f"{i}", given(hot, seed=seed))[1] for i, seed in enumerate((5, 5, 6)))
-    assert_told("the same seed", again, first)
-    tokens = [[event.tokens for event in told if isinstance(event, UnitResult)] for told in (first, other)]
+    assert_same_events("the same seed", again, first)
+    tokens = [[event.tokens for event in events if isinstance(event, UnitResult)] for events in (first, other)]
     assert tokens[0] != tokens[1], f"another seed: expected other tokens, got the same {tokens[1]}"
 
 
-# --- every knob of a session, in one engine ------------------------------------------------------
+# --- settings per session in one engine ------------------------------------------------------
 
 
-def test_force_listen_count_of_each_session(engine: PuppetEngine) -> None:
+def test_force_listen_count_of_each_session(engine: ScriptedEngine) -> None:
     decided = {}
     for n in (0, 2):
         session = engine.start(f"after {n}", given(QUIET, force_listen_count=n), CHATTY, CHATTY)
@@ -143,7 +143,7 @@ def test_force_listen_count_of_each_session(engine: PuppetEngine) -> None:
     assert decided[2] == [True, True, False], f"2 units: expected to speak in the third, got {decided[2]}"
 
 
-def test_max_new_speak_tokens_per_chunk_of_each_session(engine: PuppetEngine) -> None:
+def test_max_new_speak_tokens_per_chunk_of_each_session(engine: ScriptedEngine) -> None:
     for most in (3, 6):
         session = engine.start(f"most {most}", given(QUIET, max_new_speak_tokens_per_chunk=most), CHATTY)
         [result] = results(engine.run(session, 1))
@@ -151,41 +151,45 @@ def test_max_new_speak_tokens_per_chunk_of_each_session(engine: PuppetEngine) ->
         assert result.n_tokens == most - 2, f"expected {most - 2} spoken tokens, got {result.n_tokens}"
 
 
-def codes_of(engine: PuppetEngine, name: str, **knobs: Any) -> list[int]:
-    session = engine.start(name, given(ALOUD, **knobs), CHATTY)
+def codes_of(engine: ScriptedEngine, name: str, **settings: Any) -> list[int]:
+    session = engine.start(name, given(ALOUD, **settings), CHATTY)
     engine.end_with(session, None)
     results(engine.run(session, 1))
     engine.sessions.close(session)
     return engine.record(name).speech_tokens
 
 
-def test_tts_temperature_of_each_session(engine: PuppetEngine) -> None:
+def test_tts_temperature_of_each_session(engine: ScriptedEngine) -> None:
     cold = [codes_of(engine, f"cold {seed}", tts_temperature=1e-6, seed=seed) for seed in (1, 2)]
     warm = [codes_of(engine, f"warm {seed}", tts_temperature=1.0, seed=seed) for seed in (1, 2)]
-    assert len(cold[0]) == CODES and cold[0] == cold[1], f"cold: expected the likeliest codes, got {cold}"
-    assert warm[0] != warm[1], f"warm: expected codes by chance, got twice {warm[0]}"
+    assert len(cold[0]) == UNIT_TOKENS and cold[0] == cold[1], f"cold: expected the likeliest speech tokens, got {cold}"
+    assert warm[0] != warm[1], f"warm: expected different speech tokens, got twice {warm[0]}"
 
 
-def test_tts_repetition_penalty_of_each_session(engine: PuppetEngine) -> None:
+def test_tts_repetition_penalty_of_each_session(engine: ScriptedEngine) -> None:
     n = {
         penalty: len(set(codes_of(engine, f"penalty {penalty}", tts_temperature=1e-6, tts_repetition_penalty=penalty)))
         for penalty in (0.1, 10.0)
     }
-    assert n[0.1] < n[10.0] == CODES, f"different codes by penalty: expected few and {CODES}, got {n}"
+    assert n[0.1] < n[10.0] == UNIT_TOKENS, (
+        f"distinct speech tokens by penalty: expected few and {UNIT_TOKENS}, got {n}"
+    )
 
 
-def test_generate_audio_of_each_session(engine: PuppetEngine) -> None:
+def test_generate_audio_of_each_session(engine: ScriptedEngine) -> None:
     for speaks in (True, False):
         name = f"speaks {speaks}"
         session = engine.start(name, given(ALOUD, generate_audio=speaks), CHATTY, speaker=0)
         [result] = results(engine.run(session, 1))
         assert result.text, "expected text, got none"
-        assert (result.n_speech_tokens > 0) == speaks, f"{name}: got {result.n_speech_tokens} codes"
+        assert (result.n_speech_tokens > 0) == speaks, f"{name}: got {result.n_speech_tokens} speech tokens"
         assert (result.pcm is not None) == speaks, f"{name}: got sound {result.pcm}"
-        assert (session.voice.slot is not None) == speaks, f"{name}: got vocoder slot {session.voice.slot}"
+        assert (session.speech.vocoder_slot is not None) == speaks, (
+            f"{name}: got vocoder slot {session.speech.vocoder_slot}"
+        )
 
 
-def test_ls_mode_of_each_session(engine: PuppetEngine) -> None:
+def test_ls_mode_of_each_session(engine: ScriptedEngine) -> None:
     special = engine.special
     for mode, closing in (("explicit", [special.listen, special.unit_end]), ("implicit", [special.unit_end])):
         session = engine.start(mode, given(QUIET, ls_mode=mode))
@@ -195,7 +199,7 @@ def test_ls_mode_of_each_session(engine: PuppetEngine) -> None:
         assert rows == 11 + len(closing), f"{mode}: expected {11 + len(closing)} rows of a unit, got {rows}"
 
 
-def test_window_mode_and_sizes_of_each_session(engine: PuppetEngine) -> None:
+def test_window_mode_and_sizes_of_each_session(engine: ScriptedEngine) -> None:
     windows = {
         "off": (WindowConfig(mode="off"), 6),
         "basic": (WindowConfig(mode="basic", high_tokens=60, low_tokens=40), 3),
@@ -211,7 +215,7 @@ def test_window_mode_and_sizes_of_each_session(engine: PuppetEngine) -> None:
         engine.sessions.close(session)
 
 
-def test_the_window_is_basic_where_nobody_says_otherwise() -> None:
+def test_default_window_mode_is_basic() -> None:
     window = SessionConfig().window
     assert (window.mode, window.high_tokens, window.low_tokens) == ("basic", 4000, 3500), f"got {window}"
 
@@ -235,18 +239,18 @@ ODD = given(
 )
 
 
-def test_a_session_leaves_no_setting_to_the_next_one(engine: PuppetEngine) -> None:
+def test_slot_does_not_keep_settings_for_the_next_session(engine: ScriptedEngine) -> None:
     config = given(ALOUD, temperature=1.2)
-    _, expected = play(PuppetEngine(), "fresh", config)
+    _, expected = play(ScriptedEngine(), "fresh", config)
     odd_slot, _ = play(engine, "odd", ODD)
     for number in range(2):  # a slot goes to the end of the queue: take those in front of it
         engine.start(f"in front {number}")
-    slot, got = play(engine, "behind", config)
+    slot, got = play(engine, "after", config)
     assert slot == odd_slot, f"slot: expected the odd session's, {odd_slot}, got {slot}"
-    assert_told("behind an odd session", got, expected)
+    assert_same_events("after a session with unusual settings", got, expected)
 
 
-def test_a_session_that_gives_no_settings_gets_the_engines() -> None:
+def test_default_settings_are_those_of_the_engine() -> None:
     config = make_config()
     with Engine(make_parts(config), config) as engine:
         first = engine.open("first", ODD, lambda event: None).result(60)

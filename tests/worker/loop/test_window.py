@@ -1,4 +1,4 @@
-"""Windows over made-up units: what is evicted, and that a list of labelled rows ends up as the policy says."""
+"""Windows over generated units: which are evicted, and which labelled rows remain after the evictions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ PREFIX = 4
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Lower case; units say the same in upper case, so that text decoded again can be told from text kept."""
+    """Decode to lower case. Units carry their text in upper case, which tells decoded text from kept text."""
     return "".join(chr(ord("a") + i % 26) for i in ids if i < SPECIAL)
 
 
@@ -52,7 +52,7 @@ def assert_equal(got: object, expected: object, what: str) -> None:
 
 
 class Context:
-    """Labelled rows: prompt rows by place, fed ids as they are, unit rows by (unit, place)."""
+    """Rows with labels: prompt rows by position, fed ids by value, unit rows by (unit, position)."""
 
     def __init__(self, prompt: bool):
         self.rows: list[object] = [*(f"prefix {i}" for i in range(PREFIX)), *SUFFIX] if prompt else []
@@ -78,22 +78,22 @@ class Previous(NamedTuple):
     text: str
 
 
-def previous_of(gone: Sequence[UnitRecord], config: WindowConfig) -> Previous:
-    """What is remembered of units that are gone, worked out from all of them at once."""
-    said = [tuple(i for i in u.ids if i < SPECIAL and not u.is_listen) for u in gone]
-    texts = [u.text if u.text.strip() else "" for u in gone]
-    if config.mode != "context" or not any(said + texts):
+def previous_of(evicted: Sequence[UnitRecord], config: WindowConfig) -> Previous:
+    """Expected previous text of evicted units, computed from all of them at once."""
+    spoken = [tuple(i for i in u.ids if i < SPECIAL and not u.is_listen) for u in evicted]
+    texts = [u.text if u.text.strip() else "" for u in evicted]
+    if config.mode != "context" or not any(spoken + texts):
         return Previous((), "")
-    ids, limit = sum(said, ()), config.previous_max_tokens
+    ids, limit = sum(spoken, ()), config.previous_max_tokens
     text, n = "", 0
-    for spoken, words in zip(said, texts, strict=True):
-        n += len(spoken)
-        text = decode(ids[n - limit : n]) if spoken and n > limit else text + words
+    for own, words in zip(spoken, texts, strict=True):
+        n += len(own)
+        text = decode(ids[n - limit : n]) if own and n > limit else text + words
     return Previous(MARKER + ids[-limit:], text)
 
 
 def n_evicted(units: Sequence[UnitRecord], length: Callable[[int], int], config: WindowConfig, options: dict) -> int:
-    """How many of `units` go, oldest first. length: rows of the context without the first n of them."""
+    """Expected number of evicted units, oldest first. length: context rows without the first n units."""
     most = options.get("max_tokens") or math.inf
     goes_on = {
         "off": lambda n: False,
@@ -108,7 +108,7 @@ def n_evicted(units: Sequence[UnitRecord], length: Callable[[int], int], config:
 
 @st.composite
 def records(draw: st.DrawFn) -> list[UnitRecord]:
-    """Short and long units, some without rows, listening or speaking, with special and blank content."""
+    """Units of any length, listening or speaking, with special tokens and blank text."""
     result = []
     for number in range(draw(st.integers(0, 20))):
         ids = draw(st.lists(st.integers(0, 12) | st.integers(SPECIAL, SPECIAL + 2), max_size=8))
@@ -140,15 +140,15 @@ option_sets = st.fixed_dictionaries(
 
 @settings(max_examples=150)
 @given(values=configs, options=option_sets, sequence=records(), prompt=st.booleans())
-def test_evictions_leave_exactly_the_rows_the_policy_keeps(values, options, sequence, prompt):
+def test_evictions_keep_exactly_the_rows_of_the_policy(values, options, sequence, prompt):
     window, context, config = make_window(values, prompt, **options), Context(prompt), WindowConfig(**values)
     prefix, suffix = context.rows[:PREFIX], context.rows[PREFIX:]
     units: list[UnitRecord] = []
-    gone: list[UnitRecord] = []
-    slides, rows_gone = 0, 0
+    evicted: list[UnitRecord] = []
+    slides, rows_evicted = 0, 0
 
     def expected_rows(n: int) -> list[object]:
-        previous = previous_of(gone + units[:n], config).ids
+        previous = previous_of(evicted + units[:n], config).ids
         return [*prefix, *previous, *suffix, *(row for u in units[n:] for row in unit_rows(u))]
 
     for record in sequence:
@@ -156,24 +156,26 @@ def test_evictions_leave_exactly_the_rows_the_policy_keeps(values, options, sequ
         n_rows, units = len(context.rows), units + [record] * (record.length > 0)
         evictions = window.close_unit(record)
         for eviction in evictions:
-            behind = sum(eviction) if isinstance(eviction, Drop) else eviction.first_kept
+            end = sum(eviction) if isinstance(eviction, Drop) else eviction.first_kept
             newest = 0 if options.get("evict_newest") else record.length
-            assert behind <= n_rows - newest, f"{eviction} names rows of the unit just closed, {n_rows - newest} on"
+            assert end <= n_rows - newest, (
+                f"{eviction} expected rows before {n_rows - newest}, those of the newest unit"
+            )
             context.apply(eviction)
         n = n_evicted(units, lambda n: len(expected_rows(n)), config, options)
         assert_equal(context.rows, expected_rows(n), "rows")
         assert_equal(bool(evictions), n > 0, f"whether something is evicted: {evictions}")
-        gone, units = gone + units[:n], units[n:]
-        slides, rows_gone = slides + bool(n), rows_gone + n_rows - len(context.rows)
+        evicted, units = evicted + units[:n], units[n:]
+        slides, rows_evicted = slides + bool(n), rows_evicted + n_rows - len(context.rows)
         assert_equal(window.length, len(context.rows), "length")
         assert_equal(window.preserve + sum(u.length for u in window.units), window.length, "its parts")
         assert_equal([u.id for u in window.units], [u.id for u in units], "units")
-        assert_equal((window.previous_ids, window.previous_text), previous_of(gone, config), "previous")
-        offset = rows_gone if config.mode == "basic" else 0
-        assert_equal(tuple(counters(window).values()), (slides, rows_gone, len(gone), offset), "counters")
+        assert_equal((window.previous_ids, window.previous_text), previous_of(evicted, config), "previous")
+        offset = rows_evicted if config.mode == "basic" else 0
+        assert_equal(tuple(counters(window).values()), (slides, rows_evicted, len(evicted), offset), "counters")
 
 
-def test_basic_drops_down_to_the_low_mark_in_one_go():
+def test_basic_evicts_to_the_low_mark_at_once():
     window = make_window({"mode": "basic", "high_tokens": 50, "low_tokens": 30})
     assert_equal(close(window, [13, 13, 18]), [[], [], []], "50 rows are not above 50")
     assert_equal(close(window, [5], first=3), [[Drop(6, 26)]], "55 rows, 29 after two units")
@@ -186,19 +188,19 @@ def test_basic_drops_down_to_the_low_mark_in_one_go():
 
 
 @pytest.mark.parametrize("newest, expected", [(False, ([Drop(6, 10)], [1])), (True, ([Drop(6, 70)], []))])
-def test_a_unit_too_long_by_itself_stays_unless_told(newest, expected):
+def test_keeps_an_oversized_unit_unless_evict_newest(newest, expected):
     window = make_window({"mode": "basic", "high_tokens": 50, "low_tokens": 30}, evict_newest=newest)
     got = close(window, [10, 60])[-1]
     assert_equal((got, [u.id for u in window.units]), expected, "evictions, units left")
 
 
-def test_nothing_is_evicted_where_there_is_nothing_but_a_long_unit():
+def test_evicts_nothing_if_only_a_long_unit_is_left():
     window = make_window({"mode": "basic", "high_tokens": 50, "low_tokens": 30})
     assert_equal(close(window, [60, 60]), [[], [Drop(6, 60)]], "evictions")
     assert_equal(counters(window)["events"], 1, "events")
 
 
-def test_off_keeps_every_row_and_little_else():
+def test_off_evicts_nothing_and_keeps_no_text():
     window = make_window({"mode": "off"}, max_tokens=10)
     for number in range(500):
         assert_equal(window.close_unit(unit(number, 20, range(10))), [], "evictions")
@@ -211,11 +213,11 @@ def context_window(max_units: int = 1, previous_max_tokens: int = 6, **options: 
     return make_window(config, **options)
 
 
-def test_context_remembers_what_was_said():
+def test_context_moves_spoken_ids_to_the_previous_text():
     window = context_window()
-    said = [unit(0, 13, (), listen=True), unit(1, 20, (4, 100, 5)), unit(2, 13, listen=True), unit(3, 18, (6, 7))]
-    got = [window.close_unit(record) for record in said]
-    # Silence drops and leaves no marker; what was said comes between prefix and suffix and stays there.
+    spoken = [unit(0, 13, (), listen=True), unit(1, 20, (4, 100, 5)), unit(2, 13, listen=True), unit(3, 18, (6, 7))]
+    got = [window.close_unit(record) for record in spoken]
+    # A silent unit leaves no marker; spoken ids are inserted between prefix and suffix.
     expected = [[], [Drop(6, 13)], [Rebuild(4, 26, (*MARKER, 4, 5, *SUFFIX))], [Drop(11, 13)]]
     assert_equal(got, expected, "evictions")
     assert_equal((window.previous_ids, window.previous_text), ((*MARKER, 4, 5), "EF"), "previous")
@@ -224,7 +226,7 @@ def test_context_remembers_what_was_said():
     assert_equal(counters(window), expected, "counters")
 
 
-def test_context_lets_the_oldest_tokens_go_and_decodes_the_rest():
+def test_context_drops_the_oldest_tokens_and_decodes_the_rest():
     window = context_window(previous_max_tokens=4)
     for record in (unit(0, 13, (4, 5, 6)), unit(1, 13, (7, 8)), unit(2, 13, (9,))):
         window.close_unit(record)
@@ -243,67 +245,67 @@ def test_context_lets_the_oldest_tokens_go_and_decodes_the_rest():
         (unit(0, 13, (4,), text=" e"), (*MARKER, 4), " e"),
     ],
 )
-def test_what_enters_the_previous_text(record, ids, text):
+def test_previous_text_contains_spoken_words_only(record, ids, text):
     window = context_window()
     window.close_unit(record)
     window.close_unit(unit(1, 13))
     assert_equal((window.previous_ids, window.previous_text), (ids, text), "previous")
 
 
-def test_context_is_bounded_in_rows_if_asked():
+def test_max_tokens_bounds_the_rows_of_context_mode():
     window = context_window(max_units=24, max_tokens=196)
     got = close(window, [90, 90, 90])
     assert_equal(got, [[], [], [Drop(6, 90)]], "evictions at 96, 186, 276 rows")
     [got] = window.close_unit(unit(3, 150, (4, 5)))
     assert_equal(got, Drop(6, 180), "two units at once")
-    # 6 + 150 + 40 rows just fit.
+    # 6 + 150 + 40 rows fit exactly.
     assert_equal(window.close_unit(unit(4, 40)), [], "eviction at 196 rows")
     assert_equal(window.close_unit(unit(5, 5)), [Rebuild(4, 156, (*MARKER, 4, 5, *SUFFIX))], "eviction at 201 rows")
 
 
-def test_the_previous_text_counts_while_units_go():
+def test_previous_text_counts_towards_max_tokens():
     window = context_window(max_units=24, max_tokens=100)
     close(window, [5, 10])
     assert_equal(window.close_unit(unit(2, 80, (4,))), [Drop(6, 5)], "evictions at 101 rows")
     window = context_window(max_units=24, max_tokens=100)
     window.close_unit(unit(0, 4, (4, 5)))
     window.close_unit(unit(1, 10))
-    # 98 rows without unit 0, but what it said takes five.
+    # 98 rows without unit 0, but its spoken ids take five.
     assert_equal(window.close_unit(unit(2, 82)), [Rebuild(4, 20, (*MARKER, 4, 5, *SUFFIX))], "evictions at 102 rows")
     assert_equal([u.id for u in window.units], [2], "units")
 
 
-def test_memory_is_bounded():
+def test_bounds_memory():
     for window in (make_window({"mode": "basic", "high_tokens": 400, "low_tokens": 300}), context_window(24, 100)):
         for number in range(1000):
             window.close_unit(unit(number, 20, range(15)))
         got = len(window.units), len(window.previous_ids), len(window.previous_text)
         assert got[0] <= 24 and got[1] <= 103 and got[2] <= 100, f"expected at most (24, 103, 100), got {got}"
-        assert_equal(window.dropped_units + len(window.units), 1000, "units gone and here")
+        assert_equal(window.dropped_units + len(window.units), 1000, "units evicted and kept")
 
 
-def test_a_unit_without_rows_is_none():
+def test_ignores_a_unit_without_rows():
     window = make_window({"mode": "context", "max_units": 1})
     got = close(window, [13, 0, 13, 0])
     assert_equal(got, [[], [], [Drop(6, 13)], []], "evictions")
     assert_equal([u.id for u in window.units], [2], "units")
 
 
-def test_stray_rows_shift_what_basic_drops():
+def test_basic_counts_stray_rows_from_the_prompt():
     window = make_window({"mode": "basic", "high_tokens": 40, "low_tokens": 25})
     window.add_stray(1)
     assert_equal(close(window, [13, 13, 13]), [[], [], [Drop(6, 26)]], "46 rows with the stray one")
     assert_equal((window.length, window.stray), (20, 1), "length, stray")
 
 
-def test_stray_rows_go_with_the_first_unit_of_context():
+def test_context_evicts_stray_rows_with_the_first_unit():
     window = context_window(max_units=2)
     window.add_stray(1)
     assert_equal(close(window, [13, 13, 13]), [[], [], [Drop(6, 14)]], "evictions")
     assert_equal((window.length, window.stray), (32, 0), "length, stray")
 
 
-def test_the_prompt_comes_first():
+def test_protect_requires_an_empty_context():
     window = make_window({"mode": "off"})
-    with pytest.raises(AssertionError, match="6 rows are there"):
+    with pytest.raises(AssertionError, match="got 6 rows"):
         window.protect(1, ())

@@ -19,7 +19,7 @@ from models.stages.context_mover import ContextMover
 from models.stages.unit_steps import UnitSteps
 from worker import media
 from worker.engine import Engine
-from worker.loop.text_stages import TextStages
+from worker.loop.duplex_job import DuplexJob
 from worker.loop.unit_loop import UnitLoop
 from worker.offline import __main__ as offline
 from worker.offline.__main__ import main
@@ -167,14 +167,14 @@ def test_silent_units_finish_the_turn(files: Path, tmp_path: Path) -> None:
 
 def test_silent_units_end_with_the_turn(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth token ends the turn's text; silent units continue until its sound ends."""
-    plain = TextStages._chose
+    on_token = DuplexJob.on_token
 
-    def chose(self: TextStages, job, token: int) -> None:
+    def steer(job: DuplexJob, token: int) -> None:
         ids = job.language.special
         steered = [ids.speak, token, ids.turn_eos, ids.listen] if job.index == 3 else [ids.listen]
-        plain(self, job, steered[min(len(job.talk.all_ids), len(steered) - 1)])
+        on_token(job, steered[min(len(job.decoder.all_ids), len(steered) - 1)])
 
-    monkeypatch.setattr(TextStages, "_chose", chose)
+    monkeypatch.setattr(DuplexJob, "on_token", steer)
     document = talk(tmp_path, files / "sound.wav", "--force-listen", 0, "--tail", 50, "--set", "drain_s=2")
     decisions = [unit["decision"] for unit in document["units"]]
     assert decisions == ["LISTEN", "LISTEN", "SPEAK", *["SPEAK"] * (len(decisions) - 3)]

@@ -19,7 +19,7 @@ from tests.worker.engine.failing_regions import Broken, broken, counted
 from tests.worker.loop.engines import (
     ALOUD,
     Director,
-    assert_told,
+    assert_same_events,
     make_config,
     make_parts,
     make_prompt,
@@ -32,6 +32,7 @@ from worker.config.compile import CompileConfig
 from worker.config.session import WindowConfig
 from worker.engine import Engine
 from worker.loop.results import Event, Failure, StageTimes, UnitResult
+from worker.loop.session_handle import ImageCutter
 from worker.loop.sessions import Sessions
 from worker.media import MediaError
 from worker.start.voices import ReferenceSound
@@ -97,7 +98,7 @@ def assert_clean(engine: Engine) -> None:
     assert engine.n_free() == parts.n_slots, f"slots free: expected {parts.n_slots}, got {engine.n_free()}"
     assert parts.vocoder.n_free == parts.n_slots, f"vocoder slots free: got {parts.vocoder.n_free}"
     assert_fresh(parts.duplex.state, range(parts.n_slots))
-    assert engine.ask(Sessions.mark).result(PATIENCE_S) == (0, {}), "expected nothing remembered of the warm-up"
+    assert engine.mark_sessions().result(PATIENCE_S) == (0, {}), "expected nothing remembered of the warm-up"
 
 
 # --- what it does --------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def test_steps_and_lines() -> None:
     """All six steps in order, a line of exactly these keys for each unit, and a report that says the same."""
     reported: list[tuple[str, int, int]] = []
     with make_engine(Director(listen=0.8, turn_end=0.0)) as engine:
-        with mock.patch.object(engine, "patches", wraps=engine.patches) as patches:
+        with mock.patch.object(ImageCutter, "cut", autospec=True, side_effect=ImageCutter.cut) as cut:
             report, lines = warm(engine, 5, progress=lambda *given: reported.append(given))
         assert_clean(engine)
     steps = [line.split()[1] for line in lines if re.match(r"\[warmup\] \(\d/6\)", line)]
@@ -124,7 +125,7 @@ def test_steps_and_lines() -> None:
     last = rf"\[warmup\] ✓ omni duplex warmup complete \(total={report.total_s:.1f}s, tts_triggered=True\)"
     assert re.fullmatch(last, lines[-1]), lines[-1]
     assert ("units", 5, 5) in reported
-    frames = [frame for call in patches.call_args_list for frame in call.args[0]]
+    frames = [call.args[1] for call in cut.call_args_list]
     assert frames and all(frame.startswith(b"\xff\xd8\xff") for frame in frames), "expected JPEG pictures"
     assert len(set(frames)) == 5, f"expected another picture each unit, got {len(set(frames))} of 5"
 
@@ -179,7 +180,7 @@ def test_a_file_longer_than_the_context() -> None:
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
         feed, held = engine.parts.duplex.feed, []
         engine.parts.duplex.feed = lambda slots, *rest: (
-            held.append(engine.parts.duplex.runner.context_len(slots[0])) or feed(slots, *rest)
+            held.append(engine.parts.duplex.context_len(slots[0])) or feed(slots, *rest)
         )
         report, _ = warm(engine, 8)
         assert_clean(engine)
@@ -233,7 +234,7 @@ def test_leaves_later_sessions_unchanged() -> None:
     assert texts[0] != texts[2], "expected sessions without a seed to differ"
     for n in (3, 10):
         for number, (got, expected) in enumerate(zip(by_warmups[n], by_warmups[0], strict=True)):
-            assert_told(f"session {number} after {n} units", got, expected)
+            assert_same_events(f"session {number} after {n} units", got, expected)
 
 
 def test_counts_graphs_that_compile_meanwhile() -> None:
@@ -270,7 +271,7 @@ def test_compiled_engine_compiles_nothing_more() -> None:
 def test_names_the_failed_unit() -> None:
     with make_engine() as engine:
         expected = chat(engine, 3)
-        mark = engine.ask(Sessions.mark).result(PATIENCE_S)
+        mark = engine.mark_sessions().result(PATIENCE_S)
         calls = [0]
 
         def third(tensors: Any) -> bool:
@@ -282,8 +283,8 @@ def test_names_the_failed_unit() -> None:
             warm(engine, 5)
         assert isinstance(caught.value.__cause__, Broken)
         assert engine.n_free() == engine.parts.n_slots
-        assert engine.ask(Sessions.mark).result(PATIENCE_S) == mark
-        assert_told("client", chat(engine, 3), expected)
+        assert engine.mark_sessions().result(PATIENCE_S) == mark
+        assert_same_events("client", chat(engine, 3), expected)
 
 
 def test_names_the_failed_step() -> None:

@@ -1,4 +1,4 @@
-"""Which rounds stay: against rows that are really dropped."""
+"""Rounds in the context, compared with labelled rows to which the evictions are applied."""
 
 from itertools import pairwise
 
@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.chat.rounds import Rounds
+from worker.loop.rounds import Rounds
 from worker.loop.window import Drop
 
 Row = tuple[int, int]  # number of the round it belongs to, place in the round; negative numbers are system messages
 
 
 def apply(rows: list[Row], drops: list[Drop]) -> list[Row]:
-    """What a cache does with them, one after the other."""
+    """Apply drops to a list of rows, in order."""
     for keep, n in drops:
         assert n > 0 and keep + n <= len(rows), f"expected rows that are there, got {keep} and {n} of {len(rows)}"
         rows = rows[:keep] + rows[keep + n :]
@@ -21,7 +21,7 @@ def apply(rows: list[Row], drops: list[Drop]) -> list[Row]:
 
 
 def whole_rounds(rows: list[Row]) -> dict[int, int]:
-    """Rows of each round, which lie side by side and in order."""
+    """Row counts per round; a round's rows must be adjacent and in order."""
     sizes: dict[int, int] = {}
     for number, place in rows:
         assert place == sizes.get(number, 0), f"round {number}: expected row {sizes.get(number, 0)} next, got {place}"
@@ -29,16 +29,16 @@ def whole_rounds(rows: list[Row]) -> dict[int, int]:
     return sizes
 
 
-def test_oldest_rounds_leave_behind_the_system_message() -> None:
+def test_evicts_the_oldest_rounds_after_the_system_message() -> None:
     rounds = Rounds(high=100, low=60)
     rounds.add_system(10)
-    assert [rounds.close(n, "stop") for n in (30, 30, 30)] == [[], [], []], "expected nothing to leave at 100 rows"
+    assert [rounds.close(n, "stop") for n in (30, 30, 30)] == [[], [], []], "expected no eviction at 100 rows"
     assert rounds.close(5, "length") == [Drop(10, 60)]
     assert (rounds.length, rounds.prefix, rounds.n_dropped, rounds.dropped_rows) == (45, 10, 2, 60)
     assert rounds.stopped == "length"
 
 
-def test_a_later_system_message_stays_too() -> None:
+def test_keeps_a_later_system_message() -> None:
     rounds = Rounds(high=100, low=20)
     rounds.add_system(10)
     rounds.close(20, "stop")
@@ -49,7 +49,7 @@ def test_a_later_system_message_stays_too() -> None:
     assert (rounds.length, rounds.prefix) == (47, 40), "expected both messages and the newest round"
 
 
-def test_the_newest_round_stays_however_long() -> None:
+def test_keeps_the_newest_round_of_any_length() -> None:
     rounds = Rounds(high=50, low=40)
     rounds.add_system(10)
     rounds.close(10, "stop")
@@ -58,7 +58,7 @@ def test_the_newest_round_stays_however_long() -> None:
     assert rounds.close(5, "stop") == [Drop(10, 500)]
 
 
-def test_what_ends_an_answer_belongs_to_its_round() -> None:
+def test_closing_rows_belong_to_the_round_before() -> None:
     rounds = Rounds(high=50, low=30)
     rounds.add_system(10)
     rounds.close(20, "stop")
@@ -67,7 +67,7 @@ def test_what_ends_an_answer_belongs_to_its_round() -> None:
     assert rounds.length == 33
 
 
-def test_marks_and_closing_rows_are_ours_to_keep_in_order() -> None:
+def test_refuses_inconsistent_marks_and_closing_rows() -> None:
     with pytest.raises(AssertionError, match="marks"):
         Rounds(high=5, low=6)
     with pytest.raises(AssertionError, match="closing rows"):
@@ -78,7 +78,9 @@ moves = st.lists(st.tuples(st.sampled_from(["round", "round", "round", "system"]
 
 
 @given(moves, st.integers(0, 120), st.integers(0, 120), st.integers(0, 3))
-def test_every_conversation(moves: list[tuple[str, int]], one: int, other: int, n_closing: int) -> None:
+def test_any_conversation_equals_labelled_rows(
+    moves: list[tuple[str, int]], one: int, other: int, n_closing: int
+) -> None:
     high, low = max(one, other), min(one, other)
     rounds, rows, newest = Rounds(high=high, low=low), [], None
     for number, (what, n) in enumerate(moves):
@@ -98,12 +100,12 @@ def test_every_conversation(moves: list[tuple[str, int]], one: int, other: int, 
         kept = whole_rounds(rows)
         assert len(rows) == rounds.length, f"expected {rounds.length} rows, got {len(rows)}"
         assert kept == {name: full[name] for name in kept}, "expected whole rounds"
-        gone = [name for name in full if name not in kept]
+        evicted = [name for name in full if name not in kept]
         droppable = [name for name in full if name >= 0 and name != number]
-        assert gone == droppable[: len(gone)], f"expected the oldest of {droppable} to leave, got {gone}"
+        assert evicted == droppable[: len(evicted)], f"expected the oldest of {droppable} to be evicted, got {evicted}"
         if sum(full.values()) <= high:
-            assert not gone, f"expected nothing to leave, got {gone}"
+            assert not evicted, f"expected nothing to be evicted, got {evicted}"
         else:
-            assert len(rows) <= low or gone == droppable, f"expected at most {low} rows, got {len(rows)}"
-            assert not gone or len(rows) + full[gone[-1]] > low, "expected no more to leave than has to"
+            assert len(rows) <= low or evicted == droppable, f"expected at most {low} rows, got {len(rows)}"
+            assert not evicted or len(rows) + full[evicted[-1]] > low, "expected no more evictions than needed"
         assert all(a.keep < b.keep for a, b in pairwise(drops)), f"expected gaps apart, got {drops}"

@@ -1,0 +1,51 @@
+"""Sizes of a runner and its encoders that need no slot, for callers of `UnitSteps`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.stages.message_reader import Content
+from models.stages.runner import Rows, Runner
+
+
+class RunnerFacts:
+    """Base of `UnitSteps`: device, sizes and encoders of its runner."""
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+
+    @property
+    def device(self) -> torch.device:
+        return self.runner.model.device
+
+    @property
+    def n_free(self) -> int:
+        """Slots that are not leased."""
+        return self.runner.pool.n_free
+
+    @property
+    def max_context_len(self) -> int:
+        """Context rows of one slot."""
+        return self.runner.llm_len
+
+    @property
+    def max_prefill_rows(self) -> int:
+        """Rows that one prefill call feeds to a slot at most."""
+        return self.runner.shapes.rows[-1]
+
+    def prefill_bucket(self, n_rows: int) -> int:
+        """Size that a prefill of `n_rows` is padded to. Raises: ShapeError for more rows than any bucket has."""
+        return self.runner.shapes.fit("unit_prefill", "rows", n_rows)
+
+    def encode_clips(self, waves: Sequence[Tensor], *, chunk_length: float) -> list[Tensor]:
+        """LLM rows [n, D] of each clip, see `Runner.encode_clips`."""
+        return self.runner.encode_clips(waves, chunk_length=chunk_length)
+
+    def encode_sounds(self, content: Content, *, batch_padding: bool) -> list[tuple[int, Tensor]]:
+        """Encode the sounds of `content`. Returns: first row and LLM rows [n, D] of each."""
+        return list(content.sound_rows(self.runner, batch_padding=batch_padding))
+
+    def encode_content(self, content: Content) -> Rows:
+        """The rows of `content`, ready to be fed."""
+        return content.encode(self.runner)

@@ -1,0 +1,98 @@
+"""The end of a job: emit its result, close its unit in the context, apply the window's evictions.
+
+Contains how a unit is closed. Does not contain what the window keeps (`worker.loop.window`).
+"""
+
+from collections import deque
+from dataclasses import replace
+
+from models.stages.runner import Rows
+from worker.loop.batch_runner import BatchRunner, RewindingStage
+from worker.loop.job import Job
+from worker.loop.results import ReplyResult, UnitResult
+from worker.loop.window import Drop, Rebuild
+
+
+class FinishStage:
+    """run: finish jobs that are complete."""
+
+    def __init__(self, batch: BatchRunner):
+        self._batch, self._unit_steps = batch, batch.unit_steps
+
+    def run(self, jobs: list[Job]) -> None:
+        """Emit the results of `jobs`, then close their units."""
+        if not jobs:
+            return
+        for job in jobs:
+            job.mark_finished(self._batch.clock())
+            self._emit_result(job)
+        jobs = self._live(jobs)
+        with self._batch.timed(jobs, "finalize"):
+            evictions: dict[Job, deque[Drop | Rebuild]] = {}
+            for job in jobs:
+                self._batch.guard(job, self._close, evictions)
+            # A unit that is evicted itself must be in the context as a whole first.
+            closing = [
+                job
+                for job in self._live(jobs)
+                if job.session.pending and (job.session.reference or (evictions[job] and not job.session.window.units))
+            ]
+            self._batch.run_with_retry(closing, _FeedPending(self._batch, closing))
+            # One by one: an eviction cannot be undone, so a job's failure must not repeat those of others.
+            while moving := [job for job in self._live(jobs) if evictions[job]]:
+                for job in moving:
+                    self._batch.guard(job, self._evict, evictions[job].popleft())
+        for job in self._live(jobs):
+            self._batch.guard(job, self._check_context_len)
+        for job in self._live(jobs):
+            job.session.move("finalize")
+            self._batch.remove(job)
+            self._batch.observer.closed(job.session.id)
+
+    def _live(self, jobs: list[Job]) -> list[Job]:
+        return [job for job in jobs if job in self._batch.jobs]
+
+    def _emit_result(self, job: Job) -> None:
+        # Without a result there is nothing to close, and the host's state may not match the context.
+        try:
+            event = job.fail(job.error) if job.error is not None else job.result()
+            if isinstance(event, UnitResult | ReplyResult):
+                event = replace(event, context_len=self._unit_steps.context_len(job.slot))
+            job.session.move("generate")
+            job.session.send(event)
+            self._batch.observer.result_sent(job.session.id, event)
+        except Exception as error:
+            self._batch.lose_context(job, error)
+
+    def _close(self, job: Job, evictions: dict[Job, deque[Drop | Rebuild]]) -> None:
+        evictions[job] = deque(job.close())
+
+    def _evict(self, job: Job, eviction: Drop | Rebuild) -> None:
+        context, window = self._unit_steps.context, job.session.window
+        if isinstance(eviction, Rebuild):
+            context.rebuild(job.slot, *eviction)
+        elif context.n_held(job.slot) in (None, eviction.keep):
+            context.drop([job.slot], [eviction.keep], [eviction.n])
+        else:
+            # Rows between the held ones and the gap are fed again: their original keys are not kept.
+            ids = (*window.previous_ids, *window.suffix)
+            context.rebuild(job.slot, window.prefix, eviction.keep + eviction.n, ids)
+
+    def _check_context_len(self, job: Job) -> None:
+        """The window's count of rows equals that of the cache."""
+        expected, held = job.expected_context_len(), self._unit_steps.context_len(job.slot)
+        assert expected in (None, held), f"session {job.session.id}: the window counts {expected} rows, {held} are held"
+
+
+class _FeedPending(RewindingStage):
+    """Feeds the ids that close a unit at once; otherwise they are fed in front of the next unit."""
+
+    def run(self, jobs: list[Job]) -> list[None]:
+        unit_steps, observer = self._batch.unit_steps, self._batch.observer
+        for job in jobs:
+            observer.rows_fed(job.session.id, "finalize", unit_steps.context_len(job.slot), job.session.pending)
+        slots, rows = [job.slot for job in jobs], [Rows.mixed(job.session.pending, []) for job in jobs]
+        unit_steps.feed(slots, rows, [False] * len(jobs))
+        for job in jobs:
+            job.session.set_pending([])
+        return [None] * len(jobs)

@@ -1,0 +1,148 @@
+"""A session's commands for its owner, which may run on any thread.
+
+Checks images and sound on the caller's thread, so that invalid input never reaches the model. Does not contain sockets.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from PIL import Image
+
+from models.checkpoint.config import PreprocessorConfig
+from models.errors import AudioError, SettingsError
+from models.inputs.audio_sizes import SAMPLE_RATE
+from models.inputs.image import ImagePatches, image_patches, open_image, plan
+from worker.config.session import SessionConfig
+from worker.loop.audio_buffer import checked
+from worker.loop.command_queue import CommandQueue
+from worker.loop.session import Session, UnitInput
+from worker.loop.sessions import Sessions, SystemPrompt
+
+MAX_SLICES = 9
+
+
+class ImageCutter:
+    """Cuts images into patches for one checkpoint."""
+
+    def __init__(self, settings: PreprocessorConfig, table_side: int):
+        """table_side: side length of the vision encoder's position table."""
+        self._settings, self._table_side = settings, table_side
+
+    def cut(self, image: bytes | Image.Image, max_slices: int) -> list[ImagePatches]:
+        """The image's slices, the whole image first. Raises: ImageError."""
+        settings, opened = self._settings, open_image(image)
+        slices = plan(*opened.size, max_slices, scale=settings.scale_resolution, patch=settings.patch_size)
+        return image_patches(opened, slices, table_side=self._table_side)
+
+
+class SessionHandle:
+    """One session for its owner. Every call returns at once; its future has the errors of the engine thread."""
+
+    def __init__(self, commands: CommandQueue, sessions: Sessions, session: Session, cutter: ImageCutter):
+        self._commands, self._sessions, self._session, self._cutter = commands, sessions, session, cutter
+        self._config = session.config  # as requested last; the session's own settings change on the engine thread
+        self.name = session.id
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the session has a context for the next unit."""
+        return self._session.is_live
+
+    @property
+    def context_len(self) -> int:
+        """Context rows held."""
+        return self._sessions.context_len(self._session)
+
+    @property
+    def max_waiting_units(self) -> int:
+        """Units that may wait beside the one that runs."""
+        return self._sessions.max_waiting_units
+
+    def prepare(self, prompt: SystemPrompt, config: SessionConfig | None = None) -> Future[int]:
+        """Start the context from a prompt. config: settings from now on; None keeps the current ones.
+
+        Returns: the prompt's context rows. Future errors: as `Sessions.prepare`.
+        Raises: AudioError.
+        """
+        if prompt.ref_audio is not None:
+            max_s, n_samples = self._sessions.max_prompt_s, len(checked(prompt.ref_audio))
+            if n_samples > max_s * SAMPLE_RATE:
+                got = f"{n_samples / SAMPLE_RATE:.1f} s"
+                raise AudioError("sound of a prompt", expected=f"at most {max_s:g} s", got=got)
+        self._config = config or self._config
+        return self._commands.submit_long(self._sessions.prepare, self._session, prompt, config)
+
+    def send(
+        self,
+        sound: np.ndarray | None = None,
+        frames: Sequence[bytes | Image.Image] = (),
+        *,
+        force_listen: bool = False,
+        max_slice_nums: int | Sequence[int] | None = None,
+    ) -> Future[None]:
+        """Send one unit; its outcome is emitted as an event.
+
+        Args:
+            sound: [n] float32 at 16 kHz.
+            frames: encoded or decoded images.
+            force_listen: listen whatever the model decides.
+            max_slice_nums: slices per image, one number or one each; None: as the session's settings.
+        Returns: a future that is done when the unit is queued. Future errors: as `Sessions.unit`.
+        Raises: AudioError, ImageError, SettingsError; nothing is queued then.
+        """
+        arrived = time.monotonic()
+        if sound is not None:
+            sound = checked(sound)
+        if sound is None and not frames and not self._session.reference:
+            raise SettingsError("unit", expected="sound or images", got="neither")
+        limits = self._slice_limits(len(frames), max_slice_nums)
+        slices = [self._cutter.cut(frame, limit) for frame, limit in zip(frames, limits, strict=True)]
+        unit = UnitInput(sound, slices, force_listen, arrived)
+        return self._commands.submit(self._sessions.unit, self._session, unit)
+
+    def _slice_limits(self, n_frames: int, given: int | Sequence[int] | None) -> list[int]:
+        if given is None:
+            given = self._config.max_slice_nums
+        limits = [given] * n_frames if isinstance(given, int) else list(given)
+        if len(limits) != n_frames:
+            raise SettingsError("max_slice_nums", expected=f"one number, or {n_frames}", got=f"{len(limits)}")
+        for limit in limits:
+            if type(limit) is not int or not 1 <= limit <= MAX_SLICES:
+                expected = f"whole numbers from 1 to {MAX_SLICES}"
+                raise SettingsError("max_slice_nums", expected=expected, got=limit)
+        return limits
+
+    def adjust(self, config: SessionConfig) -> Future[None]:
+        """Replace the settings from the next unit on. Future errors: as `Sessions.adjust`."""
+        self._config = config
+        return self._commands.submit(self._sessions.adjust, self._session, config)
+
+    def break_speech(self) -> Future[None]:
+        """Stop speaking at the next token; if no unit runs, the next one listens instead of continuing the turn."""
+        return self._commands.submit(self._sessions.break_speech, self._session)
+
+    def clear_break(self) -> Future[None]:
+        """Cancel a `break_speech` that has not taken effect yet."""
+        return self._commands.submit(self._sessions.break_speech, self._session, False)
+
+    def pause(self) -> Future[None]:
+        """Refuse units until `resume`. Future errors: OrderError."""
+        return self._commands.submit(self._sessions.pause, self._session)
+
+    def resume(self) -> Future[None]:
+        """Accept units again. Future errors: OrderError."""
+        return self._commands.submit(self._sessions.resume, self._session)
+
+    def stop(self) -> Future[None]:
+        """Refuse units until `clear_stop` and drop the waiting ones. Future errors: OrderError."""
+        return self._commands.submit(self._sessions.stop, self._session)
+
+    def clear_stop(self) -> Future[None]:
+        """Accept units again. Future errors: OrderError."""
+        return self._commands.submit(self._sessions.clear_stop, self._session)
+
+    def close(self) -> Future[None]:
+        """End the session and release its slot. Future errors: OrderError if it is closed."""
+        return self._commands.submit(self._sessions.close, self._session)
