@@ -193,7 +193,7 @@ class GraphCompiler:
                 torch.cuda.empty_cache()
         try:
             table.clear_scratch()
-            self._warm_up(f"{name}, eager", table, regions, self._calls)
+            self._warm_up(f"{name}, eager", table, regions, RegionTable.calls)
         except Exception as second:  # serving may still succeed: its sizes are mostly smaller
             state.error += f"; eager warm-up: {reason_of(second)}"
             LOG.warning("compile target %s: eager warm-up failed: %s", name, second)
@@ -324,7 +324,7 @@ class GraphCompiler:
                 raise error
             table.clear_scratch()
             if owners:  # so far it may have run at its smallest and largest sizes only
-                self._warm_up(f"{region}, without graphs", table, [region], self._calls)
+                self._warm_up(f"{region}, without graphs", table, [region], RegionTable.calls)
         except Exception as worse:
             for name in owners:
                 self._fall_back(name, worse)
