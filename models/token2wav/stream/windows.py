@@ -58,7 +58,7 @@ class TokenWindows:
 
     def grow(self) -> None:
         """Double the number of new tokens that a window needs at least, up to a whole chunk."""
-        self.least = min(2 * self.least, self.chunk)
+        self.min_chunk = min(2 * self.min_chunk, self.max_chunk)
 
     def push(self, speech_tokens: list[int], last: bool = False) -> list[Window]:
         """The windows that `speech_tokens` complete; with `last` also the rest of the turn."""
