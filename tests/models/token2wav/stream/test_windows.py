@@ -92,6 +92,17 @@ def test_small_min_chunk_gives_early_windows():
     assert windows.push([6, 7], last=True) == [Window((3, 4, 5, 6, 7), True)]
 
 
+def test_grow_doubles_min_chunk_up_to_a_whole_chunk():
+    windows = TokenWindows(min_chunk=10)
+    sizes = [windows.min_chunk]
+    for _ in range(3):
+        windows.grow()
+        sizes.append(windows.min_chunk)
+    assert sizes == [10, 20, 25, 25]
+    assert windows.push(list(range(24))) == []
+    assert windows.push([24]) == [Window((*SILENCE, *range(25)), False)]
+
+
 def test_unit_in_two_pushes_is_two_windows():
     """A few early tokens and then the rest of the second, or all tokens of a second at once."""
     windows, speech_tokens = TokenWindows(min_chunk=5), tuple(range(100, 185))
