@@ -299,7 +299,7 @@ class Error(FromServer):
 
     type: Literal["error"] = "error"
     error: Annotated[str, AfterValidator(clean)] = Field(description="text for people")
-    code: ErrorCode | str = Field(ErrorCode.INTERNAL, description="code for programs, one of those below")
+    code: ErrorCode | str = Field(ErrorCode.INTERNAL, description="code for programs; see [Errors](#errors)")
 
     @computed_field(description="the same as `error`")  # type: ignore[prop-decorator]
     @property
