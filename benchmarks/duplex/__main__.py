@@ -1,8 +1,8 @@
-"""The duplex engine measured in one run: units, many sessions, correctness, start, and every switch by itself.
+"""Unit benchmark of the duplex engine: latency, live sessions, correctness, start time, and each setting by itself.
 
-Each engine has a process of its own, one after the other, all with the same random weights. `python -m
-benchmarks.duplex --help` lists the options; README.md says how to read the tables. Knows what is run in which order.
-Does not measure, nor load anything.
+Each engine runs in its own process, one after the other, all with the same random weights. `python -m
+benchmarks.duplex --help` lists the options; README.md explains the tables. Contains the order of the processes. Does
+not measure.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,16 +24,16 @@ from benchmarks import report
 from benchmarks.compile_options import TOGGLES, WAYS
 from benchmarks.duplex.correctness import COMPARED_SLOTS
 from benchmarks.duplex.engine import EngineSpec
-from benchmarks.duplex.process import Found, Processes
-from benchmarks.duplex.tables import lines, summary, toggle_table
-from benchmarks.duplex.verdicts import verdict_lines, verdicts
+from benchmarks.duplex.process import JobRunner, JsonDict
+from benchmarks.duplex.tables import format_process, summary, toggle_table
+from benchmarks.duplex.verdicts import format_verdicts, verdicts
 from worker.config.compile import TARGETS
 
 PARTS = ("latency", "sessions", "correctness", "start", "toggles")
 CORRECT_SLOTS, CORRECT_ROWS = 8, 2560
-STEPS = ("against_eager", "identity")  # of correctness, that a process which is cut short need not do again
-# What may differ between the commands of one result: how far each goes, and where it writes.
-FREE = {
+RESUMABLE_STEPS = ("against_eager", "identity")  # steps of `correctness` that a killed process need not repeat
+# Settings that may differ between the commands of one result: extent and output paths.
+UNCHECKED_ON_RESUME = {
     "parts",
     "toggles",
     "toggle_limit_s",
@@ -45,7 +45,7 @@ FREE = {
     "folder",
     "resume",
 }
-MIN_S = 15.0  # with less left no process is begun: it would not get through its imports
+MIN_PROCESS_S = 15.0  # no process starts with less time left: importing takes longer
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -55,73 +55,95 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--config", choices=("tiny", "real"), default="tiny", help="real: released size, random weights"
     )
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--parts", type=_names(PARTS), default=PARTS[:-1], help=f"some of {','.join(PARTS)}, or all")
-    parser.add_argument("--way", choices=WAYS, help="what is measured; default: ours on a GPU, eager on a CPU")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="end after so many seconds")
-    parser.add_argument("--json", type=Path, help="write all results here, anew whenever there is one more")
-    parser.add_argument("--summary", type=Path, help="write the few figures of this run here; null: not measured")
-    parser.add_argument("--folder", type=Path, help="kernels and results on their way, kept; default: a temporary one")
-    parser.add_argument("--resume", type=Path, help="go on with this result of an earlier command, same settings")
-    parser.add_argument("--cache-dir", type=Path, help="kernels, as they are there and kept; default: fresh ones")
-    parser.add_argument("--no-warm-up", action="store_true", help="starts without the conversation that ends them")
+    parser.add_argument(
+        "--parts", type=_name_list(PARTS), default=PARTS[:-1], help=f"some of {','.join(PARTS)}, or all"
+    )
+    parser.add_argument("--way", choices=WAYS, help="how the engine runs; default: ours on a GPU, eager on a CPU")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="end after this many seconds")
+    parser.add_argument("--json", type=Path, help="write all results to this file, after each result")
+    parser.add_argument("--summary", type=Path, help="write the key figures to this file; null: not measured")
+    parser.add_argument(
+        "--folder", type=Path, help="keep kernels and intermediate results here; default: a temporary folder"
+    )
+    parser.add_argument("--resume", type=Path, help="continue this result of an earlier command with the same settings")
+    parser.add_argument(
+        "--cache-dir", type=Path, help="use and keep the compiled kernels in this folder; default: compile anew"
+    )
+    parser.add_argument("--no-warm-up", action="store_true", help="start engines without the warm-up conversation")
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")
-    parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voices' prompts there is room for")
-    parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="pictures in each unit")
+    parser.add_argument("--voices-s", type=float, default=12.0, help="seconds of voice prompts that fit")
+    parser.add_argument("--frames", type=int, choices=(0, 1), default=1, help="images in each unit")
     parser.add_argument("--units", type=int, default=60, help="latency: units timed in each mode")
-    parser.add_argument("--context", type=int, default=1000, help="latency: rows a conversation begins with")
-    parser.add_argument("--sessions", type=_numbers, default=(1, 4, 8, 16, 32, 64), help="numbers of live sessions")
-    parser.add_argument("--seconds", type=float, default=8.0, help="sessions: measured in each row")
-    parser.add_argument("--warm-seconds", type=float, default=2.0, help="sessions: before that")
-    parser.add_argument("--contexts", type=_numbers, default=(1000, 3000), help="sessions: shortest and longest prompt")
-    parser.add_argument("--claim-units", type=int, default=3000, help="sessions: least units of the number claimed")
-    parser.add_argument("--claim-seconds", type=float, default=60.0, help="sessions: longest that takes")
+    parser.add_argument(
+        "--context", type=int, default=1000, help="latency: context rows at the start of a conversation"
+    )
+    parser.add_argument("--sessions", type=_number_list, default=(1, 4, 8, 16, 32, 64), help="numbers of live sessions")
+    parser.add_argument("--seconds", type=float, default=8.0, help="sessions: measured seconds of each row")
+    parser.add_argument("--warm-seconds", type=float, default=2.0, help="sessions: seconds before the measurement")
+    parser.add_argument(
+        "--contexts",
+        type=_number_list,
+        default=(1000, 3000),
+        help="sessions: context rows of the shortest and longest prompt",
+    )
+    parser.add_argument("--claim-units", type=int, default=3000, help="sessions: units that confirm the served number")
+    parser.add_argument(
+        "--claim-seconds", type=float, default=60.0, help="sessions: longest duration of the confirming run"
+    )
     parser.add_argument("--correct-units", type=int, default=50, help="correctness: units of a conversation")
     parser.add_argument("--region-units", type=int, default=2, help="correctness: units whose regions are compared")
-    parser.add_argument("--region-limit-s", type=float, default=90.0, help="correctness: no call compared after that")
     parser.add_argument(
-        "--toggles", type=_names(TOGGLES), default=TOGGLES, help=f"some of {','.join(TOGGLES)}; default: all"
+        "--region-limit-s", type=float, default=90.0, help="correctness: seconds after which no call is compared"
+    )
+    parser.add_argument(
+        "--toggles", type=_name_list(TOGGLES), default=TOGGLES, help=f"some of {','.join(TOGGLES)}; default: all"
     )
     parser.add_argument("--toggle-units", type=int, default=20, help="toggles: units timed in each mode")
-    parser.add_argument("--toggle-limit-s", type=float, default=150.0, help="toggles: longest that one process takes")
-    parser.add_argument("--all-shapes", action="store_true", help="toggles: all sizes of a worker, not those of a unit")
-    parser.add_argument("--targets", type=_names(TARGETS), help="toggles: compile only these; default: each way's")
-    parser.add_argument("--no-cached", action="store_true", help="toggles: no second start from the cache")
+    parser.add_argument("--toggle-limit-s", type=float, default=150.0, help="toggles: time limit of one process")
+    parser.add_argument(
+        "--all-shapes", action="store_true", help="toggles: all buckets of a worker, not only those of a unit"
+    )
+    parser.add_argument(
+        "--targets", type=_name_list(TARGETS), help="toggles: compile only these targets; default: each way's"
+    )
+    parser.add_argument("--no-cached", action="store_true", help="toggles: skip the second start from the cache")
     options = parser.parse_args(arguments)
     options.way = options.way or ("ours" if options.device == "cuda" else "eager")
     if options.device == "cuda" and not has_cuda:
         parser.error("--device: expected a CUDA device, got none")
     try:
-        options.earlier = _earlier(options)
+        options.earlier = _load_earlier(options)
     except (OSError, ValueError) as error:
         parser.error(f"--resume: {error}")
     return options
 
 
-def _earlier(options: argparse.Namespace) -> Found | None:
-    """The result to go on with. Raises: ValueError if it is not of these settings and this torch."""
+def _load_earlier(options: argparse.Namespace) -> JsonDict | None:
+    """The result that `--resume` names. Raises: ValueError if its settings or torch version differ."""
     if options.resume is None:
         return None
     earlier = json.loads(options.resume.read_text(encoding="utf-8"))
     now, before = json.loads(json.dumps(_settings(options))), earlier["settings"]
-    differing = [name for name in now if name not in FREE and now[name] != before.get(name)]
+    differing = [name for name in now if name not in UNCHECKED_ON_RESUME and now[name] != before.get(name)]
     if differing:
-        told = ", ".join(f"{name} {before.get(name)}" for name in differing)
-        raise ValueError(f"expected the settings of {options.resume}, {told}; got others")
+        expected = ", ".join(f"{name} {before.get(name)}" for name in differing)
+        got = ", ".join(f"{name} {now[name]}" for name in differing)
+        raise ValueError(f"{options.resume}: expected {expected}, got {got}")
     if earlier["environment"]["torch"] != torch.__version__:
         raise ValueError(f"expected torch {earlier['environment']['torch']}, got {torch.__version__}")
     return earlier
 
 
-def _settings(options: argparse.Namespace) -> Found:
+def _settings(options: argparse.Namespace) -> JsonDict:
     values = {name: value for name, value in vars(options).items() if name != "earlier"}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _number_list(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in text.split(",")}))
 
 
-def _names(known: Sequence[str]) -> Any:
+def _name_list(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     def names(text: str) -> tuple[str, ...]:
         given = tuple(known) if text == "all" else tuple(text.split(","))
         if unknown := [name for name in given if name not in known]:
@@ -132,24 +154,24 @@ def _names(known: Sequence[str]) -> Any:
 
 
 class BenchRun:
-    """One run under way."""
+    """One run: its processes, results and remaining time."""
 
     def __init__(self, options: argparse.Namespace, command: list[str], folder: Path):
-        self._options, self._folder, self._began = options, folder, time.monotonic()
-        self._processes = Processes(folder)
-        self._told: set[str] = set()
-        self._before_s = 0.0
+        self._options, self._folder, self._started_at = options, folder, time.monotonic()
+        self._processes = JobRunner(folder)
+        self._printed: set[str] = set()
+        self._earlier_wall_s = 0.0
         now = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "torch": torch.__version__,
         }
         if options.earlier is not None:
-            self.result: Found = {"resumed": [], **options.earlier, "left_out": []}
-            self._before_s = self.result["wall_s"]
+            self.result: JsonDict = {"resumed": [], **options.earlier, "left_out": []}
+            self._earlier_wall_s = self.result["wall_s"]
             before = self.result["settings"]
             parts = [part for part in PARTS if part in (*before["parts"], *options.parts)]
             self.result["settings"] = {**before, "parts": parts}
-            done = [name for name, found in self.result["processes"].items() if _is_over(found)]
+            done = [name for name, found in self.result["processes"].items() if _is_finished(found)]
             self.result["resumed"].append({"command": command, "done_before": done, **now})
             return
         self.result = {
@@ -161,23 +183,23 @@ class BenchRun:
             "left_out": [],
         }
 
-    def run(self) -> Found:
-        """All parts, the most telling first."""
+    def run(self) -> JsonDict:
+        """Run all parts, the most informative first."""
         try:
-            self._serving("latency", 1, {"n_units": self._options.units, "context": self._options.context})
-            self._serving("sessions", max(self._options.sessions), self._plan())
+            self._run_serving_part("latency", 1, {"n_units": self._options.units, "context": self._options.context})
+            self._run_serving_part("sessions", max(self._options.sessions), self._load_plan())
             if "correctness" in self._options.parts:
-                self._correctness()
+                self._run_correctness()
             if "toggles" in self._options.parts:
-                self._toggles()
+                self._run_toggles()
         finally:
             for name in self.result["processes"]:
-                self._tell(name)
+                self._print_process(name)
             self._save()
-            self._end()
+            self._print_summary()
         return self.result
 
-    def _plan(self) -> Found:
+    def _load_plan(self) -> JsonDict:
         options = self._options
         return {
             "counts": options.sessions,
@@ -188,81 +210,89 @@ class BenchRun:
             "claim_s": options.claim_seconds,
         }
 
-    def _serving(self, part: str, slots: int, asked: Found) -> None:
-        """A part, and the starts of its engine if they are asked for: the part itself then starts from the cache."""
+    def _run_serving_part(self, part: str, slots: int, part_options: JsonDict) -> None:
+        """Run a part. With `start`, start once with an empty cache first; the part then uses that cache."""
         starts = "start" in self._options.parts
-        measures = part in self._options.parts or part in self._found(part)
-        if measures and self._found(part).get("part") == "start":
-            self.result["processes"].pop(part)  # an earlier command has only started it
-        spec = self._spec(self._options.way, slots)
+        measures = part in self._options.parts or part in self._process_result(part)
+        if measures and self._process_result(part).get("part") == "start":
+            self.result["processes"].pop(part)  # an earlier command measured only the start
+        spec = self._engine_spec(self._options.way, slots)
         cache = self._folder / part
         if starts:
             cold = f"cold {part}"
-            if not (_is_over(self._found(part)) or cache.exists()):
-                self.result["processes"].pop(cold, None)  # its kernels are gone, from which the part is to start
-            if not _is_over(self._found(cold)):
-                self.result["processes"].pop(part, None)  # it did not start from them
-            self._process(cold, {"part": "start", "spec": spec}, cache, is_cold=True)
+            if not (_is_finished(self._process_result(part)) or cache.exists()):
+                self.result["processes"].pop(cold, None)  # the part starts from these kernels, which are gone
+            if not _is_finished(self._process_result(cold)):
+                self.result["processes"].pop(part, None)  # it started from other kernels
+            self._run_process(cold, {"part": "start", "spec": spec}, cache, is_cold=True)
         elif self._options.cache_dir is not None:
             cache = self._options.cache_dir.resolve()
         if measures:
-            job = {"part": part, "spec": spec, "options": {**asked, "n_frames": self._options.frames}}
-            self._process(part, job, cache)
+            job = {"part": part, "spec": spec, "options": {**part_options, "n_frames": self._options.frames}}
+            self._run_process(part, job, cache)
         elif starts:
-            self._process(part, {"part": "start", "spec": spec}, cache)
+            self._run_process(part, {"part": "start", "spec": spec}, cache)
 
-    def _correctness(self) -> None:
+    def _run_correctness(self) -> None:
         options = self._options
         cache = options.cache_dir.resolve() if options.cache_dir else self._folder / "sessions"
         is_gpu = options.device == "cuda"
         slots = CORRECT_SLOTS if is_gpu else COMPARED_SLOTS
         rows = min(CORRECT_ROWS, options.llm_len)
-        asked: Found = {
+        part_options: JsonDict = {
             "n_units": options.correct_units,
             "region_units": options.region_units,
             "region_limit_s": options.region_limit_s,
             "reference": None,
         }
-        eager = self._spec("eager", slots, llm_len=rows, warms_up=False)
-        found = self._process("reference", {"part": "reference", "spec": eager, "options": asked}, cache)
+        eager = self._engine_spec("eager", slots, llm_len=rows, warms_up=False)
+        found = self._run_process("reference", {"part": "reference", "spec": eager, "options": part_options}, cache)
         if "told" in found:
-            asked["reference"] = str(self._folder / "reference.json")
+            part_options["reference"] = str(self._folder / "reference.json")
             report.write_json(self._folder / "reference.json", {"told": found["told"]})
-        spec = self._spec(options.way, slots, llm_len=rows, warms_up=False)
-        done = {key: self._found("correctness")[key] for key in STEPS if key in self._found("correctness")}
-        job = {"part": "correctness", "spec": spec, "options": {**asked, "done": done}}
-        self._process("correctness", job, cache)
-        # The sizes that compared units have, and no more: compiling them is most of what this takes.
-        wide = {"config": "tiny", "dtype": "float32", "llm_len": rows, "warms_up": False, "unit_shapes": is_gpu}
+        spec = self._engine_spec(options.way, slots, llm_len=rows, warms_up=False)
+        done = {
+            key: self._process_result("correctness")[key]
+            for key in RESUMABLE_STEPS
+            if key in self._process_result("correctness")
+        }
+        job = {"part": "correctness", "spec": spec, "options": {**part_options, "done": done}}
+        self._run_process("correctness", job, cache)
+        # Only the buckets of the compared units: compilation takes most of the time.
+        float32 = {"config": "tiny", "dtype": "float32", "llm_len": rows, "warms_up": False, "unit_shapes": is_gpu}
         slots = min(slots, COMPARED_SLOTS)
-        spec = self._spec("eager" if options.way == "eager" else "float32", slots, plain=True, **wide)
-        self._process("float32", {"part": "regions", "spec": spec, "options": asked}, self._folder / "float32")
+        spec = self._engine_spec("eager" if options.way == "eager" else "float32", slots, plain=True, **float32)
+        self._run_process(
+            "float32", {"part": "regions", "spec": spec, "options": part_options}, self._folder / "float32"
+        )
         if is_gpu and options.way != "eager":
-            spec = self._spec("float32-kernels", slots, **wide)
-            job = {"part": "regions", "spec": spec, "options": asked}
-            self._process("float32 kernels", job, self._folder / "float32-kernels")
+            spec = self._engine_spec("float32-kernels", slots, **float32)
+            job = {"part": "regions", "spec": spec, "options": part_options}
+            self._run_process("float32 kernels", job, self._folder / "float32-kernels")
 
-    def _toggles(self) -> None:
-        """All ways, then starts from the caches of those that got through."""
+    def _run_toggles(self) -> None:
+        """Run all ways, then start again from the cache of each complete one."""
         options = self._options
         sizes = {"unit_shapes": not options.all_shapes, "targets": options.targets}
-        specs = {name: self._spec(name, 1, **sizes) for name in options.toggles}
+        specs = {name: self._engine_spec(name, 1, **sizes) for name in options.toggles}
         is_kept = options.cache_dir is not None
         for name, spec in specs.items():
-            asked = {"n_units": options.toggle_units, "context": options.context, "n_frames": options.frames}
-            job = {"part": "latency", "spec": spec, "options": asked, "is_kept": is_kept}
-            self._process(f"toggle {name}", job, self._cache_of(name), options.toggle_limit_s, is_cold=not is_kept)
+            part_options = {"n_units": options.toggle_units, "context": options.context, "n_frames": options.frames}
+            job = {"part": "latency", "spec": spec, "options": part_options, "is_kept": is_kept}
+            self._run_process(
+                f"toggle {name}", job, self._toggle_cache(name), options.toggle_limit_s, is_cold=not is_kept
+            )
         for name, spec in specs.items():
             is_compiled = WAYS[name].compile.get("enabled", True) and not (options.no_cached or is_kept)
-            is_whole = self._found(f"toggle {name}").get("is_complete") and self._cache_of(name).exists()
+            is_whole = self._process_result(f"toggle {name}").get("is_complete") and self._toggle_cache(name).exists()
             if is_compiled and is_whole:
                 job = {"part": "start", "spec": spec}
-                self._process(f"cached {name}", job, self._cache_of(name), options.toggle_limit_s)
+                self._run_process(f"cached {name}", job, self._toggle_cache(name), options.toggle_limit_s)
 
-    def _cache_of(self, way: str) -> Path:
+    def _toggle_cache(self, way: str) -> Path:
         return (self._options.cache_dir or self._folder).resolve() / f"toggle-{way}"
 
-    def _spec(self, way: str, slots: int, **more: Any) -> Found:
+    def _engine_spec(self, way: str, slots: int, **more: Any) -> JsonDict:
         options = self._options
         given = {
             "config": options.config,
@@ -273,53 +303,53 @@ class BenchRun:
         }
         return asdict(EngineSpec(device=options.device, way=way, slots=slots, **given))
 
-    def _found(self, name: str) -> Found:
+    def _process_result(self, name: str) -> JsonDict:
         return self.result["processes"].get(name, {})
 
-    def _process(
-        self, name: str, job: Found, cache: Path, limit_s: float = float("inf"), *, is_cold: bool = False
-    ) -> Found:
-        """What a process has found, now or in an earlier command. is_cold: its folder of kernels has to be empty."""
-        if _is_over(found := self._found(name)):
+    def _run_process(
+        self, name: str, job: JsonDict, cache: Path, limit_s: float = float("inf"), *, is_cold: bool = False
+    ) -> JsonDict:
+        """Result of a process, of an earlier command or run now. is_cold: empty its kernel cache first."""
+        if _is_finished(found := self._process_result(name)):
             return found
-        left = self._options.budget_s - (time.monotonic() - self._began)
-        if left < MIN_S:
+        left = self._options.budget_s - (time.monotonic() - self._started_at)
+        if left < MIN_PROCESS_S:
             self.result["left_out"].append(name)
             self._save()
             return {}
         if is_cold:
             shutil.rmtree(cache, ignore_errors=True)
-        print(f"{time.monotonic() - self._began:7.1f} s  {name}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - self._started_at:7.1f} s  {name}", file=sys.stderr, flush=True)
         job = {"options": {}, **job}
 
-        def tell(found: Found) -> None:
+        def on_result(found: JsonDict) -> None:
             kept = {"is_kept": True} if job.get("is_kept") else {}
             self.result["processes"][name] = {"part": job["part"], **kept, **job["options"].get("done", {}), **found}
             self.result["environment"].update(found.pop("environment", {}))
             self._save()
 
-        found = self._processes.run(job, cache, min(left, limit_s, 1e6), tell)
-        # It was the command that ended, not the process at a limit of its own: the next command runs it again.
+        found = self._processes.run(job, cache, min(left, limit_s, 1e6), on_result)
+        # Killed by the command's budget rather than by its own limit: the next command runs it again.
         found["process"]["is_cut"] = bool(found["process"]["killed"]) and left < limit_s
-        tell(found)
-        self._tell(name)
+        on_result(found)
+        self._print_process(name)
         return found
 
-    def _tell(self, name: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            print("\n".join(lines(name, self.result["processes"][name])), flush=True)
+    def _print_process(self, name: str) -> None:
+        if name not in self._printed:
+            self._printed.add(name)
+            print("\n".join(format_process(name, self.result["processes"][name])), flush=True)
 
-    def _end(self) -> None:
-        told = toggle_table(self.result["processes"])
-        told += verdict_lines(self.result)
-        told += [f"resumed by: {' '.join(one['command'])}" for one in self.result["resumed"]]
-        told += [f"left out for lack of time: {name}" for name in self.result["left_out"]]
-        told += [f"{name}: {value}" for name, value in summary(self.result).items()]
-        print("\n".join(told), flush=True)
+    def _print_summary(self) -> None:
+        lines = toggle_table(self.result["processes"])
+        lines += format_verdicts(self.result)
+        lines += [f"resumed by: {' '.join(one['command'])}" for one in self.result["resumed"]]
+        lines += [f"left out for lack of time: {name}" for name in self.result["left_out"]]
+        lines += [f"{name}: {value}" for name, value in summary(self.result).items()]
+        print("\n".join(lines), flush=True)
 
     def _save(self) -> None:
-        self.result["wall_s"] = self._before_s + time.monotonic() - self._began
+        self.result["wall_s"] = self._earlier_wall_s + time.monotonic() - self._started_at
         self.result["verdicts"] = verdicts(self.result)
         if self._options.json is not None:
             report.write_json(self._options.json, self.result)
@@ -327,15 +357,15 @@ class BenchRun:
             report.write_json(self._options.summary, summary(self.result))
 
 
-def _is_over(found: Found) -> bool:
-    """Whether a process has ended by itself or at a limit of its own."""
+def _is_finished(found: JsonDict) -> bool:
+    """Whether a process has ended by itself or at its own limit."""
     return "process" in found and not found["process"].get("is_cut")
 
 
-def main(arguments: list[str] | None = None) -> Found:
+def main(arguments: list[str] | None = None) -> JsonDict:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    # Told to end, it still ends its processes and says what it has found.
+    # On SIGTERM the run still kills its processes and prints its results.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command = ["python", "-m", "benchmarks.duplex", *arguments]
     if options.folder is not None:

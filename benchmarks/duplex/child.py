@@ -1,6 +1,6 @@
 """The process of one part of the unit benchmark: `python -m benchmarks.duplex.child JOB.json`.
 
-Loads libraries as a worker's process does; `duplex_job` does the rest. Started by `benchmarks.duplex`.
+Imports libraries with the same garbage-collector settings as a worker; `benchmarks.duplex.job` runs the job.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""Whether what is fast is also right: the same words as eager, the same bits twice, and nothing of the neighbours.
+"""Correctness of the measured engine: tokens as in eager, identical repeated runs, no influence between sessions.
 
-Text is greedy. A word that is fed follows from the one that was chosen, so that one other choice changes everything
-after it, as in use; against eager, where one rounding may turn a choice, eager's words are fed, so that all choices are
-compared and the first that differs is known. Knows sessions and choices. Does not know regions (`region_errors`).
+Text is decoded greedily. Each fed token depends on the token chosen before, so one different choice changes everything
+after it. Rounding may flip a choice between the engine and eager; in that comparison eager's tokens are fed, so that
+all choices are compared. Contains sessions and choices; `region_errors` compares the regions' tensors.
 """
 
 import hashlib
@@ -12,27 +12,29 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks import report
-from benchmarks.duplex.engine import Running, Weights
-from benchmarks.duplex.region_errors import doubled, in_short
+from benchmarks.duplex.bench_sessions import LISTEN, SPEAK, BenchSession, SyntheticMedia, run_units
+from benchmarks.duplex.engine import RunningEngine, Weights
+from benchmarks.duplex.region_errors import compare_calls, short_error
 from benchmarks.duplex.region_slots import paired_slots
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, Talker, converse
 from worker.assembly.parts import EngineParts
+from worker.loop.duplex_job import DuplexJob
 from worker.loop.observer import Observer
 
 WATCHED = "watched"
-SPEAKING, PERIOD, WORDS = 3, 5, 8  # units that speak, of so many, and their words
-KEPT = 20  # logits of a choice that are kept for comparison
+N_SPEAKING, PERIOD, N_TEXT = 3, 5, 8  # speaking units of each period, and their text tokens
+TOP_LOGITS = 20  # largest logits of a choice that are recorded
 CONTEXT = 300
 NEIGHBOURS = 7
-COMPARED_SLOTS = 4  # sessions at most whose regions are compared at once
-COMPARING_BYTES = 10 * 10**9  # what comparing takes of a GPU besides: copies of slots, differences in float64
+COMPARED_SLOTS = 4  # maximum sessions in a comparison of regions
+COMPARING_BYTES = 10 * 10**9  # GPU memory of the comparison: copies of slots, differences in float64
 
 
 @dataclass
 class Choice:
-    """What the sampler answered. ids, logits: the likeliest tokens, before penalties."""
+    """A token that the sampler chose. ids, logits: the tokens with the largest logits, before penalties."""
 
     unit: int
     step: int
@@ -42,28 +44,48 @@ class Choice:
 
 
 @dataclass
-class Told:
-    """All that a session came to. sounds: a digest for each unit, in text."""
+class Transcript:
+    """Output of one session.
+
+    speech_tokens: of each speech call. sounds: hex digest of each unit's PCM.
+    """
 
     choices: list[Choice] = field(default_factory=list)
     speech_tokens: list[list[int]] = field(default_factory=list)
     sounds: list[str] = field(default_factory=list)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "choices": [asdict(choice) for choice in self.choices],
+            "codes": self.speech_tokens,
+            "sounds": self.sounds,
+        }
 
-class Choices(Observer):
-    """Who speaks when is given, the words are the sampler's. feeds: tokens to go on with instead, by unit and step."""
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Transcript":
+        return cls([Choice(**choice) for choice in data["choices"]], data["codes"], data["sounds"])
+
+
+class ChoiceRecorder(Observer):
+    """Records the sampler's choices of the watched session, while a script decides which units speak.
+
+    Attributes:
+        transcript: output of the watched session.
+        forced_tokens: tokens to feed instead of the choices, by unit and step.
+        own_logits: logits of the chosen and the forced token where they differ, by unit and step.
+    """
 
     def __init__(self) -> None:
-        self.told = Told()
-        self.feeds: dict[tuple[int, int], int] = {}
-        self.own: dict[tuple[int, int], dict[int, float]] = {}  # logits of tokens asked for, by unit and step
-        self._logits: dict[int, Any] = {}
+        self.transcript = Transcript()
+        self.forced_tokens: dict[tuple[int, int], int] = {}
+        self.own_logits: dict[tuple[int, int], dict[int, float]] = {}
+        self._logits: dict[int, Tensor | None] = {}
 
-    def watch(self, running: Running) -> None:
-        """Keep the logits that the loop does not hand on."""
-        duplex = running.parts.duplex
+    def record_logits(self, running: RunningEngine) -> None:
+        """Record the logits, which the loop does not pass to observers."""
+        unit_steps = running.parts.duplex
 
-        def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(slots: Sequence[int], *arguments: Any, **named: Any) -> Any:
                 chosen = method(slots, *arguments, **named)
                 self._logits = {slot: one.logits for slot, one in zip(slots, chosen, strict=True)}
@@ -71,9 +93,9 @@ class Choices(Observer):
 
             return call
 
-        duplex.feed, duplex.step = watched(duplex.feed), watched(duplex.step)
+        unit_steps.feed, unit_steps.step = recorded(unit_steps.feed), recorded(unit_steps.step)
 
-    def token_sampled(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: DuplexJob, token: int) -> int:
         if session.startswith("warm-up"):
             return token
         if session.startswith((LISTEN, SPEAK)):
@@ -81,76 +103,84 @@ class Choices(Observer):
         unit, step = job.session.n_decided, len(job.decoder.all_ids)
         chosen = token
         if session == WATCHED:
-            chosen = self.feeds.get((unit, step), token)
-            self._note(job.slot, unit, step, token, chosen)
-        return _scripted(job, chosen, listens=unit % PERIOD >= SPEAKING, ends=unit % PERIOD == SPEAKING - 1)
+            chosen = self.forced_tokens.get((unit, step), token)
+            self._record(job.slot, unit, step, token, chosen)
+        return _scripted(job, chosen, listens=unit % PERIOD >= N_SPEAKING, ends=unit % PERIOD == N_SPEAKING - 1)
 
-    def _note(self, slot: int, unit: int, step: int, token: int, expected: int) -> None:
+    def _record(self, slot: int, unit: int, step: int, token: int, expected: int) -> None:
         choice = Choice(unit, step, token)
         if (logits := self._logits.get(slot)) is not None:
-            best = logits.float().topk(min(KEPT, logits.shape[-1]))
+            best = logits.float().topk(min(TOP_LOGITS, logits.shape[-1]))
             choice.ids, choice.logits = best.indices.tolist(), best.values.tolist()
             if token != expected:
-                self.own[unit, step] = {one: float(logits[one]) for one in (token, expected)}
-        self.told.choices.append(choice)
+                self.own_logits[unit, step] = {one: float(logits[one]) for one in (token, expected)}
+        self.transcript.choices.append(choice)
 
-    def speech_call_ended(self, session: str, start: int, rows: Any, least: int, speech_tokens: list[int]) -> None:
+    def speech_call_ended(
+        self, session: str, start: int, rows: Tensor, min_tokens: int, speech_tokens: list[int]
+    ) -> None:
         if session == WATCHED:
-            self.told.speech_tokens.append(list(speech_tokens))
+            self.transcript.speech_tokens.append(list(speech_tokens))
 
 
-def _scripted(job: Any, token: int, *, listens: bool, ends: bool = False) -> int:
-    """A letter that follows from the token, where words are due: whatever a random model says can be spelled so."""
+def _scripted(job: DuplexJob, token: int, *, listens: bool, ends: bool = False) -> int:
+    """The control token that the script requires, or a letter derived from `token`, which every vocabulary contains."""
     ids, n = job.language.control_tokens, len(job.decoder.all_ids)
     if listens:
         return ids.listen
     if n == 0:
         return ids.speak
-    if n <= WORDS:
+    if n <= N_TEXT:
         return ord("a") + token % 26
-    return ids.turn_eos if ends and n == WORDS + 1 else ids.chunk_eos
+    return ids.turn_eos if ends and n == N_TEXT + 1 else ids.chunk_eos
 
 
-def conversation(
-    running: Running,
-    choices: Choices,
+def run_conversation(
+    running: RunningEngine,
+    choices: ChoiceRecorder,
     n_units: int,
     *,
     neighbours: int = 0,
-    feeds: Sequence[Choice] = (),
+    forced: Sequence[Choice] = (),
     n_frames: int = 1,
     speaks: bool = True,
-) -> Told:
-    """What the watched session comes to.
+) -> Transcript:
+    """Run a conversation and return the watched session's transcript.
 
     Args:
-        feeds: of an earlier one, whose tokens are fed. speaks: draw codes and make sound; no word hangs on either.
+        n_units: units of each session.
+        neighbours: further sessions that run beside it.
+        forced: choices of an earlier run, whose tokens are fed.
+        n_frames: images in each unit.
+        speaks: draw speech tokens and make sound; text does not depend on either.
     """
     report.say(f"{n_units} units{f' beside {neighbours} neighbours' if neighbours else ''}")
-    choices.told, choices.own = Told(), {}
-    choices.feeds = {(one.unit, one.step): one.token for one in feeds}
+    choices.transcript, choices.own_logits = Transcript(), {}
+    choices.forced_tokens = {(one.unit, one.step): one.token for one in forced}
     config = running.engine.config.session.model_copy(
         update={"decode_mode": "greedy", "seed": 1, "generate_audio": speaks}
     )
-    talkers = [Talker(running, WATCHED, context=CONTEXT, config=config, keeps_sound=True)]
+    sessions = [BenchSession(running, WATCHED, context=CONTEXT, config=config, keeps_sound=True)]
     for number in range(1, neighbours + 1):
         other = config.model_copy(update={"seed": 1 + number})
-        talkers.append(Talker(running, f"neighbour {number}", context=CONTEXT + number, config=other, seed=number))
-    units = converse(running, talkers, Scenes(n_frames), n_units)
-    for talker in talkers:
-        talker.close()
-    choices.told.sounds = [
+        sessions.append(
+            BenchSession(running, f"neighbour {number}", context=CONTEXT + number, config=other, seed=number)
+        )
+    units = run_units(running, sessions, SyntheticMedia(n_frames), n_units)
+    for session in sessions:
+        session.close()
+    choices.transcript.sounds = [
         hashlib.blake2b(unit.sound, digest_size=8).hexdigest() for unit in units if unit.session == WATCHED
     ]
-    return choices.told
+    return choices.transcript
 
 
-def difference(one: Told, other: Told) -> dict[str, Any]:
-    """Whether two conversations are the same, and where each kind of thing first is not."""
+def compare_runs(one: Transcript, other: Transcript) -> dict[str, Any]:
+    """Whether two transcripts are equal, and the index of the first difference by kind."""
     first = {
-        "ids": _first([c.token for c in one.choices], [c.token for c in other.choices]),
-        "codes": _first(one.speech_tokens, other.speech_tokens),
-        "sound": _first(one.sounds, other.sounds),
+        "ids": _first_difference([c.token for c in one.choices], [c.token for c in other.choices]),
+        "codes": _first_difference(one.speech_tokens, other.speech_tokens),
+        "sound": _first_difference(one.sounds, other.sounds),
     }
     at = first["ids"]
     return {
@@ -164,19 +194,22 @@ def difference(one: Told, other: Told) -> dict[str, Any]:
     }
 
 
-def against(reference: Told, told: Told, own: dict[tuple[int, int], dict[int, float]]) -> dict[str, Any]:
-    """Choices that differ from the reference's, each made after the reference's own words.
+def compare_with_reference(
+    reference: Transcript, measured: Transcript, own_logits: dict[tuple[int, int], dict[int, float]]
+) -> dict[str, Any]:
+    """Find the choices that differ from the reference's; both engines were fed the reference's tokens.
 
-    gap: by how much the engine's logit of its choice is above that of the reference's; reference_gap: the same turned
-    round in the reference. None where it is not known.
+    Returns: counts, and the differing choices. gap: the engine's logit of its own choice minus its logit of the
+        reference's choice. reference_gap: the reference's logit of its own choice minus its logit of the engine's
+        choice. None if a logit was not recorded.
     """
     expected = {(one.unit, one.step): one for one in reference.choices}
     differing = []
-    for choice in told.choices:
+    for choice in measured.choices:
         other = expected.get((choice.unit, choice.step))
         if other is None or other.token == choice.token:
             continue
-        here, there = own.get((choice.unit, choice.step), {}), dict(zip(other.ids, other.logits, strict=True))
+        here, there = own_logits.get((choice.unit, choice.step), {}), dict(zip(other.ids, other.logits, strict=True))
         differing.append(
             {
                 "unit": choice.unit,
@@ -191,9 +224,9 @@ def against(reference: Told, told: Told, own: dict[tuple[int, int], dict[int, fl
         )
     gaps = [one.logits[0] - one.logits[1] for one in reference.choices if len(one.logits) > 1]
     return {
-        "n_units": len(told.sounds),
-        "n_choices": len(told.choices),
-        "n_not_compared": len(expected.keys() ^ {(one.unit, one.step) for one in told.choices}),
+        "n_units": len(measured.sounds),
+        "n_choices": len(measured.choices),
+        "n_not_compared": len(expected.keys() ^ {(one.unit, one.step) for one in measured.choices}),
         "n_differ": len(differing),
         "first": differing[0] if differing else None,
         "differing": differing[:50],
@@ -201,87 +234,95 @@ def against(reference: Told, told: Told, own: dict[tuple[int, int], dict[int, fl
     }
 
 
-def identity(
-    running: Running,
-    choices: Choices,
+def compare_repeats(
+    running: RunningEngine,
+    choices: ChoiceRecorder,
     n_units: int,
     save: Callable[[dict[str, Any]], None],
     done: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The same conversation twice, and once more with neighbours. done: what is known of it."""
+    """Compare a conversation with its repetition, and with the same conversation beside neighbours.
+
+    done: results of an earlier process, which are not measured again.
+    """
     result = dict(done or {})
     if "with_neighbours" in result:
         return result
-    alone = conversation(running, choices, n_units)
+    alone = run_conversation(running, choices, n_units)
     if "two_runs" not in result:
-        result["two_runs"] = difference(alone, conversation(running, choices, n_units))
+        result["two_runs"] = compare_runs(alone, run_conversation(running, choices, n_units))
         save(result)
     n = min(NEIGHBOURS, running.parts.n_slots - 1)
-    beside = conversation(running, choices, n_units, neighbours=n)
-    result["with_neighbours"] = {"neighbours": n, **difference(alone, beside)}
+    beside = run_conversation(running, choices, n_units, neighbours=n)
+    result["with_neighbours"] = {"neighbours": n, **compare_runs(alone, beside)}
     save(result)
     return result
 
 
-def regions(
-    running: Running,
+def compare_regions(
+    running: RunningEngine,
     weights: Weights,
     n_units: int,
     save: Callable[[dict[str, Any]], None] = lambda found: None,
     limit_s: float = float("inf"),
 ) -> dict[str, Any]:
-    """Every region that units call, as it serves, against plain eager float32; one session, then several at once.
+    """Compare every region that units call with plain eager float32, for one session and for several at once.
 
     Args:
-        save: given all of it after each unit. limit_s: calls that come later are not compared.
-    Returns: {regions: errors by number of sessions, table and region, regions_left_out: what was not compared, if
-        anything, narrow: of the narrow twin, None where float32 is served: {dtype, error: why there is none}}.
+        n_units: units whose calls are compared.
+        save: called with the result after each unit.
+        limit_s: seconds after which calls are not compared.
+    Returns: {regions, regions_left_out, narrow}. regions: errors by number of sessions, table and region.
+        regions_left_out: description of what was not compared, or empty. narrow: {dtype, error} of the twin in the
+        served dtype; error: why it was not built. narrow is None if the engine serves float32.
     """
-    begun, found, left_out = time.monotonic(), {}, []
-    report.say("the twin in float32")
+    started_at, found, left_out = time.monotonic(), {}, []
+    report.say("building the float32 twin")
     wide = replace(running.spec, way="eager", dtype="float32", plain=True)
-    twin = weights.wide().parts(wide, wide.engine_config())
+    twin = weights.float32_copy().parts(wide, wide.engine_config())
     assert not (twin.model.kernels or twin.vocoder.regions.kernels), "expected a reference without kernels"
-    narrow, of_narrow = _narrow(running, weights, twin)
+    narrow, narrow_facts = _make_narrow_twin(running, weights, twin)
     counts = sorted({1, min(COMPARED_SLOTS, running.parts.n_slots)})
     for n_sessions in counts:
-        with doubled(running.parts, twin, limit_s - (time.monotonic() - begun), narrow) as tables:
-            for n_done in _units(running, n_sessions, n_units):
+        with compare_calls(running.parts, twin, limit_s - (time.monotonic() - started_at), narrow) as tables:
+            for n_done in _run_compared_units(running, n_sessions, n_units):
                 found[str(n_sessions)] = {
                     table: {name: asdict(one) for name, one in named.items()}
                     for table, named in tables.errors().items()
                 }
-                whole = n_done == n_units and not tables.n_left_out
-                told = f"{n_sessions} at once: {n_done} of {n_units} units, {tables.n_left_out} calls not compared"
+                is_complete = n_done == n_units and not tables.n_left_out
+                progress = f"{n_sessions} at once: {n_done} of {n_units} units, {tables.n_left_out} calls not compared"
                 rest = [f"{n} at once" for n in counts if n > n_sessions]
-                unfinished = [*left_out, *([] if whole else [told]), *rest]
-                save({"regions": found, "regions_left_out": ", ".join(unfinished), "narrow": of_narrow})
-        left_out += [] if whole else [told]
-    report.say("regions are compared")
-    return {"regions": found, "regions_left_out": ", ".join(left_out), "narrow": of_narrow}
+                unfinished = [*left_out, *([] if is_complete else [progress]), *rest]
+                save({"regions": found, "regions_left_out": ", ".join(unfinished), "narrow": narrow_facts})
+        left_out += [] if is_complete else [progress]
+    report.say("regions compared")
+    return {"regions": found, "regions_left_out": ", ".join(left_out), "narrow": narrow_facts}
 
 
-def _narrow(running: Running, weights: Weights, twin: EngineParts) -> tuple[EngineParts | None, dict[str, str] | None]:
-    """Plain eager in the type that is served. Returns: it, and what `regions` says of it."""
+def _make_narrow_twin(
+    running: RunningEngine, weights: Weights, twin: EngineParts
+) -> tuple[EngineParts | None, dict[str, str] | None]:
+    """The plain eager engine in the served dtype. Returns: the engine or None, and `narrow` of `compare_regions`."""
     dtype = weights.model.dtype
     if dtype == torch.float32:
         return None, None
-    told = {"dtype": str(dtype).removeprefix("torch."), "error": ""}
-    report.say(f"the twin in {told['dtype']}")
+    facts = {"dtype": str(dtype).removeprefix("torch."), "error": ""}
+    report.say(f"building the {facts['dtype']} twin")
     try:
-        _check_room(twin)
+        _check_free_memory(twin)
         spec = replace(running.spec, way="eager", plain=True)
-        narrow = weights.copied(dtype).parts(spec, spec.engine_config())
+        narrow = weights.copy_as(dtype).parts(spec, spec.engine_config())
         assert not (narrow.model.kernels or narrow.vocoder.regions.kernels), "expected a twin without kernels"
         paired_slots(running.parts, narrow)
-    except Exception as error:  # only its own figures are lost
-        told["error"] = in_short(error)
-        return None, told
-    return narrow, told
+    except Exception as error:  # the other figures do not depend on this twin
+        facts["error"] = short_error(error)
+        return None, facts
+    return narrow, facts
 
 
-def _check_room(twin: EngineParts) -> None:
-    """Raises: MemoryError if an engine half as large as this one would leave too little for comparing."""
+def _check_free_memory(twin: EngineParts) -> None:
+    """Raises: MemoryError if a second twin, half as large, would leave too little memory for the comparison."""
     device = twin.model.device
     if device.type != "cuda":
         return
@@ -294,30 +335,25 @@ def _check_room(twin: EngineParts) -> None:
         raise MemoryError(f"expected {expected / 1e9:.1f} GB of free memory, got {free / 1e9:.1f}")
 
 
-def _units(running: Running, n_sessions: int, n_units: int) -> Iterator[int]:
-    """Units of so many sessions, every second of which listens. Gives: how many are over, 0 behind the prompts."""
-    scenes, talkers = Scenes(1), []
+def _run_compared_units(running: RunningEngine, n_sessions: int, n_units: int) -> Iterator[int]:
+    """Run units of `n_sessions` sessions, every second of which listens. Yields: units done; 0 after the prompts."""
+    media, sessions = SyntheticMedia(1), []
     report.say(f"{n_sessions} at once: prompts")
     for number in range(n_sessions):
         mode = LISTEN if number % 2 else SPEAK
-        talkers.append(Talker(running, f"{mode} {number}", context=CONTEXT, seed=number))
+        sessions.append(BenchSession(running, f"{mode} {number}", context=CONTEXT, seed=number))
     yield 0
     for unit in range(n_units):
         report.say(f"{n_sessions} at once: unit {unit + 1} of {n_units}")
-        converse(running, talkers, scenes, 1, first=unit)
+        run_units(running, sessions, media, 1, first=unit)
         if unit == n_units - 1:
-            for talker in talkers:
-                talker.close()
+            for session in sessions:
+                session.close()
         yield unit + 1
 
 
-def _first(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """Index of the first entries that differ; a missing one differs. None if there are none."""
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """Index of the first difference, missing entries included; None if the sequences are equal."""
     if len(one) == len(other) and all(a == b for a, b in zip(one, other, strict=True)):
         return None
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def told_from(data: dict[str, Any]) -> Told:
-    """Back from JSON."""
-    return Told([Choice(**one) for one in data["choices"]], data["codes"], data["sounds"])

@@ -1,7 +1,6 @@
-"""An engine with random weights, started as a worker starts one: slots, compiling, warm-up, each with its seconds.
+"""Starts an engine with random weights in the same steps as a worker, and times each step.
 
-The same seed on the same device gives every process the same weights. Knows what is built and in which order. Does not
-know what is measured on it afterwards.
+The same seed on the same device gives every process the same weights. Does not contain measurements of units.
 """
 
 import time
@@ -14,7 +13,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.compile_options import WAYS
-from benchmarks.duplex.region_errors import exact
+from benchmarks.duplex.region_errors import exact_float32
 from benchmarks.timing import Ceilings, DeviceClock
 from models.checkpoint.config import load_config, load_preprocessor_config
 from models.inputs.tokens import Tokenizer
@@ -25,7 +24,7 @@ from models.random_weights import random_model
 from models.stages.region_table import Shapes
 from models.stages.state import held_bytes
 from models.token2wav.flow.flow import Flow
-from models.token2wav.hift import hift as hift_room
+from models.token2wav.hift import hift as hift_module
 from models.token2wav.hift.hift import Hift
 from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.load.random_weights import random_parts
@@ -51,20 +50,27 @@ from worker.start.warmup import WarmUpMedia, WarmUpUnit, extract, warm_up
 TINY, REAL = Path("assets/tiny"), Path("tests/data/released_config.json")
 VIDEO, REF_AUDIO = Path("assets/warmup.mp4"), Path("assets/ref_audio")
 WARM_UP_UNITS = ServiceSection.model_fields["max_warmup_chunks"].default  # as a worker has it
-PROMPT_TOKENS = 75  # three seconds of a voice's prompt
+PROMPT_TOKENS = 75  # three seconds
 WINDOW = WindowConfig()
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What to build.
+    """The engine to build.
 
-    config: `tiny` or `real`. way: of `compile_options.WAYS`. slots: sessions at most. llm_len: context rows of a slot.
-    voices_s: room for prompts of voices; all sessions have one. steps: Euler steps; None: the way's. dtype: as
-    `EngineConfig`'s. plain: no kernels of ours in the vocoder either, float32 products in float32 from the beginning.
-    unit_shapes: only the sizes that units with one picture meet, of one session or of all slots at once, where many
-    ways are compared. targets: of compiling; None: the way's.
-    warms_up: hold the worker's conversation at the start. session: further settings of sessions.
+    Attributes:
+        config: `tiny` or `real`.
+        way: key of `compile_options.WAYS`.
+        slots: maximum sessions.
+        llm_len: context rows of a slot.
+        voices_s: seconds of voice prompts that fit; all sessions share one voice.
+        steps: Euler steps; None = the way's.
+        dtype: as in `EngineConfig`.
+        plain: the vocoder runs without our kernels too, and float32 products use float32 from construction on.
+        unit_shapes: only the buckets of units with one image, for one session and for all slots at once.
+        targets: compile targets; None = the way's.
+        warms_up: run the worker's warm-up conversation at the start.
+        session: further session settings.
     """
 
     config: str = "tiny"
@@ -109,13 +115,13 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Weights:
-    """Those of the model and of the vocoder."""
+    """Weights of the model and of the vocoder."""
 
     model: OmniModel
     flow: FlowAndHift
 
     @classmethod
-    def of(cls, spec: EngineSpec) -> "Weights":
+    def create(cls, spec: EngineSpec) -> "Weights":
         device = torch.device(spec.device)
         dtype = _dtype(spec)
         if spec.config == "tiny":
@@ -124,43 +130,43 @@ class Weights:
         flow = random_parts(device=device, dtype=dtype, hift_dtype=dtype)
         return cls(random_model(load_config(REAL), device=device, dtype=dtype), flow)
 
-    def copied(self, dtype: torch.dtype) -> "Weights":
-        """The same numbers in this type, as a checkpoint is loaded in it, in modules that share nothing with these."""
+    def copy_as(self, dtype: torch.dtype) -> "Weights":
+        """The same values in `dtype`, converted as when a checkpoint is loaded, in separate modules."""
         model, device = self.model, self.model.device
-        # Kernels keep some of them on the host.
+        # With kernels some weights are on the host.
         tensors = {name: _copy(t.to(device), weight_dtype(name, dtype)) for name, t in model.state_dict().items()}
         twin = assign_weights(build_on_meta(model.config), tensors, device, dtype)
         flow, hift = self.flow.flow, self.flow.hift
         with on_meta():
             copies = Flow(flow.config), Hift(hift.config)
         flows = {name: _copy(t, dtype) for name, t in flow.state_dict().items()}
-        hifts = {name: _copy(t, hift_room.weight_dtype(name, dtype)) for name, t in hift.state_dict().items()}
+        hifts = {name: _copy(t, hift_module.weight_dtype(name, dtype)) for name, t in hift.state_dict().items()}
         sound = FlowAndHift(
             assign_weights(copies[0], flows, device, dtype), assign_weights(copies[1], hifts, device, dtype)
         )
         return Weights(twin, sound)
 
-    def wide(self) -> "Weights":
-        """`copied` in float32."""
-        return self.copied(torch.float32)
+    def float32_copy(self) -> "Weights":
+        """`copy_as` float32."""
+        return self.copy_as(torch.float32)
 
     def parts(self, spec: EngineSpec, config: EngineConfig) -> EngineParts:
-        """Slots around them."""
+        """Assemble an engine's parts with these weights."""
         shapes = vocoder_shapes = None
         if spec.unit_shapes:
-            # As the worker has them: kernels read what is valid, compiled layers all of a size.
+            # As in the worker: kernels read only valid rows, compiled layers read the whole bucket.
             lengths = {"kv": (8192,), "speech_kv": (4096,)}
             if not wants_kernels(config.compile, self.model.device):
                 lengths = {"kv": (2048, 8192), "speech_kv": (512, 4096)}
             batch = tuple(sorted({1, spec.slots}))
             shapes = Shapes(batch=batch, slices=batch, patches=(1088,), spoken=(24,), tokens=(24,), **lengths)
             vocoder_shapes = VocoderShapes(batch=batch, columns=(512,))
-        tokenizer, pictures = Tokenizer.load(TINY), load_preprocessor_config(TINY)
-        with exact() if spec.plain else nullcontext():
+        tokenizer, preprocessor = Tokenizer.load(TINY), load_preprocessor_config(TINY)
+        with exact_float32() if spec.plain else nullcontext():
             return assemble(
                 self.model,
                 tokenizer,
-                pictures,
+                preprocessor,
                 self.flow,
                 config,
                 shapes=shapes,
@@ -170,9 +176,11 @@ class Weights:
 
 
 @dataclass
-class Running:
-    """An engine that serves. start: seconds of each phase and what compiling came to; its `total_s` leaves the weights
-    out. counts: when it was ready.
+class RunningEngine:
+    """A started engine.
+
+    start: seconds of each phase and the compile result; `total_s` excludes loading weights. counts: compile counts when
+    the engine became ready.
     """
 
     spec: EngineSpec
@@ -186,44 +194,45 @@ class Running:
     def device(self) -> torch.device:
         return self.parts.model.device
 
-    def late(self) -> dict[str, int]:
-        """What compiling has added since the engine was ready."""
+    def compile_counts_since_ready(self) -> dict[str, int]:
+        """Compile counts added since the engine became ready."""
         return asdict(count(self.parts).since(self.counts))
 
-    def settle(self) -> None:
-        """Until all that was asked of the engine is done, closing of units included."""
+    def wait_idle(self) -> None:
+        """Wait until the engine has run all earlier commands, including closing units."""
         self.engine.submit(lambda: None).result()
 
 
 def measure_ceilings(spec: EngineSpec) -> Ceilings:
-    """What the device copies and multiplies in a second, in the type of the spec."""
+    """Copy and matmul throughput of the device, in the dtype of the spec."""
     return DeviceClock(torch.device(spec.device)).ceilings(_dtype(spec))
 
 
 def start(
     spec: EngineSpec, launched: float, cache: Path, *, observer: Observer | None = None, weights: Weights | None = None
-) -> Running:
+) -> RunningEngine:
     """Build and start an engine.
 
     Args:
-        launched: `time.time()` when the process began. cache: where torch was told to keep kernels. weights: None:
-            made here.
+        launched: `time.time()` at the start of the process.
+        cache: folder of torch's kernel cache.
+        weights: None = created here.
     """
     config = spec.engine_config()
     seconds = {"process": time.time() - launched}
-    begun = time.perf_counter()
+    lap_start = time.perf_counter()
 
     def lap(phase: str) -> None:
-        nonlocal begun
+        nonlocal lap_start
         if spec.device == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
-        seconds[phase], begun = now - begun, now
+        seconds[phase], lap_start = now - lap_start, now
 
-    prefetch_triton(config.compile, torch.device(spec.device))  # both as a worker does, before it loads weights
+    prefetch_triton(config.compile, torch.device(spec.device))  # as in a worker, before the weights are loaded
     prefetch_compiler(config.compile, torch.device(spec.device))
     lap("head_start")
-    weights = weights or Weights.of(spec)
+    weights = weights or Weights.create(spec)
     lap("weights")
     parts = weights.parts(spec, config)
     lap("slots")
@@ -262,11 +271,11 @@ def start(
         "bytes_of_a_voice_second": FRAMES_PER_SECOND * _voice_frame_bytes(parts),
         "peak_memory": report.peak_memory(parts.model.device),
     }
-    return Running(spec, parts, engine, voice, facts, count(parts))
+    return RunningEngine(spec, parts, engine, voice, facts, count(parts))
 
 
 def device_used(device: torch.device) -> int | None:
-    """Bytes in use on the whole device, the driver's own included; None without a GPU."""
+    """Bytes in use on the whole device, including the driver's; None without a GPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -274,7 +283,7 @@ def device_used(device: torch.device) -> int | None:
 
 
 def make_voice(config: FlowConfig, seed: int = 0) -> Voice:
-    """Nobody's."""
+    """A random voice with a prompt of three seconds."""
     generator = torch.Generator().manual_seed(seed)
     speech_tokens = torch.randint(0, config.vocab_size, (PROMPT_TOKENS,), generator=generator)
     mel = torch.randn(2 * PROMPT_TOKENS, config.n_mels, generator=generator)
@@ -284,18 +293,18 @@ def make_voice(config: FlowConfig, seed: int = 0) -> Voice:
 def _compile(parts: EngineParts, config: EngineConfig, folder: Path) -> CompileResult:
     if not config.compile.enabled:
         return compile_engine(parts, config)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     cache = CompileCache.open(folder, cache_facts(parts, config.compile))
     result = compile_engine(parts, config, is_warm=cache.has_everything)
     freeze_heap()
-    cache.record(result.hits, result.misses, time.perf_counter() - begun, is_whole=result.is_whole)
+    cache.record(result.hits, result.misses, time.perf_counter() - started_at, is_whole=result.is_whole)
     return result
 
 
 def _warm_up_units(spec: EngineSpec) -> tuple[list[WarmUpUnit], str]:
-    """What the worker's own conversation hears. Returns: why it is not held too, if it is not."""
+    """Input of the worker's warm-up conversation. Returns: units, and why there are none, or empty."""
     if not spec.warms_up:
-        return [], "left out"
+        return [], "skipped"
     try:
         return extract(VIDEO, WARM_UP_UNITS), ""
     except MediaError as error:
@@ -303,29 +312,29 @@ def _warm_up_units(spec: EngineSpec) -> tuple[list[WarmUpUnit], str]:
 
 
 def _warm_up(engine: Engine, voice: Voice, units: list[WarmUpUnit]) -> None:
-    """The worker's own conversation."""
+    """Run the worker's warm-up conversation."""
     sound = next(iter(sorted(REF_AUDIO.glob("*.wav"))), None)
     warm_up(engine, WarmUpMedia(VIDEO, sound), voice=lambda _: voice, units=units)
 
 
 def _not_captured(parts: EngineParts) -> list[str]:
-    """Regions that units call and that have no CUDA graph."""
+    """Regions that units call and that were not captured."""
     tables = (parts.duplex.runner.regions, parts.vocoder.regions)
     return [name for name in SERVING for table in tables if name in table.table and name not in table.captured]
 
 
 def _row_bytes(parts: EngineParts) -> int:
-    """Of one more context row in every slot, scratch slots included."""
+    """Bytes of one more context row in every slot, including the scratch slot."""
     cache = parts.duplex.state.llm
     return held_bytes((*cache.k, *cache.v)) // cache.k[0].shape[2]
 
 
 def _voice_frame_bytes(parts: EngineParts) -> int:
-    """Of one more mel frame for voices, which all of them share."""
+    """Bytes of one more mel frame in the storage that all voices share."""
     state = parts.vocoder.state
-    of_dit = sum(rows.nbytes for rows in state.dit_rows) // state.dit_table.n_rows
-    of_tokens = state.token_rows.nbytes // state.token_table.n_rows // FRAMES_PER_TOKEN
-    return of_dit + state.mel_rows.nbytes // state.mel_table.n_rows + of_tokens
+    dit_bytes = sum(rows.nbytes for rows in state.dit_rows) // state.dit_table.n_rows
+    token_bytes = state.token_rows.nbytes // state.token_table.n_rows // FRAMES_PER_TOKEN
+    return dit_bytes + state.mel_rows.nbytes // state.mel_table.n_rows + token_bytes
 
 
 def _dtype(spec: EngineSpec) -> torch.dtype:

@@ -1,6 +1,6 @@
-"""The least one unit can take on a device: its regions' own floors, one after the other.
+"""Lower bound of one unit's time on a device: the sum of its regions' lower bounds.
 
-Knows how often a unit runs each region. Does not measure.
+Contains how often a unit runs each region. Does not measure.
 """
 
 from benchmarks.model.floors import work_of
@@ -12,26 +12,30 @@ from models.token2wav.settings import FRAMES_PER_TOKEN
 from worker.assembly.parts import EngineParts
 
 SPEECH_TOKENS = 25
-FED_TOKENS = 9  # speak and eight tokens of text
+FED_TOKENS = 9  # the speak token and eight text tokens
 PROMPT_FRAMES = 150
-SPEECH_ROWS = 512  # of a turn, held; a second adds 36
-ROWS, ROWS_WITH_PICTURE = 16, 96  # that a unit's prefill is padded to
+SPEECH_ROWS = 512  # cache rows held by a turn; one second adds 36
+ROWS, ROWS_WITH_IMAGE = 16, 96  # padded sizes of a unit's prefill
 
 
 def unit_floor(
     parts: EngineParts, ceilings: Ceilings, *, speaks: bool, batch: int, context: int, n_frames: int, steps: int
 ) -> float:
-    """Milliseconds: the sum over regions of the longer of copying and multiplying, for `batch` sessions at once.
+    """Milliseconds for `batch` sessions at once: the sum over regions of max(copy time, multiply time).
 
-    context: rows each of them holds. n_frames: pictures in a unit, 0 or 1. steps: Euler steps.
+    Args:
+        speaks: the unit decodes text and makes sound.
+        context: context rows that each session holds.
+        n_frames: images in a unit, 0 or 1.
+        steps: Euler steps.
     """
     regions = parts.duplex.runner.regions
     kv = {"batch": batch, "kv": context}
-    # One code at a time, whatever number of steps a call of the region makes.
+    # Counted one speech token at a time; a call of the region may make several steps.
     speech = {"batch": batch, "kv": SPEECH_ROWS}
     runs: list[tuple[str, Bucket, int]] = [
         ("audio_unit", {"batch": batch}, 1),
-        ("unit_prefill", {**kv, "rows": ROWS_WITH_PICTURE if n_frames else ROWS}, 1),
+        ("unit_prefill", {**kv, "rows": ROWS_WITH_IMAGE if n_frames else ROWS}, 1),
     ]
     if n_frames:
         runs.append(("vision", {"slices": batch, "patches": regions.shapes.patches[0]}, 1))
@@ -48,7 +52,7 @@ def unit_floor(
         rate = ceilings.matmul["float64" if work.is_float64 else dtype]
         total += times * 1e3 * max((work.weights + work.state) / ceilings.copy, work.flops / rate)
     if speaks and parts.vocoder is not None:
-        seen = PROMPT_FRAMES + HISTORY_FRAMES
-        sound = chunk_work(parts.vocoder.parts, batch, steps, FRAMES_PER_TOKEN * SPEECH_TOKENS, seen)
+        attended = PROMPT_FRAMES + HISTORY_FRAMES
+        sound = chunk_work(parts.vocoder.parts, batch, steps, FRAMES_PER_TOKEN * SPEECH_TOKENS, attended)
         total += sound.floor_ms(ceilings, dtype)
     return total

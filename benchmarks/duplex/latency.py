@@ -1,6 +1,6 @@
-"""One session, one unit after the other: how long LISTEN and SPEAK units take, by stage, and what they need at least.
+"""Latency of LISTEN and SPEAK units of one session, by stage, with their lower bounds.
 
-Contexts grow as in a conversation. Knows modes, rows and floors. Does not know how an engine starts.
+Units run one after the other, so the context grows as in a conversation. Does not start engines.
 """
 
 import logging
@@ -10,36 +10,50 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.duplex.engine import Running, device_used
+from benchmarks.duplex.bench_sessions import (
+    LISTEN,
+    SPEAK,
+    STAGES,
+    BenchSession,
+    SentUnit,
+    SyntheticMedia,
+    percentiles,
+    run_units,
+)
+from benchmarks.duplex.engine import RunningEngine, device_used
 from benchmarks.duplex.floor import unit_floor
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, STAGES, Scenes, SentUnit, Talker, converse, percentiles
 from benchmarks.timing import Ceilings
 
 LOG = logging.getLogger(__name__)
-CONVERSATION = 30  # units that count; then the next conversation begins, before its window slides
-UNCOUNTED = 3
+CONVERSATION_UNITS = 30  # timed units of one conversation; a new one starts before the window slides
+WARM_UP_UNITS = 3  # of each conversation, not timed
 
 
-def latency(
-    running: Running, *, n_units: int, context: int, n_frames: int, save: Callable[[dict[str, Any]], None]
+def measure_latency(
+    running: RunningEngine, *, n_units: int, context: int, n_frames: int, save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """n_units: of each mode. context: rows at the beginning.
+    """Time the units of both modes.
 
-    Returns: {rows, memory}, given to `save` after each row.
+    Args:
+        n_units: timed units of each mode.
+        context: context rows at the start of a conversation.
+        n_frames: images in each unit.
+        save: called with the result after each mode.
+    Returns: {rows, memory}.
     """
-    scenes, result = Scenes(n_frames), {"rows": [], "memory": {"ready": running.start["peak_memory"]}}
+    media, result = SyntheticMedia(n_frames), {"rows": [], "memory": {"ready": running.start["peak_memory"]}}
     if running.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(running.device)
     for mode in (LISTEN, SPEAK):
-        result["rows"].append(_row(running, mode, n_units, context, scenes))
+        result["rows"].append(_measure_row(running, mode, n_units, context, media))
         result["memory"]["serving"] = report.peak_memory(running.device)
         result["memory"]["device_used_bytes"] = device_used(running.device)
         save(result)
     return result
 
 
-def add_floors(found: dict[str, Any], running: Running, ceilings: Ceilings, n_frames: int) -> None:
-    """What the device needs for each row at least, at the mean context it was measured with."""
+def add_floors(found: dict[str, Any], running: RunningEngine, ceilings: Ceilings, n_frames: int) -> None:
+    """Add the lower bound to each row, at the mean context of its units."""
     steps = running.spec.n_steps
     for row in found["rows"]:
         speaks, context = row["mode"] == SPEAK, sum(row["llm_rows"]) // 2
@@ -47,21 +61,25 @@ def add_floors(found: dict[str, Any], running: Running, ceilings: Ceilings, n_fr
             row["floor_ms"] = unit_floor(
                 running.parts, ceilings, speaks=speaks, batch=1, context=context, n_frames=n_frames, steps=steps
             )
-        except (AttributeError, KeyError, TypeError):  # a count that lags behind the model must not cost the others
-            LOG.exception("no floor")
+        except (AttributeError, KeyError, TypeError):  # an outdated count must not discard the measured rows
+            LOG.exception("%s: lower bound not computed", row["mode"])
 
 
-def _row(running: Running, mode: str, n_units: int, context: int, scenes: Scenes) -> dict[str, Any]:
+def _measure_row(
+    running: RunningEngine, mode: str, n_units: int, context: int, media: SyntheticMedia
+) -> dict[str, Any]:
     units: list[SentUnit] = []
-    before = running.late()
+    before = running.compile_counts_since_ready()
     while len(units) < n_units:
-        talker = Talker(running, f"{mode} {len(units)}", context=context)
-        converse(running, [talker], scenes, UNCOUNTED)
-        units += converse(running, [talker], scenes, min(CONVERSATION, n_units - len(units)), first=UNCOUNTED)
-        talker.close()
+        session = BenchSession(running, f"{mode} {len(units)}", context=context)
+        run_units(running, [session], media, WARM_UP_UNITS)
+        units += run_units(
+            running, [session], media, min(CONVERSATION_UNITS, n_units - len(units)), first=WARM_UP_UNITS
+        )
+        session.close()
     times = {stage: [getattr(unit.result.times, stage) for unit in units] for stage in STAGES}
     rows = [unit.result.context_len for unit in units]
-    late = running.late()
+    late = running.compile_counts_since_ready()
     n_sound = [unit.n_samples for unit in units]
     return {
         "mode": mode,

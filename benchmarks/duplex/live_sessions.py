@@ -1,8 +1,8 @@
-"""Many live sessions: each sends a unit every second on a real clock, half of them are spoken to, half only heard.
+"""Load of many live sessions: each sends a unit every second in real time, every second session listens, the others
+speak.
 
-Phases are spread over the second and contexts over a range; windows slide as they do by default. A unit's time runs
-from the moment it was due, so that whoever sends late counts against us. Knows schedules, deadlines and counts. Does
-not know how an engine starts.
+Send times are spread over the second and context lengths over a range; windows slide with the default settings. A
+unit's time starts when it is due, so late sending counts as latency. Does not start engines.
 """
 
 import heapq
@@ -18,24 +18,30 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.duplex.engine import Running, device_used
-from benchmarks.duplex.gpu_busy import Busy
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK, Scenes, SentUnit, Talker, percentiles
+from benchmarks.duplex.bench_sessions import LISTEN, SPEAK, BenchSession, SentUnit, SyntheticMedia, percentiles
+from benchmarks.duplex.engine import RunningEngine, device_used
+from benchmarks.duplex.utilization import UtilizationMeter
 
 LOG = logging.getLogger(__name__)
 DEADLINE_MS = 1000.0
-MAX_MISSES = 1e-3  # of a row's units, for its sessions to count as served
-SENDERS = 4
-GIVEN_UP_S = 12.0  # behind: the row is over, it cannot catch up
+MAX_MISSES = 1e-3  # share of late units below which a number of sessions counts as served
+SEND_THREADS = 4
+MAX_PENDING_UNITS = 12  # of one session; beyond it the row ends as overloaded
 DRAIN_S = 15.0
-SECONDS_A_SESSION = 0.25  # to open and close one with a long prompt
+SESSION_SETUP_S = 0.25  # to open and close a session with a long prompt
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """counts: sessions of each row. seconds, warm_s: measured, and before that. contexts: rows of the shortest and of
-    the longest prompt. n_frames: pictures in a unit. claim_units: the least that the claimed number is measured with,
-    for claim_s seconds at most.
+    """The load to measure.
+
+    Attributes:
+        counts: number of sessions of each row.
+        seconds, warm_s: measured seconds, and seconds before them.
+        contexts: context rows of the shortest and of the longest prompt.
+        n_frames: images in a unit.
+        claim_units: units with which the largest served number of sessions is measured again.
+        claim_s: longest duration of that run.
     """
 
     counts: Sequence[int]
@@ -47,26 +53,29 @@ class LoadPlan:
     claim_s: float = 60.0
 
 
-def many_sessions(
-    running: Running, plan: LoadPlan, *, left_s: Callable[[], float], save: Callable[[dict[str, Any]], None]
+def measure_sessions(
+    running: RunningEngine, plan: LoadPlan, *, left_s: Callable[[], float], save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Each number of sessions once; the largest that is served again, for as long as `claim_units` take. If it is not
-    served then, the next smaller one that is, until one stands.
+    """Measure each number of sessions once, then the largest served number again over `claim_units`.
 
-    Returns: {rows, left_out, failed, claim}, given to `save` after each row. claim: {sessions, units, is_long}, the
-    number served, its units, and whether they are as many as asked or took as long as they may. left_s: seconds that
-    may still be used.
+    If the second run is not served, the next smaller served number is measured again, until one is confirmed.
+
+    Args:
+        left_s: returns the seconds that remain for this part.
+        save: called with the result after each row.
+    Returns: {rows, left_out, failed, claim}. claim: {sessions, units, is_long}, the number served, its units, and
+        whether they reach `claim_units` or come from a second run.
     """
     result: dict[str, Any] = {"rows": [], "left_out": [], "failed": [], "claim": None}
 
     def run(n: int, seconds: float) -> dict[str, Any] | None:
-        if left_s() < seconds + plan.warm_s + SECONDS_A_SESSION * n:
+        if left_s() < seconds + plan.warm_s + SESSION_SETUP_S * n:
             result["left_out"].append(f"{n} sessions for {seconds:.0f} s")
             return None
         try:
-            return _row(running, replace(plan, seconds=seconds), n)
-        except Exception as error:  # out of memory, for one: smaller numbers are not lost for it
-            LOG.exception("%d sessions", n)
+            return _measure_row(running, replace(plan, seconds=seconds), n)
+        except Exception as error:  # for example out of memory: the rows of smaller numbers stay valid
+            LOG.exception("measuring %d sessions failed", n)
             result["failed"].append(f"{n} sessions: {type(error).__name__}: {error}"[:300])
             return None
 
@@ -75,30 +84,30 @@ def many_sessions(
             result["rows"].append(row)
             save(result)
     rows = result["rows"]
-    while (place := _claimed(rows)) is not None and not _is_long(rows[place], plan):
-        n = rows[place]["sessions"]
+    while (index := _claimed_row(rows)) is not None and not _is_claim_complete(rows[index], plan):
+        n = rows[index]["sessions"]
         if (row := run(n, min(plan.claim_units / n, plan.claim_s))) is None:
             break
-        row["first_run"], rows[place] = rows[place], row
+        row["first_run"], rows[index] = rows[index], row
         save(result)
-    if place is not None:
-        row = rows[place]
-        result["claim"] = {"sessions": row["sessions"], "units": row["n"], "is_long": _is_long(row, plan)}
+    if index is not None:
+        row = rows[index]
+        result["claim"] = {"sessions": row["sessions"], "units": row["n"], "is_long": _is_claim_complete(row, plan)}
     save(result)
     return result
 
 
-def _claimed(rows: Sequence[dict[str, Any]]) -> int | None:
-    """Place of the row whose number of sessions counts as served."""
-    return next((at for at, row in enumerate(rows) if row["sessions"] == sessions_ok(rows)), None)
+def _claimed_row(rows: Sequence[dict[str, Any]]) -> int | None:
+    """Index of the row with the largest served number of sessions."""
+    return next((index for index, row in enumerate(rows) if row["sessions"] == max_served_sessions(rows)), None)
 
 
-def _is_long(row: dict[str, Any], plan: LoadPlan) -> bool:
+def _is_claim_complete(row: dict[str, Any], plan: LoadPlan) -> bool:
     return "first_run" in row or row["n"] >= plan.claim_units
 
 
-def sessions_ok(rows: Sequence[dict[str, Any]]) -> int:
-    """The largest number of sessions with less than MAX_MISSES, all smaller numbers that were measured too."""
+def max_served_sessions(rows: Sequence[dict[str, Any]]) -> int:
+    """Largest number of sessions below MAX_MISSES for which all smaller measured numbers are too."""
     served = 0
     for row in sorted(rows, key=lambda row: row["sessions"]):
         if row["miss_rate"] >= MAX_MISSES:
@@ -107,53 +116,55 @@ def sessions_ok(rows: Sequence[dict[str, Any]]) -> int:
     return served
 
 
-def _row(running: Running, plan: LoadPlan, n: int) -> dict[str, Any]:
+def _measure_row(running: RunningEngine, plan: LoadPlan, n: int) -> dict[str, Any]:
     if running.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(running.device)
-    talkers: list[Talker] = []
+    sessions: list[BenchSession] = []
     try:
         done: queue.SimpleQueue[SentUnit] = queue.SimpleQueue()
         for number in range(n):
             mode = LISTEN if number % 2 else SPEAK
             context = plan.contexts[0] + (plan.contexts[1] - plan.contexts[0]) * number // max(n - 1, 1)
             config = running.engine.config.session.model_copy(update={"seed": number})
-            talkers.append(Talker(running, f"{mode} {number}", context=context, config=config, seed=number, done=done))
-        return _measured(running, plan, talkers)
+            sessions.append(
+                BenchSession(running, f"{mode} {number}", context=context, config=config, seed=number, done=done)
+            )
+        return _measure(running, plan, sessions)
     finally:
-        for talker in talkers:
-            talker.close()
+        for session in sessions:
+            session.close()
 
 
-def _measured(running: Running, plan: LoadPlan, talkers: Sequence[Talker]) -> dict[str, Any]:
-    running.settle()
-    before = running.late()
-    sender = _Sender(talkers, Scenes(plan.n_frames), plan)
+def _measure(running: RunningEngine, plan: LoadPlan, sessions: Sequence[BenchSession]) -> dict[str, Any]:
+    running.wait_idle()
+    before = running.compile_counts_since_ready()
+    generator = _LoadGenerator(sessions, SyntheticMedia(plan.n_frames), plan)
     thread = next((one for one in threading.enumerate() if one.name == "engine"), None)
-    sender.begin()
-    sender.wait_until(sender.begun + plan.warm_s)
-    with Busy(running.device, thread) as busy:
-        sender.wait_until(sender.begun + plan.warm_s + plan.seconds)
-    sender.end()
-    _drain(talkers)
-    late = running.late()
+    generator.start()
+    generator.wait_until(generator.started_at + plan.warm_s)
+    with UtilizationMeter(running.device, thread) as busy:
+        generator.wait_until(generator.started_at + plan.warm_s + plan.seconds)
+    generator.stop()
+    _drain(sessions)
+    late = running.compile_counts_since_ready()
     return {
-        "sessions": len(talkers),
-        **_outcome(sender.measured(), sender),
+        "sessions": len(sessions),
+        **_row_figures(generator.measured_units(), generator),
         "busy": busy.report(),
         "peak_memory": report.peak_memory(running.device),
         "device_used_bytes": device_used(running.device),
         "late": {name: late[name] - before[name] for name in late},
-        "is_overloaded": sender.is_overloaded,
+        "is_overloaded": generator.is_overloaded,
     }
 
 
-def _drain(talkers: Sequence[Talker]) -> None:
+def _drain(sessions: Sequence[BenchSession]) -> None:
     until = time.monotonic() + DRAIN_S
-    while time.monotonic() < until and any(talker.n_waiting for talker in talkers):
+    while time.monotonic() < until and any(session.n_waiting for session in sessions):
         time.sleep(0.02)
 
 
-def _outcome(units: list[SentUnit], sender: "_Sender") -> dict[str, Any]:
+def _row_figures(units: list[SentUnit], generator: "_LoadGenerator") -> dict[str, Any]:
     totals = [unit.total_ms for unit in units]
     missed = sum(total is None or total > DEADLINE_MS for total in totals)
     speaking = [unit for unit in units if unit.session.startswith(SPEAK)]
@@ -177,66 +188,66 @@ def _outcome(units: list[SentUnit], sender: "_Sender") -> dict[str, Any]:
         "samples_per_spoken_unit": sum(spoken) / len(spoken) if spoken else None,
         "n_codes": sorted({unit.result.n_speech_tokens for unit in ended if unit.session.startswith(SPEAK)}),
         "llm_rows": [min(rows), max(rows)] if rows else None,
-        "send_late_ms": percentiles(sender.late_ms),
-        "send_ms": percentiles(sender.send_ms),
+        "send_late_ms": percentiles(generator.late_ms),
+        "send_ms": percentiles(generator.send_ms),
     }
 
 
-class _Sender:
-    """Sends what is due: one thread keeps the clock, a few cut pictures and hand units over."""
+class _LoadGenerator:
+    """Sends units when they are due: one thread keeps the schedule, a pool prepares and sends the units."""
 
-    def __init__(self, talkers: Sequence[Talker], scenes: Scenes, plan: LoadPlan):
-        self._talkers, self._scenes, self._plan = talkers, scenes, plan
+    def __init__(self, sessions: Sequence[BenchSession], media: SyntheticMedia, plan: LoadPlan):
+        self._sessions, self._media, self._plan = sessions, media, plan
         self._units: list[SentUnit] = []
-        self._is_over = threading.Event()
+        self._stopped = threading.Event()
         self._failure: BaseException | None = None
         self.late_ms: list[float] = []
         self.send_ms: list[float] = []
         self.is_overloaded = False
 
-    def begin(self) -> None:
-        self.begun = time.monotonic() + 0.1
-        self._pool = ThreadPoolExecutor(SENDERS, thread_name_prefix="send")
+    def start(self) -> None:
+        self.started_at = time.monotonic() + 0.1
+        self._pool = ThreadPoolExecutor(SEND_THREADS, thread_name_prefix="send")
         self._thread = threading.Thread(target=self._run, name="clock", daemon=True)
         self._thread.start()
 
     def wait_until(self, moment: float) -> None:
-        """Or until the row is given up."""
-        self._is_over.wait(max(moment - time.monotonic(), 0))
+        """Wait until `moment`, or until the load is stopped as overloaded."""
+        self._stopped.wait(max(moment - time.monotonic(), 0))
 
-    def end(self) -> None:
-        """Raises: what a unit could not be sent for."""
-        self._is_over.set()
+    def stop(self) -> None:
+        """Stop sending. Raises: the error with which a send failed."""
+        self._stopped.set()
         self._thread.join()
         self._pool.shutdown()
         if self._failure is not None:
             raise self._failure
 
-    def measured(self) -> list[SentUnit]:
-        """Units that were due in the measured stretch."""
-        begin = self.begun + self._plan.warm_s
+    def measured_units(self) -> list[SentUnit]:
+        """Units that were due in the measured span."""
+        begin = self.started_at + self._plan.warm_s
         return [unit for unit in self._units if begin <= unit.due < begin + self._plan.seconds]
 
     def _run(self) -> None:
-        n, last = len(self._talkers), self.begun + self._plan.warm_s + self._plan.seconds
-        due = [(self.begun + number / n, number, 0) for number in range(n)]
+        n, last = len(self._sessions), self.started_at + self._plan.warm_s + self._plan.seconds
+        due = [(self.started_at + number / n, number, 0) for number in range(n)]
         heapq.heapify(due)
-        while due and not self._is_over.wait(max(due[0][0] - time.monotonic(), 0)):
+        while due and not self._stopped.wait(max(due[0][0] - time.monotonic(), 0)):
             moment, number, unit = heapq.heappop(due)
             self._pool.submit(self._send, moment, number, unit)
             if moment + 1 < last:
                 heapq.heappush(due, (moment + 1, number, unit + 1))
-            if self._talkers[number].n_waiting > GIVEN_UP_S:
+            if self._sessions[number].n_waiting > MAX_PENDING_UNITS:
                 self.is_overloaded = True
-                self._is_over.set()
+                self._stopped.set()
 
     def _send(self, due: float, number: int, unit: int) -> None:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         try:
-            sent = self._talkers[number].send(self._scenes.sound(unit, number), self._scenes.pictures, due)
+            sent = self._sessions[number].send(self._media.audio(unit, number), self._media.images, due)
         except BaseException as error:
             self._failure = error
             return
         self._units.append(sent)
-        self.late_ms.append(1e3 * (begun - due))
-        self.send_ms.append(1e3 * (time.monotonic() - begun))
+        self.late_ms.append(1e3 * (started_at - due))
+        self.send_ms.append(1e3 * (time.monotonic() - started_at))

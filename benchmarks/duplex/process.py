@@ -1,6 +1,6 @@
-"""Runs one job of the unit benchmark in a process of its own, with kernel caches of its own and a time limit.
+"""Runs each job of the unit benchmark in a separate process with its own kernel cache and a time limit.
 
-Knows processes and files. Does not know what is measured.
+Contains processes and result files. Does not contain measurements.
 """
 
 import json
@@ -15,27 +15,30 @@ from pathlib import Path
 from typing import Any
 
 POLL_S = 0.5
-STDERR = 2  # the file, whatever has taken the place of sys.stderr
+STDERR = 2  # the file descriptor; sys.stderr may be replaced
 ROOT = Path(__file__).resolve().parents[2]
 
-Found = dict[str, Any]
+JsonDict = dict[str, Any]
 
 
-class Processes:
-    """All processes of a run, one after the other. folder: where jobs and results lie while they run."""
+class JobRunner:
+    """Runs the processes of a benchmark one after the other. folder: contains job and result files during a run."""
 
     def __init__(self, folder: Path):
         self._folder, self._n = folder, 0
 
-    def run(self, job: Found, cache: Path, limit_s: float, tell: Callable[[Found], None]) -> Found:
-        """Run a job to its end or its limit.
+    def run(self, job: JsonDict, cache: Path, limit_s: float, on_result: Callable[[JsonDict], None]) -> JsonDict:
+        """Run a job until it ends or reaches its limit.
 
-        Args: cache: folder of kernels. tell: given what the process has written, each time it has.
-        Returns: what it wrote last, `process` added: {seconds, status} and why it ended if not by itself.
+        Args:
+            cache: folder of compiled kernels.
+            limit_s: seconds after which the process is killed.
+            on_result: called with the process's result file whenever it has changed.
+        Returns: the last result file, with `process` added: {seconds, status, killed}; killed: the reason, or empty.
         """
         self._n += 1
         out, launched = self._folder / f"{self._n}.out.json", time.time()
-        out.unlink(missing_ok=True)  # of an earlier command in this folder
+        out.unlink(missing_ok=True)  # may remain from an earlier command in this folder
         file = self._folder / f"{self._n}.job.json"
         file.write_text(
             json.dumps({**job, "out": str(out), "cache": str(cache), "launched": launched, "limit_s": limit_s})
@@ -44,44 +47,44 @@ class Processes:
         environment = {
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "TRITON_CACHE_DIR": str(cache / "triton" / "0"),  # where a worker has them
+            "TRITON_CACHE_DIR": str(cache / "triton" / "0"),  # as in a worker
             "PYTHONUNBUFFERED": "1",
         }
         command = [sys.executable, "-m", "benchmarks.duplex.child", str(file)]
-        # Tables go to our standard output, all a process says to standard error; its group ends with it.
+        # Only tables go to standard output, so the child writes to standard error. It has its own process group.
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=STDERR, start_new_session=True)
-        seen, why = 0, ""
+        last_mtime, reason = 0, ""
         try:
             while process.poll() is None:
-                seen = _look(out, seen, tell)
+                last_mtime = _poll(out, last_mtime, on_result)
                 if time.time() - launched > limit_s:
-                    why = f"killed at its limit of {limit_s:.0f} s"
+                    reason = f"killed at its limit of {limit_s:.0f} s"
                     break
                 time.sleep(POLL_S)
         finally:
-            _kill(process)
-        found = _read(out)
-        found["process"] = {"seconds": time.time() - launched, "status": process.returncode, "killed": why}
-        tell(found)
+            _kill_group(process)
+        found = _read_result(out)
+        found["process"] = {"seconds": time.time() - launched, "status": process.returncode, "killed": reason}
+        on_result(found)
         return found
 
 
-def _look(out: Path, seen: int, tell: Callable[[Found], None]) -> int:
+def _poll(out: Path, last_mtime: int, on_result: Callable[[JsonDict], None]) -> int:
     try:
-        now = out.stat().st_mtime_ns
+        mtime = out.stat().st_mtime_ns
     except FileNotFoundError:
-        return seen
-    if now != seen:
-        tell(_read(out))
-    return now
+        return last_mtime
+    if mtime != last_mtime:
+        on_result(_read_result(out))
+    return mtime
 
 
-def _read(out: Path) -> Found:
+def _read_result(out: Path) -> JsonDict:
     return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """The process and whatever it has started, compilers for one."""
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process and its children, for example compilers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,6 +1,6 @@
-"""What sessions own in an engine, as far as it counts where two engines are compared.
+"""Slot tensors of an engine, without the scratch rows that two engines may fill differently.
 
-Knows slots, caches and which rows are nobody's. Does not know regions, nor what is compared.
+Contains slots, caches and scratch rows. Does not contain regions or comparisons.
 """
 
 from collections.abc import Sequence
@@ -16,39 +16,44 @@ from worker.assembly.parts import EngineParts
 
 @dataclass(frozen=True)
 class SlotTensors:
-    """What sessions own in one engine. whole: tensors as they are. caches: those whose rows are looked at as far as
-    they are held. n: slots of them that count. scratch: the slot that rows of padding name.
+    """Slot tensors of one engine.
+
+    Attributes:
+        whole: tensors that are compared entirely.
+        caches: caches of which only the held rows are compared.
+        n_slots: slots of the caches that are compared.
+        scratch: index of the slot that padding rows use.
     """
 
     whole: list[Tensor]
     caches: list[KVCache] = field(default_factory=list)
-    n: int = 0
+    n_slots: int = 0
     scratch: int = -1
 
     def held(self) -> list[int]:
-        """Most rows that a slot of each cache holds; the host waits for it."""
+        """Largest number of rows held in a slot of each cache; synchronizes with the device."""
         if not self.caches:
             return []
-        return torch.stack([cache.lengths[: self.n].max() for cache in self.caches]).tolist()
+        return torch.stack([cache.lengths[: self.n_slots].max() for cache in self.caches]).tolist()
 
     def views(self, n_rows: Sequence[int]) -> list[Tensor]:
-        """All of it, caches up to so many rows each."""
+        """All tensors; of each cache the first `n_rows` rows."""
         rows = [
-            tensor[: self.n, :, :most]
-            for cache, most in zip(self.caches, n_rows, strict=True)
+            tensor[: self.n_slots, :, :limit]
+            for cache, limit in zip(self.caches, n_rows, strict=True)
             for tensor in (*cache.k, *cache.v)
         ]
         return [*self.whole, *rows]
 
 
 def paired_slots(one: EngineParts, other: EngineParts) -> dict[str, tuple[SlotTensors, SlotTensors]]:
-    """By table. Raises: AssertionError if they differ in shape."""
+    """Slot tensors of both engines, by region table. Raises: AssertionError if the shapes differ."""
     pairs = {"omni": _pair(omni_slots(one), omni_slots(other))}
     return pairs if one.vocoder is None else {**pairs, "vocoder": _pair(vocoder_slots(one), vocoder_slots(other))}
 
 
 def omni_slots(parts: EngineParts) -> SlotTensors:
-    """Without the scratch slot, where rows of padding overwrite each other in any order."""
+    """The model's slots without the scratch slot, in which padding rows overwrite each other in any order."""
     state, n = parts.duplex.state, parts.n_slots
     caches = [part for part in (state.llm, state.apm, state.speech and state.speech.cache) if part is not None]
     rows = {id(tensor) for cache in caches for tensor in (*cache.k, *cache.v)}
@@ -56,7 +61,7 @@ def omni_slots(parts: EngineParts) -> SlotTensors:
 
 
 def vocoder_slots(parts: EngineParts) -> SlotTensors:
-    """Without the scratch slot and its rows, and without the row that takes the writes of padding, in any order."""
+    """The vocoder's slots without the scratch slot, its rows, and the row that padding writes to in any order."""
     state, sound = parts.vocoder.state, parts.vocoder.vocode_state
     n, tables = state.scratch, (state.token_table, state.mel_table, state.dit_table)
     of_slots = [*state.slot_tensors(), *(tensor for one in tables for tensor in one.tensors())]
@@ -68,7 +73,7 @@ def vocoder_slots(parts: EngineParts) -> SlotTensors:
 
 
 def _pair(own: SlotTensors, others: SlotTensors) -> tuple[SlotTensors, SlotTensors]:
-    every = [1 << 62] * len(own.caches)
-    shapes = [[tensor.shape for tensor in slots.views(every)] for slots in (own, others)]
-    assert shapes[0] == shapes[1], "expected slots of the same shapes in both engines"
+    all_rows = [1 << 62] * len(own.caches)
+    shapes = [[tensor.shape for tensor in slots.views(all_rows)] for slots in (own, others)]
+    assert shapes[0] == shapes[1], f"slots: expected {shapes[0]}, got {shapes[1]}"
     return own, others

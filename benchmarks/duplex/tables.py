@@ -1,13 +1,10 @@
-"""What the unit benchmark found, as tables, and the few figures of its summary.
-
-Knows the form of results. Does not measure.
-"""
+"""Tables and summary of the unit benchmark's results. Does not measure."""
 
 from typing import Any
 
-from benchmarks.duplex.live_sessions import sessions_ok
+from benchmarks.duplex.live_sessions import max_served_sessions
 
-Found = dict[str, Any]
+JsonDict = dict[str, Any]
 SUMMARY = (
     *("listen_p95_ms", "speak_p95_ms", "first_sound_p95_ms", "sessions_ok", "cold_start_s", "cached_start_s"),
     *("recompiles", "graph_breaks", "cudagraph_skips", "peak_gb", "date", "torch", "command"),
@@ -21,40 +18,40 @@ LATE = {
 }
 
 
-def lines(name: str, found: Found) -> list[str]:
-    """All there is to say of one process."""
-    told = [f"== {name}"]
+def format_process(name: str, found: JsonDict) -> list[str]:
+    """Lines of one process's table."""
+    lines = [f"== {name}"]
     if "start" in found:
-        told.append(_start(found["start"]))
+        lines.append(_format_start(found["start"]))
     if "latency" in found:
-        told += _latency(found["latency"])
+        lines += _format_latency(found["latency"])
     if "sessions" in found:
-        told += _sessions(found["sessions"])
+        lines += _format_sessions(found["sessions"])
     if "against_eager" in found:
-        told.append(_against(found["against_eager"]))
+        lines.append(_format_against_eager(found["against_eager"]))
     for what, one in found.get("identity", {}).items():
         verdict = ", ".join(
             f"{kind} the same" if at is None else f"{kind} differ from number {at} on"
             for kind, at in one["first"].items()
         )
-        told.append(
+        lines.append(
             f"{what.replace('_', ' ')}: {verdict} ({one['n_units']} units, {one['n_ids']} ids, {one['n_codes']} codes)"
         )
     narrow = found.get("narrow")
     for n, tables in found.get("regions", {}).items():
-        told += _regions(n, tables, narrow)
+        lines += _format_regions(n, tables, narrow)
     if narrow and narrow["error"]:
-        told.append(no_narrow(narrow))
+        lines.append(missing_narrow_note(narrow))
     if found.get("regions_left_out"):
-        told.append(f"regions not finished: {found['regions_left_out']}")
+        lines.append(f"regions not finished: {found['regions_left_out']}")
     process = found.get("process", {})
     if process.get("killed") or process.get("status"):
-        told.append(f"{process.get('killed') or 'ended'}, exit status {process['status']}")
-    return told
+        lines.append(f"{process.get('killed') or 'ended'}, exit status {process['status']}")
+    return lines
 
 
-def summary(result: Found) -> Found:
-    """The figures of one run by their names; null where this run has not measured them."""
+def summary(result: JsonDict) -> JsonDict:
+    """Figures of one run by name; None if this run has not measured them."""
     processes = result["processes"]
     latency, sessions = processes.get("latency", {}), processes.get("sessions", {})
     rows = {row["mode"]: row for row in latency.get("latency", {}).get("rows", [])}
@@ -66,7 +63,7 @@ def summary(result: Found) -> Found:
         "listen_p95_ms": _p95(rows.get("LISTEN"), "total_ms"),
         "speak_p95_ms": _p95(rows.get("SPEAK"), "total_ms"),
         "first_sound_p95_ms": _p95(rows.get("SPEAK"), "first_sound_ms"),
-        "sessions_ok": sessions_ok(served) if served else None,
+        "sessions_ok": max_served_sessions(served) if served else None,
         "cold_start_s": start_s(processes.get(f"cold {slots}")),
         "cached_start_s": start_s(processes.get(slots)) if f"cold {slots}" in processes else None,
         "recompiles": sum(one["graphs"] for one in late) if late else None,
@@ -77,51 +74,51 @@ def summary(result: Found) -> Found:
         "torch": result["environment"]["torch"],
         "command": " && ".join(" ".join(one) for one in commands(result)),
     }
-    return {name: _rounded(figures[name]) for name in SUMMARY}
+    return {name: _round(figures[name]) for name in SUMMARY}
 
 
-def commands(result: Found) -> list[list[str]]:
-    """Those that the result was measured with."""
+def commands(result: JsonDict) -> list[list[str]]:
+    """Commands with which the result was measured."""
     return [result["command"], *(one["command"] for one in result.get("resumed", []))]
 
 
-def toggle_table(processes: dict[str, Found]) -> list[str]:
-    """One line for each way that was run."""
+def toggle_table(processes: dict[str, JsonDict]) -> list[str]:
+    """Table with one line per measured way; empty if there is none."""
     names = [name.removeprefix("toggle ") for name in processes if name.startswith("toggle ")]
     if not names:
         return []
-    told = [
+    lines = [
         f"{'way':16}{'LISTEN p50/p95/p99':>24}{'SPEAK p50/p95/p99':>26}{'first sound p95':>17}{'GB':>7}"
         f"{'cold s':>8}{'cached s':>10}{'breaks':>10}{'graphs':>10}{'skips':>12}   at start / later"
     ]
     for name in names:
         found, cached = processes[f"toggle {name}"], processes.get(f"cached {name}", {})
         rows = {row["mode"]: row for row in found.get("latency", {}).get("rows", [])}
-        times = [_three(rows.get(mode), "total_ms") for mode in ("LISTEN", "SPEAK")]
+        times = [_p50_p95_p99(rows.get(mode), "total_ms") for mode in ("LISTEN", "SPEAK")]
         counts = [
-            _twice(found, *kinds) for kinds in (("graph_breaks",), ("graphs",), ("graph_skips", "cudagraph_skips"))
+            _counts(found, *kinds) for kinds in (("graph_breaks",), ("graphs",), ("graph_skips", "cudagraph_skips"))
         ]
         first, peak = _p95(rows.get("SPEAK"), "first_sound_ms"), peak_gb(found)
-        starts = (cached, found) if found.get("is_kept") else (found, cached)  # from kernels that were there, or not
+        starts = (cached, found) if found.get("is_kept") else (found, cached)  # first the start from an empty cache
         if peak is None and "allocated_bytes" in (ready := found.get("start", {}).get("peak_memory", {})):
-            peak = ready["allocated_bytes"] / GB  # of a way that was killed before its first row
-        told.append(
-            f"{name:16}{times[0]:>24}{times[1]:>26}{_number(first):>17}{_number(peak):>7}"
-            f"{_number(start_s(starts[0])):>8}{_number(start_s(starts[1])):>10}{counts[0]:>10}{counts[1]:>10}{counts[2]:>12}"
-            f"{_remark(found)}"
+            peak = ready["allocated_bytes"] / GB  # the way was killed before its first row
+        lines.append(
+            f"{name:16}{times[0]:>24}{times[1]:>26}{_format_number(first):>17}{_format_number(peak):>7}"
+            f"{_format_number(start_s(starts[0])):>8}{_format_number(start_s(starts[1])):>10}{counts[0]:>10}{counts[1]:>10}{counts[2]:>12}"
+            f"{_remarks(found)}"
         )
-    return told
+    return lines
 
 
-def _twice(found: Found, *kinds: str) -> str:
-    """Counts of compiling until the engine was ready, and of all units after that."""
+def _counts(found: JsonDict, *kinds: str) -> str:
+    """Compile counts until the engine was ready, and of the units after that."""
     ready = found.get("start", {}).get("counts")
     late = [row["late"] for row in found.get("latency", {}).get("rows", [])]
     start = sum(ready[kind] for kind in kinds) if ready else "-"
     return f"{start} / {sum(one[kind] for one in late for kind in kinds) if late else '-'}"
 
 
-def _remark(found: Found) -> str:
+def _remarks(found: JsonDict) -> str:
     start = found.get("start", {})
     remarks = [found.get("process", {}).get("killed", ""), *(f"{one} eager" for one in start.get("fell_back", []))]
     if not found.get("is_complete") and not remarks[0]:
@@ -129,21 +126,21 @@ def _remark(found: Found) -> str:
     return "  " + ", ".join(one for one in remarks if one)
 
 
-def _start(start: Found) -> str:
+def _format_start(start: JsonDict) -> str:
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in start["seconds"].items())
     counts = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in start["counts"].items())
     more = [f"fell back: {', '.join(start['fell_back'])}"] if start["fell_back"] else []
     more += [f"without a graph: {', '.join(start['not_captured'])}"] if start["not_captured"] else []
-    told = (
+    line = (
         f"start {start['total_s']:.1f} s without weights ({phases}); {start['max_sessions']} slots, "
         f"{start['n_graphs']} CUDA graphs, cache {start['hits']} hits, {start['misses']} misses; {counts}; "
-        f"peak {_memory(start['peak_memory'])}"
+        f"peak {_format_memory(start['peak_memory'])}"
     )
-    return "; ".join([told, *more, *start["notes"]])
+    return "; ".join([line, *more, *start["notes"]])
 
 
-def _latency(found: Found) -> list[str]:
-    told = [
+def _format_latency(found: JsonDict) -> list[str]:
+    lines = [
         f"{'mode':7}{'units':>6}{'total p50':>11}{'p95':>8}{'p99':>8}{'first sound p50':>17}{'p95':>8}{'p99':>8}"
         f"{'floor':>8}{'rows':>12}  stages p50/p95, ms"
     ]
@@ -154,78 +151,82 @@ def _latency(found: Found) -> list[str]:
             for stage, times in row["stages_ms"].items()
             if stage not in ("total", "first_sound") and times["p95"] >= 0.05
         )
-        told.append(
+        lines.append(
             f"{row['mode']:7}{row['n']:6}{total['p50']:11.1f}{total['p95']:8.1f}{total['p99']:8.1f}"
-            f"{_number(first.get('p50')):>17}{_number(first.get('p95')):>8}{_number(first.get('p99')):>8}"
-            f"{_number(row['floor_ms'], 2):>8}{'{}-{}'.format(*row['llm_rows']):>12}  {stages}"
+            f"{_format_number(first.get('p50')):>17}{_format_number(first.get('p95')):>8}{_format_number(first.get('p99')):>8}"
+            f"{_format_number(row['floor_ms'], 2):>8}{'{}-{}'.format(*row['llm_rows']):>12}  {stages}"
         )
-    told.append(_late(found["rows"]))
+    lines.append(_format_late(found["rows"]))
     memory = found["memory"]
     used = memory.get("device_used_bytes")
-    told.append(
-        f"peak memory: load and warm-up {_memory(memory['ready'])}, serving {_memory(memory['serving'])}"
+    lines.append(
+        f"peak memory: load and warm-up {_format_memory(memory['ready'])}, serving {_format_memory(memory['serving'])}"
         f"{f', device in use {used / GB:.2f} GB' if used else ''}"
     )
-    return told
+    return lines
 
 
-def _sessions(found: Found) -> list[str]:
-    told = [
+def _format_sessions(found: JsonDict) -> list[str]:
+    lines = [
         f"{'sessions':>8}{'units':>7}{'all p50/p95/p99':>22}{'LISTEN p50/p95':>17}{'SPEAK p50/p95':>17}"
         f"{'first sound':>15}{'missed':>8}{'rate':>9}{'GPU %':>7}{'core %':>8}{'engine %':>10}{'alloc GB':>10}"
         f"{'reserved':>10}{'device':>8}{'samples':>9}{'sent late p99':>15}{'rows':>12}"
     ]
     for row in found["rows"]:
         busy = row["busy"]
-        told.append(
-            f"{row['sessions']:8}{row['n']:7}{_three(row, 'total_ms'):>22}{_two(row, 'listen_ms'):>17}"
-            f"{_two(row, 'speak_ms'):>17}{_two(row, 'first_sound_ms'):>15}{row['n_missed']:8}{row['miss_rate']:9.4f}"
-            f"{_number(busy['gpu_percent'], 0):>7}{busy['process_core_percent']:8.0f}"
-            f"{_number(busy['engine_thread_percent'], 0):>10}"
+        lines.append(
+            f"{row['sessions']:8}{row['n']:7}{_p50_p95_p99(row, 'total_ms'):>22}{_p50_p95(row, 'listen_ms'):>17}"
+            f"{_p50_p95(row, 'speak_ms'):>17}{_p50_p95(row, 'first_sound_ms'):>15}"
+            f"{row['n_missed']:8}{row['miss_rate']:9.4f}"
+            f"{_format_number(busy['gpu_percent'], 0):>7}{busy['process_core_percent']:8.0f}"
+            f"{_format_number(busy['engine_thread_percent'], 0):>10}"
             f"{_gb(row['peak_memory'].get('allocated_bytes')):>10}{_gb(row['peak_memory'].get('reserved_bytes')):>10}"
             f"{_gb(row['device_used_bytes']):>8}"
-            f"{_number(row['samples_per_spoken_unit'], 0):>9}{_number((row['send_late_ms'] or {}).get('p99')):>15}"
+            f"{_format_number(row['samples_per_spoken_unit'], 0):>9}"
+            f"{_format_number((row['send_late_ms'] or {}).get('p99')):>15}"
             f"{'{}-{}'.format(*row['llm_rows']) if row['llm_rows'] else '-':>12}"
-            f"{'  given up, cannot keep up' if row['is_overloaded'] else ''}"
+            f"{'  stopped, overloaded' if row['is_overloaded'] else ''}"
         )
-        told += [f"  {error}" for error in row["errors"]]
-    told += [f"left out for lack of time: {one}" for one in found["left_out"]]
-    told += [f"failed: {one}" for one in found["failed"]]
+        lines += [f"  {error}" for error in row["errors"]]
+    lines += [f"left out for lack of time: {one}" for one in found["left_out"]]
+    lines += [f"failed: {one}" for one in found["failed"]]
     if found["rows"]:
-        told.append(_late(found["rows"]))
-        told.append(f"GPU %: {found['rows'][0]['busy']['gpu_source']}; sessions served: {sessions_ok(found['rows'])}")
+        lines.append(_format_late(found["rows"]))
+        lines.append(
+            f"GPU %: {found['rows'][0]['busy']['gpu_source']}; sessions served: {max_served_sessions(found['rows'])}"
+        )
     if claim := found["claim"]:
-        short = "" if claim["is_long"] else ", fewer than asked for"
-        told.append(f"claimed: {claim['sessions']} sessions, by {claim['units']} units{short}")
-    return told
+        short = "" if claim["is_long"] else ", fewer than requested"
+        lines.append(f"claimed: {claim['sessions']} sessions, by {claim['units']} units{short}")
+    return lines
 
 
-def _late(rows: list[Found]) -> str:
+def _format_late(rows: list[JsonDict]) -> str:
     counts = ", ".join(f"{sum(row['late'][kind] for row in rows)} {name}" for kind, name in LATE.items())
     return f"after warm-up: {counts}"
 
 
-def _against(found: Found) -> str:
+def _format_against_eager(found: JsonDict) -> str:
     first = found["first"]
     if first is None:
-        told = f"all {found['n_choices']} choices of {found['n_units']} units are eager's"
+        choices = f"all {found['n_choices']} choices of {found['n_units']} units are the same as eager's"
     else:
-        told = (
-            f"{found['n_differ']} of {found['n_choices']} choices in {found['n_units']} units are not eager's, "
-            f"first unit {first['unit']}, step {first['step']}: gap {_number(first['gap'], 4)} here, "
-            f"{_number(first['reference_gap'], 4)} in eager"
+        choices = (
+            f"{found['n_differ']} of {found['n_choices']} choices in {found['n_units']} units differ from eager's, "
+            f"first unit {first['unit']}, step {first['step']}: gap {_format_number(first['gap'], 4)} here, "
+            f"{_format_number(first['reference_gap'], 4)} in eager"
         )
-    return f"greedy: {told}; median gap of the best two {_number(found['median_gap_of_best_two'], 4)}"
+    return f"greedy: {choices}; median gap of the best two {_format_number(found['median_gap_of_best_two'], 4)}"
 
 
-def no_narrow(narrow: Found) -> str:
-    """Why there are no figures of a twin in the served type."""
-    return f"no eager {narrow['dtype']} beside: {narrow['error']}"
+def missing_narrow_note(narrow: JsonDict) -> str:
+    """Why there are no figures of the twin in the served dtype."""
+    return f"no eager {narrow['dtype']} twin: {narrow['error']}"
 
 
-def _regions(n: str, tables: Found, narrow: Found | None) -> list[str]:
+def _format_regions(n: str, tables: JsonDict, narrow: JsonDict | None) -> list[str]:
     of_narrow = f"; narrow: eager {narrow['dtype']}, over the calls alike in both" if narrow else ""
-    told = [
+    lines = [
         f"{'region':16}{'calls':>6}{'|d|/|ref|':>12}{'of slots':>12}{'alike':>6}{'|d|/|ref|':>12}"
         f"{'both':>6}{'|d|/|ref|':>12}{'narrow':>12}{'mean |d|':>12}"
         f"{'max |d|':>12}  integers"
@@ -234,20 +235,20 @@ def _regions(n: str, tables: Found, narrow: Found | None) -> list[str]:
     regions = {name: one for table in tables.values() for name, one in table.items()}
     for name, one in regions.items():
         integers = f"{one['integers']} of {one['n_integers']} differ" if one["n_integers"] else "-"
-        told.append(
+        lines.append(
             f"{name:16}{one['n']:6}{one['relative']:12.2e}{one['state_relative']:12.2e}{one['n_alike']:6}"
-            f"{one['alike_relative']:12.2e}{_both(one)}{one['mean']:12.2e}"
+            f"{one['alike_relative']:12.2e}{_narrow_columns(one)}{one['mean']:12.2e}"
             f"{one['largest']:12.2e}  {integers}{'  ' + one['error'] if one['error'] else ''}"
             f"{'  narrow: ' + one['narrow_error'] if one.get('narrow_error') else ''}"
         )
     if regions:
         worst = {kind: max(regions, key=lambda name: regions[name][kind]) for kind in ("relative", "mean", "largest")}
-        told.append("largest: " + ", ".join(f"{kind} {regions[at][kind]:.2e} ({at})" for kind, at in worst.items()))
-    return told
+        lines.append("largest: " + ", ".join(f"{kind} {regions[at][kind]:.2e} ({at})" for kind, at in worst.items()))
+    return lines
 
 
-def _both(one: Found) -> str:
-    """What the narrow twin and the served engine come to, over the same calls."""
+def _narrow_columns(one: JsonDict) -> str:
+    """Columns: calls that both engines ran, and the errors of the served engine and of the narrow twin over them."""
     if not one.get("n_narrow"):
         return f"{'-':>6}{'-':>12}{'-':>12}"
     if not one["n_both"]:
@@ -255,22 +256,22 @@ def _both(one: Found) -> str:
     return f"{one['n_both']:6}{one['both_relative']:12.2e}{one['narrow_relative']:12.2e}"
 
 
-def _p95(row: Found | None, what: str) -> float | None:
+def _p95(row: JsonDict | None, what: str) -> float | None:
     return row[what]["p95"] if row and row.get(what) else None
 
 
-def start_s(found: Found | None) -> float | None:
+def start_s(found: JsonDict | None) -> float | None:
     return found["start"]["total_s"] if found and "start" in found else None
 
 
-def peak_gb(found: Found, kind: str = "allocated_bytes") -> float | None:
-    """Of `latency`'s process: at most, over loading, warm-up and the run. kind: also reserved_bytes."""
+def peak_gb(found: JsonDict, kind: str = "allocated_bytes") -> float | None:
+    """Peak memory of the `latency` process over loading, warm-up and units. kind: or `reserved_bytes`."""
     memory = found.get("latency", {}).get("memory", {})
     held = [one[kind] for one in memory.values() if isinstance(one, dict) and kind in one]
     return max(held) / GB if held else None
 
 
-def _memory(peak: Found) -> str:
+def _format_memory(peak: JsonDict) -> str:
     if "allocated_bytes" not in peak:
         return f"host {peak['host_bytes'] / GB:.2f} GB"
     return f"{peak['allocated_bytes'] / GB:.2f} GB allocated, {peak['reserved_bytes'] / GB:.2f} reserved"
@@ -280,19 +281,19 @@ def _gb(n_bytes: int | None) -> str:
     return "-" if n_bytes is None else f"{n_bytes / GB:.1f}"
 
 
-def _three(row: Found | None, what: str) -> str:
+def _p50_p95_p99(row: JsonDict | None, what: str) -> str:
     times = (row or {}).get(what)
     return "/".join(f"{times[p]:.1f}" for p in ("p50", "p95", "p99")) if times else "-"
 
 
-def _two(row: Found, what: str) -> str:
+def _p50_p95(row: JsonDict, what: str) -> str:
     times = row.get(what)
     return f"{times['p50']:.1f}/{times['p95']:.1f}" if times else "-"
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def _format_number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     return round(value, 3) if isinstance(value, float) else value

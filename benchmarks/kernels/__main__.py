@@ -1,7 +1,7 @@
-"""Times the project's own GPU kernels, one by one and in whole regions, beside what they stand for.
+"""Times our GPU kernels, individually and in whole regions, next to the operations they replace.
 
-`python -m benchmarks.kernels --help` lists the options; README.md says what was found. All sizes are the released
-ones, in bfloat16, with random weights. Knows parts, the budget and the table; what is measured is in `kernels_*`.
+`python -m benchmarks.kernels --help` lists the options; README.md contains the results. All sizes are those of the
+released model, in bfloat16, with random weights. Contains parts, budget and table; the other modules contain the cases.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from benchmarks.kernels.timing import Case, Meter
 from worker.assembly.backend_flags import reset_backend_flags
 
 BUDGET_S = 300.0
-MESSAGE = 300  # characters of an error that are kept
+MAX_ERROR_LEN = 300  # characters of an error message in the result
 
 
 class Part(NamedTuple):
-    """Where a part's cases are made, and its figures with their formats."""
+    """A part: module and function of its cases, and the format of each figure."""
 
     module: str
     cases: str
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 PRODUCTS = {"ours_us": ".1f", "library_us": ".1f", "gb_per_s": ".0f", "library_gb_per_s": ".0f", "error": ".1e"}
 ATTENTION = {"ours_us": ".1f", "sdpa_us": ".1f", "flex_us": ".1f", "gb_per_s": ".0f", "error": ".1e"}
-# In the order of a run: the last of them ends with what can best be spared.
+# In the order of a run: the cases that matter least come last.
 PARTS = {
     "regions": Part("regions", "cases", {"p50_ms": ".3f", "p95_ms": ".3f", "kernels": "d", "busy_ms": ".3f"}),
     "products": Part("products", "cases", PRODUCTS),
@@ -50,18 +50,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description="Times the GPU kernels.")
     parser.add_argument("--parts", type=_names, default=tuple(PARTS), help=f"some of {','.join(PARTS)}, in this order")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--tiny", action="store_true", help="with --device cpu: see that every part runs, in no time")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="start no further row after so many seconds")
-    parser.add_argument("--json", type=Path, help="write all results here, anew after each row")
+    parser.add_argument(
+        "--tiny", action="store_true", help="with --device cpu: check that every part runs, at tiny sizes"
+    )
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="start no further row after this many seconds")
+    parser.add_argument("--json", type=Path, help="write all results to this file, after each row")
     options = parser.parse_args(arguments)
     if not options.parts or set(options.parts) - PARTS.keys():
         parser.error(f"--parts: expected some of {','.join(PARTS)}, got {','.join(options.parts)}")
     if options.tiny != (options.device == "cpu"):
-        parser.error("kernels are timed on a GPU; --device cpu --tiny runs each once in Triton's interpreter, untimed")
+        parser.error(
+            "expected --device cuda, or --device cpu --tiny (each kernel once in Triton's interpreter, untimed)"
+        )
     if options.device == "cuda" and not has_cuda:
         parser.error("expected a GPU, got none; --device cpu --tiny runs each kernel once in Triton's interpreter")
     if find_spec("triton") is None:
-        parser.error("expected Triton, which comes with the GPU builds of torch, got none")
+        parser.error("Triton: expected an installed package (part of the GPU builds of torch), got none")
     return options
 
 
@@ -70,10 +74,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 class KernelBench:
-    """One run: its rows so far, and how much time is left."""
+    """One run: its rows and its remaining time."""
 
     def __init__(self, options: argparse.Namespace, command: list[str]):
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self.options = options
         self.meter = Meter(torch.device(options.device), is_tiny=options.tiny)
         self.result: dict[str, Any] = {
@@ -88,11 +92,11 @@ class KernelBench:
         for name in self.options.parts:
             part = PARTS[name]
             print(f"{name:74}" + "".join(f"{column:>17}" for column in part.columns), flush=True)
-            reset_backend_flags()  # errors are told from float32
+            reset_backend_flags()  # errors are relative to float32
             try:
-                self._part(name, part)
-            except Exception as error:  # what a part's cases have in common; the other parts stand on their own
-                self._add({"part": name, "name": "", "sizes": {}, "error": _reason(error)})
+                self._run_part(name, part)
+            except Exception as error:  # in the setup that the part's cases share; the other parts still run
+                self._add({"part": name, "name": "", "sizes": {}, "error": _error_text(error)})
             self._clear()
         self._save()
         if self.result["left_out"]:
@@ -101,48 +105,48 @@ class KernelBench:
         return self.result
 
     @torch.no_grad()
-    def _part(self, name: str, part: Part) -> None:
-        # Only here: kernels cannot be imported without Triton, which is told before whether to interpret them.
+    def _run_part(self, name: str, part: Part) -> None:
+        # Imported late: kernels need Triton, and TRITON_INTERPRET must be set before they are imported.
         cases = getattr(import_module(f"benchmarks.kernels.{part.module}"), part.cases)
         if self._is_over():
             self.result["left_out"].append(name)
             return
         for case in cases(self.meter):
             if self._is_over():
-                self.result["left_out"].append(_label(name, case))
+                self.result["left_out"].append(_case_label(name, case))
                 continue
             start = time.monotonic()
             row = {"part": name, "name": case.name, "sizes": case.sizes}
             try:
                 row["figures"] = case.run()
-            except Exception as error:  # a failure is a result like any other, and the run goes on
-                row["error"] = _reason(error)
+            except Exception as error:  # a failure is recorded as a row, and the run continues
+                row["error"] = _error_text(error)
             self._add({**row, "seconds": time.monotonic() - start})
 
     def _is_over(self) -> bool:
-        return time.monotonic() - self._began > self.options.budget_s
+        return time.monotonic() - self._started_at > self.options.budget_s
 
     def _add(self, row: report.Row) -> None:
         self.result["rows"].append(row)
         self._save()
-        print(line(row), flush=True)
+        print(format_row(row), flush=True)
 
     def _clear(self) -> None:
-        """Gigabytes of weights, and what was compiled for them."""
+        """Free the weights and the compiled code of the last part."""
         gc.collect()
         if self.meter.is_cuda:
             torch.compiler.reset()
             torch.cuda.empty_cache()
 
     def _save(self) -> None:
-        self.result["wall_s"] = time.monotonic() - self._began
+        self.result["wall_s"] = time.monotonic() - self._started_at
         self.result["peak_memory"] = report.peak_memory(self.meter.device)
         if self.options.json is not None:
             report.write_json(self.options.json, self.result)
 
 
-def line(row: report.Row) -> str:
-    """One row of its part's table; what was not measured is a dash."""
+def format_row(row: report.Row) -> str:
+    """A row of the part's table; figures that were not measured are dashes."""
     sizes = " ".join(f"{key}={value}" for key, value in row["sizes"].items())
     head = f"{row['name']:20} {sizes:53}"
     if "error" in row:
@@ -154,12 +158,12 @@ def line(row: report.Row) -> str:
     )
 
 
-def _label(part: str, case: Case) -> str:
+def _case_label(part: str, case: Case) -> str:
     return " ".join([part, case.name, *(f"{key}={value}" for key, value in case.sizes.items())])
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MESSAGE]
+def _error_text(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_LEN]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,7 +1,6 @@
-"""Whole regions, captured, with kernels on: how long a replay takes and how many kernels it is.
+"""Whole captured regions with kernels on: time of a replay and its number of kernels.
 
-Knows which regions at which sizes, and slots in the middle of a conversation. Compiled is what a worker compiles beside
-kernels, the choice of a token; all else runs as it is.
+Contains the regions, buckets and slot states. Only the token choice is compiled, as in a worker that uses kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.kernels.timing import Case, Figures, Meter
-from benchmarks.model.midway import FEEDING, Midway, new_rows
+from benchmarks.model.occupied_slots import LLM_REGIONS, OccupiedSlots, new_rows
 from benchmarks.timing import DeviceClock
 from models.checkpoint.config import load_config
 from models.graphs.captured import Bucket, Captured
@@ -40,16 +39,16 @@ from worker.config.compile import CompileConfig
 ROOT = Path(__file__).resolve().parents[2]
 TINY, RELEASED = ROOT / "assets" / "tiny", ROOT / "tests" / "data" / "released_config.json"
 BATCH = (1, 8, 32)
-CONTEXT, SPOKEN = 2000, 300  # rows held when the call is over, of the language model and of the code model
+CONTEXT, SPOKEN = 2000, 300  # rows held after the call, of the language model and of the TTS model
 KV, SPEECH_KV = {"kv": 2048}, {"kv": 512}
 SPEECH_TOKENS = (10, 16, 28)
-COLUMNS, PROMPT_TOKENS, N_STEPS = 512, 150, 10  # a voice of six seconds
+COLUMNS, PROMPT_TOKENS, N_STEPS = 512, 150, 10  # PROMPT_TOKENS: six seconds of a voice
 TINY_COLUMNS = 144
 WARM_UP, REPEATS = 3, 20
 
 Variant = dict[str, Any]
 Call = tuple[str, Bucket, Variant]
-# A small batch first: the compiled piece is then made once for one row and once for any number of rows.
+# Batch 1 first: the compiled function is then specialized once for one row and once for any number of rows.
 CALLS: tuple[Call, ...] = (
     *(("unit_step", {"batch": n, **KV}, {}) for n in BATCH),
     *(("unit_prefill", {"batch": n, "rows": 96, **KV}, {}) for n in (1, 8)),
@@ -58,7 +57,7 @@ CALLS: tuple[Call, ...] = (
     *(("audio_unit", {"batch": n}, {}) for n in (1, 8)),
     ("mel_unit", {"batch": 1, "samples": 16640}, {}),
 )
-# The same with the library's products, whatever the number of rows.
+# The same calls with the library's GEMMs for all numbers of rows.
 LIBRARY_CALLS: tuple[Call, ...] = tuple(
     call for call in CALLS if call[0] == "unit_step" or (call[0] == "speech_step" and call[2]["n_steps"] > 1)
 )
@@ -70,72 +69,78 @@ TINY_CALLS: tuple[Call, ...] = (
 
 def cases(meter: Meter) -> Iterator[Case]:
     """The omni model's regions, then the vocoder's."""
-    apply_backend_flags(CompileConfig(), meter.device)  # as a worker has them
-    # Gigabytes: made when the first row of theirs is begun.
-    regions = cache(_tiny_regions if meter.is_tiny else partial(_regions, meter))
+    apply_backend_flags(CompileConfig(), meter.device)  # as in a worker
+    # Gigabytes, so created when their first row starts.
+    regions = cache(_tiny_regions if meter.is_tiny else partial(_released_regions, meter))
     clock = DeviceClock(meter.device)
     for name, bucket, variant in TINY_CALLS if meter.is_tiny else CALLS:
-        yield Case(name, {**bucket, **variant}, partial(_omni, regions, clock, name, bucket, variant))
+        yield Case(name, {**bucket, **variant}, partial(_measure_region, regions, clock, name, bucket, variant))
     for name, bucket, variant in TINY_CALLS[-1:] if meter.is_tiny else LIBRARY_CALLS:
-        run = partial(_omni, regions, clock, name, bucket, variant)
-        yield Case(f"{name}, library", {**bucket, **variant}, partial(_by_library, run))
+        run = partial(_measure_region, regions, clock, name, bucket, variant)
+        yield Case(f"{name}, library", {**bucket, **variant}, partial(_with_library_gemm, run))
     del regions, run
-    vocoder = cache(_tiny_vocoder if meter.is_tiny else partial(_vocoder, meter))
+    vocoder = cache(_tiny_vocoder if meter.is_tiny else partial(_released_vocoder, meter))
     batch, counts, columns = ((1,), (10,), TINY_COLUMNS) if meter.is_tiny else (BATCH, SPEECH_TOKENS, COLUMNS)
     for name, axes in (("flow", {"columns": columns}), ("hift", {})):
         for n, count in ((n, count) for count in counts for n in batch):
             bucket = {"batch": n, "speech_tokens": count, **axes}
-            yield Case(name, bucket, partial(_vocoded, vocoder, clock, name, bucket))
+            yield Case(name, bucket, partial(_measure_vocoder_region, vocoder, clock, name, bucket))
     bucket = {"batch": batch[0], "speech_tokens": counts[0], "columns": columns}
-    yield Case("flow, library", bucket, partial(_by_library, partial(_vocoded, vocoder, clock, "flow", bucket)))
+    yield Case(
+        "flow, library",
+        bucket,
+        partial(_with_library_gemm, partial(_measure_vocoder_region, vocoder, clock, "flow", bucket)),
+    )
 
 
-def _by_library(run: Callable[[], Figures]) -> Figures:
+def _with_library_gemm(run: Callable[[], Figures]) -> Figures:
     with patch.object(fused_decoder, "MAX_ROWS", 0), patch.object(dit_fused, "FEW_ROWS", 0):
         return run()
 
 
-def _omni(made: Callable[[], Regions], clock: DeviceClock, name: str, bucket: Bucket, variant: Variant) -> Figures:
-    regions = made()
-    setting, state = Midway(regions, name, bucket), regions.state
+def _measure_region(
+    make: Callable[[], Regions], clock: DeviceClock, name: str, bucket: Bucket, variant: Variant
+) -> Figures:
+    regions = make()
+    occupied, state = OccupiedSlots(regions, name, bucket), regions.state
 
     def restore() -> None:
-        setting.restore()
-        if clock.is_cuda and name in FEEDING:
-            _hold(state.llm, CONTEXT - new_rows(name, bucket))
+        occupied.restore()
+        if clock.is_cuda and name in LLM_REGIONS:
+            _set_length(state.llm, CONTEXT - new_rows(name, bucket))
         if clock.is_cuda and name == "speech_step":
-            _hold(state.speech.cache, SPOKEN - variant["n_steps"])
+            _set_length(state.speech.cache, SPOKEN - variant["n_steps"])
 
     if not clock.is_cuda:
-        regions(name, *setting.tensors, **{**setting.static, **variant})
+        regions(name, *occupied.tensors, **{**occupied.static, **variant})
         return {}
-    regions.clear_scratch()  # on which the capture's own runs go on appending
+    regions.clear_scratch()  # the runs before capture append to the scratch slot
     captured = Captured(regions, name, bucket, variant)
     restore()
-    captured(*setting.tensors)
-    return _replayed(clock, captured.graph.replay, restore)
+    captured(*occupied.tensors)
+    return _time_replay(clock, captured.graph.replay, restore)
 
 
-def _hold(cache: KVCache, n_rows: int) -> None:
+def _set_length(cache: KVCache, n_rows: int) -> None:
     cache.lengths.fill_(n_rows)
     cache.positions.fill_(n_rows)
 
 
-def _vocoded(made: Callable[[], Vocoder], clock: DeviceClock, name: str, bucket: Bucket) -> Figures:
-    """A call writes other slots than it reads, so that each replay finds what the first one found."""
-    vocoder = made()
+def _measure_vocoder_region(make: Callable[[], Vocoder], clock: DeviceClock, name: str, bucket: Bucket) -> Figures:
+    """Time a vocoder region. A call reads and writes different slots, so that all replays have the same input."""
+    vocoder = make()
     inputs, static = vocoder.regions.table[name].example(bucket)
-    slots = torch.arange(bucket["batch"], device=vocoder.device)  # where sessions stand after two chunks
+    slots = torch.arange(bucket["batch"], device=vocoder.device)  # state of the sessions after two chunks
     inputs = (slots, slots + vocoder.sizes.n_sessions, *inputs[2:])
     if not clock.is_cuda:
         vocoder.regions(name, *inputs, **static)
         return {}
     captured = Captured(vocoder.regions, name, bucket)
     captured(*inputs)
-    return _replayed(clock, captured.graph.replay, lambda: None)
+    return _time_replay(clock, captured.graph.replay, lambda: None)
 
 
-def _replayed(clock: DeviceClock, replay: Callable[[], Any], restore: Callable[[], None]) -> Figures:
+def _time_replay(clock: DeviceClock, replay: Callable[[], Any], restore: Callable[[], None]) -> Figures:
     for _ in range(WARM_UP):
         clock.sample(replay, restore)
     timing = clock.measure(replay, restore, REPEATS, head_start=True)
@@ -144,7 +149,7 @@ def _replayed(clock: DeviceClock, replay: Callable[[], Any], restore: Callable[[
 
 
 def _kernels(clock: DeviceClock, replay: Callable[[], Any]) -> Figures:
-    """How many there are, and the sum of their times: those that start early count while they wait."""
+    """Number of kernels and the sum of their times, including waits of kernels that start early."""
     from torch.profiler import ProfilerActivity, profile
 
     clock.wait()
@@ -155,7 +160,7 @@ def _kernels(clock: DeviceClock, replay: Callable[[], Any]) -> Figures:
     return {"kernels": len(events), "busy_ms": sum(event.device_time for event in events) / 1e3}
 
 
-def _regions(meter: Meter) -> Regions:
+def _released_regions(meter: Meter) -> Regions:
     model = random_model(load_config(RELEASED), device=meter.device, dtype=meter.dtype)
     shapes = Shapes(
         batch=BATCH,
@@ -171,7 +176,7 @@ def _regions(meter: Meter) -> Regions:
 
 
 def _tiny_regions() -> Regions:
-    """As narrow as the embedded checkpoint, and shallower."""
+    """Regions with the embedded checkpoint's widths and one layer."""
     config = load_config(TINY)
     tts = config.tts_config.model_copy(update={"num_hidden_layers": 1})
     model = random_model(config.model_copy(update={"num_hidden_layers": 1, "tts_config": tts}))
@@ -188,14 +193,14 @@ def _table(model: OmniModel, shapes: Shapes, *, llm_len: int, tts_len: int) -> R
 
 
 def _tiny_vocoder() -> Vocoder:
-    """The embedded one, as it is written: on a CPU it has no kernels."""
+    """The embedded checkpoint's vocoder, which has no kernels on a CPU."""
     parts = load_flow_and_hift(TINY / "assets" / "token2wav")
     sizes = FlowSizes(n_sessions=1, n_voices=1, max_steps=1, max_chunk=10, max_prompt=20)
     return Vocoder(parts.flow, parts.hift, sizes=sizes, steps=(1,))
 
 
-def _vocoder(meter: Meter) -> Vocoder:
-    """Sessions that see all they will ever see: a voice's prompt, and the newest frames of two chunks."""
+def _released_vocoder(meter: Meter) -> Vocoder:
+    """A vocoder whose sessions attend to the largest context: a voice's prompt and the frames of two chunks."""
     parts = random_parts(device=meter.device, dtype=meter.dtype, hift_dtype=meter.dtype)
     sizes = FlowSizes(n_sessions=BATCH[-1], n_voices=1, max_steps=N_STEPS, max_chunk=SPEECH_TOKENS[-1])
     shapes = VocoderShapes(batch=BATCH, speech_tokens=SPEECH_TOKENS, columns=(COLUMNS,))

@@ -1,7 +1,6 @@
-"""Microseconds of short calls, captured as one CUDA graph over more data than the L2 cache holds.
+"""Time of short calls, captured as one CUDA graph over more data than fits in the L2 cache.
 
-Knows graphs, events and random memory. Does not know what is being timed. On a CPU every call is made once and no time
-is told: what runs there is Triton's interpreter.
+Does not contain the timed kernels. On a CPU each call runs once in Triton's interpreter and is not timed.
 """
 
 from collections.abc import Callable
@@ -14,14 +13,14 @@ from torch import Tensor
 from benchmarks.timing import L2_MULTIPLE
 
 SAMPLES = 5
-SAMPLE_MS = 6.0  # of replays in one sample
+SAMPLE_MS = 6.0  # duration of the replays in one sample
 MAX_COPIES = 256
 
 Figures = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """One row of the table. run: makes the figures of its part's columns."""
+    """One row of the table. run: returns the figures of the part's columns."""
 
     name: str
     sizes: dict[str, int]
@@ -29,28 +28,30 @@ class Case(NamedTuple):
 
 
 class Meter:
-    """Where and in which type kernels run, and how long a call of them takes."""
+    """Device, dtype and timer of the kernels."""
 
     def __init__(self, device: torch.device, *, is_tiny: bool = False):
-        """is_tiny: of sizes for Triton's interpreter, and in float32, since its products in bfloat16 are wrong."""
+        """is_tiny: use sizes for Triton's interpreter, and float32, because its bfloat16 products are wrong."""
         self.device, self.is_tiny = device, is_tiny
         self.is_cuda = device.type == "cuda"
         self.dtype = torch.float32 if is_tiny else torch.bfloat16
-        self._rotated = L2_MULTIPLE * torch.cuda.get_device_properties(device).L2_cache_size if self.is_cuda else 0
+        self._rotated_bytes = (
+            L2_MULTIPLE * torch.cuda.get_device_properties(device).L2_cache_size if self.is_cuda else 0
+        )
 
-    def copies(self, n_bytes: int) -> int:
-        """How many operands of `n_bytes` to take in turns, so that each has left the L2 cache when it comes again."""
-        return max(1, min(MAX_COPIES, -(-self._rotated // n_bytes)))
+    def n_copies(self, n_bytes: int) -> int:
+        """Number of operands of `n_bytes` to rotate through, so that each is evicted from the L2 cache before reuse."""
+        return max(1, min(MAX_COPIES, -(-self._rotated_bytes // n_bytes)))
 
-    def noise(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
-        """Normal numbers, in the model's type unless another is named."""
+    def randn(self, *shape: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+        """Normally distributed values. dtype: None = the model's."""
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         for part in tensor.view(-1).split(2**30):  # fewer than 2**31 at once
             part.normal_(0.0, scale)
         return tensor
 
-    def us(self, call: Callable[[int], Any], n: int) -> float | None:
-        """Microseconds of one of call(0), ..., call(n - 1), captured together: the median of several samples."""
+    def time_us(self, call: Callable[[int], Any], n: int) -> float | None:
+        """Microseconds per call of call(0) ... call(n - 1), captured in one graph; the median of several samples."""
         call(0)
         if not self.is_cuda:
             return None
@@ -74,12 +75,12 @@ def _replays_ms(graph: torch.cuda.CUDAGraph, times: int) -> float:
     return start.elapsed_time(end)
 
 
-def rate(n_bytes: int, us: float | None) -> float | None:
-    """Gigabytes a second."""
+def gb_per_s(n_bytes: int, us: float | None) -> float | None:
+    """Gigabytes per second; None if `us` is None."""
     return None if us is None else n_bytes / us / 1e3
 
 
-def error_of(got: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected."""
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Norm of the difference / norm of `expected`."""
     got, expected = got.double(), expected.double()
     return float((got - expected).norm() / expected.norm())

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.model.floors import floor, tensor_bytes, work_of
-from benchmarks.model.midway import Midway, is_possible
+from benchmarks.model.occupied_slots import OccupiedSlots, is_possible
 from benchmarks.model.settings import MODES, BenchSettings, parse
 from benchmarks.timing import Ceilings, DeviceClock, Timing
 from models.checkpoint.config import load_config
@@ -190,9 +190,9 @@ class ModelBench:
             if time.monotonic() - self._began > self.settings.budget_s:
                 self.result["left_out"] += [_label(row, mode) for mode in modes]
                 continue
-            setting = Midway(self.regions, name, row["bucket"])
+            occupied = OccupiedSlots(self.regions, name, row["bucket"])
             for mode in modes:
-                self._mode(row, mode, way, setting)
+                self._mode(row, mode, way, occupied)
                 if "error" in row["modes"][mode]:
                     break
         self.regions.uncompile()
@@ -202,11 +202,11 @@ class ModelBench:
             return mode in self.modes and way == self._ways(name)[-1]
         return mode in self.modes or mode == "compiled"  # which replaces by_layer for a region without layers
 
-    def _mode(self, row: report.Row, mode: str, way: str, setting: Midway) -> None:
+    def _mode(self, row: report.Row, mode: str, way: str, occupied: OccupiedSlots) -> None:
         """One timing of one bucket. A failure is recorded as a result, and the run continues."""
         before = compile_counters()
         try:
-            timed = self._graph(row, way, setting) if mode == "graph" else self._plain(row, way, setting)
+            timed = self._graph(row, way, occupied) if mode == "graph" else self._plain(row, way, occupied)
         except RuntimeError as error:  # errors of torch, including Dynamo's and out of memory
             timed = {"error": f"{type(error).__name__}: {error}"[:2000]}
         if not row["modes"]:
@@ -220,43 +220,43 @@ class ModelBench:
         outcome = timed.get("error") or f"{timed['p50_ms']:.3f} ms"
         print(f"[{self.result['wall_s']:6.1f} s] {_label(row, mode)}: {outcome}", file=sys.stderr, flush=True)
 
-    def _plain(self, row: report.Row, way: str, setting: Midway) -> dict[str, Any]:
+    def _plain(self, row: report.Row, way: str, occupied: OccupiedSlots) -> dict[str, Any]:
         def call() -> Any:
-            return self.regions(row["region"], *setting.tensors, **setting.static)
+            return self.regions(row["region"], *occupied.tensors, **occupied.static)
 
-        setting.restore()
+        occupied.restore()
         first_s, outputs = self.clock.seconds(call)
-        self._find_floor(row, setting, outputs)
+        self._find_floor(row, occupied, outputs)
         del outputs
         if way != "eager":
             spent = self.result["compile_s"].setdefault(row["region"], {})
             spent[way] = spent.get(way, 0.0) + first_s
-        return {"first_call_s": first_s} | self._timed(call, setting)
+        return {"first_call_s": first_s} | self._timed(call, occupied)
 
-    def _graph(self, row: report.Row, way: str, setting: Midway) -> dict[str, Any]:
+    def _graph(self, row: report.Row, way: str, occupied: OccupiedSlots) -> dict[str, Any]:
         start_s = time.perf_counter()
         captured = Captured(self.regions, row["region"], row["bucket"])
         self.clock.wait()
-        self._find_floor(row, setting, captured.outputs)
+        self._find_floor(row, occupied, captured.outputs)
         result = {"over": way, "capture_s": time.perf_counter() - start_s}
-        result |= self._timed(lambda: captured(*setting.tensors), setting)
-        alone = self.clock.measure(captured.graph.replay, setting.restore, self.settings.repeats, head_start=True)
+        result |= self._timed(lambda: captured(*occupied.tensors), occupied)
+        alone = self.clock.measure(captured.graph.replay, occupied.restore, self.settings.repeats, head_start=True)
         return result | {"device_p50_ms": alone.p50_ms, "device_p95_ms": alone.p95_ms}
 
-    def _timed(self, call: Any, setting: Midway) -> dict[str, Any]:
+    def _timed(self, call: Any, occupied: OccupiedSlots) -> dict[str, Any]:
         for _ in range(3 if self.device.type == "cuda" else 1):
-            self.clock.sample(call, setting.restore)
+            self.clock.sample(call, occupied.restore)
         before = compile_counters()
-        timing: Timing = self.clock.measure(call, setting.restore, self.settings.repeats)
+        timing: Timing = self.clock.measure(call, occupied.restore, self.settings.repeats)
         recompiles = _since(before)["graphs"]
         self.result["recompiles_after_warm_up"] += recompiles
         return asdict(timing) | {"recompiles": recompiles}
 
-    def _find_floor(self, row: report.Row, setting: Midway, outputs: object) -> None:
+    def _find_floor(self, row: report.Row, occupied: OccupiedSlots, outputs: object) -> None:
         work = work_of(self.regions, row["region"], row["bucket"])
         if work is None:
             return
-        io_bytes = tensor_bytes(setting.tensors) + tensor_bytes(outputs)
+        io_bytes = tensor_bytes(occupied.tensors) + tensor_bytes(outputs)
         parts = {"weights": work.weights, "state": work.state, "io": io_bytes}
         least = floor(work, io_bytes, self.ceilings, self.dtype)
         row |= {

@@ -1,4 +1,4 @@
-"""Errors of regions: over which calls, and what a plain engine of the served type comes to beside, at no cost."""
+"""Region errors: the calls they cover, and the errors of a plain engine in the served dtype."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.duplex import correctness as duplex_correctness
-from benchmarks.duplex.correctness import regions
-from benchmarks.duplex.engine import EngineSpec, Running, Weights, start
-from benchmarks.duplex.region_errors import Narrow, _Doubled, doubled
+from benchmarks.duplex import correctness
+from benchmarks.duplex.bench_sessions import DecisionScript
+from benchmarks.duplex.correctness import compare_regions
+from benchmarks.duplex.engine import EngineSpec, RunningEngine, Weights, start
+from benchmarks.duplex.region_errors import NarrowTwin, _ComparedRegions, compare_calls
 from benchmarks.duplex.region_slots import SlotTensors
-from benchmarks.duplex.sessions_under_test import DecisionScript
-from benchmarks.duplex.tables import lines
-from benchmarks.duplex.verdicts import verdict_lines, verdicts
+from benchmarks.duplex.tables import format_process
+from benchmarks.duplex.verdicts import format_verdicts, verdicts
 
 NARROW = torch.bfloat16
 SPEC = EngineSpec(way="eager", slots=1, llm_len=768, steps=1, dtype="bfloat16", warms_up=False)
@@ -24,11 +24,11 @@ SPEC = EngineSpec(way="eager", slots=1, llm_len=768, steps=1, dtype="bfloat16", 
 
 @pytest.fixture(scope="module")
 def weights() -> Weights:
-    return Weights.of(SPEC)
+    return Weights.create(SPEC)
 
 
 @pytest.fixture(scope="module")
-def running(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     torch.set_num_threads(1)
     running = start(SPEC, 0.0, tmp_path_factory.mktemp("cache"), observer=DecisionScript(2), weights=weights)
     with running.engine:
@@ -37,40 +37,40 @@ def running(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Weights], None]], None]:
-    """Have something done to weights that are copied in the served type."""
+    """Decorator: change the weights that are copied in the served dtype."""
 
-    def copying(spoil: Callable[[Weights], None]) -> None:
-        copied = Weights.copied
+    def decorate(change: Callable[[Weights], None]) -> None:
+        copied = Weights.copy_as
 
-        def spoilt(self: Weights, dtype: torch.dtype) -> Weights:
+        def copy_and_change(self: Weights, dtype: torch.dtype) -> Weights:
             made = copied(self, dtype)
             if dtype == NARROW:
-                spoil(made)
+                change(made)
             return made
 
-        monkeypatch.setattr(Weights, "copied", spoilt)
+        monkeypatch.setattr(Weights, "copy_as", copy_and_change)
 
-    return copying
+    return decorate
 
 
-def told(found: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Regions by name, and all verdicts in lines."""
+def tables_and_verdicts(found: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Regions by name, and the lines of all verdicts."""
     result = {"processes": {"correctness": found}, "command": ["x"], "environment": {"date": "d", "torch": "t"}}
     (tables,) = found["regions"].values()
-    return {**tables["omni"], **tables["vocoder"]}, verdict_lines({**result, "settings": {}})
+    return {**tables["omni"], **tables["vocoder"]}, format_verdicts({**result, "settings": {}})
 
 
-def test_a_plain_engine_that_is_spoilt_is_told_apart_from_ours(
-    running: Running, weights: Weights, copying: Any
+def test_changed_weights_raise_only_the_narrow_twins_errors(
+    running: RunningEngine, weights: Weights, copying: Any
 ) -> None:
     @copying
-    def spoil(copied: Weights) -> None:
+    def change(copied: Weights) -> None:
         copied.model.resampler.ln_post.weight.mul_(1.25)
         copied.flow.hift.conv_pre.weight.mul_(1.25)
 
     saved: list[dict[str, Any]] = []
-    found = regions(running, weights, 1, saved.append)
-    by_name, verdict = told(found)
+    found = compare_regions(running, weights, 1, saved.append)
+    by_name, verdict = tables_and_verdicts(found)
     assert found["narrow"] == {"dtype": "bfloat16", "error": ""} and saved[-1] == found
     assert not any(one["error"] or one["narrow_error"] for one in by_name.values())
     assert all(one["n_narrow"] == one["n"] for one in by_name.values())
@@ -78,10 +78,12 @@ def test_a_plain_engine_that_is_spoilt_is_told_apart_from_ours(
         if name in ("vision", "hift"):
             assert one["narrow_relative"] > 0.1 > 0.02 > one["both_relative"] > 1e-3, name
         else:
-            assert one["narrow_relative"] == one["both_relative"], f"{name}: eager both, in one type"
+            assert one["narrow_relative"] == one["both_relative"], (
+                f"{name}: expected equal errors of two eager engines in one dtype"
+            )
         assert one["n_both"] == one["n_alike"] and one["both_relative"] == one["alike_relative"], name
-    assert by_name["unit_step"]["narrow_relative"] > 1e-3, "as far from float32 as the type is"
-    (line,) = (line for line in lines("correctness", found) if line.startswith("vision"))
+    assert by_name["unit_step"]["narrow_relative"] > 1e-3, "expected the rounding error of the dtype"
+    (line,) = (line for line in format_process("correctness", found) if line.startswith("vision"))
     columns = line.split()
     assert columns[5] == columns[7] == f"{by_name['vision']['both_relative']:.2e}"
     assert columns[6] == "1" and columns[8] == f"{by_name['vision']['narrow_relative']:.2e}"
@@ -89,31 +91,33 @@ def test_a_plain_engine_that_is_spoilt_is_told_apart_from_ours(
     assert "pass" in line and line.endswith(f"eager bfloat16 {columns[8]}, ours {columns[7]}, over 1 of 1 calls")
 
 
-def test_without_a_plain_engine_all_else_is_compared(running: Running, weights: Weights, copying: Any) -> None:
+def test_served_regions_are_compared_without_the_narrow_twin(
+    running: RunningEngine, weights: Weights, copying: Any
+) -> None:
     @copying
     def fail(copied: Weights) -> None:
         raise MemoryError("expected 27.0 GB of free memory, got 3.0")
 
-    found = regions(running, weights, 1)
-    by_name, verdict = told(found)
+    found = compare_regions(running, weights, 1)
+    by_name, verdict = tables_and_verdicts(found)
     assert all(one["n_alike"] and not one["error"] for name, one in by_name.items() if not name.startswith("speech"))
     assert not any(one["n_narrow"] for one in by_name.values()) and not found["regions_left_out"]
-    (line,) = (line for line in lines("correctness", found) if line.startswith("vision"))
+    (line,) = (line for line in format_process("correctness", found) if line.startswith("vision"))
     assert line.split()[6:9] == ["-"] * 3
-    why = "no eager bfloat16 beside: MemoryError: expected 27.0 GB of free memory, got 3.0"
-    assert why in lines("correctness", found) and why in verdict
+    why = "no eager bfloat16 twin: MemoryError: expected 27.0 GB of free memory, got 3.0"
+    assert why in format_process("correctness", found) and why in verdict
     assert any(line.startswith("region vision") and "pass" in line for line in verdict)
 
 
-def test_the_plain_engine_is_asked_in_the_first_half_of_the_time(running: Running, weights: Weights) -> None:
-    twin, narrow = (weights.copied(dtype).parts(SPEC, SPEC.engine_config()) for dtype in (torch.float32, NARROW))
-    with doubled(running.parts, twin, 60.0, narrow):
+def test_narrow_twin_runs_in_the_first_half_of_the_time_limit(running: RunningEngine, weights: Weights) -> None:
+    twin, narrow = (weights.copy_as(dtype).parts(SPEC, SPEC.engine_config()) for dtype in (torch.float32, NARROW))
+    with compare_calls(running.parts, twin, 60.0, narrow):
         for table in (running.parts.duplex.runner.regions, running.parts.vocoder.regions):
             assert math.isclose(table._until - table._narrow.until, 30.0, abs_tol=1.0)
             assert table._narrow.regions.root is not table._served.root
 
 
-def test_calls_that_choose_otherwise_are_told_apart() -> None:
+def test_calls_with_other_integers_do_not_count_as_alike() -> None:
     def table(ids: Any) -> Any:
         def call(name: str, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return ids(value), value + (0.5 if ids is int_of else 0)
@@ -125,16 +129,18 @@ def test_calls_that_choose_otherwise_are_told_apart() -> None:
         return value.long()
 
     served, twin = table(int_of), table(lambda value: value.long().clamp(max=5))
-    region = _Doubled(served, twin, SlotTensors([torch.zeros(2)]), SlotTensors([torch.zeros(2)]))
+    region = _ComparedRegions(served, twin, SlotTensors([torch.zeros(2)]), SlotTensors([torch.zeros(2)]))
     region("step", torch.tensor([7.0]))
     region("step", torch.tensor([2.0]))
     errors = region.errors["step"]
     assert (errors.n, errors.n_alike, errors.integers) == (2, 1, 1)
-    assert math.isclose(errors.alike_relative, 0.25) and errors.alike_largest == 0.5, "of the call with the same ids"
+    assert math.isclose(errors.alike_relative, 0.25) and errors.alike_largest == 0.5, (
+        "expected only the call with the same ids"
+    )
 
 
-def test_only_calls_alike_in_both_are_set_beside_each_other() -> None:
-    """Each answers a little too much, keeps twice that much too much, and empties its input behind itself."""
+def test_twins_are_compared_over_calls_alike_in_both() -> None:
+    """Each table adds an offset to its output and twice the offset to its slot, then zeroes its input."""
 
     def table(added: float, slot: Tensor, chooses: Callable[[float], int] = int, limit: float = 9.0) -> Any:
         def call(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,26 +156,26 @@ def test_only_calls_alike_in_both_are_set_beside_each_other() -> None:
 
     own, other, third = torch.zeros(3, 1)
     served, twin = table(0.25, own, lambda value: int(value) % 4), table(0.0, other)
-    narrow = Narrow(table(0.5, third, lambda value: int(value) * (value != 3.0), limit=6.0), SlotTensors([third]))
-    region = _Doubled(served, twin, SlotTensors([own]), SlotTensors([other]), narrow=narrow)
-    for value in (1.0, 2.0, 3.0, 5.0, 7.0):  # ours chooses otherwise at 5 and 7, the third at 3, and has no 7
+    narrow = NarrowTwin(table(0.5, third, lambda value: int(value) * (value != 3.0), limit=6.0), SlotTensors([third]))
+    region = _ComparedRegions(served, twin, SlotTensors([own]), SlotTensors([other]), narrow=narrow)
+    for value in (1.0, 2.0, 3.0, 5.0, 7.0):  # served differs at 5 and 7; the narrow twin differs at 3 and fails at 7
         region("step", torch.tensor([value]))
     errors = region.errors["step"]
     assert (errors.n, errors.n_alike, errors.n_narrow, errors.n_both) == (5, 3, 4, 2)
     assert (errors.alike_relative, errors.both_relative, errors.narrow_relative) == (0.5, 0.5, 1.0)
     assert not errors.error and "no such call" in errors.narrow_error
-    region._narrow = Narrow(narrow.regions, narrow.slots, until=0.0)
+    region._narrow = NarrowTwin(narrow.regions, narrow.slots, until=0.0)
     region("step", torch.tensor([1.0]))
-    region._narrow = Narrow(narrow.regions, SlotTensors([third, third]))
+    region._narrow = NarrowTwin(narrow.regions, SlotTensors([third, third]))
     region("step", torch.tensor([1.0]))
     assert (errors.n_alike, errors.n_narrow) == (5, 4) and "zip" in errors.narrow_error and not errors.error
 
-    alone = _Doubled(table(0.25, own), twin, SlotTensors([own]), SlotTensors([other]))
+    alone = _ComparedRegions(table(0.25, own), twin, SlotTensors([own]), SlotTensors([other]))
     alone("step", torch.tensor([1.0]))
     assert alone.errors["step"].n_alike == 1 and alone.errors["step"].n_narrow == 0
 
 
-def test_notes_say_over_how_many_calls() -> None:
+def test_notes_contain_the_number_of_calls() -> None:
     def region(n_both: int, n_narrow: int = 4) -> dict[str, Any]:
         error = {"alike_relative": 0.0203, "both_relative": 0.0201, "narrow_relative": 0.0198, "error": ""}
         return {"n": 6, "n_alike": 5, "n_narrow": n_narrow, "n_both": n_both, **error}
@@ -186,16 +192,16 @@ def test_notes_say_over_how_many_calls() -> None:
     assert beside["b"] == "eager bfloat16: no call alike in both" and beside["c"] == "eager bfloat16: not measured"
 
 
-def test_room_for_half_a_twin_and_for_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_check_requires_half_a_twin_and_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = [torch.nn.Linear(1000, 1000, bias=False) for _ in range(3)]
     modules[0].device = torch.device("cuda")
     slots = SimpleNamespace(nbytes=lambda: 8_000_000)
     vocoder = SimpleNamespace(parts=SimpleNamespace(flow=modules[1], hift=modules[2]), n_bytes=4_000_000)
     twin = SimpleNamespace(model=modules[0], vocoder=vocoder, duplex=SimpleNamespace(state=slots))
-    least = 12_000_000 + duplex_correctness.COMPARING_BYTES
+    least = 12_000_000 + correctness.COMPARING_BYTES
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (least, 0))
-    duplex_correctness._check_room(twin)
+    correctness._check_free_memory(twin)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (least - 1, 0))
     with pytest.raises(MemoryError, match=r"expected 10\.0 GB"):
-        duplex_correctness._check_room(twin)
+        correctness._check_free_memory(twin)

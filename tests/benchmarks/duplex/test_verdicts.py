@@ -1,13 +1,13 @@
-"""Figures of the unit benchmark against their bounds."""
+"""Verdicts of the unit benchmark's figures."""
 
 import math
 from typing import Any
 
-from benchmarks.duplex.sessions_under_test import LISTEN, SPEAK
-from benchmarks.duplex.verdicts import verdict_lines, verdicts
+from benchmarks.duplex.bench_sessions import LISTEN, SPEAK
+from benchmarks.duplex.verdicts import format_verdicts, verdicts
 
 
-def test_figures_are_judged() -> None:
+def test_verdicts_follow_the_bounds() -> None:
     def row(p95: float) -> dict[str, Any]:
         none = dict.fromkeys(("graphs", "graph_breaks", "graph_skips", "cudagraph_skips"), 0)
         return {"total_ms": {"p95": p95}, "first_sound_ms": {"p95": p95}, "late": none}
@@ -31,10 +31,10 @@ def test_figures_are_judged() -> None:
     assert judged["LISTEN unit, p95"] == (True, False) and judged["first sound, p95"] == (False, False)
     assert judged["live sessions, below 0.1 % misses"] == (None, None)
     assert judged["two runs: of ids, codes, sound differ"] == (False, None)
-    assert judged["with neighbours: of ids differ"] == (True, None), "sound beside neighbours is told, not judged"
+    assert judged["with neighbours: of ids differ"] == (True, None), "expected no verdict on sound beside neighbours"
     assert judged["region a: |d|/|ref|"] == (True, None) and judged["region b: |d|/|ref|"] == (False, None)
-    assert judged["region c: |d|/|ref|"] == (None, None), "after another choice nothing is left to compare"
+    assert judged["region c: |d|/|ref|"] == (None, None), "expected no verdict without a call alike"
     assert judged["float32, against eager: mean |d|"] == (False, None)
     assert judged["float32, against eager: largest |d|"] == (True, None)
-    told = verdict_lines({**result, "settings": {}})
-    assert any("first sound" in line and "FAIL" in line for line in told)
+    lines = format_verdicts({**result, "settings": {}})
+    assert any("first sound" in line and "FAIL" in line for line in lines)

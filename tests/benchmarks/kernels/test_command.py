@@ -1,4 +1,4 @@
-"""The kernels' benchmark: every part runs, whatever fails is a row, and nothing is begun beyond the budget."""
+"""The kernel benchmark: every part runs, failures become rows, and the budget is kept."""
 
 import json
 
@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from benchmarks.kernels import __main__ as bench
 from benchmarks.kernels import rows as kernels_rows
-from benchmarks.kernels.timing import Case, Meter, error_of, rate
+from benchmarks.kernels.timing import Case, Meter, gb_per_s, relative_error
 
 TINY = ["--device", "cpu", "--tiny"]
 cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are built for the GPU")
@@ -35,7 +35,7 @@ def test_every_part_runs(tmp_path, capsys):
         assert row.get("error") is None, row
         assert row["figures"].get("error", 0.0) < 1e-6, row
         assert row["figures"].get("same_codes", True) and row["figures"].get("same_tokens", True), row
-        # The interpreter's time would say nothing.
+        # Triton's interpreter is not timed.
         assert all(value is None for key, value in row["figures"].items() if key.endswith(("_us", "_ms", "per_s"))), row
     printed = capsys.readouterr().out
     assert all(f"\n{name} " in f"\n{printed}" for name in [*bench.PARTS, "draw_codes"])
@@ -50,7 +50,7 @@ def failing(meter: Meter):
     raise OSError("no more memory")
 
 
-def test_a_failure_loses_no_other_row(tmp_path, capsys, monkeypatch):
+def test_failure_becomes_a_row_and_other_rows_remain(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kernels_rows, "row_cases", failing)
     file = tmp_path / "out.json"
     bench.main([*TINY, "--parts", "rows,codes", "--json", str(file)])
@@ -66,7 +66,7 @@ def test_a_failure_loses_no_other_row(tmp_path, capsys, monkeypatch):
     assert lines[2].split() == ["whole", "rows=2", "1.23", "-", "2.0e-03"]
 
 
-def test_nothing_is_begun_beyond_the_budget(tmp_path, capsys):
+def test_spent_budget_starts_no_further_row(tmp_path, capsys):
     file = tmp_path / "out.json"
     bench.main([*TINY, "--parts", "products,attention", "--budget-s", "-1", "--json", str(file)])
     result = json.loads(file.read_text())
@@ -76,15 +76,15 @@ def test_nothing_is_begun_beyond_the_budget(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "options",
-    [[*TINY, "--parts", "rows,knobs"], [*TINY, "--parts", ""], ["--device", "cpu"], ["--device", "cuda", "--tiny"]],
+    [[*TINY, "--parts", "rows,unknown"], [*TINY, "--parts", ""], ["--device", "cpu"], ["--device", "cuda", "--tiny"]],
 )
-def test_options_that_make_no_sense(options):
+def test_rejects_invalid_options(options):
     with pytest.raises(SystemExit) as stopped:
         bench.parse(options)
     assert stopped.value.code == 2
 
 
-def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+def test_missing_gpu_is_a_usage_error(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         bench.parse([])
@@ -92,5 +92,5 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
 
 
 def test_rates_and_errors():
-    assert rate(3_000_000, 2.0) == pytest.approx(1500.0) and rate(1, None) is None
-    assert error_of(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
+    assert gb_per_s(3_000_000, 2.0) == pytest.approx(1500.0) and gb_per_s(1, None) is None
+    assert relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)

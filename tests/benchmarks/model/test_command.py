@@ -1,4 +1,4 @@
-"""The model benchmark: what it writes, what it counts, and that it times regions at real work. No times are checked."""
+"""The model benchmark: results, counts, and full work in each timed call. No times are checked."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.model import __main__ as bench
 from benchmarks.model.floors import RegionWork, floor, tensor_bytes, work_of
-from benchmarks.model.midway import Midway, is_possible
+from benchmarks.model.occupied_slots import OccupiedSlots, is_possible
 from benchmarks.model.settings import parse
 from benchmarks.timing import Ceilings
 from models.checkpoint.config import load_config
@@ -34,7 +34,12 @@ SHAPES = Shapes(
     tokens=(24,),
     speech_kv=(64,),
 )
-WITH_PIECE = ("unit_prefill", "unit_step", "speech_begin", "speech_step")  # choosing or drawing, beside a layer
+WITH_SAMPLING = (
+    "unit_prefill",
+    "unit_step",
+    "speech_begin",
+    "speech_step",
+)  # token choice or speech token draw, compiled beside a layer
 
 
 def regions_of(model: OmniModel, *, n_slots: int, llm_len: int) -> Regions:
@@ -62,7 +67,7 @@ def run(tiny: Path, folder: Path, *options: str) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def test_eager_run_writes_all_it_knows(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eager_run_writes_all_results(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     got = run(tiny, tmp_path, "--modes", "eager", "--regions", "audio_unit,spoken_rows", "--batch", "1,2")
     keys = {"command", "environment", "settings", "ceilings", "rows", "compile_s", "graph_breaks", "left_out"}
     keys |= {"recompiles_after_warm_up", "peak_memory", "wall_s"}
@@ -98,23 +103,23 @@ def test_compiled_run_counts_graphs(tiny: Path, tmp_path: Path) -> None:
     assert got["compile_s"]["spoken_rows"]["compiled"] > 0
 
 
-def test_by_layer_is_for_regions_with_layers(tiny: Path, tmp_path: Path) -> None:
+def test_by_layer_applies_only_to_stacked_regions(tiny: Path, tmp_path: Path) -> None:
     sizes = ("--sizes", "batch=1", "clip_frames=40", "patches=16", "rows=4", "kv=64", "speech_kv=64")
     got = run(tiny, tmp_path, "--backend", "eager", "--modes", "by_layer", *sizes)
     assert {row["region"] for row in got["rows"]} == set(bench.ORDER)
     for row in got["rows"]:
         (way,) = row["modes"]
         assert way == ("by_layer" if row["region"] in bench.STACKED else "compiled"), row
-        # A layer of each stack, and each piece.
-        n_graphs = 2 if row["region"] in {*WITH_PIECE, "vision"} else 1
+        # One graph per stack's layer, and one for the sampling function.
+        n_graphs = 2 if row["region"] in {*WITH_SAMPLING, "vision"} else 1
         assert row["modes"][way].get("graphs") == n_graphs, row
 
 
-def test_graph_is_timed_with_and_without_its_launch(
+def test_graph_is_timed_with_and_without_the_launch(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Eager:
-        """Stands in for a captured graph where there is no GPU: the same faces, run eagerly."""
+        """Replaces a captured graph without a GPU: same interface, eager execution."""
 
         def __init__(self, regions: Regions, name: str, bucket: dict[str, int]):
             tensors, static = regions.table[name].example(bucket)
@@ -132,7 +137,7 @@ def test_graph_is_timed_with_and_without_its_launch(
     timed = row["modes"]["graph"]
     assert timed["over"] == "eager"
     assert min(timed["p50_ms"], timed["device_p50_ms"], timed["capture_s"]) > 0
-    assert row["bytes"]["io"] == 2 * 8 + 2 * 8, "slots in, codes out"
+    assert row["bytes"]["io"] == 2 * 8 + 2 * 8, "slots in, speech tokens out"
     assert f"{timed['p50_ms']:.3f}/{timed['p95_ms']:.3f}" in capsys.readouterr().out
 
 
@@ -148,7 +153,7 @@ def test_graph_on_the_device(tiny: Path, tmp_path: Path) -> None:
     assert got["peak_memory"]["allocated_bytes"] > 0
 
 
-def test_failure_is_a_result(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_recorded_as_a_result(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Regions, name: str, *tensors: object, **static: object) -> None:
         raise RuntimeError("no room")
 
@@ -158,7 +163,7 @@ def test_failure_is_a_result(tiny: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert got["rows"][0]["best_over_floor"] is None
 
 
-def test_spent_budget_names_what_is_missing(tiny: Path, tmp_path: Path) -> None:
+def test_spent_budget_lists_missing_rows(tiny: Path, tmp_path: Path) -> None:
     options = ("--modes", "eager,compiled", "--regions", "mel_unit,vision", "--batch", "1", "--budget-s", "0")
     got = run(tiny, tmp_path, *options)
     expected = [f"mel_unit batch=1 samples=16640 {mode}" for mode in ("eager", "compiled")]
@@ -178,7 +183,7 @@ def test_spent_budget_names_what_is_missing(tiny: Path, tmp_path: Path) -> None:
         ("--repeats", "-1"),
     ],
 )
-def test_odd_options_end_the_run(tiny: Path, options: tuple[str, ...]) -> None:
+def test_rejects_invalid_options(tiny: Path, options: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as stop:
         bench.main(["--config", str(tiny), "--device", "cpu", *options])
     assert stop.value.code not in (0, None)
@@ -193,7 +198,7 @@ def test_every_region_is_ordered_and_counted(small: Regions) -> None:
             assert work.weights + work.state > 0, f"{name}: expected bytes, got none"
 
 
-def test_what_serves_by_layer_is_timed_by_layer() -> None:
+def test_regions_compiled_by_layer_are_timed_by_layer() -> None:
     assert set(compile_targets.STACKED) <= bench.STACKED
     assert not bench.STACKED & {*compile_targets.WHOLE, *compile_targets.EAGER}
 
@@ -222,8 +227,8 @@ def test_unit_prefill_runs_the_head_once_per_slot(released: Regions) -> None:
     assert two.state - one.state == 36 * 2 * 8 * 128 * 2, "one more row of the cache"
 
 
-def test_audio_overlap_is_a_clip_of_ten_units(released: Regions) -> None:
-    """As 10 s in one clip, but for four columns more a unit and the projection; rows are kept, mel was."""
+def test_audio_overlap_work_equals_a_clip_of_ten_units(released: Regions) -> None:
+    """The work of a 10 s clip, with four more columns a unit and without the projection."""
     clip = work_of(released, "clips", {"batch": 3, "frames": 1000})
     work = work_of(released, "audio_overlap", {"batch": 3})
     projector = 1024 * 4096 + 4096 * 4096
@@ -261,13 +266,13 @@ def test_vision_at_released_size(released: Regions) -> None:
     assert work.flops == layers + patches + keys + queries
 
 
-def test_evict_moves_the_whole_slot_once(released: Regions) -> None:
+def test_evict_reads_and_writes_the_slot_once(released: Regions) -> None:
     row = 36 * 2 * 8 * 128 * 2
     work = work_of(released, "llm_evict", {"batch": 3})
     assert work == RegionWork(state=3 * (2 * (4096 - 8) + 8) * row)
 
 
-def test_floor_is_the_longer_time() -> None:
+def test_floor_is_the_longer_of_copy_and_multiply() -> None:
     ceilings = Ceilings(copy=1000.0, matmul={"bfloat16": 100.0, "float64": 10.0})
     assert floor(RegionWork(weights=500, state=300, flops=50), 200, ceilings, "bfloat16").ms == 1000
     assert floor(RegionWork(weights=500, flops=50), 0, ceilings, "bfloat16").bound == "bytes"
@@ -282,7 +287,7 @@ def test_tensor_bytes_of_nested_outputs() -> None:
     assert tensor_bytes(None) == 0
 
 
-def test_calls_fill_their_bucket_and_are_undone(small: Regions) -> None:
+def test_calls_fill_their_bucket_and_restore_undoes_them(small: Regions) -> None:
     state = small.state
     for name, cache in (
         ("unit_step", state.llm),
@@ -291,19 +296,19 @@ def test_calls_fill_their_bucket_and_are_undone(small: Regions) -> None:
         ("speech_begin", state.speech.cache),
     ):
         (bucket,) = small.table[name].buckets(SHAPES)
-        setting = Midway(small, name, bucket)
+        occupied = OccupiedSlots(small, name, bucket)
         before = [tensor.clone() for tensor in (cache.lengths, cache.positions, state.speech.speech_tokens)]
-        small(name, *setting.tensors, **setting.static)
+        small(name, *occupied.tensors, **occupied.static)
         assert cache.lengths[:2].tolist() == [bucket["kv"]] * 2, f"{name}: expected slots filled to the last row"
-        setting.restore()
+        occupied.restore()
         for was, now in zip(before, (cache.lengths, cache.positions, state.speech.speech_tokens), strict=True):
             assert torch.equal(was, now), f"{name}: expected {was}, got {now}"
 
 
-def test_timed_calls_do_their_whole_work(small: Regions) -> None:
+def test_timed_calls_do_full_work(small: Regions) -> None:
     def outputs(name: str, bucket: dict[str, int]) -> Any:
-        setting = Midway(small, name, bucket)
-        return small(name, *setting.tensors, **setting.static)
+        occupied = OccupiedSlots(small, name, bucket)
+        return small(name, *occupied.tensors, **occupied.static)
 
     _, lo, hi = outputs("mel_unit", {"batch": 2, "samples": 16640})
     assert (lo.tolist(), hi.tolist()) == ([0, 0], [104, 104]), "expected a unit with context on both sides"
@@ -321,7 +326,7 @@ def test_timed_calls_do_their_whole_work(small: Regions) -> None:
     assert not small.state.speech.done[:2].any(), "expected a call that goes on"
 
 
-def test_rows_must_fit_what_is_looked_at() -> None:
+def test_rows_of_a_call_must_fit_the_attended_rows() -> None:
     assert is_possible("unit_prefill", {"batch": 1, "rows": 64, "kv": 64})
     assert not is_possible("unit_prefill", {"batch": 1, "rows": 65, "kv": 64})
     assert not is_possible("speech_begin", {"batch": 1, "tokens": 63, "kv": 64})

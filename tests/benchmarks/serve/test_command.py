@@ -1,4 +1,4 @@
-"""The measurement of live clients: its arithmetic by hand, and all of it once with next to nothing to do."""
+"""The serve benchmark: its arithmetic, and one whole run with a fake worker."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.serve.processes import ServedProgram, ServeOutcome, Watched
 
 
 def unit(**given: Any) -> dict[str, Any]:
-    """A unit that waited 10 ms to be taken and 5 ms in the engine, then took 85 ms, 30 of them the vocoder's."""
+    """A unit with 10 ms lag, 5 ms engine wait and 85 ms of work, 30 ms of them in the vocoder."""
     stages = {"wait": 5.0, "sound": 30.0, "first_sound": 60.0}
     held = {
         "is_listen": False,
@@ -25,7 +25,7 @@ def unit(**given: Any) -> dict[str, Any]:
     return {**held, **given}
 
 
-def test_where_a_units_time_goes() -> None:
+def test_unit_time_is_split_by_stage() -> None:
     late = unit(is_listen=True, reply=1500.0, first=None, stages={"wait": 0.0, "sound": 0.0, "first_sound": None})
     outcome = ServeOutcome([unit(), late], 2.0, {"server.main": Watched(0.02, {"rss": 1})})
     row = serve._decision(1, "SPEAK", outcome)
@@ -37,7 +37,7 @@ def test_where_a_units_time_goes() -> None:
     assert serve._costs(outcome, 2)["cpu_ms_per_session_s"] == {"server.main": 5.0}
 
 
-def test_first_sound_begins_with_the_end_of_speech() -> None:
+def test_first_sound_is_measured_from_the_end_of_speech() -> None:
     first = serve._first_sound(ServeOutcome([unit()], 1.0, {}))
     assert (first["worker_ms"]["p50"], first["transport_ms"]["p50"]) == (70, 2), first
     assert first["from_speech_end_ms"]["p50"] == pytest.approx(500 + 72, abs=1)
@@ -56,9 +56,11 @@ def test_percentiles_of_a_histogram() -> None:
     assert got == pytest.approx(expected), f"expected {expected}, got {got}"
 
 
-def test_everything_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Light(ServedProgram):
-        """A worker without a model stands in for the real one."""
+def test_whole_run_writes_worker_and_gateway_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FakeWorkerProgram(ServedProgram):
+        """Starts the fake worker in place of the worker."""
 
         def __init__(self, module: str, *arguments: str, **options: Any):
             is_worker = module == serve.WORKER
@@ -67,10 +69,10 @@ def test_everything_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
             )
             self.name = module
 
-    monkeypatch.setattr(serve, "ServedProgram", Light)
-    told = tmp_path / "serve.json"
-    serve.main(["--sessions", "1", "--gateway-sessions", "2", "--units", "2", "--rounds", "1", "--json", str(told)])
-    result = json.loads(told.read_text())
+    monkeypatch.setattr(serve, "ServedProgram", FakeWorkerProgram)
+    file = tmp_path / "serve.json"
+    serve.main(["--sessions", "1", "--gateway-sessions", "2", "--units", "2", "--rounds", "1", "--json", str(file)])
+    result = json.loads(file.read_text())
     listens, whole = result["worker"]
     assert (listens["decision"], listens["n"]) == ("LISTEN", 2) and whole["first_sound"] is None
     assert whole["cpu_ms_per_session_s"].keys() == {"server.main", "worker.main"}

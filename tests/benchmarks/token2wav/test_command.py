@@ -1,4 +1,4 @@
-"""The vocoder's benchmark: what it reports of a run, and its floor against counting by hand."""
+"""The vocoder benchmark: reported rows, and its lower bound against a manual count."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from models.token2wav.settings import DiTConfig, EncoderConfig, FlowConfig, Hift
 from models.token2wav.stream.region_table import VocoderParts
 
 
-def test_a_run_reports_every_row(tmp_path, capsys):
+def test_run_reports_every_row(tmp_path, capsys):
     file = tmp_path / "out.json"
     bench.main(["--device", "cpu", "--steps", "2,1", "--batch", "1,2", "--repeats", "1", "--json", str(file)])
     result = json.loads(file.read_text())
@@ -32,7 +32,7 @@ def test_a_run_reports_every_row(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
-def test_narrow_sound_is_compared_with_wide(tmp_path):
+def test_bfloat16_sound_is_compared_with_float32(tmp_path):
     file = tmp_path / "out.json"
     options = ["--device", "cpu", "--precision", "float32,bfloat16", "--steps", "1", "--repeats", "1"]
     bench.main([*options, "--json", str(file)])
@@ -40,14 +40,14 @@ def test_narrow_sound_is_compared_with_wide(tmp_path):
     assert 0 < difference["log_mel_l1"] < 1 and -10 < difference["snr_db"] < 80
 
 
-def test_nothing_new_is_begun_beyond_the_budget(tmp_path):
+def test_spent_budget_starts_no_further_row(tmp_path):
     file = tmp_path / "out.json"
     bench.main(["--device", "cpu", "--steps", "1", "--budget-s", "0", "--json", str(file)])
     result = json.loads(file.read_text())
     assert result["rows"] == [] and result["left_out"] == ["float32 batch 1"]
 
 
-def test_beside_kernels_nothing_is_compiled(monkeypatch):
+def test_fused_kernels_disable_compilation(monkeypatch):
     done: dict[str, list[str]] = {}
     run = bench.VocoderBench(bench.parse(["--device", "cpu", "--steps", "1"]), [])
     run.options.modes = bench.MODES
@@ -83,7 +83,7 @@ def test_beside_kernels_nothing_is_compiled(monkeypatch):
         ["--device", "cpu", "--modes", "graph"],
     ],
 )
-def test_options_that_make_no_sense(options):
+def test_rejects_invalid_options(options):
     with pytest.raises(SystemExit) as stopped:
         bench.parse(options)
     assert stopped.value.code == 2
@@ -96,14 +96,14 @@ def test_floor_is_the_slower_of_copying_and_multiplying():
 
 
 def test_work_at_released_size():
-    """Against the sums one gets from the layers' sizes: 166 GFLOP of solve and 3 of encoder, 35 of HiFT a second."""
+    """Expected from the layer sizes: 166 GFLOP of the solver, 3 of the encoder, 35 per second of HiFT."""
     with torch.device("meta"):
         parts = VocoderParts(Flow(FlowConfig()), Hift(HiftConfig()))
     work = chunk_work(parts, 1, 10, 50, 400)
     hift = hift_flops(parts.hift, 58)
     assert hift == pytest.approx(35.5e9, rel=0.03)
     assert work.flops - hift == pytest.approx(169e9, rel=0.03)
-    # Blocks without what the time alone decides, ten times, and the encoder once.
+    # Ten times the blocks without the layers that depend only on the time step, and the encoder once.
     blocks, encoder = 114.56e6 - 37.85e6, 35.2e6
     hift_bytes = 4 * sum(p.numel() for p in parts.hift.parameters())
     assert work.weights == pytest.approx(4 * (10 * blocks + encoder) + hift_bytes, rel=0.02)

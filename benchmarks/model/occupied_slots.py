@@ -24,10 +24,10 @@ HEARD_ROWS = 1000  # encoder rows of 20 s of earlier sound
 PUSHED_SAMPLES = 160_560  # 10 s and the look-ahead of the longer first unit
 EMITTED_FRAMES = 1000
 TEXT_HISTORY = 300
-FEEDING = ("unit_prefill", "unit_step")  # regions that feed the language model
+LLM_REGIONS = ("unit_prefill", "unit_step")  # regions that feed the language model
 
 
-class Midway:
+class OccupiedSlots:
     """One region at one bucket on occupied slots: its inputs, and a reset of the slots."""
 
     def __init__(self, regions: Regions, name: str, bucket: Bucket):
@@ -84,7 +84,7 @@ def _occupy(regions: Regions, name: str, bucket: Bucket) -> None:
         for tensor in (*cache.k, *cache.v):
             tensor.normal_()
     held = bucket["kv"] - new_rows(name, bucket) if "kv" in bucket else None
-    _hold(state.llm, held if name in FEEDING else state.llm.max_len)
+    _hold(state.llm, held if name in LLM_REGIONS else state.llm.max_len)
     for slot in range(state.n_slots):
         state.text.configure(slot, DUPLEX_TEXT, seed=slot)
     state.text.history.copy_(torch.randint(0, config.vocab_size, state.text.history.shape, device=device))

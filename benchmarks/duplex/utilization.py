@@ -1,7 +1,7 @@
-"""How busy the GPU, the process and one of its threads are over a stretch of time.
+"""Utilisation of the GPU, the process and one of its threads over a time span.
 
-The GPU's figure is NVML's utilisation: the part of its last sample period (a sixth of a second to a second) in which a
-kernel ran, whatever share of the chip it filled. Knows NVML's C functions. Does not know what runs.
+The GPU figure is NVML's utilisation: the fraction of the last sample period (1/6 s to 1 s) in which a kernel ran,
+regardless of how much of the chip the kernel filled. Contains the NVML calls. Does not contain the measured work.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-EVERY_S = 0.1
+SAMPLE_INTERVAL_S = 0.1
 SOURCE = "NVML utilisation, every 100 ms"
 
 
@@ -20,7 +20,7 @@ class _Utilisation(ctypes.Structure):
 
 
 class _Nvml:
-    """The first visible GPU. Raises: OSError where there is no NVML, or it does not answer."""
+    """NVML readings of one GPU. Raises: OSError if NVML is missing or a call fails."""
 
     def __init__(self, device: torch.device):
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -41,7 +41,7 @@ class _Nvml:
 
     def clock_mhz(self) -> int:
         value = ctypes.c_uint()
-        self._call("nvmlDeviceGetClockInfo", self._handle, 1, ctypes.byref(value))  # 1: of the multiprocessors
+        self._call("nvmlDeviceGetClockInfo", self._handle, 1, ctypes.byref(value))  # 1: clock of the multiprocessors
         return value.value
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -50,23 +50,23 @@ class _Nvml:
             raise OSError(f"{name}: NVML status {status}")
 
 
-class Busy:
-    """`with Busy(device, thread) as busy:` measures what is inside; `busy.report()` afterwards.
+class UtilizationMeter:
+    """Measures the body of a `with` statement; call `report()` afterwards.
 
-    thread: whose share of a core is told apart.
+    thread: its share of a core is reported separately.
     """
 
     def __init__(self, device: torch.device, thread: threading.Thread | None = None):
-        self._thread, self._samples, self._is_over = thread, list[tuple[int, float, int]](), threading.Event()
+        self._thread, self._samples, self._stop = thread, list[tuple[int, float, int]](), threading.Event()
         self._nvml: _Nvml | None = None
-        self._problem = "no GPU"
+        self._unavailable = "no GPU"
         if device.type == "cuda":
             try:
                 self._nvml = _Nvml(device)
             except (OSError, AttributeError, ctypes.ArgumentError) as error:
-                self._problem = f"no NVML: {error}"
+                self._unavailable = f"no NVML: {error}"
 
-    def __enter__(self) -> "Busy":
+    def __enter__(self) -> "UtilizationMeter":
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._begin = self._clocks()
         self._sampler.start()
@@ -74,19 +74,19 @@ class Busy:
 
     def __exit__(self, *_: object) -> None:
         self._end = self._clocks()
-        self._is_over.set()
+        self._stop.set()
         self._sampler.join()
 
     def report(self) -> dict[str, Any]:
-        """Per cent: of the GPU, of one core for the process and for the thread; None where it is not known."""
+        """Per cent of the GPU, and of one core for the process and for the thread; None if unknown."""
         wall, process, thread = (after - before for before, after in zip(self._begin, self._end, strict=True))
-        known = bool(self._samples)
-        columns = list(zip(*self._samples, strict=True)) if known else []
+        has_samples = bool(self._samples)
+        columns = list(zip(*self._samples, strict=True)) if has_samples else []
         return {
-            "gpu_percent": sum(columns[0]) / len(columns[0]) if known else None,
-            "gpu_source": SOURCE if known else self._problem,
-            "watts": sum(columns[1]) / len(columns[1]) if known else None,
-            "clock_mhz_least": min(columns[2]) if known else None,
+            "gpu_percent": sum(columns[0]) / len(columns[0]) if has_samples else None,
+            "gpu_source": SOURCE if has_samples else self._unavailable,
+            "watts": sum(columns[1]) / len(columns[1]) if has_samples else None,
+            "clock_mhz_least": min(columns[2]) if has_samples else None,
             "process_core_percent": 100 * process / wall,
             "engine_thread_percent": 100 * thread / wall if self._thread is not None else None,
             "wall_s": wall,
@@ -99,9 +99,9 @@ class Busy:
         return time.monotonic(), time.process_time(), thread
 
     def _sample(self) -> None:
-        while self._nvml is not None and not self._is_over.wait(EVERY_S):
+        while self._nvml is not None and not self._stop.wait(SAMPLE_INTERVAL_S):
             try:
                 self._samples.append((self._nvml.utilisation(), self._nvml.watts(), self._nvml.clock_mhz()))
             except OSError as error:
-                self._problem = str(error)
+                self._unavailable = str(error)
                 return

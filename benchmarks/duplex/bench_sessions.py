@@ -1,6 +1,6 @@
-"""Sessions that send units and note when what came back.
+"""Benchmark sessions: they send units and record when first sound and results arrive.
 
-Knows scripts, clocks and events. Does not know what the times are good for.
+Contains scripted decisions, synthetic input and timestamps. Does not contain tables or targets.
 """
 
 import queue
@@ -9,33 +9,35 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from benchmarks.duplex.engine import Running
+from benchmarks.duplex.engine import RunningEngine
 from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.config.session import SessionConfig
+from worker.loop.duplex_job import DuplexJob
 from worker.loop.observer import Observer
-from worker.loop.results import Failure, PartialResult, StageTimes, UnitResult
+from worker.loop.results import Event, Failure, PartialResult, StageTimes, UnitResult
 from worker.loop.sessions import SystemPrompt
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
 STAGES = [one.name for one in fields(StageTimes)]
-TEXT_TOKENS = 8
+TEXT_TOKENS = 8  # of a speaking unit
 RESULT_TIMEOUT_S = 600.0
 
 
 class DecisionScript(Observer):
-    """Decides instead of the model, whose sampler still works: sessions whose name begins with LISTEN listen, those
-    that begin with SPEAK say so many tokens in every unit, others do as they like.
+    """Replaces the sampled tokens; the sampler still runs.
+
+    Sessions whose name starts with LISTEN listen in every unit. Sessions whose name starts with SPEAK speak `n_text`
+    tokens in every unit. Other sessions keep their sampled tokens.
     """
 
     def __init__(self, n_text: int = TEXT_TOKENS):
         self._n_text = n_text
 
-    def token_sampled(self, session: str, job: Any, token: int) -> int:
+    def token_sampled(self, session: str, job: DuplexJob, token: int) -> int:
         n_chosen = len(job.decoder.all_ids)
         if session.startswith(LISTEN):
             return job.language.control_tokens.listen
@@ -49,8 +51,9 @@ class DecisionScript(Observer):
 
 @dataclass
 class SentUnit:
-    """A unit on its way, and what became of it. due, first_sound, done: moments on the monotonic clock. sound: kept if
-    the session keeps it.
+    """A unit that was sent, and its outcome.
+
+    due, first_sound, done: seconds on the monotonic clock. sound: PCM bytes, if the session keeps them.
     """
 
     session: str
@@ -64,7 +67,7 @@ class SentUnit:
 
     @property
     def total_ms(self) -> float | None:
-        """From when it was due to its result; None without one."""
+        """From `due` to the result; None without a result."""
         return 1e3 * (self.done - self.due) if self.result is not None and self.done is not None else None
 
     @property
@@ -72,12 +75,12 @@ class SentUnit:
         return None if self.first_sound is None else 1e3 * (self.first_sound - self.due)
 
 
-class Talker:
-    """One session."""
+class BenchSession:
+    """One session of the engine and its units in flight."""
 
     def __init__(
         self,
-        running: Running,
+        running: RunningEngine,
         name: str,
         *,
         context: int,
@@ -86,89 +89,100 @@ class Talker:
         keeps_sound: bool = False,
         done: "queue.SimpleQueue[SentUnit] | None" = None,
     ):
-        """context: tokens of its prompt. done: gets every unit when it is over."""
-        self.name, self._flight, self._keeps = name, deque[SentUnit](), keeps_sound
+        """Open the session and feed its prompt.
+
+        Args:
+            context: tokens of the prompt.
+            seed: selects the prompt's text.
+            keeps_sound: keep the PCM bytes of every unit.
+            done: receives every unit that has ended.
+        """
+        self.name, self._in_flight, self._keeps_sound = name, deque[SentUnit](), keeps_sound
         self.done: queue.SimpleQueue[SentUnit] = done or queue.SimpleQueue()
-        self.handle = running.engine.open(name, config, self._take).result()
+        self.handle = running.engine.open(name, config, self._on_event).result()
         prompt = SystemPrompt(chr(ord("a") + seed % 26) * context, "", None, running.voice)
         self.n_prompt = self.handle.prepare(prompt).result()
 
     @property
     def n_waiting(self) -> int:
-        """Units without a result."""
-        return len(self._flight)
+        """Units sent and not ended."""
+        return len(self._in_flight)
 
     def send(self, sound: np.ndarray, pictures: Sequence[Image.Image], due: float | None = None) -> SentUnit:
-        """One unit. due: when it was to be sent; None: now."""
+        """Send one unit. due: scheduled time on the monotonic clock; None = now."""
         sent = SentUnit(self.name, time.monotonic() if due is None else due)
-        self._flight.append(sent)
-        self.handle.send(sound, pictures).add_done_callback(lambda future: self._taken(sent, future))
+        self._in_flight.append(sent)
+        self.handle.send(sound, pictures).add_done_callback(lambda future: self._on_accepted(sent, future))
         return sent
 
     def close(self) -> None:
         self.handle.close().result()
 
-    def _taken(self, sent: SentUnit, future: "Future[None]") -> None:
+    def _on_accepted(self, sent: SentUnit, future: "Future[None]") -> None:
         if (error := future.exception()) is not None:
-            self._flight.remove(sent)
-            self._over(sent, error)
+            self._in_flight.remove(sent)
+            self._fail(sent, error)
 
-    def _take(self, event: Any) -> None:
-        """On the engine's thread."""
+    def _on_event(self, event: Event) -> None:
+        """Runs on the engine thread."""
         now = time.monotonic()
-        if isinstance(event, PartialResult) and event.pcm is not None and self._flight[0].first_sound is None:
-            self._flight[0].first_sound = now
+        if isinstance(event, PartialResult) and event.pcm is not None and self._in_flight[0].first_sound is None:
+            self._in_flight[0].first_sound = now
         elif isinstance(event, Failure):
-            self._over(self._flight.popleft(), event.error)
+            self._fail(self._in_flight.popleft(), event.error)
         elif isinstance(event, UnitResult):
-            sent = self._flight.popleft()
+            sent = self._in_flight.popleft()
             sent.done, sent.result = now, replace(event, pcm=None)
             if event.pcm is not None:
                 sent.n_samples = len(event.pcm)
-                sent.sound = event.pcm.tobytes() if self._keeps else b""
+                sent.sound = event.pcm.tobytes() if self._keeps_sound else b""
             self.done.put(sent)
 
-    def _over(self, sent: SentUnit, error: BaseException) -> None:
+    def _fail(self, sent: SentUnit, error: BaseException) -> None:
         sent.done, sent.error = time.monotonic(), f"{type(error).__name__}: {error}"
         self.done.put(sent)
 
 
 @dataclass
-class Scenes:
-    """What sessions hear and see: noise, always the same."""
+class SyntheticMedia:
+    """Input of the sessions: noise from a fixed seed."""
 
     n_frames: int
-    sounds: np.ndarray = field(init=False)
-    pictures: list[Image.Image] = field(init=False)
+    seconds: np.ndarray = field(init=False)
+    images: list[Image.Image] = field(init=False)
 
     def __post_init__(self) -> None:
         generator = np.random.default_rng(0)
-        self.sounds = (0.1 * generator.standard_normal((64, SAMPLE_RATE))).astype(np.float32)
+        self.seconds = (0.1 * generator.standard_normal((64, SAMPLE_RATE))).astype(np.float32)
         pixels = generator.integers(0, 256, (448, 448, 3), dtype=np.uint8)
-        self.pictures = [Image.fromarray(pixels)] * self.n_frames
+        self.images = [Image.fromarray(pixels)] * self.n_frames
 
-    def sound(self, unit: int, session: int = 0) -> np.ndarray:
-        return self.sounds[(unit + 7 * session) % len(self.sounds)]
+    def audio(self, unit: int, session: int = 0) -> np.ndarray:
+        """One second of audio, [16000] float32, different for neighbouring units and sessions."""
+        return self.seconds[(unit + 7 * session) % len(self.seconds)]
 
 
-def converse(
-    running: Running, talkers: Sequence[Talker], scenes: Scenes, n_units: int, first: int = 0
+def run_units(
+    running: RunningEngine, sessions: Sequence[BenchSession], media: SyntheticMedia, n_units: int, first: int = 0
 ) -> list[SentUnit]:
-    """Units of all sessions at once, the next when all are closed. Raises: RuntimeError for a unit that failed."""
+    """Send one unit of every session at once, and the next ones when all of these are closed.
+
+    Raises: RuntimeError if a unit fails.
+    """
     units: list[SentUnit] = []
     for unit in range(first, first + n_units):
-        sent = [talker.send(scenes.sound(unit, n), scenes.pictures) for n, talker in enumerate(talkers)]
-        for talker in talkers:
-            done = talker.done.get(timeout=RESULT_TIMEOUT_S)
+        sent = [session.send(media.audio(unit, n), media.images) for n, session in enumerate(sessions)]
+        for session in sessions:
+            done = session.done.get(timeout=RESULT_TIMEOUT_S)
             if done.error:
                 raise RuntimeError(f"{done.session}, unit {unit}: expected a result, got {done.error}")
-        running.settle()
+        running.wait_idle()
         units += sent
     return units
 
 
 def percentiles(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Of those that are there; None without any."""
+    """Percentiles of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
