@@ -108,11 +108,11 @@ class BenchSession:
         """Units sent and not ended."""
         return len(self._in_flight)
 
-    def send(self, sound: np.ndarray, pictures: Sequence[Image.Image], due: float | None = None) -> SentUnit:
+    def send(self, sound: np.ndarray, images: Sequence[Image.Image], due: float | None = None) -> SentUnit:
         """Send one unit. due: scheduled time on the monotonic clock; None = now."""
         sent = SentUnit(self.name, time.monotonic() if due is None else due)
         self._in_flight.append(sent)
-        self.handle.send(sound, pictures).add_done_callback(lambda future: self._on_accepted(sent, future))
+        self.handle.send(sound, images).add_done_callback(lambda future: self._on_accepted(sent, future))
         return sent
 
     def close(self) -> None:
