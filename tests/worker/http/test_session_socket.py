@@ -49,25 +49,25 @@ def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
 # --- units ----------------------------------------------------------------------------------------
 
 
-def test_answers_thirty_chunks_at_once(worker: WorkerProcess) -> None:
+def test_answers_sixteen_chunks_at_once(worker: WorkerProcess) -> None:
     """A minimal client: a voice, then chunks without waiting, the last one shorter than a second."""
     voice = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard()
     with ScriptedClient(worker) as client:
         client.send({"type": "prepare", "ref_audio_base64": base64_of(voice)})
-        for number in range(29):
+        for number in range(15):
             client.send(chunk(number))
-        client.send(chunk(sound=sound_of(29)[:6000]))
+        client.send(chunk(sound=sound_of(15)[:6000]))
         prepared = client.expect(Prepared)
         assert type(prepared.prompt_length) is int and prepared.prompt_length > 0, (
             f"expected characters, got {prepared}"
         )
-        results = [client.expect(Result) for _ in range(30)]
+        results = [client.expect(Result) for _ in range(16)]
         client.expect_silence(0.2)
         client.stop()
     for result in results:
         assert_result(result)
     got = [result.current_time for result in results]
-    assert got == [*range(1, 30), 29], f"expected units counted from 1, the part of a second not counted, got {got}"
+    assert got == [*range(1, 16), 15], f"expected units counted from 1, the part of a second not counted, got {got}"
     assert all(result.is_listen for result in results[:3]), "expected three units of listening at the start"
     lags = [result.lag_ms for result in results]
     assert sorted(lags[:12]) == lags[:12] and lags[11] > lags[0], f"expected a lag that grows, got {lags}"
