@@ -58,11 +58,11 @@ SHAPES = Shapes(
     kv=(256, 768),
     spoken=(24,),
     tokens=(24, 40),
-    speech_kv=(512,),
+    speech_kv=(256, 512),
 )
 # Of the code loop: compiled are its layers, many times over is the same as five times.
 FEW_STEPS = (1, 5)
-VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(320,), prompt=(60,))
+VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(256, 320), prompt=(60,))
 # Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
 # What a target's compiled layers run in, on a CPU.
