@@ -54,7 +54,7 @@ class GatewayMetrics:
         self._headroom = histogram(
             "headroom_seconds", "remaining part of a unit's second when its result was ready", HEADROOM_SECONDS
         )
-        self._missed = counter("deadline_misses_total", "results later than one second after their chunk")
+        self._missed = counter("deadline_misses_total", "results with negative headroom")
         self._relay = histogram("relay_seconds", "time to forward a message", RELAY_SECONDS, "direction")
         self._wait = histogram("queue_wait_seconds", "from a client's ticket to its slot", WAIT_SECONDS)
         self._session = histogram(

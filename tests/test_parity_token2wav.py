@@ -37,14 +37,14 @@ def whole(golden: Path) -> tuple[Report, list[str]]:
     return run_parity(str(golden))
 
 
-def told(report: Report) -> str:
+def report_text(report: Report) -> str:
     return "\n".join(f"{miss.case} {miss.name}: {miss.detail}" for miss in report.misses)
 
 
 def test_stages_match_golden_data(whole):
     report, stages = whole
     assert set(stages) == STAGES.keys() and not report.empty
-    assert not report.misses, told(report)
+    assert not report.misses, report_text(report)
     assert len(report.checks) > 85, "stages ran but compared little"
 
 
@@ -83,7 +83,7 @@ def test_golden_sizes_differ_from_released_sizes(golden):
 def test_wrong_value_fails(golden, tmp_path, stage, tensor, by):
     folder = change(golden, tmp_path / "golden", STAGES[stage], moved(tensor, by))
     report, _ = run_parity(str(folder), only=stage)
-    assert report.misses and all(miss.case.startswith(STAGES[stage]) for miss in report.misses), told(report)
+    assert report.misses and all(miss.case.startswith(STAGES[stage]) for miss in report.misses), report_text(report)
 
 
 TRIMMED = {
@@ -104,7 +104,7 @@ def test_trimmed_tensors_are_not_compared(golden, whole, tmp_path):
     for stem, patterns in TRIMMED.items():
         change(golden, tmp_path / "golden", stem, without(*patterns))
     (full, all_stages), (report, stages) = whole, run_parity(str(tmp_path / "golden"))
-    assert not report.misses, told(report)
+    assert not report.misses, report_text(report)
     assert stages == all_stages
     all_checks, kept = ({(check.case, check.name) for check in run.checks} for run in (full, report))
     assert kept < all_checks
@@ -120,7 +120,7 @@ def test_inputs_without_outputs_compare_nothing(golden, tmp_path):
     for stem in set(STAGES.values()):
         change(golden, tmp_path / "golden", stem, without("out.*"))
     report, _ = run_parity(str(tmp_path / "golden"))
-    assert not report.misses, told(report)
+    assert not report.misses, report_text(report)
     assert set(report.empty) == STAGES.keys() - {"flow", "s3gen"}  # these check themselves and their settings too
 
 

@@ -23,7 +23,7 @@ def cast(folder) -> RecordedModel:
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         ({"expected": None}, "mixed_modes/expected.json: expected an object, got no file"),
         ({"expected": "{"}, "mixed_modes/expected.json: expected JSON, got"),
@@ -32,11 +32,11 @@ def cast(folder) -> RecordedModel:
         ({"tensors": None}, "mixed_modes: expected tensors.safetensors with tensors, got none"),
     ],
 )
-def test_a_file_that_is_not_there_or_not_right_is_named(files, told, tmp_path):
+def test_missing_or_invalid_file_is_named(files, message, tmp_path):
     folder = TraceFolder(make_folder(tmp_path / "traces", **files))
     with pytest.raises(TraceError) as raised:
         folder.trace(VARIED)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_folders_that_are_none(tmp_path, folder):
@@ -44,7 +44,7 @@ def test_folders_that_are_none(tmp_path, folder):
         TraceFolder(tmp_path / "nowhere")
     with pytest.raises(TraceError, match=r"expected folders with input\.json, got none"):
         TraceFolder(tmp_path)
-    with pytest.raises(TraceError, match="trace nobody: expected one of audio_basic, "):
+    with pytest.raises(TraceError, match="trace unknown: expected one of audio_basic, "):
         folder.trace("nobody")
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "input.json").write_text("{}")
@@ -55,7 +55,7 @@ def test_folders_that_are_none(tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"audio": {"pool": [10_000]}}, "audio.pool: expected indices below 44, got [10000]"),
         ({"frames": [77]}, "frame_77.png: expected a file"),
@@ -66,14 +66,14 @@ def test_folders_that_are_none(tmp_path, folder):
         ({"generate": {"length_penalty": "much"}}, "length_penalty"),
     ],
 )
-def test_what_cannot_be_played_is_a_miss_that_says_so(changes, told, tmp_path, cast):
+def test_unplayable_step_is_reported_as_a_miss(changes, message, tmp_path, cast):
     own = replace(cast, folder=TraceFolder(make_folder(tmp_path / "traces", input=given_with(**changes))))
     (outcome,) = run_alone(own, [VARIED])
     assert [miss.name for miss in outcome.report.misses] == ["run"]
-    assert told in outcome.report.misses[0].detail
+    assert message in outcome.report.misses[0].detail
 
 
-def test_settings_in_our_words():
+def test_recorded_settings_map_to_ours():
     given = {
         "constructor": {"sliding_window_mode": "context", "context_max_units": 7, "force_listen_count": 2},
         "generate": {"length_penalty": 2.0},
@@ -87,7 +87,7 @@ def test_settings_in_our_words():
     assert slice_limits({"frames": [1, 2], "max_slice_nums": 3}) == [3, 3] and slice_limits({"frames": None}) == []
 
 
-def test_the_command_tells_by_its_exit_code(tmp_path, capsys, folder):
+def test_exit_code_of_the_command(tmp_path, capsys, folder):
     good = make_folder(tmp_path / "good")
     assert main([str(good), "--trace", VARIED]) == 0
     assert f"{VARIED} (alone): " in (shown := capsys.readouterr().out) and "everything agrees" in shown

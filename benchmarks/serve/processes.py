@@ -1,6 +1,6 @@
 """Server processes under load: start, CPU and memory sampling, and clients in another process.
 
-Knows processes and what the system says of them. Does not know what is measured for.
+The benchmark itself is in `__main__`.
 """
 
 import itertools

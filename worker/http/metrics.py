@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from worker.compile.state import TargetPhase
-from worker.loop.results import UNIT_MS, UnitResult
+from worker.loop.results import UnitResult
 from worker.protocol.messages import Result
 from worker.status import State
 
@@ -67,12 +67,12 @@ class WorkerMetrics:
         self.totals["units"] += 1
         self.totals["ms"] += message.wall_clock_ms
         self._units.labels(decision).inc()
-        self._unit.labels(decision).observe(message.wall_clock_ms / UNIT_MS)
-        self._lag.observe(message.lag_ms / UNIT_MS)
+        self._unit.labels(decision).observe(message.wall_clock_ms / 1000)
+        self._lag.observe(message.lag_ms / 1000)
         for stage in STAGES:
-            self._stage.labels(stage).observe(getattr(times, stage) / UNIT_MS)
+            self._stage.labels(stage).observe(getattr(times, stage) / 1000)
         if times.first_sound is not None:
-            self._first_sound.observe(times.first_sound / UNIT_MS)
+            self._first_sound.observe(times.first_sound / 1000)
         if message.headroom_ms is not None and message.headroom_ms < 0:
             self._missed.inc()
 

@@ -112,7 +112,7 @@ class BatchRunner:
     # --- failure -------------------------------------------------------------------------------
 
     def disable_speech(self, job: Job, error: Exception) -> None:
-        """Go on without speech: the text stands."""
+        """Continue without speech: the text is kept."""
         job.disable_speech(error)
         self.voices.cut(job.session)
 
