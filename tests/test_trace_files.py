@@ -45,7 +45,7 @@ def test_folders_that_are_none(tmp_path, folder):
     with pytest.raises(TraceError, match=r"expected folders with input\.json, got none"):
         TraceFolder(tmp_path)
     with pytest.raises(TraceError, match="trace unknown: expected one of audio_basic, "):
-        folder.trace("nobody")
+        folder.trace("unknown")
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "input.json").write_text("{}")
     with pytest.raises(TraceError, match=r"expected one folder with config\.json, got none or several"):
