@@ -3,6 +3,7 @@
 Contains the only use of `huggingface_hub`, which also reads HF_HOME, HF_HUB_OFFLINE and the access token.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -66,13 +67,29 @@ def cached(name: str) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=True))
+        folder = Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=True))
     except LocalEntryNotFoundError:
         if is_offline_mode():
             raise _unavailable(name, _not_cached()) from None
         return None
     except Exception as error:  # as in `download`
         raise _unavailable(name, f"{type(error).__name__}: {_first_line(error)}") from None
+    # An interrupted download leaves a snapshot with some of its files. Offline, the checks of a folder name the others.
+    return folder if is_offline_mode() or _has_weights(folder) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether `config.json` and all weight files exist. An index that cannot be read is left to the loader."""
+    index = folder / "model.safetensors.index.json"
+    names = {"config.json"}
+    if index.is_file():
+        try:
+            names |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return True
+    else:
+        names.add("model.safetensors")
+    return all((folder / name).is_file() for name in names)
 
 
 _REMEDY = "download it where there is a network (`hf download`) and copy the cache, or set model.model_path to a folder"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -68,7 +68,9 @@ class SettingField(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether a variable such as `7` is text: true for paths, text and choices of words."""
+        """Whether a variable such as `7` is text: true for paths, text and choices of words, not for lists."""
+        if get_origin(self.annotation) in (list, tuple):
+            return False
         kinds = (self.annotation, *get_args(self.annotation))
         return self.is_path or any(kind is str or isinstance(kind, str) for kind in kinds)
 

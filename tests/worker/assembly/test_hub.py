@@ -86,6 +86,17 @@ def test_a_model_not_in_the_cache_is_no_error_while_online(online: Path) -> None
     assert cached(NAME) is None
 
 
+def test_an_interrupted_download_is_not_taken_from_the_cache(online: Path, tmp_path: Path) -> None:
+    index = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    files = {"config.json": b"{}", "model.safetensors.index.json": index, "model-00001-of-00002.safetensors": b"1"}
+    folder = tmp_path / "partial"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    fill_cache(online, folder)
+    assert cached(NAME) is None, "expected a download of the second weight file"
+
+
 def test_no_connection_names_the_remedies(online: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_from("http://127.0.0.1:9", monkeypatch)
     with pytest.raises(CheckpointError, match=r"got no connection to the hub \(.*\); .*model\.model_path"):

@@ -156,6 +156,12 @@ def test_unused_keys_of_flags_and_variables_give_notes(file: Path) -> None:
     ]
 
 
+def test_a_variable_holds_a_list_as_json(file: Path) -> None:
+    environ = {"DUOLOGUE_SERVICE_ALLOWED_ORIGINS": '["https://a.example", "https://b.example"]'}
+    got = load(file, {}, environ=environ)[0].service.allowed_origins
+    assert got == ("https://a.example", "https://b.example"), f"expected two origins, got {got}"
+
+
 @pytest.mark.parametrize("source", ["file", "flag", "environment"])
 def test_model_id_is_a_path_only_if_the_folder_exists(file: Path, tmp_path: Path, source: str) -> None:
     content = {"model": {"model_path": "someone/model"}} if source == "file" else {}
