@@ -9,7 +9,7 @@ that dtype repeats the call: its error is the error of the dtype alone.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +130,9 @@ class _ComparedRegions:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._served, name)
+
+    def run(self, function: Callable[..., Any], *given: Input, **static: Any) -> Any:
+        return self(self._served.name_of(function), *given, **static)
 
     def __call__(self, name: str, *given: Input, **static: Any) -> Any:
         started_at = time.monotonic()

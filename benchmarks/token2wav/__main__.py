@@ -6,7 +6,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -221,6 +221,9 @@ class VocoderBench:
         plain = vocoder.regions
 
         class Timed:
+            def run(inner, function: Callable[..., Any], *arguments: Any, **static: Any) -> Any:
+                return inner(plain.name_of(function), *arguments, **static)
+
             def __call__(inner, name: str, *arguments: Any, **static: Any) -> Any:
                 result: list[Any] = []
                 call = lambda: result.append(plain(name, *arguments, **static))  # noqa: E731

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from models.graphs.input_block import Input, StaticInputs
 Bucket = dict[str, int]
 StaticSettings = dict[str, Hashable]  # settings of a region; each combination of values is a graph of its own
 Example = tuple[tuple[Tensor, ...], StaticSettings]
+Outputs = Tensor | tuple[Tensor, ...] | None  # of any region; `RegionTable.run` has the type of one region
 
 
 class StagePool:
@@ -42,7 +43,7 @@ class _Table(Protocol):
 
     def example(self, name: str, bucket: Bucket) -> Example: ...
 
-    def __call__(self, name: str, *given: Input, **static: Hashable) -> Any: ...
+    def __call__(self, name: str, *given: Input, **static: Hashable) -> Outputs: ...
 
 
 class Captured:
@@ -81,7 +82,7 @@ class Captured:
                 self.pool = StagePool()
             self._record(run, 1)
 
-    def _record(self, run: Callable[[], Any], n_runs: int) -> None:
+    def _record(self, run: Callable[[], Outputs], n_runs: int) -> None:
         self.pool.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.pool.stream):
             for _ in range(n_runs):
@@ -94,7 +95,7 @@ class Captured:
         """The tensors that the graph reads."""
         return self._inputs.tensors
 
-    def __call__(self, *given: Input) -> Any:
+    def __call__(self, *given: Input) -> Outputs:
         """Copy inputs, host arrays or device tensors, and replay, without blocking the host.
 
         Returns: the static outputs, which the next call overwrites.
@@ -105,7 +106,7 @@ class Captured:
         return self.outputs
 
 
-def _recorded(run: Callable[[], Any], pool: StagePool) -> tuple[torch.cuda.CUDAGraph, Any]:
+def _recorded(run: Callable[[], Outputs], pool: StagePool) -> tuple[torch.cuda.CUDAGraph, Outputs]:
     """One run captured on the current stream, and its outputs.
 
     Unlike `torch.cuda.graph` this neither synchronizes nor empties the memory cache before a capture: over a few

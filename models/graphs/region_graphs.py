@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.errors import SettingsError, ShapeError
-from models.graphs.captured import Bucket, Captured, Example, StagePool, StaticSettings
+from models.graphs.captured import Bucket, Captured, Example, Outputs, StagePool, StaticSettings
 from models.graphs.compiler import counters
 from models.graphs.input_block import Input, inputs_to_device
 from models.graphs.kernel_support import LoadedKernels
+from models.graphs.shared_function import SharedFunction
 
 CPU = torch.device("cpu")
-Arguments = ParamSpec("Arguments")
 Output = TypeVar("Output")
 
 
@@ -64,33 +64,17 @@ class Region:
 
     name: str
     part: str
-    run: Callable[..., Any]
-    bound: tuple[Any, ...]
+    run: Callable[..., Outputs]
+    bound: tuple[object, ...]
     axes: dict[str, str]
     example: Callable[[Bucket], Example]
-    variants: tuple[dict[str, Any], ...] = ({},)
+    variants: tuple[StaticSettings, ...] = ({},)
     has: Callable[[Bucket], bool] = lambda bucket: True
 
     def buckets(self, shapes: ShapeTable) -> Iterator[Bucket]:
         for sizes in product(*(getattr(shapes, axis) for axis in self.axes.values())):
             if self.has(bucket := dict(zip(self.axes, sizes, strict=True))):
                 yield bucket
-
-
-class SharedFunction(Generic[Arguments, Output]):
-    """A function that several regions call and that compiles on its own: `table.compile(by_layer=True)`."""
-
-    def __init__(self, function: Callable[Arguments, Output]):
-        self.function = self._run = function
-
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Output:
-        return self._run(*args, **kwargs)
-
-    def compile(self, **options: Any) -> None:
-        self._run = torch.compile(self.function, **options)
-
-    def uncompile(self) -> None:
-        self._run = self.function
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,10 @@ class CaptureFacts:
 
 
 class RegionTable:
-    """All regions of one model and its slots. Call one by name: `table("unit_step", slots, ids, ...)`."""
+    """All regions of one model and its slots.
+
+    Call one by its function, `table.run(regions.unit_step, slots, ...)`, or by its name, `table("unit_step", slots)`.
+    """
 
     # Compile target -> module classes that repeat inside it, and their methods, which are compiled in its place.
     stacks: ClassVar[dict[str, tuple[tuple[type[nn.Module], tuple[str, ...]], ...]]] = {}
@@ -118,7 +105,7 @@ class RegionTable:
         root: nn.Module,
         table: Iterable[Region],
         shapes: ShapeTable,
-        shared_functions: dict[str, SharedFunction[..., Any]] | None = None,
+        shared_functions: dict[str, SharedFunction[..., Tensor]] | None = None,
         *,
         device: torch.device = CPU,
     ):
@@ -132,6 +119,7 @@ class RegionTable:
         self._shared_functions = shared_functions or {}
         self.table = {region.name: region for region in table}
         self._runners = {name: region.run for name, region in self.table.items()}
+        self._names: dict[Callable[..., object], str] = {region.run: name for name, region in self.table.items()}
         self._captured: dict[Hashable, Captured] = {}
         self._captured_names: set[str] = set()
         self._pools: dict[str, StagePool] = {}
@@ -139,7 +127,22 @@ class RegionTable:
         self.n_skipped = 0  # calls of captured regions at shapes without a graph
         self.marks_steps = False  # torch.compile captures graphs itself: every region's call is one of their steps
 
-    def __call__(self, name: str, *given: Input, **static: Hashable) -> Any:
+    def run(self, function: Callable[..., Output], *given: Input, **static: Hashable) -> Output:
+        """Run the region of this function, as a call by name.
+
+        Args:
+            function: `Region.run` of the region.
+            given, static: the function's arguments after the bound ones.
+        Returns: what the function returns.
+        Raises: as a call by name.
+        """
+        return cast(Output, self(self._names[function], *given, **static))
+
+    def name_of(self, function: Callable[..., object]) -> str:
+        """Name of the region of this function."""
+        return self._names[function]
+
+    def __call__(self, name: str, *given: Input, **static: Hashable) -> Outputs:
         """Run a region: its captured graph if there is one for these shapes and settings, else compiled or eager.
 
         The next call of any captured region of the same stage may overwrite the outputs of a graph.
@@ -164,7 +167,7 @@ class RegionTable:
         """Whether a call of the region with these inputs replays a captured graph."""
         return name in self._captured_names and _shape_key(name, given, static) in self._captured
 
-    def uncaptured(self, name: str, *given: Input, **static: Hashable) -> Any:
+    def uncaptured(self, name: str, *given: Input, **static: Hashable) -> Outputs:
         """The same call without captured graphs: compiled or eager."""
         tensors = inputs_to_device(self._device, given)
         # Strides are part of a compiled graph's key: a transposed input would trigger a recompile.

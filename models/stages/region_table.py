@@ -6,23 +6,24 @@ Contains every region's inputs. Does not contain sessions, compilation or captur
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from models.graphs.captured import Bucket
-from models.graphs.region_graphs import Region, RegionTable, ShapeTable, SharedFunction
+from models.graphs.captured import Bucket, Example, StaticSettings
+from models.graphs.region_graphs import Region, RegionTable, ShapeTable
+from models.graphs.shared_function import SharedFunction
 from models.inputs.audio import UNIT_COLUMNS, LogMel
 from models.inputs.audio_sizes import UNIT_SAMPLES
-from models.layers import speech_loop as speech
+from models.layers import speech_loop
 from models.layers.apm import UNIT_ROWS, AudioLayer
 from models.layers.resampler import Resampler
 from models.layers.transformer import DecoderLayer
 from models.layers.vpm import VisionLayer
 from models.omni import OmniModel
 from models.sampling.text import TokenSets
-from models.stages import regions as stages
+from models.stages import regions
 from models.stages.state import SlotState
 
 FED_AT_ONCE = 6144  # rows of one prefill over all slots: units of every slot, or long prompts of a few slots
@@ -69,8 +70,8 @@ class Regions(RegionTable):
     def __init__(self, model: OmniModel, state: SlotState, log_mel: LogMel, sets: TokenSets, shapes: Shapes):
         # Sampling is hundreds of small operations: eager between compiled layers, it would take longer than they do.
         functions: dict[str, SharedFunction[..., Tensor]] = {
-            "choose": SharedFunction(stages.choose),
-            "draw": SharedFunction(speech.draw_speech_tokens),
+            "choose": SharedFunction(regions.choose),
+            "draw": SharedFunction(speech_loop.draw_speech_tokens),
         }
         table = _table(_TableInputs(model, state, log_mel, sets, shapes, functions))
         super().__init__(model, table, shapes, functions, device=model.device)
@@ -125,7 +126,7 @@ def _table(given: _TableInputs) -> Iterator[Region]:
     def noise(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)
 
-    def vision_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def vision_example(b: Bucket) -> Example:
         n, length = b["slices"], b["patches"]
         pixels = torch.randint(0, 256, (n, length, 3 * patch * patch), dtype=torch.uint8, device=device)
         ids = torch.randint(0, config.vision_config.table_side**2, (n, length), device=device)
@@ -135,85 +136,87 @@ def _table(given: _TableInputs) -> Iterator[Region]:
     if config.init_vision:
         axes = {"slices": "slices", "patches": "patches"}
         few = partial(_fits_vision, shapes)
-        yield Region("vision", "vpm, resampler", stages.vision, (model,), axes, vision_example, has=few)
+        yield Region("vision", "vpm, resampler", regions.vision, (model,), axes, vision_example, has=few)
 
-    def clips_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def clips_example(b: Bucket) -> Example:
         n, frames = b["batch"], b["frames"]
         mel = noise(n, config.audio_config.num_mel_bins, frames, dtype=torch.float32)
         chunk = int(config.audio_chunk_length * UNIT_ROWS)
         return (mel, full(n, frames), full(n, (frames + 1) // 2)), {"chunk": chunk}
 
-    def mel_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def mel_example(b: Bucket) -> Example:
         n = b["batch"]
         samples = 0.1 * noise(n, b["samples"], dtype=torch.float32)
         n_new = full(n, min(UNIT_SAMPLES, b["samples"]))
         return (scratch(n), samples, n_new, yes(n), ~yes(n)), {"redundancy": 2, "clip": "auto"}
 
-    def audio_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def audio_example(b: Bucket) -> Example:
         n = b["batch"]
         mel = noise(n, config.audio_config.num_mel_bins, UNIT_COLUMNS, dtype=torch.float32)
         return (scratch(n), mel, full(n, 0), full(n, UNIT_COLUMNS)), {}
 
-    def overlap_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def overlap_example(b: Bucket) -> Example:
         return (scratch(b["batch"]), yes(b["batch"])), {}
 
     if config.init_audio:
-        yield Region("clips", "apm", stages.clips, (model,), {"batch": "batch", "frames": "clip_frames"}, clips_example)
+        yield Region(
+            "clips", "apm", regions.clips, (model,), {"batch": "batch", "frames": "clip_frames"}, clips_example
+        )
         axes = {"batch": "batch", "samples": "samples"}
-        yield Region("mel_unit", "apm", stages.mel_unit, (given.log_mel, state), axes, mel_example)
-        yield Region("audio_unit", "apm", stages.audio_unit, (model, state), {"batch": "batch"}, audio_example)
-        yield Region("audio_overlap", "apm", stages.audio_overlap, (model, state), {"batch": "batch"}, overlap_example)
+        yield Region("mel_unit", "apm", regions.mel_unit, (given.log_mel, state), axes, mel_example)
+        yield Region("audio_unit", "apm", regions.audio_unit, (model, state), {"batch": "batch"}, audio_example)
+        yield Region("audio_overlap", "apm", regions.audio_overlap, (model, state), {"batch": "batch"}, overlap_example)
 
-    def prefill_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def prefill_example(b: Bucket) -> Example:
         n, rows = b["batch"], b["rows"]
         ids = torch.randint(0, config.vocab_size, (n, rows), device=device)
         is_row = torch.rand(n, rows, device=device) < 0.5
         return (scratch(n), ids, noise(n, rows, width), is_row, full(n, rows), yes(n)), {"kv_len": b["kv"]}
 
-    def step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def step_example(b: Bucket) -> Example:
         n = b["batch"]
         ids = torch.randint(0, config.vocab_size, (n,), device=device)
         return (scratch(n), ids, yes(n), full(n, 0), yes(n)), {"kv_len": b["kv"]}
 
-    def evict_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def evict_example(b: Bucket) -> Example:
         n = b["batch"]
         return (scratch(n), full(n, 0), full(n, 0)), {"turn": True}
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     few = partial(_fits, shapes, "rows")
     bound = (model, state, given.sets, functions["choose"])
-    yield Region("unit_prefill", "llm.model, choose", stages.unit_prefill, bound, axes, prefill_example, has=few)
+    yield Region("unit_prefill", "llm.model, choose", regions.unit_prefill, bound, axes, prefill_example, has=few)
     axes = {"batch": "batch", "kv": "kv"}
-    yield Region("unit_step", "llm.model, choose", stages.unit_step, bound, axes, step_example)
-    variants = ({"turn": True}, {"turn": False})
+    yield Region("unit_step", "llm.model, choose", regions.unit_step, bound, axes, step_example)
+    variants: tuple[StaticSettings, ...] = ({"turn": True}, {"turn": False})
     axes, some = {"batch": "batch"}, partial(_fits_eviction, shapes.batch[0])
-    yield Region("llm_evict", "llm.model", stages.llm_evict, (model, state), axes, evict_example, variants, some)
+    yield Region("llm_evict", "llm.model", regions.llm_evict, (model, state), axes, evict_example, variants, some)
 
-    def reset_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def reset_example(b: Bucket) -> Example:
         return (scratch(b["batch"]),), {}
 
-    yield Region("reset", "state", stages.reset, (state,), {"batch": "batch"}, reset_example)
+    yield Region("reset", "state", regions.reset, (state,), {"batch": "batch"}, reset_example)
 
-    def spoken_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def spoken_example(b: Bucket) -> Example:
         n, tokens = b["batch"], b["spoken"]
         ids = torch.randint(0, config.tts_config.num_text_tokens, (n, tokens), device=device)
         return (scratch(n), ids, full(n, tokens), ~yes(n)), {}
 
-    def begin_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def begin_example(b: Bucket) -> Example:
         n, rows = b["batch"], b["tokens"] + 2
         hidden = noise(n, rows, config.tts_config.hidden_size)
         return (scratch(n), hidden, full(n, rows), full(n, 26), full(n, 26)), {"kv_len": b["kv"]}
 
-    def speech_step_example(b: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def speech_step_example(b: Bucket) -> Example:
         return (scratch(b["batch"]),), {"kv_len": b["kv"], "n_steps": 1}
 
     if config.init_tts:
         axes = {"batch": "batch", "spoken": "spoken"}
-        yield Region("spoken_rows", "tts", stages.spoken_rows, (model, state), axes, spoken_example)
+        yield Region("spoken_rows", "tts", regions.spoken_rows, (model, state), axes, spoken_example)
         axes = {"batch": "batch", "tokens": "tokens", "kv": "speech_kv"}
         draws = (model, state, functions["draw"])
         few = partial(_fits, shapes, "tokens")
-        yield Region("speech_begin", "tts.model, draw", stages.speech_begin, draws, axes, begin_example, has=few)
+        yield Region("speech_begin", "tts.model, draw", regions.speech_begin, draws, axes, begin_example, has=few)
         axes = {"batch": "batch", "kv": "speech_kv"}
-        loops = tuple({"n_steps": n_steps} for n_steps in SPEECH_STEPS)
-        yield Region("speech_step", "tts.model, draw", stages.speech_step, draws, axes, speech_step_example, loops)
+        loops: tuple[StaticSettings, ...] = tuple({"n_steps": n_steps} for n_steps in SPEECH_STEPS)
+        yield Region("speech_step", "tts.model, draw", regions.speech_step, draws, axes, speech_step_example, loops)

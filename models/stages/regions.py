@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.inputs.audio import LogMel
 from models.inputs.mel_stream import mel_step
-from models.layers import speech_loop as speech
+from models.layers import speech_loop
 from models.layers.audio_overlap import overlap_encode, store_recent
 from models.layers.backend import SpeechSampler, TextSampler
 from models.omni import OmniModel
@@ -68,7 +68,7 @@ def unit_prefill(
     model: OmniModel,
     state: SlotState,
     sets: sampling.TokenSets,
-    choose: TextSampler,
+    sampler: TextSampler,
     slots: Tensor,
     ids: Tensor,
     rows: Tensor,
@@ -89,7 +89,7 @@ def unit_prefill(
     """
     embeds = torch.where(is_row[..., None], rows.to(model.dtype), model.llm.embed(ids, model.backend))
     _, logits = model.llm.prefill(embeds, state.llm, slots, n_new, kv_len, model.backend)
-    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, n_new > 0, sample)
+    chosen = model.backend.text_sampler(sampler)(state.text, sets, slots, logits, n_new > 0, sample)
     return chosen, logits
 
 
@@ -97,7 +97,7 @@ def unit_step(
     model: OmniModel,
     state: SlotState,
     sets: sampling.TokenSets,
-    choose: TextSampler,
+    sampler: TextSampler,
     slots: Tensor,
     ids: Tensor,
     active: Tensor,
@@ -117,7 +117,7 @@ def unit_step(
     hidden, logits = model.llm.decode(ids, state.llm, slots, active, kv_len, model.backend)
     kept = active & (places >= 0)
     state.hidden[torch.where(kept, slots, state.scratch), places.clamp(min=0)] = hidden
-    chosen = model.backend.text_sampler(choose)(state.text, sets, slots, logits, active, sample)
+    chosen = model.backend.text_sampler(sampler)(state.text, sets, slots, logits, active, sample)
     return chosen, logits
 
 
@@ -167,8 +167,8 @@ def speech_begin(
 ) -> Tensor:
     """Append conditioning rows and draw each slot's first speech token [B]; shapes as `speech_loop.begin`."""
     assert state.speech is not None
-    call = speech.SpeechInputs(rows, n_rows, min_speech_tokens, limit)
-    return speech.begin(model.tts, model.backend, state.speech, slots, call, kv_len, draw)
+    call = speech_loop.SpeechInputs(rows, n_rows, min_speech_tokens, limit)
+    return speech_loop.begin(model.tts, model.backend, state.speech, slots, call, kv_len, draw)
 
 
 def speech_step(
@@ -182,7 +182,7 @@ def speech_step(
     """
     assert state.speech is not None
     for _ in range(n_steps):
-        drawn = speech.step(model.tts, model.backend, state.speech, slots, kv_len, draw)
+        drawn = speech_loop.step(model.tts, model.backend, state.speech, slots, kv_len, draw)
     return drawn
 
 

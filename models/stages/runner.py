@@ -6,7 +6,6 @@ change to a slot, so a refused call leaves every slot as it was.
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from models.errors import AudioError, ContextOverflowError, SettingsError, SlotError
 from models.graphs.compiler import force_eager
-from models.graphs.input_block import Input, padded_array
+from models.graphs.input_block import Array, Input, padded_array
 from models.graphs.streams import tensor_to_device
 from models.inputs.audio import LogMel, conv_length, frame_count, split_clip, token_count
 from models.inputs.image import ImagePatches, pad_batch
@@ -22,6 +21,7 @@ from models.layers.apm import UNIT_ROWS
 from models.omni import OmniModel
 from models.sampling.settings import TextSampling
 from models.sampling.text import TokenSets
+from models.stages import regions
 from models.stages.region_table import Regions, Shapes
 from models.stages.state import SlotPool, SlotState
 
@@ -164,7 +164,7 @@ class Runner:
             if len(other) != len(slots):
                 raise SlotError("slots of one call", expected=f"{len(slots)} entries", got=len(other))
 
-    def batch(self, region: str, slots: Sequence[int], *others: Column) -> tuple[Any, ...]:
+    def batch(self, region: str, slots: Sequence[int], *others: Column) -> tuple[int, Array, list[Array]]:
         """Pad one-number-per-slot inputs of a region to its batch bucket.
 
         Args:
@@ -173,8 +173,8 @@ class Runner:
         Raises: ShapeError for more slots than the largest bucket holds.
         """
         size = self.shapes.fit(region, "batch", len(slots))
-        columns = ((slots, self.state.scratch), *others)
-        return size, *[padded_array(values, size, fill) for values, fill in columns]
+        slot_ids = padded_array(slots, size, self.state.scratch)
+        return size, slot_ids, [padded_array(values, size, fill) for values, fill in others]
 
     def check_room(self, slot: int, n_rows: int) -> None:
         """Raises: ContextOverflowError if `n_rows` more rows do not fit into the slot's context."""
@@ -195,7 +195,7 @@ class Runner:
             group = group[: self.shapes.max_slices(length)]
             size = self.shapes.fit("vision", "slices", len(group))
             batch = pad_batch(group, length, size)
-            out = self.regions("vision", batch.pixels, batch.position_ids, batch.coords, batch.mask)
+            out = self.regions.run(regions.vision, batch.pixels, batch.position_ids, batch.coords, batch.mask)
             rows += out[: len(group)].clone().unbind()
         return rows
 
@@ -230,8 +230,8 @@ class Runner:
             size = self.shapes.fit("clips", "batch", len(group))
             bucket = self.shapes.fit("clips", "clip_frames", max(seen))
             chunk = int(chunk_length * UNIT_ROWS) if chunk_length > 0 else 0
-            out = self.regions(
-                "clips",
+            out = self.regions.run(
+                regions.clips,
                 self._clip_mel([piece for _, piece in group], size, bucket),
                 padded_array(seen, size, 0),
                 padded_array(n_keys, size, 0),
@@ -259,7 +259,7 @@ class Runner:
         bucket. Media rows are uninitialized where `is_row` is false.
         """
         model, n_rows = self.model, self.shapes.fit(region, "rows", max(map(len, pieces)))
-        size, slot_ids, n_new, *more = self.batch(region, slots, ([len(piece) for piece in pieces], 0), *others)
+        size, slot_ids, (n_new, *more) = self.batch(region, slots, ([len(piece) for piece in pieces], 0), *others)
         ids, is_row = np.zeros((size, n_rows), np.int64), np.zeros((size, n_rows), np.bool_)
         for row, piece in enumerate(pieces):
             ids[row, : len(piece)] = piece.ids.numpy()
@@ -286,7 +286,7 @@ class Runner:
         self.check_slots(slots, keep, drop)
         for slot, first, count in zip(slots, keep, drop, strict=True):
             check_span(f"evict from slot {slot}", self._context_len[slot], first, count)
-        _, *inputs = self.batch("llm_evict", slots, (keep, 0), (drop, 0))
-        self.regions("llm_evict", *inputs, turn=turn)
+        _, slot_ids, spans = self.batch("llm_evict", slots, (keep, 0), (drop, 0))
+        self.regions.run(regions.llm_evict, slot_ids, *spans, turn=turn)
         for slot, count in zip(slots, drop, strict=True):
             self._context_len[slot] -= count

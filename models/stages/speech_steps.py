@@ -18,6 +18,7 @@ from models.errors import ContextOverflowError, SettingsError, ShapeError
 from models.graphs.streams import AsyncHostCopy, SideStream
 from models.layers.speech_state import SPEECH_TOKENS_PER_CALL
 from models.sampling.settings import SpeechSampling, check_number
+from models.stages import regions
 from models.stages.region_table import SPEECH_STEPS
 from models.stages.runner import Runner, check_span
 
@@ -209,13 +210,13 @@ class Speaker:
         runner = self.runner
         runner.check_slots(slots, ids, text_eos)
         n_text = [len(own) for own in ids]
-        size, slot_ids, *others = runner.batch("spoken_rows", slots, (n_text, 0), (text_eos, False))
+        size, slot_ids, others = runner.batch("spoken_rows", slots, (n_text, 0), (text_eos, False))
         width = runner.shapes.fit("spoken_rows", "spoken", max(1, *n_text))
         padded = np.zeros((size, width), np.int64)
         for row, own in enumerate(ids):
             padded[row, : len(own)] = own
         self.join()  # the region's graph may share memory with those of the speech loop
-        rows = runner.regions("spoken_rows", slot_ids, padded, *others)
+        rows = runner.regions.run(regions.spoken_rows, slot_ids, padded, *others)
         # Copies: a captured graph writes the next result to the same memory.
         lengths = [len(own) + end + 1 for own, end in zip(ids, text_eos, strict=True)]
         return [rows[row, :length].clone() for row, length in enumerate(lengths)]
@@ -259,26 +260,26 @@ class Speaker:
         runner, n_rows = self.runner, [len(own) for own in rows]
         n_padded = self._token_bucket(max(n_rows)) + 2
         kv_len = self._kv_len("speech_begin", [self.rows(slot) + n_padded for slot in slots])
-        size, slot_ids, *counts = runner.batch(
+        size, slot_ids, counts = runner.batch(
             "speech_begin", slots, (n_rows, 0), (min_speech_tokens, 0), (max_speech_tokens, 0)
         )
         padded = torch.zeros(size, n_padded, rows[0].shape[-1], dtype=runner.model.dtype, device=runner.model.device)
         for row, own in enumerate(rows):
             padded[row, : len(own)] = own
-        runner.regions("speech_begin", slot_ids, padded, *counts, kv_len=kv_len)
+        runner.regions.run(regions.speech_begin, slot_ids, padded, *counts, kv_len=kv_len)
 
     def advance(self, slots: Sequence[int], n_steps: int = 1) -> None:
         """Draw up to `n_steps` more tokens in slots with a call, in as few region calls as possible, without a sync."""
         running = [self._running[slot] for slot in slots]
         with self._side.work():
-            _, slot_ids = self.runner.batch("speech_step", slots)
+            _, slot_ids, _ = self.runner.batch("speech_step", slots)
             while n_steps > 0:
                 # Rows after the first step; the rows of further steps must fit the same kv bucket.
                 held = [self.rows(slot) + call.n_rows + call.n_drawn for slot, call in zip(slots, running, strict=True)]
                 kv_len = self._kv_len("speech_step", held)
                 room = n_steps if kv_len == self.state.cache.max_len else kv_len - max(held) + 1
                 size = max(size for size in SPEECH_STEPS if size <= min(n_steps, room))
-                self.runner.regions("speech_step", slot_ids, kv_len=kv_len, n_steps=size)
+                self.runner.regions.run(regions.speech_step, slot_ids, kv_len=kv_len, n_steps=size)
                 for call in running:
                     call.n_drawn += size
                 n_steps -= size

@@ -23,6 +23,7 @@ from models.layers.apm import UNIT_ROWS
 from models.layers.audio_overlap import needs_overlap
 from models.layers.kv_cache import KVCache
 from models.sampling.settings import SpeechSampling, TextSampling
+from models.stages import regions
 from models.stages.context_mover import ContextMover
 from models.stages.runner import Rows, Runner
 from models.stages.runner_facts import RunnerFacts
@@ -231,14 +232,15 @@ class UnitSteps(RunnerFacts):
         slots, n_new = [unit.slot for unit in units], [len(unit.samples) for unit in units]
         overlap = [unit.overlap for unit in units]
         columns = ((n_new, 0), ([True] * n, False), ([False] * n, False), (overlap, False))
-        size, slot_ids, *pushed, starts_over = runner.batch("audio_unit", slots, *columns)
+        size, slot_ids, (*pushed, starts_over) = runner.batch("audio_unit", slots, *columns)
         if any(overlap):
-            runner.regions("audio_overlap", slot_ids, starts_over)
+            runner.regions.run(regions.audio_overlap, slot_ids, starts_over)
         padded = torch.zeros(size, runner.shapes.fit("mel_unit", "samples", max(n_new)))
         for row, unit in enumerate(units):
             padded[row, : len(unit.samples)] = unit.samples
-        mel, lo, hi = runner.regions("mel_unit", slot_ids, padded.numpy(), *pushed, redundancy=REDUNDANCY, clip="auto")
-        encoded, _ = runner.regions("audio_unit", slot_ids, mel, lo, hi)
+        inputs = slot_ids, padded.numpy(), *pushed
+        mel, lo, hi = runner.regions.run(regions.mel_unit, *inputs, redundancy=REDUNDANCY, clip="auto")
+        encoded, _ = runner.regions.run(regions.audio_unit, slot_ids, mel, lo, hi)
         for unit in units:
             at = self._counters[unit.slot]
             held = at.audio_rows
@@ -293,7 +295,7 @@ class UnitSteps(RunnerFacts):
 
     def _feed_piece(self, slots: Sequence[int], pieces: Sequence[Rows], sample: Sequence[bool]) -> list[Chosen]:
         inputs, kv_len = self.runner.prefill_inputs("unit_prefill", slots, pieces, (sample, False))
-        packed, logits = self.runner.regions("unit_prefill", *inputs, kv_len=kv_len)
+        packed, logits = self.runner.regions.run(regions.unit_prefill, *inputs, kv_len=kv_len)
         for slot, piece in zip(slots, pieces, strict=True):
             self.runner.set_context_len(slot, self.runner.context_len(slot) + len(piece))
         return self._chosen(slots, sample, packed, logits)
@@ -318,8 +320,9 @@ class UnitSteps(RunnerFacts):
             own, wanted = slots[part], sample[part]
             rows = [-1 if place is None else place for place in places[part]]
             columns = ((ids[part], 0), ([True] * len(own), False), (rows, -1), (wanted, False))
-            _, *inputs = runner.batch("unit_step", own, *columns)
-            packed, logits = runner.regions("unit_step", *inputs, kv_len=runner.kv_len("unit_step", own, 1))
+            _, slot_ids, inputs = runner.batch("unit_step", own, *columns)
+            kv_len = runner.kv_len("unit_step", own, 1)
+            packed, logits = runner.regions.run(regions.unit_step, slot_ids, *inputs, kv_len=kv_len)
             runner.add_context_len(own, 1)
             chosen += self._chosen(own, wanted, packed, logits)
         return chosen

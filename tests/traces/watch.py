@@ -3,6 +3,7 @@
 Uses the loop's callbacks and wraps the regions. Does not contain the expected values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +71,8 @@ class Watcher(Observer):
         self.logs: dict[str, UnitLog] = {}
         self._names: dict[int, str] = {}
         self._chosen_from: dict[int, tuple[Tensor, int]] = {}
-        self._regions = duplex.runner.regions
-        duplex.runner.regions = self._recorded
+        table = duplex.runner.regions
+        self._run, table.run = table.run, self._recorded
 
     def join(self, session: str, slot: int) -> None:
         self._names[slot] = session
@@ -125,13 +126,14 @@ class Watcher(Observer):
 
     # --- the regions ---------------------------------------------------------------------------
 
-    def _recorded(self, region: str, *inputs: Any, **static: Any) -> Any:
+    def _recorded(self, function: Callable[..., Any], *inputs: Any, **static: Any) -> Any:
+        region = function.__name__
         watched = region in ("unit_prefill", "unit_step", "mel_unit", "speech_begin")
         own = [(row, slot) for row, slot in enumerate(inputs[0].tolist()) if slot in self._names] if watched else []
         counts = [int(self._state.text.count[slot]) for _, slot in own]
         if region == "speech_begin":
             self._speech_begins(own, *inputs[1:])
-        out = self._regions(region, *inputs, **static)
+        out = self._run(function, *inputs, **static)
         for (row, slot), remembered in zip(own, counts, strict=True):
             if region in ("unit_prefill", "unit_step"):
                 self._chosen_from[slot] = (out[1][row].clone(), remembered)

@@ -12,6 +12,7 @@ import torch
 from worker.assembly.load_times import Loading
 from worker.compile.compile_engine import count
 from worker.compile.state import CompileResult
+from worker.engine import Engine
 from worker.http.conversation import Conversation
 from worker.protocol.messages import PROTOCOL_VERSION
 from worker.report.measures import allocator, device_memory
@@ -104,7 +105,7 @@ def versions() -> dict[str, str | int | None]:
     }
 
 
-def _device(engine: Any, asked: str) -> dict[str, Any]:
+def _device(engine: Engine | None, asked: str) -> dict[str, Any]:
     if engine is None:
         return {"type": None, "name": None, "asked": asked}
     device = engine.device
@@ -122,7 +123,7 @@ def _late(loaded: Loaded) -> dict[str, int]:
     return {**asdict(loaded.late.check()), "recompiles": loaded.watch.counts().recompiles}
 
 
-def _memory(engine: Any, compile_result: CompileResult | None) -> dict[str, int]:
+def _memory(engine: Engine | None, compile_result: CompileResult | None) -> dict[str, int]:
     numbers = {"resident": memory_bytes(None)}
     if engine is not None and engine.device.type == "cuda":
         numbers |= device_memory(engine.device)

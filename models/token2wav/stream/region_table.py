@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import SettingsError
-from models.graphs.captured import Bucket
+from models.graphs.captured import Bucket, Example, StaticSettings
 from models.graphs.region_graphs import Region, RegionTable, ShapeTable
 from models.token2wav.flow.block_table import HISTORY_FRAMES
 from models.token2wav.flow.conformer import ConformerLayer
@@ -21,7 +21,7 @@ from models.token2wav.flow.flow import Flow
 from models.token2wav.flow.flow_state import FlowSizes
 from models.token2wav.hift.hift import Hift, Snake
 from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
-from models.token2wav.stream import regions as stages
+from models.token2wav.stream import regions
 from models.token2wav.stream.regions import FlowContext, HiftContext
 
 COLUMN_STEP = 16  # attention kernels need multiples of eight columns, at token rate (half as many columns) too
@@ -126,27 +126,27 @@ class _Examples:
     config: FlowConfig
     scratch: int
     device: torch.device
-    static: dict[str, Any]  # settings of the flow's regions
+    static: StaticSettings  # settings of the flow's regions
 
     def slots(self, n: int) -> Tensor:
         return self._full(n, self.scratch)
 
-    def begin(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def begin(self, bucket: Bucket) -> Example:
         n = bucket["batch"]
         return (self.slots(n), self.slots(n)), {}
 
-    def flow(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def flow(self, bucket: Bucket) -> Example:
         n, count = bucket["batch"], bucket["speech_tokens"] + self.config.encoder.lookahead
         width = bucket["columns"] - FRAMES_PER_TOKEN * bucket["speech_tokens"]
         tensors = self.slots(n), self.slots(n), self._tokens(n, count), self._full(n, count), self._no(n)
         return tensors, {"width": width, **self.static}
 
-    def hift(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def hift(self, bucket: Bucket) -> Example:
         n, frames = bucket["batch"], FRAMES_PER_TOKEN * bucket["speech_tokens"]
         mel = torch.randn(n, frames, self.config.n_mels, device=self.device)
         return (self.slots(n), self.slots(n), mel, self._full(n, frames), self._no(n)), {}
 
-    def voice(self, bucket: Bucket) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def voice(self, bucket: Bucket) -> Example:
         count, lookahead = bucket["prompt"] // FRAMES_PER_TOKEN, self.config.encoder.lookahead
         mel = torch.randn(1, bucket["prompt"], self.config.n_mels, device=self.device)
         speaker = torch.randn(1, self.config.speaker_dim, device=self.device)
@@ -169,12 +169,12 @@ class _Examples:
 
 def _regions(flow: FlowContext, hift: HiftContext) -> Iterator[Region]:
     modules = flow.backend.flow
-    steps = tuple({"n_steps": n} for n in flow.schedules)
+    steps: tuple[StaticSettings, ...] = tuple({"n_steps": n} for n in flow.schedules)
     examples = _Examples(modules.config, flow.state.scratch, modules.device, steps[0])
     states = (flow.state, hift.state)
-    yield Region("begin", "state", stages.begin, states, {"batch": "batch"}, examples.begin)
+    yield Region("begin", "state", regions.begin, states, {"batch": "batch"}, examples.begin)
     axes = {"batch": "batch", "speech_tokens": "speech_tokens", "columns": "columns"}
-    yield Region("flow", "flow", stages.flow_chunk, (flow,), axes, examples.flow, steps)
+    yield Region("flow", "flow", regions.flow_chunk, (flow,), axes, examples.flow, steps)
     axes = {"batch": "batch", "speech_tokens": "speech_tokens"}
-    yield Region("hift", "hift", stages.vocode_chunk, (hift,), axes, examples.hift)
-    yield Region("voice", "flow", stages.prepare_voice, (flow,), {"prompt": "prompt"}, examples.voice, steps)
+    yield Region("hift", "hift", regions.vocode_chunk, (hift,), axes, examples.hift)
+    yield Region("voice", "flow", regions.prepare_voice, (flow,), {"prompt": "prompt"}, examples.voice, steps)

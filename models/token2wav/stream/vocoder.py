@@ -23,6 +23,7 @@ from models.token2wav.flow.flow import Flow, Schedule
 from models.token2wav.flow.flow_state import REFERENCE_FLOW, FlowRules, FlowSizes, FlowState
 from models.token2wav.hift.hift import Hift
 from models.token2wav.settings import FRAMES_PER_TOKEN, SILENCE_TOKEN
+from models.token2wav.stream import regions
 from models.token2wav.stream.backends import Kernels, flow_backend, hift_backend
 from models.token2wav.stream.chunk import Chunk, check_tokens
 from models.token2wav.stream.noise import NOISE_FRAMES, noise_table
@@ -243,7 +244,7 @@ class Vocoder:
             part = sessions[rows]
             size = self.shapes.fit("begin", "batch", len(part))
             slots = padded_array([session.slot for session in part], size, scratch)
-            self.regions("begin", slots, padded_array([s.voice for s in part], size, scratch))
+            self.regions.run(regions.begin, slots, padded_array([s.voice for s in part], size, scratch))
 
     def _run(self, chunks: Sequence[Chunk]) -> tuple[dict[int, SessionMove], list[Tensor]]:
         """Run all chunks. Returns: the moves by session; the sounds by chunk."""
@@ -275,9 +276,9 @@ class Vocoder:
         n_speech_tokens = padded_array([len(chunk.speech_tokens) for chunk in chunks], size, 0)
         width = columns - FRAMES_PER_TOKEN * count
         inputs = slots, targets, speech_tokens, n_speech_tokens, last
-        mel = self.regions("flow", *inputs, width=width, n_steps=n_steps)
+        mel = self.regions.run(regions.flow_chunk, *inputs, width=width, n_steps=n_steps)
         n_new = padded_array([FRAMES_PER_TOKEN * n for n in counts], size, 0)
-        wave, _ = self.regions("hift", slots, targets, mel, n_new, last)
+        wave, _ = self.regions.run(regions.vocode_chunk, slots, targets, mel, n_new, last)
         done = [
             session.after_chunk(FRAMES_PER_TOKEN * n, chunk.last, self.rules)
             for session, n, chunk in zip(sessions, counts, chunks, strict=True)
@@ -323,7 +324,7 @@ class Vocoder:
         inputs = *numbers, speech_tokens, padded_array([len(seen)], 1, 0), mel.numpy(), voice.speaker[None].numpy()
         # Uncompiled: a prompt runs once per voice and may have any length.
         with force_eager():
-            self.regions("voice", *inputs, n_steps=n_steps)
+            self.regions.run(regions.prepare_voice, *inputs, n_steps=n_steps)
 
     def _checked_steps(self, n_steps: int | None) -> int:
         n_steps = next(iter(self.schedules)) if n_steps is None else n_steps

@@ -248,9 +248,9 @@ def test_advance_uses_as_few_region_calls_as_possible(tiny_model: OmniModel, beg
         each.start_turn(1, UNIT, seed=2)
         each.begin([0, 1], [rows(begun), rows(3, 1)], min_speech_tokens=[40, 40], max_speech_tokens=[40, 12])
     calls = []
-    with mock.patch.object(one.runner, "regions", wraps=one.runner.regions) as regions:
+    with mock.patch.object(one.runner.regions, "run", wraps=one.runner.regions.run) as run:
         one.advance([0, 1], 25)
-        calls = [call.kwargs for call in regions.call_args_list]
+        calls = [call.kwargs for call in run.call_args_list]
     for _ in range(25):
         other.advance([0, 1])
     assert one.poll([0, 1]) == other.poll([0, 1]), "expected the tokens drawn one by one"

@@ -1,5 +1,6 @@
 """One session: the samples of each chunk, the state at the start of a turn, and whole utterances."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from models.token2wav.flow.block_table import SPILL_ROW, BlockTable
 from models.token2wav.flow.flow_state import ChunkSlots, ChunkTokens, SolveInputs, encode, solve
 from models.token2wav.load.parts import load_flow_and_hift
 from models.token2wav.settings import SAMPLES_PER_TOKEN
+from models.token2wav.stream.regions import flow_chunk
 from models.token2wav.stream.vocode import MelChunk, VocodeState, vocode
 from models.token2wav.stream.vocoder import Chunk, Vocoder
 from models.token2wav.stream.windows import TokenWindows
@@ -39,15 +41,15 @@ def vocoder() -> Vocoder:
 
 def recorded(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The first row of the flow's outputs from now on, padding included."""
-    mels, regions = [], vocoder.regions
+    mels, run = [], vocoder.regions.run
 
-    def call(name: str, *given: Tensor, **static: Any) -> Any:
-        out = regions(name, *given, **static)
-        if name == "flow":
+    def recording(function: Callable[..., Any], *given: Tensor, **static: Any) -> Any:
+        out = run(function, *given, **static)
+        if function is flow_chunk:
             mels.append(out[0].clone())
         return out
 
-    monkeypatch.setattr(vocoder, "regions", call)
+    monkeypatch.setattr(vocoder.regions, "run", recording)
     return mels
 
 

@@ -46,6 +46,9 @@ class Watched:
         self.plain, self.sizes, self.failing = vocoder.regions, [], None
         vocoder.regions = self
 
+    def run(self, function: Callable[..., Any], *given: Tensor, **static: Any) -> Any:
+        return self(self.plain.name_of(function), *given, **static)
+
     def __call__(self, name: str, *tensors: Tensor, **static: Any) -> Any:
         self.sizes.append((name, [tensor.shape for tensor in tensors], static))
         if self.failing == (name, "before"):
