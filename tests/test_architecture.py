@@ -40,6 +40,7 @@ assembly chat
 compile
 report engine
 start
+slots
 service doctor
 http
 serving

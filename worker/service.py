@@ -6,9 +6,9 @@ Owns the status and the engine, and the threads that start it. Messages and sock
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
 from worker.config.service import FOREIGN_VOICE, AudioSection
 from worker.config.session import EngineConfig, SessionConfig
-from worker.engine import Engine, EngineError
-from worker.loop.results import Event
-from worker.loop.session_handle import SessionHandle
+from worker.engine import Engine
 from worker.report.compile_watch import CompileWatch
+from worker.slots import SlotLease, SlotUse
 from worker.start.memory import release_memory
 from worker.start.starting import Started, start_engine
 from worker.start.uploaded_voices import Reference, VoiceShelf
@@ -30,6 +29,7 @@ from worker.status import LEGAL, State, StateError, Status
 LOG = logging.getLogger(__name__)
 MAX_PREPARING = 2  # prompts at a time; voices are made one by one
 SETTLE_S = 1.0  # time for the start thread to end after the state changed
+WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
 
 
@@ -66,6 +66,7 @@ class Loaded:
         default: the default voice.
         late: counters of compilation after warm-up.
         watch: events of compilation after warm-up, with reasons.
+        leases: number of leased slots by use.
     """
 
     engine: Engine
@@ -74,15 +75,11 @@ class Loaded:
     default: Reference | None
     late: RecompileWatch
     watch: CompileWatch
-    n_sessions: int = 0
+    leases: Counter[SlotUse] = field(default_factory=Counter)
 
-
-@dataclass(frozen=True)
-class SlotLease:
-    """A slot of an engine, from `Service.open` to `Service.close`."""
-
-    handle: SessionHandle
-    loaded: Loaded
+    @property
+    def n_leases(self) -> int:
+        return self.leases.total()
 
 
 class Service:
@@ -99,7 +96,7 @@ class Service:
         self.preparing = asyncio.Semaphore(MAX_PREPARING)
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # held during a start or an unload
-        self._n_opened = 0
+        self._n_leased = 0
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -172,55 +169,50 @@ class Service:
     def n_free(self) -> int:
         """Slots for new sessions; 0 unless ready."""
         loaded = self.loaded
-        return loaded.engine.n_slots - loaded.n_sessions if self.is_ready and loaded is not None else 0
+        return loaded.engine.n_slots - loaded.n_leases if self.is_ready and loaded is not None else 0
 
-    async def open(self, name: str, emit: Callable[[Event], None]) -> SlotLease:
-        """Lease a slot until `close`. emit: called with the session's events, on the engine's thread.
+    @property
+    def uses(self) -> Counter[SlotUse]:
+        """Number of leased slots by use."""
+        return Counter() if self.loaded is None else self.loaded.leases
 
-        Raises: SlotError if all slots are in use; StateError if not ready; EngineError.
+    async def lease(self, name: str, use: SlotUse, wait_s: float = WAIT_FOR_SLOT_S) -> SlotLease:
+        """Lease a slot, without a session in it yet.
+
+        Args:
+            name: for the session's name.
+            use: what the slot is leased for.
+            wait_s: limit of the wait for a free slot, in s.
+        Raises: SlotError if all slots are in use; StateError if not ready.
         """
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                return self._lease(name, use)
+            except SlotError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(POLL_S)
+
+    def _lease(self, name: str, use: SlotUse) -> SlotLease:
         with self._lock:
             if not self.is_ready or self.loaded is None:
                 raise StateError("worker", expected="one that is ready", got=self.status.state)
             if not self.n_free:
                 raise SlotError("worker", expected="a free slot", got=f"all {self.n_slots} in use")
-            self._n_opened += 1
-            loaded, number = self.loaded, self._n_opened
-            self._count(loaded, 1)
-        opening = loaded.engine.open(f"{name}#{number}", None, emit)
-        try:
-            return SlotLease(await asyncio.shield(asyncio.wrap_future(opening)), loaded)
-        except asyncio.CancelledError:
-            opening.add_done_callback(lambda opened: self._abandon(opened, loaded))
-            raise
-        except Exception:
-            with self._lock:
-                self._count(loaded, -1)
-            raise
+            self._n_leased += 1
+            loaded, number = self.loaded, self._n_leased
+            self._count(loaded, use, 1)
+        return SlotLease(loaded.engine, f"{name}#{number}", use, lambda: self._release(loaded, use))
 
-    def _abandon(self, opened: "Future[SessionHandle]", loaded: Loaded) -> None:
-        """Close a session whose `open` was cancelled."""
-        if opened.exception() is None:
-            self.close(SlotLease(opened.result(), loaded))
-        else:
-            with self._lock:
-                self._count(loaded, -1)
-
-    def close(self, lease: SlotLease) -> None:
-        """End a session; its slot becomes free after the step in flight."""
-        lease.handle.close().add_done_callback(lambda closed: self._closed(closed, lease.loaded))
-
-    def _closed(self, closed: "Future[None]", loaded: Loaded) -> None:
-        error = closed.exception()
-        if error is not None and not isinstance(error, EngineError):
-            LOG.error("a session could not be closed: %s", error, exc_info=error)
+    def _release(self, loaded: Loaded, use: SlotUse) -> None:
         with self._lock:
-            self._count(loaded, -1)
+            self._count(loaded, use, -1)
 
-    def _count(self, loaded: Loaded, change: int) -> None:
-        loaded.n_sessions += change
+    def _count(self, loaded: Loaded, use: SlotUse, change: int) -> None:
+        loaded.leases[use] += change
         if loaded is self.loaded:
-            self.status.count_sessions(loaded.n_sessions)
+            self.status.count_sessions(loaded.n_leases)
 
     def session_config(self, given: dict[str, Any]) -> tuple[SessionConfig, list[str]]:
         """The worker's defaults with a client's settings, and notes on ignored keys. Raises: SettingError."""
@@ -289,7 +281,7 @@ class Service:
             raise StateError("worker: unload", expected="one that has started", got=self.status.state)
         try:
             with self._lock:
-                n_open = 0 if self.loaded is None else self.loaded.n_sessions
+                n_open = 0 if self.loaded is None else self.loaded.n_leases
                 if self.status.state not in (State.IDLE, State.FAILED) or n_open:
                     expected = "one without sessions that has started"
                     raise StateError("worker: unload", expected=expected, got=self.status.state)
@@ -351,7 +343,7 @@ class Service:
 
     @property
     def is_drained(self) -> bool:
-        return self.status.state is State.DRAINING and (self.loaded is None or not self.loaded.n_sessions)
+        return self.status.state is State.DRAINING and (self.loaded is None or not self.loaded.n_leases)
 
     def shut_down(self) -> None:
         """Close the engine and its sessions."""

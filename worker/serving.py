@@ -66,21 +66,21 @@ def serve(settings: WorkerSettings, listening: socket.socket) -> int:
 
 async def _serve(settings: WorkerSettings, listening: socket.socket) -> int:
     service, metrics = Service(settings), WorkerMetrics()
-    duplex = WorkerSockets(service, metrics)
-    server = live_server(build_app(service, metrics, duplex))
+    sockets = WorkerSockets(service, metrics)
+    server = live_server(build_app(service, metrics, sockets))
     stop = stop_signal()
     serving = await begin(server, listening, "http")
     if serving is None:
         return 1
     service.start()
-    status = await _live(service, duplex, stop)
+    status = await _live(service, sockets, stop)
     server.should_exit = True
     await serving
     service.shut_down()
     return status
 
 
-async def _live(service: Service, duplex: WorkerSockets, stop: asyncio.Event) -> int:
+async def _live(service: Service, sockets: WorkerSockets, stop: asyncio.Event) -> int:
     """Run until a signal and the drain after it, or until the start fails. Returns: the exit status."""
     has_served = False
     while not stop.is_set():
@@ -92,23 +92,23 @@ async def _live(service: Service, duplex: WorkerSockets, stop: asyncio.Event) ->
         if service.status.state is State.FAILED:
             if not has_served:
                 return 1
-            if duplex.conversations:
-                duplex.end_all(ErrorCode.ENGINE, f"the engine failed: {service.status.now.error}")
+            if sockets.conversations:
+                sockets.end_all(ErrorCode.ENGINE, f"the engine failed: {service.status.now.error}")
     service.drain()
-    await _drain(service, duplex)
+    await _drain(service, sockets)
     return 0
 
 
-async def _drain(service: Service, duplex: WorkerSockets) -> None:
+async def _drain(service: Service, sockets: WorkerSockets) -> None:
     """Wait for open sessions, then end those that remain."""
     until = time.monotonic() + service.settings.drain_timeout
-    LOG.info("draining: %d sessions have up to %.0f s", len(duplex.conversations), service.settings.drain_timeout)
+    LOG.info("draining: %d sessions have up to %.0f s", len(sockets.conversations), service.settings.drain_timeout)
     while not service.is_drained and time.monotonic() < until:
-        if (failure := service.failure) is not None and duplex.conversations:
-            duplex.end_all(ErrorCode.ENGINE, f"the engine failed: {failure}")
+        if (failure := service.failure) is not None and sockets.conversations:
+            sockets.end_all(ErrorCode.ENGINE, f"the engine failed: {failure}")
         await asyncio.sleep(POLL_S)
-    if duplex.conversations:
-        LOG.warning("%d sessions did not end in time and are ended", len(duplex.conversations))
-        duplex.end_all(ErrorCode.DRAINING, "the worker is shutting down")
-    while duplex.conversations and time.monotonic() < until + 5:
+    if sockets.conversations:
+        LOG.warning("%d sessions did not end in time and are ended", len(sockets.conversations))
+        sockets.end_all(ErrorCode.DRAINING, "the worker is shutting down")
+    while sockets.conversations and time.monotonic() < until + 5:
         await asyncio.sleep(POLL_S)

@@ -88,7 +88,7 @@ class HalfDuplex:
     def push(self, samples: np.ndarray) -> None:
         """Process more sound: [n] float in [-1, 1] at 16 kHz.
 
-        Sound is dropped while an answer is made, during the first `deaf_s` seconds and after `stop`.
+        Sound is dropped while an answer is made, during the first `deaf_s` seconds and after `close`.
         Raises: AudioError; the samples have no effect then.
         """
         samples = checked(samples)
@@ -145,7 +145,7 @@ class HalfDuplex:
         if not request.cancelled() and request.exception() is None and request.result():
             self._is_answering = False
 
-    def stop(self) -> Future[None]:
+    def close(self) -> Future[None]:
         """End the conversation and any answer in flight."""
         self._is_over = True
         return self._port.close()

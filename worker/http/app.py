@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from models.errors import ModelError, SettingsError
 from worker.config.service import ROOT
+from worker.http.duplex_conversation import DuplexConversation
 from worker.http.health import health
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
@@ -31,12 +32,12 @@ class LoadRequest(BaseModel):
     compile: bool | None = None
 
 
-def build_app(service: Service, metrics: WorkerMetrics, duplex: WorkerSockets) -> FastAPI:
+def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) -> FastAPI:
     """All routes of one worker."""
     app = FastAPI(title="Duologue worker", version=VERSION)
 
     def now() -> dict[str, Any]:
-        return health(service, list(duplex.conversations), metrics.totals)
+        return health(service, list(sockets.conversations), metrics.totals)
 
     @app.get("/health")
     async def get_health() -> dict[str, Any]:
@@ -102,7 +103,7 @@ def build_app(service: Service, metrics: WorkerMetrics, duplex: WorkerSockets) -
 
     @app.websocket("/ws/duplex")
     async def ws_duplex(websocket: WebSocket) -> None:
-        await duplex.serve(websocket)
+        await sockets.serve(websocket, DuplexConversation)
 
     return app
 

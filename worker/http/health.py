@@ -13,10 +13,11 @@ from worker.assembly.load_times import Loading
 from worker.compile.compile_engine import count
 from worker.compile.state import CompileResult
 from worker.engine import Engine
-from worker.http.conversation import Conversation
+from worker.http.socket_conversation import SocketConversation
 from worker.protocol.messages import PROTOCOL_VERSION
 from worker.report.measures import allocator, device_memory
 from worker.service import Loaded, Service
+from worker.slots import SlotUse
 from worker.start.memory import memory_bytes
 from worker.status import WIRE_NAMES, State
 from worker.version import VERSION, package_version
@@ -24,7 +25,9 @@ from worker.version import VERSION, package_version
 STARTING = (State.LOADING, State.COMPILING, State.WARMING_UP, State.UNLOADED)
 
 
-def health(service: Service, conversations: Collection[Conversation], totals: dict[str, float]) -> dict[str, Any]:
+def health(
+    service: Service, conversations: Collection[SocketConversation[Any]], totals: dict[str, float]
+) -> dict[str, Any]:
     """The body of /health; all keys are always present.
 
     Args:
@@ -37,8 +40,8 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
     engine, compile_result = (None, None) if loaded is None else (loaded.engine, loaded.started.compile_result)
     paused = sum(one.paused for one in conversations)
     worker_status = WIRE_NAMES[standing.state]
-    if conversations and paused == len(conversations) and standing.state is State.BUSY:
-        worker_status = "duplex_paused"
+    if standing.state is State.BUSY:
+        worker_status = _busy_name(service, paused)
     slots = {"total": service.n_slots, "free": service.n_free, "paused": paused}
     rows = [one.n_rows for one in conversations]  # clients choose the names, which may be equal
     failed = standing.state is State.FAILED
@@ -90,6 +93,14 @@ def health(service: Service, conversations: Collection[Conversation], totals: di
         },
         "versions": {**versions(), "driver": None if loaded is None else loaded.started.report.header.driver},
     }
+
+
+def _busy_name(service: Service, n_paused: int) -> str:
+    """The status of the public implementation, which has one session per worker, for the sessions of a busy one."""
+    uses = service.uses
+    if n_paused and n_paused == uses.total():
+        return "duplex_paused"
+    return next((use.value for use in SlotUse if uses[use]), SlotUse.DUPLEX)
 
 
 @cache

@@ -1,53 +1,62 @@
-"""One WebSocket from handshake to close: leases a slot, runs the read, answer, write and watch tasks, frees the slot.
+"""One WebSocket from handshake to close: starts a conversation, runs its read, answer, write and watch tasks, ends it.
 
-Contains no handling of messages; `worker.http.conversation` has it.
+Contains no handling of messages; the conversations have it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from models.errors import ModelError, SlotError
-from worker.http.conversation import Conversation, ConversationEnd
+from models.errors import ModelError
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
+from worker.http.socket_conversation import ConversationEnd, SocketConversation
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import MAX_MESSAGE, STUCK_S, until_gone
-from worker.protocol.messages import ClientMessage, Error, Prepare, Spec, read_binary, read_text, write
+from worker.protocol.messages import Error, write
 from worker.protocol.session_id import session_id_of
 from worker.protocol.wire import WireError
-from worker.service import Service, SlotLease
+from worker.service import Service
 from worker.status import State
 
 LOG = logging.getLogger(__name__)
-WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 FLUSH_S = 2.0  # time to send the remaining messages at the end of a conversation
 LONG_MESSAGE = 2**20  # bytes; longer messages are parsed on a thread
 MAX_VALUES = 20_000  # JSON values per message, of which a sound is one; parsing millions would block the event loop
 
 
-class WorkerSockets:
-    """All duplex WebSockets of one worker.
+Talk = SocketConversation[Any]
+OpenTalk = Callable[[Service, WorkerMetrics, str], Talk]
 
-    Attributes:
-        conversations: each open conversation -> the task that answers it.
-    """
+
+class WorkerSockets:
+    """All WebSockets of one worker."""
 
     def __init__(self, service: Service, metrics: WorkerMetrics):
         self._service, self._metrics = service, metrics
-        self.conversations: dict[Conversation, asyncio.Task[ConversationEnd]] = {}
+        self._talks: dict[Talk, asyncio.Task[ConversationEnd]] = {}
 
-    async def serve(self, websocket: WebSocket) -> None:
-        """Serve a socket from handshake to close. The handshake is refused without a free slot within 5 s."""
+    @property
+    def conversations(self) -> Collection[Talk]:
+        """The open conversations."""
+        return self._talks.keys()
+
+    async def serve(self, websocket: WebSocket, open_talk: OpenTalk) -> None:
+        """Serve a socket from handshake to close. The handshake is refused if the conversation cannot start.
+
+        Args:
+            websocket: the socket.
+            open_talk: makes the conversation from service, metrics and session id.
+        """
         name = session_id_of(websocket.query_params.get("session_id"))
-        conversation = Conversation(self._service, self._metrics, name)
+        conversation = open_talk(self._service, self._metrics, name)
         try:
-            conversation.attach(await self._lease(conversation))
+            await conversation.start()
         except ModelError as error:
             draining = self._service.status.state is State.DRAINING
             self._metrics.refused(ErrorCode.DRAINING if draining else code_of(error))
@@ -62,28 +71,18 @@ class WorkerSockets:
         except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
             LOG.debug("session %s: %r", name, error)
         finally:
-            self._free_slot(conversation)
+            conversation.leave()
             self._metrics.ended(outcome)
             LOG.info("session %s ended: %s, %d units", name, outcome, conversation.n_units)
 
-    async def _lease(self, conversation: Conversation) -> SlotLease:
-        until = time.monotonic() + WAIT_FOR_SLOT_S
-        while True:
-            try:
-                return await self._service.open(conversation.name, conversation.emit)
-            except SlotError:
-                if time.monotonic() > until:
-                    raise
-            await asyncio.sleep(POLL_S)
-
-    async def _talk(self, websocket: WebSocket, conversation: Conversation) -> str:
+    async def _talk(self, websocket: WebSocket, conversation: Talk) -> str:
         """Run a conversation. Returns: its outcome, for metrics and the log."""
         answering = asyncio.create_task(conversation.run())
         reading = asyncio.create_task(_read(websocket, conversation))
         writing = asyncio.create_task(_write(websocket, conversation))
         watching = asyncio.create_task(until_gone(websocket))
         tasks: tuple[asyncio.Task[Any], ...] = (answering, reading, writing, watching)
-        self.conversations[conversation] = answering
+        self._talks[conversation] = answering
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
@@ -91,7 +90,7 @@ class WorkerSockets:
                 return "disconnect"
             end = conversation.end_if_cancelled if answering.cancelled() else answering.result()
             # The slot is freed before the close frame is sent, since the client may reconnect immediately.
-            self._free_slot(conversation)
+            conversation.leave()
             reading.cancel()
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
                 async with asyncio.timeout(FLUSH_S):
@@ -99,14 +98,10 @@ class WorkerSockets:
                     await websocket.close(end.code, end.reason)
             return end.reason
         finally:
-            del self.conversations[conversation]
+            del self._talks[conversation]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _free_slot(self, conversation: Conversation) -> None:
-        if lease := conversation.detach():
-            self._service.close(lease)
 
     def end_all(self, code: ErrorCode, text: str) -> None:
         """End every conversation with an error.
@@ -118,45 +113,42 @@ class WorkerSockets:
         end = ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
         if code is ErrorCode.DRAINING:
             end = ConversationEnd(CloseCode.SERVICE_RESTART, CloseReason.DRAINING)
-        for conversation, task in self.conversations.items():
+        for conversation, task in self._talks.items():
             if not task.done():  # a done task has ended its conversation already
                 conversation.end(Error(error=text, code=code), end)
                 task.cancel()
 
 
-async def _read(websocket: WebSocket, conversation: Conversation) -> None:
+async def _read(websocket: WebSocket, conversation: Talk) -> None:
     """Pass each message to the conversation, until the client disconnects."""
-    spec = Spec()
     while True:
         event = await websocket.receive()
         if event["type"] == "websocket.disconnect":
             return
-        data = event.get("text")
+        data: str | bytes | None = event.get("text")
         if data is None:
             data = event["bytes"]
         received = time.monotonic()
-        message: ClientMessage | WireError
         try:
-            message = await asyncio.to_thread(_parse, data, spec) if len(data) > LONG_MESSAGE else _parse(data, spec)
+            if len(data) > LONG_MESSAGE:
+                message = await asyncio.to_thread(_parse, conversation, data)
+            else:
+                message = _parse(conversation, data)
         except WireError as error:
             message = error
-        if isinstance(message, Prepare):
-            spec = message.spec  # the messages after it may already use the encoding it requests
         await conversation.receive(message, len(data), received)
 
 
-def _parse(data: str | bytes, spec: Spec) -> ClientMessage:
+def _parse(conversation: Talk, data: str | bytes) -> object:
     if len(data) > MAX_MESSAGE:
         expected, got = f"at most {MAX_MESSAGE // 2**20} MiB", f"{len(data) / 2**20:.0f} MiB"
         raise WireError(ErrorCode.TOO_LARGE, "message", expected=expected, got=got)
-    if isinstance(data, bytes):
-        return read_binary(data, spec)
-    if (n_values := sum(map(data.count, "[{,"))) > MAX_VALUES:
+    if isinstance(data, str) and (n_values := sum(map(data.count, "[{,"))) > MAX_VALUES:
         raise WireError(ErrorCode.TOO_LARGE, "message", expected=f"at most {MAX_VALUES} values", got=n_values)
-    return read_text(data)
+    return conversation.parse(data)
 
 
-def _log_errors(conversation: Conversation, tasks: Iterable["asyncio.Task[Any]"]) -> None:
+def _log_errors(conversation: Talk, tasks: Iterable["asyncio.Task[Any]"]) -> None:
     """Log what ended a task, except a disconnect of the client."""
     for task in tasks:
         error = task.exception() if task.done() else None
@@ -164,7 +156,7 @@ def _log_errors(conversation: Conversation, tasks: Iterable["asyncio.Task[Any]"]
             LOG.error("session %s: %r", conversation.name, error, exc_info=error)
 
 
-async def _write(websocket: WebSocket, conversation: Conversation) -> None:
+async def _write(websocket: WebSocket, conversation: Talk) -> None:
     while True:
         message, spec = await conversation.outbox.get()
         try:

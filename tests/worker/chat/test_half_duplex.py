@@ -260,7 +260,7 @@ def outcomes(talk: Conversation, waves: Sequence[np.ndarray]) -> list[Event]:
 def undisturbed(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> list[Event]:
     talk = Conversation(engine, "undisturbed")
     results = outcomes(talk, [greeting, question])
-    talk.talk.stop()
+    talk.talk.close()
     return results
 
 
@@ -319,21 +319,21 @@ def test_failed_round_leaves_no_trace(
     assert_same_events("conversation", [first, talk.say(question)], undisturbed)
 
 
-def test_stop_takes_effect_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
+def test_close_takes_effect_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
     talk = Conversation(engine)
     talk.push(greeting)
     engine.step()
     n = len(talk.events)
-    assert talk.talk.stop().result() is None
+    assert talk.talk.close().result() is None
     assert engine.n_free == (3, 3)
     engine.settle()
     talk.push(greeting)
     assert len(talk.events) == n, "expected no more events"
-    assert isinstance(talk.talk.stop().exception(), OrderError)
+    assert isinstance(talk.talk.close().exception(), OrderError)
     idle = Conversation(engine, "idle")
-    idle.talk.stop()
+    idle.talk.close()
     idle.push(greeting)
-    assert idle.events == [], "expected sound to be dropped after stop"
+    assert idle.events == [], "expected sound to be dropped after close"
 
 
 def test_refused_answer_is_reported_as_failure(engine: AnsweringEngine, greeting: np.ndarray) -> None:
@@ -408,5 +408,5 @@ def test_conversation_on_a_running_engine(
             ]
             assert events[-1].index == index
         assert engine.n_free() == 2
-        talk.stop().result(10)
+        talk.close().result(10)
         assert engine.n_free() == 3

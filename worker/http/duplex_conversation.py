@@ -1,4 +1,4 @@
-"""One client's conversation: passes its messages to the engine and answers each of them, both in order.
+"""One client's full-duplex conversation: passes its messages to the engine and answers each of them, both in order.
 
 Messages wait in an inbox. Units are decoded on a thread; the next unit is sent to the engine after the previous one is
 answered (`backlog: keep`) or immediately (`catch_up`, where units only listen until none is waiting). An interrupt
@@ -10,15 +10,17 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import NamedTuple
 
 from worker.engine import EngineError
 from worker.http.error_codes import code_of
+from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
 from worker.http.metrics import WorkerMetrics
+from worker.http.socket_conversation import ConversationEnd
 from worker.http.unit_message import UnitClock, partial_message, result_message
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session_handle import SessionHandle
 from worker.loop.sessions import SystemPrompt
+from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import (
     AudioChunk,
@@ -39,56 +41,35 @@ from worker.protocol.messages import (
     Stopped,
     Timeout,
     VideoFrame,
+    read_binary,
+    read_text,
 )
 from worker.protocol.wire import WireError
-from worker.service import Service, SlotLease
+from worker.service import Service
+from worker.slots import SlotLease, SlotUse
 
 LOG = logging.getLogger(__name__)
 MAX_FRAMES = 32  # `video_frame` pictures that wait for their chunk
 MAX_UNSENT = 8  # messages; a client that does not read them gets no further answers
-MIN_BYTES = 1024  # memory that any message takes, however short
 
 
-class ConversationEnd(NamedTuple):
-    """The close frame that ends a conversation."""
-
-    code: CloseCode
-    reason: str
+Received = ClientMessage | WireError
 
 
-class PendingMessage(NamedTuple):
-    """A message in the inbox. n_bytes: the memory it takes. received: monotonic seconds."""
-
-    message: ClientMessage | WireError
-    n_bytes: int
-    received: float
-
-
-class Conversation:
-    """One conversation. Pass every message to `receive`, run `run`, and send the messages in `outbox`.
-
-    Attributes:
-        name: the session id.
-        outbox: messages to send, each with the options in force.
-        paused: whether units are refused.
-        n_units: answered units.
-        end_if_cancelled: how the conversation ends if `run` is cancelled.
-    """
+class DuplexConversation:
+    """A `SocketConversation` of units. paused: whether they are refused. n_units: the answered ones."""
 
     def __init__(self, service: Service, metrics: WorkerMetrics, name: str):
         self.name, self._service, self._metrics = name, service, metrics
-        self.outbox: asyncio.Queue[tuple[ServerMessage, Spec]] = asyncio.Queue()
+        self.outbox: asyncio.Queue[tuple[Message, Spec]] = asyncio.Queue()
         self.paused = False
         self.n_units = 0
         self.end_if_cancelled = ConversationEnd(CloseCode.NORMAL, "cancelled")
         self._lease: SlotLease | None = None
+        self._session: SessionHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._inbox: deque[PendingMessage] = deque()
-        self._inbox_changed = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-        self._n_bytes = 0
-        self._spec = Spec()
+        self._inbox: MessageInbox[Received] = MessageInbox(service.settings.max_backlog)
+        self._spec = self._spec_in = Spec()
         self._speaks = False
         self._prepared = False
         self._pause_ends: float | None = None
@@ -100,36 +81,37 @@ class Conversation:
         self._turn_open = False
         self._interrupting = False
         self._n_parts = 0
-        self._engine_error: Exception | None = None
 
-    def attach(self, lease: SlotLease) -> None:
-        """Give the conversation its slot, before `run`."""
-        self._lease = lease
+    async def start(self) -> None:
+        """Open a session in a slot. Raises: SlotError without a free slot within 5 s; StateError; EngineError."""
+        self._lease = await self._service.lease(self.name, SlotUse.DUPLEX)
+        try:
+            self._session = await self._lease.open(self.emit)
+        except BaseException:
+            self.leave()
+            raise
 
-    def detach(self) -> SlotLease | None:
-        """End the use of the slot; later events of the engine are ignored. Returns: the lease to close, if any."""
-        lease, self._lease = self._lease, None
-        return lease
+    def leave(self) -> None:
+        """Free the slot; later events of the engine are ignored."""
+        lease, self._lease, self._session = self._lease, None, None
+        if lease is not None:
+            lease.close()
 
     # --- received messages ----------------------------------------------------------------------
 
-    async def receive(self, message: ClientMessage | WireError, n_bytes: int, received: float) -> None:
-        """Append a message to the inbox; waits while the inbox is full.
+    def parse(self, data: str | bytes) -> ClientMessage:
+        """The message in a frame. Raises: WireError."""
+        message = read_text(data) if isinstance(data, str) else read_binary(data, self._spec_in)
+        if isinstance(message, Prepare):
+            self._spec_in = message.spec  # the messages after it may already use the encoding it requests
+        return message
 
-        Args:
-            message: the message, or the error that decoding it raised.
-            n_bytes: its size on the wire.
-            received: time of arrival, monotonic seconds.
-        """
-        await self._has_room.wait()
+    async def receive(self, message: Received, n_bytes: int, received: float) -> None:
+        """Append a message to the inbox; waits while the inbox is full. Arguments as in `SocketConversation`."""
+        await self._inbox.wait_for_room()
         if isinstance(message, Interrupt):
             self._interrupt()
-        n_bytes = max(n_bytes, MIN_BYTES)
-        self._inbox.append(PendingMessage(message, n_bytes, received))
-        self._n_bytes += n_bytes
-        if self._n_bytes > self._service.settings.max_backlog:
-            self._has_room.clear()
-        self._inbox_changed.set()
+        self._inbox.put(message, n_bytes, received)
 
     def emit(self, event: Event) -> None:
         """Accept an event of the engine, on the engine's thread."""
@@ -150,23 +132,15 @@ class Conversation:
             if end is not None:
                 return end
 
-    async def _next(self) -> PendingMessage | ConversationEnd:
-        while not self._inbox or self._engine_error is not None:
-            if self._engine_error is not None:
-                return ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
-            self._inbox_changed.clear()
-            try:
-                async with asyncio.timeout_at(self._deadline()):
-                    await self._inbox_changed.wait()
-            except TimeoutError:
-                return await self._time_out()
-        if self._pause_ends is not None and self._loop.time() >= self._pause_ends:
+    async def _next(self) -> PendingMessage[Received] | ConversationEnd:
+        try:
+            pending = await self._inbox.get(self._deadline())
+        except InboxClosedError:
+            return ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
+        except TimeoutError:
             return await self._time_out()
-        pending = self._inbox.popleft()
-        self._n_bytes -= pending.n_bytes
-        if self._n_bytes <= self._service.settings.max_backlog:
-            self._has_room.set()
-        return pending
+        is_over = self._pause_ends is not None and self._loop.time() >= self._pause_ends
+        return await self._time_out() if is_over else pending
 
     def _deadline(self) -> float | None:
         """The time, on the loop's clock, at which waiting for a message ends the conversation."""
@@ -182,7 +156,7 @@ class Conversation:
         self._send(Timeout(reason=f"{reason} ({seconds:.1f}s)"))
         return ConversationEnd(CloseCode.NORMAL, reason)
 
-    async def _answer(self, pending: PendingMessage) -> ConversationEnd | None:
+    async def _answer(self, pending: PendingMessage[Received]) -> ConversationEnd | None:
         message = pending.message
         if isinstance(message, AudioChunk):
             await self._unit(message, pending.received)
@@ -308,7 +282,7 @@ class Conversation:
 
     def _on_event(self, event: Event) -> None:
         """Handle an event of the engine, on the event loop's thread, in the engine's order."""
-        if self._lease is None:  # the conversation is over
+        if self._session is None:  # the conversation is over
             return
         if isinstance(event, PartialResult):
             if self._spec.partial_results and self._in_flight:
@@ -318,8 +292,7 @@ class Conversation:
         if not self._in_flight:
             if isinstance(event, Failure):  # a failing engine sends one to every session
                 self._send_error(event.error)
-                self._engine_error = event.error
-                self._inbox_changed.set()
+                self._inbox.close()
             return
         clock, n_parts, self._n_parts = self._in_flight.popleft(), self._n_parts, 0
         self._answered.set()
@@ -330,8 +303,7 @@ class Conversation:
                 self._prepared = False
             self._send_error(event.error)
             if isinstance(event.error, EngineError):
-                self._engine_error = event.error
-                self._inbox_changed.set()
+                self._inbox.close()
 
     def _on_result(self, event: UnitResult, clock: UnitClock, n_parts: int) -> None:
         self.n_units += 1
@@ -355,7 +327,7 @@ class Conversation:
             _ignore_result(self._handle.break_speech())
 
     def end(self, error: Error, end: ConversationEnd) -> None:
-        """Send an error and set how the conversation ends; the caller cancels `run` next."""
+        """Send an error and set how the conversation ends."""
         self._send(error)
         self.end_if_cancelled = end
 
@@ -380,12 +352,12 @@ class Conversation:
     @property
     def n_rows(self) -> int:
         """Context tokens of the session."""
-        return self._lease.handle.context_len if self._lease is not None else 0
+        return self._session.context_len if self._session is not None else 0
 
     @property
     def _handle(self) -> SessionHandle:
-        assert self._lease is not None, "expected a lease while `run` runs, got None"
-        return self._lease.handle
+        assert self._session is not None, "expected a session while `run` runs, got None"
+        return self._session
 
 
 def _not_now(code: ErrorCode, text: str) -> WireError:

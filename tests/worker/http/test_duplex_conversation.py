@@ -1,4 +1,4 @@
-"""`Conversation` without a socket and a model: engine failures, timeouts, limits."""
+"""`DuplexConversation` without a socket and a model: engine failures, timeouts, limits."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -14,8 +14,9 @@ import pytest
 from worker.config.service import Config
 from worker.config.session import SessionConfig
 from worker.engine import EngineError
-from worker.http.conversation import MAX_FRAMES, MAX_UNSENT, Conversation, ConversationEnd
+from worker.http.duplex_conversation import MAX_FRAMES, MAX_UNSENT, DuplexConversation
 from worker.http.metrics import WorkerMetrics
+from worker.http.socket_conversation import ConversationEnd
 from worker.loop.results import Failure, PartialResult, UnitResult
 from worker.loop.session import OrderError
 from worker.protocol.codes import CloseCode
@@ -35,6 +36,7 @@ from worker.protocol.messages import (
 )
 from worker.protocol.wire import Sound
 from worker.serving import worker_settings
+from worker.slots import SlotUse
 
 PATIENCE_S = 20.0
 SETTINGS = worker_settings(Config())
@@ -76,18 +78,29 @@ class Stage:
     """A running conversation and its fake engine."""
 
     def __init__(self, **settings: Any):
+        self.handle = Handle()
+
+        async def lease(name: str, use: SlotUse) -> Any:
+            return SimpleNamespace(open=self.open, close=lambda: None)
+
         service = SimpleNamespace(
+            lease=lease,
             settings=replace(SETTINGS, **settings),
             session_config=lambda given: (SessionConfig(), []),
             check_prompt=lambda text: None,
             preparing=asyncio.Semaphore(),
             reference=lambda **given: None,
         )
-        self.conversation = Conversation(service, WorkerMetrics(), "c")
-        self.handle = Handle()
-        self.conversation.attach(SimpleNamespace(handle=self.handle))
-        self.running = asyncio.create_task(self.conversation.run())
+        self.conversation = DuplexConversation(service, WorkerMetrics(), "c")
+        self.running = asyncio.create_task(self.run())
         self.n_units = 0
+
+    async def open(self, emit: Any) -> Handle:
+        return self.handle
+
+    async def run(self) -> ConversationEnd:
+        await self.conversation.start()
+        return await self.conversation.run()
 
     async def say(self, *messages: Any) -> None:
         for message in messages:
