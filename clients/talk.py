@@ -1,4 +1,4 @@
-"""`python -m clients.talk --url ws://localhost:8006 --input talk.mp4 --out reply.wav`: a conversation from the shell.
+"""`python -m clients.talk --input assets/warmup.mp4 --out reply.wav`: a conversation from the shell.
 
 Sends one unit per second, prints one line per answer, and writes the reply on the time line. The output files are also
 written after an error.

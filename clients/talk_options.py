@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--input", type=Path, metavar="FILE", help="the input: any media file")
+    source.add_argument("--input", type=Path, metavar="FILE", help="the input: a sound or video file, no still picture")
     source.add_argument("--mic", action="store_true", help="use the microphone as input; use headphones; Ctrl-C ends")
     parser.add_argument(
         "--out", type=Path, metavar="WAV", help="write the reply on the time line: 24 kHz, mono, 16 bits"

@@ -12,6 +12,7 @@ from worker.config.service import Config, load_config
 # Flag -> the setting that it overrides.
 FLAGS = {
     "port": "service.gateway_port",
+    "worker_base_port": "service.worker_base_port",
     "model_path": "model.model_path",
     "max_sessions": "duplex.max_sessions",
     "compile": "service.compile.enabled",
@@ -30,6 +31,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--remote", action="store_true", help="listen on all addresses; default: this machine only")
     parser.add_argument("--host", metavar="ADDR", help="address the gateway listens on")
     parser.add_argument("--port", type=int, metavar="N", help="port of the gateway; default: service.gateway_port")
+    parser.add_argument(
+        "--worker-base-port",
+        type=int,
+        metavar="N",
+        help="port of the first worker, the others follow; default: service.worker_base_port",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file; default: config.json at the root")
     parser.add_argument(
         "--num-workers",
@@ -39,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model-path", metavar="DIR", help="checkpoint folder, or a model id of the Hugging Face hub")
     parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, help="compile the model at start; default: on a GPU"
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compile the model at start, or not; default: service.compile",
     )
     parser.add_argument(
         "--max-sessions", type=int, metavar="N", help="slots of each worker; default: as many as memory allows"

@@ -96,7 +96,7 @@ def port_problems(plan: LaunchPlan) -> list[str]:
     """One line for each address that the gateway or a worker cannot listen on."""
     addresses = [(plan.host, plan.port, "gateway", "--port or service.gateway_port")]
     for program in plan.workers:
-        addresses.append((LOOPBACK, program.port, program.name, "service.worker_base_port"))
+        addresses.append((LOOPBACK, program.port, program.name, "--worker-base-port or service.worker_base_port"))
     found = []
     for host, port, name, setting in addresses:
         try:

@@ -27,7 +27,8 @@ setup_env() {
     fi
     hash=$(sha256sum pyproject.toml | cut -c1-16)
     stamp=.venv/base/.installed-${extra:-run}-$hash
-    [[ -e $stamp ]] && return
+    # The dependencies of the tests include those of the programs.
+    [[ -e $stamp || (-z $extra && -e .venv/base/.installed-dev-$hash) ]] && return
     step "installing dependencies from pyproject.toml${extra:+ with [$extra]}"
     "$PYTHON" - "$extra" >.venv/base/requirements.txt <<'PY'
 import sys, tomllib

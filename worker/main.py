@@ -39,7 +39,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-sessions", type=int, metavar="N", help="slots; default: as many as fit into memory")
     parser.add_argument("--duplex-pause-timeout", type=float, metavar="S", help="seconds until a paused session ends")
     parser.add_argument("--drain-timeout", type=float, metavar="S", help="seconds for sessions to end at a stop")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile at start; default: on a GPU")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compile the model at start, or not; default: service.compile",
+    )
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     return parser
 

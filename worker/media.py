@@ -117,7 +117,18 @@ def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int |
     units = MediaUnits(path, "audio" in kinds, "video" in kinds and frames_per_second > 0, frames_per_second, max_units)
     if not units.has_sound and not units.has_video:
         raise MediaError(str(path), expected="sound or video", got="neither")
+    if not units.has_sound and _is_still(path):
+        raise MediaError(str(path), expected="sound or video", got="a still picture")
     return units
+
+
+def _is_still(path: Path) -> bool:
+    """Whether a file is a picture without animation."""
+    try:
+        with Image.open(path) as image:
+            return getattr(image, "n_frames", 1) == 1
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return False
 
 
 def _kinds(path: Path) -> set[str]:

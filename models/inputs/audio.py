@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from models.errors import AudioError
-from models.inputs.audio_sizes import CLIP_SAMPLES, FIRST_UNIT_PADDED, HOP, SAMPLE_RATE, UNIT_FRAMES, UNIT_TOKENS
+from models.inputs.audio_sizes import CLIP_SAMPLES, HOP, SAMPLE_RATE, UNIT_FRAMES, UNIT_TOKENS
 
 N_FFT = 400
 HALF_WINDOW = N_FFT // 2
@@ -60,12 +60,6 @@ def validate_audio(wave: object, *, what: str = "audio") -> Tensor:
     if n_bad:
         raise AudioError(what, expected="finite samples", got=f"{n_bad} of {wave.numel()} NaN or infinite")
     return wave
-
-
-def pad_first_unit(wave: Tensor) -> Tensor:
-    """[n] sound with zeros in front up to 16 560 samples; unchanged if it is longer."""
-    missing = FIRST_UNIT_PADDED - wave.shape[-1]
-    return torch.nn.functional.pad(wave, (missing, 0)) if missing > 0 else wave
 
 
 def split_clip(wave: Tensor) -> list[Tensor]:

@@ -74,11 +74,6 @@ class ImagePatches:
     position_ids: np.ndarray
     coords: np.ndarray
 
-    @property
-    def tgt_size(self) -> Size:
-        """(rows, cols) of the patch grid."""
-        return self.rows, self.cols
-
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:

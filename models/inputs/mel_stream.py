@@ -202,11 +202,6 @@ def _window_loudest(state: MelStreamState, slots: Tensor, start: Tensor, stable:
     return torch.maximum(stable_loudest, torch.where(slid, edge, silent))
 
 
-def samples_needed(n_samples: int, n_emitted: int, redundancy: int) -> int:
-    """Samples to push before the next full emission; 0 if it is possible now."""
-    return max(0, (n_emitted + UNIT_FRAMES + redundancy) * HOP + STABLE_LAG - n_samples)
-
-
 def plan_emission(n_samples: int, n_emitted: int, redundancy: int, last: bool = False) -> tuple[int, int, int]:
     """lo, hi and n_emitted after a `mel_step`, computed on the host without a device sync.
 

@@ -74,7 +74,6 @@ class Tokenizer:
         self.unk_id = self.id(_text(settings.get("unk_token") or "<unk>"))
         self.eos_id = self.id(_text(settings.get("eos_token") or "<|im_end|>"))
         self.pad_id = self.id(_text(settings.get("pad_token") or "<|endoftext|>"))
-        self.bos_id = self.id(_text(settings.get("bos_token") or "<|im_start|>"))
         self.bad_token_ids = tuple(_checked_ids(settings.get("bad_token_ids") or ()))
         self.special = SpecialTokens.resolve(self)
 
@@ -193,7 +192,9 @@ def _from_vocab_and_merges(folder: Path, settings: dict[str, Any]) -> Engine:
     """The tokenizer from `vocab.json`, `merges.txt` and the files that declare added tokens."""
     files = [folder / "vocab.json", folder / "merges.txt"]
     if missing := [file.name for file in files if not file.exists()]:
-        raise TokenError(str(folder), expected="tokenizer.json, or vocab.json and merges.txt", got=f"no {missing}")
+        raise TokenError(
+            str(folder), expected="tokenizer.json, or vocab.json and merges.txt", got=f"no {' and no '.join(missing)}"
+        )
     engine: Engine = load_pretrained(folder).backend_tokenizer
     # The library appends a new token to the vocabulary, whatever id the files declare for it.
     for token, expected in _declared_ids(folder, settings).items():

@@ -325,15 +325,6 @@ def keep_top(
     return ids, torch.where(crossed & ~no_top_p[:, None], 0, weights)
 
 
-def final_probs(
-    logits: Tensor, slots: Tensor, state: SamplerState, sets: TokenSets, candidates: int | None = None
-) -> Tensor:
-    """[B, V] float32 distribution of `sample_text` where neither the stop probe nor the listen rank rule decides."""
-    ids, weights = _keep(penalise(logits, slots, state, sets), slots, state, candidates)
-    shares = (weights.double() / weights.sum(1, keepdim=True)).float()
-    return torch.zeros_like(logits, dtype=torch.float32).scatter(1, ids, shares)
-
-
 def best(scores: Tensor, candidates: int | None) -> tuple[Tensor, Tensor]:
     """Values and ids of the `candidates` best scores (None: all), best first, equal scores by ascending id."""
     if candidates is None:

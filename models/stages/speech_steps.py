@@ -22,8 +22,6 @@ from models.stages import regions
 from models.stages.region_table import SPEECH_STEPS
 from models.stages.runner import Runner, check_span
 
-SPEECH_TOKENS_PER_SECOND = 25
-
 
 @dataclass(frozen=True)
 class Call:

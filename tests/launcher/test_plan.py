@@ -73,6 +73,12 @@ def test_passes_no_flag_that_was_not_given() -> None:
     assert worker_flags(plan_of("--compile")).compile is True
 
 
+def test_worker_base_port_moves_all_workers() -> None:
+    plan = plan_of("--num-workers", "2", "--worker-base-port", "23000", environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert [one.url.rpartition(":")[2] for one in plan.workers] == ["23000", "23001"]
+    assert [worker_flags(plan, index).port for index in range(2)] == [23_000, 23_001]
+
+
 def test_worker_sees_only_its_gpu() -> None:
     plan = plan_of(devices=GPUS[:1], environ={"DUOLOGUE_MODEL_DEVICE": "cuda:1"})
     assert worker_flags(plan).device == "cuda"

@@ -54,3 +54,4 @@ def test_offline_without_the_model_is_refused(
     assert launch(tmp_path) == 2 and not started
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert f"model {NAME}: expected a folder" in line and "HF_HUB_OFFLINE is set" in line
+    assert line.count("model.model_path") == 1, f"expected one remedy, got {line}"

@@ -317,6 +317,15 @@ def test_refuses_files_that_are_not_media(tmp_path: Path, make: Callable[[Path],
     assert str(tmp_path) in str(caught.value), f"expected the file's name, got {caught.value}"
 
 
+@pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "webp"])
+def test_refuses_still_pictures(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"x.{suffix}"
+    Image.new("RGB", (64, 48)).save(file)
+    with pytest.raises(MediaError) as error:
+        read_units(file)
+    assert str(error.value) == f"{file}: expected sound or video, got a still picture"
+
+
 def test_header_without_samples(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(0, np.float32), RATE)
     with pytest.raises(MediaError, match="expected sound or video, got nothing decoded"):

@@ -23,6 +23,21 @@ FILES = (
 )
 
 
+class HubError(CheckpointError):
+    """A model id whose files are neither in the cache nor can be downloaded.
+
+    Attributes:
+        problem: the text without the remedy.
+        remedy: what to do; empty if the problem says it.
+    """
+
+    def __init__(self, name: str, got: str, remedy: str = ""):
+        expected = "a folder or a model id of the Hugging Face hub"
+        super().__init__(f"model {name}", expected=expected, got=f"{got}; {remedy}" if remedy else got)
+        self.problem = str(self).removesuffix(f"; {remedy}")
+        self.remedy = remedy
+
+
 def with_local_checkpoint(config: EngineConfig, progress: Callable[[str], None] = LOG.info) -> EngineConfig:
     """The settings with `model_path` as a local folder; a model id is downloaded unless the cache is complete.
 
@@ -52,10 +67,12 @@ def download(name: str, progress: Callable[[str], None] = LOG.info) -> Path:
     except RepositoryNotFoundError:
         got = "no such model: check the spelling; a private model needs `hf auth login`"
     except LocalEntryNotFoundError as error:
-        got = _not_cached() if is_offline_mode() else f"no connection to the hub ({_first_line(error)}); {_REMEDY}"
+        if is_offline_mode():
+            raise _not_cached(name) from None
+        raise HubError(name, f"no connection to the hub ({_first_line(error)})", _REMEDY) from None
     except Exception as error:  # network, file system and validation errors of several libraries
         got = f"{type(error).__name__}: {_first_line(error)}"
-    raise _unavailable(name, got)
+    raise HubError(name, got)
 
 
 def cached(name: str) -> Path | None:
@@ -70,10 +87,10 @@ def cached(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=True))
     except LocalEntryNotFoundError:
         if is_offline_mode():
-            raise _unavailable(name, _not_cached()) from None
+            raise _not_cached(name) from None
         return None
     except Exception as error:  # as in `download`
-        raise _unavailable(name, f"{type(error).__name__}: {_first_line(error)}") from None
+        raise HubError(name, f"{type(error).__name__}: {_first_line(error)}", _REMEDY) from None
     # An interrupted download leaves a snapshot with some of its files. Offline, the checks of a folder name the others.
     return folder if is_offline_mode() or _has_weights(folder) else None
 
@@ -95,14 +112,11 @@ def _has_weights(folder: Path) -> bool:
 _REMEDY = "download it where there is a network (`hf download`) and copy the cache, or set model.model_path to a folder"
 
 
-def _not_cached() -> str:
+def _not_cached(name: str) -> HubError:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return f"neither, and HF_HUB_OFFLINE is set (cache: {HF_HUB_CACHE}); unset it, or {_REMEDY}"
-
-
-def _unavailable(name: str, got: str) -> CheckpointError:
-    return CheckpointError(f"model {name}", expected="a folder or a model id of the Hugging Face hub", got=got)
+    got = f"neither, and HF_HUB_OFFLINE is set (cache: {HF_HUB_CACHE})"
+    return HubError(name, got, f"unset it, or {_REMEDY}")
 
 
 def _first_line(error: Exception) -> str:

@@ -108,7 +108,8 @@ def build(
     if model.config.init_tts and config.token2wav_folder.is_dir():
         flow_parts = load_flow_and_hift(config.token2wav_folder, device=device, dtype=dtype, hift_dtype=dtype)
     elif config.token2wav_path is not None:
-        raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got="no such folder")
+        got = "a file" if config.token2wav_path.exists() else "no such folder"
+        raise CheckpointError(str(config.token2wav_path), expected="a folder with a vocoder", got=got)
     pictures = load_preprocessor_config(config.model_path)
     parts = assemble(model, tokenizer, pictures, flow_parts, config, shapes=shapes, vocoder_shapes=vocoder_shapes)
     return replace(parts, loading=loading)

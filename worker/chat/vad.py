@@ -62,21 +62,14 @@ class VoiceSettings:
 
 @dataclass(frozen=True)
 class SpeechStarted:
-    """A segment began. at_sample: its first sample, counted from the detector's start or last reset."""
-
-    at_sample: int
+    """A segment began."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpeechEnded:
-    """A segment ended. samples: [n] float32 at 16 kHz, from `SpeechStarted.at_sample` to the end of the silence."""
+    """A segment ended. samples: [n] float32 at 16 kHz, from the padding before speech to the end of the silence."""
 
     samples: np.ndarray
-
-    @property
-    def duration_ms(self) -> float:
-        """Length of the segment, padding and closing silence included."""
-        return len(self.samples) / SAMPLES_PER_MS
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,7 @@ class VoiceDetector:
         self._n_segment = n_pad + WINDOW
         self._spoken_from = self._at
         self._n_silence = 0
-        return SpeechStarted(self._at - n_pad)
+        return SpeechStarted()
 
     def _continue(self, segment: list[np.ndarray], window: np.ndarray, p: float) -> VoiceEvent | None:
         segment.append(window.copy())

@@ -94,10 +94,6 @@ class CompileCounts:
         """The growth since `before`."""
         return type(self)(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
 
-    @property
-    def is_clean(self) -> bool:
-        return not any(getattr(self, one.name) for one in fields(self))
-
     def __str__(self) -> str:
         return ", ".join(f"{getattr(self, one.name)} {one.name.replace('_', ' ')}" for one in fields(self))
 

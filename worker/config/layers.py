@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from worker.config.hub_id import HubIdAllowed, hub_id
+from worker.config.hub_id import HUB_ID, HubIdAllowed
 from worker.config.settings import SettingError, SettingProblem, Settings
-from worker.describe import shown
+from worker.describe import cut, shown
 
 VARIABLE_PREFIX = "DUOLOGUE_"
 
@@ -151,9 +151,9 @@ class LayeredSettings(Settings, BaseSettings):
         try:
             built = cls(_build_sources=(tuple(layers), {}))
         except SettingError as error:
-            problems += error.problems
+            problems += with_sources(error.problems, layers)
         if built is None or problems:
-            raise SettingError(with_sources(problems, layers))
+            raise SettingError(problems)
         return built
 
 
@@ -163,28 +163,31 @@ class SettingsLayer(PydanticBaseSettingsSource):
     Attributes:
         values: the known values, relative paths made absolute.
         sources: full name -> the source of its value, for errors.
-        problems: unknown keys and groups that are no objects.
+        problems: unknown keys, groups that are no objects, and unknown home folders, each with its source.
         notes: one sentence for each key without effect.
     """
 
-    def __init__(self, settings_cls: type[LayeredSettings], base: Path):
+    def __init__(self, settings_cls: type[LayeredSettings], base: Path, root: Path | None = None):
         """
         Args:
             settings_cls: the settings.
             base: the folder that relative paths start from.
+            root: second folder that may contain a two-part path that could be a model id; None: `base` alone.
         """
         super().__init__(settings_cls)
         self.values: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[SettingProblem] = []
         self.notes: list[str] = []
-        self._settings, self._base = settings_cls, base
+        self._settings, self._base, self._root = settings_cls, base, root or base
         self._known = {setting.key: setting for setting in setting_fields(settings_cls)}
 
     @classmethod
-    def of_file(cls, settings_cls: type[LayeredSettings], content: Mapping[str, object], file: Path) -> Self:
-        """The content of a settings file; relative paths start at its folder."""
-        layer = cls(settings_cls, file.absolute().parent)
+    def of_file(
+        cls, settings_cls: type[LayeredSettings], content: Mapping[str, object], file: Path, root: Path
+    ) -> Self:
+        """The content of a settings file; relative paths start at its folder. root: as in the constructor."""
+        layer = cls(settings_cls, file.absolute().parent, root)
         layer._add(content, _Place(file.name))
         return layer
 
@@ -243,17 +246,19 @@ class SettingsLayer(PydanticBaseSettingsSource):
                 assert isinstance(value, Mapping)
                 self._merge(value, {}, f"{key}.", place)
             elif setting is None:
-                got = f"{shown(value)} ({place.source})"
-                self.problems.append(SettingProblem(key[:80], _existing(self._nearest(key)), got))
+                self._refuse(
+                    cut(key if name else f'{prefix}""'), _existing(self._nearest(key) if name else None), value, place
+                )
+            elif "." in name:
+                self._refuse(key, _nested_form(name), value, place)
             elif setting.group:
                 self._merge_group(setting, value, into, place)
             elif not (setting.must_be_path and value in (None, "")):  # an empty line of a template
                 self.sources[key] = place.source
                 try:
-                    into[name] = _absolute(value, self._base, setting) if setting.is_path else value
+                    into[name] = self._absolute(value, setting) if setting.is_path else value
                 except RuntimeError:  # from `Path.expanduser`
-                    got = f"{shown(value)} ({place.source})"
-                    self.problems.append(SettingProblem(key, "a path in a home folder that exists", got))
+                    self._refuse(key, "a path in a home folder that exists", value, place)
 
     def _merge_group(self, setting: SettingField, value: object, into: dict[str, Any], place: "_Place") -> None:
         if setting.is_switch:
@@ -263,10 +268,25 @@ class SettingsLayer(PydanticBaseSettingsSource):
                 # An object turns the group on; a single key inside it, such as service.compile.mode, does not.
                 value = {"enabled": True, **value}
         if not isinstance(value, Mapping):
-            got = f"{shown(value)} ({place.source})"
-            self.problems.append(SettingProblem(setting.key, setting.allowed(), got))
+            self._refuse(setting.key, setting.allowed(), value, place)
             return
         self._merge(value, into.setdefault(setting.name, {}), f"{setting.key}.", place)
+
+    def _refuse(self, key: str, expected: str, value: object, place: "_Place") -> None:
+        self.problems.append(SettingProblem(key, expected, f"{shown(value)} ({place.source})"))
+
+    def _absolute(self, value: object, setting: SettingField) -> object:
+        """A path below the base folder, unless it is absolute; empty text becomes None.
+
+        For settings that also take a model id, a relative path of two parts is first looked up below the base folder,
+        then below the root. If neither contains it, it is a model id and stays unchanged.
+        """
+        if not isinstance(value, str | Path):
+            return value
+        if setting.takes_hub_id and HUB_ID.fullmatch(str(value)):
+            places = [folder / value for folder in (self._base, self._root)]
+            return next((place for place in places if place.exists()), value)
+        return self._base / Path(value).expanduser() if str(value) else None
 
     def _is_unused_section(self, key: str, value: object) -> bool:
         return isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in self._settings.unused_keys)
@@ -307,11 +327,11 @@ def _from_text(text: str, setting: SettingField) -> object:
     return text if isinstance(value, bool) and setting.is_text and bool not in get_args(setting.annotation) else value
 
 
-def _absolute(value: object, base: Path, setting: SettingField) -> object:
-    """A path below `base`, unless it is absolute; empty text becomes None."""
-    if not isinstance(value, str | Path) or (setting.takes_hub_id and hub_id(value, base)):
-        return value
-    return base / Path(value).expanduser() if str(value) else None
+def _nested_form(key: str) -> str:
+    """The objects that a file needs for a setting given by its full name."""
+    *groups, name = key.split(".")
+    opened = "".join(f'{{"{group}": ' for group in groups)
+    return f'{opened}{{"{name}": ...}}' + "}" * len(groups)
 
 
 def _existing(near: str | None, what: str = "a setting") -> str:

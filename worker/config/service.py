@@ -207,7 +207,7 @@ def load_config(
         SettingsLayer.of_keys(Config, flags, "flag", ROOT),
         SettingsLayer.of_environment(Config, environ, ROOT),
         SettingsLayer.of_keys(Config, inductor, INDUCTOR_VARIABLE, ROOT),
-        SettingsLayer.of_file(Config, content, file),
+        SettingsLayer.of_file(Config, content, file, ROOT),
         _default_paths(),
     ]
     config, voice_notes = _with_default_voice(Config.from_layers(layers))

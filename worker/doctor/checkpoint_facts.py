@@ -22,7 +22,8 @@ def checkpoint_facts(folder: Path) -> ModelFacts:
     except ImportError as error:
         raise UnknownFact(f"reading checkpoints needs a package that is not installed: {error}") from None
     if not folder.is_dir():
-        return ModelFacts(problems=(f"{folder}: expected a checkpoint folder, got no such folder",))
+        got = "a file" if folder.exists() else "no such folder"
+        return ModelFacts(problems=(f"{folder}: expected a checkpoint folder, got {got}",))
     problems: list[str] = []
     row_values = 0
     try:

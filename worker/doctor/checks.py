@@ -83,12 +83,15 @@ def ffmpeg(machine: Machine) -> Finding:
 
 def ports(machine: Machine) -> Finding:
     service = machine.config.service
-    if taken := machine.taken_ports:
+    own = machine.own_ports
+    if taken := {port: why for port, why in machine.taken_ports.items() if port not in own}:
         found = "\n".join(f"{port}: {why}" for port, why in taken.items())
         remedy = (
             "stop the process that listens there (ss -ltnp), or change service.gateway_port or service.worker_base_port"
         )
         return problem("ports", found, remedy)
+    if own:
+        return ok("ports", f"{', '.join(map(str, sorted(own)))}: Duologue is running there")
     return ok("ports", f"{service.gateway_port} and the workers' ports from {service.worker_base_port} are free")
 
 
@@ -121,7 +124,7 @@ def model(machine: Machine) -> Finding:
         remedy = (
             "complete the folder, or set model.model_path to a complete one or to a model id of the Hugging Face hub"
         )
-        return problem("model", "\n".join(problems), remedy)
+        return problem("model", "\n".join(problems), facts.remedy or remedy)
     n_files = "1 file" if facts.n_files == 1 else f"{facts.n_files} files"
     return ok("model", f"{settings.model_path}: {n_files} of {size(facts.n_bytes)}, {facts.n_values:,} numbers")
 

@@ -88,13 +88,20 @@ class FolderFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A checkpoint folder. n_values: numbers in its weights. row_values: numbers in one row of context."""
+    """A checkpoint folder.
+
+    Attributes:
+        n_values: numbers in its weights.
+        row_values: numbers in one row of context.
+        remedy: of the problems, if it is not that of an incomplete folder.
+    """
 
     n_files: int = 0
     n_bytes: int = 0
     n_values: int = 0
     row_values: int = 0
     problems: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,11 @@ from worker.doctor.facts import (
     TorchGpu,
     UnknownFact,
 )
+from worker.doctor.own_server import is_ours
 from worker.version import driver_version
 
 if TYPE_CHECKING:
+    from worker.assembly.hub import HubError
     from worker.config.service import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,15 +162,20 @@ class Machine:
         return {port: why for port in ports if (why := _port_problem(port))}
 
     @cached_property
+    def own_ports(self) -> frozenset[int]:
+        """The taken ports at which a gateway or a worker of this program answers."""
+        secure = self.config.service.ssl_certfile is not None
+        return frozenset(port for port in self.taken_ports if is_ours(port, secure=secure))
+
+    @cached_property
     def cache_folder(self) -> FolderFacts:
         return _folder(self.config.service.cache_dir)
 
     @cached_property
-    def _checkpoint(self) -> tuple[Path | None, str | None]:
+    def _checkpoint(self) -> tuple[Path | None, "HubError | None"]:
         """The checkpoint's folder, and what keeps a worker from loading it; both None before a download."""
         try:
-            from models.errors import CheckpointError
-            from worker.assembly.hub import cached
+            from worker.assembly.hub import HubError, cached
             from worker.config.hub_id import hub_id
         except ImportError as error:
             raise UnknownFact(f"checkpoints need a package that is not installed: {error}") from None
@@ -179,8 +186,8 @@ class Machine:
             return cached(name), None
         except ImportError as error:
             raise UnknownFact(f"model ids need a package that is not installed: {error}") from None
-        except CheckpointError as error:
-            return None, str(error)
+        except HubError as error:
+            return None, error
 
     @property
     def checkpoint(self) -> Path:
@@ -188,18 +195,20 @@ class Machine:
 
         Raises: UnknownFact for a model id that is not in the cache.
         """
-        folder, problem = self._checkpoint
+        folder, error = self._checkpoint
         if folder is None:
-            name = self.config.model.model_path
-            raise UnknownFact(
-                problem or f"{name} is not in the Hugging Face cache; workers download it when they start"
+            waits = (
+                f"{self.config.model.model_path} is not in the Hugging Face cache; workers download it when they start"
             )
+            raise UnknownFact(str(error or waits))
         return folder
 
     @cached_property
     def model(self) -> ModelFacts:
-        _, problem = self._checkpoint
-        return ModelFacts(problems=(problem,)) if problem else checkpoint_facts(self.checkpoint)
+        _, error = self._checkpoint
+        if error is not None:
+            return ModelFacts(problems=(error.problem,), remedy=error.remedy)
+        return checkpoint_facts(self.checkpoint)
 
     @cached_property
     def tokenizer_error(self) -> str | None:

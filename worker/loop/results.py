@@ -31,11 +31,6 @@ class StageTimes:
     total: float = 0.0  # from arrival to the result
     first_sound: float | None = None  # from arrival to the first sound that was emitted; None without sound
 
-    @property
-    def headroom(self) -> float:
-        """Milliseconds left of the second that a unit may take; below 0 the deadline is missed."""
-        return UNIT_MS - self.total
-
     def add(self, stage: StageName, ms: float) -> None:
         """Add `ms` milliseconds to a stage."""
         setattr(self, stage, getattr(self, stage) + ms)

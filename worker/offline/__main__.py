@@ -1,4 +1,4 @@
-"""`python -m worker.offline talk.mp4 --out reply.wav --transcript reply.json`: a media file through the engine.
+"""`python -m worker.offline assets/warmup.mp4 --out reply.wav`: a media file through the engine.
 
 Exit status: 0; 1 if a unit or the engine failed; 2 for invalid arguments or input; 130 if interrupted. Output files are
 written at the end, each completely or not at all.

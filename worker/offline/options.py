@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m worker.offline",
         description="Runs a conversation with a media file as input, unit by unit, at full speed.",
     )
-    parser.add_argument("file", help="the input: any media file that ffmpeg reads")
+    parser.add_argument("file", help="the input: any sound or video file that ffmpeg reads, no still picture")
     parser.add_argument("--out", metavar="WAV", help="write the reply on the file's time line: 24 kHz, mono, 16 bits")
     parser.add_argument("--transcript", metavar="JSON", help="write settings, turns and units")
     parser.add_argument(
@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--token2wav", metavar="DIR", help="vocoder folder (default: the checkpoint's own)")
     engine.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default: %(default)s)")
     engine.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    engine.add_argument("--compile", action="store_true", help="run under torch.compile, on a GPU from captured graphs")
+    engine.add_argument(
+        "--compile", action="store_true", help="compile the model first, which takes minutes; default: off"
+    )
     engine.add_argument("--cuda-graphs", choices=["auto", "on", "off"], default="auto", help="capture CUDA graphs")
     session = parser.add_argument_group("session")
     session.add_argument("--system", default=SYSTEM, metavar="TEXT", help="system text (default: %(default)s)")

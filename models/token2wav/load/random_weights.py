@@ -12,10 +12,8 @@ from models.layers.weights import Tree, assign_weights, on_meta, tensor_shapes
 from models.token2wav.flow.flow import Flow
 from models.token2wav.hift import hift
 from models.token2wav.hift.hift import Hift
-from models.token2wav.load.parts import DtypeOf, FlowAndHift, VoiceParts
-from models.token2wav.prompt.campplus import CampPlus
-from models.token2wav.prompt.s3_tokenizer import S3Tokenizer
-from models.token2wav.settings import CampPlusConfig, FlowConfig, HiftConfig, S3TokenizerConfig
+from models.token2wav.load.parts import DtypeOf, FlowAndHift
+from models.token2wav.settings import FlowConfig, HiftConfig
 
 MEAN_F0 = 190.0  # Hz
 F0_SPREAD = 30.0
@@ -36,31 +34,13 @@ def random_parts(
         parts = Flow(flow), Hift(hift_config)
     generator = torch.Generator(device).manual_seed(seed)
     return FlowAndHift(
-        _filled(parts[0], generator, device, lambda _: dtype),
-        _filled(parts[1], generator, device, lambda name: hift.weight_dtype(name, hift_dtype)),
-    )
-
-
-def random_voice_parts(
-    speaker_encoder: CampPlusConfig | None = None,
-    speech_tokenizer: S3TokenizerConfig | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-) -> VoiceParts:
-    """The modules that prepare voices, in float32, of these sizes; None = the released sizes."""
-    speaker_encoder, speech_tokenizer = speaker_encoder or CampPlusConfig(), speech_tokenizer or S3TokenizerConfig()
-    with on_meta():
-        parts = CampPlus(speaker_encoder), S3Tokenizer(speech_tokenizer)
-    generator = torch.Generator(device).manual_seed(seed)
-    return VoiceParts(
-        _filled(parts[0], generator, device, lambda _: torch.float32),
-        _filled(parts[1], generator, device, lambda _: torch.float32),
+        filled(parts[0], generator, device, lambda _: dtype),
+        filled(parts[1], generator, device, lambda name: hift.weight_dtype(name, hift_dtype)),
     )
 
 
 def mean_and_std(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and standard deviation of a folded weight of any of the modules."""
+    """Mean and standard deviation of a folded weight of any of the vocoder's modules."""
     fan_in = math.prod(shape[1:])
     match name.split("."):
         case ["f0_predictor", "classifier", "weight"]:
@@ -86,7 +66,9 @@ def mean_and_std(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     return 0.0, 1 / math.sqrt(fan_in)
 
 
-def _filled(module: Tree, generator: torch.Generator, device: torch.device | str, dtype_of: DtypeOf) -> Tree:
+def filled(module: Tree, generator: torch.Generator, device: torch.device | str, dtype_of: DtypeOf) -> Tree:
+    """The module from the meta device, with random weights of `mean_and_std`."""
+
     def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
         mean, std = mean_and_std(name, shape)
         return torch.empty(shape, dtype=dtype_of(name), device=device).normal_(mean, std, generator=generator)

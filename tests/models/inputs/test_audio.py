@@ -12,13 +12,12 @@ from models.inputs.audio import (
     conv_length,
     frame_count,
     mel_filters,
-    pad_first_unit,
     placeholder_groups,
     split_clip,
     token_count,
     validate_audio,
 )
-from models.inputs.audio_sizes import CLIP_SAMPLES, FIRST_UNIT_PADDED, FIRST_UNIT_SAMPLES
+from models.inputs.audio_sizes import CLIP_SAMPLES
 from tests.models.inputs.mel_reference import clip, raw_frames
 
 TOLERANCE = 1e-6  # both sides compute in float64 and round to float32 at the end
@@ -78,15 +77,6 @@ def test_refuses_other_sound(wave, expected):
     with pytest.raises(AudioError) as error:
         validate_audio(wave, what="reference voice")
     assert str(error.value) == f"reference voice: {expected}"
-
-
-def test_first_unit_is_padded_in_front():
-    wave = torch.ones(16_000)
-    padded = pad_first_unit(wave)
-    assert padded.shape == (FIRST_UNIT_PADDED,) == (16_560,)
-    assert padded[:560].eq(0).all() and padded[560:].eq(1).all()
-    assert pad_first_unit(torch.ones(20_000)).shape == (20_000,)
-    assert FIRST_UNIT_SAMPLES == 16_480
 
 
 def test_long_clips_are_split_at_30_s():

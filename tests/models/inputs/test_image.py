@@ -91,7 +91,7 @@ def test_refuses_extreme_aspect_ratios_before_resizing():
 def test_patches_are_a_permutation_of_the_pixels(rows, cols, k):
     image = picture(cols * PATCH, rows * PATCH, k)
     part = patchify(image)
-    assert part.tgt_size == (rows, cols)
+    assert (part.rows, part.cols) == (rows, cols)
     back = part.pixels.reshape(rows, cols, 3, PATCH, PATCH).transpose(0, 3, 1, 4, 2).reshape(rows * PATCH, -1, 3)
     np.testing.assert_array_equal(back, np.asarray(image))
     np.testing.assert_array_equal(part.coords, [(y, x) for y in range(rows) for x in range(cols)])
@@ -168,7 +168,7 @@ def test_opens_every_format(form, width, height):
 def test_opens_every_pixel_mode_as_rgb(mode):
     image = open_image(Image.new(mode, (30, 20)))
     assert image.mode == "RGB"
-    assert [part.tgt_size for part in image_patches(image, plan(*image.size, 1))] == [(26, 39)]
+    assert [(part.rows, part.cols) for part in image_patches(image, plan(*image.size, 1))] == [(26, 39)]
 
 
 def test_refuses_a_truncated_jpeg():

@@ -10,7 +10,7 @@ from models.errors import AudioError
 from models.graphs.region_graphs import compile_counters
 from models.inputs.audio import LogMel
 from models.inputs.audio_sizes import FIRST_UNIT_SAMPLES, UNIT_SAMPLES
-from models.inputs.mel_stream import MAX_PUSH, MelStreamState, mel_step, plan_emission, samples_needed
+from models.inputs.mel_stream import MAX_PUSH, MelStreamState, mel_step, plan_emission
 from tests.models.inputs.mel_reference import WholeWindow
 from tests.models.inputs.test_audio import TOLERANCE, assert_near, noise
 
@@ -153,12 +153,9 @@ def test_any_split_equals_whole_window_to_the_last_frame(data):
 @pytest.mark.parametrize("redundancy, needed", [(0, 16_040), (1, 16_200), (2, 16_360)])
 def test_emits_only_when_the_context_is_stable(redundancy, needed):
     wave, slots = noise(needed), Slots(redundancy=redundancy)
-    assert samples_needed(0, 0, redundancy) == needed
     assert slots.unit(0, wave[:-1]).shape[1] == 0
     assert int(slots.state.n_emitted[0]) == 0
-    assert samples_needed(needed - 1, 0, redundancy) == 1
     assert slots.unit(0, wave[-1:]).shape[1] == 100 + redundancy
-    assert samples_needed(needed, 0, redundancy) == 0
 
 
 def test_a_slot_without_emit_keeps_its_position():

@@ -155,7 +155,6 @@ def test_special_tokens_are_resolved_by_name():
     assert tokenizer.encode("<unit><|speak|>") == [tokenizer.special.unit_start, tokenizer.special.speak]
     assert tokenizer.eos_id == tokenizer.special.im_end
     assert tokenizer.pad_id == tokenizer.special.endoftext
-    assert tokenizer.bos_id == tokenizer.special.im_start
     # Thoughts stay in the decoded text, so their markers are added tokens but not special.
     assert tokenizer.special.think_start not in tokenizer.special_ids
     assert tokenizer.special.unk in tokenizer.special_ids
@@ -194,6 +193,14 @@ def test_refuses_missing_and_unreadable_files(tmp_path, broken, content):
         (folder / broken).write_text(content)
     with pytest.raises(TokenError, match=r"expected (readable|tokenizer\.json)"):
         Tokenizer.load(folder)
+
+
+def test_names_missing_vocabulary_files(tmp_path):
+    folder = copy_of_tiny(tmp_path, "tokenizer.json", "vocab.json", "merges.txt")
+    with pytest.raises(TokenError) as error:
+        Tokenizer.load(folder)
+    expected = "expected tokenizer.json, or vocab.json and merges.txt, got no vocab.json and no merges.txt"
+    assert str(error.value) == f"{folder}: {expected}"
 
 
 def test_refuses_bad_token_ids_that_are_no_ids(tmp_path):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from models.errors import SettingsError, TokenError
 from models.sampling.rng import STREAM_STOP_PROBE, STREAM_TEXT, uniform
 from models.sampling.settings import CHAT_TEXT, DUPLEX_TEXT, HALF_DUPLEX_TEXT, TextSampling, signed_seed
-from models.sampling.text import SamplerState, TokenSet, TokenSets, final_probs, sample_text
+from models.sampling.text import SamplerState, TokenSet, TokenSets, sample_text
+from tests.models.sampling.final_probs import final_probs
 
 VOCAB = 24
 SET = TokenSet(forbidden=(3, 7), length_ids=(5, 6), listen_id=9, stop_id=7, pad_id=1)

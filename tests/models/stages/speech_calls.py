@@ -8,9 +8,10 @@ from torch import Tensor
 
 from models.errors import NumericsError
 from models.sampling.settings import check_number
-from models.stages.speech_steps import SPEECH_TOKENS_PER_SECOND, Call, Speaker
+from models.stages.speech_steps import Call, Speaker
 from models.stages.speech_stream import SpeechStream
 
+SPEECH_TOKENS_PER_SECOND = 25
 CHAT_MIN_SPEECH_TOKENS = 50
 CHAT_MAX_SPEECH_TOKENS = 2048
 

@@ -9,11 +9,10 @@ from models.errors import ContextOverflowError, NumericsError, SettingsError, Sh
 from models.layers.rotary import rotary_angles, rotate
 from models.omni import OmniModel
 from models.sampling.settings import SpeechSampling
-from models.stages.speech_steps import SPEECH_TOKENS_PER_SECOND
 from tests.models.compare import assert_close
 from tests.models.layers.speech_reference import PlainSpeaker, PlainStream
 from tests.models.stages.slot_copies import assert_same, copy_state
-from tests.models.stages.speech_calls import BatchedStream, WholeCallSpeaker
+from tests.models.stages.speech_calls import SPEECH_TOKENS_PER_SECOND, BatchedStream, WholeCallSpeaker
 from tests.models.stages.speech_helpers import BEST, DRAWN, KINDS, UNIT, first_new_token, make_speaker, rows
 
 

@@ -49,7 +49,7 @@ def _check_image(
         report.equal(f"image {case}", "grid, source", _lists(sizes)[:2], [meta["grid_cols_rows"], meta["source_wh"]])
     report.equal_if(f"image {case}", "slices", len(parts), meta.get("num_slices"))
     report.equal_if(f"image {case}", "cell sizes", _cells(slices), meta.get("slice_wh"))
-    tgt_sizes = [list(part.tgt_size) for part in parts]
+    tgt_sizes = [[part.rows, part.cols] for part in parts]
     report.equal_if(f"image {case}", "tgt_sizes", tgt_sizes, tensors.get(f"{case}.tgt_sizes"))
     for j, (part, expected) in enumerate(zip(parts, meta.get("slices", []), strict=False)):
         bytes_strip = strip(part)

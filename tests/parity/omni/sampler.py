@@ -7,7 +7,8 @@ into a neighbouring row shows as a miss.
 import torch
 
 from models.sampling.settings import TextSampling
-from models.sampling.text import SamplerState, TokenSet, TokenSets, final_probs, sample_text, stop_probability
+from models.sampling.text import SamplerState, TokenSet, TokenSets, sample_text, stop_probability
+from tests.models.sampling.final_probs import final_probs
 from tests.parity.golden import GoldenDir
 from tests.parity.report import Report
 

@@ -228,6 +228,7 @@ def test_refuses_other_files(file: Path, tmp_path: Path) -> None:
         ({"service": {"pause_timeout": 3}}, "service.pause_timeout", "duplex.pause_timeout"),
         ({"model_path": "x"}, "model_path", "model.model_path"),
         ({"service": {"compile": {"modes": "default"}}}, "service.compile.modes", "service.compile.mode"),
+        ({"servce.gateway_port": 1}, "servce.gateway_port", "service.gateway_port"),
         ({"duplex": {"session": {"temprature": 1}}}, "duplex.session.temprature", "duplex.session.temperature"),
     ],
 )
@@ -235,6 +236,20 @@ def test_refuses_unknown_keys_with_the_nearest_one(file: Path, given: dict[str, 
     text = str(refused(file, given))
     assert text.startswith(f"setting {key}: expected a setting that exists, such as {near}, got "), text
     assert text.endswith("(config.json)"), text
+
+
+def test_refuses_full_names_in_files_with_the_nested_form(file: Path) -> None:
+    text = str(refused(file, {"service.compile.mode": "default"}))
+    expected = 'expected {"service": {"compile": {"mode": ...}}}, got \'default\' (config.json)'
+    assert text == f"setting service.compile.mode: {expected}"
+    text = str(refused(file, {"service": {"compile.mode": "default"}}))
+    assert text.startswith('setting service.compile.mode: expected {"compile": {"mode": ...}}, got '), text
+
+
+@pytest.mark.parametrize(("given", "key"), [({"": 1}, '""'), ({"service": {"": 1}}, 'service.""')])
+def test_names_an_empty_key(file: Path, given: dict[str, Any], key: str) -> None:
+    text = str(refused(file, given))
+    assert text == f"setting {key}: expected a setting that exists, got 1 (config.json)"
 
 
 def test_error_names_every_problem_and_its_source(file: Path) -> None:
@@ -421,7 +436,20 @@ def test_relative_paths_start_at_the_folder_of_their_source(
 
 def test_refuses_unknown_home_folders(file: Path) -> None:
     text = str(refused(file, {"model": {"pt_path": "~no-such-user/w.pt"}}))
-    assert text.startswith("setting model.pt_path: expected a path in a home folder that exists, got "), text
+    expected = "setting model.pt_path: expected a path in a home folder that exists, got '~no-such-user/w.pt'"
+    assert text == f"{expected} (config.json)"
+    overridden = str(refused(file, {"model": {"pt_path": "~no-such-user/w.pt"}}, flags={"model.pt_path": "w.pt"}))
+    assert overridden == text, "expected the source of the refused value"
+
+
+def test_a_two_part_model_path_is_looked_up_beside_the_file_then_at_the_root(file: Path, tmp_path: Path) -> None:
+    def model_path(text: str) -> Path:
+        return load(file, {"model": {"model_path": text}})[0].model.model_path
+
+    assert model_path("assets/tiny") == ROOT / "assets" / "tiny"
+    (tmp_path / "assets" / "tiny").mkdir(parents=True)
+    assert model_path("assets/tiny") == tmp_path / "assets" / "tiny"
+    assert model_path("owner/no-such-folder") == Path("owner/no-such-folder"), "expected a model id unchanged"
 
 
 @pytest.mark.parametrize("empty", ["", None])

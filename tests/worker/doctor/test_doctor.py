@@ -62,6 +62,18 @@ def test_a_healthy_machine_has_no_problem(torch: TorchFacts, enabled: bool | Lit
             PROBLEM,
             ["8006: Address already in use\n22401: Permission denied", "service.worker_base_port"],
         ),
+        (
+            "ports",
+            {"taken_ports": {8006: "Address already in use", 22401: "in use"}, "own_ports": frozenset({8006})},
+            PROBLEM,
+            ["22401: in use\n->"],
+        ),
+        (
+            "ports",
+            {"taken_ports": {8006: "in use", 22400: "in use"}, "own_ports": frozenset({8006, 22400})},
+            OK,
+            ["8006, 22400: Duologue is running there"],
+        ),
         ("files", {"max_open_files": 1000}, NOTE, ["1000 open files", "ulimit -n"]),
         ("files", {"max_open_files": 255}, PROBLEM, ["255 open files"]),
         ("files", {"max_open_files": -1}, OK, ["no limit"]),

@@ -37,6 +37,8 @@ def test_offline_without_the_model_is_a_problem(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_cache(tmp_path / "hub", monkeypatch)
-    check("model", machine, PROBLEM, f"model {NAME}: expected a folder", "HF_HUB_OFFLINE is set")
+    check(
+        "model", machine, PROBLEM, f"model {NAME}: expected a folder", ")\n-> unset it, or download it where there is"
+    )
     for name in ("tokenizer", "vocoder"):
         check(name, machine, NOTE, "HF_HUB_OFFLINE is set")

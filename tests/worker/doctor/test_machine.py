@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from worker.doctor import machine as machine_module
 from worker.doctor.facts import MediaFacts, ProgramFacts, TorchGpu
 from worker.doctor.findings import GIB, MIB
 from worker.doctor.machine import Machine
+from worker.doctor.own_server import TITLES
 from worker.doctor.versions import fits
 
 
@@ -108,6 +112,7 @@ def lose_a_key(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors.index.json").unlink(), "or model.safetensors, got neither"),
         (lose_a_key, "hidden_size"),
         (lambda folder: shutil.rmtree(folder), "expected a checkpoint folder, got no such folder"),
+        (lambda folder: (shutil.rmtree(folder), folder.touch()), "expected a checkpoint folder, got a file"),
     ],
 )
 def test_reports_incomplete_checkpoints(tiny: Path, tmp_path: Path, change: Callable[[Path], None], said: str) -> None:
@@ -138,8 +143,33 @@ def test_reports_taken_ports(tmp_path: Path) -> None:
         made = Machine(None, {"DUOLOGUE_SERVICE_GATEWAY_PORT": str(port)})
         vars(made)["torch"] = ON_GPU
         assert made.taken_ports.keys() == {port}, f"expected {port} alone to be taken, got {made.taken_ports}"
+        assert not made.own_ports, "expected a server without an answer not to be ours"
     vars(made).pop("taken_ports")
     assert not made.taken_ports, "expected a free port after the server closed"
+
+
+@pytest.mark.parametrize(("title", "ours"), [("Duologue gateway", True), ("Duologue worker", True), ("Other", False)])
+def test_recognizes_servers_of_this_program_at_taken_ports(title: str, ours: bool) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"info": {"title": title if self.path == "/openapi.json" else ""}}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = Machine(None, {"DUOLOGUE_SERVICE_GATEWAY_PORT": str(server.server_port)})
+        vars(made)["torch"] = ON_GPU
+        assert made.own_ports == ({server.server_port} if ours else set())
+        server.shutdown()
+
+
+def test_servers_have_the_titles_that_the_doctor_expects(root: Path) -> None:
+    applications = [root / "server/app.py", root / "worker/http/app.py"]
+    assert [re.findall('FastAPI\\(title="([^"]*)"', file.read_text()) for file in applications] == [[t] for t in TITLES]
 
 
 def test_reads_the_cache_folder(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.sampling.text import final_probs, sample_text
+from models.sampling.text import sample_text
+from tests.models.sampling.final_probs import final_probs
 from tests.worker.loop.engines import (
     ALOUD,
     QUIET,

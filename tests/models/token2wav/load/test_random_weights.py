@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from assets.build_tiny_vocoder import FLOW_CONFIG, HIFT_CONFIG, SPEAKER_CONFIG, TOKENIZER_CONFIG
-from models.token2wav.load.random_weights import random_parts, random_voice_parts
+from models.token2wav.load.random_weights import random_parts
 from models.token2wav.settings import HiftConfig
 from tests.models.token2wav.load.offline_sound import offline_sound
+from tests.models.token2wav.load.random_voice_parts import random_voice_parts
 
 
 def test_same_seed_same_weights() -> None:

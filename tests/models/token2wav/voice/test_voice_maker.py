@@ -15,13 +15,13 @@ from torch import Tensor
 from models.errors import AudioError, CheckpointError
 from models.token2wav.load.flow_yaml import load_flow_config
 from models.token2wav.load.parts import VoiceParts, load_voice_parts
-from models.token2wav.load.random_weights import random_voice_parts
 from models.token2wav.prompt import features
 from models.token2wav.prompt.sound_file import read_sound
 from models.token2wav.settings import CampPlusConfig, FlowConfig, S3TokenizerConfig
 from models.token2wav.voice.voice import Voice
 from models.token2wav.voice.voice_maker import VoiceMaker, fit_frames
 from tests.models.compare import assert_same
+from tests.models.token2wav.load.random_voice_parts import random_voice_parts
 from tests.models.token2wav.prompt.prompt_sounds import pcm16, prompt, write_pcm16
 
 OTHER_SIZES = FlowConfig(n_mels=20, speaker_dim=24)
