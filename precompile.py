@@ -9,6 +9,8 @@ kernels failed; 2 for invalid settings or arguments; 130 if interrupted.
 """
 
 import argparse
+import atexit
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -186,8 +188,21 @@ def summary(started: "Started") -> list[str]:
     return [stages, str(started.cache or "compile cache: not used"), *table, *failed]
 
 
+def _end(statuses: list[int]) -> None:
+    """End the process with the last status; does nothing without one."""
+    if statuses:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(statuses[-1])
+
+
 if __name__ == "__main__":
-    status = main()
-    if status == INTERRUPTED:
-        os._exit(status)  # a running compiler cannot be stopped, and crashes when the interpreter exits
-    sys.exit(status)
+    # Triton's extension lists objects that outlive the interpreter on stderr, as leaks. The first registered function
+    # runs last: it ends the process before the interpreter is torn down.
+    statuses: list[int] = []
+    atexit.register(_end, statuses)
+    statuses.append(main())
+    if statuses[-1] == INTERRUPTED:
+        _end(statuses)  # a running compiler cannot be stopped, and crashes in the exit functions
+    sys.exit(statuses[-1])

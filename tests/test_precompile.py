@@ -48,6 +48,20 @@ def test_loads_warms_up_and_writes_reports(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "voices").is_dir(), "expected the environment's cache folder to be used"
 
 
+def test_ends_after_the_exit_functions_without_teardown(root: Path) -> None:
+    lines = (
+        "import atexit, precompile",
+        "class Leaked:",
+        "    def __del__(self): print('torn down')",
+        "leaked = Leaked()",
+        "atexit.register(precompile._end, [3])",
+        "atexit.register(print, 'exit function')",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "exit function\n", "")
+
+
 def test_missing_video_fails_with_a_remedy(root: Path, tmp_path: Path) -> None:
     done = run(root, *QUICK, "--warmup-video", str(tmp_path / "none.mp4"))
     assert done.returncode == FAILED, done.stderr
