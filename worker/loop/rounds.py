@@ -25,8 +25,6 @@ class Rounds:
     Attributes:
         stopped: why the newest reply ended, None before the first one. The ids that close a reply are fed with the next
             round.
-        n_dropped: evicted rounds.
-        dropped_rows: rows of evicted rounds.
     """
 
     def __init__(self, *, high: int, low: int):
@@ -35,7 +33,6 @@ class Rounds:
         self.high, self.low = high, low
         self.rounds: list[Round] = []
         self.stopped: StopReason | None = None
-        self.n_dropped = self.dropped_rows = 0
 
     @property
     def length(self) -> int:
@@ -82,8 +79,6 @@ class Rounds:
                 keep += round_.n_rows
                 continue
             excess -= round_.n_rows
-            self.n_dropped += 1
-            self.dropped_rows += round_.n_rows
             # Adjacent rows are dropped at once.
             n = drops.pop().n if drops and drops[-1].keep == keep else 0
             drops.append(Drop(keep, n + round_.n_rows))

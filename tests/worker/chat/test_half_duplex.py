@@ -26,7 +26,9 @@ from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
 from worker.engine import Engine
 from worker.loop.results import Event, Failure, Generating, PartialResult, Prefilled, ReplyResult, VoiceState
+from worker.loop.rounds import Rounds
 from worker.loop.session import OrderError
+from worker.loop.window import Drop
 
 WRITING = CONFIG.model_copy(update={"reply": SPOKEN.model_copy(update={"speak": False, "max_new_tokens": 4})})
 THOUGHT = "<think>\n\n</think>\n\n"
@@ -216,11 +218,21 @@ def test_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
-def test_drops_old_rounds_above_the_high_watermark(engine: AnsweringEngine, greeting: np.ndarray, compat: str) -> None:
+def test_drops_old_rounds_above_the_high_watermark(
+    engine: AnsweringEngine, greeting: np.ndarray, compat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reply = WRITING.reply.model_copy(update={"compat": compat})
     config = WRITING.model_copy(update={"reply": reply, "high_tokens": 180, "low_tokens": 100})
     talk, cache = Conversation(engine, config=config), engine.duplex.state.llm
     n_system, most, sizes = talk.n_rows, 0, []
+    drops: list[Drop] = []
+    close = talk.session.rounds.close
+
+    def recorded(*arguments: Any, **options: Any) -> list[Drop]:
+        drops.extend(found := close(*arguments, **options))
+        return found
+
+    monkeypatch.setattr(talk.session.rounds, "close", recorded)
     before = rows_of(engine.duplex.runner, talk.slot)
     for number in range(7):
         result = talk.say(greeting)
@@ -229,15 +241,20 @@ def test_drops_old_rounds_above_the_high_watermark(engine: AnsweringEngine, gree
         assert talk.n_rows == talk.session.rounds.length == int(cache.lengths[talk.slot])
         most = max(most, result.context_len)
     rounds = talk.session.rounds
-    assert rounds.n_dropped >= 3 and rounds.prefix == n_system
+    assert n_dropped_rounds(rounds, 7) >= 3 and rounds.prefix == n_system
     assert max(sizes) <= 180 < most, f"expected rounds to be dropped above 180 rows, got {sizes} and at most {most}"
     # Reference: the kept keys are rotated to their new positions. Fixed: the system message's keys are.
-    ahead = rounds.dropped_rows if compat == "fixed" else 0
+    ahead = sum(drop.n for drop in drops) if compat == "fixed" else 0
     assert int(cache.positions[talk.slot]) == talk.n_rows + ahead
     after = rows_of(engine.duplex.runner, talk.slot)
     n_layers = len(before) // 2  # keys of all of them, then values
     for values, now in zip(before[n_layers:], after[n_layers:], strict=True):
         assert torch.equal(values, now[:, :n_system]), "expected the system message's values unchanged"
+
+
+def n_dropped_rounds(rounds: Rounds, n: int) -> int:
+    """How many of n rounds are evicted."""
+    return n - sum(not one.is_system for one in rounds.rounds)
 
 
 def test_high_watermark_leaves_room_for_one_round(engine: AnsweringEngine, greeting: np.ndarray) -> None:
@@ -246,7 +263,7 @@ def test_high_watermark_leaves_room_for_one_round(engine: AnsweringEngine, greet
     for number in range(9):
         result = talk.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
-    assert talk.session.rounds.n_dropped > 0
+    assert n_dropped_rounds(talk.session.rounds, 9) > 0
 
 
 # --- removed rounds ------------------------------------------------------------------------------
