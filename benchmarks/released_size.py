@@ -71,8 +71,8 @@ def write_model(folder: Path, device: str) -> None:
         if sum(tensor.nbytes for tensor in shard.values()) > SHARD_BYTES:
             flush()
     flush()
-    told = {"metadata": {"total_size": total}, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(told), encoding="utf-8")
+    document = {"metadata": {"total_size": total}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document), encoding="utf-8")
     shutil.copy(CONFIG, folder / "config.json")
     for path in TINY.glob("*"):
         if path.is_file() and path.name not in {"config.json", *index.values()} and "model" not in path.name:

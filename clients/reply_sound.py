@@ -84,4 +84,4 @@ def check_target(path: Path) -> None:
     """Check that a file can be created. Raises: SettingsError."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         got = "a folder" if path.is_dir() else "a missing folder"
-        raise SettingsError(str(path), expected="a place for a file", got=got)
+        raise SettingsError(str(path), expected="a writable file path", got=got)

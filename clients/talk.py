@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         _note(f"error: {error}")
         return FAILED if isinstance(error, ClientError | WireError) else USAGE
     except OSError as error:
-        _note(f"error: {error.filename or 'files'}: expected a place for a file, got {error.strerror or error}")
+        _note(f"error: {error.filename or 'files'}: expected a writable file path, got {error.strerror or error}")
         return FAILED
     except KeyboardInterrupt:
         _note("interrupted")

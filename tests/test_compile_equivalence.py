@@ -1,5 +1,5 @@
-"""Compiled on a CPU as a worker compiles: what regions say is what eager ones say, again and again, and nothing else
-compiles once warm-up is over.
+"""Compilation on a CPU: outputs of compiled regions equal eager ones and repeat exactly, and nothing compiles after
+warm-up.
 """
 
 import queue
@@ -35,8 +35,8 @@ from worker.loop.sessions import SystemPrompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-N_SLOTS, N_UNITS = 3, 36  # two sessions of so many units: the sound encoder starts over within
-SPEAKING, PERIOD, N_TEXT = 4, 10, 3  # units that speak, of so many, and their words
+N_SLOTS, N_UNITS = 3, 36  # units of each of two sessions; enough that the sound encoder restarts
+SPEAKING, PERIOD, N_TEXT = 4, 10, 3  # speaking units per period, and their text tokens
 MAX_ERROR, MEAN_ERROR = 1e-5, 1e-6
 CONFIG = EngineConfig(
     model_path=TINY,
@@ -60,12 +60,12 @@ SHAPES = Shapes(
     tokens=(24, 40),
     speech_kv=(256, 512),
 )
-# Of the code loop: compiled are its layers, many times over is the same as five times.
+# Steps of a speech call. Only the layers are compiled, so 5 steps run the same code as 9 or 16.
 FEW_STEPS = (1, 5)
 VOCODER_SHAPES = VocoderShapes(batch=(2, 3), speech_tokens=(10, 28), columns=(256, 320), prompt=(60,))
-# Draws among candidates: a difference in rounding may turn one into another, so only numbers are compared.
+# Regions that sample: a rounding difference may change a token, so only floats are compared.
 DRAWING = ("unit_step", "unit_prefill", "speech_step", "speech_begin")
-# What a target's compiled layers run in, on a CPU.
+# Each target and its regions with compiled layers on a CPU.
 COMPARED = [(target, region) for target, spec in COMPILE_TARGETS.items() for region in spec.regions or spec.whole]
 
 

@@ -18,17 +18,17 @@ for name in sys.argv[1:]:
     if not child:
         try:
             importlib.import_module(name)
-            told = "it loaded" if "torch" in sys.modules else ""
+            problem = "torch loaded" if "torch" in sys.modules else ""
         except BaseException:
-            told = traceback.format_exc()
-        os.write(writer, told[-4000:].encode())
+            problem = traceback.format_exc()
+        os.write(writer, problem[-4000:].encode())
         os._exit(0)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        told = pipe.read().decode()
+        problem = pipe.read().decode()
     _, status = os.waitpid(child, 0)
-    if status or told:
-        wrong[name] = told or f"wait status {status}"
+    if status or problem:
+        wrong[name] = problem or f"wait status {status}"
     else:
         importlib.import_module(name)
 print(json.dumps(wrong))

@@ -247,9 +247,9 @@ class BenchRun:
         }
         eager = self._engine_spec("eager", slots, llm_len=rows, warms_up=False)
         found = self._run_process("reference", {"part": "reference", "spec": eager, "options": part_options}, cache)
-        if "told" in found:
+        if "transcript" in found:
             part_options["reference"] = str(self._folder / "reference.json")
-            report.write_json(self._folder / "reference.json", {"told": found["told"]})
+            report.write_json(self._folder / "reference.json", {"transcript": found["transcript"]})
         spec = self._engine_spec(options.way, slots, llm_len=rows, warms_up=False)
         done = {
             key: self._process_result("correctness")[key]

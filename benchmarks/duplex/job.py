@@ -82,7 +82,7 @@ class BenchJob:
         with self._start(observer=choices).engine:
             choices.record_logits(self._running)
             transcript = run_conversation(self._running, choices, self._options["n_units"], speaks=False)
-        self._save({"told": transcript.to_json()})
+        self._save({"transcript": transcript.to_json()})
 
     def correctness(self) -> None:
         weights, choices, n_units = Weights.create(self.spec), ChoiceRecorder(), self._options["n_units"]
@@ -91,8 +91,8 @@ class BenchJob:
         with self._start(observer=choices, weights=weights).engine:
             choices.record_logits(self._running)
             file = None if "against_eager" in done else self._options["reference"]
-            if file is not None and "told" in (read := json.loads(Path(file).read_text())):
-                reference = Transcript.from_json(read["told"])
+            if file is not None and "transcript" in (read := json.loads(Path(file).read_text())):
+                reference = Transcript.from_json(read["transcript"])
                 mine = run_conversation(self._running, choices, n_units, forced=reference.choices)
                 self._save({"against_eager": compare_with_reference(reference, mine, choices.own_logits)})
             known = done.get("identity")

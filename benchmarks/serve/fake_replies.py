@@ -51,7 +51,7 @@ MAX_WAITING = 256  # messages; further ones are not read
 NORMAL = 1000
 
 
-class Manner(Protocol):
+class WorkerBehaviour(Protocol):
     """Behaviour of the worker, which may change at any time. Times in s. thawed: nothing is sent until it is set."""
 
     think_s: float
@@ -80,24 +80,24 @@ def tone(form: Form, n_samples: int) -> Sound:
     return Sound(Sound(wave.astype(np.float32)).packed(held), held)
 
 
-class FakeReplies:
+class FakeConversation:
     """Answers one client; `run` lasts from the handshake to the close.
 
     name: the session's. units: heard since the last `prepare`. paused: takes no units now.
     """
 
-    def __init__(self, manner: Manner, name: str, socket: ServerConnection, free: Callable[[], None]):
+    def __init__(self, worker: WorkerBehaviour, name: str, socket: ServerConnection, free: Callable[[], None]):
         """free: releases the slot."""
         self.name, self.units, self.paused = name, 0, False
-        self._manner, self._socket, self._free = manner, socket, free
+        self._worker, self._socket, self._free = worker, socket, free
         self._inbox: asyncio.Queue[QueuedMessage] = asyncio.Queue(MAX_WAITING)
         self._n_chunks = 0  # received and not started
         self._spec = PLAIN_SPEC
         self._prepared = self._sounds = self._turn_open = False
-        self._place = 0  # position in the cycle of listening and speaking units
+        self._cycle_position = 0  # position in the cycle of listening and speaking units
         self._pause_ends: float | None = None
         self._frames: list[VideoFrame] = []
-        self._broken_off = asyncio.Event()
+        self._interrupt_requested = asyncio.Event()
         self._unit_runs = False
 
     async def run(self) -> None:
@@ -122,7 +122,7 @@ class FakeReplies:
                     case AudioChunk():
                         self._n_chunks += 1
                     case Interrupt() if self._turn_open or self._unit_runs:
-                        self._broken_off.set()
+                        self._interrupt_requested.set()
                 await self._inbox.put(QueuedMessage(message, received))
         finally:
             with suppress(asyncio.QueueFull):  # sending then raises
@@ -149,11 +149,11 @@ class FakeReplies:
                 await self._answer(message, waiting.received)
             except ModelError as error:
                 code = ErrorCode.BAD_CONFIG if isinstance(error, SettingsError) else ErrorCode.INTERNAL
-                await self._say(Error.of(error, code))
+                await self._send(Error.of(error, code))
 
     async def _close(self, last: ServerMessage, reason: str) -> None:
         self._free()  # before the client receives the close, since it may reconnect at once
-        await self._say(last)
+        await self._send(last)
         await self._socket.close(NORMAL, reason)
 
     async def _answer(self, message: ClientMessage, received: float) -> None:
@@ -173,34 +173,34 @@ class FakeReplies:
     async def _prepare(self, message: Prepare) -> None:
         config, notes = SessionConfig.of(SessionConfig(), message.config)
         message.tts_ref_audio()
-        self._sounds = config.generate_audio and self._manner.speaks
+        self._sounds = config.generate_audio and self._worker.speaks
         self._prepared, self._spec = True, message.spec
         self._turn_open = self.paused = False
         self._pause_ends = None
-        self.units = self._place = 0
+        self.units = self._cycle_position = 0
         self._frames.clear()
-        await self._say(
+        await self._send(
             Prepared(
                 prompt_length=len(message.system_prompt), session_id=self.name, spec=message.spec, notes=list(notes)
             )
         )
 
     async def _pause(self, message: Pause) -> None:
-        self._pause_s = self._manner.pause_timeout if message.timeout is None else message.timeout
+        self._pause_s = self._worker.pause_timeout if message.timeout is None else message.timeout
         self.paused, self._pause_ends = True, asyncio.get_running_loop().time() + self._pause_s
-        await self._say(Paused(timeout=self._pause_s))
+        await self._send(Paused(timeout=self._pause_s))
 
     async def _resume(self, _: Resume) -> None:
         self.paused, self._pause_ends = False, None
-        await self._say(Resumed())
+        await self._send(Resumed())
 
     async def _interrupt(self, _: Interrupt) -> None:
-        await self._say(Interrupted())
+        await self._send(Interrupted())
 
     # --- units ---------------------------------------------------------------------------------
 
     async def _unit(self, chunk: AudioChunk, received: float) -> None:
-        begun, self._unit_runs = time.monotonic(), True
+        started, self._unit_runs = time.monotonic(), True
         self._n_chunks -= 1
         frames, self._frames = self._frames, []
         try:
@@ -213,26 +213,26 @@ class FakeReplies:
             for frame in frames:
                 frame.picture()
             await self._think()
-            await self._decide(chunk.force_listen, n_pictures, received, begun)
+            await self._decide(chunk.force_listen, n_pictures, received, started)
         finally:
             self._unit_runs = False
 
     async def _think(self) -> None:
-        if self._manner.think_s > 0 and not self._broken_off.is_set():
+        if self._worker.think_s > 0 and not self._interrupt_requested.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._manner.think_s):
-                    await self._broken_off.wait()
+                async with asyncio.timeout(self._worker.think_s):
+                    await self._interrupt_requested.wait()
 
-    async def _decide(self, force_listen: bool, n_pictures: int, received: float, begun: float) -> None:
-        thought, self.units = time.monotonic(), self.units + 1
-        manner, was_open = self._manner, self._turn_open
-        if force_listen or self._broken_off.is_set():
-            self._broken_off.clear()
-            self._place, is_listen, ends = 0, True, was_open
+    async def _decide(self, force_listen: bool, n_pictures: int, received: float, started: float) -> None:
+        decided, self.units = time.monotonic(), self.units + 1
+        worker, was_open = self._worker, self._turn_open
+        if force_listen or self._interrupt_requested.is_set():
+            self._interrupt_requested.clear()
+            self._cycle_position, is_listen, ends = 0, True, was_open
         else:
-            is_listen = self._place < manner.n_listen
-            self._place = (self._place + 1) % (manner.n_listen + manner.n_speak)
-            ends = not is_listen and self._place == 0
+            is_listen = self._cycle_position < worker.n_listen
+            self._cycle_position = (self._cycle_position + 1) % (worker.n_listen + worker.n_speak)
+            ends = not is_listen and self._cycle_position == 0
         self._turn_open = not is_listen and not ends
         text = "" if is_listen else f"second {self.units}. "
         sounds, first_sound, n_parts = self._sounds and not is_listen, None, 0
@@ -241,15 +241,15 @@ class FakeReplies:
             for part in range(1, N_PARTS + 1):
                 sound = tone(self._spec.sound_out, SOUND_RATE // N_PARTS)
                 words = text if part == 1 else ""
-                await self._say(Partial(current_time=self.units, part=part, text=words, audio_data=sound))
-                first_sound = first_sound or 1000 * (time.monotonic() - begun)
+                await self._send(Partial(current_time=self.units, part=part, text=words, audio_data=sound))
+                first_sound = first_sound or 1000 * (time.monotonic() - started)
         sound = tone(self._spec.sound_out, SOUND_RATE) if sounds and not n_parts else None
         now = time.monotonic()
         if sound:
-            first_sound = 1000 * (now - begun)
-        think_ms, sound_ms = 1000 * (thought - begun), 1000 * (now - thought)
-        manner.count(1000 * (now - begun))
-        await self._say(
+            first_sound = 1000 * (now - started)
+        think_ms, sound_ms = 1000 * (decided - started), 1000 * (now - decided)
+        worker.count(1000 * (now - started))
+        await self._send(
             Result(
                 is_listen=is_listen,
                 text=text,
@@ -260,14 +260,14 @@ class FakeReplies:
                 cost_tts_prep_ms=0.0,
                 cost_tts_ms=0.0,
                 cost_token2wav_ms=sound_ms if sounds else 0.0,
-                cost_all_ms=1000 * (now - begun),
+                cost_all_ms=1000 * (now - started),
                 n_tokens=0 if is_listen else 2,
                 n_tts_tokens=25 if sounds else 0,
                 server_send_ts=time.time(),
-                wall_clock_ms=1000 * (now - begun),
+                wall_clock_ms=1000 * (now - started),
                 kv_cache_length=self.units,
                 vision_slices=n_pictures,
-                lag_ms=1000 * (begun - received),
+                lag_ms=1000 * (started - received),
                 backlog_units=self._n_chunks,
                 n_parts=n_parts,
                 stages={
@@ -280,8 +280,8 @@ class FakeReplies:
             )
         )
 
-    async def _say(self, message: ServerMessage) -> None:
-        await self._manner.thawed.wait()
+    async def _send(self, message: ServerMessage) -> None:
+        await self._worker.thawed.wait()
         await self._socket.send(write(message, self._spec))
 
 

@@ -6,7 +6,7 @@ For gateway benchmarks, and for tests that need a worker which crashes, freezes 
         ...  # ws://127.0.0.1:{worker.port}/ws/duplex?session_id=me
 
 `python -m benchmarks.serve.fake_worker --port 22400 --slots 32` runs one until SIGTERM.
-`fake_replies` has the conversations.
+`fake_replies` contains the conversations.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from benchmarks.serve.fake_replies import FakeReplies
+from benchmarks.serve.fake_replies import FakeConversation
 from worker import log
 from worker.config.compile import CompileConfig
 from worker.protocol.messages import PROTOCOL_VERSION
@@ -49,9 +49,9 @@ ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class FakeWorker:
-    """`async with FakeWorker()` starts a worker that listens.
+    """`async with FakeWorker()` starts a server and waits until it listens.
 
-    port: where. think_s, n_listen, n_speak, speaks, pause_timeout: how it talks; may be changed at any time.
+    port: its port. think_s, n_listen, n_speak, speaks, pause_timeout: reply settings, which may change at any time.
     total_requests: units answered.
     """
 
@@ -70,9 +70,11 @@ class FakeWorker:
         tls: ssl.SSLContext | None = None,
     ):
         """think_s: duration of a unit. port: 0 chooses a free one. n_listen, n_speak: units of a cycle.
-        speaks: has a voice; otherwise its turns are text. pause_timeout: s, where none is named. tls: for wss.
+        speaks: replies have sound; otherwise only text. pause_timeout: s, for a pause without a timeout. tls: for wss.
         """
-        assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, "FakeWorker: expected a round of units"
+        assert n_listen >= 0 and n_speak >= 0 and n_listen + n_speak > 0, (
+            "FakeWorker: expected at least one unit per cycle"
+        )
         self.slots, self.think_s, self.port = slots, think_s, port
         self.n_listen, self.n_speak, self.speaks, self.pause_timeout = n_listen, n_speak, speaks, pause_timeout
         self.host, self.gpu_id, self._tls = host, gpu_id, tls
@@ -80,7 +82,7 @@ class FakeWorker:
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.connections: set[_Connection] = set()
-        self._talks: list[FakeReplies] = []
+        self._conversations: list[FakeConversation] = []
         self._state, self._since = State.IDLE, time.monotonic()
         self._server: Server | None = None
 
@@ -112,7 +114,7 @@ class FakeWorker:
     def state(self) -> State:
         """Assign a name of `worker.status.State`. IDLE and BUSY follow the number of sessions."""
         if self._state in READY:
-            return State.BUSY if self._talks else State.IDLE
+            return State.BUSY if self._conversations else State.IDLE
         return self._state
 
     @state.setter
@@ -126,7 +128,7 @@ class FakeWorker:
     @property
     def sessions(self) -> dict[str, int]:
         """Session -> number of units, for open sockets. A session is removed before its client receives the close."""
-        return {talk.name: talk.units for talk in self._talks}
+        return {conversation.name: conversation.units for conversation in self._conversations}
 
     def count(self, ms: float) -> None:
         """Count an answered unit."""
@@ -140,7 +142,7 @@ class FakeWorker:
         self._server.server.close()
         for connection in list(self.connections):
             connection.transport.abort()
-        self._talks.clear()
+        self._conversations.clear()
         self.thawed.set()  # waiting tasks then find their connection aborted
 
     def freeze(self) -> None:
@@ -183,49 +185,50 @@ class FakeWorker:
         await self.thawed.wait()
         if not self.is_ready or not self._n_free or connection not in self.connections:
             return _json(403, {"detail": "Forbidden"})
-        talk = FakeReplies(self, name, connection, lambda: self._free(talk))
-        self._talks.append(talk)
-        connection.talk = talk
+        conversation = FakeConversation(self, name, connection, lambda: self._free(conversation))
+        self._conversations.append(conversation)
+        connection.conversation = conversation
         return None
 
-    def _free(self, talk: FakeReplies) -> None:
+    def _free(self, conversation: FakeConversation) -> None:
         with suppress(ValueError):  # the slot was released before
-            self._talks.remove(talk)
+            self._conversations.remove(conversation)
 
     def forget(self, connection: "_Connection") -> None:
         """Remove a closed connection."""
         self.connections.discard(connection)
-        if connection.talk is not None:
-            self._free(connection.talk)
+        if connection.conversation is not None:
+            self._free(connection.conversation)
 
     async def _converse(self, connection: "_Connection") -> None:
         try:
-            await connection.talk.run()
+            await connection.conversation.run()
         except* ConnectionClosed:
-            LOG.debug("session %s: its client is gone", connection.talk.name)
+            LOG.debug("session %s: client disconnected", connection.conversation.name)
 
     @property
     def _n_free(self) -> int:
-        return self.slots - len(self._talks)
+        return self.slots - len(self._conversations)
 
     @property
     def _error(self) -> str | None:
-        return "told to fail" if self.state is State.FAILED else None
+        return "set to FAILED" if self.state is State.FAILED else None
 
     def health(self) -> dict[str, Any]:
         """The body of /health, with every key of a worker's."""
-        state, paused = self.state, sum(talk.paused for talk in self._talks)
+        state, paused = self.state, sum(conversation.paused for conversation in self._conversations)
         worker_status = WIRE_NAMES[state]
-        if self._talks and paused == len(self._talks) and state is State.BUSY:
+        if self._conversations and paused == len(self._conversations) and state is State.BUSY:
             worker_status = "duplex_paused"
-        rows = [talk.units for talk in self._talks]  # one row per unit, since there is no context
+        # One row per unit, since there is no context.
+        rows = [conversation.units for conversation in self._conversations]
         compile_config = CompileConfig()
         return {
             "status": "error" if state is State.FAILED else "initializing" if state in STARTING else "healthy",
             "worker_status": worker_status,
             "gpu_id": self.gpu_id,
             "model_loaded": self.is_ready,
-            "current_session_id": self._talks[0].name if self._talks else None,
+            "current_session_id": self._conversations[0].name if self._conversations else None,
             "total_requests": self.total_requests,
             "avg_inference_time_ms": round(self._spent_ms / self.total_requests, 1) if self.total_requests else 0.0,
             "kv_cache_length": max(rows, default=0),
@@ -235,8 +238,13 @@ class FakeWorker:
             "start_seconds": {},
             "slots": {"total": self.slots, "free": self._n_free, "paused": paused},
             "sessions": [
-                {"session_id": talk.name, "units": talk.units, "paused": talk.paused, "kv_rows": talk.units}
-                for talk in self._talks
+                {
+                    "session_id": conversation.name,
+                    "units": conversation.units,
+                    "paused": conversation.paused,
+                    "kv_rows": conversation.units,
+                }
+                for conversation in self._conversations
             ],
             "model": {"path": "null", "dtype": None, "speaks": self.speaks, "weights": None},
             "device": {"type": "cpu", "name": platform.processor() or platform.machine(), "asked": "cpu"},
@@ -275,7 +283,7 @@ class _Connection(ServerConnection):
         super().__init__(*args, **options)
         self._worker = worker
         self._kept: list[bytes] = []
-        self.talk: FakeReplies | None = None
+        self.conversation: FakeConversation | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

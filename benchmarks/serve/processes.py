@@ -37,8 +37,9 @@ def free_port() -> int:
 
 
 class ServedProgram:
-    """`with ServedProgram("worker.main", ...) as worker:` gives one that listens. port: where. process: psutil's
-    view.
+    """`with ServedProgram("worker.main", ...) as worker:` starts a process and waits until it listens.
+
+    port: its port. process: its psutil handle.
     """
 
     def __init__(self, module: str, *arguments: str, environ: Mapping[str, str] = {}):
@@ -74,12 +75,12 @@ class ServedProgram:
         """Poll until the JSON response has these fields. Returns: the response."""
         answer: dict[str, Any] = {}
 
-        def asks() -> bool:
+        def has_fields() -> bool:
             with suppress(httpx.HTTPError, ValueError):
                 answer.update(httpx.get(f"http://127.0.0.1:{self.port}{path}", trust_env=False).json())
             return fields.items() <= answer.items()
 
-        self._until(asks)
+        self._until(has_fields)
         return answer
 
     def wait_log(self, words: str) -> None:
@@ -102,9 +103,9 @@ class ServedProgram:
         info = self.process.memory_full_info()
         return {"rss": info.rss, "pss": getattr(info, "pss", 0)}
 
-    def _until(self, fits: Any) -> None:
+    def _until(self, condition: Any) -> None:
         end = time.monotonic() + START_S
-        while not fits():
+        while not condition():
             if self._popen.poll() is not None or time.monotonic() > end:
                 last = self.log.strip().splitlines()[-1:]
                 raise RuntimeError(f"{self.name}: expected it to start, got {last}, status {self._popen.poll()}")

@@ -1,6 +1,6 @@
 """Times a worker process from outside: start with an empty and a filled cache, /health, live conversations.
 
-`python -m benchmarks.worker --help` lists the options; README.md says how to read the table.
+`python -m benchmarks.worker --help` lists the options; README.md explains the table.
 """
 
 import argparse
@@ -110,10 +110,10 @@ def _conversations(options: argparse.Namespace, worker: WorkerProcess, result: d
     print(f"{columns}{'first sound p95':>17}{'late':>6}  (ms)")
     for n_sessions in options.sessions:
         worker.polls.clear()
-        talks = converse(worker, script, n_sessions)
+        runs = converse(worker, script, n_sessions)
         time.sleep(0.2)
         for decision in ("LISTEN", "SPEAK"):
-            row = _row(n_sessions, decision, talks)
+            row = _row(n_sessions, decision, runs)
             if row is None:
                 continue
             result["rows"].append(row)
@@ -133,17 +133,17 @@ def _conversations(options: argparse.Namespace, worker: WorkerProcess, result: d
 
 def _unload(worker: WorkerProcess) -> dict[str, Any]:
     start = time.perf_counter()
-    told = worker.ask("POST", "/model/unload")
-    seconds, memory = time.perf_counter() - start, told["memory"]
+    response = worker.ask("POST", "/model/unload")
+    seconds, memory = time.perf_counter() - start, response["memory"]
     print(f"unloaded in {seconds:.1f} s: {memory['before'] / 1e6:.0f} MB to {memory['after'] / 1e6:.0f} MB")
     return {"seconds": seconds, **memory}
 
 
-def _row(n_sessions: int, decision: str, talks: list[ClientRun]) -> dict[str, Any] | None:
+def _row(n_sessions: int, decision: str, runs: list[ClientRun]) -> dict[str, Any] | None:
     pairs = [
         (ms, one)
-        for talk in talks
-        for ms, one in zip(talk.replies_ms, talk.results, strict=True)
+        for run in runs
+        for ms, one in zip(run.replies_ms, run.results, strict=True)
         if one.is_listen == (decision == "LISTEN")
     ]
     if not pairs:

@@ -90,7 +90,7 @@ class WorkerProcess:
             try:
                 health = self.ask("GET", "/health")
             except (OSError, http.client.HTTPException):
-                return  # it is being stopped
+                return  # the worker is stopping
             self.polls[health["state"]].append(1e3 * (time.perf_counter() - start))
             if self.states[-1:] != [health["state"]]:
                 self.states.append(health["state"])
@@ -150,11 +150,13 @@ def converse(worker: WorkerProcess, script: ClientScript, n_sessions: int) -> li
 
 async def _converse(url: str, script: ClientScript, n_sessions: int) -> list[ClientRun]:
     together = asyncio.Barrier(n_sessions)
-    return await asyncio.gather(*(_talk(url, script, k, n_sessions, together) for k in range(n_sessions)))
+    return await asyncio.gather(*(_run_client(url, script, k, n_sessions, together) for k in range(n_sessions)))
 
 
-async def _talk(url: str, script: ClientScript, number: int, n_sessions: int, together: asyncio.Barrier) -> ClientRun:
-    talk, sent = ClientRun(), []
+async def _run_client(
+    url: str, script: ClientScript, number: int, n_sessions: int, together: asyncio.Barrier
+) -> ClientRun:
+    run, sent = ClientRun(), []
     async with websockets.connect(f"{url}?session_id=bench_{number}", max_size=MAX_FRAME, compression=None) as socket:
 
         async def receive(kind: type) -> Any:
@@ -179,9 +181,9 @@ async def _talk(url: str, script: ClientScript, number: int, n_sessions: int, to
         sending = asyncio.create_task(send())
         for unit in range(script.n_units):
             result = await receive(Result)
-            talk.replies_ms.append(1e3 * (loop.time() - sent[unit]))
-            talk.results.append(result.model_copy(update={"audio_data": None}))
+            run.replies_ms.append(1e3 * (loop.time() - sent[unit]))
+            run.results.append(result.model_copy(update={"audio_data": None}))
         await sending
         await socket.send(write(Stop()))
         await receive(Stopped)
-    return talk
+    return run

@@ -80,5 +80,5 @@ def test_empty_reply_leaves_no_file(tmp_path: Path) -> None:
     with ReplySound(tmp_path / "reply.wav"):
         pass
     assert not list(tmp_path.iterdir())
-    with pytest.raises(SettingsError, match="expected a place for a file, got a missing folder"):
+    with pytest.raises(SettingsError, match="expected a writable file path, got a missing folder"):
         ReplySound(tmp_path / "nowhere" / "reply.wav")

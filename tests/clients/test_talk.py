@@ -175,7 +175,7 @@ def test_microphone_as_input(
     [
         (["--input", "no.mp4"], 2, "error: no.mp4: expected a media file, got no such file"),
         (["--input", str(VIDEO), "--set", "x"], 2, "error: --set: expected KEY=VALUE, got 'x'"),
-        (["--input", str(VIDEO), "--out", "/nowhere/x.wav"], 2, "error: /nowhere/x.wav: expected a place for a file"),
+        (["--input", str(VIDEO), "--out", "/nowhere/x.wav"], 2, "error: /nowhere/x.wav: expected a writable file path"),
         (["--input", str(VIDEO), "--out", str(VIDEO)], 2, "expected a file of its own"),
         (["--mic", "--loop"], 2, "error: --loop: expected --input FILE, got --mic"),
         (["--input", str(VIDEO), "--url", "ftp://x"], 2, "error: url: expected ws://host:port"),

@@ -1,8 +1,8 @@
 """Compressed golden tensors that keep every bit.
 
-A float's sign and exponent are much the same from number to number, its lower bytes are noise. So all tensors of one
-item size lie behind one another and are split into planes, every number's first byte, every number's second byte and
-so on, which a zip archive compresses one by one. `index.json` in it says what the tensors are.
+Neighbouring floats have similar signs and exponents, while their low bytes look random. All tensors with the same item
+size are therefore concatenated and split into byte planes: plane 0 has the first byte of every number, plane 1 the
+second, and so on. A zip archive compresses each plane separately. Its `index.json` lists names, dtypes and shapes.
 """
 
 import json
@@ -32,9 +32,9 @@ def save_packed(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]
     with zipfile.ZipFile(path, "w") as archive:
         _write(archive, INDEX, json.dumps({"tensors": entries, "metadata": metadata or {}}).encode())
         for size, parts in sorted(by_size.items()):
-            together = np.concatenate(parts)
+            joined = np.concatenate(parts)
             for plane in range(size):
-                _write(archive, f"{size}.{plane}", together[:, plane].tobytes())
+                _write(archive, f"{size}.{plane}", joined[:, plane].tobytes())
 
 
 def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -55,9 +55,9 @@ def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _write(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     member = zipfile.ZipInfo(name, NO_DATE)
-    # Incompressible data grows when it is compressed.
-    worth_it = len(zlib.compress(data)) < len(data)
-    member.compress_type = zipfile.ZIP_LZMA if worth_it else zipfile.ZIP_STORED
+    # Compression makes incompressible data larger.
+    is_compressible = len(zlib.compress(data)) < len(data)
+    member.compress_type = zipfile.ZIP_LZMA if is_compressible else zipfile.ZIP_STORED
     archive.writestr(member, data)
 
 

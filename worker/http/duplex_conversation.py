@@ -239,7 +239,7 @@ class DuplexConversation:
         spoken = prompted
         if message.tts_ref_audio_base64:
             spoken = service.reference(samples=message.tts_ref_audio())
-        ref_audio = None if prompted is None else prompted.heard
+        ref_audio = None if prompted is None else prompted.audio_16k
         return SystemPrompt.of(message.system_prompt, ref_audio, None if spoken is None else spoken.voice)
 
     # --- units ---------------------------------------------------------------------------------

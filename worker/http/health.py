@@ -116,12 +116,12 @@ def versions() -> dict[str, str | int | None]:
     }
 
 
-def _device(engine: Engine | None, asked: str) -> dict[str, Any]:
+def _device(engine: Engine | None, configured: str) -> dict[str, Any]:
     if engine is None:
-        return {"type": None, "name": None, "asked": asked}
+        return {"type": None, "name": None, "asked": configured}
     device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"type": str(device), "name": name, "asked": asked}
+    return {"type": str(device), "name": name, "asked": configured}
 
 
 def _weights(loading: Loading | None) -> dict[str, float] | None:

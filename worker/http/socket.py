@@ -67,7 +67,7 @@ class WorkerSockets:
         self._metrics.opened()
         try:
             await websocket.accept()
-            outcome = await self._talk(websocket, conversation)
+            outcome = await self._run_conversation(websocket, conversation)
         except (WebSocketDisconnect, RuntimeError) as error:  # the client disconnected during the handshake
             LOG.debug("session %s: %r", name, error)
         finally:
@@ -75,7 +75,7 @@ class WorkerSockets:
             self._metrics.ended(outcome)
             LOG.info("session %s ended: %s, %d units", name, outcome, conversation.n_units)
 
-    async def _talk(self, websocket: WebSocket, conversation: Talk) -> str:
+    async def _run_conversation(self, websocket: WebSocket, conversation: Talk) -> str:
         """Run a conversation. Returns: its outcome, for metrics and the log."""
         answering = asyncio.create_task(conversation.run())
         reading = asyncio.create_task(_read(websocket, conversation))

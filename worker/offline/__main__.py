@@ -110,7 +110,7 @@ def _converse(
     with Engine.build(config) as engine:
         loaded = time.perf_counter()
         voice = _voice(args, engine, session, reference)
-        conversation = OfflineSession(engine, session, SystemPrompt.of(args.system, reference.heard(), voice))
+        conversation = OfflineSession(engine, session, SystemPrompt.of(args.system, reference.audio_16k(), voice))
         prepared = time.perf_counter()
         outcomes = []
         with tqdm(total=_n_units(units), desc="units", unit="unit", disable=None) as bar:

@@ -18,9 +18,9 @@ MAX_KEPT = 16
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference sound and its voice. heard: [n] float32 at 16 kHz. voice: None without a vocoder."""
+    """A reference sound and its voice. audio_16k: [n] float32 at 16 kHz. voice: None without a vocoder."""
 
-    heard: np.ndarray
+    audio_16k: np.ndarray
     voice: Voice | None
 
 
@@ -46,7 +46,7 @@ class VoiceShelf:
         with self._lock:
             if key not in self._kept:
                 voice = None if self._voices is None else self._voices.of(sound)
-                self._kept[key] = Reference(sound.heard(), voice)
+                self._kept[key] = Reference(sound.audio_16k(), voice)
                 if len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)

@@ -32,7 +32,7 @@ class ReferenceSound:
         """Raises: AudioError as `read_sound`."""
         return cls(*read_sound(path))
 
-    def heard(self) -> np.ndarray:
+    def audio_16k(self) -> np.ndarray:
         """The input of the language model: [n] float32 at 16 kHz, the mean of all channels."""
         return resample(self.samples.mean(0), self.rate, SAMPLE_RATE).numpy()
 

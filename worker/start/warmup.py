@@ -200,12 +200,12 @@ class _Run:
         """Steps 2 to 5: voice, session, units, speech."""
         report = WarmUpReport()
         self.step(2, f"reference voice: {ref_audio or 'none'}")
-        heard = voice = None
+        audio_16k = voice = None
         if ref_audio is not None:
             reference = ReferenceSound.read(ref_audio)
             with named("reference voice"):
-                heard, voice = reference.heard(), make_voice and make_voice(reference)
-        prompt = SystemPrompt.of(SYSTEM, heard, voice)
+                audio_16k, voice = reference.audio_16k(), make_voice and make_voice(reference)
+        prompt = SystemPrompt.of(SYSTEM, audio_16k, voice)
         self.step(3, "prepare the session")
         config = self._engine.config.session.model_copy(update={"seed": SEED})
         with named("prepare"):

@@ -293,7 +293,7 @@ def test_resume_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
         ran.append(job["part"])
         options.append(job["options"])
         is_cut = job["part"] == "correctness" and limit_s < 100
-        found = {"process": {"seconds": 1.0, "status": 0, "killed": "killed" if is_cut else ""}, "told": {}}
+        found = {"process": {"seconds": 1.0, "status": 0, "killed": "killed" if is_cut else ""}, "transcript": {}}
         found |= {"against_eager": against_eager} if is_cut else {}
         tell(dict(found))
         return found

@@ -62,7 +62,8 @@ def _conditions(tensors: Tensors, model: OmniModel, report: Report) -> None:
 def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, report: Report) -> None:
     """Greedy steps from the stored condition; skipped if it or the speech tokens are missing.
 
-    Logits of all codes are stored, since the sampler is measured on them; the head may have rows for some only.
+    Logits of all codes are stored for the sampler's comparison; a trimmed head has rows for some codes only, and only
+    those columns are compared.
     """
     if not {"raw.greedy_ids", CONDITION} <= tensors.keys():
         return
@@ -80,8 +81,10 @@ def _raw_steps(tensors: Tensors, model: OmniModel, columns: list[int] | slice, r
 
 
 def _answers(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling, report: Report) -> None:
-    """`generate.CASE`: one answer. A case with its own end code reaches it, after at least 3 codes; one without
-    runs to its limit, after at least 5, and drops the last code drawn.
+    """`generate.CASE`: one answer.
+
+    A case with `eos_token` ends at that code, after at least 3 codes. A case without it runs to its limit, with a
+    minimum of 5 codes, and drops the last code drawn.
     """
     if CONDITION not in tensors:
         return
@@ -98,9 +101,10 @@ def _answers(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampli
 
 
 def _units(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling, report: Report) -> None:
-    """`duplex.unitU`: one turn of units; the first may end, the others not, each with the end code of the last.
+    """`duplex.unitU`: the units of one turn.
 
-    Each unit builds on those before it, so the chain ends where a condition or an end code is missing.
+    Only the first may end. Each unit uses the end code that the one before stores. Each unit depends
+    on the units before it, so the comparison stops at the first missing condition or end code.
     """
     eos = None
     for unit in itertools.count():
@@ -124,9 +128,9 @@ def _units(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling
 
 
 def _streams(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampling, report: Report) -> None:
-    """`stream.TYPE.callN`: text chunks one after another. state = [batches, codes left, next start, cache length].
+    """`stream.TYPE.callN`: successive text chunks. state = [batches, codes left, next start, cache length].
 
-    The limits are told from the states, so a type with a condition or a state missing is skipped.
+    The limits are derived from the states, so a type that lacks a condition or a state is skipped.
     """
     found = [re.match(r"stream\.(?:condition|\w+\.call)(\d+)", name) for name in tensors]
     calls = range(max((int(m[1]) + 1 for m in found if m), default=0))
@@ -154,5 +158,5 @@ def _streams(tensors: Tensors, speaker: WholeCallSpeaker, sampling: SpeechSampli
             visible, start = cache_state(speaker, 1)
             state = [len(batches), len(stream.buffer), start, visible]
             report.equal(f"tts stream {kind}", f"call{call} state", state, tensors[f"{key}.state"])
-        everything = tensors.get(f"stream.{kind}.all_tokens")
-        report.equal_if(f"tts stream {kind}", "all codes", spoken + stream.flush(), everything)
+        all_tokens = tensors.get(f"stream.{kind}.all_tokens")
+        report.equal_if(f"tts stream {kind}", "all codes", spoken + stream.flush(), all_tokens)

@@ -1,4 +1,4 @@
-"""Serving code is compiled and captured with equal results; what fails stays eager and reports the reason."""
+"""Compiled and captured regions give the same results as eager ones; a failed target stays eager with a reason."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ def converse(engine: SmallEngine) -> None:
 
 @contextmanager
 def failing_together(speaker: Speaker) -> Iterator[list[int]]:
-    """Conditions are made for one slot at a time only. Gives: how many calls failed, a list of one."""
+    """Make `speaker.condition` raise for more than one slot. Yields: a list with the number of failed calls."""
     plain, n_failed = speaker.condition, [0]
 
     def condition(slots: Sequence[int], *given: Any) -> list[torch.Tensor]:
@@ -77,7 +77,7 @@ def failing_together(speaker: Speaker) -> Iterator[list[int]]:
 
 
 def test_every_call_of_a_conversation_replays_a_graph(made: list[Replayed]) -> None:
-    """At the one size there is; what comes out is what comes out without."""
+    """With one bucket per region; events equal those of an engine without graphs."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
         result = compile_with(engine, UNCOMPILED, gpu=True)
@@ -96,7 +96,7 @@ def test_every_call_of_a_conversation_replays_a_graph(made: list[Replayed]) -> N
 
 
 def test_failed_batch_keeps_the_sessions_conditions(made: list[Replayed]) -> None:
-    """Each session is run alone then, by one and the same graph."""
+    """After the batch fails, each session runs alone and replays the same graph."""
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
         compile_with(engine, UNCOMPILED, gpu=True)
@@ -118,8 +118,10 @@ def test_failed_batch_keeps_the_sessions_conditions(made: list[Replayed]) -> Non
         ("reduce-overhead", "on", set(SERVING)),
     ],
 )
-def test_chooses_who_captures_graphs(made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]) -> None:
-    """Region graphs or the mode's own graphs, never nested; auto captures the configured targets."""
+def test_chooses_region_graphs_or_the_graphs_of_the_mode(
+    made: list[Replayed], mode: str, cuda_graphs: str, captured: set[str]
+) -> None:
+    """The two are never nested; `auto` captures the regions of configured targets."""
     engine, given = SmallEngine(), []
     table = engine.duplex.runner.regions
     with mock.patch.object(type(table), "compile_parts", lambda self, parts, **options: given.append(options)):
@@ -173,10 +175,10 @@ def test_does_nothing_if_compile_is_off() -> None:
     assert compile_counters() == before
 
 
-def test_compiles_targets_in_order_and_nothing_later() -> None:
+def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
     """Traces every target on a CPU; a conversation with a late session adds no graph and equals the eager one."""
     seen: list[tuple[str, int, int, str]] = []
-    targets: dict[str, TargetState] = {"left over": TargetState("left over")}
+    targets: dict[str, TargetState] = {"stale": TargetState("stale")}
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
 
@@ -188,7 +190,7 @@ def test_compiles_targets_in_order_and_nothing_later() -> None:
         assert result.targets is targets and list(targets) == list(TARGETS)
         assert {state.phase for state in targets.values()} == {TargetPhase.COMPILED}, targets
         assert all(state.n_graphs for state in targets.values()), targets
-        assert {busy for *_, busy in seen} == {*TARGETS, ""}, "expected one at a time"
+        assert {busy for *_, busy in seen} == {*TARGETS, ""}, "expected one target at a time"
         assert [done for _, done, *_ in seen] == list(range(len(seen))) and {total for *_, total, _ in seen} == {
             len(seen)
         }
@@ -212,12 +214,12 @@ def test_dynamic_makes_fewer_graphs(dynamic: bool) -> None:
     config = CompileConfig(enabled=True, targets=("llm.model",), dynamic=dynamic)
     state = compile_with(engine, config).targets["llm.model"]
     rows = engine.duplex.runner.shapes.rows
-    expected = 2 if dynamic else 1 + len(rows)  # one row, and more
+    expected = 2 if dynamic else 1 + len(rows)  # a graph for one row, and those for several rows
     assert state.n_graphs == expected, f"expected {expected} graphs, got {state.n_graphs}"
 
 
 def test_functions_are_dynamic_in_varying_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers have several sizes that do; asked for one graph per size, nothing is open anywhere."""
+    """`dynamic` true: dynamic layers, automatic samplers. `dynamic` false: both static."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda f, **options: given.setdefault(f.__name__, options["dynamic"]) or f)
     table = SmallEngine().duplex.runner.regions
@@ -241,7 +243,7 @@ def test_failed_target_alone_stays_eager(caplog: pytest.LogCaptureFixture) -> No
     assert result.targets["apm"].phase is TargetPhase.OFF
     before = count(engine.parts)
     engine.duplex.runner.regions.warm_up(["vision", "unit_step", "unit_prefill"])
-    assert count(engine.parts).since(before) == CompileCounts(), "expected nothing to compile after falling back"
+    assert count(engine.parts).since(before) == CompileCounts(), "expected no compilation after the fallback"
 
 
 def test_untraceable_part_falls_back() -> None:
@@ -276,8 +278,8 @@ def test_capture_out_of_memory_drops_its_targets_graphs(monkeypatch: pytest.Monk
 def test_uncapturable_region_alone_has_no_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: bool
 ) -> None:
-    """Everything else of its target is captured, and what runs in place of its graphs has run at every size."""
-    capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nand more"))
+    """Other regions of its target are captured. The region itself has run at every size without graphs."""
+    capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nsecond line"))
     monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: kernels)
     engine, called = SmallEngine(), []
     table, targets = engine.duplex.runner.regions, ("vpm", "llm.model")
@@ -297,22 +299,22 @@ def test_uncapturable_region_alone_has_no_graph(
     assert count(engine.parts).since(before) == CompileCounts()
 
 
-def test_region_that_does_not_run_falls_back_with_its_target(
+def test_region_that_fails_without_graphs_falls_back_with_its_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    capture_without(monkeypatch, "mel_unit", RuntimeError("no graph of it"))
+    capture_without(monkeypatch, "mel_unit", RuntimeError("capture failed"))
     engine = SmallEngine()
     table, plain = engine.duplex.runner.regions, engine.duplex.runner.regions.call_example
 
     def call_example(name: str, *given: Any) -> None:
         if name == "mel_unit" and "vision" in table.captured:
-            raise RuntimeError("nor any other way")
+            raise RuntimeError("eager call failed")
         plain(name, *given)
 
     monkeypatch.setattr(table, "call_example", call_example)
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
     result = compile_with(engine, config, gpu=True)
-    assert result.targets["apm"].phase is TargetPhase.FELL_BACK and "nor any other way" in result.targets["apm"].error
+    assert result.targets["apm"].phase is TargetPhase.FELL_BACK and "eager call failed" in result.targets["apm"].error
     assert result.regions["mel_unit"].reason == "apm fell back" and table.captured == {"vision"}
 
 
@@ -320,7 +322,7 @@ def test_region_that_does_not_run_falls_back_with_its_target(
 def test_failed_capture_keeps_unconfigured_targets(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, targets: tuple[Target, ...]
 ) -> None:
-    """One or none of the region's two targets is configured; the region runs uncaptured, with a reason."""
+    """None or one of the region's two targets is configured. The region runs without graphs and reports the reason."""
     capture_without(monkeypatch, "vision")
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=targets, cuda_graphs="on")
@@ -356,7 +358,7 @@ def test_target_missing_in_the_checkpoint_is_off() -> None:
     assert state.phase is TargetPhase.OFF and "does not have it" in state.error
 
 
-def test_logs_each_growth_of_late_compilation_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_each_compilation_after_warm_up_once(caplog: pytest.LogCaptureFixture) -> None:
     engine = SmallEngine()
     watch = RecompileWatch(engine.parts)
     with caplog.at_level(logging.WARNING, "worker.compile.compile_engine"):
@@ -369,7 +371,7 @@ def test_logs_each_growth_of_late_compilation_once(caplog: pytest.LogCaptureFixt
 
 
 def test_empties_a_cache_of_bad_graphs_and_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hit that does not run says that the cache holds something else than it says."""
+    """A graph from the cache that cannot run means that the cache entry is wrong."""
     hits, cleared, fails = [0], [], [True]
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:

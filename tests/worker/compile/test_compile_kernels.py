@@ -1,4 +1,4 @@
-"""Where the project's own kernels run, little is compiled; those that fail are off for their table alone."""
+"""Targets with the project's own kernels do not compile; failed kernels are off for their region table only."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def default_backend_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("default_backend_flags")
 def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their layers are captured as they are, at every size, in a pool for each stage; then the tables are sealed."""
+    """Layers with kernels are captured at every size, in one memory pool per stage; then the tables are sealed."""
     engine, model = SmallEngine(), StubModel()
     seen: list[tuple[int, int]] = []
     wrapped: list[str] = []
@@ -81,11 +81,11 @@ def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-@pytest.mark.parametrize("where", ["asked for", "warm-up"])
+@pytest.mark.parametrize("where", ["switch", "warm-up"])
 def test_failed_kernels_are_off_and_layers_compile(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    engine, model = SmallEngine(), StubModel("no such instruction" if where == "asked for" else None)
+    engine, model = SmallEngine(), StubModel("no such instruction" if where == "switch" else None)
     table = engine.duplex.runner.regions
     if where == "warm-up":
         call_example = table.call_example
@@ -146,7 +146,7 @@ def test_kernels_need_one_context_size() -> None:
 
 @pytest.mark.usefixtures("default_backend_flags")
 def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) -> None:
-    """The graphs of a conversation read no more rows than needed."""
+    """A short conversation then replays graphs of the small context sizes only."""
     engine, model = SmallEngine(), StubModel("no such instruction")
     runner = engine.duplex.runner
     few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
@@ -165,7 +165,7 @@ def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) 
 
 
 def test_engine_has_sizes_for_kernels_and_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocoder that no kernels suit is built with those of compiled layers."""
+    """Without vocoder kernels, the vocoder is built with the sizes for compiled layers."""
     monkeypatch.setattr(building, "_use_kernels", lambda model: None)
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: {})
     config = make_config(compile=CompileConfig(enabled=True))
@@ -175,16 +175,18 @@ def test_engine_has_sizes_for_kernels_and_compiled_layers(monkeypatch: pytest.Mo
         assert (parts.compiled_shapes is not None) == (parts.compiled_vocoder_shapes is not None) == wanted
         assert parts.vocoder.shapes.speech_tokens[:2] == (10, 25) and len(parts.vocoder.shapes.columns) > 1
     monkeypatch.setattr(building, "wants_kernels", lambda *_: True)
-    assert SmallEngine().parts.compiled_shapes is None, "expected sizes that were given to stay"
+    assert SmallEngine().parts.compiled_shapes is None, "expected the given sizes to stay"
 
 
-# --- the vocoder's --------------------------------------------------------------------------------
+# --- vocoder kernels ------------------------------------------------------------------------------
 
 SOUND = {"flow": "token2wav.flow", "hift": "token2wav.hift"}
 
 
-def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: Callable[[], bool]) -> SmallEngine:
-    """An engine built for kernels; those of these vocoder regions are stubs that may fail."""
+def engine_with_vocoder_kernels(
+    monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: Callable[[], bool]
+) -> SmallEngine:
+    """An engine built for kernels. The kernels of these vocoder regions are stubs that raise while `fails()`."""
 
     def run(plain: Callable[..., Any], *given: Any, **more: Any) -> Any:
         if fails():
@@ -211,7 +213,7 @@ def speaking_by(monkeypatch: pytest.MonkeyPatch, regions: Sequence[str], fails: 
 
 
 def without_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Act as on a GPU without cached kernels: all calls run ahead, and their errors are ignored."""
+    """Simulate a GPU without cached kernels: all calls run once ahead, and their errors are ignored."""
 
     def build_kernels(device: torch.device, stages: dict[str, list[Callable[[], None]]]) -> None:
         assert set(stages) == {"see", "sound"}
@@ -230,7 +232,7 @@ def without_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_builds_kernels_ahead_unless_the_cache_has_them(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, is_warm: bool, is_empty: bool, expected: int
 ) -> None:
-    """Existing kernels do not prove completeness: a killed start, or one of another size, may have built them."""
+    """Existing kernels may be incomplete: a killed start, or a start with other sizes, may have built them."""
     calls: list[list[str]] = []
     without_cached_kernels(monkeypatch)
     monkeypatch.setattr(graph_compiler, "set_triton_folder", lambda device: is_empty)
@@ -241,15 +243,17 @@ def test_builds_kernels_ahead_unless_the_cache_has_them(
 
 
 @pytest.mark.usefixtures("default_backend_flags")
-@pytest.mark.parametrize("tries", [True, False])
+@pytest.mark.parametrize("benchmark", [True, False])
 def test_cudnn_benchmark_runs_regions_before_capture(
-    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, tries: bool
+    made: list[Replayed], monkeypatch: pytest.MonkeyPatch, benchmark: bool
 ) -> None:
-    """cuDNN benchmarks on the capturing thread at each size; other devices run ahead on any thread."""
+    """With the benchmark, each region runs on the capturing thread at each size; without it, any thread may run it."""
     without_cached_kernels(monkeypatch)
     monkeypatch.setattr(graph_compiler, "build_kernels", lambda *_: None)
-    by_kernels(SmallEngine(), StubModel(), compile=CompileConfig(enabled=True, targets=("vpm",), cudnn_benchmark=tries))
-    assert made and {graph.is_warm for graph in made} == {not tries}
+    by_kernels(
+        SmallEngine(), StubModel(), compile=CompileConfig(enabled=True, targets=("vpm",), cudnn_benchmark=benchmark)
+    )
+    assert made and {graph.is_warm for graph in made} == {not benchmark}
 
 
 @pytest.mark.usefixtures("default_backend_flags")
@@ -257,8 +261,8 @@ def test_cudnn_benchmark_runs_regions_before_capture(
 def test_failed_vocoder_kernels_keep_the_models(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """Wherever it shows first; sessions and voices of the vocoder are not made anew."""
-    engine, model = speaking_by(monkeypatch, SOUND, lambda: True), StubModel()
+    """Wherever the failure occurs first. The vocoder keeps its sessions and voices."""
+    engine, model = engine_with_vocoder_kernels(monkeypatch, SOUND, lambda: True), StubModel()
     if where == "capture":
         without_cached_kernels(monkeypatch)
     state, targets = engine.vocoder.state, ("vpm",) if where == "not a target" else ("vpm", *SOUND.values())
@@ -280,7 +284,7 @@ def test_failed_vocoder_kernels_keep_the_models(
 
 @pytest.mark.usefixtures("default_backend_flags")
 def test_failed_vocoder_kernels_restore_its_sizes(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = speaking_by(monkeypatch, SOUND, lambda: True)
+    engine = engine_with_vocoder_kernels(monkeypatch, SOUND, lambda: True)
     more = replace(engine.vocoder.shapes, speech_tokens=(5, *engine.vocoder.shapes.speech_tokens))
     engine.parts = replace(engine.parts, compiled_vocoder_shapes=more)
     result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("token2wav.hift",)))
@@ -290,7 +294,7 @@ def test_failed_vocoder_kernels_restore_its_sizes(made: list[Replayed], monkeypa
 
 @pytest.mark.usefixtures("default_backend_flags")
 def test_failed_model_kernels_keep_the_vocoders(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, model = speaking_by(monkeypatch, SOUND, lambda: False), StubModel("no such instruction")
+    engine, model = engine_with_vocoder_kernels(monkeypatch, SOUND, lambda: False), StubModel("no such instruction")
     result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm", *SOUND.values())))
     phases = [result.targets[name].phase for name in ("vpm", *SOUND.values())]
     assert phases == [TargetPhase.COMPILED, TargetPhase.KERNELS, TargetPhase.KERNELS], result.targets
@@ -303,7 +307,7 @@ def test_failed_model_kernels_keep_the_vocoders(made: list[Replayed], monkeypatc
 def test_vocoder_targets_use_kernels_independently(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, region: str
 ) -> None:
-    engine = speaking_by(monkeypatch, [region], lambda: False)
+    engine = engine_with_vocoder_kernels(monkeypatch, [region], lambda: False)
     wrapped: list[str] = []
     monkeypatch.setattr(RegionTable, "compile_parts", lambda self, parts, **_: wrapped.extend(parts))
     result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=(*SOUND.values(),)))
@@ -323,7 +327,7 @@ def test_skips_regions_without_sizes(made: list[Replayed], monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("compiles", "wanted", "asked", "expected"),
+    ("compiles", "wanted", "requested", "expected"),
     [
         (True, True, None, "auto"),
         (True, False, None, "plain"),
@@ -332,9 +336,9 @@ def test_skips_regions_without_sizes(made: list[Replayed], monkeypatch: pytest.M
     ],
 )
 def test_vocoder_uses_kernels_as_the_model_does(
-    monkeypatch: pytest.MonkeyPatch, compiles: bool, wanted: bool, asked: Kernels | None, expected: str
+    monkeypatch: pytest.MonkeyPatch, compiles: bool, wanted: bool, requested: Kernels | None, expected: str
 ) -> None:
-    """Once the switches are as they will be, since exact products are not for kernels."""
+    """The backend flags are set before the vocoder is built, since exact float32 excludes kernels."""
     happened: list[str] = []
 
     def make(*given: Any, **more: Any) -> Vocoder:
@@ -346,10 +350,10 @@ def test_vocoder_uses_kernels_as_the_model_does(
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("backend_flags"))
     monkeypatch.setattr(building, "Vocoder", make)
     config = make_config(compile=CompileConfig(enabled=compiles))
-    building.assemble(*loaded(), config, vocoder_kernels=asked)
+    building.assemble(*loaded(), config, vocoder_kernels=requested)
     assert happened == [*["backend_flags"] * compiles, expected]
     building.slot_bytes(loaded()[0], loaded()[3], config)
-    assert happened[-2:] == ["plain", "plain"], "expected no weights laid out to count bytes"
+    assert happened[-2:] == ["plain", "plain"], "expected no packed weights for counting bytes"
 
 
 def test_refuses_requested_kernels_that_are_missing() -> None:

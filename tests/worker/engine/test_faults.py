@@ -51,13 +51,13 @@ pytestmark = pytest.mark.usefixtures("short_units")
 
 
 @pytest.fixture(autouse=True)
-def _nobody_left() -> Iterator[None]:
+def close_all_sessions() -> Iterator[None]:
     yield
     engine().close_all()
 
 
 def test_scene_uses_every_region() -> None:
-    """All three sessions use the regions that the tests break, in the unit with the failure."""
+    """All three sessions call every region that the tests make fail, in the unit with the failure."""
     for name in NAMES:
         result = outcomes(undisturbed().events[name])[AT]
         assert result.n_speech_tokens >= UNIT_TOKENS and result.pcm is not None and result.n_slices == 1, (
@@ -72,22 +72,22 @@ def test_scene_uses_every_region() -> None:
 @pytest.mark.parametrize(("name", "when"), [*((name, "after") for name in TEXT), ("mel_unit", "before")])
 def test_failure_of_a_text_stage(name: str, when: When) -> None:
     speaks = name == "unit_step"  # the other regions run before any speech
-    heard = play(breaking(name, when), speaks=speaks)
-    assert_neighbours_unchanged(heard, speaks)
-    assert_never_sent(heard, Broken, speaks)
+    scene = play(breaking(name, when), speaks=speaks)
+    assert_neighbours_unchanged(scene, speaks)
+    assert_never_sent(scene, Broken, speaks)
 
 
 @pytest.mark.parametrize(
     ("name", "when"), [*((name, "after") for name in SPEECH + SOUND), ("speech_begin", "before"), ("hift", "before")]
 )
 def test_failure_of_a_speech_stage(name: str, when: When) -> None:
-    heard = play(breaking(name, when))
-    assert_neighbours_unchanged(heard)
-    assert_only_speech_failed(heard, Broken)
+    scene = play(breaking(name, when))
+    assert_neighbours_unchanged(scene)
+    assert_only_speech_failed(scene, Broken)
 
 
 def test_transient_failures_have_no_effect() -> None:
-    """Stages are undone and run again: all events are those of a run without failures."""
+    """A failed stage is rolled back and run again: all events equal those of a run without failures."""
 
     @contextmanager
     def twice(session: Session) -> Iterator[None]:
@@ -95,9 +95,9 @@ def test_transient_failures_have_no_effect() -> None:
             yield
         assert (first, second) == ([1], [1]), f"expected one failure each, got {first} and {second}"
 
-    heard = play(twice)
+    scene = play(twice)
     for session in NAMES:
-        assert_same_events(session, heard.events[session], undisturbed().events[session])
+        assert_same_events(session, scene.events[session], undisturbed().events[session])
 
 
 def test_nan_in_the_context() -> None:
@@ -111,9 +111,9 @@ def test_nan_in_the_context() -> None:
         yield
         keys[3] = kept
 
-    heard = play(bad_row, speaks=False)
-    assert_neighbours_unchanged(heard, speaks=False)
-    assert_never_sent(heard, NumericsError, speaks=False)
+    scene = play(bad_row, speaks=False)
+    assert_neighbours_unchanged(scene, speaks=False)
+    assert_never_sent(scene, NumericsError, speaks=False)
 
 
 @pytest.mark.parametrize("name", ["spoken_rows", "flow", "hift"])
@@ -122,9 +122,9 @@ def test_nan_in_speech(name: str) -> None:
         touches = touching(name, session)
         return poisoned(table_of(name), name, lambda tensors: row_where(tensors, touches))
 
-    heard = play(spoil)
-    assert_neighbours_unchanged(heard)
-    assert_only_speech_failed(heard, NumericsError)
+    scene = play(spoil)
+    assert_neighbours_unchanged(scene)
+    assert_only_speech_failed(scene, NumericsError)
 
 
 def test_nan_in_the_middle_of_a_call() -> None:
@@ -144,9 +144,9 @@ def test_nan_in_the_middle_of_a_call() -> None:
             yield
         assert n_calls[0] > 3, f"expected more draws, got {n_calls[0]}"
 
-    heard = play(bad_row)
-    assert_neighbours_unchanged(heard)
-    assert_only_speech_failed(heard, NumericsError)
+    scene = play(bad_row)
+    assert_neighbours_unchanged(scene)
+    assert_only_speech_failed(scene, NumericsError)
 
 
 def row_where(tensors: tuple[torch.Tensor, ...], touches: Touches) -> int | None:
@@ -161,9 +161,9 @@ def test_ignores_nan_in_states_that_are_not_spoken() -> None:
         engine().duplex.state.hidden[session.slot] = torch.nan
         return nullcontext()
 
-    heard = play(spoil)
+    scene = play(spoil)
     for name in NAMES:
-        assert_same_events(name, heard.events[name], undisturbed().events[name])
+        assert_same_events(name, scene.events[name], undisturbed().events[name])
 
 
 # --- closing a unit ------------------------------------------------------------------------------
@@ -192,15 +192,15 @@ def three(config: SessionConfig, fault: Fault | None = None) -> tuple[list[list[
 
 
 def closing(session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:
-    """Forwards of two rows: what closes a unit in reference."""
+    """Whether a forward has at most two rows, as the one that closes a unit in reference mode has."""
     return lambda tensors: session.slot in tensors[0].tolist() and int(tensors[4].max()) <= 2
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["llm_evict", "unit_prefill"])
 def test_failure_while_a_unit_is_closed(name: str, when: When) -> None:
-    """Its result is out, its context half closed: the session has to be prepared again, even if it was paused, and what
-    waits fails too.
+    """The result is already sent and the context is incomplete. The session must be prepared again, even if paused, and
+    waiting units fail.
     """
     update = {"window": TIGHT} if name == "llm_evict" else {"compat": "reference"}
     config = QUIET.model_copy(update=update)
@@ -236,7 +236,7 @@ def test_failure_while_a_unit_is_closed(name: str, when: When) -> None:
 
 def after_failure(history: list[dict[str, Any]], failing: dict[str, Any], breaks: bool = False) -> None:
     """A failed unit changes neither the buffered sound nor the next units."""
-    small, heard = engine(), []
+    small, runs = engine(), []
     for sent in (False, True):
         session = small.open("one", QUIET, make_prompt(ref=2))
         for unit in history:
@@ -249,10 +249,10 @@ def after_failure(history: list[dict[str, Any]], failing: dict[str, Any], breaks
             assert isinstance(outcome, Failure) and isinstance(outcome.error, Broken), outcome
         small.loop.observer.logits.clear()
         events = [small.run_unit(session, number) for number in (11, 12, 13)]
-        heard.append((events, small.loop.observer.logits.pop("one", [])))
+        runs.append((events, small.loop.observer.logits.pop("one", [])))
         assert_mirrors(small.duplex, session.slot)
         small.sessions.close(session)
-    (expected, logits), (got, got_logits) = heard
+    (expected, logits), (got, got_logits) = runs
     assert_same_events("one", got, expected)
     assert got_logits == logits, "expected the same logits to the last bit"
 
@@ -332,39 +332,39 @@ def test_refuses_a_unit_beyond_the_context() -> None:
 
 def test_exception_of_a_receiver_is_contained() -> None:
     """An exception in `emit` affects neither its own session nor others."""
-    small, heard = engine(), []
+    small, received = engine(), []
 
     def refuse(event: Event) -> None:
-        heard.append(event)
+        received.append(event)
         raise ValueError("receiver")
 
     config = ALOUD.model_copy(update={"window": TIGHT})
-    deaf = small.sessions.open("left", config, refuse)
-    small.sessions.prepare(deaf, make_prompt("left", ref=1, speaker=0))
+    failing = small.sessions.open("left", config, refuse)
+    small.sessions.prepare(failing, make_prompt("left", ref=1, speaker=0))
     for number in range(2):
-        small.send(deaf, number, force_listen=True)
+        small.send(failing, number, force_listen=True)
         small.settle()
-    small.send(deaf, 2)
+    small.send(failing, 2)
     small.settle()
     expected = undisturbed().events["left"]
-    assert_same_events("left", heard, expected[: len(heard)])
-    assert len(outcomes(heard)) == 3, f"expected three results, got {outcomes(heard)}"
+    assert_same_events("left", received, expected[: len(received)])
+    assert len(outcomes(received)) == 3, f"expected three results, got {outcomes(received)}"
 
 
 def bad_prompts() -> list[tuple[str, SystemPrompt, SessionConfig, type[Exception], str | None]]:
-    """Cases: name, prompt, config, error, region that breaks."""
+    """Cases: name, prompt, config, error, region that fails."""
     loud = make_prompt("Be kind.", ref=1, speaker=1)
     wide = QUIET.model_copy(update={"window": WindowConfig(high_tokens=5000)})
     broken_voice = replace(voice(1), mel=voice(1).mel * torch.nan)
     return [
-        ("a text too long", make_prompt("so " * 500), QUIET, ContextOverflowError, None),
-        ("a window too wide", loud, wide, ModelError, None),
-        ("a voice of nothing", replace(loud, voice=broken_voice), ALOUD, AudioError, None),
-        ("no steps of that number", loud, ALOUD.model_copy(update={"euler_steps": 7}), SettingsError, None),
-        ("clips break", loud, ALOUD, Broken, "clips"),
-        ("prefill breaks", loud, ALOUD, Broken, "unit_prefill"),
-        ("the voice breaks", loud, ALOUD, Broken, "voice"),
-        ("the turn breaks", loud, ALOUD, Broken, "begin"),
+        ("text too long", make_prompt("so " * 500), QUIET, ContextOverflowError, None),
+        ("window too large", loud, wide, ModelError, None),
+        ("voice of NaN", replace(loud, voice=broken_voice), ALOUD, AudioError, None),
+        ("unsupported euler_steps", loud, ALOUD.model_copy(update={"euler_steps": 7}), SettingsError, None),
+        ("clips fail", loud, ALOUD, Broken, "clips"),
+        ("prefill fails", loud, ALOUD, Broken, "unit_prefill"),
+        ("voice fails", loud, ALOUD, Broken, "voice"),
+        ("turn start fails", loud, ALOUD, Broken, "begin"),
     ]
 
 

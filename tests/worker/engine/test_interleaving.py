@@ -97,10 +97,10 @@ def test_conversations_cover_every_kind(stage: Stage) -> None:
     patience=st.sampled_from((0.0, 0.5, 0.9)),
 )
 def test_events_do_not_depend_on_other_sessions(stage: Stage, seeds: list[int], order: int, patience: float) -> None:
-    heard = stage.play(seeds, random.Random(order), patience)
+    runs = stage.play(seeds, random.Random(order), patience)
     for seed in seeds:
         n = stage.observers[1].n_certain.get(f"session {seed}")
-        (events, logits), (expected, expected_logits) = heard[seed], stage.expected(seed)
+        (events, logits), (expected, expected_logits) = runs[seed], stage.expected(seed)
         assert_same_events(f"conversation {seed}", events[:n], expected[:n])
         n = min(len(logits), len(expected_logits)) if n else None
         assert logits[:n] == expected_logits[:n], f"conversation {seed}: expected the same logits to the last bit"
@@ -110,7 +110,7 @@ def test_events_do_not_depend_on_other_sessions(stage: Stage, seeds: list[int], 
 
 def test_windows_do_not_depend_on_a_session_that_writes(stage: Stage) -> None:
     """Beside sessions that write, tokens are drawn in other portions than alone; windows must not depend on that."""
-    heard = []
+    runs = []
     for n_writers in (0, 1):
         observer, engine = stage.observers[1], stage.together
         speaker, *writers = (
@@ -120,10 +120,10 @@ def test_windows_do_not_depend_on_a_session_that_writes(stage: Stage) -> None:
             for session in (speaker, *writers):
                 engine.send(session, 1)
             engine.settle()
-        heard.append(engine.take("speaker"))
+        runs.append(engine.take("speaker"))
         engine.close_all()
-    assert sum(isinstance(event, PartialResult) and event.pcm is not None for event in heard[0]) == 1, heard[0]
-    assert_same_events("speaker", heard[1], heard[0])
+    assert sum(isinstance(event, PartialResult) and event.pcm is not None for event in runs[0]) == 1, runs[0]
+    assert_same_events("speaker", runs[1], runs[0])
 
 
 def speak_or_write(session: str, job: Any, token: int) -> int:

@@ -1,5 +1,5 @@
-"""Whatever sessions are asked for in whatever order: slots are never lost nor given twice, only what is legal happens,
-and the host's counters equal those of the slots.
+"""Any sequence of client commands and failures: no slot is lost or assigned twice, only legal events succeed, and host
+counters equal those of the slots.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ LIVE = (SessionPhase.READY, SessionPhase.PREFILLED, SessionPhase.GENERATED)
 
 @cache
 def engine() -> tuple[SmallEngine, list[Tensor]]:
-    """One engine for all examples, so that leftovers affect the next one; and its slots before the first."""
+    """One engine for all examples, so that remaining state would affect the next one; and copies of its fresh slots."""
     small = SmallEngine(make_config(max_waiting_units=MAX_WAITING), Director(listen=0.15, unit_end=0.4))
     return small, copy_state(small.duplex.state)
 
@@ -86,7 +86,7 @@ class Conversations(RuleBasedStateMachine):
     # --- client commands -----------------------------------------------------------------------
 
     @rule(target=sessions, name=st.sampled_from(NAMES), config=st.sampled_from(CONFIGS), ready=st.integers(0, 3))
-    def opened(self, name: str, config: Any, ready: int) -> Any:
+    def open_session(self, name: str, config: Any, ready: int) -> Any:
         in_use = any(session.id == name for session in self.open)
         expected = OrderError if in_use else SlotError if len(self.open) == N_SLOTS else None
         try:
@@ -102,14 +102,14 @@ class Conversations(RuleBasedStateMachine):
         return session
 
     @initialize(target=sessions, config=st.sampled_from(CONFIGS))
-    def begun(self, config: Any) -> Any:
+    def open_first_session(self, config: Any) -> Any:
         """Open, prepare and send a unit: most rules need a session that has one."""
-        session = self.opened(NAMES[0], config, ready=1)
-        self.talked(seed=0, n=12)
+        session = self.open_session(NAMES[0], config, ready=1)
+        self.send_to_all(seed=0, n=12)
         return session
 
     @rule(session=sessions, text=st.sampled_from(PROMPTS), speaker=st.sampled_from((None, 0)))
-    def prepared(self, session: Session, text: str, speaker: int | None) -> None:
+    def prepare(self, session: Session, text: str, speaker: int | None) -> None:
         with self._lawful("prepare", session):
             try:
                 self.small.sessions.prepare(session, make_prompt(text, speaker=speaker))
@@ -128,23 +128,23 @@ class Conversations(RuleBasedStateMachine):
         pictures=st.sampled_from(((), (), (1,))),
         force_listen=st.sampled_from((False, False, True)),
     )
-    def sent(self, session: Session, seed: int | None, n: int, **settings: Any) -> None:
+    def send(self, session: Session, seed: int | None, n: int, **settings: Any) -> None:
         with self._lawful("unit", session):
             self.small.send(session, seed, n, **settings)
             self.taken[session.id] += 1
 
     @rule(session=sessions, event=st.sampled_from(("pause", "resume", "resume", "stop", "clear_stop", "clear_stop")))
-    def gated(self, session: Session, event: str) -> None:
+    def change_gate(self, session: Session, event: str) -> None:
         with self._lawful(event, session):
             getattr(self.small.sessions, event)(session)
 
     @rule(session=sessions, on=st.booleans())
-    def broken_off(self, session: Session, on: bool) -> None:
+    def break_speech(self, session: Session, on: bool) -> None:
         with self._lawful("break", session):
             self.small.sessions.break_speech(session, on)
 
     @rule(session=consumes(sessions))
-    def closed(self, session: Session) -> None:
+    def close(self, session: Session) -> None:
         with self._lawful("close", session):
             slot = session.slot
             self.small.sessions.close(session)
@@ -154,38 +154,38 @@ class Conversations(RuleBasedStateMachine):
     # --- engine ------------------------------------------------------------------
 
     @rule(seed=st.integers(0, 9), n=st.integers(1, 20))
-    def talked(self, seed: int, n: int) -> None:
+    def send_to_all(self, seed: int, n: int) -> None:
         """Send a unit to every session that accepts one, and run the loop for some iterations."""
         for one in self.open:
             if one.phase is SessionPhase.NEW:
-                self.prepared(one, PROMPTS[0], speaker=0)
+                self.prepare(one, PROMPTS[0], speaker=0)
             if one.gate is not Gate.OPEN:
-                self.gated(one, "resume" if one.gate is Gate.PAUSED else "clear_stop")
+                self.change_gate(one, "resume" if one.gate is Gate.PAUSED else "clear_stop")
             if is_legal("unit", one):
-                self.sent(one, seed, 16_000)
-        self.stepped(n)
+                self.send(one, seed, 16_000)
+        self.step(n)
 
     @rule(n=st.integers(1, 4))
-    def stepped(self, n: int) -> None:
+    def step(self, n: int) -> None:
         for _ in range(n):
             self.small.step()
 
     @rule()
-    def settled(self) -> None:
+    def settle(self) -> None:
         self.small.settle()
         for session in self.open:
             assert not session.is_busy and not session.waiting, f"{session.id}: expected no unit left"
 
     @rule(session=sessions, name=st.sampled_from(REGIONS), n=st.integers(1, 6), after=st.booleans())
-    def faltered(self, session: Session, name: str, n: int, after: bool) -> None:
+    def fail_in_region(self, session: Session, name: str, n: int, after: bool) -> None:
         table = self.small.duplex.runner.regions
         with broken(table, name, of_slot(session.slot), "after" if after else "before"):
-            self.stepped(n)
+            self.step(n)
 
     # --- invariants ---------------------------------------------------------------------
 
     @invariant()
-    def slots_are_whole(self) -> None:
+    def each_slot_is_free_or_used_once(self) -> None:
         slots = [session.slot for session in self.open]
         free = self.small.duplex.runner.pool._free
         assert sorted(slots + free) == list(range(N_SLOTS)), f"expected each slot once, got {slots} and {free} free"
@@ -195,25 +195,25 @@ class Conversations(RuleBasedStateMachine):
         assert len(voices) + n_free == N_SLOTS, f"expected {N_SLOTS} vocoder slots, got {voices} and {n_free} free"
 
     @invariant()
-    def mirrors_are_true(self) -> None:
+    def host_counters_equal_the_slots(self) -> None:
         for slot in range(N_SLOTS):
             assert_mirrors(self.small.duplex, slot)
 
     @invariant()
-    def who_is_busy_has_a_job(self) -> None:
+    def each_busy_session_has_one_job(self) -> None:
         jobs = Counter(job.session.id for job in self.small.loop.jobs)
         busy = Counter(session.id for session in self.open if session.is_busy)
         assert jobs == busy, f"expected one job for each busy session {dict(busy)}, got {dict(jobs)}"
 
     @invariant()
-    def windows_count_the_context(self) -> None:
+    def window_length_equals_the_context_length(self) -> None:
         for session in self.open:
             if session.phase is SessionPhase.READY:
                 rows = self.small.duplex.context_len(session.slot) + len(session.pending)
                 assert rows == session.window.length, f"{session.id}: expected {session.window.length} rows, got {rows}"
 
     @invariant()
-    def outcomes_are_of_units(self) -> None:
+    def each_unit_has_at_most_one_outcome(self) -> None:
         for session in self.open:
             events = self.small.events[session.id]
             n = sum(isinstance(event, UnitResult | Failure) for event in events)

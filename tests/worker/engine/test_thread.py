@@ -151,7 +151,7 @@ def test_refuses_more_sessions_than_slots(engine: Engine) -> None:
 
 def test_many_calling_threads(engine: Engine) -> None:
     """More calling threads than slots, each with its own session: all get the same events."""
-    heard: dict[int, list[Event]] = {}
+    received: dict[int, list[Event]] = {}
     turns = threading.Semaphore(N_SLOTS)
 
     def live(number: int) -> None:
@@ -159,7 +159,7 @@ def test_many_calling_threads(engine: Engine) -> None:
             talker = Talker(engine, f"caller {number}", QUIET, ref=1)
             for seed in range(3):
                 talker.send(seed, force_listen=seed == 0)
-            heard[number] = talker.wait(3)
+            received[number] = talker.wait(3)
             talker.leave()
 
     threads = [threading.Thread(target=live, args=(number,)) for number in range(2 * N_SLOTS)]
@@ -167,9 +167,9 @@ def test_many_calling_threads(engine: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert len(heard) == len(threads), f"expected {len(threads)} callers with results, got {sorted(heard)}"
-    kinds = {type(event).__name__ for events in heard.values() for event in events}
-    assert "Failure" not in kinds, heard
+    assert len(received) == len(threads), f"expected {len(threads)} callers with results, got {sorted(received)}"
+    kinds = {type(event).__name__ for events in received.values() for event in events}
+    assert "Failure" not in kinds, received
 
 
 def test_receiver_may_submit_commands(engine: Engine) -> None:
@@ -247,7 +247,7 @@ BAD_UNITS: list[tuple[str, dict[str, Any], type[Exception]]] = [
 def test_refuses_invalid_units_on_the_calling_thread(engine: Engine) -> None:
     """`send` raises the typed error, and the session's next unit is unaffected."""
     expected, got = [], []
-    for heard, bad_units in ((expected, []), (got, BAD_UNITS)):
+    for received, bad_units in ((expected, []), (got, BAD_UNITS)):
         talker = Talker(engine, "talker", TIGHT, ref=1, speaker=0)
         for seed in range(2):
             for what, unit, error in bad_units:
@@ -255,7 +255,7 @@ def test_refuses_invalid_units_on_the_calling_thread(engine: Engine) -> None:
                     talker.handle.send(**unit)
                 assert type(caught.value) is error, f"{what}: expected {error.__name__}, got {caught.value!r}"
             talker.send(seed)
-            heard += talker.wait()
+            received += talker.wait()
         assert talker.events.empty(), "expected no events of invalid units"
         talker.leave()
     assert_same_events("talker", got, expected)

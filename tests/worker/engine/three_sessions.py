@@ -65,7 +65,7 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
     small.loop.observer.logits.clear()
     config = (ALOUD if speaks else QUIET).model_copy(update={"window": TIGHT})
     sessions = {name: small.open(name, config, make_prompt(name, ref=1, speaker=0)) for name in NAMES}
-    heard = SceneResult({})
+    result = SceneResult({})
     for number in range(N_UNITS):
         for name, session in sessions.items():
             if not (skip and name == "victim" and number == AT):
@@ -78,14 +78,14 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
         ):
             small.settle()
         if number == AT:
-            heard.calls = calls | more
+            result.calls = calls | more
         for name, session in sessions.items():
             assert_mirrors(small.duplex, session.slot)
-            heard.rows[name].append(small.duplex.context_len(session.slot))
-    heard.events = {name: small.take(name) for name in NAMES}
-    heard.logits = {name: small.loop.observer.logits.pop(name) for name in NAMES}
+            result.rows[name].append(small.duplex.context_len(session.slot))
+    result.events = {name: small.take(name) for name in NAMES}
+    result.logits = {name: small.loop.observer.logits.pop(name) for name in NAMES}
     small.close_all()
-    return heard
+    return result
 
 
 @cache
@@ -125,18 +125,18 @@ def breaking(name: str, when: When) -> Callable[[Session], AbstractContextManage
     return lambda session: broken(table_of(name), name, touching(name, session), when)
 
 
-def assert_neighbours_unchanged(heard: SceneResult, speaks: bool = True) -> None:
+def assert_neighbours_unchanged(result: SceneResult, speaks: bool = True) -> None:
     expected = undisturbed(speaks)
     for name in ("left", "right"):
-        assert_same_events(name, heard.events[name], expected.events[name])
-        assert heard.rows[name] == expected.rows[name], f"{name}: expected context rows {expected.rows[name]}"
-        assert heard.logits[name] == expected.logits[name], f"{name}: expected the same logits to the last bit"
+        assert_same_events(name, result.events[name], expected.events[name])
+        assert result.rows[name] == expected.rows[name], f"{name}: expected context rows {expected.rows[name]}"
+        assert result.logits[name] == expected.logits[name], f"{name}: expected the same logits to the last bit"
 
 
-def assert_never_sent(heard: SceneResult, error: type[Exception], speaks: bool = True) -> None:
+def assert_never_sent(result: SceneResult, error: type[Exception], speaks: bool = True) -> None:
     """The unit ends with a failure, and later units equal those of a run without it."""
     expected = without(speaks)
-    events = heard.events["victim"]
+    events = result.events["victim"]
     failed = [number for number, event in enumerate(events) if isinstance(event, Failure)]
     kinds = [type(events[number].error) for number in failed]
     assert kinds == [error], f"expected one {error.__name__}, got {kinds}"
@@ -144,18 +144,18 @@ def assert_never_sent(heard: SceneResult, error: type[Exception], speaks: bool =
     # Partial results of the unit may precede the failure.
     before = [event for event in events[: failed[0]] if not (isinstance(event, PartialResult) and event.unit == AT + 1)]
     assert_same_events("victim", before + events[failed[0] + 1 :], expected.events["victim"])
-    assert heard.rows["victim"] == expected.rows["victim"], f"expected context rows {expected.rows['victim']}"
-    assert heard.logits["victim"][-1] == expected.logits["victim"][-1], "expected the same logits to the last bit"
+    assert result.rows["victim"] == expected.rows["victim"], f"expected context rows {expected.rows['victim']}"
+    assert result.logits["victim"][-1] == expected.logits["victim"][-1], "expected the same logits to the last bit"
 
 
-def assert_only_speech_failed(heard: SceneResult, error: type[Exception]) -> None:
+def assert_only_speech_failed(result: SceneResult, error: type[Exception]) -> None:
     """The unit ends with a failure, its text stands, and the next unit has sound."""
-    got, expected = outcomes(heard.events["victim"]), outcomes(undisturbed().events["victim"])
+    got, expected = outcomes(result.events["victim"]), outcomes(undisturbed().events["victim"])
     kinds = [type(event.error) if isinstance(event, Failure) else None for event in got]
     assert kinds == [error if number == AT else None for number in range(N_UNITS)], f"got {kinds}"
     assert got[AT].unit == AT + 1, f"expected a failure of unit {AT + 1}, got {got[AT].unit}"
-    assert heard.rows["victim"] == undisturbed().rows["victim"], "expected context rows as without the fault"
-    assert heard.logits["victim"] == undisturbed().logits["victim"], "expected the same logits to the last bit"
+    assert result.rows["victim"] == undisturbed().rows["victim"], "expected context rows as without the fault"
+    assert result.logits["victim"] == undisturbed().logits["victim"], "expected the same logits to the last bit"
     for one, other in zip(got, expected, strict=True):
         if isinstance(one, UnitResult):
             assert (one.tokens, one.text) == (other.tokens, other.text), f"unit {one.index}"

@@ -227,7 +227,7 @@ def test_named_voices(worker: WorkerProcess) -> None:
             client.prepare(ALOUD, **fields)
             return client.units(range(2))
 
-    high = base64_of(ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard())
+    high = base64_of(ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").audio_16k())
     sent = run(ref_audio_base64=high)
     assert_same_results(
         run(ref_audio_path="some/where/high.wav", ref_audio_base64=base64_of(sound_of(0))), sent, "by its name"

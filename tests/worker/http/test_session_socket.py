@@ -51,7 +51,7 @@ def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
 
 def test_answers_sixteen_chunks_at_once(worker: WorkerProcess) -> None:
     """A minimal client: a voice, then chunks without waiting, the last one shorter than a second."""
-    voice = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").heard()
+    voice = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").audio_16k()
     with ScriptedClient(worker) as client:
         client.send({"type": "prepare", "ref_audio_base64": base64_of(voice)})
         for number in range(15):

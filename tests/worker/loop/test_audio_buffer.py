@@ -117,9 +117,9 @@ def test_peek_returns_a_copy_and_removes_nothing() -> None:
     first = audio_buffer.peek()
     expected = first.copy()
     first[:] = 7
-    same("second look", audio_buffer.peek(), expected)
+    same("second peek", audio_buffer.peek(), expected)
     audio_buffer.push(sound(UNIT_SAMPLES, first=UNIT_SAMPLES + 1))
-    same("look after a push", audio_buffer.peek(), expected)
+    same("peek after a push", audio_buffer.peek(), expected)
     assert audio_buffer.n_waiting == 2 * UNIT_SAMPLES and audio_buffer.n_units == 0
 
 
@@ -130,24 +130,24 @@ def test_push_copies_the_samples() -> None:
     same("unit", audio_buffer.peek()[LEAD:], sound(UNIT_SAMPLES - LEFT))
 
 
-SPOILERS: dict[str, Callable[[AudioBuffer], object]] = {
-    "no look": lambda audio_buffer: None,
-    "committed": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit()),
-    "a unit without sound since": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.skip_unit()),
-    "reset since": lambda audio_buffer: (
+WITHOUT_PEEK: dict[str, Callable[[AudioBuffer], object]] = {
+    "no peek": lambda audio_buffer: None,
+    "peek already committed": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit()),
+    "unit skipped after the peek": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.skip_unit()),
+    "reset after the peek": lambda audio_buffer: (
         audio_buffer.peek(),
         audio_buffer.reset(),
         audio_buffer.push(sound(UNIT_SAMPLES)),
     ),
-    "a look in vain": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit(), audio_buffer.peek()),
+    "peek without enough sound": lambda audio_buffer: (audio_buffer.peek(), audio_buffer.commit(), audio_buffer.peek()),
 }
 
 
-@pytest.mark.parametrize("name", SPOILERS)
+@pytest.mark.parametrize("name", WITHOUT_PEEK)
 def test_commit_requires_a_peek(name: str) -> None:
     audio_buffer = AudioBuffer()
     audio_buffer.push(sound(UNIT_SAMPLES))
-    SPOILERS[name](audio_buffer)
+    WITHOUT_PEEK[name](audio_buffer)
     with pytest.raises(AssertionError, match="expected a peek that gave a unit, got none"):
         audio_buffer.commit()
 

@@ -99,7 +99,7 @@ def test_images_alone_do_not_consume_the_first_audio_unit(engine: ScriptedEngine
         assert session.audio_buffer.n_waiting == 80, (
             f"expected 80 samples to wait, got {session.audio_buffer.n_waiting}"
         )
-    assert_same("sound behind pictures", engine.record("seen").heard, engine.record("plain").heard)
+    assert_same("sound with pictures", engine.record("seen").heard, engine.record("plain").heard)
 
 
 @pytest.mark.parametrize("n_before", [0, 2])

@@ -1,4 +1,4 @@
-"""Reference sounds: what is heard of them, when networks are loaded for a voice, and the one that comes with us."""
+"""Reference sounds: mixing and resampling, lazy loading of the voice networks, and the default voice file."""
 
 import wave
 from pathlib import Path
@@ -15,9 +15,9 @@ def test_networks_are_loaded_for_the_first_voice(monkeypatch) -> None:
     loads = []
     load = voices.load_voice_parts
     monkeypatch.setattr(voices, "load_voice_parts", lambda *args, **named: loads.append(args) or load(*args, **named))
-    desk = voices.Voices(TINY / "assets" / "token2wav")
-    assert not loads, "expected nothing loaded before a voice is asked for"
-    first, again = (desk.of(voices.ReferenceSound.read(DEFAULT_SOUND)) for _ in range(2))
+    cache = voices.Voices(TINY / "assets" / "token2wav")
+    assert not loads, "expected no networks loaded before the first voice"
+    first, again = (cache.of(voices.ReferenceSound.read(DEFAULT_SOUND)) for _ in range(2))
     assert len(loads) == 1 and first.digest == again.digest
 
 
@@ -25,9 +25,9 @@ def test_mixes_all_channels_for_the_language_model(tmp_path: Path) -> None:
     left, right = np.zeros((2, 24_000), np.float32)
     left[:], right[:12_000] = 0.25, 0.5
     soundfile.write(tmp_path / "two.wav", np.stack([left, right], axis=1), 24_000, subtype="FLOAT")
-    heard = voices.ReferenceSound.read(tmp_path / "two.wav").heard()
-    assert (heard.dtype, len(heard)) == (np.float32, 16_000)
-    np.testing.assert_allclose(heard[[4000, 12_000]], [0.375, 0.125], atol=1e-3)
+    mixed = voices.ReferenceSound.read(tmp_path / "two.wav").audio_16k()
+    assert (mixed.dtype, len(mixed)) == (np.float32, 16_000)
+    np.testing.assert_allclose(mixed[[4000, 12_000]], [0.375, 0.125], atol=1e-3)
 
 
 def test_default_voice_equals_its_scripts_output() -> None:

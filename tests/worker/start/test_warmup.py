@@ -54,9 +54,9 @@ LINE = re.compile(
 
 @pytest.fixture(autouse=True, scope="module")
 def _short() -> Iterator[None]:
-    """Units of speech, and what is heard of the reference voice: the small engine has room for a second."""
-    whole = ReferenceSound.heard
-    with short_speech(), mock.patch.object(ReferenceSound, "heard", lambda sound: whole(sound)[:16_000]):
+    """Short turns, and one second of the reference sound, since the small engine's context has no room for more."""
+    audio_16k = ReferenceSound.audio_16k
+    with short_speech(), mock.patch.object(ReferenceSound, "audio_16k", lambda sound: audio_16k(sound)[:16_000]):
         yield
 
 
@@ -78,14 +78,14 @@ def chat(engine: Engine, seed: int | None, n: int = 3) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     handle = engine.open("client", TALKING.model_copy(update={"seed": seed}), events.put).result(PATIENCE_S)
     handle.prepare(make_prompt(ref=1, speaker=1)).result(PATIENCE_S)
-    heard: list[Event] = []
+    received: list[Event] = []
     for number in range(n):
         handle.send(make_sound(number)).result(PATIENCE_S)
-        while not heard or not isinstance(heard[-1], UnitResult | Failure) or len(outcomes(heard)) <= number:
-            heard.append(events.get(timeout=PATIENCE_S))
+        while not received or not isinstance(received[-1], UnitResult | Failure) or len(outcomes(received)) <= number:
+            received.append(events.get(timeout=PATIENCE_S))
     handle.close().result(PATIENCE_S)
-    assert len(outcomes(heard)) == n and not [one for one in heard if isinstance(one, Failure)], heard
-    return heard
+    assert len(outcomes(received)) == n and not [one for one in received if isinstance(one, Failure)], received
+    return received
 
 
 def outcomes(events: Sequence[Event]) -> list[Event]:
