@@ -143,7 +143,7 @@ class TalkLog:
         return unit
 
     def summary(self) -> dict[str, Any]:
-        """Counts, and percentiles in ms; None for percentiles of nothing."""
+        """Counts, and percentiles in ms; None for percentiles without values."""
         answered = [unit for unit in self.units if unit.decision]
         replies = [unit.reply_ms for unit in answered if unit.decision != "FAILED" and unit.reply_ms is not None]
         firsts = [unit.first_sound_ms for unit in answered if unit.first_sound_ms is not None]

@@ -73,7 +73,7 @@ class Schedule:
         self._recorded: dict[str, float] = defaultdict(float)
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
-        """Skip the import of files that hold none of the tests asked for."""
+        """Skip the import of files without selected tests."""
         if not collection_path.name.startswith("test_"):
             return None
         if self._quick is not None and str(collection_path.relative_to(ROOT)) not in self._quick:

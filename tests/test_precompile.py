@@ -80,7 +80,7 @@ def test_flags_set_settings(tmp_path: Path) -> None:
     assert (str(model.model_path), str(model.pt_path), str(config.audio.ref_audio_path)) == ("/m", "/w.pt", "/v.wav")
     assert (service.compile.mode, service.max_warmup_chunks, str(service.warmup_video)) == ("max-autotune", 3, "/v.mp4")
     assert (config.compile.attention, config.duplex.max_sessions) == ("sdpa", 2)
-    assert service.compile.enabled, "expected it to compile whatever the file says"
+    assert service.compile.enabled, "expected compilation on, although the file turns it off"
     config, _ = settings(parser().parse_args(["--config", str(file), "--no-compile"]), {})
     assert (config.service.compile.enabled, config.service.max_warmup_chunks) == (False, 7)
     assert config.model.model_path == tmp_path / "m"

@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--resume", type=Path, help="continue this result of an earlier command with the same settings")
     parser.add_argument(
-        "--cache-dir", type=Path, help="use and keep the compiled kernels in this folder; default: compile anew"
+        "--cache-dir", type=Path, help="use and keep the compiled kernels in this folder; default: an empty folder"
     )
     parser.add_argument("--no-warm-up", action="store_true", help="start engines without the warm-up conversation")
     parser.add_argument("--llm-len", type=int, default=4608, help="context rows of a slot")

@@ -31,7 +31,7 @@ from models.token2wav.load.random_weights import random_parts
 from models.token2wav.settings import FRAMES_PER_TOKEN, FlowConfig
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.voice.voice import Voice
-from worker.assembly.backend_flags import wants_kernels
+from worker.assembly.backend_flags import uses_kernels
 from worker.assembly.parts import FRAMES_PER_SECOND, EngineParts, assemble
 from worker.compile.cache import CompileCache, cache_facts
 from worker.compile.compile_engine import compile_engine, count
@@ -156,7 +156,7 @@ class Weights:
         if spec.unit_shapes:
             # As in the worker: kernels read only valid rows, compiled layers read the whole bucket.
             lengths = {"kv": (8192,), "speech_kv": (4096,)}
-            if not wants_kernels(config.compile, self.model.device):
+            if not uses_kernels(config.compile, self.model.device):
                 lengths = {"kv": (2048, 8192), "speech_kv": (512, 4096)}
             batch = tuple(sorted({1, spec.slots}))
             shapes = Shapes(batch=batch, slices=batch, patches=(1088,), spoken=(24,), tokens=(24,), **lengths)

@@ -83,7 +83,7 @@ def tone(form: Form, n_samples: int) -> Sound:
 class FakeConversation:
     """Answers one client; `run` lasts from the handshake to the close.
 
-    name: the session's. units: heard since the last `prepare`. paused: takes no units now.
+    name: the session's. units: number since the last `prepare`. paused: rejects units now.
     """
 
     def __init__(self, worker: WorkerBehaviour, name: str, socket: ServerConnection, free: Callable[[], None]):

@@ -1,6 +1,6 @@
 """Streaming log-mel of many slots at once, emitted one second at a time.
 
-The output equals the log-mel of the whole window, computed anew on every call: the window grows to 30 s, then drops
+The output equals the log-mel of the whole window, recomputed on every call: the window grows to 30 s, then drops
 its oldest 10 s; it is mirrored at both ends; from 5 s on it is clipped 8 decades below its loudest bin. Here each
 frame is computed once. The state of a slot depends only on the samples pushed so far, not on how they were divided
 into pushes.

@@ -1,4 +1,4 @@
-"""A stand-in for a worker or the gateway: listens on a port, and behaves as a JSON file says.
+"""A stub of a worker or the gateway: listens on a port, with behaviour set by a JSON file.
 
     python stub_program.py NAME PORT FOLDER
 

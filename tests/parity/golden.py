@@ -1,7 +1,7 @@
 """A golden directory: tensors and manifest by file stem, and the checkpoint that produced them.
 
 Knows the file formats only, each of which may be the plain one or a smaller one of the same content: `.packed` for
-`.safetensors`, `.json.xz` for `.json`. What a tensor means is the stages' business.
+`.safetensors`, `.json.xz` for `.json`. The stages define the meaning of the tensors.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""What files of this folder share: weights that stay as they were loaded, short units, graphs without a GPU, a compiler
-anew.
-"""
+"""Fixtures of this folder: unchanged weights, short units, fake graphs without a GPU, a reset compiler."""
 
 from collections.abc import Iterator
 
@@ -13,7 +11,7 @@ from tests.worker.loop.engines import loaded, short_history_model, short_speech
 
 @pytest.fixture(autouse=True, scope="module")
 def shared_weights_stay_plain() -> Iterator[None]:
-    """A compiled layer hides its class's method; the next file's engines are to be eager."""
+    """Undo compiled layers, which override the method of their class, so that engines of the next file are eager."""
     yield
     _forget_compiled_layers()
 
@@ -35,20 +33,20 @@ def _forget_compiled_layers() -> None:
 
 @pytest.fixture(scope="module")
 def short_units() -> Iterator[None]:
-    """Units of speech in a whole file are short."""
+    """Shorten the speech of all units of a file."""
     with short_speech():
         yield
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
-    """Graphs that are captured, all of them doubles."""
+    """The fake graphs that are captured."""
     return replay_on_cpu(monkeypatch)
 
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    """Nothing that is compiled here is found by the next test."""
+    """Reset the compiler, so that the next test does not reuse its graphs."""
     yield
     _forget_compiled_layers()
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""What a worker loads: torch's compiler where something compiles, and nothing any more once it serves."""
+"""Modules that a worker imports: torch's compiler only if something compiles, and none while it serves."""
 
 import io
 import time

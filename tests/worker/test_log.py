@@ -1,4 +1,4 @@
-"""Log lines: their form, their level, what is quiet, and what ends a thread or the program."""
+"""Log lines: format, levels, silenced loggers, and exceptions that end a thread or the program."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Media files as units: the contents of each second, refused files, and that no process remains."""
+"""Media files as units: the contents of each second, refused files, and the end of all child processes."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ RGB = {"red": (255, 0, 0), "lime": (0, 255, 0), "blue": (0, 0, 255), "white": (2
 
 
 def encode(path: Path, *arguments: str) -> Path:
-    """A file as ffmpeg makes it."""
+    """A file encoded by ffmpeg."""
     command = [media._program(), "-nostdin", "-loglevel", "error", *arguments, "-y", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -34,7 +34,7 @@ def encode(path: Path, *arguments: str) -> Path:
 
 
 def slides(*seconds: float, size: str = "64x48", rate: int = 10) -> list[str]:
-    """Input arguments: one colour after the other, each for so long."""
+    """Input arguments: a sequence of colours with their durations."""
     inputs = [
         f"color={colour}:s={size}:r={rate}:d={d}[{i}]"
         for i, (colour, d) in enumerate(zip(COLOURS, seconds, strict=False))
@@ -63,7 +63,7 @@ def n_samples(units: list[MediaUnit]) -> list[int]:
 
 
 def assert_tone(sound: np.ndarray, what: str) -> None:
-    """440 Hz and nothing else of weight."""
+    """Assert that 440 Hz dominates the spectrum."""
     power = np.abs(np.fft.rfft(sound * np.hanning(len(sound)))) ** 2
     loudest = power.argmax() * RATE / len(sound)
     assert abs(loudest - 440) < 5, f"{what}: expected 440 Hz, got {loudest:.0f}"
@@ -73,7 +73,7 @@ def assert_tone(sound: np.ndarray, what: str) -> None:
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen]]:
-    """All processes that a test starts; at its end none may be left, nor a pipe or a listener of one."""
+    """All processes that a test starts. At its end no process, pipe or thread of them may remain."""
     processes: list[subprocess.Popen] = []
 
     class Noted(subprocess.Popen):
@@ -91,7 +91,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen]]
 
 
 def running(processes: list[subprocess.Popen]) -> list[list[str]]:
-    """Command lines of those that live, or are dead and unburied."""
+    """Command lines of processes without an exit status: running ones and zombies."""
     return [list(process.args) for process in processes if process.returncode is None]
 
 
@@ -121,7 +121,7 @@ def test_decodes_sound_and_video(tmp_path: Path, name: str, codecs: list[str]) -
 
 
 def test_wav_comes_through_unchanged(tmp_path: Path) -> None:
-    """What is 16 kHz mono already: the same samples, as they are in the file."""
+    """A 16 kHz mono file keeps its samples exactly."""
     sound = np.random.default_rng(0).normal(0, 0.2, 40_000).astype(np.float32)
     soundfile.write(tmp_path / "a.wav", sound, RATE, subtype="FLOAT")
     units = read_units(tmp_path / "a.wav")
@@ -206,8 +206,8 @@ def test_frames_keep_the_first_frames_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "expected"), [(1, [1]), (1_599, [1_599]), (16_000, [RATE]), (17_599, [RATE]), (17_600, [RATE, 1_600])]
 )
-def test_codec_padding_is_no_unit(tmp_path: Path, n: int, expected: list[int]) -> None:
-    """Below a tenth of a second, unless there is nothing else."""
+def test_codec_padding_is_not_a_unit(tmp_path: Path, n: int, expected: list[int]) -> None:
+    """A rest of less than 0.1 s is dropped, unless the file has no other sound."""
     soundfile.write(tmp_path / "a.wav", np.full(n, 0.1, np.float32), RATE, subtype="FLOAT")
     assert n_samples(list(read_units(tmp_path / "a.wav"))) == expected
 
@@ -245,7 +245,7 @@ def test_a_failing_consumer_ends_the_processes(clip: Path, started: list[subproc
 
 
 def test_abandoned_iteration_does_not_block_exit(clip: Path, root: Path) -> None:
-    """It goes with the interpreter, when threads stand still and may hold locks."""
+    """The interpreter finalizes it when threads are stopped and may hold locks."""
     code = "import sys; from worker.media import read_units; kept = [iter(read_units(sys.argv[1]))]; next(kept[0])"
     command = [sys.executable, "-c", f"{code}; kept.append(kept); del kept", str(clip)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
@@ -277,8 +277,8 @@ def fake_ffmpeg(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_truncated_files(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that never stops: its units come as they are asked for, and closing ends it."""
+def test_endless_decoder_is_read_lazily(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are decoded on demand, and closing the iterator ends the decoder."""
     script = (
         "if 'framecrc' in sys.argv: sys.exit(print('#media_type 0: audio'))\n"
         "while True: sys.stdout.buffer.write(bytes(64000))"
@@ -344,7 +344,7 @@ def test_prefers_the_systems_ffmpeg_and_reports_its_error(
 
 
 def test_reports_failure_while_decoding(tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that stops after one and a half seconds, with far more to say than a pipe holds."""
+    """A decoder that fails after 1.5 s, with more error output than a pipe holds."""
     script = (
         "if 'framecrc' in sys.argv: sys.exit(print('#media_type 0: audio'))\n"
         "sys.stdout.buffer.write(bytes(96000)); sys.stdout.flush()\n"

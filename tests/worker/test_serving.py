@@ -1,4 +1,4 @@
-"""What a worker process takes from the settings file."""
+"""Settings of a worker process from the settings file."""
 
 import pytest
 import torch

@@ -57,7 +57,7 @@ def resolve_compile(config: EngineConfig, device_type: str) -> EngineConfig:
     return config.model_copy(update={"compile": compile})
 
 
-def wants_kernels(config: CompileConfig, device: torch.device) -> bool:
+def uses_kernels(config: CompileConfig, device: torch.device) -> bool:
     """Whether the project's own kernels run the layers of a model on `device`.
 
     Without CUDA graphs their hundreds of launches are slower than compiled layers.

@@ -26,7 +26,7 @@ from models.token2wav.load.parts import FlowAndHift, load_flow_and_hift
 from models.token2wav.stream.backends import Kernels
 from models.token2wav.stream.region_table import VocoderShapes
 from models.token2wav.stream.vocoder import Vocoder
-from worker.assembly.backend_flags import apply_backend_flags, wants_kernels
+from worker.assembly.backend_flags import apply_backend_flags, uses_kernels
 from worker.assembly.load_times import Loading
 from worker.config.session import FIXED_SET, REFERENCE_SET, REPLY_SET, REPLY_TEXT_SET, EngineConfig
 from worker.loop.language import Language, reply_terminators
@@ -131,10 +131,10 @@ def assemble(
     Args:
         flow_parts: None for an engine without sound.
         shapes, vocoder_shapes: as in `build`.
-        vocoder_kernels: as in `Vocoder`; None: "auto" if `config.compile` wants kernels, else "plain".
+        vocoder_kernels: as in `Vocoder`; None: "auto" if `config.compile` enables kernels, else "plain".
     Raises: SettingsError for too little memory for one session, and for kernels that are not available.
     """
-    by_kernels = wants_kernels(config.compile, model.device)
+    by_kernels = uses_kernels(config.compile, model.device)
     if config.compile.enabled_on(model.device.type):  # the vocoder's modules depend on them
         apply_backend_flags(config.compile, model.device)
     if by_kernels:

@@ -21,7 +21,7 @@ import torch.fx.experimental._config as symbol_config
 from models.graphs.compiler import counters, reset_compiler
 from models.graphs.kernel_support import LoadedKernels
 from models.graphs.region_graphs import RegionTable, compile_counters
-from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, wants_kernels
+from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, uses_kernels
 from worker.assembly.parts import EngineParts
 from worker.compile.graph_compiler import GraphCompiler
 from worker.compile.state import CompileCounts, CompileJob, CompileResult, Progress, TargetPhase, TargetState
@@ -70,7 +70,7 @@ def compile_engine(
 def _run(parts: EngineParts, job: CompileJob) -> None:
     """Compile all targets; repeat it without what failed, until a run ends normally."""
     result = job.result
-    by_kernels, was_emptied = wants_kernels(job.config, parts.model.device), False
+    by_kernels, was_emptied = uses_kernels(job.config, parts.model.device), False
     while True:
         failed = None
         compiler = GraphCompiler(parts.model, _tables(parts), job, _kernel_targets(parts, by_kernels))

@@ -14,7 +14,7 @@ from threading import Thread
 
 import torch
 
-from worker.assembly.backend_flags import wants_kernels
+from worker.assembly.backend_flags import uses_kernels
 from worker.compile.targets import compiles
 from worker.config.compile import CompileConfig
 from worker.config.service import INDUCTOR_VARIABLE
@@ -31,7 +31,7 @@ def prefetch_triton(config: CompileConfig, device: torch.device) -> None:
         with suppress(Exception):
             import_module("triton")
 
-    if wants_kernels(config, device):
+    if uses_kernels(config, device):
         Thread(target=load, name="triton", daemon=True).start()
 
 
@@ -40,7 +40,7 @@ def prefetch_compiler(config: CompileConfig, device: torch.device) -> None:
 
     This takes seconds. Without Triton the compiler has no worker processes.
     """
-    by_kernels = config.targets if wants_kernels(config, device) else ()
+    by_kernels = config.targets if uses_kernels(config, device) else ()
     if not (
         config.enabled_on(device.type) and compiles(config.targets, is_gpu=device.type == "cuda", by_kernels=by_kernels)
     ):

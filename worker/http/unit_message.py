@@ -31,7 +31,7 @@ def result_message(
     Args:
         event: the result.
         clock: the times of its chunk.
-        ends_turn: whether a turn that the client knows of ends with this unit.
+        ends_turn: whether this unit ends a turn that was announced to the client.
         speaks: whether the session produces sound.
         n_parts: partial results that were sent for this unit.
         backlog: chunks that wait after this one.

@@ -223,7 +223,7 @@ class Session:
 
     def reset(self, config: SessionConfig, audio_buffer: AudioBuffer, window: UnitWindow) -> None:
         """Forget everything but the name, the slot, the voice, the phase and the gate."""
-        self.drop_waiting("the session was prepared anew")
+        self.drop_waiting("the session was prepared again")
         self.config, self.audio_buffer, self.window = config, audio_buffer, window
         self.pending, self.frames_waiting, self.text_stream = [], [], None
         self.turn_open = self.interrupt_requested = False

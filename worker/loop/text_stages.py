@@ -77,7 +77,7 @@ class TextStages:
     # --- decode --------------------------------------------------------------------------------
 
     def decode(self, jobs: list[Job]) -> None:
-        """Feed each job's token and sample the next one where its step wants one."""
+        """Feed each job's token and sample the next one if its step requires one."""
         if not jobs:
             return
         past = {job.slot: self._unit_steps.context_len(job.slot) for job in jobs}
@@ -167,13 +167,13 @@ class _Feed(RewindingStage):
 
     def run(self, jobs: list[Job]) -> list[tuple[int, Chosen]]:
         unit_steps = self._batch.unit_steps
-        most, slots, parts, wants = unit_steps.max_prefill_rows, [], [], []
+        most, slots, parts, samples = unit_steps.max_prefill_rows, [], [], []
         for job in jobs:
             assert job.rows is not None
             slots.append(job.slot)
             parts.append(job.rows.cut(0, most))
-            wants.append(len(job.rows) <= most and job.step.sample and job.step.feed is None)
-        chosen = unit_steps.feed(slots, parts, wants)
+            samples.append(len(job.rows) <= most and job.step.sample and job.step.feed is None)
+        chosen = unit_steps.feed(slots, parts, samples)
         return [(len(part), one) for part, one in zip(parts, chosen, strict=True)]
 
 
@@ -181,11 +181,11 @@ class _Decode(RewindingStage):
     """Feeds one token per job. Result: the token sampled after it."""
 
     def run(self, jobs: list[Job]) -> list[Chosen]:
-        slots, ids, places, wants = [], [], [], []
+        slots, ids, places, samples = [], [], [], []
         for job in jobs:
             assert job.step.feed is not None, "decode: expected a step with a token to feed"
             slots.append(job.slot)
             ids.append(job.step.feed)
             places.append(job.step.place)
-            wants.append(job.step.sample)
-        return self._batch.unit_steps.step(slots, ids, places, wants)
+            samples.append(job.step.sample)
+        return self._batch.unit_steps.step(slots, ids, places, samples)

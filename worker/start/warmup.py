@@ -211,7 +211,7 @@ class _Run:
         with named("prepare"):
             session = self._open(config, prompt)
         self.step(4, f"{len(units)} units: prefill, generate, finalize")
-        self._hear(session, units, report)
+        self._run_units(session, units, report)
         if self._engine.n_slots > 1:
             self._burst(units, config, prompt, report)
         self._speak(report)
@@ -223,8 +223,8 @@ class _Run:
         session.prepare()
         return session
 
-    def _hear(self, session: _WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
-        """Run one unit after the other, until the end of a turn."""
+    def _run_units(self, session: _WarmUpSession, units: list[WarmUpUnit], report: WarmUpReport) -> None:
+        """Run units in order, until a turn ends."""
         first, n = time.perf_counter(), len(units)
         for number, unit in enumerate(units, 1):
             with named(f"unit {number} of {n}"):
@@ -234,13 +234,13 @@ class _Run:
                 vis_proc = max(session.send(unit) - aud_proc, 0.0)
                 result = session.result()
             report.add(result, UnitTimes.of(result.times, vis_proc=vis_proc, aud_proc=aud_proc))
-            self._spoke(result, report)
+            self._record_speech(result, report)
             self._log(f"[warmup] {report.line(n, time.perf_counter() - first)}")
             self._progress("units", number, n)
             if result.end_of_turn:
                 break
 
-    def _spoke(self, result: UnitResult, report: WarmUpReport) -> None:
+    def _record_speech(self, result: UnitResult, report: WarmUpReport) -> None:
         """Record which speech stages a unit has run."""
         report.tts_triggered |= result.n_speech_tokens > 0
         self._has_sound |= result.times.sound > 0
@@ -268,7 +268,7 @@ class _Run:
             report.n_burst_units += size
             n_spoken += sum(not result.is_listen for result in results)
             for result in results:
-                self._spoke(result, report)
+                self._record_speech(result, report)
         listed = ", ".join(map(str, sizes))
         self._log(
             f"[warmup] burst: {listed} sessions at once, {report.n_burst_units} units, {n_spoken} of them spoken, "

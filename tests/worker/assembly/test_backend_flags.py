@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, wants_kernels
+from worker.assembly.backend_flags import apply_backend_flags, resolve_compile, uses_kernels
 from worker.assembly.parts import device_type, pick_device
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig
@@ -86,4 +86,4 @@ def test_auto_device_is_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_auto_wants_no_kernels_on_a_cpu() -> None:
-    assert not wants_kernels(CompileConfig(), CPU)
+    assert not uses_kernels(CompileConfig(), CPU)

@@ -1,7 +1,7 @@
 """A small engine for replies, and a reply in a plain loop to compare with.
 
-One bucket per axis, as in `engines`; a text chunk's speech ends after few tokens, and sound costs nothing unless a test
-asks for the real vocoder, so that an answer costs tenths of a second.
+One bucket per axis, as in `engines`. The speech of a text chunk ends after few tokens, and a stub replaces the vocoder
+unless a test uses the real one, so that a reply takes tenths of a second.
 """
 
 from collections import defaultdict

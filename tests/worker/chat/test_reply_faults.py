@@ -1,4 +1,4 @@
-"""Failures of turn-based replies: which sessions they affect, and what is left of the reply."""
+"""Failures of turn-based replies: the affected sessions, and the remaining part of the reply."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -32,7 +32,7 @@ def test_short_prompt_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatc
     fed: list[list[int]] = []
     feed = engine.duplex.feed
     monkeypatch.setattr(
-        engine.duplex, "feed", lambda slots, rows, wants: fed.append([len(r) for r in rows]) or feed(slots, rows, wants)
+        engine.duplex, "feed", lambda slots, rows, *rest: fed.append([len(r) for r in rows]) or feed(slots, rows, *rest)
     )
     engine.ask("long", "word " * 40)
     session = engine.open("unit")

@@ -1,4 +1,4 @@
-"""Doubles for what `compile_engine` works on: a model as if on a GPU, compilers and captures that fail."""
+"""Stubs for tests of `compile_engine`: a model that reports a GPU, failing compilers, failing captures."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
 
 
 class StubModel:
-    """As if on a GPU. refused: why kernels cannot be used, None if they can."""
+    """A model that reports a GPU. refused: error of switching to kernels; None: the switch succeeds."""
 
     device = torch.device("cuda")
 
@@ -24,20 +24,20 @@ class StubModel:
 
 
 def failing(at: int) -> Any:
-    """A backend that fails from the graph numbered `at` on; and how many it was given."""
+    """A backend that raises from graph number `at` on (counted from 0)."""
     given: list[int] = []
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
         given.append(len(given))
         if len(given) > at:
-            raise RuntimeError(f"no code for graph {len(given)}\nand more of it")
+            raise RuntimeError(f"no code for graph {len(given)}\nsecond line")
         return module.forward
 
     return backend
 
 
 def capture_without(monkeypatch: pytest.MonkeyPatch, region: str, error: Exception | None = None) -> None:
-    """Let doubles be captured, but none of this region. error: that it meets; None = memory is short there."""
+    """Replace captures by fake graphs and make those of `region` raise. error: the exception; None: out of memory."""
     error = error or torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2 GiB for {region}")
 
     class Failing(Replayed):

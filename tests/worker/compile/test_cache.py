@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: never trusted blindly, never in the way, and worth its name across processes."""
+"""The compile cache: validation, tolerance of unusable folders, and hits in other processes."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from worker.config.compile import CompileConfig
 
 FACTS = {"device": "card 9.0", "torch": "2.13.0", "model": "m", "settings": "s"}
 KERNELS = {"fxgraph/aa/one": b"graph" * 50, "bb/two.so": b"\x7fELF" * 90}
-# Products, which need no compiler of C++, compiled in a process of their own; prints hits, misses, state and problems.
+# Compiles matrix products, which need no C++ compiler, in a separate process; prints hits, misses, state and problems.
 PROGRAM = """
 import json, sys, torch
 from pathlib import Path
@@ -38,7 +38,7 @@ print(json.dumps([report.hits, report.misses, report.state, report.problems, flo
 
 @pytest.fixture(autouse=True)
 def no_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler is loaded, and artifacts of this test process are ignored."""
+    """Load the compiler, and ignore artifacts of this test process."""
     import torch._inductor
 
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"everything", None))
@@ -52,7 +52,7 @@ def fill(folder: Path) -> None:
 
 
 def recorded(folder: Path, **facts: str) -> CompileCache:
-    """A worker that has compiled everything there."""
+    """A cache with the record of a complete start."""
     cache = CompileCache.open(folder, FACTS | facts)
     fill(folder)
     cache.record(0, 5, 81.0)
@@ -215,7 +215,7 @@ def test_voices_locks_and_pending_files_are_not_kernels(tmp_path: Path) -> None:
 
 
 def marked(folder: Path, number: int) -> Path:
-    """As a start leaves it that is killed before it is over."""
+    """A folder as a killed start leaves it."""
     recorded(folder)
     (folder / "cc").mkdir()
     half = folder / "cc" / "half.so"

@@ -131,9 +131,9 @@ def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
 )
 def test_chooses_kernels_by_settings(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], wanted: bool) -> None:
     config = CompileConfig(**{"enabled": True, **options})
-    assert not backend_flags.wants_kernels(config, torch.device("cpu"))
+    assert not backend_flags.uses_kernels(config, torch.device("cpu"))
     monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: device.type == "cuda")
-    assert backend_flags.wants_kernels(config, torch.device("cuda")) == wanted
+    assert backend_flags.uses_kernels(config, torch.device("cuda")) == wanted
 
 
 def test_kernels_need_one_context_size() -> None:
@@ -170,11 +170,11 @@ def test_engine_has_sizes_for_kernels_and_compiled_layers(monkeypatch: pytest.Mo
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: {})
     config = make_config(compile=CompileConfig(enabled=True))
     for wanted in (True, False):
-        monkeypatch.setattr(building, "wants_kernels", lambda *_, wanted=wanted: wanted)
+        monkeypatch.setattr(building, "uses_kernels", lambda *_, wanted=wanted: wanted)
         parts = building.assemble(*loaded(), config)
         assert (parts.compiled_shapes is not None) == (parts.compiled_vocoder_shapes is not None) == wanted
         assert parts.vocoder.shapes.speech_tokens[:2] == (10, 25) and len(parts.vocoder.shapes.columns) > 1
-    monkeypatch.setattr(building, "wants_kernels", lambda *_: True)
+    monkeypatch.setattr(building, "uses_kernels", lambda *_: True)
     assert SmallEngine().parts.compiled_shapes is None, "expected the given sizes to stay"
 
 
@@ -206,7 +206,7 @@ def engine_with_vocoder_kernels(
 
     monkeypatch.setattr(vocoders, "flow_backend", flow_backend)
     monkeypatch.setattr(vocoders, "hift_backend", hift_backend)
-    with mock.patch.multiple(building, wants_kernels=lambda *_: True, _use_kernels=lambda *_: None):
+    with mock.patch.multiple(building, uses_kernels=lambda *_: True, _use_kernels=lambda *_: None):
         engine = SmallEngine()
     assert engine.vocoder.regions.kernels == set(regions)
     return engine
@@ -345,7 +345,7 @@ def test_vocoder_uses_kernels_as_the_model_does(
         happened.append(more["kernels"])
         return Vocoder(*given, **more)
 
-    monkeypatch.setattr(building, "wants_kernels", lambda *_: wanted)
+    monkeypatch.setattr(building, "uses_kernels", lambda *_: wanted)
     monkeypatch.setattr(building, "_use_kernels", lambda model: None)
     monkeypatch.setattr(building, "apply_backend_flags", lambda *_: happened.append("backend_flags"))
     monkeypatch.setattr(building, "Vocoder", make)

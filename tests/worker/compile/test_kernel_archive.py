@@ -1,4 +1,4 @@
-"""Kernels of one folder as a file, and from the file into another folder, where Triton finds them."""
+"""The kernel archive: pack the kernels of a folder, and unpack them into another folder, where Triton finds them."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def torch_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(folder: Path) -> list[str]:
-    """A kernel as Triton keeps it, and something of torch's beside it."""
+    """A folder with a kernel in Triton's layout and a file of torch."""
     kernel = folder / "triton/0/KEY"
     kernel.mkdir(parents=True)
     (kernel / "step.cubin").write_bytes(b"code")
@@ -59,7 +59,7 @@ def test_keeps_existing_files(tmp_path: Path) -> None:
 
 
 def test_includes_torchs_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._inductor  # where it is not loaded, nothing was compiled, and torch is not asked
+    import torch._inductor  # `pack` calls torch only if this module is loaded
 
     loaded: list[bytes] = []
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"graphs", None))
@@ -110,7 +110,7 @@ def doubles(source, target, BLOCK):
 
 
 def test_triton_finds_kernels_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its compiler needs no GPU: what it makes for one in a folder, it reads in the other."""
+    """Triton compiles without a GPU: the kernel compiled in one folder is a cache hit in the other."""
     triton = pytest.importorskip("triton")
     from triton.backends import backends
     from triton.backends.compiler import GPUTarget
@@ -119,10 +119,10 @@ def test_triton_finds_kernels_in_another_folder(tmp_path: Path, monkeypatch: pyt
 
     if "nvidia" not in backends:
         pytest.skip("this Triton does not compile for NVIDIA's GPUs")
-    heard: list[bool] = []
+    hits: list[bool] = []
 
     def listener(*, cache_hit: bool, **_: object) -> None:
-        heard.append(cache_hit)
+        hits.append(cache_hit)
 
     monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
 
@@ -140,7 +140,7 @@ def test_triton_finds_kernels_in_another_folder(tmp_path: Path, monkeypatch: pyt
         if path.is_file():
             path.unlink()
     made_in(new)
-    assert heard == [False, True], f"expected one to be made, then one to be read, got {heard}"
+    assert hits == [False, True], f"expected a miss, then a hit, got {hits}"
 
 
 def test_counts_built_and_cached_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What begins before its turn: stages side by side, and one folder for kernels of both kinds."""
+"""The compile prefetch: parallel stages, and one folder for the kernels of torch and of Triton."""
 
 import os
 import threading
@@ -58,7 +58,7 @@ def test_prefetches_triton_if_kernels_run(wanted: bool, monkeypatch: pytest.Monk
         done.set()
         raise ImportError(name)
 
-    monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: wanted)
+    monkeypatch.setattr(head_start, "uses_kernels", lambda config, device: wanted)
     monkeypatch.setattr(head_start, "import_module", load)
     prefetch_triton(CompileConfig(enabled=True), GPU)
     assert not wanted or done.wait(10)
@@ -82,7 +82,7 @@ def test_ignores_a_compiler_that_does_not_start() -> None:
 def test_prefetches_the_compiler_if_something_compiles(
     config: CompileConfig, kernels: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_start, "wants_kernels", lambda config, device: kernels)
+    monkeypatch.setattr(head_start, "uses_kernels", lambda config, device: kernels)
     with mock.patch("torch._inductor.async_compile.maybe_warm_pool") as started:
         prefetch_compiler(config, GPU)
     assert started.called == expected

@@ -73,10 +73,10 @@ def test_an_error_of_the_thread_fails_every_session() -> None:
         mock.patch.object(duplex, "rewind", side_effect=RuntimeError("no way back")),
     ):
         with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
-            asked = [talkers[0].send(1), talkers[1].handle.pause()]
+            commands = [talkers[0].send(1), talkers[1].handle.pause()]
         engine._thread.join(PATIENCE_S)
     assert not engine._thread.is_alive(), "expected the thread to have ended"
-    for one in asked:
+    for one in commands:
         assert isinstance(one.exception(5), EngineError | type(None)), one.exception(5)
     for talker in talkers:
         (failure,) = [event for event in talker.wait() if isinstance(event, Failure)]

@@ -28,7 +28,7 @@ WINDOW = WindowConfig(mode="basic", high_tokens=80, low_tokens=50)
 
 def one_session(*, wanted: bool = True, **options: Any) -> SmallEngine:
     """wanted: build as if kernels were supported; the layers still run as plain modules."""
-    with mock.patch.multiple(building, wants_kernels=lambda *_: wanted, _use_kernels=lambda *_: None):
+    with mock.patch.multiple(building, uses_kernels=lambda *_: wanted, _use_kernels=lambda *_: None):
         return SmallEngine(make_config(n_slots=1), **options)
 
 

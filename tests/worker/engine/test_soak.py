@@ -1,6 +1,6 @@
-"""Long conversations: what they cost does not grow, and nothing is kept of what is over.
+"""Long conversations: constant time and memory per unit, and no references to closed sessions.
 
-`benchmarks/soak.py` is the same over a quarter of an hour, with the clock.
+`benchmarks/soak.py` does the same in real time for a quarter of an hour.
 """
 
 import gc

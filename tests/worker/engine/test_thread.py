@@ -86,9 +86,15 @@ def test_commands_run_in_order(engine: Engine, turnstile: Turnstile) -> None:
     talker = Talker(engine, "talker")
     with turnstile.holding("talker", lambda: talker.send(0)):
         kept = talker.send(1)
-        asked = [talker.handle.pause(), talker.send(2), talker.handle.pause(), talker.handle.resume(), talker.send(3)]
+        commands = [
+            talker.handle.pause(),
+            talker.send(2),
+            talker.handle.pause(),
+            talker.handle.resume(),
+            talker.send(3),
+        ]
     assert kept.result(PATIENCE_S) is None
-    kinds = [type(one.exception(PATIENCE_S)) for one in asked]
+    kinds = [type(one.exception(PATIENCE_S)) for one in commands]
     assert kinds == [type(None), OrderError, OrderError, type(None), type(None)], f"got {kinds}"
     indexes = [event.index for event in talker.wait(3) if isinstance(event, UnitResult)]
     assert indexes == [1, 2, 3], f"expected units 1 to 3, got {indexes}"
@@ -174,11 +180,11 @@ def test_many_calling_threads(engine: Engine) -> None:
 
 def test_receiver_may_submit_commands(engine: Engine) -> None:
     """A command submitted from the engine thread, within an event, runs like any other."""
-    done, asked = threading.Event(), []
+    done, commands = threading.Event(), []
 
     def emit(event: Event) -> None:
         if isinstance(event, UnitResult) and event.index < 3:
-            asked.append(handle.send(make_sound(event.index)))
+            commands.append(handle.send(make_sound(event.index)))
         elif isinstance(event, UnitResult):
             done.set()
 
@@ -186,7 +192,7 @@ def test_receiver_may_submit_commands(engine: Engine) -> None:
     handle.prepare(make_prompt()).result(PATIENCE_S)
     handle.send(make_sound(0))
     assert done.wait(PATIENCE_S), "expected three units"
-    assert [one.result(PATIENCE_S) for one in asked] == [None, None]
+    assert [one.result(PATIENCE_S) for one in commands] == [None, None]
     handle.close().result(PATIENCE_S)
 
 

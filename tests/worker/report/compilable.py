@@ -1,4 +1,4 @@
-"""Small modules, each with one habit that torch.compile has trouble with, and how `worker.report` gets them."""
+"""Small modules, each with one construct that torch.compile handles badly, and their factories for `worker.report`."""
 
 from typing import Any, ClassVar
 
@@ -30,14 +30,14 @@ class Prints(nn.Module):
 
 
 class PicksByValue(nn.Module):
-    """Its output's shape is in the data."""
+    """The shape of the output depends on the data."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[x > 0].sum()
 
 
 class PrintsInLoop(nn.Module):
-    """Not to be resumed after a break: the whole function stays eager."""
+    """A graph break that cannot be resumed: the whole function stays eager."""
 
     def forward(self, x: Tensor) -> Tensor:
         for number in range(2):
@@ -47,7 +47,7 @@ class PrintsInLoop(nn.Module):
 
 
 class ListCache(nn.Module):
-    """A cache that counts its rows in a Python list: each length is a graph of its own."""
+    """A cache that counts its rows in a Python list, so that each length has a separate graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ListCache(nn.Module):
 
 
 class BufferCache(nn.Module):
-    """The same as it should be, with outputs of several kinds by name."""
+    """A compilable cache in buffers, with named outputs of several types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Dropout(nn.Module):
 
 
 class Unsteady(nn.Module):
-    """Says something else at each call, whatever the seed: its state belongs to the class, which is not copied."""
+    """Returns different values at each call with any seed: its state belongs to the class, which is not copied."""
 
     count: ClassVar[list[int]] = [0]
 
@@ -105,7 +105,7 @@ class WrongShape(nn.Module):
 
 
 def rows(*counts: int, width: int = 4) -> list[Inputs]:
-    """One set of inputs for each count of rows."""
+    """One set of inputs per number of rows."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(n, width, generator=generator),) for n in counts]
 

@@ -1,4 +1,4 @@
-"""`python -m worker.report`: a worker's report fetched, a module's or a checkpoint's made; errors of one line."""
+"""`python -m worker.report`: fetches the report of a worker, makes that of a module or checkpoint; one-line errors."""
 
 import contextlib
 import socket
@@ -20,7 +20,7 @@ PLAIN = "tests.worker.report.compilable"
 
 @contextlib.contextmanager
 def served(body: bytes, status: int = 200) -> Iterator[str]:
-    """A worker that answers so at `/compile_report` and has nothing else. Gives: its address."""
+    """A server with this answer at `/compile_report` only. Yields: its address."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

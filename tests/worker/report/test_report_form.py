@@ -1,4 +1,4 @@
-"""The compile report as JSON and as a table: what was not measured is a dash, what is wrong is named."""
+"""The compile report as JSON and as a table: dashes for missing measurements, and the names of problems."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Values compared, copied and repeated as the report does it."""
+"""The report's comparison, copies and repeated runs of values."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

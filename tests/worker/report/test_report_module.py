@@ -1,4 +1,4 @@
-"""Any module's report: known traps of torch.compile are named, and the process is left as it was."""
+"""Reports of arbitrary modules: they name known problems of torch.compile, and the process state does not change."""
 
 import logging
 import time
@@ -26,7 +26,7 @@ def forgotten() -> None:
 
 
 def report_on(module: nn.Module, inputs: Any = None, **options: Any) -> CompileReport:
-    """Without Inductor, whose kernels are no matter here and take seconds each."""
+    """A report without Inductor, whose kernels these tests do not need."""
     return module_report(
         module, rows(3, 5) if inputs is None else inputs, **{"backend": "aot_eager", "runs": 5, **options}
     )

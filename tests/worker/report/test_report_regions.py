@@ -1,4 +1,4 @@
-"""The regions' report: compiled, from equal state, on slots that are empty again afterwards."""
+"""The report of regions: compiled and eager runs start from equal state, and the slots are reset afterwards."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def row_of(report: CompileReport, name: str) -> Row:
 
 
 def slanted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    """A backend whose floating numbers are off, the last columns most: what all share, a norm would take out."""
+    """A backend with an error that grows with the column, since a norm would remove a constant error."""
 
     def off(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -54,7 +54,7 @@ def slanted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
 
 
 def contents(parts: EngineParts) -> list[Tensor]:
-    """Everything in slots of sessions; of the vocoder what a session could see."""
+    """All slot tensors of sessions, and the vocoder state that a session can read."""
     state, vocoder = parts.duplex.runner.state, parts.vocoder
     held = [tensor[: state.n_slots].clone() for tensor in state.tensors()]
     tables = (vocoder.state.token_table, vocoder.state.mel_table, vocoder.state.dit_table)
@@ -97,7 +97,7 @@ def test_a_difference_is_a_problem():
 
 
 def test_a_difference_in_slot_contents_is_a_problem(monkeypatch: pytest.MonkeyPatch):
-    """`begin` returns nothing: all that it does is in the slots."""
+    """`begin` returns nothing and only writes to slots."""
     parts, config = make(CompileConfig(enabled=True, targets=("token2wav.flow",)))
     table = parts.vocoder.regions
     monkeypatch.setattr(region_module, "_is_compiled", lambda *_: True)
@@ -162,7 +162,7 @@ def test_start_report_has_no_measurements():
 
 
 def test_start_report_has_graphs_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    """What was captured, at which sizes and at what cost, and why the rest was not: no problems, either of them."""
+    """Sizes and cost of captured regions, and the reason for uncaptured ones. Neither is a problem."""
     parts, config = make(CompileConfig(enabled=True, targets=("vpm",)))
     result = compile_engine(parts, config, backend="eager")
     result.regions = {
@@ -219,16 +219,16 @@ def test_reports_targets_and_regions_of_a_checkpoint(monkeypatch: pytest.MonkeyP
 
 
 def test_compares_nonempty_slots():
-    """Each region says something; those that only write have slots that hold something."""
+    """Each region returns nonzero values, or only writes to slots, which then have nonzero content."""
     parts, _ = make(CompileConfig())
     silent = set()
     for table, slots, region in region_module._chosen(parts, None):
         bucket = next(iter(region.buckets(table.shapes)))
         trial = region_module.Trial.of(table, slots, region, bucket, region.variants[0])
-        said, held = trial.observed(trial.eager)
-        if not any(isinstance(leaf, Tensor) and bool(leaf.any()) for _, leaf in measures.leaves(said)):
+        outputs, slot_tensors = trial.observed(trial.eager)
+        if not any(isinstance(leaf, Tensor) and bool(leaf.any()) for _, leaf in measures.leaves(outputs)):
             silent.add(region.name)
-            assert any(bool(tensor.any()) for tensor in held), f"{region.name}: expected slots that hold something"
+            assert any(bool(tensor.any()) for tensor in slot_tensors), f"{region.name}: expected nonzero slots"
     assert silent == {"audio_overlap", "llm_evict", "begin"}, f"expected those that return nothing, got {silent}"
 
 

@@ -1,4 +1,4 @@
-"""The first conversation: six steps, a line for each unit, and an engine that is none the wiser."""
+"""The warm-up conversation: six steps, a line for each unit, and no effect on later sessions."""
 
 import queue
 import re
@@ -66,7 +66,7 @@ def make_engine(observer: Any = None, n_slots: int = 2, **settings_: Any) -> Eng
 
 
 def warm(engine: Engine, n: int = 3, **given: Any) -> tuple[WarmUpReport, list[str]]:
-    """Returns: the report and the lines."""
+    """Run the warm-up. Returns: its report and log lines."""
     lines: list[str] = []
     media = given.pop("media", MEDIA)
     report = warm_up(engine, media, voice=lambda sound: voice(0), log=lines.append, max_units=n, **given)
@@ -74,7 +74,7 @@ def warm(engine: Engine, n: int = 3, **given: Any) -> tuple[WarmUpReport, list[s
 
 
 def chat(engine: Engine, seed: int | None, n: int = 3) -> list[Event]:
-    """A client's session: events of `n` units with a voice of its own."""
+    """The events of `n` units of a client's session with another voice."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     handle = engine.open("client", TALKING.model_copy(update={"seed": seed}), events.put).result(PATIENCE_S)
     handle.prepare(make_prompt(ref=1, speaker=1)).result(PATIENCE_S)
@@ -93,7 +93,7 @@ def outcomes(events: Sequence[Event]) -> list[Event]:
 
 
 def assert_clean(engine: Engine) -> None:
-    """No session is left, in the tensors of its slot neither."""
+    """Assert that no session is open and that all slots are reset."""
     parts = engine.parts
     assert engine.n_free() == parts.n_slots, f"slots free: expected {parts.n_slots}, got {engine.n_free()}"
     assert parts.vocoder.n_free == parts.n_slots, f"vocoder slots free: got {parts.vocoder.n_free}"
@@ -101,11 +101,11 @@ def assert_clean(engine: Engine) -> None:
     assert engine.mark_sessions().result(PATIENCE_S) == (0, {}), "expected nothing remembered of the warm-up"
 
 
-# --- what it does --------------------------------------------------------------------------------
+# --- steps ---------------------------------------------------------------------------------------
 
 
 def test_steps_and_lines() -> None:
-    """All six steps in order, a line of exactly these keys for each unit, and a report that says the same."""
+    """All six steps run in order. Each unit has a line with exactly these keys. The report has the same values."""
     reported: list[tuple[str, int, int]] = []
     with make_engine(Director(listen=0.8, turn_end=0.0)) as engine:
         with mock.patch.object(ImageCutter, "cut", autospec=True, side_effect=ImageCutter.cut) as cut:
@@ -174,8 +174,8 @@ def test_burst_runs_once_if_every_size_is_captured() -> None:
     assert report.n_burst_units == 3 and "burst: 3 sessions at once" in line, line
 
 
-def test_a_file_longer_than_the_context() -> None:
-    """Where nothing leaves the context: it is begun anew, for a worker that could serve short sessions must start."""
+def test_file_longer_than_the_context() -> None:
+    """Without eviction a full context is started again, so that a worker for short sessions still starts."""
     session = TALKING.model_copy(update={"window": WindowConfig(mode="off"), "generate_audio": False})
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
         feed, held = engine.parts.duplex.feed, []
@@ -193,7 +193,7 @@ def test_a_file_longer_than_the_context() -> None:
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["listens only", "writes only"])
 def test_runs_speech_regions_if_no_unit_spoke(speaks: bool) -> None:
-    """On scratch slots: no session sees any of it."""
+    """They run on scratch slots, which no session uses."""
     session = TALKING.model_copy(update={"generate_audio": speaks})
     with make_engine(Director(listen=1.0 if speaks else 0.0), session=session) as engine:
         parts = engine.parts
@@ -217,11 +217,11 @@ def test_does_not_speak_without_a_reference_voice() -> None:
     assert report.fallback_used and not report.tts_triggered and "SPEAK" in report.decisions
 
 
-# --- what it leaves ------------------------------------------------------------------------------
+# --- effect on others ------------------------------------------------------------------------------
 
 
 def test_leaves_later_sessions_unchanged() -> None:
-    """With a seed of their own and without, after few units and many, every sample and id."""
+    """All ids and samples are equal, with and without a seed, after few and after many units."""
     by_warmups: dict[int, list[list[Event]]] = {}
     for n in (0, 3, 10):
         with make_engine(Director(listen=0.3), snapshots=2) as engine:
@@ -250,7 +250,7 @@ def test_counts_graphs_that_compile_meanwhile() -> None:
 
 
 def test_compiled_engine_compiles_nothing_more() -> None:
-    """Units of every kind, alone and together, find each graph that they need."""
+    """Units of every kind, alone and concurrent, use existing graphs only."""
     with make_engine(Director(listen=0.4, turn_end=0.0)) as engine:
         compiled = CompileConfig(enabled=True, targets=("llm.model", "apm", "tts.model"))
         config = engine.config.model_copy(update={"compile": compiled})
@@ -325,7 +325,7 @@ def test_unfit_video_is_refused_with_a_remedy(tmp_path: Path, kind: str) -> None
 
 
 def test_uses_the_engines_config() -> None:
-    """Its sessions' settings are the warm-up's, but for the seed."""
+    """The warm-up uses the session settings of the engine, except the seed."""
     session = TALKING.model_copy(update={"force_listen_count": 2})
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
         report, _ = warm(engine, 4)

@@ -158,7 +158,7 @@ def test_new_turn_does_not_depend_on_the_last_one(compat: str | None, ends: bool
 
 
 def test_without_begin_turn_the_flow_keeps_its_context(vocoder: Vocoder):
-    """Tokens after the end continue the turn in the flow, but their sound starts anew."""
+    """Tokens after the end continue the turn in the flow, but their sound starts from a fresh state."""
     session, speech_tokens = vocoder.open(make_voice()), make_tokens(1, 20)
     (first,), (second,) = (speak_turn(vocoder, session, speech_tokens, []) for _ in range(2))
     assert len(first) == len(second)
