@@ -189,6 +189,12 @@ async def scripted_worker(script: WorkerScript, slots: int = 4, redirect: str | 
         yield server.sockets[0].getsockname()[1]
 
 
+async def echo(connection: ServerConnection) -> None:
+    """A worker script that returns every message unchanged."""
+    async for message in connection:
+        await connection.send(message)
+
+
 async def wait_until(holds: Callable[[], Any], what: str, seconds: float = SOON_S) -> None:
     """Poll until `holds` returns a true value."""
     end = time.monotonic() + seconds

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.models.graphs.fake_captures import Replayed, replay_on_cpu
+from tests.worker.chat.reply_engine import make_parts
 from tests.worker.loop.engines import loaded, short_history_model, short_speech
+from worker.assembly.parts import EngineParts
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,6 +38,12 @@ def short_units() -> Iterator[None]:
     """Shorten the speech of all units of a file."""
     with short_speech():
         yield
+
+
+@pytest.fixture(scope="module")
+def parts() -> EngineParts:
+    """Model, vocoder and slots for replies."""
+    return make_parts()
 
 
 @pytest.fixture

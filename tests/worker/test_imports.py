@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.worker.http.client_scripts import ALOUD, base64_of, chunk
-from tests.worker.http.processes import ScriptedClient, WorkerProcess, running
+from tests.worker.http.processes import WorkerProcess, running
+from tests.worker.http.scripted_client import ScriptedClient
 from worker.config.service import ROOT
 from worker.protocol.messages import Error, Result
 from worker.start.voices import ReferenceSound

@@ -75,22 +75,22 @@ class Conversation:
     ):
         self.engine, self.name, self.clock = engine, name, Clock()
         self.events = engine.events[name]
-        self.talk = HalfDuplex(engine.reader, config, self.events.append, clock=self.clock)
+        self.half_duplex = HalfDuplex(engine.reader, config, self.events.append, clock=self.clock)
         prompt = engine.reader.read(
             [{"role": "system", "content": list(system)}], reply_config.PromptOptions(add_generation_prompt=False)
         )
         self.session = engine.answers.converse(
-            name, engine.reader.cut(prompt), config, self.talk.forward, voice=voice(0)
+            name, engine.reader.cut(prompt), config, self.half_duplex.forward, voice=voice(0)
         )
         self.slot = self.session.slot
-        self.talk.begin(DirectPort(engine, self.session))
+        self.half_duplex.begin(DirectPort(engine, self.session))
         self.clock.now += 1
 
     def push(self, wave: np.ndarray, *, pause: int = PAUSE) -> None:
         """Push a sentence and a pause in pieces, as a client does; the engine does not run meanwhile."""
         wave = np.concatenate((wave, np.zeros(pause, np.float32)))
         for start in range(0, len(wave), CHUNK):
-            self.talk.push(wave[start : start + CHUNK])
+            self.half_duplex.push(wave[start : start + CHUNK])
 
     def say(self, wave: np.ndarray) -> ReplyResult | Failure:
         """Push, then run the engine until the answer is over. Returns: the outcome."""
@@ -136,9 +136,9 @@ def record_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) ->
     return waves
 
 
-def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> None:
+def assert_context(conversation: Conversation, parts: Sequence[str | np.ndarray]) -> None:
     """Assert that the slot holds what one prefill of text and sound gives."""
-    engine, runner = talk.engine, talk.engine.duplex.runner
+    engine, runner = conversation.engine, conversation.engine.duplex.runner
     ids: list[int] = []
     media: list[tuple[int, torch.Tensor]] = []
     for part in parts:
@@ -150,9 +150,9 @@ def assert_context(talk: Conversation, parts: Sequence[str | np.ndarray]) -> Non
             ids += [engine.language.special.audio_start, *[0] * n, engine.language.special.audio_end]
             media.append((len(ids) - 1 - n, rows[:n]))
             rows = rows[n:]
-    assert talk.n_rows == len(ids), f"rows: expected {len(ids)}, got {talk.n_rows}"
+    assert conversation.n_rows == len(ids), f"rows: expected {len(ids)}, got {conversation.n_rows}"
     with engine.duplex.lease() as slot:
         engine.duplex.feed([slot], [Rows.mixed(ids, media)], [False])
         expected = rows_of(runner, slot)
-    for number, (got, one) in enumerate(zip(rows_of(runner, talk.slot), expected, strict=True)):
+    for number, (got, one) in enumerate(zip(rows_of(runner, conversation.slot), expected, strict=True)):
         assert_close(got, one, 1e-4, f"tensor {number}")

@@ -16,11 +16,10 @@ from tests.worker.chat.half_duplex_driver import (
     PAUSE,
     Conversation,
     assert_context,
-    load,
     record_segments,
     script,
 )
-from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, make_parts, rows_of, short_chunks
+from tests.worker.chat.reply_engine import LLM_LEN, SPOKEN, AnsweringEngine, rows_of, short_chunks
 from tests.worker.loop.engines import assert_same_events, make_config, voice
 from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
@@ -34,11 +33,6 @@ WRITING = CONFIG.model_copy(update={"reply": SPOKEN.model_copy(update={"speak": 
 THOUGHT = "<think>\n\n</think>\n\n"
 
 
-@pytest.fixture(scope="module")
-def parts() -> EngineParts:
-    return make_parts()
-
-
 @pytest.fixture
 def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringEngine]:
     # A slot of the small engine has no room for a round of 30 s.
@@ -50,16 +44,6 @@ def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
     assert engine.n_free == (3, 3), f"slots: expected all free afterwards, got {engine.n_free}"
 
 
-@pytest.fixture(scope="module")
-def greeting(root: Any) -> np.ndarray:
-    return load(root, "greeting")
-
-
-@pytest.fixture(scope="module")
-def question(root: Any) -> np.ndarray:
-    return load(root, "question")
-
-
 def without_partials(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, PartialResult)]
 
@@ -68,11 +52,11 @@ def without_partials(events: Sequence[Event]) -> list[Event]:
 
 
 def test_answers_speech(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> None:
-    talk = Conversation(engine)
+    conversation = Conversation(engine)
     script(engine, "xx", "yyy")
     for number, (wave, answer) in enumerate(((greeting, "xx"), (question, "yyy")), start=1):
-        result = talk.say(wave)
-        began, ended, generating, prefilled, *pieces = talk.engine.take("talk")
+        result = conversation.say(wave)
+        began, ended, generating, prefilled, *pieces = conversation.engine.take("talk")
         assert (began, ended) == (VoiceState("talk", True), VoiceState("talk", False))
         assert abs(generating.speech_ms - (len(wave) - 4_000) / 16 - 512) < 250, f"got {generating}"
         assert isinstance(prefilled, Prefilled) and pieces[-1] is result
@@ -84,46 +68,46 @@ def test_answers_speech(engine: AnsweringEngine, greeting: np.ndarray, question:
 
 
 def test_answer_starts_when_the_segment_ends(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine)
-    talk.push(greeting, pause=4_000)
-    assert without_partials(talk.events) == [VoiceState("talk", True)]
-    talk.talk.push(np.zeros(CHUNK, np.float32))
-    assert [type(event) for event in talk.events[1:]] == [VoiceState, Generating]
+    conversation = Conversation(engine)
+    conversation.push(greeting, pause=4_000)
+    assert without_partials(conversation.events) == [VoiceState("talk", True)]
+    conversation.half_duplex.push(np.zeros(CHUNK, np.float32))
+    assert [type(event) for event in conversation.events[1:]] == [VoiceState, Generating]
     assert engine.loop.is_idle is False
 
 
 def test_drops_sound_while_an_answer_is_made(
     engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray
 ) -> None:
-    talk = Conversation(engine)
+    conversation = Conversation(engine)
     script(engine, "x" * 9, "y")
-    talk.push(greeting)
+    conversation.push(greeting)
     engine.step()
-    n_before = len(without_partials(talk.events))
-    talk.push(question)
-    assert len(without_partials(talk.events)) == n_before, "expected no events for sound that was dropped"
+    n_before = len(without_partials(conversation.events))
+    conversation.push(question)
+    assert len(without_partials(conversation.events)) == n_before, "expected no events for sound that was dropped"
     engine.settle()
-    assert talk.events[-1].text == "x" * 9
-    n_before = len(talk.events)
-    talk.talk.push(np.zeros(32_000, np.float32))
-    assert len(talk.events) == n_before, "expected no segment from sound that was dropped"
-    assert talk.say(question).text == "y"
+    assert conversation.events[-1].text == "x" * 9
+    n_before = len(conversation.events)
+    conversation.half_duplex.push(np.zeros(32_000, np.float32))
+    assert len(conversation.events) == n_before, "expected no segment from sound that was dropped"
+    assert conversation.say(question).text == "y"
 
 
 def test_drops_sound_right_after_the_start(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine)
-    talk.clock.now -= 1 - 0.49
-    talk.push(greeting)
-    assert talk.events == []
-    talk.clock.now += 0.02
-    talk.push(greeting)
-    assert talk.events[0] == VoiceState("talk", True)
+    conversation = Conversation(engine)
+    conversation.clock.now -= 1 - 0.49
+    conversation.push(greeting)
+    assert conversation.events == []
+    conversation.clock.now += 0.02
+    conversation.push(greeting)
+    assert conversation.events[0] == VoiceState("talk", True)
 
 
 def test_does_not_answer_short_segments(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine, config=CONFIG.model_copy(update={"min_speech_ms": 10_000}))
-    talk.push(greeting)
-    assert talk.events == [VoiceState("talk", True), VoiceState("talk", False)]
+    conversation = Conversation(engine, config=CONFIG.model_copy(update={"min_speech_ms": 10_000}))
+    conversation.push(greeting)
+    assert conversation.events == [VoiceState("talk", True), VoiceState("talk", False)]
     assert engine.loop.is_idle
 
 
@@ -133,26 +117,26 @@ def test_segments_of_one_push_get_one_answer(
 ) -> None:
     """The public implementation answers only the last sentence of a push."""
     reply = SPOKEN.model_copy(update={"compat": compat})
-    talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
+    conversation = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
     pause = np.zeros(PAUSE, np.float32)
-    talk.talk.push(np.concatenate((greeting, pause, question, pause, greeting)))
-    *states, generating = talk.events
+    conversation.half_duplex.push(np.concatenate((greeting, pause, question, pause, greeting)))
+    *states, generating = conversation.events
     assert states == [VoiceState("talk", on) for on in (True, False) * 3], "expected the open segment to end"
     both = len(greeting) + len(question) - 8_000
     expected = (both if compat == "fixed" else len(question) - 4_000) / 16
     n = 2 if compat == "fixed" else 1
     assert abs(generating.speech_ms - expected - n * 512) < n * 250, f"expected about {expected} ms, got {generating}"
     engine.settle()
-    n_events = len(talk.events)
-    talk.talk.push(np.zeros(2 * PAUSE, np.float32))
-    assert len(talk.events) == n_events, "expected the open segment to be dropped"
+    n_events = len(conversation.events)
+    conversation.half_duplex.push(np.zeros(2 * PAUSE, np.float32))
+    assert len(conversation.events) == n_events, "expected the open segment to be dropped"
 
 
 def test_refuses_invalid_sound(engine: AnsweringEngine) -> None:
-    talk = Conversation(engine)
+    conversation = Conversation(engine)
     for invalid in (np.zeros(0, np.float32), np.full(99, np.nan, np.float32), np.zeros(99, np.int16)):
         with pytest.raises(AudioError):
-            talk.talk.push(invalid)
+            conversation.half_duplex.push(invalid)
 
 
 # --- context -----------------------------------------------------------------------------------
@@ -168,53 +152,53 @@ def test_context_after_several_rounds(
 ) -> None:
     waves = record_segments(engine, monkeypatch)
     reply = SPOKEN.model_copy(update={"enable_thinking": thinks})
-    talk = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
+    conversation = Conversation(engine, config=CONFIG.model_copy(update={"reply": reply}))
     script(engine, "abc", "x" * 12 + "yz", end="<|im_end|>")
-    n_system = talk.n_rows
-    talk.say(greeting)
-    n_first = talk.n_rows - n_system
-    assert talk.say(question).stopped == "length"
+    n_system = conversation.n_rows
+    conversation.say(greeting)
+    n_first = conversation.n_rows - n_system
+    assert conversation.say(question).stopped == "length"
     n_closed = n_first + len(engine.language.tokenizer.encode("<|im_end|>\n"))
-    assert talk.session.rounds.rounds[1].n_rows == n_closed, "expected a round to include its end marks"
+    assert conversation.session.rounds.rounds[1].n_rows == n_closed, "expected a round to include its end marks"
     opened = f"<|im_end|>\n<|im_start|>assistant\n{'' if thinks else THOUGHT}<|tts_bos|>"
     context = ["<|im_start|>system\nYou are kind.<|im_end|>\n", "<|im_start|>user\n", waves[0], opened, "abc"]
     context += ["<|im_end|>\n<|im_start|>user\n", waves[1], opened, "x" * 12]
-    assert_context(talk, context)
+    assert_context(conversation, context)
     script(engine, "")
-    talk.say(greeting)
+    conversation.say(greeting)
     context += ["<|tts_eos|><|im_end|>\n<|im_start|>user\n", waves[2], opened]
-    assert_context(talk, context)
-    assert talk.session.rounds.length == talk.n_rows
+    assert_context(conversation, context)
+    assert conversation.session.rounds.length == conversation.n_rows
 
 
 def test_interrupted_answer_stays_in_the_context(
     engine: AnsweringEngine, greeting: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waves = record_segments(engine, monkeypatch)
-    talk = Conversation(engine)
+    conversation = Conversation(engine)
     script(engine, "x" * 9)
-    talk.push(greeting)
-    while sum(bool(event.text) for event in talk.events if isinstance(event, PartialResult)) < 4:
+    conversation.push(greeting)
+    while sum(bool(event.text) for event in conversation.events if isinstance(event, PartialResult)) < 4:
         engine.step()
-    talk.talk.break_speech()
+    conversation.half_duplex.break_speech()
     engine.settle()
-    talk.check()
-    result = talk.events[-1]
+    conversation.check()
+    result = conversation.events[-1]
     n = len(result.text)
     assert (result.stopped, result.text) == ("interrupted", "x" * n) and 4 <= n < 9
     script(engine, "y")
-    talk.say(greeting)
+    conversation.say(greeting)
     opened = f"<|im_end|>\n<|im_start|>assistant\n{THOUGHT}<|tts_bos|>"
     context = ["<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n", waves[0], opened, "x" * n]
     context += ["<|tts_eos|><|im_end|>\n<|im_start|>user\n", waves[1], opened, "y"]
-    assert_context(talk, context)
+    assert_context(conversation, context)
 
 
 def test_system_message_of_text_and_sound(engine: AnsweringEngine) -> None:
     wave = sound(9_000)
-    talk = Conversation(engine, system=("Speak like this:", wave, "Be kind."))
+    conversation = Conversation(engine, system=("Speak like this:", wave, "Be kind."))
     text = "<|im_start|>system\nSpeak like this:\n"
-    assert_context(talk, [text, wave, "\nBe kind.<|im_end|>\n"])
+    assert_context(conversation, [text, wave, "\nBe kind.<|im_end|>\n"])
 
 
 @pytest.mark.parametrize("compat", ["fixed", "reference"])
@@ -223,30 +207,30 @@ def test_drops_old_rounds_above_the_high_watermark(
 ) -> None:
     reply = WRITING.reply.model_copy(update={"compat": compat})
     config = WRITING.model_copy(update={"reply": reply, "high_tokens": 180, "low_tokens": 100})
-    talk, cache = Conversation(engine, config=config), engine.duplex.state.llm
-    n_system, most, sizes = talk.n_rows, 0, []
+    conversation, cache = Conversation(engine, config=config), engine.duplex.state.llm
+    n_system, most, sizes = conversation.n_rows, 0, []
     drops: list[Drop] = []
-    close = talk.session.rounds.close
+    close = conversation.session.rounds.close
 
     def recorded(*arguments: Any, **options: Any) -> list[Drop]:
         drops.extend(found := close(*arguments, **options))
         return found
 
-    monkeypatch.setattr(talk.session.rounds, "close", recorded)
-    before = rows_of(engine.duplex.runner, talk.slot)
+    monkeypatch.setattr(conversation.session.rounds, "close", recorded)
+    before = rows_of(engine.duplex.runner, conversation.slot)
     for number in range(7):
-        result = talk.say(greeting)
+        result = conversation.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
-        sizes.append(talk.n_rows)
-        assert talk.n_rows == talk.session.rounds.length == int(cache.lengths[talk.slot])
+        sizes.append(conversation.n_rows)
+        assert conversation.n_rows == conversation.session.rounds.length == int(cache.lengths[conversation.slot])
         most = max(most, result.context_len)
-    rounds = talk.session.rounds
+    rounds = conversation.session.rounds
     assert n_dropped_rounds(rounds, 7) >= 3 and rounds.prefix == n_system
     assert max(sizes) <= 180 < most, f"expected rounds to be dropped above 180 rows, got {sizes} and at most {most}"
     # Reference: the kept keys are rotated to their new positions. Fixed: the system message's keys are.
     ahead = sum(drop.n for drop in drops) if compat == "fixed" else 0
-    assert int(cache.positions[talk.slot]) == talk.n_rows + ahead
-    after = rows_of(engine.duplex.runner, talk.slot)
+    assert int(cache.positions[conversation.slot]) == conversation.n_rows + ahead
+    after = rows_of(engine.duplex.runner, conversation.slot)
     n_layers = len(before) // 2  # keys of all of them, then values
     for values, now in zip(before[n_layers:], after[n_layers:], strict=True):
         assert torch.equal(values, now[:, :n_system]), "expected the system message's values unchanged"
@@ -258,26 +242,26 @@ def n_dropped_rounds(rounds: Rounds, n: int) -> int:
 
 
 def test_high_watermark_leaves_room_for_one_round(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine, config=WRITING)
-    assert talk.session.rounds.high == LLM_LEN - 100 - 4
+    conversation = Conversation(engine, config=WRITING)
+    assert conversation.session.rounds.high == LLM_LEN - 100 - 4
     for number in range(9):
-        result = talk.say(greeting)
+        result = conversation.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
-    assert n_dropped_rounds(talk.session.rounds, 9) > 0
+    assert n_dropped_rounds(conversation.session.rounds, 9) > 0
 
 
 # --- removed rounds ------------------------------------------------------------------------------
 
 
-def outcomes(talk: Conversation, waves: Sequence[np.ndarray]) -> list[Event]:
-    return [talk.say(wave) for wave in waves]
+def outcomes(conversation: Conversation, waves: Sequence[np.ndarray]) -> list[Event]:
+    return [conversation.say(wave) for wave in waves]
 
 
 @pytest.fixture
 def undisturbed(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray) -> list[Event]:
-    talk = Conversation(engine, "undisturbed")
-    results = outcomes(talk, [greeting, question])
-    talk.talk.close()
+    conversation = Conversation(engine, "undisturbed")
+    results = outcomes(conversation, [greeting, question])
+    conversation.half_duplex.close()
     return results
 
 
@@ -285,23 +269,23 @@ def undisturbed(engine: AnsweringEngine, greeting: np.ndarray, question: np.ndar
 def test_take_back_removes_the_round(
     engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event], n_steps: int
 ) -> None:
-    talk = Conversation(engine)
-    first = talk.say(greeting)
-    before = rows_of(engine.duplex.runner, talk.slot)
+    conversation = Conversation(engine)
+    first = conversation.say(greeting)
+    before = rows_of(engine.duplex.runner, conversation.slot)
     script(engine, "x" * 15)
-    talk.push(greeting)
+    conversation.push(greeting)
     for _ in range(n_steps):
         engine.step()
     script(engine)
-    n = len(talk.events)
-    assert talk.talk.take_back().result() is True
-    talk.check()
+    n = len(conversation.events)
+    assert conversation.half_duplex.take_back().result() is True
+    conversation.check()
     engine.settle()
-    assert len(talk.events) == n, "expected no outcome"
-    for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
+    assert len(conversation.events) == n, "expected no outcome"
+    for one, other in zip(before, rows_of(engine.duplex.runner, conversation.slot), strict=True):
         assert torch.equal(one, other), "expected the context as it was"
-    assert talk.talk.take_back().result() is False
-    assert_same_events("conversation", [first, talk.say(question)], undisturbed)
+    assert conversation.half_duplex.take_back().result() is False
+    assert_same_events("conversation", [first, conversation.say(question)], undisturbed)
 
 
 @pytest.mark.parametrize("stage", ["encode_clips", "feed", "step"])
@@ -313,9 +297,9 @@ def test_failed_round_leaves_no_trace(
     stage: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    talk = Conversation(engine)
-    first = talk.say(greeting)
-    before = rows_of(engine.duplex.runner, talk.slot)
+    conversation = Conversation(engine)
+    first = conversation.say(greeting)
+    before = rows_of(engine.duplex.runner, conversation.slot)
     owner = engine.duplex.runner if stage == "encode_clips" else engine.duplex
     real, count = getattr(owner, stage), [0]
 
@@ -328,43 +312,43 @@ def test_failed_round_leaves_no_trace(
     script(engine, "x" * 15)
     with monkeypatch.context() as patch:
         patch.setattr(owner, stage, broken)
-        failure = talk.say(greeting)
+        failure = conversation.say(greeting)
     script(engine)
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 2
-    for one, other in zip(before, rows_of(engine.duplex.runner, talk.slot), strict=True):
+    for one, other in zip(before, rows_of(engine.duplex.runner, conversation.slot), strict=True):
         assert torch.equal(one, other), "expected the context as it was"
-    assert_same_events("conversation", [first, talk.say(question)], undisturbed)
+    assert_same_events("conversation", [first, conversation.say(question)], undisturbed)
 
 
 def test_close_takes_effect_at_once(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine)
-    talk.push(greeting)
+    conversation = Conversation(engine)
+    conversation.push(greeting)
     engine.step()
-    n = len(talk.events)
-    assert talk.talk.close().result() is None
+    n = len(conversation.events)
+    assert conversation.half_duplex.close().result() is None
     assert engine.n_free == (3, 3)
     engine.settle()
-    talk.push(greeting)
-    assert len(talk.events) == n, "expected no more events"
-    assert isinstance(talk.talk.close().exception(), OrderError)
+    conversation.push(greeting)
+    assert len(conversation.events) == n, "expected no more events"
+    assert isinstance(conversation.half_duplex.close().exception(), OrderError)
     idle = Conversation(engine, "idle")
-    idle.talk.close()
+    idle.half_duplex.close()
     idle.push(greeting)
     assert idle.events == [], "expected sound to be dropped after close"
 
 
 def test_refused_answer_is_reported_as_failure(engine: AnsweringEngine, greeting: np.ndarray) -> None:
-    talk = Conversation(engine)
+    conversation = Conversation(engine)
     content = engine.content("Hello")
-    engine.answers.answer(talk.session, content, SPOKEN, 0.0)
-    talk.push(greeting)
-    failure = talk.events[-1]
+    engine.answers.answer(conversation.session, content, SPOKEN, 0.0)
+    conversation.push(greeting)
+    failure = conversation.events[-1]
     assert isinstance(failure, Failure) and isinstance(failure.error, OrderError) and failure.unit == 1
     engine.settle()
-    assert isinstance(talk.say(greeting), ReplyResult), "expected sound to be processed again"
-    engine.answers.answer(talk.session, content, SPOKEN, 0.0)
-    talk.push(greeting)
-    assert talk.events[-1].unit == 3, f"expected the third turn to be refused, got {talk.events[-1]}"
+    assert isinstance(conversation.say(greeting), ReplyResult), "expected sound to be processed again"
+    engine.answers.answer(conversation.session, content, SPOKEN, 0.0)
+    conversation.push(greeting)
+    assert conversation.events[-1].unit == 3, f"expected the third turn to be refused, got {conversation.events[-1]}"
 
 
 def test_refuses_answer_and_take_back_in_other_sessions(engine: AnsweringEngine) -> None:
@@ -384,19 +368,19 @@ def test_refuses_system_message_that_does_not_fit(engine: AnsweringEngine) -> No
 def test_concurrent_conversations_stay_independent(
     engine: AnsweringEngine, greeting: np.ndarray, question: np.ndarray, undisturbed: list[Event]
 ) -> None:
-    talks = [Conversation(engine, name) for name in ("one", "two")]
-    talks[0].push(greeting)
+    conversations = [Conversation(engine, name) for name in ("one", "two")]
+    conversations[0].push(greeting)
     engine.step()
     engine.step()
-    talks[1].push(greeting)
+    conversations[1].push(greeting)
     engine.settle()
-    talks[1].push(question)
+    conversations[1].push(question)
     engine.step()
-    talks[0].push(question)
+    conversations[0].push(question)
     engine.settle()
-    for talk in talks:
-        results = [event for event in talk.events if isinstance(event, ReplyResult)]
-        assert_same_events(talk.name, results, undisturbed)
+    for conversation in conversations:
+        results = [event for event in conversation.events if isinstance(event, ReplyResult)]
+        assert_same_events(conversation.name, results, undisturbed)
 
 
 # --- on the engine's thread ----------------------------------------------------------------------
@@ -411,10 +395,10 @@ def test_conversation_on_a_running_engine(
     with short_chunks(), Engine(parts, make_config(3, LLM_LEN)) as engine:
         with pytest.raises(MessageError):
             engine.converse("a", [], config, received.put)
-        talk = engine.converse("a", ["You are kind."], config, received.put, voice=voice(0)).result(10)
+        conversation = engine.converse("a", ["You are kind."], config, received.put, voice=voice(0)).result(10)
         for index in (1, 2):
             for piece in (greeting, np.zeros(PAUSE, np.float32)):
-                talk.push(piece)
+                conversation.push(piece)
             events = [received.get(timeout=20)]
             while not isinstance(events[-1], ReplyResult | Failure):
                 events.append(received.get(timeout=20))
@@ -425,5 +409,5 @@ def test_conversation_on_a_running_engine(
             ]
             assert events[-1].index == index
         assert engine.n_free() == 2
-        talk.close().result(10)
+        conversation.close().result(10)
         assert engine.n_free() == 3

@@ -18,7 +18,6 @@ from tests.worker.chat.reply_engine import (
     AnsweringEngine,
     alone,
     answering,
-    make_parts,
     partials,
     replies_alone,
     short_chunks,
@@ -28,11 +27,6 @@ from worker.assembly.parts import EngineParts
 from worker.config.session import REPLY_SET, REPLY_TEXT_SET
 from worker.loop.results import Event, Failure, ReplyResult
 from worker.loop.session import OrderError
-
-
-@pytest.fixture(scope="module")
-def parts() -> EngineParts:
-    return make_parts()
 
 
 @pytest.fixture

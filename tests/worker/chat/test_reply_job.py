@@ -22,7 +22,6 @@ from tests.worker.chat.reply_engine import (
     AnsweringEngine,
     alone,
     answering,
-    make_parts,
     partials,
     plain_answer,
     replies_alone,
@@ -40,11 +39,6 @@ from worker.loop.session import OrderError
 
 GREEDY = {"decode_mode": "greedy", "tts_temperature": 1e-5}
 SILENCE = 3  # silence tokens at the start of every turn
-
-
-@pytest.fixture(scope="module")
-def parts() -> EngineParts:
-    return make_parts()
 
 
 @pytest.fixture

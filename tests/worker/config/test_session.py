@@ -1,4 +1,4 @@
-"""Session and engine settings: ranges, strict types, errors, sampler settings."""
+"""Session settings: ranges, strict types, errors, sampler settings."""
 
 import json
 import math
@@ -13,16 +13,16 @@ from pydantic import ValidationError
 
 from models.errors import SettingsError
 from models.sampling.settings import DUPLEX_SPEECH, DUPLEX_TEXT
+from tests.worker.config.setting_values import JSON, refused
 from worker.config.session import (
     FIXED_SET,
     REFERENCE_SET,
     REPLY_SET,
     REPLY_TEXT_SET,
-    EngineConfig,
     SessionConfig,
     WindowConfig,
 )
-from worker.config.settings import SettingError, Settings
+from worker.config.settings import SettingError
 from worker.describe import shown
 
 DEFAULTS = SessionConfig()
@@ -57,17 +57,6 @@ CHOICES = {
 }
 FLAGS = ("generate_audio", "early_sound")
 OPTIONAL = ("listen_top_k", "euler_steps", "seed")
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def refused(settings: type[Settings], **given: object) -> SettingError:
-    with pytest.raises(SettingError) as caught:
-        settings(**given)
-    return caught.value
 
 
 def session_settings() -> st.SearchStrategy[dict[str, Any]]:
@@ -324,64 +313,6 @@ def test_samplers_accept_all_valid_settings(settings: dict[str, Any]) -> None:
     assert text.stop_probe and not text.chunked_window
     assert text.sign_blind is (config.compat == "reference") is not text.listen_scale_on_probability
     assert speech_tokens.history_per_call
-
-
-# --- engine ---------------------------------------------------------------------------------------
-
-
-def test_vocoder_folder_defaults_to_the_checkpoint() -> None:
-    assert EngineConfig().token2wav_folder == Path("assets/tiny/assets/token2wav")
-    assert EngineConfig(model_path="/m").token2wav_folder == Path("/m/assets/token2wav")
-    assert EngineConfig(model_path="/m", token2wav_path="/v").token2wav_folder == Path("/v")
-
-
-@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:15"])
-def test_accepts_devices(device: str) -> None:
-    assert EngineConfig(device=device).device == device
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0\n", " cpu", "", None, 0])
-def test_refuses_other_devices(device: object) -> None:
-    text = str(refused(EngineConfig, device=device))
-    assert text == f'setting device: expected text like "auto", "cpu", "cuda", "cuda:0", got {shown(device)}', text
-
-
-def test_slot_must_hold_window_and_unit() -> None:
-    session = SessionConfig(window={"high_tokens": 300, "low_tokens": 200})
-    # <unit>, a picture, ten tokens of sound, an inserted turn end, 20 tokens, terminator, </unit>
-    assert session.unit_rows == 1 + 66 + 10 + 1 + 20 + 2
-    EngineConfig(llm_len=400, session=session)
-    error = refused(EngineConfig, llm_len=399, session=session)
-    assert [one.setting for one in error.problems] == ["session.window.high_tokens"], error.problems
-    assert "100 tokens for a unit in llm_len (399), got 300" in str(error), error
-
-
-def test_checks_window_of_each_session() -> None:
-    engine = EngineConfig(llm_len=5000)
-    engine.check_session(SessionConfig(window={"high_tokens": 4900}))
-    with pytest.raises(SettingError, match=r"setting window\.high_tokens: .* got 4901"):
-        engine.check_session(SessionConfig(window={"high_tokens": 4901}))
-    context = {"mode": "context", "previous_max_tokens": 4901}
-    with pytest.raises(SettingError, match=r"setting window\.previous_max_tokens"):
-        engine.check_session(SessionConfig(window=context))
-    engine.check_session(SessionConfig(window={"mode": "off", "high_tokens": 4901}))
-    more_slices = SessionConfig(max_slice_nums=2, window={"high_tokens": 4900})
-    with pytest.raises(SettingError, match=r"leaves 232 tokens"):
-        engine.check_session(more_slices)
-
-
-def test_errors_use_full_names_of_nested_settings() -> None:
-    error = refused(EngineConfig, session={"window": {"max_units": 0}, "top_k": -1}, llm_len=0)
-    got = [one.setting for one in error.problems]
-    assert got == ["llm_len", "session.top_k", "session.window.max_units"], got
-
-
-@given(values=st.dictionaries(st.sampled_from(list(EngineConfig.model_fields)), JSON))
-def test_engine_settings_raise_only_setting_errors(values: dict[str, object]) -> None:
-    try:
-        EngineConfig(**values)
-    except SettingError as error:
-        assert error.problems
 
 
 # --- documentation --------------------------------------------------------------------------------

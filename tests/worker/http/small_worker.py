@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.worker.http.processes import ScriptedClient, WorkerProcess, running
+from tests.worker.http.processes import WorkerProcess, running
+from tests.worker.http.scripted_client import ScriptedClient
 from worker.protocol.messages import Result
 
 N_SLOTS = 3

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.http.client_scripts import ALOUD, QUIET, assert_same_results, base64_of, chunk, picture_of, sound_of
-from tests.worker.http.processes import ScriptedClient, WorkerProcess, running
+from tests.worker.http.processes import WorkerProcess, running
+from tests.worker.http.scripted_client import ScriptedClient
 from tests.worker.protocol.invalid_messages import BINARY, HARMLESS, noise, setting
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import AudioChunk, Error, Interrupted, Paused, Prepare, Prepared, Result, Resumed

@@ -1,28 +1,17 @@
 """A worker's HTTP routes during sessions: health, readiness, metrics."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.worker.http.client_scripts import ALOUD, QUIET, chunk
-from tests.worker.http.processes import ScriptedClient, WorkerProcess
-from tests.worker.http.small_worker import N_SLOTS, small_worker
+from tests.worker.http.processes import WorkerProcess
+from tests.worker.http.scripted_client import ScriptedClient
+from tests.worker.http.small_worker import N_SLOTS
 from worker.protocol.messages import Result
 
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    with small_worker(tmp_path_factory.mktemp("worker")) as process:
-        yield process
-
-
-@pytest.fixture(autouse=True)
-def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Check that the test leaves all slots free."""
-    yield
-    worker.wait_free(N_SLOTS)
+pytestmark = pytest.mark.usefixtures("all_slots_free")
 
 
 def counted(worker: WorkerProcess) -> dict[str, float]:

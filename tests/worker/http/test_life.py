@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.http.processes import HandshakeRefused, ScriptedClient, WorkerProcess, running
+from tests.worker.http.processes import WorkerProcess, running
+from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from worker.config.compile import TARGETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -1,6 +1,6 @@
 """A worker's socket: interrupts, forced listening and the options of a session."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,31 +19,15 @@ from tests.worker.http.client_scripts import (
     samples,
     sound_of,
 )
-from tests.worker.http.processes import ScriptedClient, WorkerProcess
-from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
+from tests.worker.http.processes import WorkerProcess
+from tests.worker.http.scripted_client import ScriptedClient
 from worker.config.service import ROOT
 from worker.loop.results import SOUND_RATE
 from worker.protocol.messages import Interrupted, Partial, Result
 from worker.protocol.wire import pack_frame
 from worker.start.voices import ReferenceSound
 
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    with small_worker(tmp_path_factory.mktemp("worker")) as process:
-        yield process
-
-
-@pytest.fixture(autouse=True)
-def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Check that the test leaves all slots free."""
-    yield
-    worker.wait_free(N_SLOTS)
-
-
-@pytest.fixture(scope="module")
-def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
-    return undisturbed_results(worker)
+pytestmark = pytest.mark.usefixtures("all_slots_free")
 
 
 # --- control of turns -----------------------------------------------------------------------------

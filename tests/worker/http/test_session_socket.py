@@ -1,7 +1,7 @@
 """A worker's socket: units, concurrent sessions, lost connections, pauses and timeouts, in a real process."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from tests.worker.http.client_scripts import (
     picture_of,
     sound_of,
 )
-from tests.worker.http.processes import HandshakeRefused, ScriptedClient, WorkerProcess
-from tests.worker.http.small_worker import N_SLOTS, small_worker, undisturbed_results
+from tests.worker.http.processes import WorkerProcess
+from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
+from tests.worker.http.small_worker import N_SLOTS
 from worker.config.service import ROOT
 from worker.protocol.messages import Paused, Prepared, Result, Resumed, Stopped, Timeout
 from worker.start.voices import ReferenceSound
@@ -28,22 +29,7 @@ from worker.start.voices import ReferenceSound
 SOUND_TOLERANCE = 1e-4  # of concurrent sessions; measured 1e-5 at an amplitude of 0.8
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    with small_worker(tmp_path_factory.mktemp("worker")) as process:
-        yield process
-
-
-@pytest.fixture(autouse=True)
-def _all_slots(worker: WorkerProcess) -> Iterator[None]:
-    """Check that the test leaves all slots free."""
-    yield
-    worker.wait_free(N_SLOTS)
-
-
-@pytest.fixture(scope="module")
-def alone(worker: WorkerProcess) -> Callable[..., list[Result]]:
-    return undisturbed_results(worker)
+pytestmark = pytest.mark.usefixtures("all_slots_free")
 
 
 # --- units ----------------------------------------------------------------------------------------

@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 
 from models.stages.speech_steps import Poll
-from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, ToneVocoder, make_parts, short_chunks
+from tests.worker.chat.reply_engine import SPOKEN, AnsweringEngine, ToneVocoder, short_chunks
 from tests.worker.loop.engines import QUIET, assert_same_events, content_of, short_speech, voice
 from worker.assembly.parts import EngineParts
 from worker.chat.config import HalfDuplexConfig, PromptOptions
 from worker.loop.results import Event, PartialResult, ReplyResult, UnitResult
 
 ASKED = "Hello there, how are you?"
-
-
-@pytest.fixture(scope="module")
-def parts() -> EngineParts:
-    return make_parts()
 
 
 @pytest.fixture(scope="module")

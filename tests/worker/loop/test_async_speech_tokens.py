@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from models.stages.speech_steps import Poll, Readback, Speaker
-from tests.worker.chat.reply_engine import MAX_ITERATIONS, SPOKEN, AnsweringEngine, make_parts, short_chunks
+from tests.worker.chat.reply_engine import MAX_ITERATIONS, SPOKEN, AnsweringEngine, short_chunks
 from tests.worker.loop.engines import ALOUD, QUIET, assert_same_events, short_speech
 from worker.assembly.parts import EngineParts
 from worker.loop.job import SpeechCall
@@ -32,11 +32,6 @@ class HeldReadback:
         assert self.is_here and not self.is_taken, "expected a readback that has arrived to be taken once"
         self.is_taken = True
         return self._poll.take()
-
-
-@pytest.fixture(scope="module")
-def parts() -> EngineParts:
-    return make_parts()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,246 @@
+"""Measurements of the unit benchmark on a running engine: counts and detected differences. No times are checked."""
+
+import json
+import math
+import queue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.duplex import live_sessions as live_sessions
+from benchmarks.duplex.bench_sessions import (
+    LISTEN,
+    SPEAK,
+    BenchSession,
+    DecisionScript,
+    SentUnit,
+    SyntheticMedia,
+    run_units,
+)
+from benchmarks.duplex.correctness import (
+    Choice,
+    ChoiceRecorder,
+    Transcript,
+    compare_regions,
+    compare_repeats,
+    compare_runs,
+    compare_with_reference,
+    run_conversation,
+)
+from benchmarks.duplex.engine import EngineSpec, RunningEngine, Weights, start
+from benchmarks.duplex.latency import measure_latency
+from benchmarks.duplex.live_sessions import LoadPlan, max_served_sessions, measure_sessions
+from benchmarks.duplex.region_errors import _ComparedRegions, compare_calls
+from benchmarks.duplex.region_slots import SlotTensors, vocoder_slots
+from benchmarks.duplex.tables import format_process
+from benchmarks.duplex.verdicts import verdicts
+from models.token2wav.flow.block_table import SPILL_ROW
+
+SPEC = EngineSpec(way="eager", slots=4, llm_len=768, steps=1, warms_up=False)
+
+
+class CombinedScript(ChoiceRecorder):
+    """The correctness script for its own sessions, the decision script for LISTEN and SPEAK sessions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._script = DecisionScript(2)
+
+    def token_sampled(self, session: str, job: Any, token: int) -> int:
+        scripted = session.startswith((LISTEN, SPEAK))
+        return (
+            self._script.token_sampled(session, job, token) if scripted else super().token_sampled(session, job, token)
+        )
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return Weights.create(SPEC)
+
+
+@pytest.fixture(scope="module")
+def choices() -> CombinedScript:
+    return CombinedScript()
+
+
+@pytest.fixture(scope="module")
+def running(weights, choices, tmp_path_factory) -> Any:
+    torch.set_num_threads(1)
+    running = start(SPEC, 0.0, tmp_path_factory.mktemp("cache"), observer=choices, weights=weights)
+    choices.record_logits(running)
+    with running.engine:
+        yield running
+
+
+def test_times_listen_and_speak_units(running: RunningEngine) -> None:
+    saved: list[int] = []
+    found = measure_latency(
+        running, n_units=2, context=40, n_frames=0, save=lambda found: saved.append(len(found["rows"]))
+    )
+    listen, speak = found["rows"]
+    assert (listen["mode"], speak["mode"], saved) == (LISTEN, SPEAK, [1, 2])
+    assert (listen["n_codes"], speak["n_codes"], speak["n_tokens"]) == ([0], [25], [2])
+    assert listen["first_sound_ms"] is None and 0 < speak["first_sound_ms"]["p50"] < speak["total_ms"]["p50"]
+    assert speak["samples_mean"] == 24000 and speak["n"] == 2
+    assert speak["stages_ms"]["total"]["p50"] <= speak["total_ms"]["p50"]
+    assert 40 < listen["llm_rows"][0] < listen["llm_rows"][1]
+    assert not any(listen["late"].values())
+    assert any("SPEAK" in line for line in format_process("latency", {"latency": found}))
+
+
+def test_measures_live_sessions_within_the_remaining_time(running: RunningEngine) -> None:
+    plan = LoadPlan(counts=(2,), seconds=1.5, warm_s=1.0, contexts=(20, 100), n_frames=0, claim_units=1)
+    found = measure_sessions(running, plan, left_s=lambda: 60.0, save=lambda found: None)
+    (row,) = found["rows"]
+    assert (row["sessions"], row["n"], row["n_lost"], row["errors"]) == (2, 3, 0, [])
+    assert 0 < row["n_speaking"] < 3 and row["samples_per_spoken_unit"] == 24000
+    assert row["llm_rows"][0] > 20 and row["llm_rows"][1] > 100
+    assert row["send_late_ms"]["max"] >= 0 and row["busy"]["process_core_percent"] > 0
+    assert measure_sessions(running, plan, left_s=lambda: 1.0, save=lambda found: None)["left_out"]
+    assert found["claim"] == {"sessions": 2, "units": 3, "is_long": True} and row["device_used_bytes"] is None
+    assert any("sessions served" in line for line in format_process("sessions", {"sessions": found}))
+
+
+def test_refused_unit_reports_an_error_and_later_units_keep_their_results(running: RunningEngine) -> None:
+    done: queue.SimpleQueue[SentUnit] = queue.SimpleQueue()
+    session, media = BenchSession(running, "LISTEN refused", context=10, done=done), SyntheticMedia(0)
+    session.handle.pause().result()
+    refused = session.send(media.audio(0), [])
+    assert done.get(timeout=20) is refused and refused.error and refused.total_ms is None
+    session.handle.resume().result()
+    taken = session.send(media.audio(1), [])
+    assert done.get(timeout=20) is taken and taken.result is not None and session.n_waiting == 0
+    session.close()
+
+
+def test_served_number_requires_all_smaller_numbers() -> None:
+    rows = [{"sessions": n, "miss_rate": rate} for n, rate in ((1, 0.0), (16, 0.0), (4, 0.002), (8, 0.0))]
+    assert max_served_sessions(rows) == 1
+    rows[2]["miss_rate"] = 0.0009
+    assert max_served_sessions(rows) == 16
+
+
+def test_claimed_number_is_measured_with_claim_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, float]] = []
+
+    def row(running: Any, plan: LoadPlan, n: int) -> dict[str, Any]:
+        ran.append((n, plan.seconds))
+        missed = n == 8 and plan.seconds > 10
+        return {"sessions": n, "n": int(n * plan.seconds), "miss_rate": 0.01 if missed else 0.0}
+
+    monkeypatch.setattr(live_sessions, "_measure_row", row)
+    plan = LoadPlan((1, 4, 8), 10.0, 1.0, (20, 100), 0, claim_units=400, claim_s=60.0)
+    found = measure_sessions(None, plan, left_s=lambda: 1e6, save=lambda found: None)
+    assert ran[3:] == [(8, 50.0), (4, 60.0)], (
+        "expected the next smaller number to be measured again, for at most claim_s"
+    )
+    assert found["claim"] == {"sessions": 4, "units": 240, "is_long": True} and max_served_sessions(found["rows"]) == 4
+    short = measure_sessions(None, plan, left_s=lambda: 30.0, save=lambda found: None)
+    assert short["claim"] == {"sessions": 8, "units": 80, "is_long": False}
+
+
+def test_repeated_conversation_is_identical_alone_and_with_neighbours(
+    running: RunningEngine, choices: CombinedScript
+) -> None:
+    alone = run_conversation(running, choices, 2, n_frames=0)
+    again = compare_runs(alone, run_conversation(running, choices, 2, n_frames=0))
+    beside = compare_runs(alone, run_conversation(running, choices, 2, neighbours=1, n_frames=0))
+    assert again["same"] and again["n_units"] == 2 and again["n_codes"] == 50
+    known = {"two_runs": again, "with_neighbours": beside}
+    assert compare_repeats(running, choices, 2, lambda found: None, known) == known, (
+        "expected known results to be reused"
+    )
+    assert beside["first"]["ids"] is None and beside["first"]["codes"] is None
+    assert {one.unit for one in alone.choices} == {0, 1} and len(alone.choices) > 12
+    assert len(set(alone.sounds)) == 2
+    restored = Transcript.from_json(json.loads(json.dumps(alone.to_json())))
+    assert restored == alone, f"expected an equal transcript from JSON, got {restored}"
+    other = Transcript(alone.choices, [[1], *alone.speech_tokens[1:]], alone.sounds[:-1])
+    assert compare_runs(alone, other)["first"] == {"ids": None, "codes": 0, "sound": 1}
+
+
+def test_first_differing_choice_is_reported_with_its_gap(running: RunningEngine, choices: CombinedScript) -> None:
+    mine = run_conversation(running, choices, 1, n_frames=0)
+    at = mine.choices[3]
+    likely = next(one for one in at.ids if one != at.token)
+    reference = Transcript([*mine.choices[:3], Choice(at.unit, at.step, likely, at.ids, at.logits), *mine.choices[4:]])
+    forced = run_conversation(running, choices, 1, forced=reference.choices, n_frames=0)
+    found = compare_with_reference(reference, forced, choices.own_logits)
+    first = found["first"]
+    assert found["n_differ"] >= 1 and (first["unit"], first["step"], first["reference"]) == (at.unit, at.step, likely)
+    assert math.isclose(first["gap"], -first["reference_gap"], rel_tol=1e-4), (
+        "expected the same gap with opposite sign, from one engine"
+    )
+    assert compare_with_reference(mine, mine, {})["n_differ"] == 0
+
+
+def test_detects_a_changed_weight_in_the_twin(running: RunningEngine, weights: Weights) -> None:
+    wide = weights.float32_copy()
+    twin = wide.parts(SPEC, SPEC.engine_config())
+    with compare_calls(running.parts, twin) as tables:
+        session = BenchSession(running, "SPEAK same", context=10)
+        run_units(running, [session], SyntheticMedia(0), 1)
+    same = tables.errors()["omni"] | tables.errors()["vocoder"]
+    assert {"audio_unit", "unit_prefill", "unit_step", "flow", "hift"} <= same.keys()
+    assert not any(one.error or one.relative or one.state_relative or one.integers for one in same.values())
+    assert all(one.n_alike == one.n and one.alike_relative == one.alike_largest == 0 for one in same.values())
+    with torch.no_grad():
+        wide.model.llm.lm_head.weight.mul_(1.01)
+        wide.model.tts.model.layers[0].self_attn.v_proj.weight.mul_(1.01)
+    with compare_calls(running.parts, twin) as tables:
+        run_units(running, [session], SyntheticMedia(0), 1)
+    session.close()
+    errors = tables.errors()
+    assert math.isclose(errors["omni"]["unit_step"].relative, 0.01 / 1.01, rel_tol=0.05)
+    assert errors["omni"]["speech_step"].state_relative > 1e-4, "expected errors in cache rows that the call wrote"
+    assert errors["omni"]["audio_unit"].relative == errors["omni"]["audio_unit"].state_relative == 0
+    assert running.parts.duplex.runner.regions is not None
+    assert weights.model.llm.lm_head.weight.data_ptr() != wide.model.llm.lm_head.weight.data_ptr()
+
+
+def test_calls_after_the_time_limit_are_served_and_reported(running: RunningEngine, weights: Weights) -> None:
+    saved: list[dict[str, Any]] = []
+    found = compare_regions(running, weights, 1, saved.append, limit_s=0.0)
+    assert found["regions"] == {n: {"omni": {}, "vocoder": {}} for n in ("1", "4")}
+    assert found["narrow"] is None, "expected no narrow twin for a float32 engine"
+    assert "1 at once: 1 of 1 units" in found["regions_left_out"] and "4 at once" in found["regions_left_out"]
+    assert "4 at once" in saved[0]["regions_left_out"], "expected the missing comparisons in the first saved result"
+    assert "not finished: 1 at once" in format_process("correctness", found)[-1]
+    result = {"processes": {"correctness": found}, "command": ["x"], "environment": {"date": "d", "torch": "t"}}
+    assert [one["passes"] for one in verdicts(result) if one["what"] == "correctness: regions"] == [False]
+
+
+def test_padding_is_not_compared(running: RunningEngine) -> None:
+    """Covers returned rows of the scratch slot, the slot itself, and the row that padding writes to."""
+
+    def table(add: float) -> Any:
+        def call(name: str, slots: Any, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            offset = add * (torch.as_tensor(slots) == 4)
+            return value + offset, torch.stack((value.long(), value.long())) + offset.long()
+
+        call.uncaptured = call
+        return call
+
+    region = _ComparedRegions(table(9.0), table(0.0), SlotTensors([], scratch=4), SlotTensors([], scratch=4))
+    region("step", np.array([0, 4, 2]), torch.tensor([1.0, 2.0, 3.0]))
+    errors = region.errors["step"]
+    assert (errors.relative, errors.integers, errors.n_integers) == (0, 0, 4) and not errors.error, errors
+    region = _ComparedRegions(table(9.0), table(0.0), SlotTensors([], scratch=5), SlotTensors([], scratch=5))
+    region("step", np.array([0, 4, 2]), torch.tensor([1.0, 2.0, 3.0]))
+    assert region.errors["step"].relative > 1 and region.errors["step"].integers == 2
+
+    state = running.parts.vocoder.state
+    scratch_rows = (
+        *(rows[..., SPILL_ROW, :, :] for rows in (state.token_rows, *state.dit_rows)),
+        state.up_tail[state.scratch],
+    )
+    before = [tensor.clone() for tensor in scratch_rows]
+    for tensor in scratch_rows:
+        tensor.fill_(float("nan"))
+    compared = vocoder_slots(running.parts).whole
+    assert sum(tensor.numel() for tensor in compared) > 0.5 * sum(tensor.numel() for tensor in state.tensors())
+    assert not any(tensor.isnan().any() for tensor in compared), "expected rows that padding writes to be excluded"
+    for tensor, held in zip(scratch_rows, before, strict=True):
+        tensor.copy_(held)
