@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
+from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
-from server.live.duplex import GatewaySockets, request_type_of
+from server.live.live_sessions import LiveSessions
+from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.pages import add_pages
@@ -25,9 +27,8 @@ from server.routes.apps import app_routes
 from server.routes.bodies import FrontendDefaults, Problem
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
+from server.routes.sockets import add_sockets
 from server.routes.status import status_routes
-from worker.protocol.codes import CloseCode
-from worker.protocol.session_id import session_id_of
 from worker.version import VERSION
 
 REFUSED: dict[int | str, dict[str, Any]] = {
@@ -42,7 +43,8 @@ class Gateway:
     """The objects that the routes use. default_voice: sound file for sessions without a voice of their own."""
 
     dispatcher: Dispatcher
-    duplex: GatewaySockets
+    live: LiveSessions
+    sockets: GatewaySockets
     metrics: GatewayMetrics
     origins: Origins
     frontend: FrontendDefaults
@@ -57,9 +59,10 @@ def build_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(RequestGuard, origins=gateway.origins)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(Exception, _on_internal_error)
-    apps, duplex, origins = gateway.apps, gateway.duplex, gateway.origins
+    apps = gateway.apps
+    admission = Admission(gateway.origins, apps)
     for router in (
-        status_routes(gateway.dispatcher, duplex, gateway.metrics),
+        status_routes(gateway.dispatcher, gateway.live, gateway.metrics),
         queue_routes(gateway.dispatcher),
         app_routes(apps),
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
@@ -69,19 +72,7 @@ def build_app(gateway: Gateway) -> FastAPI:
             if not route.methods <= SAFE_METHODS:
                 route.responses.update(REFUSED)
         app.include_router(router)
-
-    @app.websocket("/ws/duplex/{session_id}")
-    async def ws_duplex(websocket: WebSocket, session_id: str) -> None:
-        name = session_id_of(session_id)
-        if not origins.allows(websocket):
-            await websocket.close(
-                CloseCode.POLICY_VIOLATION, "origin not allowed"
-            )  # before the accept, so the client gets HTTP 403
-        elif not apps.accepts(request_type_of(name)):
-            await websocket.close(CloseCode.POLICY_VIOLATION, "app disabled")
-        else:
-            await duplex.serve(websocket, name)
-
+    add_sockets(app, gateway.sockets, admission)
     add_pages(app, apps)
     return app
 

@@ -43,6 +43,7 @@ class GatewayMetrics:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
         self._units = counter("units_total", "results forwarded to clients", "request_type", "decision")
+        self._replies = counter("replies_total", "answers of chats and half-duplex turns", "request_type")
         self._unit = histogram(
             "unit_seconds", "from the start of a unit's processing to its result", UNIT_SECONDS, "decision"
         )
@@ -98,6 +99,10 @@ class GatewayMetrics:
                 self._first_sound.observe(ms / 1000)
             elif stage in STAGES and ms is not None:
                 self._stage.labels(stage).observe(ms / 1000)
+
+    def record_reply(self, request_type: str) -> None:
+        """Count the answer of a chat or of a half-duplex turn."""
+        self._replies.labels(request_type).inc()
 
     def record_relay(self, direction: str, seconds: float) -> None:
         """Record the time to forward a message. direction: `up` to a worker or `down` to a client."""

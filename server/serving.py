@@ -21,7 +21,9 @@ from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
-from server.live.duplex import GatewaySockets
+from server.live.live_sessions import LiveSessions
+from server.live.slot_wait import SlotWait
+from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.registry.presets import NO_PRESETS, Presets
@@ -83,7 +85,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         watch.start()
         try:
             await stop.wait()
-            await _drain(gateway.duplex, config.service.drain_timeout_s)
+            await _drain(gateway.live, config.service.drain_timeout_s)
         finally:
             server.should_exit = True
             await serving
@@ -111,9 +113,12 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     dispatcher = Dispatcher(Workers(options.workers), Queue(service.max_queue_size), Eta(eta))
     metrics = GatewayMetrics()
     audio = config.audio
+    live = LiveSessions()
+    slots = SlotWait(dispatcher, metrics, live, http)
     gateway = Gateway(
         dispatcher,
-        GatewaySockets(dispatcher, metrics, Diagnostics(options.diagnostics_folder), http),
+        live,
+        GatewaySockets(slots, Diagnostics(options.diagnostics_folder)),
         metrics,
         Origins(service.allowed_origins, loopback_only=options.loopback_only),
         FrontendDefaults(
@@ -127,20 +132,20 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 
 
-async def _drain(duplex: GatewaySockets, timeout: float) -> None:
+async def _drain(live: LiveSessions, timeout: float) -> None:
     """Wait up to `timeout` seconds for sessions to end, then close them."""
-    duplex.drain()
-    LOG.info("draining: %d connections have up to %.0f s", duplex.n_connections, timeout)
-    await _until_none(duplex, timeout)
-    if duplex.n_connections:
-        LOG.warning("closing %d sessions that did not end in time", duplex.n_connections)
-        duplex.close_all()
-        await _until_none(duplex, CLOSE_TIMEOUT_S)
+    live.drain()
+    LOG.info("draining: %d connections have up to %.0f s", len(live), timeout)
+    await _until_none(live, timeout)
+    if len(live):
+        LOG.warning("closing %d sessions that did not end in time", len(live))
+        live.close_all()
+        await _until_none(live, CLOSE_TIMEOUT_S)
 
 
-async def _until_none(duplex: GatewaySockets, seconds: float) -> None:
+async def _until_none(live: LiveSessions, seconds: float) -> None:
     until = time.monotonic() + seconds
-    while duplex.n_connections and time.monotonic() < until:
+    while len(live) and time.monotonic() < until:
         await asyncio.sleep(POLL_S)
 
 

@@ -50,7 +50,7 @@ SERVER = """
 origins
 dispatch request_guard
 registry metrics
-pages
+admission pages
 live
 health_watch routes
 app

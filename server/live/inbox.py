@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 Data = str | bytes
 OVERHEAD = 256  # bytes of memory counted for each message on top of its own size, so that empty ones count too
@@ -70,15 +70,27 @@ class Inbox:
 
     async def get(self) -> ReceivedMessage:
         """Remove and return the next message. Raises: ClientDisconnected if the inbox is closed and empty."""
+        message = await self.peek()
+        self._waiting.popleft()
+        self._count(-message.n_bytes)
+        self._changed.set()
+        return message
+
+    async def peek(self) -> ReceivedMessage:
+        """The next message, which stays. Raises: ClientDisconnected if the inbox is closed and empty."""
         while not self._waiting:
             if self._is_closed:
                 raise ClientDisconnected
             self._changed.clear()
             await self._changed.wait()
-        message = self._waiting.popleft()
-        self._count(-message.n_bytes)
-        self._changed.set()
-        return message
+        return self._waiting[0]
+
+    async def until_closed(self) -> NoReturn:
+        """Wait for the end of the input. Raises: ClientDisconnected."""
+        while not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        raise ClientDisconnected
 
     def close(self) -> None:
         """Mark the end of the input: the client has disconnected."""

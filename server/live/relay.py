@@ -6,16 +6,18 @@ Messages are forwarded byte for byte. The header of each message from the worker
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from server.dispatch.workers import WorkerLease, Workers
-from server.live.inbox import ClientDisconnected, Data, Inbox
+from server.live.inbox import ClientDisconnected, Data, ReceivedMessage
+from server.live.kinds import LAST_MESSAGES, Kind
+from server.live.live_sessions import LiveSession
 from server.live.worker_link import WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
@@ -23,6 +25,8 @@ from worker.protocol.codes import CloseCode
 from worker.protocol.connection import STUCK_S
 from worker.protocol.messages import Error, Paused, Prepared, Result, Resumed
 
+FRAGMENT = 2**20  # characters or bytes
+REPLIES = frozenset({"done", "turn_done"})  # the whole answer of a turn
 RESULT, PAUSED, RESUMED, PREPARED, ERROR = (one.kind() for one in (Result, Paused, Resumed, Prepared, Error))
 
 
@@ -34,14 +38,36 @@ class WorkerClose:
     reason: str
 
 
+class MessageSource(Protocol):
+    """Messages of a client, in order."""
+
+    def __len__(self) -> int:
+        """Number of messages that are received and not read yet."""
+
+    async def get(self) -> ReceivedMessage:
+        """Remove and return the next message. Raises: ClientDisconnected."""
+
+
+@dataclass(frozen=True)
+class RelayEnds:
+    """Both ends of a relay.
+
+    websocket: connection to the client, for sending. source: messages received from the client. link: connection to
+    the worker. lease: the session's slot.
+    """
+
+    websocket: WebSocket
+    source: MessageSource
+    link: ClientConnection
+    lease: WorkerLease
+
+
 class Relay:
-    """The message flow of one session.
+    """The message flow of one session, or of one turn of a streaming session.
 
     Args:
-        websocket: connection to the client, for sending.
-        inbox: messages received from the client.
-        link: connection to the worker.
-        lease: the session's slot.
+        ends: client and worker.
+        session: records that messages pass.
         workers: records the activity of the worker.
         metrics: counts results and errors.
         intercept: called with each message of the client; True if it must not be forwarded.
@@ -49,22 +75,22 @@ class Relay:
 
     def __init__(
         self,
-        websocket: WebSocket,
-        inbox: Inbox,
-        link: ClientConnection,
-        lease: WorkerLease,
+        ends: RelayEnds,
+        session: LiveSession,
         workers: Workers,
         metrics: GatewayMetrics,
         intercept: Callable[[Data], bool],
     ):
-        self._websocket, self._inbox, self._link, self._lease = websocket, inbox, link, lease
-        self._workers, self._metrics, self._intercept = workers, metrics, intercept
+        self._websocket, self._source, self._link, self._lease = ends.websocket, ends.source, ends.link, ends.lease
+        self._session, self._workers, self._metrics, self._intercept = session, workers, metrics, intercept
+        self._last_messages = LAST_MESSAGES[session.kind]
+        self._is_over = False
         self._started_at = time.monotonic()
 
     async def run(self) -> WorkerClose:
-        """Forward messages until the worker ends the session.
+        """Forward messages until the worker ends the session, or a turn of a streaming session is over.
 
-        Raises: ClientDisconnected; WorkerLostError.
+        Raises: ClientDisconnected; WorkerLostError; the errors of the source.
         """
         up = asyncio.create_task(self._up(), name="client-to-worker")
         down = asyncio.create_task(self._down(), name="worker-to-client")
@@ -84,16 +110,17 @@ class Relay:
 
     async def _up(self) -> NoReturn:
         while True:
-            data, received_at, _ = await self._inbox.get()
+            data, received_at, _ = await self._source.get()
+            self._session.touch()
             if self._intercept(data):
                 continue
             try:
-                await self._link.send(data)
+                await self._link.send(data if len(data) <= FRAGMENT else _fragments(data))
             except ConnectionClosed:
                 await asyncio.Event().wait()  # wait for cancellation: the read task ends with the close code
             if received_at > self._started_at:
                 self._metrics.record_relay("up", time.monotonic() - received_at)
-            if len(self._inbox):
+            if len(self._source):
                 await asyncio.sleep(0)  # `get` does not suspend while messages are buffered; let other tasks run
 
     async def _down(self) -> WorkerClose:
@@ -102,6 +129,8 @@ class Relay:
                 data = await self._link.recv()
             except ConnectionClosed as closed:
                 if closed.rcvd is None:
+                    if self._is_over:  # workers of the public implementation send no close frame
+                        return WorkerClose(CloseCode.NORMAL, "")
                     raise WorkerLostError(self._lease.worker.name, expected="a close frame", got="none") from None
                 code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
                 return WorkerClose(code, closed.rcvd.reason)
@@ -116,16 +145,31 @@ class Relay:
             except (WebSocketDisconnect, RuntimeError, TimeoutError):
                 raise ClientDisconnected from None
             self._metrics.record_relay("down", time.monotonic() - received_at)
+            if self._is_over and self._session.kind is Kind.STREAMING:
+                return WorkerClose(CloseCode.NORMAL, "")  # the worker keeps its socket open for further turns
 
     def _record(self, data: Data) -> None:
-        """Record a message of the worker in its lease and in the metrics."""
+        """Record a message of the worker in the session, in its lease and in the metrics."""
         self._workers.record_activity(self._lease.worker)
+        self._session.touch()
         header: Mapping[str, object] = peek_header(data)
         kind = header.get("type")
+        if not isinstance(kind, str):
+            return
+        self._is_over = self._is_over or kind in self._last_messages
         if kind == RESULT:
             self._workers.record_result(self._lease)
             self._metrics.record_result(header, self._lease.request_type)
+        elif kind in REPLIES:
+            self._workers.record_result(self._lease)
+            self._metrics.record_reply(self._lease.request_type)
         elif kind in (PAUSED, RESUMED, PREPARED):
             self._workers.record_pause(self._lease, kind == PAUSED)
         elif kind == ERROR:
             self._metrics.record_error(str(header.get("code")))
+
+
+def _fragments(data: Data) -> Iterator[Data]:
+    """A long message in parts, so that sending it does not block the event loop for long."""
+    for start in range(0, len(data), FRAGMENT):
+        yield data[start : start + FRAGMENT]

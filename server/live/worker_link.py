@@ -12,6 +12,7 @@ from websockets.exceptions import WebSocketException
 
 from models.errors import ModelError
 from server.dispatch.workers import Worker, WorkerLease
+from server.live.kinds import Kind
 from worker.protocol.codes import CloseCode
 from worker.protocol.connection import MAX_FRAME
 
@@ -36,16 +37,16 @@ class WorkerLostError(ModelError, RuntimeError):
     """The worker refuses connections or no longer sends anything."""
 
 
-async def open_link(http: httpx.AsyncClient, lease: WorkerLease) -> ClientConnection:
+async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> ClientConnection:
     """Connect a session to its worker, after a probe of the worker's /health.
 
     Raises: WorkerRefusedError; WorkerLostError.
     """
     worker = lease.worker
-    await _probe(http, worker)
+    await probe(http, worker)
     try:
         return await _Connect(
-            f"ws://{worker.address}/ws/duplex?session_id={lease.session_id}",
+            f"ws://{worker.address}{kind.path}?session_id={lease.session_id}",
             max_size=MAX_FRAME,
             max_queue=MAX_UNREAD,
             write_limit=WRITE_BUFFER,
@@ -57,19 +58,20 @@ async def open_link(http: httpx.AsyncClient, lease: WorkerLease) -> ClientConnec
             user_agent_header=None,
         )
     except (WebSocketException, OSError) as error:  # TimeoutError is an OSError
-        raise _link_error(worker, "a free slot", error) from None
+        raise link_error(worker, "a free slot", error) from None
 
 
-async def _probe(http: httpx.AsyncClient, worker: Worker) -> None:
+async def probe(http: httpx.AsyncClient, worker: Worker) -> None:
+    """Check that the worker answers /health. Raises: WorkerRefusedError; WorkerLostError."""
     try:
         response = await http.get(f"http://{worker.address}/health", timeout=PROBE_TIMEOUT_S)
     except httpx.HTTPError as error:
-        raise _link_error(worker, "an answer", error) from None
+        raise link_error(worker, "an answer", error) from None
     if response.status_code != 200:
         raise WorkerRefusedError(worker.name, expected="HTTP 200 from /health", got=response.status_code)
 
 
-def _link_error(worker: Worker, expected: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
+def link_error(worker: Worker, expected: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
     """A lost worker only if the connection was refused.
 
     After a timeout, or without a free file descriptor in this process, the worker's sessions may still run.

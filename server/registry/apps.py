@@ -25,6 +25,8 @@ class App:
 
 
 KNOWN = (
+    App("turnbased", "Turn-based Chat", "/turnbased", "chat"),
+    App("half_duplex_audio", "Half-Duplex Audio", "/half_duplex", "half_duplex_audio"),
     App("omni", "Omni Full-Duplex", "/omni", "omni_duplex"),
     App("audio_duplex", "Audio Full-Duplex", "/audio_duplex", "audio_duplex"),
 )
@@ -47,6 +49,10 @@ class Apps:
     def accepts(self, request_type: RequestType) -> bool:
         """Whether sessions of this type may start."""
         return any(app.request_type == request_type for app in self.enabled)
+
+    def name_of(self, request_type: RequestType) -> str:
+        """The id of the app with sessions of this type; the type itself if no app has it."""
+        return next((app.app_id for app in self.all if app.request_type == request_type), request_type)
 
     def set_enabled(self, app_id: str, enabled: bool) -> App:
         """Enable or disable an app. Running and waiting sessions continue. Raises: UnknownAppError."""

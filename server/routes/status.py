@@ -7,13 +7,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.dispatch.dispatcher import Dispatcher
-from server.live.duplex import GatewaySockets
+from server.live.live_sessions import LiveSessions
 from server.metrics import GatewayMetrics
 from server.routes.bodies import Alive, CacheStatus, Health, Ready, ServiceStatus, WorkerList
 from server.routes.status_report import cache_status, readiness, service_status, worker_list
 
 
-def status_routes(dispatcher: Dispatcher, duplex: GatewaySockets, metrics: GatewayMetrics) -> APIRouter:
+def status_routes(dispatcher: Dispatcher, live: LiveSessions, metrics: GatewayMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -26,12 +26,12 @@ def status_routes(dispatcher: Dispatcher, duplex: GatewaySockets, metrics: Gatew
 
     @router.get("/readyz", response_model=Ready, responses={503: {"model": Ready, "description": "not ready"}})
     async def readyz() -> Response:
-        body = readiness(dispatcher, draining=duplex.draining)
+        body = readiness(dispatcher, draining=live.draining)
         return JSONResponse(body.model_dump(), 200 if body.ready else 503)
 
     @router.get("/status")
     async def status() -> ServiceStatus:
-        return service_status(dispatcher, draining=duplex.draining, n_connections=duplex.n_connections)
+        return service_status(dispatcher, draining=live.draining, n_connections=len(live))
 
     @router.get("/workers")
     async def workers() -> WorkerList:

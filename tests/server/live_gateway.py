@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import websockets
@@ -93,10 +92,10 @@ class Client:
         self.socket.transport.abort()
 
 
-async def connect_to(port: int, name: str = "omni_me", **options: Any) -> Client:
+async def connect_to(port: int, name: str = "omni_me", path: str = "/ws/duplex/", **options: Any) -> Client:
     """A client of the gateway on this port. name: session id. options: of `websockets.connect`."""
     options = {"compression": None, "max_size": None, "ping_interval": None, "close_timeout": 2, **options}
-    return Client(await websockets.connect(f"ws://127.0.0.1:{port}/ws/duplex/{name}", **options))
+    return Client(await websockets.connect(f"ws://127.0.0.1:{port}{path}{name}", **options))
 
 
 @dataclass
@@ -120,10 +119,10 @@ class RunningGateway:
 
     async def wait_idle(self) -> None:
         """Wait until there is no lease, no ticket, no connection and no buffered message."""
-        dispatcher, duplex = self.gateway.dispatcher, self.gateway.duplex
+        dispatcher, sockets, live = self.gateway.dispatcher, self.gateway.sockets, self.gateway.live
 
         def is_idle() -> bool:
-            in_use = (dispatcher.workers.leases, len(dispatcher.queue), duplex.n_connections, duplex.buffered_bytes)
+            in_use = (dispatcher.workers.leases, len(dispatcher.queue), len(live), sockets.buffered_bytes)
             return not any(in_use)
 
         await wait_until(is_idle, "no lease, no ticket, no connection, no buffered message")
@@ -161,7 +160,7 @@ async def running_gateway(
             try:
                 yield RunningGateway(port, gateway, http, watch)
             finally:
-                gateway.duplex.close_all()
+                gateway.live.close_all()
                 server.should_exit = True
                 await serving
                 await watch.stop()
@@ -179,7 +178,7 @@ async def scripted_worker(script: WorkerScript, slots: int = 4, redirect: str | 
     health = json.dumps({"state": "IDLE", "worker_status": "idle", "slots": {"total": slots, "free": slots}}).encode()
 
     async def answer(connection: ServerConnection, request: Request) -> Response | None:
-        if urlsplit(request.path).path == "/ws/duplex":
+        if request.path.startswith("/ws/"):
             return None if redirect is None else Response(302, "Found", Headers({"Location": redirect}), b"")
         headers = Headers({"Content-Length": str(len(health)), "Connection": "close"})
         return Response(200, HTTPStatus.OK.phrase, headers, health)

@@ -138,15 +138,15 @@ def test_gateway_without_file_descriptors_keeps_its_sessions() -> None:
 
         async with FakeWorker(2) as worker, running_gateway(worker, worker_timeout_s=30.0) as gateway:
             client = await (await gateway.connect("mine")).prepared()
-            watch, sockets = gateway.watch, gateway.gateway.duplex
-            http = sockets._http
+            watch, slots = gateway.watch, gateway.gateway.sockets._slots
+            http = slots.http
             async with httpx.AsyncClient(transport=httpx.MockTransport(fail), verify=False) as failing:
-                watch._http = sockets._http = failing
+                watch._http = slots.http = failing
                 waiting = await gateway.connect("waiting")
                 await waiting.receive("queued")
                 await asyncio.sleep(0.3)  # several polls fail
                 await client.unit()
-                watch._http = sockets._http = http
+                watch._http = slots.http = http
                 await waiting.prepared()
 
     run(scenario)
@@ -163,7 +163,7 @@ def test_worker_that_hangs_in_handshake_is_replaced(monkeypatch: pytest.MonkeyPa
                 first.freeze()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(worker_link, "_probe", answers)
+                patch.setattr(worker_link, "probe", answers)
                 client = await gateway.connect()
                 await client.with_slot()
             assert list(second.sessions) == ["omni_me"], second.sessions

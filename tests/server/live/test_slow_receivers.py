@@ -9,8 +9,8 @@ import pytest
 from websockets.asyncio.server import ServerConnection
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import duplex, inbox, relay
-from server.live.duplex import MAX_IN_FLIGHT
+from server.live import inbox, relay, sockets
+from server.live.sockets import MAX_IN_FLIGHT
 from tests.server.live_gateway import (
     ANSWER_S,
     echo,
@@ -102,7 +102,7 @@ def test_worker_that_does_not_read_delays_only_its_client() -> None:
                 assert await other.receive_raw() == "hello"
                 await asyncio.sleep(0.1)
                 assert time.monotonic() - since < 20, f"expected the client's sending to stop, got {n_sent} messages"
-            used = gateway.gateway.duplex.buffered_bytes
+            used = gateway.gateway.sockets.buffered_bytes
             assert used < MAX_IN_FLIGHT + MB, f"expected about {MAX_IN_FLIGHT} bytes to be buffered, got {used}"
             pouring.cancel()
             fast.abort()  # the gateway does not read this socket now, and must detect its loss without reading
@@ -132,12 +132,12 @@ def test_flood_of_small_messages_does_not_block_others() -> None:
                 await flood.send("x")
             inbox_bytes = n * inbox.size_of("x")
             await wait_until(
-                lambda: gateway.gateway.duplex.buffered_bytes == inbox_bytes, "all messages to be buffered", 30
+                lambda: gateway.gateway.sockets.buffered_bytes == inbox_bytes, "all messages to be buffered", 30
             )
             await first.close()
             await flood.receive_until("queue_done")
             longest, n_turns = 0.0, 0
-            while gateway.gateway.duplex.buffered_bytes:
+            while gateway.gateway.sockets.buffered_bytes:
                 begun = time.monotonic()
                 await other.send("hello")
                 assert await other.receive_raw() == "hello"
@@ -149,7 +149,7 @@ def test_flood_of_small_messages_does_not_block_others() -> None:
 
 def test_silent_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection stays established, but it answers no ping and its buffers are full."""
-    monkeypatch.setattr(duplex, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sockets, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:
@@ -169,7 +169,7 @@ def test_silent_client_that_never_reads_is_disconnected(monkeypatch: pytest.Monk
 def test_sending_client_that_never_reads_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway does not read it either while its buffers are full, so missing pongs do not reveal it."""
     monkeypatch.setattr(relay, "STUCK_S", 0.5)
-    monkeypatch.setattr(duplex, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sockets, "CLOSE_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         async def pour(connection: ServerConnection) -> None:

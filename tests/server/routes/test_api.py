@@ -45,7 +45,7 @@ def test_ready_until_draining() -> None:
         async with asgi_client(gateway) as http:
             ready = await http.get("/readyz")
             assert (ready["ready"], ready["free_slots"], ready["total_slots"]) == (True, 2, 2), ready
-            gateway.duplex.drain()
+            gateway.live.drain()
             assert (await http.get("/readyz", 503))["draining"] is True
             assert (await http.get("/livez")) == {"alive": True}, "expected a draining gateway to be alive"
 
@@ -244,19 +244,22 @@ def test_apps_can_be_disabled_and_enabled() -> None:
     async def scenario() -> None:
         async with asgi_client(gateway_of()) as http:
             names = [app.app_id for app in KNOWN]
-            assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == names == ["omni", "audio_duplex"]
+            assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == names
+            assert names == ["turnbased", "half_duplex_audio", "omni", "audio_duplex"]
             got = await http.put("/api/admin/apps/omni", {"enabled": False})
             app = {"app_id": "omni", "name": "Omni Full-Duplex", "route": "/omni", "enabled": False}
             assert got == {"success": True, "app": app}, got
-            assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == ["audio_duplex"]
+            assert [app["app_id"] for app in (await http.get("/api/apps"))["apps"]] == [
+                one for one in names if one != "omni"
+            ]
             switches = {app["app_id"]: app["enabled"] for app in (await http.get("/api/admin/apps"))["apps"]}
-            assert switches == {"omni": False, "audio_duplex": True}
+            assert switches == {name: name != "omni" for name in names}
             answer = await http.request("GET", "/omni", 302)
             assert answer.headers["location"] == "/" and answer.headers["cache-control"] == "no-store"
             await http.request("GET", "/audio_duplex")
             await http.put("/api/admin/apps", {"app_id": "omni", "enabled": True})
             await http.request("GET", "/omni")
-            assert len((await http.get("/api/apps"))["apps"]) == 2
+            assert len((await http.get("/api/apps"))["apps"]) == len(KNOWN)
 
     asyncio.run(scenario())
 
@@ -271,7 +274,7 @@ def test_unknown_app_is_404() -> None:
                 assert await http.put(path, body, 404) == {"detail": "Unknown app: x"}
             for body in ({}, {"enabled": "no"}, {"enabled": 0}, [], None):
                 await http.put("/api/admin/apps/omni", body, 422)
-            assert len((await http.get("/api/apps"))["apps"]) == 2
+            assert len((await http.get("/api/apps"))["apps"]) == len(KNOWN)
 
     asyncio.run(scenario())
 

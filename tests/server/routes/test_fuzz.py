@@ -112,6 +112,6 @@ def test_invalid_frames_end_only_their_session() -> None:
                 code, _ = await client.wait_closed()
                 assert code in (1002, 1007), f"{data!r}: expected a protocol error, got {code}"
             await other.unit()
-            await wait_until(lambda: gateway.gateway.duplex.n_connections == 1, "the other connections to close")
+            await wait_until(lambda: len(gateway.gateway.live) == 1, "the other connections to close")
 
     run(scenario)

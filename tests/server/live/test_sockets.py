@@ -9,7 +9,7 @@ import pytest
 import websockets
 
 from benchmarks.serve.fake_worker import FakeWorker
-from server.live import duplex
+from server.live import slot_wait, sockets, worker_link
 from tests.server.live_gateway import (
     CHUNK,
     PREPARE,
@@ -79,7 +79,7 @@ def test_early_messages_are_processed_once_and_in_order() -> None:
 
 
 def test_reading_stops_when_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "MAX_BUFFERED", 100_000)
+    monkeypatch.setattr(sockets, "MAX_BUFFERED", 100_000)
 
     async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
@@ -87,11 +87,11 @@ def test_reading_stops_when_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> N
             early = await queued(gateway)
             big = CHUNK | {"audio_base64": "A" * 40_000}
             sending = asyncio.create_task(early.send(PREPARE, *[big] * 300))
-            await wait_until(lambda: gateway.gateway.duplex.buffered_bytes > 100_000, "the bound to be reached")
+            await wait_until(lambda: gateway.gateway.sockets.buffered_bytes > 100_000, "the bound to be reached")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await asyncio.shield(sending)
-            used = gateway.gateway.duplex.buffered_bytes
+            used = gateway.gateway.sockets.buffered_bytes
             assert used < 200_000, f"expected reading to stop after 100 kB and one message, got {used} bytes"
             await first.close()
             await early.receive_until("queue_done")
@@ -104,8 +104,8 @@ def test_reading_stops_when_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_waiting_client_gets_position_and_countdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert duplex.UPDATE_S < 3, f"expected an update at least every 3 s, got every {duplex.UPDATE_S}"
-    monkeypatch.setattr(duplex, "UPDATE_S", 0.2)
+    assert slot_wait.UPDATE_S < 3, f"expected an update at least every 3 s, got every {slot_wait.UPDATE_S}"
+    monkeypatch.setattr(slot_wait, "UPDATE_S", 0.2)
 
     async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
@@ -132,7 +132,7 @@ def test_waiting_client_gets_position_and_countdown(monkeypatch: pytest.MonkeyPa
 
 
 def test_positions_are_updated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "UPDATE_S", 60)
+    monkeypatch.setattr(slot_wait, "UPDATE_S", 60)
 
     async def scenario() -> None:
         async with FakeWorker(slots=1) as worker, running_gateway(worker) as gateway:
@@ -229,7 +229,7 @@ def test_diagnostics_are_stored_and_not_forwarded(tmp_path: Path) -> None:
             assert report["_server_recv_ts"] > 1e9, report
             await client.send(*[{"type": "client_diagnostic", "text": "x" * 60_000}] * 40)
             await client.unit()
-            await wait_until(lambda: not gateway.gateway.duplex._diagnostics.n_writing, "all reports to be written")
+            await wait_until(lambda: not gateway.gateway.sockets._diagnostics.n_writing, "all reports to be written")
             assert path.stat().st_size < 2**21, f"expected about a megabyte at most, got {path.stat().st_size}"
 
     run(scenario)
@@ -314,13 +314,13 @@ def test_refused_session_waits_and_is_retried() -> None:
             workers = gateway.gateway.dispatcher.workers
             await wait_until(lambda: workers.n_free == 1, "a slot")
 
-            async def refuse(*_: object) -> None:
+            async def refuse(*_: object, **__: object) -> None:
                 nonlocal refused
                 refused += 1
-                raise duplex.WorkerRefusedError("worker_0", expected="a free slot", got="HTTP 403")
+                raise worker_link.WorkerRefusedError("worker_0", expected="a free slot", got="HTTP 403")
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(duplex, "open_link", refuse)
+                patch.setattr(sockets, "open_link", refuse)
                 client = await gateway.connect()
                 first = await client.receive("queued")
                 assert first["position"] == 1, first
@@ -335,10 +335,10 @@ def test_internal_error_ends_one_session(monkeypatch: pytest.MonkeyPatch) -> Non
         async with FakeWorker(slots=2) as worker, running_gateway(worker) as gateway:
             other = await (await gateway.connect("other")).prepared()
 
-            async def fail(*_: object) -> None:
+            async def fail(*_: object, **__: object) -> None:
                 raise LookupError("unexpected")
 
-            monkeypatch.setattr(duplex, "open_link", fail)
+            monkeypatch.setattr(sockets, "open_link", fail)
             client = await gateway.connect()
             error = await client.receive("error")
             assert (error["code"], error["error"]) == (ErrorCode.INTERNAL, "unexpected"), error

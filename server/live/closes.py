@@ -1,0 +1,67 @@
+"""How the gateway ends a connection: close code, reason, label of the metric, and the error before it."""
+
+from typing import NamedTuple
+
+from worker.protocol.codes import CloseCode, ErrorCode
+from worker.protocol.messages import Error
+
+
+class SocketClose(NamedTuple):
+    """How a connection ends. how: value of the metric's label. error: message sent before the close frame."""
+
+    code: int
+    reason: str
+    how: str
+    error: Error | None = None
+
+
+class SessionEnd(Exception):
+    """The gateway ends the session."""
+
+    def __init__(self, close: SocketClose):
+        super().__init__(close.reason)
+        self.close = close
+
+
+CLIENT_GONE = SocketClose(CloseCode.NORMAL, "", "client gone")
+CLOSED = SocketClose(CloseCode.NORMAL, "closed", "ended")  # by the message `close` of a streaming session
+DRAINING = SocketClose(
+    CloseCode.SERVICE_RESTART,
+    "Shutting down",
+    "draining",
+    Error(error="The server is shutting down", code=ErrorCode.DRAINING),
+)
+CANCELLED = SocketClose(
+    CloseCode.TRY_AGAIN_LATER,
+    "Request cancelled",
+    "cancelled",
+    Error(error="Request cancelled", code=ErrorCode.CANCELLED),
+)
+ENDED = SocketClose(
+    CloseCode.POLICY_VIOLATION,
+    "Session ended",
+    "cancelled",
+    Error(error="The session was ended by the operator", code=ErrorCode.CANCELLED),
+)
+BUSY = SocketClose(
+    CloseCode.TRY_AGAIN_LATER,
+    "Busy",
+    "queue full",
+    Error(error="The server buffers too many requests", code=ErrorCode.QUEUE_FULL),
+)
+NO_REQUEST = SocketClose(CloseCode.POLICY_VIOLATION, "No request", "cancelled")
+
+
+def queue_full(max_size: int) -> SocketClose:
+    """The end of a session that found the queue full. max_size: number of tickets that may wait."""
+    error = Error(error=f"Queue full ({max_size} requests)", code=ErrorCode.QUEUE_FULL)
+    return SocketClose(CloseCode.TRY_AGAIN_LATER, "Queue full", "queue full", error)
+
+
+def worker_lost(error: Exception) -> SocketClose:
+    message = Error(error=f"The worker was lost: {error}", code=ErrorCode.WORKER_LOST)
+    return SocketClose(CloseCode.INTERNAL_ERROR, "Worker lost", "worker lost", message)
+
+
+def internal_error(error: Exception) -> SocketClose:
+    return SocketClose(CloseCode.INTERNAL_ERROR, "Internal error", "internal", Error.of(error, ErrorCode.INTERNAL))

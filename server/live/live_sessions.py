@@ -1,0 +1,90 @@
+"""All sessions of the gateway that are not over yet, over WebSockets and HTTP, and how they are ended together."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from server.dispatch.dispatcher import PendingSession
+from server.dispatch.workers import WorkerLease
+from server.live.closes import DRAINING, ENDED, SocketClose
+from server.live.kinds import Kind
+
+
+@dataclass(eq=False)
+class LiveSession:
+    """One session.
+
+    Attributes:
+        pending: its ticket; None before its request and between the turns of a streaming session.
+        messages_hash: of the messages of its last turn; "" where a kind has none.
+        active_at: Unix s of the last message in either direction.
+        task: runs the session; cancelled to end it.
+        forced_close: how it ends, if the gateway ends it.
+    """
+
+    session_id: str
+    kind: Kind
+    pending: PendingSession | None = None
+    messages_hash: str = ""
+    active_at: float = field(default_factory=time.time)
+    task: "asyncio.Task[object] | None" = None
+    forced_close: SocketClose | None = None
+
+    @property
+    def lease(self) -> WorkerLease | None:
+        return None if self.pending is None else self.pending.lease
+
+    def touch(self) -> None:
+        """Record a message."""
+        self.active_at = time.time()
+
+    def end(self, close: SocketClose) -> None:
+        """End the session, if it is not over."""
+        if self.task is not None and not self.task.done():
+            self.forced_close = close
+            self.task.cancel()
+
+
+class LiveSessions:
+    """The sessions of a gateway. draining: whether new ones are refused."""
+
+    def __init__(self) -> None:
+        self._all: list[LiveSession] = []
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def all(self) -> tuple[LiveSession, ...]:
+        """All sessions, oldest first."""
+        return tuple(self._all)
+
+    def add(self, session: LiveSession) -> None:
+        self._all.append(session)
+
+    def remove(self, session: LiveSession) -> None:
+        self._all.remove(session)
+
+    def find(self, session_id: str, *kinds: Kind) -> list[LiveSession]:
+        """The sessions with this id. kinds: only sessions of these kinds; none: of all kinds."""
+        return [one for one in self._all if one.session_id == session_id and (not kinds or one.kind in kinds)]
+
+    def end(self, session_id: str) -> int:
+        """End the sessions with this id. Returns: their number."""
+        found = self.find(session_id)
+        for session in found:
+            session.end(ENDED)
+        return len(found)
+
+    def drain(self) -> None:
+        """Refuse new sessions and end those that have no slot."""
+        self.draining = True
+        for session in self.all:
+            if session.lease is None:
+                session.end(DRAINING)
+
+    def close_all(self) -> None:
+        """End all sessions, with or without a slot."""
+        for session in self.all:
+            session.end(DRAINING)

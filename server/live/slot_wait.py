@@ -1,0 +1,117 @@
+"""The wait for a slot: places in the queue, and workers that refuse a session after all.
+
+Contains no reading of the client's messages.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import httpx
+
+from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
+from server.dispatch.queue import QueueFullError, RequestType
+from server.dispatch.workers import WorkerLease
+from server.live.closes import CANCELLED, DRAINING, SessionEnd, queue_full
+from server.live.live_sessions import LiveSessions
+from server.live.worker_link import WorkerLostError, WorkerRefusedError
+from server.metrics import GatewayMetrics
+from worker.protocol.messages import FromServer, Queued, QueueUpdate
+
+LOG = logging.getLogger(__name__)
+UPDATE_S = 2.5  # interval of queue_update messages; the protocol promises one every 3 s
+# Pause after a queue_update before the next one of the same client: 0.3 ms for each position in the queue, up to 0.4 s.
+# A change is sent to all waiting clients; the pauses spread that work, so that the relays of others run in between.
+SPREAD_S, MAX_SPREAD_S = 0.0003, 0.4
+
+Opened = TypeVar("Opened")
+Notify = Callable[[FromServer], Awaitable[None]]
+
+
+class SlotWait:
+    """Gives tickets to sessions and waits until a worker accepts them. http: client for the workers."""
+
+    def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, live: LiveSessions, http: httpx.AsyncClient):
+        self.dispatcher, self.metrics, self.live, self.http = dispatcher, metrics, live, http
+
+    def submit(self, request_type: RequestType, session_id: str) -> PendingSession:
+        """A ticket, with a slot if one is free. Raises: SessionEnd if the queue is full."""
+        try:
+            return self.dispatcher.submit(request_type, session_id)
+        except QueueFullError:
+            raise SessionEnd(queue_full(self.dispatcher.queue.max_size)) from None
+
+    async def open(
+        self, pending: PendingSession, connect: Callable[[WorkerLease], Awaitable[Opened]], notify: Notify | None
+    ) -> tuple[WorkerLease, Opened]:
+        """Wait until a worker accepts the session.
+
+        Args:
+            pending: the session's ticket.
+            connect: connects to the worker. Raises: WorkerRefusedError; WorkerLostError.
+            notify: sends messages about the queue; None for a client that gets none.
+        Returns:
+            The lease and the result of `connect`.
+        Raises:
+            SessionEnd; and the errors of `notify`.
+        """
+        submitted_at = time.monotonic()
+        session_id = pending.ticket.session_id
+        is_notified = False
+        while True:
+            if pending.lease is None:
+                if self.live.draining:
+                    raise SessionEnd(DRAINING)
+                await self._wait(pending, notify, is_notified)
+                is_notified = True
+            if pending.is_cancelled:
+                raise SessionEnd(CANCELLED)
+            lease = pending.lease
+            assert lease is not None, "expected a lease or a cancellation"
+            try:
+                opened = await connect(lease)
+            except WorkerRefusedError as refused:
+                LOG.warning("session %s waits again: %s", session_id, refused)
+                self.dispatcher.workers.suspend(lease.worker)
+            except WorkerLostError as lost:
+                LOG.warning("session %s waits again: %s", session_id, lost)
+                if lease.worker.health:
+                    self.metrics.record_worker_lost(lease.worker.name)
+                self.dispatcher.workers.record_loss(lease.worker)
+            else:
+                self.metrics.record_session_start(lease.request_type, time.monotonic() - submitted_at)
+                LOG.info("session %s has a slot of %s", session_id, lease.worker.name)
+                return lease, opened
+            self.dispatcher.requeue(pending)
+
+    async def _wait(self, pending: PendingSession, notify: Notify | None, is_notified: bool) -> None:
+        """Send positions until the client has a slot or is cancelled.
+
+        is_notified: the client received `queued`, which contains its ticket id.
+        """
+        while (position := self.dispatcher.position_of(pending)) is not None:
+            pending.changed.clear()  # a change while this message is sent causes another one
+            if notify is not None:
+                await notify(self._update(position) if is_notified else self._queued(pending, position))
+            is_notified = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UPDATE_S):
+                    await pending.changed.wait()
+            if pending.lease is None:
+                await asyncio.sleep(min(MAX_SPREAD_S, position.position * SPREAD_S))
+
+    def _queued(self, pending: PendingSession, position: QueuePosition) -> Queued:
+        return Queued(
+            ticket_id=pending.ticket.ticket_id,
+            position=position.position,
+            estimated_wait_s=position.wait_s,
+            queue_length=position.queue_length,
+        )
+
+    def _update(self, position: QueuePosition) -> QueueUpdate:
+        return QueueUpdate(
+            position=position.position, estimated_wait_s=position.wait_s, queue_length=position.queue_length
+        )

@@ -1,0 +1,44 @@
+"""The WebSocket routes, and the refusal of all other socket paths."""
+
+from fastapi import FastAPI, WebSocket
+from fastapi.responses import JSONResponse
+
+from server.admission import Admission
+from server.live.kinds import Kind, new_session_id, request_type_of
+from server.live.sockets import GatewaySockets
+from worker.protocol.session_id import session_id_of
+
+
+def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> None:
+    """Serve the sockets of all kinds, and refuse other paths with HTTP 404."""
+
+    async def serve(websocket: WebSocket, kind: Kind, session_id: str) -> None:
+        refusal = admission.refusal(websocket, request_type_of(kind, session_id))
+        if refusal is not None:
+            await websocket.send_denial_response(JSONResponse({"detail": refusal}, 403))
+            return
+        await sockets.serve(websocket, kind, session_id)
+
+    def add(kind: Kind, *, with_id: bool) -> None:
+        if with_id:
+
+            @app.websocket(f"{kind.path}/{{session_id}}")
+            async def named(websocket: WebSocket, session_id: str) -> None:
+                await serve(websocket, kind, session_id_of(session_id))
+
+        else:
+
+            @app.websocket(kind.path)
+            async def unnamed(websocket: WebSocket) -> None:
+                await serve(websocket, kind, new_session_id(kind))
+
+    add(Kind.DUPLEX, with_id=True)
+    add(Kind.HALF_DUPLEX, with_id=True)
+    add(Kind.CHAT, with_id=False)
+    add(Kind.STREAMING, with_id=True)
+    add(Kind.STREAMING, with_id=False)
+
+    @app.websocket("/{path:path}")
+    async def unknown(websocket: WebSocket, path: str) -> None:
+        detail = f"No socket at /{path[:100]}: expected one of {', '.join(kind.path for kind in Kind)}"
+        await websocket.send_denial_response(JSONResponse({"detail": detail}, 404))
