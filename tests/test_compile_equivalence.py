@@ -91,12 +91,12 @@ class Bench:
 
     def table(self, target: str) -> RegionTable:
         parts = self.engine.parts
-        return parts.vocoder.regions if COMPILE_TARGETS[target].table == "vocoder" else parts.duplex.runner.regions
+        return parts.vocoder.regions if COMPILE_TARGETS[target].table == "vocoder" else parts.unit_steps.regions
 
     def state(self) -> list[Tensor]:
         parts = self.engine.parts
         vocoder = [*parts.vocoder.state.tensors(), *parts.vocoder.vocode_state.tensors()]
-        return [*parts.duplex.state.tensors(), *vocoder]
+        return [*parts.unit_steps.state.tensors(), *vocoder]
 
 
 def talk(engine: Engine, n_units: int) -> list[UnitResult]:

@@ -61,9 +61,9 @@ def together(cast, traces, batches) -> dict[str, SessionRecord]:
     """Every trace as one session of one engine."""
     step = UnitSteps.step
 
-    def counted(duplex: UnitSteps, slots: list[int], *arguments: Any) -> Any:
+    def counted(unit_steps: UnitSteps, slots: list[int], *arguments: Any) -> Any:
         batches.append(len(slots))
-        return step(duplex, slots, *arguments)
+        return step(unit_steps, slots, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnitSteps, "step", counted)

@@ -73,7 +73,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts, config: EngineConfig, *, observer: Observer | None = None):
         self.parts, self.config = parts, config
-        unit_steps, language = parts.duplex, parts.language
+        unit_steps, language = parts.unit_steps, parts.language
         voices = VoiceManager(unit_steps, parts.vocoder)
         self._unit_steps = unit_steps
         self._loop = UnitLoop(unit_steps, parts.vocoder, voices, observer=observer)

@@ -83,7 +83,7 @@ class ChoiceRecorder(Observer):
 
     def record_logits(self, running: RunningEngine) -> None:
         """Record the logits, which the loop does not pass to observers."""
-        unit_steps = running.parts.duplex
+        unit_steps = running.parts.unit_steps
 
         def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
             def call(slots: Sequence[int], *arguments: Any, **named: Any) -> Any:
@@ -328,7 +328,7 @@ def _check_free_memory(twin: EngineParts) -> None:
         return
     modules = (twin.model, twin.vocoder.parts.flow, twin.vocoder.parts.hift)
     n_bytes = sum(tensor.nbytes for module in modules for tensor in module.state_dict().values())
-    expected = (n_bytes + twin.duplex.state.nbytes() + twin.vocoder.n_bytes) // 2 + COMPARING_BYTES
+    expected = (n_bytes + twin.unit_steps.state.nbytes() + twin.vocoder.n_bytes) // 2 + COMPARING_BYTES
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     if free < expected:

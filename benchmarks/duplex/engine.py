@@ -265,7 +265,7 @@ def start(
         "not_captured": _not_captured(parts) if result.n_graphs else [],
         "compile_config": config.compile.model_dump(mode="json"),
         "n_weights": sum(p.numel() for p in parts.model.parameters()),
-        "slot_bytes": parts.duplex.state.nbytes(),
+        "slot_bytes": parts.unit_steps.state.nbytes(),
         "vocoder_slot_bytes": parts.vocoder.n_bytes,
         "bytes_of_1000_rows": 1000 * _row_bytes(parts),
         "bytes_of_a_voice_second": FRAMES_PER_SECOND * _voice_frame_bytes(parts),
@@ -319,13 +319,13 @@ def _warm_up(engine: Engine, voice: Voice, units: list[WarmUpUnit]) -> None:
 
 def _not_captured(parts: EngineParts) -> list[str]:
     """Regions that units call and that were not captured."""
-    tables = (parts.duplex.runner.regions, parts.vocoder.regions)
+    tables = (parts.unit_steps.regions, parts.vocoder.regions)
     return [name for name in SERVING for table in tables if name in table.table and name not in table.captured]
 
 
 def _row_bytes(parts: EngineParts) -> int:
     """Bytes of one more context row in every slot, including the scratch slot."""
-    cache = parts.duplex.state.llm
+    cache = parts.unit_steps.state.llm
     return held_bytes((*cache.k, *cache.v)) // cache.k[0].shape[2]
 
 

@@ -29,7 +29,7 @@ def unit_floor(
         n_frames: images in a unit, 0 or 1.
         steps: Euler steps.
     """
-    regions = parts.duplex.runner.regions
+    regions = parts.unit_steps.regions
     kv = {"batch": batch, "kv": context}
     # Counted one speech token at a time; a call of the region may make several steps.
     speech = {"batch": batch, "kv": SPEECH_ROWS}

@@ -54,7 +54,7 @@ def paired_slots(one: EngineParts, other: EngineParts) -> dict[str, tuple[SlotTe
 
 def omni_slots(parts: EngineParts) -> SlotTensors:
     """The model's slots without the scratch slot, in which padding rows overwrite each other in any order."""
-    state, n = parts.duplex.state, parts.n_slots
+    state, n = parts.unit_steps.state, parts.n_slots
     caches = [part for part in (state.llm, state.apm, state.speech and state.speech.cache) if part is not None]
     rows = {id(tensor) for cache in caches for tensor in (*cache.k, *cache.v)}
     return SlotTensors([tensor[:n] for tensor in state.tensors() if id(tensor) not in rows], caches, n, state.scratch)

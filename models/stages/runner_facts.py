@@ -1,4 +1,4 @@
-"""Sizes of a runner and its encoders that need no slot, for callers of `UnitSteps`."""
+"""Regions, sizes and encoders of a runner that need no slot, for callers of `UnitSteps`."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from models.stages.message_reader import Content
+from models.stages.region_table import Regions, Shapes
 from models.stages.runner import Rows, Runner
 
 
 class RunnerFacts:
-    """Base of `UnitSteps`: device, sizes and encoders of its runner."""
+    """Base of `UnitSteps`: device, table of regions, sizes and encoders of its runner."""
 
     def __init__(self, runner: Runner):
         self.runner = runner
@@ -18,6 +19,25 @@ class RunnerFacts:
     @property
     def device(self) -> torch.device:
         return self.runner.model.device
+
+    @property
+    def regions(self) -> Regions:
+        """The table of regions; `use_shapes` replaces it."""
+        return self.runner.regions
+
+    @property
+    def shapes(self) -> Shapes:
+        """Bucket sizes of the regions."""
+        return self.runner.shapes
+
+    def use_shapes(self, shapes: Shapes) -> None:
+        """Change the bucket sizes of later calls, see `Runner.use_shapes`."""
+        self.runner.use_shapes(shapes)
+
+    @property
+    def n_slots(self) -> int:
+        """Slots, leased or not."""
+        return self.runner.state.n_slots
 
     @property
     def n_free(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.checkpoint.config import TTSConfig
 from models.errors import ContextOverflowError, SettingsError, ShapeError
 from models.graphs.streams import AsyncHostCopy, SideStream
 from models.layers.speech_state import SPEECH_TOKENS_PER_CALL
@@ -109,6 +110,15 @@ class Speaker:
         """Whether tokens are drawn on a side stream instead of before the call returns."""
         return self._side.is_async
 
+    @property
+    def config(self) -> TTSConfig:
+        """Sizes and defaults of the speech model."""
+        return self.runner.model.config.tts_config
+
+    def check_slot(self, slot: int) -> None:
+        """Raises: SlotError if there is no such slot."""
+        self.runner.check_slots([slot])
+
     def join(self) -> None:
         """Let later work on the caller's stream wait for all tokens requested so far."""
         self._side.join()
@@ -124,7 +134,7 @@ class Speaker:
         Raises: SlotError or SettingsError, with nothing changed.
         """
         self.runner.check_slots([slot])
-        eos = self.runner.model.config.tts_config.speech_eos_id if eos is None else eos
+        eos = self.config.speech_eos_id if eos is None else eos
         self.join()
         self.state.sampler.configure(slot, settings, eos, seed)
         self.empty_cache(slot)
@@ -173,7 +183,7 @@ class Speaker:
 
     def check_rows(self, slot: int, rows: Tensor) -> None:
         """Raises: ShapeError unless `rows` is one or more conditioning rows [n, D]."""
-        width = self.runner.model.config.tts_config.hidden_size
+        width = self.config.hidden_size
         if rows.ndim != 2 or rows.shape[1] != width or len(rows) < 1:
             expected = f"conditioning rows [1 or more, {width}]"
             raise ShapeError(f"speech of slot {slot}", expected=expected, got=tuple(rows.shape))

@@ -53,8 +53,8 @@ class SpeechStream:
         max_speech_tokens: int = STREAM_MAX_SPEECH_TOKENS,
         compat: Compat = "fixed",
     ):
-        speaker.runner.check_slots([slot])
-        config = speaker.runner.model.config.tts_config
+        speaker.check_slot(slot)
+        config = speaker.config
         self.speaker, self.slot, self.max_speech_tokens, self.compat = speaker, slot, max_speech_tokens, compat
         self.attention_type: AttentionType = attention_type or config.attention_type
         self.window: int = config.streaming_sliding_window_audio_window_size if window is None else window

@@ -27,7 +27,7 @@ class SessionRecord:
     keeps_rows: units whose context rows are kept as tensors. from_snapshot: the prompt was copied, not fed.
     """
 
-    duplex: UnitSteps
+    unit_steps: UnitSteps
     session: Session
     tokenizer: Tokenizer
     keeps_rows: frozenset[int] = frozenset()
@@ -101,7 +101,7 @@ class SessionRecord:
             modes = {(False, True): "AUDIO", (True, False): "VISION", (True, True): "OMNI"}
             fields["mode"] = modes[bool(job.layout.image_starts), bool(job.layout.audio_starts)]
         if log.mel is not None:
-            n_samples = self.duplex.state.mel.n_samples[self.session.slot]
+            n_samples = self.unit_steps.state.mel.n_samples[self.session.slot]
             start = window_start(n_samples)
             fields |= {
                 "mel_frames": log.mel.shape[1],
@@ -112,7 +112,7 @@ class SessionRecord:
         return fields
 
     def _generate(self, log: UnitLog, decoder: UnitDecoder | None) -> dict[str, Any]:
-        result, speech = log.event, self.duplex.state.speech
+        result, speech = log.event, self.unit_steps.state.speech
         n_spoken = 0 if speech is None else int(speech.cache.positions[self.session.slot])
         sound = torch.zeros(0) if result.pcm is None else torch.from_numpy(result.pcm)
         return {
@@ -216,7 +216,7 @@ class SessionRecord:
         return self.session.config.window.mode == "context"
 
     def _device_counts(self) -> dict[str, int]:
-        state, slot = self.duplex.state, self.session.slot
+        state, slot = self.unit_steps.state, self.session.slot
         tensors = {
             "context_len": state.llm.lengths,
             "remembered": state.text.count,
@@ -232,13 +232,13 @@ class SessionRecord:
 
     def _counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Counters of the host and of the device, which must be equal."""
-        host = self.duplex.counters(self.session.slot)._asdict()
+        host = self.unit_steps.counters(self.session.slot)._asdict()
         device = self._device_counts()
         return {name: host[name] for name in device}, device
 
     def _history_added(self) -> list[int]:
         """Tokens added to the sampler's history by this unit."""
-        ring = self.duplex.state.text.history[self.session.slot]
+        ring = self.unit_steps.state.text.history[self.session.slot]
         return [int(ring[place % len(ring)]) for place in range(self._n_remembered, self._count("remembered"))]
 
     def _waiting_tokens(self) -> list[int]:
@@ -247,7 +247,7 @@ class SessionRecord:
 
     def _rows(self) -> dict[str, list[Tensor]]:
         """Keys and values of the context, [kv_heads, rows, head_dim] for each layer."""
-        cache, slot = self.duplex.state.llm, self.session.slot
+        cache, slot = self.unit_steps.state.llm, self.session.slot
         return {
             part: [layer[slot, :, : self.n_rows] for layer in layers]
             for part, layers in (("key", cache.k), ("value", cache.v))

@@ -48,7 +48,7 @@ class _Player:
         self._session = stage.sessions.open(trace.name, config, lambda event: None)
         stage.watcher.join(trace.name, self._session.slot)
         wanted = frozenset(int(name[1:].split(".")[0]) for name in trace.tensors if ".after_evict." in name)
-        self.account = SessionRecord(stage.duplex, self._session, stage.cast.tokenizer, wanted)
+        self.account = SessionRecord(stage.unit_steps, self._session, stage.cast.tokenizer, wanted)
         self._log: UnitLog | None = None
 
     @property

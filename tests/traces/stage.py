@@ -63,11 +63,11 @@ class RecordedEngine:
             llm_len=llm_len,
             shapes=Shapes(batch=(*(size for size in BATCHES if size < n_slots), n_slots)),
         )
-        self.duplex = UnitSteps(runner, Speaker(runner) if model.config.init_tts else None)
-        self.watcher, vocoder = Watcher(self.duplex), FakeVocoder()
+        self.unit_steps = UnitSteps(runner, Speaker(runner) if model.config.init_tts else None)
+        self.watcher, vocoder = Watcher(self.unit_steps), FakeVocoder()
         self.language = Language(cast.tokenizer, image_rows=model.config.query_num)
-        self.voices = VoiceManager(self.duplex, vocoder)
-        self.loop = RecordingLoop(self.duplex, vocoder, self.voices, observer=self.watcher)
+        self.voices = VoiceManager(self.unit_steps, vocoder)
+        self.loop = RecordingLoop(self.unit_steps, vocoder, self.voices, observer=self.watcher)
         default = SessionConfig(window=WindowConfig(mode="off"))
         config = EngineConfig(llm_len=llm_len, snapshots=snapshots, session=default)
-        self.sessions = Sessions(self.duplex, self.language, self.voices, self.loop, config)
+        self.sessions = Sessions(self.unit_steps, self.language, self.voices, self.loop, config)

@@ -42,7 +42,7 @@ def _answer(cast: RecordedModel, case: dict[str, Any], config: ReplyConfig, name
     content = Content((*prompt, *opened))
     events: list[Event] = []
     log = stage.watcher.fresh(name)
-    answers = Answers(stage.sessions, stage.duplex, stage.language, stage.voices, stage.loop)
+    answers = Answers(stage.sessions, stage.unit_steps, stage.language, stage.voices, stage.loop)
     session = answers.chat(name, content, config, events.append, voice=VOICE, arrived=0.0)
     stage.watcher.join(name, session.slot)
     while stage.loop.run():

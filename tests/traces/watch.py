@@ -66,12 +66,12 @@ class UnitLog:
 class Watcher(Observer):
     """Keeps a log per session; `fresh` begins the next unit. It wraps the regions of its engine."""
 
-    def __init__(self, duplex: UnitSteps):
-        self._duplex, self._state = duplex, duplex.state
+    def __init__(self, unit_steps: UnitSteps):
+        self._unit_steps, self._state = unit_steps, unit_steps.state
         self.logs: dict[str, UnitLog] = {}
         self._names: dict[int, str] = {}
         self._chosen_from: dict[int, tuple[Tensor, int]] = {}
-        table = duplex.runner.regions
+        table = unit_steps.regions
         self._run, table.run = table.run, self._recorded
 
     def join(self, session: str, slot: int) -> None:
@@ -84,7 +84,7 @@ class Watcher(Observer):
     # --- callbacks of the loop ----------------------------------------------------------------------
 
     def rows_fed(self, session: str, what: str, past: int, rows: Any) -> None:
-        model = self._duplex.runner.model
+        model = self._unit_steps.runner.model
         if not isinstance(rows, Rows):
             listed = [rows] if isinstance(rows, int) else list(rows)
             rows = Rows.mixed(listed, [])

@@ -54,7 +54,7 @@ class EngineParts:
     """
 
     model: OmniModel
-    duplex: UnitSteps
+    unit_steps: UnitSteps
     vocoder: Vocoder | None
     language: Language
     pictures: PreprocessorConfig
@@ -168,7 +168,7 @@ def assemble(
             vocoder.use_plain(compiled_vocoder)
     return EngineParts(
         model=model,
-        duplex=UnitSteps(runner, Speaker(runner) if model.config.init_tts else None),
+        unit_steps=UnitSteps(runner, Speaker(runner) if model.config.init_tts else None),
         vocoder=vocoder,
         language=Language(tokenizer, image_rows=model.config.query_num),
         pictures=pictures,

@@ -83,7 +83,7 @@ class CacheReport:
 def cache_facts(parts: EngineParts, config: CompileConfig) -> dict[str, str]:
     """Name -> value of everything that compiled code depends on."""
     device = parts.model.device
-    tables = [parts.duplex.runner.regions, *([parts.vocoder.regions] if parts.vocoder is not None else [])]
+    tables = [parts.unit_steps.regions, *([parts.vocoder.regions] if parts.vocoder is not None else [])]
     shapes: list[Any] = [asdict(table.shapes) for table in tables]
     shapes += [(name, list(p.shape), str(p.dtype)) for table in tables for name, p in table.root.named_parameters()]
     return {

@@ -103,9 +103,9 @@ def _prepare_retry(parts: EngineParts, failed: Table | None) -> None:
     if failed == "vocoder" and parts.vocoder is not None:
         parts.vocoder.use_plain(parts.compiled_vocoder_shapes)
     elif failed == "omni":
-        parts.duplex.state.split_scratch()
+        parts.unit_steps.state.split_scratch()
         if parts.compiled_shapes is not None:
-            parts.duplex.runner.use_shapes(parts.compiled_shapes)
+            parts.unit_steps.use_shapes(parts.compiled_shapes)
     reset_compiler()
 
 
@@ -168,7 +168,7 @@ class RecompileWatch:
 
 
 def _tables(parts: EngineParts) -> dict[str, RegionTable]:
-    tables: dict[str, RegionTable] = {"omni": parts.duplex.runner.regions}
+    tables: dict[str, RegionTable] = {"omni": parts.unit_steps.regions}
     if parts.vocoder is not None:
         tables["vocoder"] = parts.vocoder.regions
     return tables

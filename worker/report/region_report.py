@@ -253,8 +253,8 @@ def settings(config: EngineConfig) -> dict[str, Scalar]:
 
 
 def _check_no_session(parts: EngineParts) -> None:
-    runner, vocoder = parts.duplex.runner, parts.vocoder
-    n_open = runner.state.n_slots - runner.pool.n_free
+    unit_steps, vocoder = parts.unit_steps, parts.vocoder
+    n_open = unit_steps.n_slots - unit_steps.n_free
     n_open += vocoder.sizes.n_sessions - vocoder.n_free if vocoder else 0
     if n_open:
         raise ReportError("report of regions", expected="no session", got=f"{n_open} slots in use")
@@ -263,8 +263,8 @@ def _check_no_session(parts: EngineParts) -> None:
 def _chosen(
     parts: EngineParts, names: Sequence[str] | None
 ) -> list[tuple[RegionTable, OmniSlots | SoundSlots, Region]]:
-    runner = parts.duplex.runner
-    tables: list[tuple[RegionTable, Any]] = [(runner.regions, OmniSlots(runner.state))]
+    unit_steps = parts.unit_steps
+    tables: list[tuple[RegionTable, Any]] = [(unit_steps.regions, OmniSlots(unit_steps.state))]
     if parts.vocoder is not None:
         tables.append((parts.vocoder.regions, SoundSlots(parts.vocoder)))
     known = {name: (table, slots, table.table[name]) for table, slots in tables for name in table.table}

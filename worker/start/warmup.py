@@ -254,9 +254,9 @@ class _Run:
         with named("burst"):
             while len(self._sessions) < parts.n_slots:
                 self._open(eager, prompt)
-        runner = parts.duplex.runner
-        sizes = [*(size for size in runner.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
-        if runner.regions.is_sealed:  # the compile stage has run every size
+        unit_steps = parts.unit_steps
+        sizes = [*(size for size in unit_steps.shapes.batch if size < parts.n_slots), *[parts.n_slots] * 2]
+        if unit_steps.regions.is_sealed:  # the compile stage has run every size
             sizes = sizes[-1:]
         for number, size in enumerate(sizes):
             unit = units[number % len(units)]
@@ -279,8 +279,8 @@ class _Run:
         """Run the speech regions that no unit has run, on example input in scratch slots."""
         parts = self._engine.parts
         tables: list[tuple[RegionTable, Sequence[str]]] = []
-        if parts.duplex.speaker is not None and not report.tts_triggered:
-            tables.append((parts.duplex.runner.regions, SPEECH_REGIONS))
+        if parts.unit_steps.speaker is not None and not report.tts_triggered:
+            tables.append((parts.unit_steps.regions, SPEECH_REGIONS))
         if parts.vocoder is not None and not self._has_sound:
             tables.append((parts.vocoder.regions, SOUND_REGIONS))
         if not tables:

@@ -196,7 +196,7 @@ def test_detects_a_changed_weight_in_the_twin(running: RunningEngine, weights: W
     assert math.isclose(errors["omni"]["unit_step"].relative, 0.01 / 1.01, rel_tol=0.05)
     assert errors["omni"]["speech_step"].state_relative > 1e-4, "expected errors in cache rows that the call wrote"
     assert errors["omni"]["audio_unit"].relative == errors["omni"]["audio_unit"].state_relative == 0
-    assert running.parts.duplex.runner.regions is not None
+    assert running.parts.unit_steps.regions is not None
     assert weights.model.llm.lm_head.weight.data_ptr() != wide.model.llm.lm_head.weight.data_ptr()
 
 

@@ -112,7 +112,7 @@ def test_served_regions_are_compared_without_the_narrow_twin(
 def test_narrow_twin_runs_in_the_first_half_of_the_time_limit(running: RunningEngine, weights: Weights) -> None:
     twin, narrow = (weights.copy_as(dtype).parts(SPEC, SPEC.engine_config()) for dtype in (torch.float32, NARROW))
     with compare_calls(running.parts, twin, 60.0, narrow):
-        for table in (running.parts.duplex.runner.regions, running.parts.vocoder.regions):
+        for table in (running.parts.unit_steps.regions, running.parts.vocoder.regions):
             assert math.isclose(table._until - table._narrow.until, 30.0, abs_tol=1.0)
             assert table._narrow.regions.root is not table._served.root
 
@@ -197,7 +197,7 @@ def test_memory_check_requires_half_a_twin_and_the_comparison(monkeypatch: pytes
     modules[0].device = torch.device("cuda")
     slots = SimpleNamespace(nbytes=lambda: 8_000_000)
     vocoder = SimpleNamespace(parts=SimpleNamespace(flow=modules[1], hift=modules[2]), n_bytes=4_000_000)
-    twin = SimpleNamespace(model=modules[0], vocoder=vocoder, duplex=SimpleNamespace(state=slots))
+    twin = SimpleNamespace(model=modules[0], vocoder=vocoder, unit_steps=SimpleNamespace(state=slots))
     least = 12_000_000 + correctness.COMPARING_BYTES
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (least, 0))

@@ -101,14 +101,14 @@ class Conversation:
 
     def check(self) -> None:
         """Assert that host counters equal the device's and that no speech of an answer is left."""
-        assert_mirrors(self.engine.duplex, self.slot)
-        assert not self.engine.duplex.speaker.is_in_call(self.slot), "expected no call in flight"
-        n_rows = self.engine.duplex.speaker.rows(self.slot)
+        assert_mirrors(self.engine.unit_steps, self.slot)
+        assert not self.engine.unit_steps.speaker.is_in_call(self.slot), "expected no call in flight"
+        n_rows = self.engine.unit_steps.speaker.rows(self.slot)
         assert n_rows == 0, f"rows of speech: expected none, got {n_rows}"
 
     @property
     def n_rows(self) -> int:
-        return self.engine.duplex.context_len(self.slot)
+        return self.engine.unit_steps.context_len(self.slot)
 
 
 def load(root: Any, name: str) -> np.ndarray:
@@ -138,7 +138,7 @@ def record_segments(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) ->
 
 def assert_context(conversation: Conversation, parts: Sequence[str | np.ndarray]) -> None:
     """Assert that the slot holds what one prefill of text and sound gives."""
-    engine, runner = conversation.engine, conversation.engine.duplex.runner
+    engine, runner = conversation.engine, conversation.engine.unit_steps.runner
     ids: list[int] = []
     media: list[tuple[int, torch.Tensor]] = []
     for part in parts:
@@ -151,8 +151,8 @@ def assert_context(conversation: Conversation, parts: Sequence[str | np.ndarray]
             media.append((len(ids) - 1 - n, rows[:n]))
             rows = rows[n:]
     assert conversation.n_rows == len(ids), f"rows: expected {len(ids)}, got {conversation.n_rows}"
-    with engine.duplex.lease() as slot:
-        engine.duplex.feed([slot], [Rows.mixed(ids, media)], [False])
+    with engine.unit_steps.lease() as slot:
+        engine.unit_steps.feed([slot], [Rows.mixed(ids, media)], [False])
         expected = rows_of(runner, slot)
     for number, (got, one) in enumerate(zip(rows_of(runner, conversation.slot), expected, strict=True)):
         assert_close(got, one, 1e-4, f"tensor {number}")

@@ -159,7 +159,7 @@ class AnsweringEngine:
     """Sessions, replies and loop as on the engine thread, driven by the test; events by session name."""
 
     def __init__(self, parts: EngineParts, observer: Observer | None = None):
-        self.parts, self.duplex, self.language = parts, parts.duplex, parts.language
+        self.parts, self.unit_steps, self.language = parts, parts.unit_steps, parts.language
         self.reader = MessageReader(parts.model.config, self.language.tokenizer, parts.pictures)
         self.events: dict[str, list[Event]] = defaultdict(list)
         self.use(ToneVocoder(parts.n_slots), observer)
@@ -167,11 +167,11 @@ class AnsweringEngine:
     def use(self, vocoder: Any, observer: Observer | None = None) -> None:
         """Start over with this vocoder."""
         self.vocoder, self.observer = vocoder, observer or Script()
-        self.voices = VoiceManager(self.duplex, vocoder)
-        self.loop = UnitLoop(self.duplex, vocoder, self.voices, observer=self.observer)
+        self.voices = VoiceManager(self.unit_steps, vocoder)
+        self.loop = UnitLoop(self.unit_steps, vocoder, self.voices, observer=self.observer)
         config = make_config(self.parts.n_slots, LLM_LEN)
-        self.sessions = Sessions(self.duplex, self.language, self.voices, self.loop, config)
-        self.answers = Answers(self.sessions, self.duplex, self.language, self.voices, self.loop)
+        self.sessions = Sessions(self.unit_steps, self.language, self.voices, self.loop, config)
+        self.answers = Answers(self.sessions, self.unit_steps, self.language, self.voices, self.loop)
 
     def content(self, *parts: Any, config: ReplyConfig = WRITTEN) -> Content:
         """One user message as content."""
@@ -230,7 +230,7 @@ class AnsweringEngine:
     @property
     def n_free(self) -> tuple[int, int]:
         """Free slots of the model and of the vocoder."""
-        return self.duplex.n_free, self.vocoder.n_free
+        return self.unit_steps.n_free, self.vocoder.n_free
 
 
 class Script(Observer):

@@ -207,7 +207,7 @@ def test_drops_old_rounds_above_the_high_watermark(
 ) -> None:
     reply = WRITING.reply.model_copy(update={"compat": compat})
     config = WRITING.model_copy(update={"reply": reply, "high_tokens": 180, "low_tokens": 100})
-    conversation, cache = Conversation(engine, config=config), engine.duplex.state.llm
+    conversation, cache = Conversation(engine, config=config), engine.unit_steps.state.llm
     n_system, most, sizes = conversation.n_rows, 0, []
     drops: list[Drop] = []
     close = conversation.session.rounds.close
@@ -217,7 +217,7 @@ def test_drops_old_rounds_above_the_high_watermark(
         return found
 
     monkeypatch.setattr(conversation.session.rounds, "close", recorded)
-    before = rows_of(engine.duplex.runner, conversation.slot)
+    before = rows_of(engine.unit_steps.runner, conversation.slot)
     for number in range(7):
         result = conversation.say(greeting)
         assert isinstance(result, ReplyResult), f"round {number}: {result}"
@@ -230,7 +230,7 @@ def test_drops_old_rounds_above_the_high_watermark(
     # Reference: the kept keys are rotated to their new positions. Fixed: the system message's keys are.
     ahead = sum(drop.n for drop in drops) if compat == "fixed" else 0
     assert int(cache.positions[conversation.slot]) == conversation.n_rows + ahead
-    after = rows_of(engine.duplex.runner, conversation.slot)
+    after = rows_of(engine.unit_steps.runner, conversation.slot)
     n_layers = len(before) // 2  # keys of all of them, then values
     for values, now in zip(before[n_layers:], after[n_layers:], strict=True):
         assert torch.equal(values, now[:, :n_system]), "expected the system message's values unchanged"
@@ -271,7 +271,7 @@ def test_take_back_removes_the_round(
 ) -> None:
     conversation = Conversation(engine)
     first = conversation.say(greeting)
-    before = rows_of(engine.duplex.runner, conversation.slot)
+    before = rows_of(engine.unit_steps.runner, conversation.slot)
     script(engine, "x" * 15)
     conversation.push(greeting)
     for _ in range(n_steps):
@@ -282,7 +282,7 @@ def test_take_back_removes_the_round(
     conversation.check()
     engine.settle()
     assert len(conversation.events) == n, "expected no outcome"
-    for one, other in zip(before, rows_of(engine.duplex.runner, conversation.slot), strict=True):
+    for one, other in zip(before, rows_of(engine.unit_steps.runner, conversation.slot), strict=True):
         assert torch.equal(one, other), "expected the context as it was"
     assert conversation.half_duplex.take_back().result() is False
     assert_same_events("conversation", [first, conversation.say(question)], undisturbed)
@@ -299,8 +299,8 @@ def test_failed_round_leaves_no_trace(
 ) -> None:
     conversation = Conversation(engine)
     first = conversation.say(greeting)
-    before = rows_of(engine.duplex.runner, conversation.slot)
-    owner = engine.duplex.runner if stage == "encode_clips" else engine.duplex
+    before = rows_of(engine.unit_steps.runner, conversation.slot)
+    owner = engine.unit_steps.runner if stage == "encode_clips" else engine.unit_steps
     real, count = getattr(owner, stage), [0]
 
     def broken(*given: Any, **options: Any) -> Any:
@@ -315,7 +315,7 @@ def test_failed_round_leaves_no_trace(
         failure = conversation.say(greeting)
     script(engine)
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 2
-    for one, other in zip(before, rows_of(engine.duplex.runner, conversation.slot), strict=True):
+    for one, other in zip(before, rows_of(engine.unit_steps.runner, conversation.slot), strict=True):
         assert torch.equal(one, other), "expected the context as it was"
     assert_same_events("conversation", [first, conversation.say(question)], undisturbed)
 

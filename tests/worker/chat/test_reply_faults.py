@@ -62,7 +62,7 @@ def test_failed_reply_affects_no_other_session(
 ) -> None:
     bad = engine.ask("bad", ASKED, config=LONGER)
     engine.ask("good", ASKED, config=SPOKEN)
-    break_down(monkeypatch, engine.duplex, stage, bad.slot, after)
+    break_down(monkeypatch, engine.unit_steps, stage, bad.slot, after)
     engine.settle()
     failure = engine.take("bad")[-1]
     assert isinstance(failure, Failure) and str(failure.error) == "broken" and failure.unit == 1
@@ -79,7 +79,7 @@ def test_failed_step_does_not_change_the_speech_of_others(
         expected = alone(engine, config)
         bad = engine.ask("bad", ASKED, config=config.model_copy(update={"speak": False}))
         engine.ask("good", ASKED, config=config)
-        break_down(monkeypatch, engine.duplex, "step", bad.slot, 22)
+        break_down(monkeypatch, engine.unit_steps, "step", bad.slot, 22)
         engine.settle()
     assert isinstance(engine.take("bad")[-1], Failure)
     assert_same_events("neighbour", engine.received("good"), expected)
@@ -90,14 +90,14 @@ def test_nan_logits_fail_one_reply(
 ) -> None:
     bad = engine.ask("bad", ASKED, config=SPOKEN)
     engine.ask("good", ASKED, config=SPOKEN)
-    step, count = engine.duplex.step, [0]
+    step, count = engine.unit_steps.step, [0]
 
     def odd(slots: Sequence[int], *given: Any) -> Any:
         count[0] += 1
         chosen = step(slots, *given)
         return [one._replace(bad=slot == bad.slot and count[0] > 4) for slot, one in zip(slots, chosen, strict=True)]
 
-    monkeypatch.setattr(engine.duplex, "step", odd)
+    monkeypatch.setattr(engine.unit_steps, "step", odd)
     engine.settle()
     assert isinstance(engine.take("bad")[-1].error, NumericsError)
     assert_same_events("neighbour", engine.received("good"), expected["spoken"])
@@ -126,7 +126,7 @@ def test_failed_speech_keeps_the_text(
     whole = expected[compat][-1]
     bad = engine.ask("bad", ASKED, config=SETTINGS[compat])
     engine.ask("good", ASKED, config=SPOKEN)
-    owner = engine.vocoder if stage == "start" else engine.duplex.speaker
+    owner = engine.vocoder if stage == "start" else engine.unit_steps.speaker
     number = bad.speech.vocoder_slot if stage == "start" else bad.slot
     job = next(job for job in engine.loop.jobs if job.session is bad)
     break_down(monkeypatch, owner, stage, number, after, job)
@@ -149,8 +149,8 @@ def test_failed_speech_keeps_the_text(
 
 def test_text_fails_after_its_speech(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = engine.ask("bad", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 40}))
-    break_down(monkeypatch, engine.duplex.speaker, "begin", bad.slot)
-    break_down(monkeypatch, engine.duplex, "step", bad.slot, 25)
+    break_down(monkeypatch, engine.unit_steps.speaker, "begin", bad.slot)
+    break_down(monkeypatch, engine.unit_steps, "step", bad.slot, 25)
     failure = engine.outcome("bad")
     assert isinstance(failure, Failure) and str(failure.error) == "broken"
 
@@ -174,6 +174,6 @@ def test_refuses_a_conversation_beyond_the_context(engine: AnsweringEngine) -> N
 def test_without_a_voice_every_token_is_allowed(engine: AnsweringEngine) -> None:
     for speaker, expected in ((None, REPLY_TEXT_SET), (0, REPLY_SET)):
         session = engine.ask("a", ASKED, config=SPOKEN, speaker=speaker)
-        assert int(engine.duplex.state.text.set_index[session.slot]) == expected
+        assert int(engine.unit_steps.state.text.set_index[session.slot]) == expected
         result = engine.outcome("a")
         assert (result.pcm is None, result.n_speech_tokens == 0) == (speaker is None,) * 2

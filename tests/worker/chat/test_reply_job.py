@@ -170,7 +170,7 @@ def test_written_replies_equal_chat(
     config = ReplyConfig(max_new_tokens=20, repetition_penalty=1.0, length_penalty=1.0, decode_mode="greedy")
     engine.ask("a", *parts_asked, config=config)
     got = engine.outcome("a")
-    chat = Chat(engine.duplex.runner, engine.language.tokenizer, engine.parts.pictures)
+    chat = Chat(engine.unit_steps.runner, engine.language.tokenizer, engine.parts.pictures)
     messages = [{"role": "user", "content": list(parts_asked)}]
     expected = chat.reply(messages, sampling=TextSampling(greedy=True), max_new_tokens=20)
     ids = [token for token in expected.ids if token not in chat.stop_ids]
@@ -220,13 +220,13 @@ def test_ids_that_end_a_reply(engine: AnsweringEngine, end: str, compat: str, en
 @pytest.mark.parametrize("n", [1, 9, 10, 11, 20])
 def test_every_token_is_voiced(engine: AnsweringEngine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text chunks of 10 tokens; the last one carries the end of text."""
-    condition, chunks = engine.duplex.speaker.condition, []
+    condition, chunks = engine.unit_steps.speaker.condition, []
 
     def watched(slots: Sequence[int], ids: Sequence[list[int]], ends: Sequence[bool]) -> Any:
         chunks.extend(zip(ids, ends, strict=True))
         return condition(slots, ids, ends)
 
-    monkeypatch.setattr(engine.duplex.speaker, "condition", watched)
+    monkeypatch.setattr(engine.unit_steps.speaker, "condition", watched)
     script(engine, a=[*words(engine, n), engine.language.special.im_end])
     engine.ask("a", ASKED, config=SPOKEN.model_copy(update={"max_new_tokens": 30}))
     result = engine.outcome("a")

@@ -30,9 +30,11 @@ def test_long_prompt_is_fed_in_parts_between_other_tokens() -> None:
 def test_short_prompt_is_not_padded_to_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = AnsweringEngine(make_parts(2, rows=(16, 64)))
     fed: list[list[int]] = []
-    feed = engine.duplex.feed
+    feed = engine.unit_steps.feed
     monkeypatch.setattr(
-        engine.duplex, "feed", lambda slots, rows, *rest: fed.append([len(r) for r in rows]) or feed(slots, rows, *rest)
+        engine.unit_steps,
+        "feed",
+        lambda slots, rows, *rest: fed.append([len(r) for r in rows]) or feed(slots, rows, *rest),
     )
     engine.ask("long", "word " * 40)
     session = engine.open("unit")

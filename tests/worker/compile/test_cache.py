@@ -252,7 +252,7 @@ def test_key_depends_on_model_and_settings() -> None:
     assert all(facts.values()) and facts["device"].split()[0] in ("x86_64", "aarch64", "arm64", "AMD64")
     other = cache_facts(engine.parts, CompileConfig(enabled=True, mode="max-autotune"))
     assert {name for name in facts if facts[name] != other[name]} == {"settings"}
-    engine.parts.duplex.runner.regions.shapes = engine.parts.vocoder.shapes
+    engine.parts.unit_steps.regions.shapes = engine.parts.vocoder.shapes
     assert {name for name in facts if facts[name] != cache_facts(engine.parts, config)[name]} == {"model"}
 
 

@@ -81,7 +81,7 @@ def test_every_call_of_a_conversation_replays_a_graph(made: list[Replayed]) -> N
     with short_speech():
         plain, engine = (SmallEngine(make_config(), Director(listen=0.2)) for _ in range(2))
         result = compile_with(engine, UNCOMPILED, gpu=True)
-        tables = engine.duplex.runner.regions, engine.vocoder.regions
+        tables = engine.unit_steps.regions, engine.vocoder.regions
         assert all(table.n_captured for table in tables)
         assert result.n_graphs == sum(table.n_captured for table in tables) == len(made)
         assert {graph.name for graph in made} == set(SERVING) == result.seconds.keys()
@@ -101,7 +101,7 @@ def test_failed_batch_keeps_the_sessions_conditions(made: list[Replayed]) -> Non
         plain, engine = (SmallEngine(make_config(), Director(listen=0.0)) for _ in range(2))
         compile_with(engine, UNCOMPILED, gpu=True)
         for each in (plain, engine):
-            with failing_together(each.duplex.speaker) as n_failed:
+            with failing_together(each.unit_steps.speaker) as n_failed:
                 converse(each)
             assert n_failed[0], "expected a batch to fail"
     for name, expected in plain.events.items():
@@ -123,7 +123,7 @@ def test_chooses_region_graphs_or_the_graphs_of_the_mode(
 ) -> None:
     """The two are never nested; `auto` captures the regions of configured targets."""
     engine, given = SmallEngine(), []
-    table = engine.duplex.runner.regions
+    table = engine.unit_steps.regions
     with mock.patch.object(type(table), "compile_parts", lambda self, parts, **options: given.append(options)):
         result = compile_with(
             engine, CompileConfig(enabled=True, targets=("vpm",), mode=mode, cuda_graphs=cuda_graphs), gpu=True
@@ -204,7 +204,7 @@ def test_compiles_targets_in_order_and_nothing_after_warm_up() -> None:
     uncompile_engine(engine.parts)
     torch._dynamo.reset()
     engine.settle()
-    engine.duplex.runner.regions.warm_up(["unit_step"])
+    engine.unit_steps.regions.warm_up(["unit_step"])
     assert compile_counters() == before, "expected eager regions"
 
 
@@ -213,7 +213,7 @@ def test_dynamic_makes_fewer_graphs(dynamic: bool) -> None:
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("llm.model",), dynamic=dynamic)
     state = compile_with(engine, config).targets["llm.model"]
-    rows = engine.duplex.runner.shapes.rows
+    rows = engine.unit_steps.shapes.rows
     expected = 2 if dynamic else 1 + len(rows)  # a graph for one row, and those for several rows
     assert state.n_graphs == expected, f"expected {expected} graphs, got {state.n_graphs}"
 
@@ -222,7 +222,7 @@ def test_functions_are_dynamic_in_varying_sizes_only(monkeypatch: pytest.MonkeyP
     """`dynamic` true: dynamic layers, automatic samplers. `dynamic` false: both static."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda f, **options: given.setdefault(f.__name__, options["dynamic"]) or f)
-    table = SmallEngine().duplex.runner.regions
+    table = SmallEngine().unit_steps.regions
     table.compile_parts(["choose", "llm.model"], dynamic=True)
     assert given == {"choose": None, "forward": True}
     given.clear()
@@ -242,7 +242,7 @@ def test_failed_target_alone_stays_eager(caplog: pytest.LogCaptureFixture) -> No
         assert f"compile target {name} stays eager" in caplog.text
     assert result.targets["apm"].phase is TargetPhase.OFF
     before = count(engine.parts)
-    engine.duplex.runner.regions.warm_up(["vision", "unit_step", "unit_prefill"])
+    engine.unit_steps.regions.warm_up(["vision", "unit_step", "unit_prefill"])
     assert count(engine.parts).since(before) == CompileCounts(), "expected no compilation after the fallback"
 
 
@@ -263,7 +263,7 @@ def test_capture_out_of_memory_drops_its_targets_graphs(monkeypatch: pytest.Monk
     engine = SmallEngine()
     config = CompileConfig(enabled=True, targets=("vpm", "apm"), kernels="off")
     result = compile_with(engine, config, gpu=True)
-    state, table = result.targets["apm"], engine.duplex.runner.regions
+    state, table = result.targets["apm"], engine.unit_steps.regions
     assert state.phase is TargetPhase.FELL_BACK and state.n_captured == 0, state
     for advice in ("CUDA out of memory", "compile.targets", "cuda_graphs: off", "max_sessions"):
         assert advice in state.error, f"expected {advice!r} in {state.error!r}"
@@ -282,7 +282,7 @@ def test_uncapturable_region_alone_has_no_graph(
     capture_without(monkeypatch, "unit_step", RuntimeError("operation would make a stream wait\nsecond line"))
     monkeypatch.setattr(backend_flags, "supports_kernels", lambda device: kernels)
     engine, called = SmallEngine(), []
-    table, targets = engine.duplex.runner.regions, ("vpm", "llm.model")
+    table, targets = engine.unit_steps.regions, ("vpm", "llm.model")
     call_example = table.call_example
     monkeypatch.setattr(table, "call_example", lambda name, *given: called.append(name) or call_example(name, *given))
     with caplog.at_level(logging.WARNING, "worker.compile.graph_compiler"):
@@ -304,7 +304,7 @@ def test_region_that_fails_without_graphs_falls_back_with_its_target(
 ) -> None:
     capture_without(monkeypatch, "mel_unit", RuntimeError("capture failed"))
     engine = SmallEngine()
-    table, plain = engine.duplex.runner.regions, engine.duplex.runner.regions.call_example
+    table, plain = engine.unit_steps.regions, engine.unit_steps.regions.call_example
 
     def call_example(name: str, *given: Any) -> None:
         if name == "mel_unit" and "vision" in table.captured:
@@ -337,7 +337,7 @@ def test_failed_capture_keeps_unconfigured_targets(
     assert ("resampler fell back" if targets else "capturing it failed: OutOfMemoryError") in reason, reason
     assert ("memory" in result.notes[0]) if not targets else not result.notes, result.notes
     assert "CUDA out of memory" in caplog.text
-    table = engine.duplex.runner.regions
+    table = engine.unit_steps.regions
     assert table.captured == {name for name in SERVING if name in table.table} - {"vision"}
     table.warm_up(["vision"])
     assert table.n_skipped == 0
@@ -365,7 +365,7 @@ def test_logs_each_compilation_after_warm_up_once(caplog: pytest.LogCaptureFixtu
         assert watch.check() == CompileCounts() and not caplog.text
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
         assert [watch.check().graphs for _ in range(2)] == [1, 1]
-        engine.duplex.runner.regions.n_skipped += 1
+        engine.unit_steps.regions.n_skipped += 1
         assert watch.check().graph_skips == 1
     assert caplog.text.count("compiled after warm-up") == 2, caplog.text
 

@@ -73,10 +73,10 @@ def test_kernels_leave_nothing_to_compile(made: list[Replayed], monkeypatch: pyt
     for name, region in result.regions.items():
         assert (region.n_graphs > 0) == (name in SERVING) == (region.reason is None), region
     assert result.regions["unit_step"].sizes["batch"] == [3] and result.regions["reset"].reason == "no unit calls it"
-    for table in (engine.duplex.runner.regions, engine.vocoder.regions):
+    for table in (engine.unit_steps.regions, engine.vocoder.regions):
         assert table.is_sealed
     with pytest.raises(ShapeError, match="region unit_step: sizes: expected what was captured: batch 3; kv 384"):
-        engine.duplex.runner.regions("unit_step", torch.tensor([0]), torch.tensor([1]), kv_len=384)
+        engine.unit_steps.regions("unit_step", torch.tensor([0]), torch.tensor([1]), kv_len=384)
     assert count(engine.parts).graph_skips == 1
 
 
@@ -86,7 +86,7 @@ def test_failed_kernels_are_off_and_layers_compile(
     made: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     engine, model = SmallEngine(), StubModel("no such instruction" if where == "switch" else None)
-    table = engine.duplex.runner.regions
+    table = engine.unit_steps.regions
     if where == "warm-up":
         call_example = table.call_example
 
@@ -116,7 +116,7 @@ def test_uncapturable_kernel_region_leaves_its_target_without_graphs(
     state = result.targets["llm.model"]
     assert model.kernels and state.phase is TargetPhase.FELL_BACK and "unit_step" in state.error
     assert result.regions["unit_step"].reason == "llm.model fell back"
-    assert engine.duplex.runner.regions.captured == {"vision"}
+    assert engine.unit_steps.regions.captured == {"vision"}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_kernels_need_one_context_size() -> None:
 def test_failed_kernels_restore_sizes_for_compiled_layers(made: list[Replayed]) -> None:
     """A short conversation then replays graphs of the small context sizes only."""
     engine, model = SmallEngine(), StubModel("no such instruction")
-    runner = engine.duplex.runner
+    runner = engine.unit_steps.runner
     few = replace(runner.shapes, kv=(64, 128, LLM_LEN))
     engine.parts = replace(engine.parts, compiled_shapes=few)
     result = by_kernels(engine, model, compile=CompileConfig(enabled=True, targets=("vpm",), cuda_graphs="on"))
@@ -320,7 +320,7 @@ def test_vocoder_targets_use_kernels_independently(
 @pytest.mark.usefixtures("default_backend_flags")
 def test_skips_regions_without_sizes(made: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SmallEngine()
-    table = engine.duplex.runner.regions.table
+    table = engine.unit_steps.regions.table
     monkeypatch.setitem(table, "vision", replace(table["vision"], has=lambda bucket: False))
     result = by_kernels(engine, StubModel(), compile=CompileConfig(enabled=True, targets=("vpm", "resampler")))
     assert result.targets["vpm"].phase is TargetPhase.KERNELS and result.regions["vision"].n_graphs == 0

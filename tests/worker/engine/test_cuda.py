@@ -105,7 +105,7 @@ def test_captured_units_equal_eager_ones_and_use_graphs_only(tiny: Path) -> None
     apply_backend_flags(CompileConfig(tf32=False), torch.device("cuda"))
     eager = converse(make_engine(tiny))
     engine = make_engine(tiny, CompileConfig(enabled=True, targets=(), cuda_graphs="on", tf32=False))
-    tables = [engine.parts.duplex.runner.regions, engine.parts.vocoder.regions]
+    tables = [engine.parts.unit_steps.regions, engine.parts.vocoder.regions]
     assert all(table.n_captured > 0 for table in tables)
     counted = compile_counters()
     captured = converse(engine)

@@ -40,7 +40,7 @@ def test_close_while_units_run() -> None:
     assert kinds == [EngineError] * 3, f"expected commands after the end to be refused, got {kinds}"
     assert isinstance(talkers[0].handle.pause().exception(0), EngineError)
     assert engine.n_free() == N_SLOTS, f"expected all slots free, got {engine.n_free()}"
-    assert_fresh(engine.parts.duplex.state, range(N_SLOTS))
+    assert_fresh(engine.parts.unit_steps.state, range(N_SLOTS))
     engine.close()
 
 
@@ -66,11 +66,11 @@ def test_an_error_of_the_thread_fails_every_session() -> None:
     engine = make_engine(turnstile)
     engine.start()
     talkers = [Talker(engine, f"talker {number}", TIGHT, speaker=0) for number in range(2)]
-    duplex = engine.parts.duplex
-    table = duplex.runner.regions
+    unit_steps = engine.parts.unit_steps
+    table = unit_steps.regions
     with (
         broken(table, "unit_step", of_slot(0), "after"),
-        mock.patch.object(duplex, "rewind", side_effect=RuntimeError("no way back")),
+        mock.patch.object(unit_steps, "rewind", side_effect=RuntimeError("no way back")),
     ):
         with turnstile.holding("talker 0", lambda: [talker.send(number) for number, talker in enumerate(talkers)]):
             commands = [talkers[0].send(1), talkers[1].handle.pause()]

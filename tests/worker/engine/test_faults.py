@@ -105,7 +105,7 @@ def test_nan_in_the_context() -> None:
 
     @contextmanager
     def bad_row(session: Session) -> Iterator[None]:
-        keys = engine().duplex.state.llm.k[0][session.slot, 0]
+        keys = engine().unit_steps.state.llm.k[0][session.slot, 0]
         kept = keys[3].clone()
         keys[3] = torch.nan
         yield
@@ -132,7 +132,7 @@ def test_nan_in_the_middle_of_a_call() -> None:
 
     @contextmanager
     def bad_row(session: Session) -> Iterator[None]:
-        n_calls, keys = [0], engine().duplex.state.speech.cache.k[0]
+        n_calls, keys = [0], engine().unit_steps.state.speech.cache.k[0]
 
         def spoil(run: Callable[..., Any], bound: tuple[Any, ...], tensors: tuple[Any, ...], static: Any) -> Any:
             n_calls[0] += session.slot in tensors[0].tolist()
@@ -158,7 +158,7 @@ def test_ignores_nan_in_states_that_are_not_spoken() -> None:
     """Hidden states of tokens that are not spoken may hold any value."""
 
     def spoil(session: Session) -> AbstractContextManager[None]:
-        engine().duplex.state.hidden[session.slot] = torch.nan
+        engine().unit_steps.state.hidden[session.slot] = torch.nan
         return nullcontext()
 
     scene = play(spoil)
@@ -187,7 +187,7 @@ def three(config: SessionConfig, fault: Fault | None = None) -> tuple[list[list[
         small.send(sessions[name], 2)
     small.settle()
     for session in sessions.values():
-        assert_mirrors(small.duplex, session.slot)
+        assert_mirrors(small.unit_steps, session.slot)
     return [small.take(name) for name in ("left", "right")], sessions["victim"]
 
 
@@ -221,7 +221,7 @@ def test_failure_while_a_unit_is_closed(name: str, when: When) -> None:
     assert (victim.phase, len(victim.waiting)) == (SessionPhase.NEW, 0), (
         f"got {victim.phase}, {len(victim.waiting)} waiting"
     )
-    assert_fresh(small.duplex.state, [victim.slot])
+    assert_fresh(small.unit_steps.state, [victim.slot])
     with pytest.raises(OrderError):
         small.send(victim, 2)
     small.sessions.prepare(victim, make_prompt("victim"))
@@ -250,7 +250,7 @@ def after_failure(history: list[dict[str, Any]], failing: dict[str, Any], breaks
         small.loop.observer.logits.clear()
         events = [small.run_unit(session, number) for number in (11, 12, 13)]
         runs.append((events, small.loop.observer.logits.pop("one", [])))
-        assert_mirrors(small.duplex, session.slot)
+        assert_mirrors(small.unit_steps, session.slot)
         small.sessions.close(session)
     (expected, logits), (got, got_logits) = runs
     assert_same_events("one", got, expected)
@@ -319,12 +319,12 @@ def test_refuses_a_unit_beyond_the_context() -> None:
     session, other = small.open("full", QUIET), small.open("other", QUIET)
     rows, outcome = 0, None
     while not isinstance(outcome, Failure):
-        rows = small.duplex.context_len(session.slot)
+        rows = small.unit_steps.context_len(session.slot)
         outcome = small.run_unit(session, 1, pictures=[0])
         assert rows < small.config.llm_len, "expected a failure before the context is full"
     assert isinstance(outcome.error, ContextOverflowError), outcome
-    assert small.duplex.context_len(session.slot) == rows, "expected an unchanged context"
-    assert_mirrors(small.duplex, session.slot)
+    assert small.unit_steps.context_len(session.slot) == rows, "expected an unchanged context"
+    assert_mirrors(small.unit_steps, session.slot)
     assert isinstance(small.run_unit(other, 1, pictures=[0]), UnitResult)
     if rows + 25 < small.config.llm_len:
         assert isinstance(small.run_unit(session, 2), UnitResult), "expected a result for a unit that fits"
@@ -377,7 +377,7 @@ def test_failure_of_a_prompt(case: tuple[str, SystemPrompt, SessionConfig, type[
     session = small.open("one", ALOUD, make_prompt(speaker=0))
     small.run_unit(session, 1)
     small.send(session, 2)
-    table = small.vocoder.regions if region in ("voice", "begin") else small.duplex.runner.regions
+    table = small.vocoder.regions if region in ("voice", "begin") else small.unit_steps.regions
     fault = nullcontext() if region is None else broken(table, region, lambda tensors: True, "after")
     with fault, pytest.raises(error):
         small.sessions.prepare(session, prompt, config)
@@ -385,10 +385,10 @@ def test_failure_of_a_prompt(case: tuple[str, SystemPrompt, SessionConfig, type[
     small.settle()
     errors = [type(event.error) for event in small.take("one") if isinstance(event, Failure)]
     assert errors == [OrderError], f"expected a failure of the waiting unit, got {errors}"
-    free = small.duplex.n_free, small.vocoder.n_free
+    free = small.unit_steps.n_free, small.vocoder.n_free
     n = small.config.max_sessions
     assert free == (n - 1, n), f"expected only its own slot in use, got {free} free"
-    assert_fresh(small.duplex.state, [session.slot])
+    assert_fresh(small.unit_steps.state, [session.slot])
     small.sessions.prepare(session, make_prompt("Be kind.", speaker=0), ALOUD)
     again = small.run_unit(session, 1)
     small.sessions.close(session)

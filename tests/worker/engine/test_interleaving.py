@@ -104,7 +104,7 @@ def test_events_do_not_depend_on_other_sessions(stage: Stage, seeds: list[int], 
         assert_same_events(f"conversation {seed}", events[:n], expected[:n])
         n = min(len(logits), len(expected_logits)) if n else None
         assert logits[:n] == expected_logits[:n], f"conversation {seed}: expected the same logits to the last bit"
-    free = stage.together.duplex.n_free, stage.together.vocoder.n_free
+    free = stage.together.unit_steps.n_free, stage.together.vocoder.n_free
     assert free == (N_SLOTS, N_SLOTS), f"slots free afterwards: expected all of both, got {free}"
 
 

@@ -14,9 +14,9 @@ def test_unshared_prompt_is_saved_as_keys_of_its_held_rows(mode: str) -> None:
     engine = SmallEngine(make_config(snapshots=0))
     window = WINDOW if mode == "basic" else WindowConfig(mode="context", max_units=3, previous_max_tokens=20)
     session = engine.open("a", QUIET.model_copy(update={"window": window}))
-    cache, context = engine.duplex.state.llm, engine.duplex.context
+    cache, context = engine.unit_steps.state.llm, engine.unit_steps.context
     keys, n = context._held[session.slot].keys, context.n_held(session.slot)
-    n_rows = engine.duplex.context_len(session.slot)
+    n_rows = engine.unit_steps.context_len(session.slot)
     assert (n == n_rows) is (mode == "basic") and 0 < n <= n_rows
     n_bytes = sum(one.untyped_storage().nbytes() for one in keys)
     assert n_bytes == n * cache.k[0][0, :, 0].nbytes * len(cache.k), "expected keys without values"
@@ -30,7 +30,7 @@ def test_snapshot_is_shared_with_the_held_keys() -> None:
     first, second = engine.open("a", config), engine.open("b", config)
     [saved] = engine.sessions._snapshots.values()
     for session in (first, second):
-        keys = engine.duplex.context._held[session.slot].keys
+        keys = engine.unit_steps.context._held[session.slot].keys
         assert len(keys) == len(saved) // 2
         assert all(one is other for one, other in zip(keys, saved, strict=False)), (
             "expected the snapshot's tensors, got copies"

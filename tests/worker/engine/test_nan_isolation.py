@@ -33,7 +33,7 @@ def _short_speech() -> Iterator[None]:
 
 def poison(engine: SmallEngine) -> int:
     """Fill free slots and padding with NaN. Returns: number of tensors filled."""
-    state, free = engine.duplex.state, engine.duplex.runner.pool._free
+    state, free = engine.unit_steps.state, engine.unit_steps.runner.pool._free
     owned = [(tensor, [*free, state.scratch]) for tensor in state.tensors()]
     vocoder, sizes = engine.vocoder, engine.vocoder.sizes
     slots = [*vocoder._free, *(number + sizes.n_sessions for number in vocoder._free)]
@@ -58,7 +58,7 @@ def poison_rows(vocoder: Vocoder) -> int:
 
 def run_two_sessions(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, list[Event]], dict[str, list[str]]]:
     """Run two sessions, the second one opened later. Returns: events and digests of logits."""
-    fresh = copy_state(engine.duplex.state)
+    fresh = copy_state(engine.unit_steps.state)
     windows = {"first": TIGHT, "second": MEMORY}
     sessions = []
     for name, window in windows.items():
@@ -74,7 +74,7 @@ def run_two_sessions(engine: SmallEngine, poisoned: bool) -> tuple[dict[str, lis
     slots = [session.slot for session in sessions]
     for session in sessions:
         engine.sessions.close(session)
-    assert_same(engine.duplex.state, fresh, slots)
+    assert_same(engine.unit_steps.state, fresh, slots)
     return {name: engine.take(name) for name in windows}, dict(engine.loop.observer.logits)
 
 
@@ -93,13 +93,13 @@ def test_nan_in_free_slots_does_not_reach_sessions() -> None:
 def test_released_slot_with_nan_is_clean() -> None:
     """NaN in a session's slot does not reach the next session of that slot."""
     engine = SmallEngine(make_config(), Director(listen=0.0))
-    fresh = copy_state(engine.duplex.state)
+    fresh = copy_state(engine.unit_steps.state)
     session = engine.open("bad", ALOUD, make_prompt(speaker=0))
     expected = engine.run_unit(session, 1)
-    for tensor in engine.duplex.state.tensors():
+    for tensor in engine.unit_steps.state.tensors():
         if tensor.is_floating_point():
             tensor[session.slot] = torch.nan
     engine.sessions.close(session)
-    assert_same(engine.duplex.state, fresh, range(N_SLOTS))
+    assert_same(engine.unit_steps.state, fresh, range(N_SLOTS))
     again = engine.open("bad", ALOUD, make_prompt(speaker=0))
     assert_same_events("bad", [engine.run_unit(again, 1)], [expected])

@@ -33,7 +33,7 @@ def one_session(*, wanted: bool = True, **options: Any) -> SmallEngine:
 
 
 def caches(engine: SmallEngine) -> list[KVCache]:
-    state = engine.duplex.state
+    state = engine.unit_steps.state
     return [state.llm, state.apm, state.speech.cache]
 
 
@@ -51,7 +51,7 @@ def test_shared_scratch_slot_gives_the_same_events() -> None:
         for name, n_units in (("first", 5), ("second", 1)):
             session = engine.open(name, ALOUD.model_copy(update={"window": WINDOW}), make_prompt(speaker=0))
             events = [engine.run_unit(session, unit, pictures=[unit] if unit == 1 else ()) for unit in range(n_units)]
-            assert_mirrors(engine.duplex, session.slot)
+            assert_mirrors(engine.unit_steps, session.slot)
             assert session.window.events > 0 or n_units == 1, "expected evictions"
             engine.sessions.close(session)
             runs.append([events, watch.logits[name]])
@@ -82,7 +82,7 @@ def test_compiled_layers_have_separate_scratch_slots(
     monkeypatch.setattr(compile_module, "apply_backend_flags", lambda *_: {})
     done = by_kernels(engine, StubModel())
     assert shared == expected and done.backend_flags["kernels"] is expected[-1]
-    state = engine.duplex.state
+    state = engine.unit_steps.state
     apart = sum(tensor.nbytes for tensor in state.tensors())
     assert (state.nbytes() < apart) is expected[-1], f"expected {apart} bytes if nothing is shared"
 

@@ -49,7 +49,7 @@ LIVE = (SessionPhase.READY, SessionPhase.PREFILLED, SessionPhase.GENERATED)
 def engine() -> tuple[SmallEngine, list[Tensor]]:
     """One engine for all examples, so that remaining state would affect the next one; and copies of its fresh slots."""
     small = SmallEngine(make_config(max_waiting_units=MAX_WAITING), Director(listen=0.15, unit_end=0.4))
-    return small, copy_state(small.duplex.state)
+    return small, copy_state(small.unit_steps.state)
 
 
 def is_legal(event: str, session: Session) -> bool:
@@ -119,7 +119,7 @@ class Conversations(RuleBasedStateMachine):
                 assert session.phase is SessionPhase.NEW, (
                     f"expected a new session after a bad prompt, got {session.phase}"
                 )
-                assert_same(self.small.duplex.state, self.fresh, [session.slot])
+                assert_same(self.small.unit_steps.state, self.fresh, [session.slot])
 
     @rule(
         session=sessions,
@@ -149,7 +149,7 @@ class Conversations(RuleBasedStateMachine):
             slot = session.slot
             self.small.sessions.close(session)
             self.open.remove(session)
-            assert_same(self.small.duplex.state, self.fresh, [slot])
+            assert_same(self.small.unit_steps.state, self.fresh, [slot])
 
     # --- engine ------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(session=sessions, name=st.sampled_from(REGIONS), n=st.integers(1, 6), after=st.booleans())
     def fail_in_region(self, session: Session, name: str, n: int, after: bool) -> None:
-        table = self.small.duplex.runner.regions
+        table = self.small.unit_steps.regions
         with broken(table, name, of_slot(session.slot), "after" if after else "before"):
             self.step(n)
 
@@ -187,7 +187,7 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def each_slot_is_free_or_used_once(self) -> None:
         slots = [session.slot for session in self.open]
-        free = self.small.duplex.runner.pool._free
+        free = self.small.unit_steps.runner.pool._free
         assert sorted(slots + free) == list(range(N_SLOTS)), f"expected each slot once, got {slots} and {free} free"
         voices = [session.speech.vocoder_slot for session in self.open if session.speech.vocoder_slot is not None]
         assert len(set(voices)) == len(voices), f"expected a vocoder slot each, got {voices}"
@@ -197,7 +197,7 @@ class Conversations(RuleBasedStateMachine):
     @invariant()
     def host_counters_equal_the_slots(self) -> None:
         for slot in range(N_SLOTS):
-            assert_mirrors(self.small.duplex, slot)
+            assert_mirrors(self.small.unit_steps, slot)
 
     @invariant()
     def each_busy_session_has_one_job(self) -> None:
@@ -209,7 +209,7 @@ class Conversations(RuleBasedStateMachine):
     def window_length_equals_the_context_length(self) -> None:
         for session in self.open:
             if session.phase is SessionPhase.READY:
-                rows = self.small.duplex.context_len(session.slot) + len(session.pending)
+                rows = self.small.unit_steps.context_len(session.slot) + len(session.pending)
                 assert rows == session.window.length, f"{session.id}: expected {session.window.length} rows, got {rows}"
 
     @invariant()
@@ -227,8 +227,8 @@ class Conversations(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.small.close_all()
-        assert self.small.duplex.n_free == self.small.vocoder.n_free == N_SLOTS
-        assert_same(self.small.duplex.state, self.fresh, range(N_SLOTS))
+        assert self.small.unit_steps.n_free == self.small.vocoder.n_free == N_SLOTS
+        assert_same(self.small.unit_steps.state, self.fresh, range(N_SLOTS))
 
     @contextmanager
     def _lawful(self, event: str, session: Session) -> Iterator[None]:
@@ -249,7 +249,7 @@ class Conversations(RuleBasedStateMachine):
             (one.phase, one.gate, len(one.waiting), one.interrupt_requested, one.window.length, one.speech.vocoder_slot)
             for one in self.open
         ]
-        counters = [self.small.duplex.counters(slot) for slot in range(N_SLOTS)]
+        counters = [self.small.unit_steps.counters(slot) for slot in range(N_SLOTS)]
         return [states, [tuple(v for k, v in at._asdict().items() if k not in ("tail", "heard")) for at in counters]]
 
 

@@ -122,13 +122,13 @@ def n_objects() -> int:
 def test_long_sessions_use_constant_time_and_memory() -> None:
     """With compiled regions too: after the warm-up no new graph in a minute of four sessions."""
     soak = Soak()
-    duplex = soak.engine.duplex
-    duplex.runner.regions.compile(list(COMPILED), backend="eager")
+    unit_steps = soak.engine.unit_steps
+    unit_steps.regions.compile(list(COMPILED), backend="eager")
     soak.run(WARM)
     graphs = compile_counters()
     sizes, objects, calls, outcomes = [rss()], [n_objects()], [], Counter()
     for _ in range(WARM, N_UNITS, STEP):
-        with counted(duplex.runner.regions) as counts, counted(soak.engine.vocoder.regions) as more:
+        with counted(unit_steps.regions) as counts, counted(soak.engine.vocoder.regions) as more:
             outcomes += soak.run(STEP)
         calls.append(counts | more)
         sizes.append(rss())
@@ -148,8 +148,8 @@ def test_long_sessions_use_constant_time_and_memory() -> None:
     assert outcomes["UnitResult"] == n_units, f"expected {n_units} results, got {outcomes}"
     assert outcomes["turns ended"] and outcomes["spoken"], f"expected spoken and ended turns, got {outcomes}"
     for session in soak.sessions:
-        assert_mirrors(duplex, session.slot)
-        rows = duplex.context_len(session.slot)
+        assert_mirrors(unit_steps, session.slot)
+        rows = unit_steps.context_len(session.slot)
         assert session.window.events > 20, f"{session.id}: expected many evictions, got {session.window.events}"
         assert rows < 200, f"{session.id}: expected a small context, got {rows} rows"
         assert session.n_units == N_UNITS, f"{session.id}: expected {N_UNITS} units, got {session.n_units}"

@@ -80,8 +80,8 @@ def play(fault: Fault | None = None, *, skip: bool = False, speaks: bool = True)
         if number == AT:
             result.calls = calls | more
         for name, session in sessions.items():
-            assert_mirrors(small.duplex, session.slot)
-            result.rows[name].append(small.duplex.context_len(session.slot))
+            assert_mirrors(small.unit_steps, session.slot)
+            result.rows[name].append(small.unit_steps.context_len(session.slot))
     result.events = {name: small.take(name) for name in NAMES}
     result.logits = {name: small.loop.observer.logits.pop(name) for name in NAMES}
     small.close_all()
@@ -105,7 +105,7 @@ def outcomes(events: list[Event]) -> list[UnitResult | Failure]:
 
 def table_of(name: str) -> Any:
     small = engine()
-    return small.vocoder.regions if name in SOUND else small.duplex.runner.regions
+    return small.vocoder.regions if name in SOUND else small.unit_steps.regions
 
 
 def touching(name: str, session: Session) -> Callable[[tuple[torch.Tensor, ...]], bool]:

@@ -115,10 +115,10 @@ class SmallEngine:
     def __init__(self, config: EngineConfig | None = None, observer: Observer | None = None, **options: bool):
         self.config = config or make_config()
         self.parts = make_parts(self.config, **options)
-        self.duplex, self.vocoder = self.parts.duplex, self.parts.vocoder
-        self.voices = VoiceManager(self.duplex, self.vocoder)
-        self.loop = UnitLoop(self.duplex, self.vocoder, self.voices, observer=observer)
-        self.sessions = Sessions(self.duplex, self.parts.language, self.voices, self.loop, self.config)
+        self.unit_steps, self.vocoder = self.parts.unit_steps, self.parts.vocoder
+        self.voices = VoiceManager(self.unit_steps, self.vocoder)
+        self.loop = UnitLoop(self.unit_steps, self.vocoder, self.voices, observer=observer)
+        self.sessions = Sessions(self.unit_steps, self.parts.language, self.voices, self.loop, self.config)
         self.events: dict[str, list[Event]] = defaultdict(list)
 
     def open(self, name: str, config: SessionConfig = QUIET, prompt: SystemPrompt | None = None) -> Session:
@@ -249,9 +249,9 @@ def assert_same_events(name: str, got: Sequence[Event], expected: Sequence[Event
     assert len(got) == len(expected), f"{name}: expected {len(expected)} events, got {len(got)}"
 
 
-def assert_mirrors(duplex: UnitSteps, slot: int) -> None:
+def assert_mirrors(unit_steps: UnitSteps, slot: int) -> None:
     """The host's counters of a slot equal those in its tensors."""
-    at, state, held = duplex.counters(slot), duplex.state, duplex.context._held.get(slot)
+    at, state, held = unit_steps.counters(slot), unit_steps.state, unit_steps.context._held.get(slot)
     pairs = {
         "context rows": (at.context_len, state.llm.lengths),
         "context position": (at.context_len + (held.ahead if held else 0), state.llm.positions),
@@ -263,7 +263,7 @@ def assert_mirrors(duplex: UnitSteps, slot: int) -> None:
         "units": (at.n_units, state.recent_mel.n_units),
         "encoder rows": (at.audio_rows, state.apm.lengths, state.apm.positions),
     }
-    if not duplex.speaker.is_in_call(slot):  # within a call the host counts at the next poll
+    if not unit_steps.speaker.is_in_call(slot):  # within a call the host counts at the next poll
         pairs["speech rows"] = (at.speech_rows, state.speech.cache.lengths, state.speech.cache.positions)
         pairs["speech draws"] = (at.speech_draws, state.speech.sampler.draws)
         pairs["speech tokens remembered"] = (at.tokens_remembered, state.speech.sampler.count)

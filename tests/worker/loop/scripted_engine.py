@@ -133,11 +133,11 @@ class ScriptedEngine(SmallEngine):
 
     def end_with(self, session: Session, token: int | None) -> None:
         """Set the end token of the session's speech; None: no token ends it."""
-        self.duplex.state.speech.sampler.eos_id[session.slot] = -1 if token is None else token
+        self.unit_steps.state.speech.sampler.eos_id[session.slot] = -1 if token is None else token
 
     def rows(self, session: Session) -> int:
         """Context rows as the device counts them."""
-        return int(self.duplex.state.llm.lengths[session.slot])
+        return int(self.unit_steps.state.llm.lengths[session.slot])
 
     def clear(self) -> None:
         """Close all sessions and clear scripts and logs."""
@@ -151,10 +151,10 @@ class ScriptedEngine(SmallEngine):
 
         The check uses the session's vocoder slot, so the session cannot continue its turn afterwards.
         """
-        state, one = self.duplex.state.speech, session.slot
+        state, one = self.unit_steps.state.speech, session.slot
         held = int(state.cache.lengths[one]), int(state.cache.positions[one]), int(state.sampler.count[one])
         assert held == (0, 0, 0), f"rows, positions and history of the speech cache: expected none, got {held}"
-        assert self.duplex.speech_rows(one) == 0, f"rows counted: got {self.duplex.speech_rows(one)}"
+        assert self.unit_steps.speech_rows(one) == 0, f"rows counted: got {self.unit_steps.speech_rows(one)}"
         waiting = session.speech.windows.waiting
         assert waiting == SILENCE, f"waiting speech tokens: expected silence, got {waiting}"
         assert not session.speech.draining, "expected nothing left to drain"

@@ -21,9 +21,9 @@ def test_settings_apply_from_the_next_unit():
     session = engine.open("a", QUIET.model_copy(update={"decode_mode": "greedy"}))
     engine.send(session)
     before = result(engine)
-    counters = engine.duplex.counters(session.slot)
+    counters = engine.unit_steps.counters(session.slot)
     engine.sessions.adjust(session, session.config.model_copy(update={"force_listen_count": 1000}))
-    assert engine.duplex.counters(session.slot) == counters, "expected context and draws to stay"
+    assert engine.unit_steps.counters(session.slot) == counters, "expected context and draws to stay"
     engine.send(session)
     after = result(engine)
     assert after.index == before.index + 1 and after.is_listen, f"expected a unit that listens, got {after}"

@@ -104,7 +104,7 @@ def test_emits_sound_while_speech_tokens_are_drawn(
     """Sound that arrives during another session's draws is emitted before their poll arrives."""
     engine.ask("a", ASKED, config=SPOKEN)
     run_until_only_sound_is_left(engine)
-    start, n_sounds = engine.duplex.speaker.start_poll, []
+    start, n_sounds = engine.unit_steps.speaker.start_poll, []
 
     class SlowReadback:
         """A readback that arrives after a sound was emitted."""
@@ -123,7 +123,7 @@ def test_emits_sound_while_speech_tokens_are_drawn(
         def take(self) -> list[Poll]:
             return self._poll.take()
 
-    monkeypatch.setattr(engine.duplex.speaker, "start_poll", SlowReadback)
+    monkeypatch.setattr(engine.unit_steps.speaker, "start_poll", SlowReadback)
     engine.ask("b", ASKED, config=SPOKEN)
     engine.run_until(lambda: len(n_sounds) > 1)
     assert n_sounds[:2] == [0, 1], f"sounds emitted at each poll: expected 0, 1, got {n_sounds}"
@@ -193,9 +193,9 @@ def test_take_back_drops_sound_in_flight(engine: AnsweringEngine) -> None:
 
     ask()
     run_until_only_sound_is_left(engine)
-    n_rows, n_before = engine.duplex.context_len(session.slot), len(events)
+    n_rows, n_before = engine.unit_steps.context_len(session.slot), len(events)
     assert engine.answers.take_back(session), "expected a round to take back"
-    assert engine.duplex.context_len(session.slot) < n_rows
+    assert engine.unit_steps.context_len(session.slot) < n_rows
     ask()
     run_until_only_sound_is_left(engine)
     release_all(engine)

@@ -51,8 +51,8 @@ def engine(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
     monkeypatch.setattr(Speaker, "is_beside", True)
     monkeypatch.setattr(SpeechCall, "may_end", False)
     engine = AnsweringEngine(parts)
-    start = engine.duplex.speaker.start_poll
-    monkeypatch.setattr(engine.duplex.speaker, "start_poll", lambda slots: HeldReadback(start(slots)))
+    start = engine.unit_steps.speaker.start_poll
+    monkeypatch.setattr(engine.unit_steps.speaker, "start_poll", lambda slots: HeldReadback(start(slots)))
     with short_chunks(), short_speech():
         yield engine
     engine.sessions.close_all()
@@ -128,7 +128,7 @@ def test_draws_undone_tokens_again(engine: AnsweringEngine, expected: list[Event
     engine.ask("a", ASKED, config=SPOKEN)
     run_until_polls_are_full(engine)
     (job,) = engine.loop.jobs
-    engine.duplex.rewind_speech(job.slot, job.calls[0].start)
+    engine.unit_steps.rewind_speech(job.slot, job.calls[0].start)
     for poll in HeldReadback.all[:arrived]:
         poll.is_here = True
     release_all(engine)

@@ -41,7 +41,7 @@ def engine(built: ScriptedEngine) -> Iterator[ScriptedEngine]:
 
 def assert_rows_accounted_for(engine: ScriptedEngine, session: Session, what: str) -> None:
     window, device = session.window, engine.rows(session)
-    counted = engine.duplex.context_len(session.slot)
+    counted = engine.unit_steps.context_len(session.slot)
     assert counted == device, f"{what}: expected the host to count {device} rows, got {counted}"
     known = window.preserve + sum(unit.length for unit in window.units)
     held = device + len(session.pending)
@@ -65,7 +65,7 @@ def test_every_row_belongs_to_the_prompt_or_a_unit(engine: ScriptedEngine, mode:
             engine.sessions.break_speech(session)
         sound = {"short": 5000, "late": 40_000}.get(kind, 16_000)
         region = "unit_step" if number % 2 else "unit_prefill"
-        with broken(engine.duplex.runner.regions, region, lambda _, kind=kind: kind == "fails", "after"):
+        with broken(engine.unit_steps.regions, region, lambda _, kind=kind: kind == "fails", "after"):
             images = [0] if kind in ("image", "both", "short") else []
             seed = None if kind == "image" else number
             done.append(engine.run_unit(session, seed, sound, pictures=images, force_listen=kind == "forced"))
@@ -117,7 +117,7 @@ def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
         sessions.append(engine.start(mode, config, *SHORT_LINES * 38))
     host: dict[str, list[int]] = {session.id: [] for session in sessions}
     held: dict[str, list[int]] = {session.id: [] for session in sessions}
-    engine_sizes, state_bytes = [], engine.duplex.state.nbytes()
+    engine_sizes, state_bytes = [], engine.unit_steps.state.nbytes()
     for number in range(150):
         for session in sessions:
             engine.send(session, number % 7)
@@ -130,7 +130,7 @@ def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
         engine.script.record.clear()
         if number in (49, 149):
             engine_sizes.append(
-                sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.duplex._counters)))
+                sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.unit_steps._counters)))
             )
     for session in sessions:
         early, late = max(host[session.id][:17]), max(host[session.id][17:])
@@ -138,7 +138,7 @@ def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
         assert max(held[session.id]) <= 200, f"{session.id}: expected bounded rows, got {max(held[session.id])}"
         assert_rows_accounted_for(engine, session, session.id)
     assert engine_sizes[1] <= engine_sizes[0], f"engine: expected no growth, got {engine_sizes}"
-    assert engine.duplex.state.nbytes() == state_bytes, "slots: expected no growth"
+    assert engine.unit_steps.state.nbytes() == state_bytes, "slots: expected no growth"
     assert len(engine.loop.jobs) == 0, "expected no jobs left"
 
 
@@ -147,7 +147,7 @@ def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
 
 def keys_of_units(engine: ScriptedEngine, session: Session) -> dict[int, Tensor]:
     """Keys of the first layer for every closed unit, by unit id."""
-    keys, at, found = engine.duplex.state.llm.k[0][session.slot], session.window.preserve, {}
+    keys, at, found = engine.unit_steps.state.llm.k[0][session.slot], session.window.preserve, {}
     for unit in list(session.window.units)[:-1]:
         found[unit.id] = keys[:, at : at + unit.length].clone()
         at += unit.length
@@ -157,7 +157,7 @@ def keys_of_units(engine: ScriptedEngine, session: Session) -> dict[int, Tensor]
 @pytest.mark.parametrize("mode", ["basic", "context"])
 def test_keys_are_rounded_at_most_twice_by_any_number_of_evictions(engine: ScriptedEngine, mode: str) -> None:
     session = engine.start(mode, QUIET.model_copy(update={"window": WINDOWS[mode]}), *LINES * 5)
-    cache, slot, n = engine.duplex.state.llm, session.slot, session.window.prefix
+    cache, slot, n = engine.unit_steps.state.llm, session.slot, session.window.prefix
     first = cache.k[0][slot, :, :n].clone()
     before: dict[int, Tensor] = {}
     for _ in range(20):

@@ -78,7 +78,7 @@ def test_closing_while_a_unit_runs_affects_no_other_session(
         engine.settle()
     expected = engine.take("alone")
     engine.sessions.close(alone)
-    n_free = engine.duplex.n_free, engine.vocoder.n_free
+    n_free = engine.unit_steps.n_free, engine.vocoder.n_free
     for n_steps in range(4):
         names = f"neighbour {n_steps}", f"leaver {n_steps}", f"follower {n_steps}"
         neighbour, leaver = (engine.start(name, ALOUD, *[HELLO] * 3) for name in names[:2])
@@ -104,7 +104,7 @@ def test_closing_while_a_unit_runs_affects_no_other_session(
         assert_same_events(f"follower of a session closed after {n_steps} steps", engine.take(names[2]), expected)
         for session in (neighbour, follower):
             engine.sessions.close(session)
-    free = engine.duplex.n_free, engine.vocoder.n_free
+    free = engine.unit_steps.n_free, engine.vocoder.n_free
     assert free == n_free, f"slots free: expected {n_free}, got {free}"
 
 
@@ -132,7 +132,7 @@ def test_failed_close_resets_the_session(engine: ScriptedEngine) -> None:
     window = WindowConfig(mode="basic", high_tokens=30, low_tokens=20)
     session = engine.start("a", QUIET.model_copy(update={"window": window}))
     results(engine.run(session, 1))
-    with broken(engine.duplex.runner.regions, "llm_evict", of_slot(session.slot), "before"):
+    with broken(engine.unit_steps.regions, "llm_evict", of_slot(session.slot), "before"):
         engine.send(session, 1)
         engine.settle()
     result, failure = engine.take("a")
@@ -148,7 +148,7 @@ def test_failed_unit_does_not_block_the_next_ones(engine: ScriptedEngine) -> Non
     session = engine.start("a", QUIET, *[HELLO] * 4)
     for number in range(3):
         engine.send(session, number)
-    with broken(engine.duplex.runner.regions, "audio_unit", of_slot(session.slot), "after"):
+    with broken(engine.unit_steps.regions, "audio_unit", of_slot(session.slot), "after"):
         engine.step()
     engine.settle()
     kinds = [type(event) for event in engine.take("a") if isinstance(event, UnitResult | Failure)]

@@ -116,7 +116,7 @@ def speaking(engine: ScriptedEngine, *more: str, config: SessionConfig = ALOUD) 
     engine.end_with(session, None)
     results(engine.run(session, 2))
     assert session.turn_open, "expected an open turn"
-    assert engine.duplex.speech_rows(session.slot) > 0, "expected speech rows"
+    assert engine.unit_steps.speech_rows(session.slot) > 0, "expected speech rows"
     return session
 
 
@@ -208,8 +208,8 @@ def test_interrupt_while_drawing_stops_the_speech(engine: ScriptedEngine, mode: 
     assert ends == expected, f"context: expected {expected} to close the unit, got {ends}"
     assert names(engine, result.tokens).endswith(expected.removesuffix("</unit>")), f"got {result.tokens}"
     assert session.window.length == engine.rows(session) + len(session.pending), "expected every row to be counted"
-    drawn = int(engine.duplex.state.speech.sampler.draws[session.slot])
-    counted = engine.duplex.counters(session.slot).speech_draws
+    drawn = int(engine.unit_steps.state.speech.sampler.draws[session.slot])
+    counted = engine.unit_steps.counters(session.slot).speech_draws
     assert drawn == counted, f"random numbers used: expected those of finished units, {counted}, got {drawn}"
     [after] = results(engine.run(session, 1))
     assert_starts_turn(engine, session, after)

@@ -146,7 +146,7 @@ def test_failed_unit_is_undone(engine: ScriptedEngine, n_before: int, stage: str
     session, plain = engine.start("fails", QUIET, *lines), engine.start("plain", QUIET, *lines)
     for one in (session, plain):
         results(engine.run(one, n_before))
-    with broken(engine.duplex.runner.regions, stage, lambda _: True, "after"):
+    with broken(engine.unit_steps.regions, stage, lambda _: True, "after"):
         failed = engine.run_unit(session, 50, 20_000, pictures=[0])
     assert isinstance(failed, Failure), f"expected a failure, got {failed}"
     assert engine.rows(session) == engine.rows(plain), "context rows: expected those of a session without the unit"
@@ -237,7 +237,7 @@ def test_encoder_keeps_history_across_its_last_position() -> None:
         for name, session in sessions.items():
             engine.sessions.unit(session, UnitInput(sounds[name][number], [], False, arrived=0.0))
         engine.settle()
-        held = int(engine.duplex.state.apm.lengths[sessions["one"].slot])
+        held = int(engine.unit_steps.state.apm.lengths[sessions["one"].slot])
         assert held >= 50 * min(number + 1, 10), f"unit {number}: expected at least ten units to see, got {held} rows"
     one, other = (engine.record(name).heard for name in sounds)
     assert torch.equal(one[19], other[19]), "expected the same rows where the same was heard"

@@ -51,14 +51,14 @@ def given(config: SessionConfig, **settings: Any) -> SessionConfig:
 def chances(engine: ScriptedEngine, session: Session, logits: Tensor) -> Tensor:
     """[V] probabilities that the session would sample from."""
     sets = token_sets(engine.tokenizer, len(logits), logits.device)
-    return final_probs(logits[None], torch.tensor([session.slot]), engine.duplex.state.text, sets)[0]
+    return final_probs(logits[None], torch.tensor([session.slot]), engine.unit_steps.state.text, sets)[0]
 
 
 def choose(engine: ScriptedEngine, session: Session, token: int) -> int:
     """Make the session's sampler choose `token`. Returns: number of tokens in its history."""
     logits = torch.full((1, engine.parts.model.config.vocab_size), -10.0)
     logits[0, token] = 10.0
-    sets, text = token_sets(engine.tokenizer, logits.shape[1], logits.device), engine.duplex.state.text
+    sets, text = token_sets(engine.tokenizer, logits.shape[1], logits.device), engine.unit_steps.state.text
     got = sample_text(logits, torch.tensor([session.slot]), torch.tensor([True]), text, sets).ids
     assert got.tolist() == [token], f"choice: expected {token}, got {got.tolist()}"
     return int(text.count[session.slot])

@@ -55,7 +55,7 @@ def slanted(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
 
 def contents(parts: EngineParts) -> list[Tensor]:
     """All slot tensors of sessions, and the vocoder state that a session can read."""
-    state, vocoder = parts.duplex.runner.state, parts.vocoder
+    state, vocoder = parts.unit_steps.state, parts.vocoder
     held = [tensor[: state.n_slots].clone() for tensor in state.tensors()]
     tables = (vocoder.state.token_table, vocoder.state.mel_table, vocoder.state.dit_table)
     return held + [tensor.clone() for table in tables for tensor in (table.length, table.start)]
@@ -90,8 +90,8 @@ def test_every_region_runs_without_compiling():
 
 def test_a_difference_is_a_problem():
     parts, config = make()
-    parts.duplex.runner.regions.compile(["audio_unit"], by_layer=True, backend=slanted)
-    parts.duplex.runner.regions.warm_up(["audio_unit"])
+    parts.unit_steps.regions.compile(["audio_unit"], by_layer=True, backend=slanted)
+    parts.unit_steps.regions.warm_up(["audio_unit"])
     [row] = region_report(parts, config, names=["audio_unit"], runs=1).rows
     assert row.equivalence.max_abs > 1e-3 and "compiled is not equal to eager" in row.problems()
 
@@ -117,7 +117,7 @@ def test_a_difference_in_slot_contents_is_a_problem(monkeypatch: pytest.MonkeyPa
 
 def test_regions_without_warm_up_compile_late():
     parts, config = make()
-    parts.duplex.runner.regions.compile(["audio_unit"], by_layer=True, backend="eager")
+    parts.unit_steps.regions.compile(["audio_unit"], by_layer=True, backend="eager")
     [row] = region_report(parts, config, names=["audio_unit"], runs=1).rows
     assert row.n_late >= 1 and f"{row.n_late} graphs compiled after warm-up" in row.problems()
 
@@ -126,7 +126,7 @@ def test_a_captured_region_has_figures_of_its_graph(monkeypatch: pytest.MonkeyPa
     made = replay_on_cpu(monkeypatch)
     parts, config = make()
     result = compile_engine(parts, config, backend="eager")
-    parts.duplex.runner.regions.capture(["unit_step"])
+    parts.unit_steps.regions.capture(["unit_step"])
     [row] = region_report(parts, config, result, names=["unit_step"], runs=2).rows
     assert row.cuda_graphs == "captured" and row.captured.n == 2 and row.compiled.n == 2
     assert made[0].n_replays > 2 and not row.problems()
@@ -134,7 +134,7 @@ def test_a_captured_region_has_figures_of_its_graph(monkeypatch: pytest.MonkeyPa
 
 def test_refuses_while_a_session_is_open():
     parts, config = make()
-    with parts.duplex.lease(), pytest.raises(ReportError, match="expected no session, got 1 slots in use"):
+    with parts.unit_steps.lease(), pytest.raises(ReportError, match="expected no session, got 1 slots in use"):
         region_report(parts, config)
     with pytest.raises(SettingsError, match="region: expected one of"):
         region_report(parts, config, names=["nonsense"])
@@ -238,7 +238,7 @@ def test_compares_nonempty_slots():
 def test_compiled_parts_depend_on_the_device(kind: str, expected: set[str]):
     parts, config = make(CompileConfig(enabled=True, targets=("llm.model", "token2wav.flow", "token2wav.hift")))
     names = ("flow", "hift", "unit_step", "begin", "llm_evict", "vision")
-    regions = parts.duplex.runner.regions.table | parts.vocoder.regions.table
+    regions = parts.unit_steps.regions.table | parts.vocoder.regions.table
     got = {name for name in names if region_module._is_compiled(regions[name], config, None, torch.device(kind))}
     assert got == expected, f"expected {expected}, got {got}"
 
@@ -246,7 +246,7 @@ def test_compiled_parts_depend_on_the_device(kind: str, expected: set[str]):
 def test_beside_kernels_the_log_mel_does_not_compile():
     parts, config = make(CompileConfig(enabled=True, targets=("apm",)))
     result = CompileResult({"apm": TargetState("apm", TargetPhase.KERNELS)})
-    regions = parts.duplex.runner.regions.table
+    regions = parts.unit_steps.regions.table
     for phase, expected in ((TargetPhase.KERNELS, {"audio_unit"}), (TargetPhase.COMPILED, {"audio_unit", "mel_unit"})):
         result.targets["apm"].phase = phase
         names, device = ("audio_unit", "mel_unit"), torch.device("cuda")

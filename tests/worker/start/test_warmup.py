@@ -97,7 +97,7 @@ def assert_clean(engine: Engine) -> None:
     parts = engine.parts
     assert engine.n_free() == parts.n_slots, f"slots free: expected {parts.n_slots}, got {engine.n_free()}"
     assert parts.vocoder.n_free == parts.n_slots, f"vocoder slots free: got {parts.vocoder.n_free}"
-    assert_fresh(parts.duplex.state, range(parts.n_slots))
+    assert_fresh(parts.unit_steps.state, range(parts.n_slots))
     assert engine.mark_sessions().result(PATIENCE_S) == (0, {}), "expected nothing remembered of the warm-up"
 
 
@@ -151,11 +151,11 @@ def test_it_ends_with_the_turn() -> None:
 def test_burst_is_in_batches_of_every_size() -> None:
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
         mixed = [2, 3]  # of batches, as a GPU's table has them
-        shapes = engine.parts.duplex.runner.shapes
+        shapes = engine.parts.unit_steps.shapes
         together: list[int] = []
-        feed = engine.parts.duplex.feed
-        engine.parts.duplex.feed = lambda slots, *rest: together.append(len(slots)) or feed(slots, *rest)
-        with mock.patch.object(engine.parts.duplex.runner, "shapes", wraps=shapes) as seen:
+        feed = engine.parts.unit_steps.feed
+        engine.parts.unit_steps.feed = lambda slots, *rest: together.append(len(slots)) or feed(slots, *rest)
+        with mock.patch.object(engine.parts.unit_steps.runner, "shapes", wraps=shapes) as seen:
             seen.batch, seen.fit, seen.rows = tuple(mixed), shapes.fit, shapes.rows
             report, lines = warm(engine, 2)
         assert_clean(engine)
@@ -167,7 +167,7 @@ def test_burst_is_in_batches_of_every_size() -> None:
 
 def test_burst_runs_once_if_every_size_is_captured() -> None:
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=3) as engine:
-        engine.parts.duplex.runner.regions.seal()
+        engine.parts.unit_steps.regions.seal()
         report, lines = warm(engine, 2)
         assert_clean(engine)
     (line,) = [line for line in lines if "burst" in line]
@@ -178,9 +178,9 @@ def test_file_longer_than_the_context() -> None:
     """Without eviction a full context is started again, so that a worker for short sessions still starts."""
     session = TALKING.model_copy(update={"window": WindowConfig(mode="off"), "generate_audio": False})
     with make_engine(Director(listen=0.0, turn_end=0.0), n_slots=1, session=session) as engine:
-        feed, held = engine.parts.duplex.feed, []
-        engine.parts.duplex.feed = lambda slots, *rest: (
-            held.append(engine.parts.duplex.context_len(slots[0])) or feed(slots, *rest)
+        feed, held = engine.parts.unit_steps.feed, []
+        engine.parts.unit_steps.feed = lambda slots, *rest: (
+            held.append(engine.parts.unit_steps.context_len(slots[0])) or feed(slots, *rest)
         )
         report, _ = warm(engine, 8)
         assert_clean(engine)
@@ -197,7 +197,7 @@ def test_runs_speech_regions_if_no_unit_spoke(speaks: bool) -> None:
     session = TALKING.model_copy(update={"generate_audio": speaks})
     with make_engine(Director(listen=1.0 if speaks else 0.0), session=session) as engine:
         parts = engine.parts
-        with counted(parts.duplex.runner.regions) as speech_tokens, counted(parts.vocoder.regions) as sounds:
+        with counted(parts.unit_steps.regions) as speech_tokens, counted(parts.vocoder.regions) as sounds:
             report, lines = warm(engine)
         assert_clean(engine)
     assert report.fallback_used and not report.tts_triggered
@@ -239,7 +239,7 @@ def test_leaves_later_sessions_unchanged() -> None:
 
 def test_counts_graphs_that_compile_meanwhile() -> None:
     with make_engine(n_slots=1) as engine:
-        regions = engine.parts.duplex.runner.regions
+        regions = engine.parts.unit_steps.regions
         regions.compile(["mel_unit"], backend="eager")
         before = compile_counters()["graphs"]
         first, _ = warm(engine, 1)
@@ -278,7 +278,7 @@ def test_names_the_failed_unit() -> None:
             calls[0] += 1
             return calls[0] >= 3
 
-        failing = broken(engine.parts.duplex.runner.regions, "audio_unit", third, "before")
+        failing = broken(engine.parts.unit_steps.regions, "audio_unit", third, "before")
         with failing, pytest.raises(WarmUpError, match=r"unit 3 of 5: .*Broken: audio_unit before") as caught:
             warm(engine, 5)
         assert isinstance(caught.value.__cause__, Broken)
