@@ -254,11 +254,11 @@ class Engine:
     # --- the thread ----------------------------------------------------------------------------
 
     def submit(self, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Future[Result]:
-        """Call something on the engine thread. Future errors: those of the call; EngineError."""
+        """Call a function on the engine thread. Future errors: those of the call; EngineError."""
         return self._commands.submit(call, *args, **kwargs)
 
     def _error(self) -> EngineError:
-        got = "none" if self._failure is None else f"one that broke down: {self._failure}"
+        got = "none" if self._failure is None else f"one that failed: {self._failure}"
         return EngineError("engine", expected="a running thread", got=got)
 
     def _serve(self) -> None:
@@ -270,7 +270,7 @@ class Engine:
                 self._loop.run()
                 self._sessions.dispatch()  # start waiting units before the queue blocks
         except BaseException as error:
-            LOG.exception("the engine broke down")
+            LOG.exception("the engine failed")
             self._failure = error
             self._sessions.fail_all(self._error())
         finally:

@@ -21,7 +21,7 @@ from models.stages.region_table import Regions
 from models.stages.state import SlotState
 
 HEARD_ROWS = 1000  # encoder rows of 20 s of earlier sound
-PUSHED_SAMPLES = 160_560  # 10 s and the look-ahead of the longer first unit
+PUSHED_SAMPLES = 160_560  # 10 s and the lookahead of the longer first unit
 EMITTED_FRAMES = 1000
 TEXT_HISTORY = 300
 LLM_REGIONS = ("unit_prefill", "unit_step")  # regions that feed the language model

@@ -56,7 +56,7 @@ def _penalised(given, is_forbidden, is_seen, is_long, is_listen, penalty, blind,
 
 @triton.jit
 def _score_kernel(
-    logits, fed, wants, slots, seen, set_index, forbidden, length_ids, listen_ids, temperature, repetition, sign_blind,
+    logits, fed, sample, slots, seen, set_index, forbidden, length_ids, listen_ids, temperature, repetition, sign_blind,
     length, listen_scale, on_probability, scores, highs, tops, sums, places, V, N,
     BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +64,7 @@ def _score_kernel(
     with their columns; the sum of exponentials relative to the best logit; the number of ids that outscore listen.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if (tl.load(fed + row) | tl.load(wants + row)) == 0:
+    if (tl.load(fed + row) | tl.load(sample + row)) == 0:
         return
     slot = tl.load(slots + row)
     at = tl.load(set_index + slot) * V
@@ -113,7 +113,7 @@ def _score_kernel(
 
 @triton.jit
 def _choose_kernel(
-    logits, fed, wants, slots, scores, highs, tops, sums, places, spans, found, chosen, set_index, stop_ids,
+    logits, fed, sample, slots, scores, highs, tops, sums, places, spans, found, chosen, set_index, stop_ids,
     listen_ids, pad_ids, unremembered, history, count, seed, draws, greedy, temperature, top_k, top_p, listen_top_k,
     stop_probe, V, H, N,
     STREAMS: tl.constexpr, PROBE: tl.constexpr, TEXT: tl.constexpr, ROUNDS: tl.constexpr, ONE: tl.constexpr,
@@ -123,7 +123,7 @@ def _choose_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     of = tl.load(set_index + slot)
-    is_fed, is_wanted = tl.load(fed + row) != 0, tl.load(wants + row) != 0
+    is_fed, is_wanted = tl.load(fed + row) != 0, tl.load(sample + row) != 0
     token, is_bad, remembered = tl.load(pad_ids + of), tl.full((), 0, tl.int1), tl.full((), 0, tl.int1)
     if is_fed | is_wanted:
         lane = tl.arange(0, PARTS)
@@ -181,7 +181,7 @@ def _choose_kernel(
 
 
 def choose_tokens(
-    state: SamplerState, sets: TokenSets, slots: Tensor, logits: Tensor, fed: Tensor, wants: Tensor
+    state: SamplerState, sets: TokenSets, slots: Tensor, logits: Tensor, fed: Tensor, sample: Tensor
 ) -> Tensor:
     """Shapes and effects as `models.stages.regions.choose`; logits: float32, contiguous."""
     (B, V), H, device = logits.shape, state.history.shape[1], logits.device
@@ -194,7 +194,7 @@ def choose_tokens(
     def bytes_of(flags: Tensor) -> Tensor:
         return flags.view(torch.int8)
 
-    is_fed, is_wanted = bytes_of(fed), bytes_of(wants)
+    is_fed, is_wanted = bytes_of(fed), bytes_of(sample)
     seen = torch.zeros(B, V, dtype=torch.int8, device=device)
     _mark_kernel[(B, triton.cdiv(H, MARKED))](
         seen, slots, state.history, state.count, state.chunk_start, state.repetition_window,

@@ -15,7 +15,7 @@ from models.layers.kv_cache import CacheView, KVCache
 from models.layers.speech_state import SpeechState
 from models.sampling.text import SamplerState, TokenSets
 
-# (sampler state, token sets, slots, logits, fed, wants) -> [3, B]; see `models.stages.regions.choose`.
+# (sampler state, token sets, slots, logits, fed, sample) -> [3, B]; see `models.stages.regions.choose`.
 TextSampler = Callable[[SamplerState, TokenSets, Tensor, Tensor, Tensor, Tensor], Tensor]
 # (speech state, slots, logits, active) -> [B]; see `models.layers.speech_loop.draw_speech_tokens`.
 SpeechSampler = Callable[[SpeechState, Tensor, Tensor, Tensor], Tensor]

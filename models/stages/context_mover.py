@@ -1,4 +1,4 @@
-"""Drops rows from the language model's context and closes the gap without wearing out the keys that stay.
+"""Drops rows from the language model's context and closes the gap without adding rounding errors to the other keys.
 
 Keys are stored rotated by their positions. Closing a gap by rotating every key after it, as `KVCache.evict` can, rounds
 each of them once per eviction, and in bfloat16 the errors add up. But only differences of positions count. In a *held*
@@ -18,7 +18,7 @@ from torch import Tensor
 from models.stages.region_table import EVICTED_AT_ONCE
 from models.stages.runner import Rows, Runner
 
-MAX_AHEAD = 8192  # positions ahead of places: with a context of as many rows, angles are off by at most 1e-3
+MAX_AHEAD = 8192  # largest position minus place; in a context of 8192 rows, the error of an angle is at most 1e-3
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ContextMover:
             for start in range(0, len(chosen), n_max):
                 part = chosen[start : start + n_max]
                 own = ([values[i] for i in part] for values in (slots, keep, n_rows))
-                self._runner.evict(*own, turn=not held)
+                self._runner.evict(*own, rotates=not held)
                 for i in part if held else ():
                     assert keep[i] == self._held[slots[i]].n, f"slot {slots[i]}: expected a drop right after held rows"
                     self._move_held(slots[i], n_rows[i])

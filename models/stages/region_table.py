@@ -180,7 +180,7 @@ def _table(given: _TableInputs) -> Iterator[Region]:
 
     def evict_example(b: Bucket) -> Example:
         n = b["batch"]
-        return (scratch(n), full(n, 0), full(n, 0)), {"turn": True}
+        return (scratch(n), full(n, 0), full(n, 0)), {"rotates": True}
 
     axes = {"batch": "batch", "rows": "rows", "kv": "kv"}
     few = partial(_fits, shapes, "rows")
@@ -188,7 +188,7 @@ def _table(given: _TableInputs) -> Iterator[Region]:
     yield Region("unit_prefill", "llm.model, choose", regions.unit_prefill, bound, axes, prefill_example, has=few)
     axes = {"batch": "batch", "kv": "kv"}
     yield Region("unit_step", "llm.model, choose", regions.unit_step, bound, axes, step_example)
-    variants: tuple[StaticSettings, ...] = ({"turn": True}, {"turn": False})
+    variants: tuple[StaticSettings, ...] = ({"rotates": True}, {"rotates": False})
     axes, some = {"batch": "batch"}, partial(_fits_eviction, shapes.batch[0])
     yield Region("llm_evict", "llm.model", regions.llm_evict, (model, state), axes, evict_example, variants, some)
 

@@ -186,15 +186,15 @@ def speech_step(
     return drawn
 
 
-def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor, turn: bool) -> None:
+def llm_evict(model: OmniModel, state: SlotState, slots: Tensor, keep: Tensor, drop: Tensor, rotates: bool) -> None:
     """Drop LLM rows [keep, keep + drop) of each slot and close the gap; see `KVCache.evict`.
 
     Args:
-        turn: rotate the keys after the gap to the positions of their new places. Otherwise these keys and the next row
-            keep their positions, and the caller moves the keys before the gap (`ContextMover`).
+        rotates: rotate the keys after the gap to the positions of their new places. Otherwise these keys and the next
+            row keep their positions, and the caller moves the keys before the gap (`ContextMover`).
     """
-    state.llm.evict(slots, keep, drop, model.llm.model.frequencies, turn)
-    if not turn:
+    state.llm.evict(slots, keep, drop, model.llm.model.frequencies, rotates)
+    if not rotates:
         state.llm.positions.index_add_(0, slots, drop)
 
 

@@ -278,8 +278,8 @@ class Runner:
         longest = max(self._context_len[slot] for slot in slots) + n_new
         return self.shapes.fit(region, "kv", min(longest, self.llm_len))
 
-    def evict(self, slots: Sequence[int], keep: Sequence[int], drop: Sequence[int], *, turn: bool = True) -> None:
-        """Drop context rows [keep, keep + drop) of each slot and close the gap. turn: as in `regions.llm_evict`.
+    def evict(self, slots: Sequence[int], keep: Sequence[int], drop: Sequence[int], *, rotates: bool = True) -> None:
+        """Drop context rows [keep, keep + drop) of each slot and close the gap. rotates: as in `regions.llm_evict`.
 
         Raises: ContextOverflowError if a slot does not hold these rows, before any change.
         """
@@ -287,6 +287,6 @@ class Runner:
         for slot, first, count in zip(slots, keep, drop, strict=True):
             check_span(f"evict from slot {slot}", self._context_len[slot], first, count)
         _, slot_ids, spans = self.batch("llm_evict", slots, (keep, 0), (drop, 0))
-        self.regions.run(regions.llm_evict, slot_ids, *spans, turn=turn)
+        self.regions.run(regions.llm_evict, slot_ids, *spans, rotates=rotates)
         for slot, count in zip(slots, drop, strict=True):
             self._context_len[slot] -= count

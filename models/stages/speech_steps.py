@@ -151,15 +151,15 @@ class Speaker:
         self.state.cache.reset(self.runner.tensor([slot], 1, slot))
         self._rows[slot] = 0
 
-    def drop_rows(self, slot: int, keep: int, drop: int, *, turn: bool) -> None:
-        """Drop cache rows [keep, keep + drop) of the slot and close the gap. turn: as in `KVCache.evict`.
+    def drop_rows(self, slot: int, keep: int, drop: int, *, rotates: bool) -> None:
+        """Drop cache rows [keep, keep + drop) of the slot and close the gap. rotates: as in `KVCache.evict`.
 
         Raises: ContextOverflowError if the slot does not hold these rows.
         """
         check_span(f"speech of slot {slot}", self.rows(slot), keep, drop)
         slots, first, count = (self.runner.tensor([value], 1, 0) for value in (slot, keep, drop))
         self.join()
-        self.state.cache.evict(slots, first, count, self.runner.model.tts.model.frequencies, turn)
+        self.state.cache.evict(slots, first, count, self.runner.model.tts.model.frequencies, rotates)
         self._rows[slot] -= drop
 
     def token_rows(self, speech_tokens: list[int]) -> Tensor:

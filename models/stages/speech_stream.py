@@ -119,9 +119,9 @@ class SpeechStream:
             # Rows outside the window are dropped; the others keep their positions.
             speaker.join()
             cache.windows[slot] = self.window
-            speaker.drop_rows(slot, 0, drop, turn=False)
+            speaker.drop_rows(slot, 0, drop, rotates=False)
             cache.positions[slot] += drop
         elif drop:
-            speaker.drop_rows(slot, keep, drop, turn=self.compat == "fixed")
+            speaker.drop_rows(slot, keep, drop, rotates=self.compat == "fixed")
             self._chunks = [self._chunks[0], self._chunks[-1]]
         return fed

@@ -14,7 +14,7 @@ SAMPLE_RATE = 24_000
 RATE_16K = 16_000  # sample rate of the speaker encoder and of the speech tokenizer
 SAMPLES_PER_FRAME = SAMPLE_RATE // MEL_RATE
 SAMPLES_PER_TOKEN = FRAMES_PER_TOKEN * SAMPLES_PER_FRAME
-SILENCE_TOKEN = 4218  # fills the look-ahead of a voice's prompt and the start of every turn
+SILENCE_TOKEN = 4218  # fills the lookahead of a voice's prompt and the start of every turn
 
 Count = Annotated[int, Field(ge=1)]
 # Limited, because layers are built before missing weights are detected, and a settings file can contain any number.
@@ -143,7 +143,7 @@ class S3GenConfig(_Settings):
     tokenizer: S3TokenizerConfig = S3TokenizerConfig()
 
     @model_validator(mode="after")
-    def _parts_meet(self) -> "S3GenConfig":
+    def _sizes_match(self) -> "S3GenConfig":
         for what, expected, got in (
             ("mel bins of the vocoder", self.flow.n_mels, self.vocoder.n_mels),
             ("values of a speaker vector", self.flow.speaker_dim, self.speaker_encoder.embedding),

@@ -217,7 +217,7 @@ class GraphCompiler:
     def _regions_to_warm(self, target: Target) -> list[str]:
         """Regions to run after this target is wrapped.
 
-        Those are all of its own; or, if nothing of it compiles, those that no earlier target has run.
+        Returns: all regions of the target; if the target has nothing to compile, those that no earlier target has run.
         """
         spec = COMPILE_TARGETS[target]
         if self._parts(target) or self._whole(target):

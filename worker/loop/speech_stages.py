@@ -80,17 +80,17 @@ class SpeechStages:
         return n_polls < (1 if call.may_end else self._max_polls)
 
     def _make_room(self, job: Job) -> None:
-        """Make the next call fit behind the speech rows that the slot holds."""
+        """Drop speech rows of the slot if the next call does not fit after them."""
         call, slot = job.calls[0], job.slot
         rows = _require(call.rows)
         if call.stream is not None:
             rows = call.stream.make_room(rows)
             call.prepare(rows)
         elif not job.session.reference:
-            # A turn longer than the speech cache goes on with the newer half of its rows.
+            # A turn longer than the speech cache keeps only the newer half of its rows.
             held = self._speaker.rows(slot)
             if held + len(rows) + call.max_tokens > self._speaker.max_rows:
-                self._speaker.drop_rows(slot, 0, held - held // 2, turn=True)
+                self._speaker.drop_rows(slot, 0, held - held // 2, rotates=True)
         start = self._unit_steps.counters(slot)
         call.begin(start if call.per_call else self._unit_steps.keep_recent_tokens(slot, start))
 

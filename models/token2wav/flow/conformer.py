@@ -1,6 +1,6 @@
 """The upsampling conformer: embedded speech tokens at 25 Hz to hidden states at 50 Hz, whole or chunk by chunk.
 
-Contains relative-position attention, the look-ahead and the upsampling. Does not contain token ids, mel frames or
+Contains relative-position attention, the lookahead and the upsampling. Does not contain token ids, mel frames or
 sessions. Attention is bidirectional inside a chunk and covers all cached keys. A whole sequence is one last chunk
 without cached keys.
 """
@@ -223,7 +223,7 @@ class UpsampleConformer(nn.Module):
         Args:
             x: [B, T + lookahead, D] embedded tokens.
             n_seen: [B] valid tokens of x; the others are zeroed after `embed`.
-            n_new: [B] tokens to encode: n_seen minus the look-ahead, or n_seen at the end of a turn.
+            n_new: [B] tokens to encode: n_seen minus the lookahead, or n_seen at the end of a turn.
             tails: from the previous chunk; zeros at the beginning.
             mappings: addresses at token rate (T rows) and at mel rate (2T rows).
             caches: keys and values at token rate [n_layers, 2, n_rows, H, hd] and at mel rate; only read.

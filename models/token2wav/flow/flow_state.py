@@ -89,8 +89,8 @@ class ChunkTokens:
     """The speech tokens of one call."""
 
     ids: Tensor  # [B, T + lookahead] int64 in range, left-aligned; no row synthesizes more than T
-    n: Tensor  # [B] int64 valid tokens of each row, the look-ahead included; 0 leaves the slot unchanged
-    last: Tensor  # [B] bool: the turn ends, so the look-ahead is synthesized too
+    n: Tensor  # [B] int64 valid tokens of each row, the lookahead included; 0 leaves the slot unchanged
+    last: Tensor  # [B] bool: the turn ends, so the lookahead is synthesized too
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def solve(flow: Flow, state: FlowState, slots: ChunkSlots, inputs: SolveInputs) 
 
 
 def count_synthesized(n_speech_tokens: Tensor, last: Tensor, lookahead: int) -> Tensor:
-    """How many of n_speech_tokens [B] a chunk synthesizes: all of them if `last` [B], else all but the look-ahead."""
+    """How many of n_speech_tokens [B] a chunk synthesizes: all of them if `last` [B], else all but the lookahead."""
     return torch.where(last, n_speech_tokens, (n_speech_tokens - lookahead).clamp(min=0))
 
 

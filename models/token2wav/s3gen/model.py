@@ -154,10 +154,10 @@ class S3Gen(Derived):
             voice: its tokens beyond the length of its mel are ignored.
             noise: [n_mels, L] float32; column f is the start of frame f of prompt and speech. Further columns are not
                 read.
-            finalize: the utterance ends here. Otherwise the last tokens are the look-ahead only, 3 as released.
+            finalize: the utterance ends here. Otherwise the last tokens are the lookahead only, 3 as released.
             n_steps: Euler steps; None = 10, or 2 for the mean flow.
-        Returns: [n_mels, T] float32, T = 2n, less the look-ahead, less 1 if the length of the prompt's mel is odd.
-        Raises: TokenError for tokens out of range, no tokens, or none besides the look-ahead; ShapeError;
+        Returns: [n_mels, T] float32, T = 2n, less the lookahead, less 1 if the length of the prompt's mel is odd.
+        Raises: TokenError for tokens out of range, no tokens, or none besides the lookahead; ShapeError;
             SettingsError.
         """
         config = self.config.flow

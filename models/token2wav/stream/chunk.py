@@ -10,14 +10,14 @@ from models.errors import TokenError
 
 
 class Chunk(NamedTuple):
-    """One session's speech tokens for one call, the look-ahead included unless `last`."""
+    """One session's speech tokens for one call, the lookahead included unless `last`."""
 
     session: int
     speech_tokens: Sequence[int]
     last: bool = False
 
     def n_synthesized(self, lookahead: int) -> int:
-        """Tokens of the chunk that are synthesized: all but the look-ahead, or all at the end of a turn."""
+        """Tokens of the chunk that are synthesized: all but the lookahead, or all at the end of a turn."""
         return len(self.speech_tokens) - lookahead * (not self.last)
 
 

@@ -150,7 +150,7 @@ class _Examples:
         count, lookahead = bucket["prompt"] // FRAMES_PER_TOKEN, self.config.encoder.lookahead
         mel = torch.randn(1, bucket["prompt"], self.config.n_mels, device=self.device)
         speaker = torch.randn(1, self.config.speaker_dim, device=self.device)
-        # The look-ahead only, so no frames: the example must not write rows that belong to a voice.
+        # The lookahead only, so no frames: the example must not write rows that belong to a voice.
         n_tokens = self._full(1, lookahead)
         return (
             (self.slots(1), self._full(1, 0), self._tokens(1, count + lookahead), n_tokens, mel, speaker),

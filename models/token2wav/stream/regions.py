@@ -91,8 +91,8 @@ def prepare_voice(
         context: backend and state.
         voices: [B] int64 voice slots.
         starts: [B] int64 first row of each voice among the rows of all voices, in mel frames.
-        speech_tokens: [B, T + lookahead] int64 tokens of the prompt and the look-ahead.
-        n_speech_tokens: [B] int64 valid tokens, the look-ahead included.
+        speech_tokens: [B, T + lookahead] int64 tokens of the prompt and the lookahead.
+        n_speech_tokens: [B] int64 valid tokens, the lookahead included.
         mel: [B, 2T, n_mels] of the prompts, two frames per token.
         speaker: [B, speaker_dim].
         n_steps: Euler steps (static).

@@ -86,7 +86,7 @@ class Vocoder:
             expected = f"one or more whole numbers from 1 {f'to {most}' if most else 'on'}"
             raise SettingsError("euler steps", expected=expected, got=tuple(steps))
         lookahead = flow.config.encoder.lookahead
-        # The last window of a turn may contain a whole look-ahead in addition to a chunk.
+        # The last window of a turn may contain a whole lookahead in addition to a chunk.
         max_chunk = CHUNK_TOKENS + lookahead
         self.sizes = sizes or FlowSizes(n_sessions=4, n_voices=4, max_steps=max(steps), max_chunk=max_chunk)
         most = NOISE_FRAMES - HISTORY_FRAMES - FRAMES_PER_TOKEN * self.sizes.max_chunk

@@ -1,6 +1,6 @@
-"""Division of a stream of speech tokens into windows: the tokens of one chunk and the look-ahead that follows them.
+"""Division of a stream of speech tokens into windows: the tokens of one chunk and the lookahead that follows them.
 
-Contains counts only. A turn starts with silence tokens, which fill the look-ahead, so the first chunk is ready earlier.
+Contains counts only. A turn starts with silence tokens, which fill the lookahead, so the first chunk is ready earlier.
 """
 
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ CHUNK_TOKENS = 25  # tokens synthesized at once: one second
 
 
 class Window(NamedTuple):
-    """The tokens of one chunk, the look-ahead included unless `last`."""
+    """The tokens of one chunk, the lookahead included unless `last`."""
 
     speech_tokens: tuple[int, ...]
     last: bool
@@ -36,7 +36,7 @@ class TokenWindows:
             max_chunk: most tokens synthesized at once.
             min_chunk: fewest tokens synthesized at once, 1 to `max_chunk`; fewer tokens mean earlier sound.
             silence: start the turn with `lookahead` silence tokens.
-            compat: "reference" marks the full windows at the end of a turn as last windows too, so their look-ahead is
+            compat: "reference" marks the full windows at the end of a turn as last windows too, so their lookahead is
                 synthesized twice, as in the public turn-based helper.
         Raises: SettingsError for `compat` or `min_chunk`.
         """
@@ -49,7 +49,7 @@ class TokenWindows:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Tokens not synthesized by any window yet, including those that were a look-ahead."""
+        """Tokens not synthesized by any window yet, including those that were a lookahead."""
         return tuple(self._speech_tokens)
 
     @property

@@ -113,7 +113,7 @@ def live_units(runner: Runner) -> Iterator[tuple[str, torch.Tensor]]:
         ids = torch.randint(0, config.vocab_size, (2, 96), generator=generator)
         full = state.llm.lengths[live] + 90 > 512
         drop = torch.where(full, state.llm.lengths[live] - 200, 0)
-        regions("llm_evict", live, torch.full((2,), 20), drop, turn=True)
+        regions("llm_evict", live, torch.full((2,), 20), drop, rotates=True)
         regions("audio_overlap", live, on & (unit % 12 == 11))
         fed = torch.where(on, 77, 0)
         packed, _ = regions("unit_prefill", live, ids, rows, is_row, fed, on, kv_len=512)

@@ -85,9 +85,9 @@ def test_kernels_choose_the_same_tokens(device: str) -> None:
     chosen = []
     for step in range(STEPS):
         logits = logits_of(step, device)[slots]
-        wants = fed & ((slots + step) % 5 != 0)
+        sample = fed & ((slots + step) % 5 != 0)
         expected, got = (
-            way(state, sets, slots, logits, fed, wants)
+            way(state, sets, slots, logits, fed, sample)
             for way, state in zip((choose, choose_tokens), states, strict=True)
         )
         for row, what in enumerate(("ids", "bad", "remembered")):

@@ -176,7 +176,7 @@ def test_drop_rows_closes_the_gap(speaker: WholeCallSpeaker) -> None:
     speaker.unit([0], [rows(5)], may_end=[False])
     cache, before = speaker.state.cache, copy_state(speaker.runner.state)
     values = [layer[0].clone() for layer in cache.v]
-    speaker.drop_rows(0, keep=3, drop=11, turn=True)
+    speaker.drop_rows(0, keep=3, drop=11, rotates=True)
     assert speaker.rows(0) == cache.lengths[0] == cache.positions[0] == 30 - 11
     for layer, old in zip(cache.v, values, strict=True):
         assert torch.equal(layer[0, :, :3], old[:, :3])
@@ -279,7 +279,7 @@ def test_refuses_to_drop_rows_that_do_not_exist(speaker: WholeCallSpeaker, keep:
     speaker.start_turn(0, DRAWN)
     speaker.unit([0], [rows(5)], may_end=[False])
     with pytest.raises(ContextOverflowError, match=r"expected rows inside 0\.\.30, got"):
-        speaker.drop_rows(0, keep, drop, turn=True)
+        speaker.drop_rows(0, keep, drop, rotates=True)
     assert speaker.rows(0) == speaker.state.cache.lengths[0] == 30
 
 

@@ -96,7 +96,7 @@ def packed_encoder_rows(state: FlowState, slot: int) -> Tensor:
 
 
 def packed_encoder_tails(state: FlowState, slot: int) -> Tensor:
-    """[1, D, 6]: the frames of the look-ahead, then those of the upsampling."""
+    """[1, D, 6]: the frames of the lookahead, then those of the upsampling."""
     return torch.cat((state.lookahead_tail[slot], state.up_tail[slot])).T[None]
 
 

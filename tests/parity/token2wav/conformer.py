@@ -51,7 +51,7 @@ def _offline(
 
 
 def _with_visible_padding(encoder: UpsampleConformer, x: Tensor, n: Tensor) -> Tensor:
-    """`encoder.offline`, but the look-ahead at the end of a shorter row reads the padding, as in the reference."""
+    """`encoder.offline`, but the lookahead at the end of a shorter row reads the padding, as in the reference."""
     B, T, _ = x.shape
     empty = x.new_zeros(2, 0, encoder.heads, encoder.head_dim)
     caches = tuple([empty] * len(stack) for stack in (encoder.encoders, encoder.up_encoders))

@@ -270,7 +270,7 @@ def test_refuses_sound_beyond_max_waiting_s() -> None:
     audio_buffer = AudioBuffer(max_waiting_s=2)
     audio_buffer.push(sound(UNIT_SAMPLES))
     [_] = taken(audio_buffer)
-    for _ in range(2):  # the look-ahead that is left does not count
+    for _ in range(2):  # the lookahead that is left does not count
         audio_buffer.push(sound(UNIT_SAMPLES))
     before = audio_buffer.peek()
     with pytest.raises(AudioError, match=r"^sound: expected at most 2 s waiting, got 3\.005 s$"):

@@ -246,7 +246,7 @@ def test_engine_failure_ends_the_run(
     monkeypatch.setattr(UnitLoop, "run", failing(UnitLoop.run, 3))
     assert main([str(files / "sound.wav"), "--out", str(tmp_path / "r.wav"), *QUIET]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: engine: expected a running thread, got one that broke down: out of order"
+        "error: engine: expected a running thread, got one that failed: out of order"
     )
     assert list(tmp_path.iterdir()) == []
 

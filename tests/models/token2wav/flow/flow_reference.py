@@ -53,7 +53,7 @@ class Conformer:
     tails: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, last: bool) -> Tensor:
-        """[2 n_synthesized, D] for embedded tokens x [n, D], the look-ahead included."""
+        """[2 n_synthesized, D] for embedded tokens x [n, D], the lookahead included."""
         w, D = slow.weights_of(self.encoder), x.shape[1]
         x = self._embed(x.double(), w, "embed")
         ahead = len(w("pre_lookahead_layer.conv1.weight")[0, 0]) - 1

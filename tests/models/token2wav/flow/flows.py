@@ -29,7 +29,7 @@ CONFIG = FlowConfig(vocab_size=SILENCE_TOKEN + 1, n_mels=5, speaker_dim=7, encod
 LOOKAHEAD = ENCODER.lookahead
 N_STEPS = 2
 
-Chunk = tuple[Tensor, bool]  # tokens with the look-ahead, and whether the turn ends
+Chunk = tuple[Tensor, bool]  # tokens with the lookahead, and whether the turn ends
 
 
 def random_flow(seed: int = 0, config: FlowConfig = CONFIG) -> Flow:
@@ -53,7 +53,7 @@ def random_tokens(seed: int, n: int) -> Tensor:
 
 
 def split(speech_tokens: Tensor, counts: list[int]) -> list[Chunk]:
-    """Chunks that synthesize `counts` tokens each, with their look-ahead, and a last chunk with the rest."""
+    """Chunks that synthesize `counts` tokens each, with their lookahead, and a last chunk with the rest."""
     chunks, first = [], 0
     for n in counts:
         chunks.append((speech_tokens[first : first + n + LOOKAHEAD], False))

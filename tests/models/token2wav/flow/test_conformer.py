@@ -39,7 +39,7 @@ def padded(sequences: list[Tensor], length: int, value: float) -> Tensor:
 
 
 def as_last_chunk(x: Tensor, n: Tensor) -> tuple[Tensor, Tails, tuple[Tensor, Tensor]]:
-    """x [B, T + lookahead, D], the look-ahead undefined, as a chunk that is first and last."""
+    """x [B, T + lookahead, D], the lookahead undefined, as a chunk that is first and last."""
     B, T = len(x), x.shape[1] - LOOKAHEAD
     mappings = (without_cache(n, T), without_cache(2 * n, 2 * T))
     empty = x.new_zeros(2, 0, ENCODER.heads, ENCODER.head_dim)

@@ -1,4 +1,4 @@
-"""S3Gen around its modules: buckets, the used part of the prompt, the look-ahead, the onset, and refused inputs."""
+"""S3Gen around its modules: buckets, the used part of the prompt, the lookahead, the onset, and refused inputs."""
 
 import math
 from functools import partial

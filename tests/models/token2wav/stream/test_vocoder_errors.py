@@ -98,7 +98,7 @@ def test_accepts_numpy_integers(kind: type, in_array: bool):
         ([*SPEECH_TOKENS, 1], True, ShapeError, "speech tokens of session 1: speech_tokens: expected .*28.* got 29"),
         ([*SPEECH_TOKENS, 1, 2, 3, 4], False, ShapeError, "got 29"),
     ],
-    ids=["none", "look-ahead only", "none at the end", "too many at the end", "too many"],
+    ids=["none", "lookahead only", "none at the end", "too many at the end", "too many"],
 )
 def test_refuses_too_few_and_too_many_tokens(
     vocoder: Vocoder, speech_tokens: list[int], last: bool, kind: type, message: str

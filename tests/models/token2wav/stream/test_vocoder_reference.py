@@ -21,7 +21,7 @@ def test_samples_of_each_kind_of_chunk():
 
 
 def test_turn_that_ends_twice_repeats_its_look_ahead():
-    """75 tokens at once: two full windows marked as last, then their look-ahead again. Each window but the first is
+    """75 tokens at once: two full windows marked as last, then their lookahead again. Each window but the first is
     joined to the previous tail, which was already sent, and sends it again."""
     vocoder = make_vocoder(compat="reference")
     session, speech_tokens = vocoder.open(make_voice()), make_tokens(1, 78)

@@ -1,4 +1,4 @@
-"""Division of tokens into windows: every token synthesized once, complete look-aheads, chunks as early as allowed."""
+"""Division of tokens into windows: every token synthesized once, complete lookaheads, chunks as early as allowed."""
 
 from itertools import pairwise
 
@@ -46,7 +46,7 @@ def test_every_token_is_synthesized_once_and_in_order(pushes, lookahead, max_chu
     assert windows.n_waiting == 0
     for window, following in pairwise(got):
         assert window.speech_tokens[-lookahead:] == following.speech_tokens[:lookahead], (
-            "expected the look-ahead to start the next window"
+            "expected the lookahead to start the next window"
         )
     for window in got[:-1]:
         assert lookahead + min_chunk <= len(window.speech_tokens) <= lookahead + max_chunk

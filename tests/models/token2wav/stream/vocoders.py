@@ -60,7 +60,7 @@ def make_tokens(seed: int, n: int) -> list[int]:
 
 
 def chunks_of_turn(session: int, speech_tokens: Sequence[int], counts: Sequence[int]) -> Iterator[Chunk]:
-    """Chunks of one turn that synthesize `counts` tokens each, with the look-ahead, and a last chunk with the rest."""
+    """Chunks of one turn that synthesize `counts` tokens each, with the lookahead, and a last chunk with the rest."""
     first = 0
     for n in counts:
         yield Chunk(session, speech_tokens[first : first + n + LOOKAHEAD])
