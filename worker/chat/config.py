@@ -144,6 +144,10 @@ class HalfDuplexConfig(Settings):
     speech_pad_ms: int = Field(
         30, ge=0, le=1_000, description="sound before the first speech that belongs to the segment"
     )
+    barge_in: bool = Field(
+        False, description="speech during an answer interrupts it; false: sound during an answer is ignored"
+    )
+    barge_in_ms: int = Field(200, ge=0, le=10_000, description="speech after which an answer is interrupted")
     deaf_s: float = Field(0.5, ge=0, le=10, description="sound is ignored for this long after the start")
     high_tokens: int = Field(
         8000, ge=1, le=1_000_000, description="context rows above which the oldest rounds are dropped"

@@ -3,13 +3,16 @@
 Contains the conversation's states and the way from sound to content, both on the thread that pushes sound. Only
 requests for answers go to the engine. Does not contain slots, batches or the wire format.
 
-Sound that arrives while an answer is made is dropped: the user cannot interrupt by speaking. `break_speech` ends the
-answer early, and `take_back` removes it together with the user's turn.
+Sound that arrives while an answer is made is dropped, unless the settings allow barge-in: then speech of `barge_in_ms`
+interrupts an answer that is made or played, and is the next turn. `interrupt` does the same without speech, and
+`take_back` removes an answer together with the user's turn.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +22,18 @@ from models.inputs.messages import ChatMessage
 from models.inputs.prompts import PromptOptions
 from models.stages.message_reader import Content, MessageReader
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
-from worker.chat.vad import SpeechEnded, SpeechStarted, VoiceDetector, VoiceSettings
+from worker.chat.vad import SpeechEnded, SpeechStarted, VoiceDetector, VoiceEvent, VoiceSettings
 from worker.loop.audio_buffer import checked
-from worker.loop.results import Event, Failure, Generating, ReplyResult, VoiceState
+from worker.loop.results import (
+    SOUND_RATE,
+    Event,
+    Failure,
+    Generating,
+    Interruption,
+    PartialResult,
+    ReplyResult,
+    VoiceState,
+)
 
 SEGMENT = PromptOptions(stream_input=True)  # a pair of audio marks around every second
 
@@ -32,6 +44,10 @@ class SessionPort(Protocol):
     @property
     def name(self) -> str:
         """The session's name, as in its events."""
+
+    @property
+    def context_len(self) -> int:
+        """Context rows held."""
 
     def answer(self, content: Content, config: ReplyConfig, arrived: float) -> Future[None]:
         """Answer `content`, which arrived at the time `arrived` of the monotonic clock."""
@@ -44,6 +60,24 @@ class SessionPort(Protocol):
 
     def close(self) -> Future[None]:
         """Close the session."""
+
+
+@dataclass
+class Answering:
+    """The latest answer. Changed by the engine's thread and by the thread that pushes sound, under a lock.
+
+    Attributes:
+        is_made: it has no outcome yet.
+        is_interrupted: it was interrupted.
+        text, n_samples: what was emitted of it.
+        plays_until: end of its playback, on the conversation's clock, if that started with its first sound.
+    """
+
+    is_made: bool = False
+    is_interrupted: bool = False
+    text: str = ""
+    n_samples: int = 0
+    plays_until: float = 0.0
 
 
 class HalfDuplex:
@@ -71,14 +105,21 @@ class HalfDuplex:
         self._opened: SessionPort | None = None
         self._accepts_from = float("inf")
         self._is_speaking = False  # the user
-        self._is_answering = False
         self._is_over = False
         self._n_turns = 0
+        self._lock = threading.RLock()  # reentrant, since a port may run the engine at once
+        self._answering = Answering()
+        self._waiting: list[np.ndarray] = []  # segments that ended while an interrupted answer was still made
 
     @property
     def _port(self) -> SessionPort:
         assert self._opened is not None, "`begin` comes before any other call"
         return self._opened
+
+    @property
+    def context_len(self) -> int:
+        """Context rows of the conversation."""
+        return self._port.context_len
 
     def begin(self, port: SessionPort) -> None:
         """Connect the open session; sound counts from `deaf_s` later on."""
@@ -88,22 +129,59 @@ class HalfDuplex:
     def push(self, samples: np.ndarray) -> None:
         """Process more sound: [n] float in [-1, 1] at 16 kHz.
 
-        Sound is dropped while an answer is made, during the first `deaf_s` seconds and after `close`.
+        Sound is dropped during the first `deaf_s` seconds, after `close`, and without barge-in while an answer is made.
         Raises: AudioError; the samples have no effect then.
         """
-        samples = checked(samples)
-        if self._is_over or self._is_answering or self._clock() < self._accepts_from:
+        samples, arrived = checked(samples), self._clock()
+        drops = self._answering.is_made and not self.config.barge_in
+        if self._is_over or drops or arrived < self._accepts_from:
             return
-        arrived = self._clock()
-        segments: list[np.ndarray] = []
-        for event in self._detector.push(samples):
-            self._report_speaking(isinstance(event, SpeechStarted))
-            if isinstance(event, SpeechEnded):
-                segments.append(event.samples)
+        onset_ms = self._onset_ms(arrived)
+        segments = [
+            event.samples
+            for event in self._detector.push(samples)
+            if self._on_voice(event, onset_ms) and isinstance(event, SpeechEnded)
+        ]
+        if self._detector.speech_ms is not None and self._detector.speech_ms >= onset_ms:
+            self._on_speech()
         if segments:
             # The public implementation drops all but the newest segment of a push.
             reference = self.config.reply.compat == "reference"
-            self._request_answer(np.concatenate(segments[-1:] if reference else segments), arrived)
+            self._waiting += segments[-1:] if reference else segments
+            self.answer_waiting(arrived)
+
+    def answer_waiting(self, arrived: float | None = None) -> None:
+        """Have a turn answered that ended before the interrupted answer did; without one, without effect.
+
+        To be called after each outcome, by the thread that pushes sound. arrived: as in `SessionPort.answer`.
+        """
+        if self._waiting and not self._answering.is_made and not self._is_over:
+            segments, self._waiting = self._waiting, []
+            self._request_answer(np.concatenate(segments), self._clock() if arrived is None else arrived)
+
+    def _onset_ms(self, now: float) -> float:
+        """Speech after which the user counts as speaking."""
+        answering = self._answering
+        is_guarded = answering.is_made or now < answering.plays_until
+        return self.config.barge_in_ms if self.config.barge_in and is_guarded and not self._is_speaking else 0.0
+
+    def _on_voice(self, event: VoiceEvent, onset_ms: float) -> bool:
+        """Report what the detector found. Returns: whether the user spoke a turn."""
+        if isinstance(event, SpeechStarted):
+            if not onset_ms:
+                self._on_speech()
+            return False
+        is_turn = isinstance(event, SpeechEnded) and (self._is_speaking or event.speech_ms >= onset_ms)
+        if is_turn:
+            self._on_speech()
+        self._report_speaking(False)
+        return is_turn
+
+    def _on_speech(self) -> None:
+        if not self._is_speaking:
+            if self.config.barge_in:
+                self.interrupt()
+            self._report_speaking(True)
 
     def _report_speaking(self, is_speaking: bool) -> None:
         if is_speaking != self._is_speaking:
@@ -112,10 +190,12 @@ class HalfDuplex:
 
     def _request_answer(self, sound: np.ndarray, arrived: float) -> None:
         self._report_speaking(False)
-        self._detector.reset()
+        if not self.config.barge_in:  # the sound that follows is dropped
+            self._detector.reset()
         sound = sound[-CLIP_SAMPLES:]
         content = self._reader.cut(self._reader.read_segment(ChatMessage("user", (sound,)), SEGMENT))
-        self._is_answering = True
+        with self._lock:
+            self._answering = Answering(is_made=True)
         self._emit(Generating(self._port.name, 1000 * len(sound) / SAMPLE_RATE))
         self._port.answer(content, self.config.reply, arrived).add_done_callback(self._on_answer_requested)
 
@@ -125,15 +205,43 @@ class HalfDuplex:
 
     def forward(self, event: Event) -> None:
         """Emit an event of the engine. After the outcome of an answer, sound is processed again."""
-        if isinstance(event, ReplyResult):
-            self._n_turns = event.index
-        if isinstance(event, ReplyResult | Failure):
-            self._is_answering = False
-        self._emit(event)
+        with self._lock:
+            answering = self._answering
+            match event:
+                case PartialResult() if answering.is_interrupted:
+                    if not event.text:
+                        return
+                    event = replace(event, pcm=None)
+                case PartialResult():
+                    answering.text += event.text
+                    if event.pcm is not None:
+                        starts = max(answering.plays_until, self._clock())
+                        answering.n_samples += len(event.pcm)
+                        answering.plays_until = starts + len(event.pcm) / SOUND_RATE
+                case ReplyResult():
+                    self._n_turns, answering.is_made = event.index, False
+                case Failure():
+                    answering.is_made = False
+            self._emit(event)
 
-    def break_speech(self) -> Future[None]:
-        """End the answer in flight: its sound stops at once, its text at the next token. What was said stays."""
-        return self._port.break_speech()
+    def interrupt(self) -> bool:
+        """Stop the answer that is made or played: no sound of it follows, its text ends at the next token.
+
+        What was said stays in the context. Returns: whether there was one.
+        """
+        with self._lock:
+            answering, now = self._answering, self._clock()
+            left_s = max(answering.plays_until - now, 0.0)
+            if answering.is_interrupted or not (answering.is_made or left_s):
+                return False
+            answering.is_interrupted, answering.plays_until = True, 0.0
+            index = self._n_turns + answering.is_made
+            sound_s = answering.n_samples / SOUND_RATE
+            heard_ms = 1000 * max(sound_s - left_s, 0.0)
+            self._emit(Interruption(self._port.name, index, answering.text, 1000 * sound_s, heard_ms))
+            if answering.is_made:
+                self._port.break_speech()
+            return True
 
     def take_back(self) -> Future[bool]:
         """Remove the answer in flight, which has no outcome then, and its user's turn. Gives: whether there was one."""
@@ -143,7 +251,8 @@ class HalfDuplex:
 
     def _on_taken_back(self, request: Future[bool]) -> None:
         if not request.cancelled() and request.exception() is None and request.result():
-            self._is_answering = False
+            with self._lock:
+                self._answering = Answering()
 
     def close(self) -> Future[None]:
         """End the conversation and any answer in flight."""

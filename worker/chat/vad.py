@@ -67,9 +67,15 @@ class SpeechStarted:
 
 @dataclass(frozen=True, eq=False)
 class SpeechEnded:
-    """A segment ended. samples: [n] float32 at 16 kHz, from the padding before speech to the end of the silence."""
+    """A segment ended.
+
+    Attributes:
+        samples: [n] float32 at 16 kHz, from the padding before speech to the end of the silence.
+        speech_ms: from its first speech window to the silence that closes it.
+    """
 
     samples: np.ndarray
+    speech_ms: float
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,11 @@ class VoiceDetector:
         self._n_segment = 0  # its samples
         self._spoken_from = 0  # index of its first speech window's first sample
         self._n_silence = 0  # samples of silence at its end
+
+    @property
+    def speech_ms(self) -> float | None:
+        """Speech of the open segment before its present silence, at least one window; None between segments."""
+        return None if self._segment is None else (self._at - self._n_silence - self._spoken_from) / SAMPLES_PER_MS
 
     def push(self, samples: np.ndarray) -> list[VoiceEvent]:
         """Process more sound; samples of an incomplete window are kept for the next push.
@@ -149,6 +160,7 @@ class VoiceDetector:
             return None
         self._segment = None
         self._ended_at = self._at + WINDOW
-        if self._ended_at - self._n_silence - self._spoken_from < self.settings.min_speech_ms * SAMPLES_PER_MS:
+        speech_ms = (self._ended_at - self._n_silence - self._spoken_from) / SAMPLES_PER_MS
+        if speech_ms < self.settings.min_speech_ms:
             return SpeechDiscarded()
-        return SpeechEnded(np.concatenate(segment))
+        return SpeechEnded(np.concatenate(segment), speech_ms)

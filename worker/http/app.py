@@ -1,4 +1,4 @@
-"""The worker's HTTP routes and its WebSocket route. The service and `worker.http.health` compute the answers."""
+"""The worker's HTTP routes and its WebSocket routes. The service and `worker.http.health` compute the answers."""
 
 import asyncio
 from ipaddress import ip_address
@@ -13,12 +13,20 @@ from pydantic import BaseModel, ConfigDict
 from models.errors import ModelError, SettingsError
 from worker.config.service import ROOT
 from worker.http.duplex_conversation import DuplexConversation
+from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.health import health
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
+from worker.protocol.session_id import session_id_of
 from worker.service import Service
 from worker.status import State, StateError
 from worker.version import VERSION
+
+
+class StopRequest(BaseModel):
+    """The body of POST /half_duplex/stop. session_id: the only session to stop; null: all sessions."""
+
+    session_id: str | None = None
 
 
 class LoadRequest(BaseModel):
@@ -80,6 +88,17 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
             raise HTTPException(503, str(error)) from None
         return {"success": True, "message": "Cache cleared"}
 
+    @app.post("/half_duplex/stop")
+    async def stop_half_duplex(request: Request, body: StopRequest | None = None) -> dict[str, Any]:
+        _refuse_pages(request)
+        named = None if body is None or body.session_id is None else session_id_of(body.session_id)
+        stopped = [
+            one.name
+            for one in sockets.conversations
+            if isinstance(one, HalfDuplexConversation) and named in (None, one.name) and one.interrupt()
+        ]
+        return {"success": bool(stopped), "message": f"{len(stopped)} answers are stopped", "stopped": stopped}
+
     @app.post("/model/unload")
     async def unload(request: Request) -> dict[str, Any]:
         _only_loopback(request)
@@ -104,6 +123,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     @app.websocket("/ws/duplex")
     async def ws_duplex(websocket: WebSocket) -> None:
         await sockets.serve(websocket, DuplexConversation)
+
+    @app.websocket("/ws/half_duplex")
+    async def ws_half_duplex(websocket: WebSocket) -> None:
+        await sockets.serve(websocket, HalfDuplexConversation)
 
     return app
 

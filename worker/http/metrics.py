@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from worker.compile.state import TargetPhase
-from worker.loop.results import UnitResult
+from worker.loop.results import ReplyResult, UnitResult
 from worker.protocol.messages import Result
 from worker.status import State
 
@@ -39,6 +39,9 @@ class WorkerMetrics:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
         self._units = counter("units_total", "units answered", "decision")
+        self._replies = counter("replies_total", "turn-based answers", "stopped")
+        self._reply = histogram("reply_seconds", "from the end of a user's turn to the end of the answer")
+        self._reply_sound = histogram("reply_first_sound_seconds", "from the end of a user's turn to the first sound")
         self._unit = histogram("unit_seconds", "from the start of a unit to its result", "decision")
         self._stage = histogram("stage_seconds", "duration of a stage of a unit", "stage")
         self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound")
@@ -75,6 +78,13 @@ class WorkerMetrics:
             self._first_sound.observe(times.first_sound / 1000)
         if message.headroom_ms is not None and message.headroom_ms < 0:
             self._missed.inc()
+
+    def reply(self, event: ReplyResult) -> None:
+        """Count a turn-based answer."""
+        self._replies.labels(event.stopped).inc()
+        self._reply.observe(event.times.total / 1000)
+        if event.times.first_sound is not None:
+            self._reply_sound.observe(event.times.first_sound / 1000)
 
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()

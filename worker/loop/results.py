@@ -136,4 +136,22 @@ class Generating:
     speech_ms: float
 
 
-Event = PartialResult | UnitResult | Prefilled | ReplyResult | Failure | VoiceState | Generating
+@dataclass(frozen=True)
+class Interruption:
+    """Half duplex: the user or a request has stopped an answer while it was made or played. No sound of it follows.
+
+    Attributes:
+        index: the answer's number, as in its result.
+        text: its text so far.
+        sound_ms: length of its sound so far.
+        heard_ms: of which a player that started with the first sound has played.
+    """
+
+    session: str
+    index: int
+    text: str
+    sound_ms: float
+    heard_ms: float
+
+
+Event = PartialResult | UnitResult | Prefilled | ReplyResult | Failure | VoiceState | Generating | Interruption

@@ -99,11 +99,13 @@ class Reader(Generic[AnyMessage]):
         classes: the value of `type` -> the message's class.
     """
 
-    def __init__(self, union: Any):
+    def __init__(self, union: Any, unknown: str = "Unknown message type"):
         """
         Args:
             union: the message classes as `Annotated[A | B, Field(discriminator="type")]`.
+            unknown: the error's text for another `type`, which clients match.
         """
+        self._unknown = unknown
         self._adapter: TypeAdapter[AnyMessage] = TypeAdapter(union)
         self.classes: dict[str, type[Message]] = {cls.kind(): cls for cls in get_args(get_args(union)[0])}
 
@@ -114,7 +116,7 @@ class Reader(Generic[AnyMessage]):
             got = "nothing" if name is None else shown(name)
             raise WireError(ErrorCode.BAD_MESSAGE, "message.type", expected="text", got=got)
         if name not in self.classes:
-            text = f"Unknown message type: {cut(name)}"
+            text = f"{self._unknown}: {cut(name)}"
             expected = " or ".join(self.classes)
             raise WireError(ErrorCode.UNKNOWN_TYPE, "message.type", expected=expected, got=cut(name), text=text)
         return self.classes[name]

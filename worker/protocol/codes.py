@@ -47,5 +47,6 @@ class CloseReason(StrEnum):
     STOPPED = "stopped"
     PAUSE = "Pause timeout"
     IDLE = "Idle timeout"
+    SESSION = "Session timeout"
     ENGINE = "engine"
     DRAINING = "draining"

@@ -42,6 +42,10 @@ class DirectPort:
     def __init__(self, engine: AnsweringEngine, session: Session):
         self.engine, self.session, self.name = engine, session, session.id
 
+    @property
+    def context_len(self) -> int:
+        return self.engine.duplex.context_len(self.session.slot)
+
     def answer(self, content: Content, config: ReplyConfig, arrived: float) -> Future[None]:
         return self._done(self.engine.answers.answer, self.session, content, config, arrived)
 

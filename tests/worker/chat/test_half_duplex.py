@@ -24,7 +24,16 @@ from tests.worker.loop.engines import assert_same_events, make_config, voice
 from worker.assembly.parts import EngineParts
 from worker.chat import config as reply_config
 from worker.engine import Engine
-from worker.loop.results import Event, Failure, Generating, PartialResult, Prefilled, ReplyResult, VoiceState
+from worker.loop.results import (
+    Event,
+    Failure,
+    Generating,
+    Interruption,
+    PartialResult,
+    Prefilled,
+    ReplyResult,
+    VoiceState,
+)
 from worker.loop.rounds import Rounds
 from worker.loop.session import OrderError
 from worker.loop.window import Drop
@@ -180,11 +189,14 @@ def test_interrupted_answer_stays_in_the_context(
     conversation.push(greeting)
     while sum(bool(event.text) for event in conversation.events if isinstance(event, PartialResult)) < 4:
         engine.step()
-    conversation.half_duplex.break_speech()
+    half_duplex = conversation.half_duplex
+    assert half_duplex.interrupt() and not half_duplex.interrupt(), "expected one interrupt to have an effect"
     engine.settle()
     conversation.check()
+    [stopped] = [event for event in conversation.events if isinstance(event, Interruption)]
     result = conversation.events[-1]
     n = len(result.text)
+    assert stopped.index == 1 and result.text.startswith(stopped.text) and len(stopped.text) >= 4, f"got {stopped}"
     assert (result.stopped, result.text) == ("interrupted", "x" * n) and 4 <= n < 9
     script(engine, "y")
     conversation.say(greeting)
