@@ -165,7 +165,7 @@ class _Decoder:
         source = ffmpeg.input(f"file:{path}")
         into_pipe = ffmpeg.output(*(source[stream] for stream in streams), "pipe:", **output)
         quiet = into_pipe.global_args("-nostdin", "-hide_banner", "-loglevel", "error")
-        self._command = quiet.compile(cmd=_program())
+        self._command = quiet.compile(cmd=ffmpeg_program())
         self._path = path
         self.errors: deque[str] = deque(maxlen=8)
 
@@ -223,7 +223,7 @@ class _Decoder:
                 self.errors.append(text)
 
 
-def _program() -> str:
+def ffmpeg_program() -> str:
     """Path of the system's ffmpeg, else of imageio-ffmpeg's."""
     if found := shutil.which("ffmpeg"):
         return found

@@ -27,7 +27,7 @@ RGB = {"red": (255, 0, 0), "lime": (0, 255, 0), "blue": (0, 0, 255), "white": (2
 
 def encode(path: Path, *arguments: str) -> Path:
     """A file encoded by ffmpeg."""
-    command = [media._program(), "-nostdin", "-loglevel", "error", *arguments, "-y", str(path)]
+    command = [media.ffmpeg_program(), "-nostdin", "-loglevel", "error", *arguments, "-y", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return path

@@ -29,10 +29,6 @@ UNUSED_KEYS = {
     "service.eta_streaming_s": "service.eta_half_duplex_s estimates turns",
     "service.eta_duplex_s": "service.eta_audio_duplex_s and service.eta_omni_duplex_s estimate calls",
     "service.request_timeout": "service.worker_timeout_s bounds how long a worker may take to answer",
-    "service.data_dir": "the service stores no sessions; service.cache_dir holds compiled kernels",
-    "recording.enabled": "sessions are not recorded",
-    "recording.session_retention_days": "sessions are not recorded",
-    "recording.max_storage_gb": "sessions are not recorded",
 }
 # model.attn_implementation -> service.compile.attention.
 ATTENTION = {"auto": "auto", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
@@ -111,6 +107,7 @@ class ServiceSection(Settings):
         30.0, ge=0, le=3600, description="seconds for sessions to end before the process stops"
     )
     cache_dir: Path = Field(Path("torch_compile_cache"), strict=False, description="folder of compiled kernels")
+    data_dir: Path = Field(Path("data"), strict=False, description="folder of recordings, in its subfolder `sessions`")
 
     def _conflicts(self) -> list[SettingProblem]:
         found = []
@@ -139,6 +136,18 @@ class DuplexSection(Settings):
     )
 
 
+class RecordingSection(Settings):
+    """Recordings of sessions, and when they are removed."""
+
+    enabled: bool = Field(False, description="record every session; see [recording.md](recording.md)")
+    session_retention_days: int = Field(
+        -1, ge=-1, le=36_500, description="days after which a recording is removed; -1: never"
+    )
+    max_storage_gb: float = Field(
+        -1.0, ge=-1, le=1_000_000, description="gigabytes above which the oldest recordings are removed; -1: no limit"
+    )
+
+
 class Config(LayeredSettings):
     """All sections. `load_config` makes its paths absolute."""
 
@@ -148,6 +157,7 @@ class Config(LayeredSettings):
     audio: AudioSection = AudioSection()
     service: ServiceSection = ServiceSection()
     duplex: DuplexSection = DuplexSection()
+    recording: RecordingSection = RecordingSection()
 
     def _conflicts(self) -> list[SettingProblem]:
         named, compiled = ATTENTION[self.model.attn_implementation], self.service.compile.attention

@@ -50,11 +50,7 @@ EXAMPLE = {
 # Keys of PUBLIC without effect, in the order of the file.
 UNUSED = [
     "service.request_timeout",
-    "service.data_dir",
     "service.eta_streaming_s",
-    "recording.enabled",
-    "recording.session_retention_days",
-    "recording.max_storage_gb",
 ]
 # Defaults that clients, scripts and documents of the public implementation rely on.
 PROMISED = {
@@ -67,6 +63,9 @@ PROMISED = {
     "service.max_queue_size": 1000,
     "service.compile.enabled": "auto",
     "service.eta_chat_s": 15,
+    "recording.enabled": False,
+    "recording.session_retention_days": -1,
+    "recording.max_storage_gb": -1,
     "service.eta_half_duplex_s": 180,
     "service.eta_audio_duplex_s": 120,
     "service.eta_omni_duplex_s": 90,
@@ -118,15 +117,15 @@ def test_accepts_files_for_the_public_implementation(file: Path, content: dict[s
     for section, values in content.items():
         for name, value in values.items():
             key = f"{section}.{name}"
-            if key not in (*UNUSED, "audio.ref_audio_path", "model.model_path", "service.compile"):
+            if key not in (*UNUSED, "audio.ref_audio_path", "model.model_path", "service.compile", "service.data_dir"):
                 assert value_of(config, key) == value, f"{key}: expected {value}, got {value_of(config, key)}"
     assert config.service.compile.enabled is False
 
 
 def test_unused_keys_of_flags_and_variables_give_notes(file: Path) -> None:
-    _, notes = load(file, {}, flags={"service.request_timeout": 5}, environ={"DUOLOGUE_RECORDING_ENABLED": "false"})
+    _, notes = load(file, {}, flags={"service.request_timeout": 5}, environ={"DUOLOGUE_SERVICE_ETA_DUPLEX_S": "9"})
     assert [note.split(" has")[0] for note in notes] == [
-        "setting recording.enabled (DUOLOGUE_RECORDING_ENABLED)",
+        "setting service.eta_duplex_s (DUOLOGUE_SERVICE_ETA_DUPLEX_S)",
         "setting service.request_timeout (flag)",
     ]
 
@@ -154,10 +153,10 @@ def test_other_path_settings_take_no_model_ids(file: Path, tmp_path: Path) -> No
 
 
 def test_notes_name_keys_without_effect(file: Path) -> None:
-    given = {"service": {"eta_duplex_s": None}, "audio": {"chat_vocoder": "cosyvoice2"}, "recording": {"enabled": True}}
+    given = {"service": {"eta_duplex_s": None, "request_timeout": 5}, "audio": {"chat_vocoder": "cosyvoice2"}}
     _, notes = load(file, given)
     assert len(notes) == 3, notes
-    for note, key in zip(notes, ("service.eta_duplex_s", "recording.enabled", "audio.chat_vocoder"), strict=True):
+    for note, key in zip(notes, ("service.eta_duplex_s", "service.request_timeout", "audio.chat_vocoder"), strict=True):
         assert key in note and "no effect" in note, note
 
 
@@ -339,7 +338,7 @@ def test_document_contains_the_generated_table(root: Path) -> None:
 
 def test_document_names_keys_without_effect(root: Path) -> None:
     text = (root / "docs" / "configuration.md").read_text(encoding="utf-8")
-    for key in ("service.eta_streaming_s", "service.data_dir", "TORCHINDUCTOR_CACHE_DIR", "DUOLOGUE_LOG_LEVEL"):
+    for key in ("service.eta_streaming_s", "service.request_timeout", "TORCHINDUCTOR_CACHE_DIR", "DUOLOGUE_LOG_LEVEL"):
         assert f"`{key}`" in text, key
 
 

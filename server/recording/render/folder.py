@@ -1,0 +1,93 @@
+"""Completes one recording: media files, `recording.json`, the replay, `meta.json`; then the timeline is removed.
+
+May run any number of times on the same folder: the timeline stays until everything else is written.
+"""
+
+import logging
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from server.recording.files import META, RECORDING, REPLAY_SOUND, REPLAY_VIDEO, read_json, write_json
+from server.recording.render.built import Builder, BuiltRecording
+from server.recording.render.duplex import DuplexBuilder
+from server.recording.render.media_files import MediaFiles
+from server.recording.render.replay_sound import ReplaySound
+from server.recording.render.replay_video import VideoError, write_video
+from server.recording.timeline import FILE_NAME, RecordingBusyError, TimelineFile
+
+LOG = logging.getLogger(__name__)
+
+
+def complete(folder: Path) -> bool:
+    """Complete the recording in a folder.
+
+    Returns: False if there is nothing to do: it is complete, deleted, or in the hands of another process.
+    Raises: OSError.
+    """
+    meta = read_json(folder / META)
+    if meta is None:
+        return False
+    try:
+        timeline = TimelineFile(folder / FILE_NAME, create=False)
+    except (FileNotFoundError, RecordingBusyError):
+        return False
+    with timeline:
+        built = _build(folder, str(meta.get("app_type")), timeline)
+        built.notes = list(dict.fromkeys([*_notes(meta), *built.notes]))
+        _write(folder, meta, built, video=None)
+        if built.slides:
+            try:
+                write_video(folder, built)
+                _write(folder, meta, built, video=REPLAY_VIDEO)
+            except VideoError as error:
+                LOG.warning("recording %s: %s", folder.name, error)
+                built.notes.append(f"no video was made: {error}")
+                _write(folder, meta, built, video=None)
+        with suppress(FileNotFoundError):  # the recording was deleted
+            (folder / FILE_NAME).unlink()
+    return True
+
+
+def _build(folder: Path, kind: str, timeline: TimelineFile) -> BuiltRecording:
+    with ReplaySound(folder / REPLAY_SOUND) as replay:
+        builder = _builder(kind, MediaFiles(folder), replay)
+        for record in timeline.records():
+            builder.add(record)
+        built = builder.finish()
+        built.replay_s = replay.seconds
+        return built
+
+
+def _builder(kind: str, media: MediaFiles, replay: ReplaySound) -> Builder:
+    return DuplexBuilder(media, replay)
+
+
+def _write(folder: Path, meta: dict[str, Any], built: BuiltRecording, video: str | None) -> None:
+    """Write `recording.json`, and `meta.json` with the end of the recording."""
+    content: dict[str, Any] = {
+        "session_id": meta["session_id"],
+        "mode": built.mode,
+        "worker_id": meta.get("worker_id"),
+        "start_ts": meta.get("created_at"),
+        "config": built.config,
+        built.entries_key: built.entries,
+        "merged_replay": REPLAY_SOUND,
+        "merged_replay_video": video,
+        "notes": built.notes,
+    }
+    write_json(folder / RECORDING, content)
+    seconds = round(built.seconds, 3)
+    ended_at = _time_of(meta) + timedelta(seconds=seconds)
+    ended = {"ended_at": ended_at.isoformat(timespec="milliseconds"), "duration_s": seconds}
+    write_json(folder / META, {**meta, **ended, "config": built.config, "notes": built.notes})
+
+
+def _time_of(meta: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(str(meta["created_at"]))
+
+
+def _notes(meta: dict[str, Any]) -> list[str]:
+    notes = meta.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
