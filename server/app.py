@@ -20,6 +20,7 @@ from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.pages import add_pages
+from server.recording.recordings import Recordings
 from server.registry.apps import Apps
 from server.registry.presets import NO_PRESETS, Presets
 from server.request_guard import SAFE_METHODS, RequestGuard
@@ -48,6 +49,7 @@ class Gateway:
     metrics: GatewayMetrics
     origins: Origins
     frontend: FrontendDefaults
+    recordings: Recordings
     default_voice: Path | None = None
     presets: Presets = NO_PRESETS
     apps: Apps = field(default_factory=Apps)

@@ -65,6 +65,12 @@ class GatewayMetrics:
         self._ended = counter("sessions_ended_total", "connections that ended", "how")
         self._errors = counter("errors_total", "error messages sent to clients", "code")
         self._lost = counter("workers_lost_total", "number of times a worker became unreachable", "worker")
+        self._recordings = counter("recordings_total", "recordings that began", "request_type")
+        self._recorded = counter("recorded_bytes_total", "bytes written to the timelines of recordings")
+        self._unrecorded = counter(
+            "unrecorded_messages_total", "messages left out of recordings: the disk was slow or full"
+        )
+        self._failed_recordings = counter("recording_failures_total", "recordings that stopped early at a disk error")
         self._open = gauge("open_sessions", "sessions with a slot", "worker")
         self._slots = gauge("slots", "slots of ready workers", "kind")
         self._queue = gauge("queue_length", "waiting tickets")
@@ -128,6 +134,22 @@ class GatewayMetrics:
     def record_worker_lost(self, worker: str) -> None:
         """Count a worker that became unreachable."""
         self._lost.labels(worker).inc()
+
+    def record_recording_start(self, kind: str) -> None:
+        """Count a recording that began. kind: its request type, or `streaming`."""
+        self._recordings.labels(kind).inc()
+
+    def record_recorded(self, n_bytes: int) -> None:
+        """Count bytes written to a recording's timeline."""
+        self._recorded.inc(n_bytes)
+
+    def record_unrecorded(self) -> None:
+        """Count a message that is left out of its recording."""
+        self._unrecorded.inc()
+
+    def record_recording_failure(self) -> None:
+        """Count a recording that stopped early at a disk error."""
+        self._failed_recordings.inc()
 
     def render(self, dispatcher: Dispatcher) -> bytes:
         """The metrics as Prometheus text, with gauges set to the current state."""

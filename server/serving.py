@@ -26,6 +26,7 @@ from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
 from server.origins import Origins
+from server.recording.recordings import recordings_of
 from server.registry.presets import NO_PRESETS, Presets
 from server.routes.bodies import FrontendDefaults
 from worker.config.service import Config
@@ -83,6 +84,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         if serving is None:
             return 1
         watch.start()
+        gateway.recordings.open()
         try:
             await stop.wait()
             await _drain(gateway.live, config.service.drain_timeout_s)
@@ -90,6 +92,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             server.should_exit = True
             await serving
             await watch.stop()
+            await asyncio.to_thread(gateway.recordings.close)
         return 0
 
 
@@ -113,6 +116,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     dispatcher = Dispatcher(Workers(options.workers), Queue(service.max_queue_size), Eta(eta))
     metrics = GatewayMetrics()
     audio = config.audio
+    recordings = recordings_of(service.data_dir, metrics, is_enabled=config.recording.enabled)
     live = LiveSessions()
     slots = SlotWait(dispatcher, metrics, live, http)
     gateway = Gateway(
@@ -126,6 +130,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
             chat_vocoder=audio.chat_vocoder,
             default_lang=options.default_lang,
         ),
+        recordings,
         audio.ref_audio_path,
         options.presets,
     )

@@ -49,7 +49,7 @@ main offline
 SERVER = """
 origins
 dispatch request_guard
-registry metrics
+registry metrics recording
 admission pages
 live
 health_watch routes
@@ -64,7 +64,7 @@ WORDS = {"models.errors", "models.inputs.audio_sizes"}
 ABOVE = {
     "models": set(),
     "worker": {"models"},
-    "server": CONTRACT | WORDS,
+    "server": CONTRACT | WORDS | {"models.atomic_file", "worker.media"},
     "clients": CONTRACT | WORDS | {"worker.media", "worker.transcript"},
     "launcher": CONTRACT | WORDS | {"worker.doctor"},
 }

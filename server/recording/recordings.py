@@ -1,11 +1,11 @@
 """Recordings of live sessions: what the gateway calls while it relays. Nothing here waits for a disk.
 
-    recordings.open()
-    recording = recordings.start("omni_duplex", "omni_x", worker_id=0)  # None if recording is off
-    recording.from_client(data)
-    recording.from_worker(data)
-    recording.end()
-    recordings.close()
+recordings.open()
+recording = recordings.start("omni_duplex", "omni_x", worker_id=0)  # None if recording is off
+recording.from_client(data)
+recording.from_worker(data)
+recording.end()
+recordings.close()
 """
 
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from server.recording.ids import new_recording_id
 from server.recording.renderer import Renderer
 from server.recording.store import RecordingStore
-from server.recording.timeline import Source
+from server.recording.timeline import RecordSource
 from server.recording.writer import RecordingWriter, WriterMetrics, WrittenRecording
 from worker.protocol.wire import json_text
 
@@ -55,11 +55,11 @@ class Recording:
 
     def from_client(self, data: str | bytes) -> None:
         """Record a message of the client: text or a binary frame as relayed, or the body of an HTTP request as text."""
-        self._recordings.append(self._written, Source.CLIENT, data)
+        self._recordings.append(self._written, RecordSource.CLIENT, data)
 
     def from_worker(self, data: str | bytes) -> None:
         """Record a message to the client, such as a worker's message as relayed, or an HTTP response as text."""
-        self._recordings.append(self._written, Source.WORKER, data)
+        self._recordings.append(self._written, RecordSource.WORKER, data)
 
     def stamped(self, data: str | bytes) -> str | bytes:
         """A JSON object as text with `recording_session_id` added; anything else unchanged.
@@ -145,7 +145,7 @@ class Recordings:
         self._writer.begin(written)
         return Recording(self, written)
 
-    def append(self, written: WrittenRecording, source: Source, data: str | bytes) -> None:
+    def append(self, written: WrittenRecording, source: RecordSource, data: str | bytes) -> None:
         """Record a message unless the recording has ended."""
         if written.recording_id in self._active:
             self._writer.append(written, source, data)

@@ -16,13 +16,13 @@ from typing import BinaryIO, NamedTuple, Self
 FILE_NAME = "timeline.bin"
 MAX_RECORD_BYTES = 2**28  # larger than any message that the gateway accepts
 ENCODED_CHARS = 2**20  # characters of a text that are encoded at once, which holds the interpreter's lock
-# Source, whether the message is text, two bytes of padding, ms since the start, number of bytes. The checksum of these
-# fields and the bytes follows.
+# The source, whether the message is text, two bytes of padding, ms since the start, number of bytes. The checksum of
+# these fields and the bytes follows.
 _FIELDS, _CHECKSUM = struct.Struct("<BBxxdI"), struct.Struct("<I")
 _HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
-class Source(IntEnum):
+class RecordSource(IntEnum):
     """Where a record comes from. GAP: the number of messages that are missing here, as decimal text."""
 
     CLIENT = 1
@@ -33,7 +33,7 @@ class Source(IntEnum):
 class TimelineRecord(NamedTuple):
     """One message. at_ms: since the start of the recording."""
 
-    source: Source
+    source: RecordSource
     at_ms: float
     data: str | bytes
 
@@ -56,7 +56,7 @@ class TimelineFile:
             self._file.close()
             raise RecordingBusyError(path.parent.name) from None
 
-    def append(self, source: Source, at_ms: float, data: str | bytes) -> int:
+    def append(self, source: RecordSource, at_ms: float, data: str | bytes) -> int:
         """Write a record into the buffer. Returns: its size in bytes. Raises: OSError."""
         parts = _encoded(data)
         n_bytes = sum(len(part) for part in parts)
@@ -88,7 +88,7 @@ class TimelineFile:
             data = self._file.read(n_bytes)
             if len(data) < n_bytes or zlib.crc32(data, zlib.crc32(header[: _FIELDS.size])) != checksum:
                 return
-            yield TimelineRecord(Source(source), at_ms, data.decode("utf-8", "replace") if is_text else data)
+            yield TimelineRecord(RecordSource(source), at_ms, data.decode("utf-8", "replace") if is_text else data)
 
     def close(self) -> None:
         """Close the file and release its lock. Raises: OSError if buffered records cannot be written."""

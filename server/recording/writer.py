@@ -1,8 +1,8 @@
 """The thread that writes the timelines of all recordings.
 
 The event loop only enqueues references to messages. The memory of messages that wait for the disk is bounded: above the
-bound messages are left out, and the timeline says how many. Every batch is flushed to the operating system, and a second
-thread writes it to the disk every second.
+bound, messages are left out, and the timeline says how many. Every batch is flushed to the operating system, and a
+second thread writes it to the disk every second.
 """
 
 import logging
@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from server.recording.files import META, create_folder, read_json, write_json
-from server.recording.timeline import FILE_NAME, Source, TimelineFile
+from server.recording.timeline import FILE_NAME, RecordSource, TimelineFile
 
 LOG = logging.getLogger(__name__)
 BATCH_S = 0.05  # pause between two batches, so that the threads rarely compete for the interpreter's lock
@@ -51,7 +51,7 @@ class WrittenRecording:
 @dataclass(frozen=True)
 class _Append:
     recording: WrittenRecording
-    source: Source
+    source: RecordSource
     at_ms: float
     data: str | bytes
     n_bytes: int
@@ -128,7 +128,7 @@ class RecordingWriter:
         """Create the recording's files."""
         self._queue.put(_Begin(recording))
 
-    def append(self, recording: WrittenRecording, source: Source, data: str | bytes) -> None:
+    def append(self, recording: WrittenRecording, source: RecordSource, data: str | bytes) -> None:
         """Write a message, or leave it out if too much waits for the disk."""
         n_bytes = sys.getsizeof(data) + OVERHEAD
         if self.waiting_bytes + n_bytes > MAX_WAITING_BYTES:
@@ -150,7 +150,7 @@ class RecordingWriter:
 
     def _append_gap(self, recording: WrittenRecording) -> None:
         if recording.n_missing:
-            self._queue.put(_Append(recording, Source.GAP, _ms_since(recording), str(recording.n_missing), 0))
+            self._queue.put(_Append(recording, RecordSource.GAP, _ms_since(recording), str(recording.n_missing), 0))
             recording.n_missing = 0
 
     # --- on the writer's thread ------------------------------------------------------------------

@@ -22,7 +22,7 @@ from server.recording.render.frames import (
 )
 from server.recording.render.media_files import MediaFiles
 from server.recording.render.replay_sound import ReplaySound
-from server.recording.timeline import Source, TimelineRecord
+from server.recording.timeline import RecordSource, TimelineRecord
 from worker.protocol.messages import (
     PLAIN_SPEC,
     AudioChunk,
@@ -101,9 +101,9 @@ class DuplexBuilder:
     def add(self, record: TimelineRecord) -> None:
         """Read the next record. Raises: OSError if a file cannot be written."""
         self._built.seconds = record.at_ms / 1000
-        if record.source is Source.CLIENT:
+        if record.source is RecordSource.CLIENT:
             self._from_client(record)
-        elif record.source is Source.WORKER:
+        elif record.source is RecordSource.WORKER:
             self._from_worker(worker_message(record.data, self._form_out))
         else:
             self._n_missing += int(str(record.data))

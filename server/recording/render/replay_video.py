@@ -45,7 +45,7 @@ def write_video(folder: Path, built: BuiltRecording) -> None:
             raise VideoError("pictures", expected="at least one that can be decoded", got="none")
         (work / "slides.txt").write_text(_slide_list(slides, built.replay_s), encoding="utf-8")
         (work / "subtitles.srt").write_text(_subtitles(built.captions, built.replay_s), encoding="utf-8")
-        _run(_command(program, folder, slides[0].path, has_captions=bool(built.captions)), work, built.replay_s)
+        _run(_command(program, folder, slides[0].path, built), work, built.replay_s)
         (work / REPLAY_VIDEO).replace(folder / REPLAY_VIDEO)
 
 
@@ -98,7 +98,7 @@ def _timestamp(seconds: float) -> str:
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02},{ms % 1000:03}"
 
 
-def _command(program: str, folder: Path, first_slide: str, *, has_captions: bool) -> list[str]:
+def _command(program: str, folder: Path, first_slide: str, built: BuiltRecording) -> list[str]:
     """ffmpeg's command line, to run in the scratch folder: names of its files need no quoting in filters."""
     width, height = _size(first_slide)
     pictures = ffmpeg.input("slides.txt", format="concat", safe=0)
@@ -111,7 +111,7 @@ def _command(program: str, folder: Path, first_slide: str, *, has_captions: bool
     )
     streams = [fitted, sound["a"]]
     text_codec = {}
-    if has_captions:
+    if built.captions:
         if _has_libass(program):
             streams[0] = fitted.filter("subtitles", "subtitles.srt", force_style=STYLE)
         streams.append(ffmpeg.input("subtitles.srt", format="srt")["s"])
@@ -128,6 +128,7 @@ def _command(program: str, folder: Path, first_slide: str, *, has_captions: bool
         audio_bitrate="96k",
         movflags="+faststart",
         threads=1,
+        t=built.replay_s,
         **text_codec,
     )
     quiet = output.global_args("-nostdin", "-hide_banner", "-loglevel", "error", "-y")
