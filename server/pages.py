@@ -39,7 +39,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # browsers revalidate at each visit and get 304 for an unchanged file
 }
-PAGE = "index.html"
+LIVE = "live/live.html"
+HOME = LIVE
+# App id -> its page.
+PAGES = {"omni": LIVE, "audio_duplex": LIVE}
+OFF_COOKIE = "duologue_off"  # names the disabled app to the page that the visitor is redirected to
+OFF_COOKIE_S = 10
 
 
 class _Files(StaticFiles):
@@ -58,21 +63,27 @@ def add_pages(app: FastAPI, apps: Apps, folder: Path = STATIC) -> None:
     files = _Files(directory=folder, check_dir=False)
     files.config_checked = True  # skips the check that the folder exists: without it every file is a 404
 
-    async def page(request: Request) -> Response:
+    async def page(name: str, request: Request) -> Response:
         try:
-            return await files.get_response(PAGE, request.scope)
+            return await files.get_response(name, request.scope)
         except HTTPException:
-            raise HTTPException(404, f"No page: static/{PAGE} is missing") from None
+            raise HTTPException(404, f"No page: static/{name} is missing") from None
+
+    async def home(request: Request) -> Response:
+        return await page(HOME, request)
 
     def add_app(one: App) -> None:
         async def app_page(request: Request) -> Response:
             if apps.is_enabled(one):
-                return await page(request)
-            return RedirectResponse("/", 302, headers={"Cache-Control": "no-store"})
+                return await page(PAGES[one.app_id], request)
+            redirect = RedirectResponse("/", 302, headers={"Cache-Control": "no-store"})
+            redirect.set_cookie(OFF_COOKIE, one.app_id, max_age=OFF_COOKIE_S, samesite="lax")
+            return redirect
 
         app.get(one.route, include_in_schema=False)(app_page)
 
-    app.get("/", include_in_schema=False)(page)
+    app.get("/", include_in_schema=False)(home)
     for one in apps.all:
-        add_app(one)
+        if one.app_id in PAGES:
+            add_app(one)
     app.mount("/static", files, name="static")

@@ -240,25 +240,33 @@ def test_queue_positions_and_full_queue(browser: Browser, tmp_path: Path) -> Non
         assert third.text("#card-title") == "Talk face to face", "expected to be back at the start"
 
 
-def test_reconnects_after_each_kind_of_loss(context: BrowserContext, tmp_path: Path) -> None:
-    """Killed gateway, killed worker, stopped gateway: each shows its message, and the next start works."""
+def test_reconnects_by_itself_after_each_kind_of_loss(context: BrowserContext, tmp_path: Path) -> None:
+    """Killed gateway, killed worker, stopped gateway: the page says so, reconnects and keeps the transcript."""
     with ExitStack() as stack:
         worker = stack.enter_context(fake_worker(*TALKATIVE))
         with gateway(tmp_path, [worker.port]) as server:
             page = OpenPage(context, server.port).start()
-        page.wait_text("#card-text", "The connection to the server was lost")
-        page.start("failed")
-        page.wait_text("#card-title", "No connection to the server")
+            page.wait_text("#turns", "second 2")
+        page.wait_text("#card-title", "Connection lost")
+        page.wait_text("#card-text", "Trying again in")
+        assert page.page.locator(".live .turn.open").count() == 0, "expected no turn that still speaks"
         server = stack.enter_context(gateway(tmp_path, [worker.port], "--drain-timeout", "0.1", port=server.port))
-        page.start()
+        page.wait_state("listening", "speaking")
+        n = len(page.report["results"])
+        page.wait_units(n + 1)
         worker.kill()
-        page.wait_text("#card-text", "The worker that ran this conversation failed")
-        stack.enter_context(fake_worker(*TALKATIVE, "--port", str(worker.port)))
-        page.start()
-        page.wait_units(1)
+        page.wait_text("#card-text", "The transcript stays")
+        worker = stack.enter_context(fake_worker(*TALKATIVE, "--port", str(worker.port)))
+        page.wait_state("listening", "speaking")
+        text = page.text("#turns")
+        assert "second 2" in text and text.count("Connected again") == 2, text
+        page.wait_units(len(page.report["results"]) + 1)
         server.process.send_signal(signal.SIGTERM)
         page.wait_text("#card-title", "The server is restarting")
-        assert [error["code"] for error in page.report["errors"]] == ["draining"], page.report["errors"]
+        page.page.click("#card-action")  # now, not after the delay
+        page.wait_state("connecting", "reconnecting")
+        codes = [error["code"] for error in page.report["errors"]]
+        assert codes == ["worker_lost", "draining"], codes
 
 
 def test_disabled_app_is_reported(open_page: Callable[..., OpenPage], server: ServerProcess) -> None:

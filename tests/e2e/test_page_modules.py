@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 
 from worker.protocol.wire import Sound, pack_frame, unpack_frame
 
-LIB = "/static/duplex/lib"
+STATIC = "/static"
 
 
 class _Files(SimpleHTTPRequestHandler):
@@ -34,7 +34,7 @@ def page(browser: Browser, root: Path) -> Iterator[Page]:
 
 def call(page: Page, module: str, body: str, given: Any = None) -> Any:
     """Run `body` with the module's exports as `lib`, and with `given`."""
-    return page.evaluate(f"async (given) => {{ const lib = await import('{LIB}/{module}'); {body} }}", given)
+    return page.evaluate(f"async (given) => {{ const lib = await import('{STATIC}/{module}'); {body} }}", given)
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -46,12 +46,12 @@ def test_frames_match_the_servers(page: Page) -> None:
     body = """const bytes = (list) => Uint8Array.from(list);
         return [...new Uint8Array(lib.packFrame(given.header, bytes(given.sound), given.pictures.map(bytes)))]"""
     given = {"header": header, "sound": list(sound), "pictures": [list(one) for one in pictures]}
-    got = unpack_frame(bytes(call(page, "wire.js", body, given)))
+    got = unpack_frame(bytes(call(page, "shared/audio/wire.js", body, given)))
     assert got == (header, sound, pictures)
 
     body = """const { header, sound, pictures } = lib.unpackFrame(Uint8Array.from(given).buffer);
         return { header, sound: [...sound], pictures: pictures.map((one) => [...one]) }"""
-    assert call(page, "wire.js", body, list(pack_frame(header, sound, pictures))) == given
+    assert call(page, "shared/audio/wire.js", body, list(pack_frame(header, sound, pictures))) == given
 
 
 def test_broken_frame_is_refused(page: Page) -> None:
@@ -59,7 +59,7 @@ def test_broken_frame_is_refused(page: Page) -> None:
     for broken in (frame[:2], frame[:-1], [*frame, 0], [255, 255, *frame[2:]]):
         body = """try { lib.unpackFrame(Uint8Array.from(given).buffer); return null; }
             catch (error) { return `${error.name}: ${error.message}`; }"""
-        got = call(page, "wire.js", body, broken)
+        got = call(page, "shared/audio/wire.js", body, broken)
         assert got is not None and got.startswith("RangeError") and "expected" in got, got
 
 
@@ -68,7 +68,7 @@ def test_samples_match_the_servers(page: Page) -> None:
     clipped = np.clip(samples, -1, 1)
     body = """const x = Float32Array.from(given); return { pcm16: [...lib.toPcm16(x)], base64: lib.soundText(x),
         back: [...lib.fromPcm16(lib.toPcm16(x))] }"""
-    got = call(page, "wire.js", body, samples.tolist())
+    got = call(page, "shared/audio/wire.js", body, samples.tolist())
     assert bytes(got["pcm16"]) == Sound(samples).packed("pcm16")
     assert np.array_equal(Sound.of(got["base64"]).samples("base64"), samples)
     assert np.abs(np.array(got["back"]) - clipped).max() <= 1 / 32768
@@ -87,7 +87,7 @@ def test_resampling_keeps_a_sine(page: Page, source: int, target: int) -> None:
           out.push(...resampler.process(block));
         }
         return out"""  # noqa: E501
-    got = np.array(call(page, "resampler.js", body, {"source": source, "target": target, "hz": 997}))
+    got = np.array(call(page, "duplex/lib/resampler.js", body, {"source": source, "target": target, "hz": 997}))
     expected = np.sin(2 * np.pi * 997 * np.arange(len(got)) / target)
     assert abs(len(got) - 2 * target) < 0.01 * target, f"expected about {2 * target} samples, got {len(got)}"
     inside = slice(2000, -2000)
@@ -100,7 +100,7 @@ def test_resampling_keeps_a_sine(page: Page, source: int, target: int) -> None:
 def test_resampling_removes_frequencies_above_8_khz(page: Page) -> None:
     body = """const resampler = new lib.Resampler(48000, 16000);
         return [...resampler.process(Float32Array.from({ length: 48000 }, (_, i) => Math.sin(2 * Math.PI * 9500 * i / 48000)))]"""  # noqa: E501
-    left = np.abs(np.array(call(page, "resampler.js", body))[1000:-1000]).max()
+    left = np.abs(np.array(call(page, "duplex/lib/resampler.js", body))[1000:-1000]).max()
     assert left < 0.001, f"expected a 9.5 kHz tone to be below -60 dB, got {20 * np.log10(left):.1f} dB"
 
 
@@ -121,7 +121,7 @@ const sound = (n, from = 1) => Float32Array.from({ length: n }, (_, i) => (from 
 def played(page: Page, body: str, **given: Any) -> tuple[np.ndarray, list[dict[str, Any]], Any]:
     """Run `body`. Returns: the played samples in steps of 1/100000, the events, and the result of `body`."""
     code = f"{PLAYOUT} const result = (() => {{ {body} }})(); return {{ heard, events, result }}"
-    got = call(page, "playout.js", code, given)
+    got = call(page, "duplex/lib/playout.js", code, given)
     return np.rint(100000 * np.array(got["heard"])).astype(int), got["events"], got["result"]
 
 
@@ -196,10 +196,12 @@ def test_playout_delay_adapts(page: Page) -> None:
           playoutDelay.add(turn, 1000, 5000 * turn + 2000);
         }
         return [before, playoutDelay.delayMs, playoutDelay.lowMs]"""
-    _, steady, _ = call(page, "playout-delay.js", body, {"floor": 100, "late": 0})  # before, after, low
+    _, steady, _ = call(page, "shared/audio/playout-delay.js", body, {"floor": 100, "late": 0})  # before, after, low
     assert steady == 200, f"expected 160 ms for the first unit and a margin, got {steady}"
-    before, unsteady, low = call(page, "playout-delay.js", body, {"floor": 100, "late": 250})
+    before, unsteady, low = call(page, "shared/audio/playout-delay.js", body, {"floor": 100, "late": 250})
     assert unsteady == 450 and unsteady > before and low > 140, (
         f"expected 160 + 250 + 40, got {unsteady} after {before}"
     )
-    assert call(page, "playout-delay.js", body, {"floor": 700, "late": 0})[1] == 700, "expected the lower bound"
+    assert call(page, "shared/audio/playout-delay.js", body, {"floor": 700, "late": 0})[1] == 700, (
+        "expected the lower bound"
+    )

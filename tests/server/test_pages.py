@@ -40,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
     for name in TYPES:
         (static / name).write_text("0123456789")
     (static / "inner" / "x.js").write_text("let x;")
-    (static / "index.html").write_text("<!doctype html>")
+    (static / "live").mkdir()
+    (static / "live" / "live.html").write_text("<!doctype html>")
     (tmp_path / "secret.txt").write_text("secret")
     (static / "link.txt").symlink_to(tmp_path / "secret.txt")
     return static
@@ -144,7 +145,7 @@ def test_missing_page_is_404(tmp_path: Path, is_there: bool) -> None:
         async with serving(folder) as http:
             for path in ("/", "/omni", "/audio_duplex"):
                 answer = await http.request("GET", path, 404)
-                assert answer.json() == {"detail": "No page: static/index.html is missing"}, answer.text
+                assert answer.json() == {"detail": "No page: static/live/live.html is missing"}, answer.text
             await http.request("GET", "/static/a.js", 404)
 
     asyncio.run(scenario())

@@ -1,0 +1,368 @@
+/**
+ * One conversation: sends microphone and pictures to the server, plays the model's turns, and keeps the state.
+ *
+ * Decides the order of permissions and connections and when to reconnect. Does not access the page; it calls `ui`.
+ */
+
+import { Capture } from "../../shared/audio/capture.js";
+import { Backoff } from "./backoff.js";
+import { endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
+import { Session, newSessionId } from "./session.js";
+import { Sound } from "./sound.js";
+import { Stats } from "./stats.js";
+import { Turns } from "./turns.js";
+
+const PICTURE_TIMEOUT_MS = 80;
+const MAX_UNANSWERED = 20; // units without an answer after which the connection counts as broken
+const DETAILED_SLICES = 2;
+const LIVE = ["listening", "speaking"];
+
+export class Conversation {
+  #context = null;
+  #session = null;
+  #camera;
+  #settings;
+  #ui;
+  #turns = null;
+  #waiting = []; // units sent without an answer so far: {number, sentAt, firstSound}
+  #backoff = new Backoff();
+  #retry = 0; // timer
+  #wasLive = false;
+  #lock = null;
+  #attempt = 0;
+  sound = null; // Sound, from the permission to the end
+  muted = false;
+  forceListen = false;
+  state = "idle";
+  stats = new Stats();
+
+  /**
+   * @param {Camera} camera
+   * @param {() => object} settings {mic, camera, speaker, volume, playbackDelayMs, prefix, wantsCamera, sendsPictures,
+   *   prepare(): Promise<object>}
+   * @param {object} ui state(name, details) caption(turn, text) turnEnded(turn, cut) unit(result) gap(gap)
+   *   micLevel(rms) modelLevel(rms) error(code, text) notice(code) opened(sound) adjusted()
+   */
+  constructor(camera, settings, ui) {
+    this.#camera = camera;
+    this.#settings = settings;
+    this.#ui = ui;
+  }
+
+  get isLive() {
+    return LIVE.includes(this.state);
+  }
+
+  get isOpen() {
+    return !["idle", "ended", "failed"].includes(this.state);
+  }
+
+  get sessionId() {
+    return this.#session?.id ?? null;
+  }
+
+  /** Seconds since the oldest unit without an answer was sent; 0 if there is none. */
+  get unansweredS() {
+    return this.isLive && this.#waiting.length ? (performance.now() - this.#waiting[0].sentAt) / 1000 : 0;
+  }
+
+  /** Start: permissions, connection, first unit. Call it from a click handler: browsers allow sound only then. */
+  async start() {
+    if (this.isOpen) return;
+    const attempt = ++this.#attempt;
+    this.stats = new Stats();
+    this.#waiting = [];
+    this.#wasLive = false;
+    this.#backoff.reset();
+    this.#setState("asking");
+    const settings = this.#settings();
+    try {
+      await this.#openSound(settings, attempt);
+      if (settings.wantsCamera && attempt === this.#attempt) await this.#openCamera(settings, attempt);
+      if (attempt === this.#attempt) await this.#connect(attempt); // otherwise stopped during the permission dialog
+    } catch (error) {
+      if (attempt === this.#attempt) this.#fail(startErrorCode(error), error.message);
+    }
+  }
+
+  /** Open microphone and playback. Leaves nothing open if the attempt was stopped, as another may have started. */
+  async #openSound(settings, attempt) {
+    if (!navigator.mediaDevices) throw Object.assign(new Error(location.origin), { name: "InsecureContext" });
+    // Created before the first await, while the call still counts as caused by the click.
+    const context = (this.#context ??= this.#makeContext());
+    const sound = await Sound.open(context, settings, {
+      soon: () => this.#camera.snap(),
+      unit: ({ samples }) => this.#sendUnit(samples),
+      level: ({ rms }) => this.#ui.micLevel(this.muted || this.state === "paused" ? 0 : rms),
+      lost: () => this.isOpen && this.#fail("mic_lost", ""),
+      started: (event) => this.#onStarted(event),
+      ended: () => this.isLive && this.#setState("listening"),
+      gap: (event) => this.#onGap(event),
+      played: (event) => this.#onPlayed(event),
+    });
+    if (attempt !== this.#attempt) {
+      sound.close();
+      return;
+    }
+    this.sound = sound;
+    this.#turns = new Turns(this.stats, sound, this.#ui);
+    sound.capture.mute(this.muted);
+    this.#ui.opened(sound);
+    await this.useSpeaker(settings.speaker);
+  }
+
+  #makeContext() {
+    const context = new AudioContext({ latencyHint: "interactive" });
+    // A phone call suspends the context; without it no unit completes.
+    context.onstatechange = () => this.isOpen && context.state !== "running" && context.resume().catch(() => {});
+    return context;
+  }
+
+  async #openCamera(settings, attempt) {
+    try {
+      if (!this.#camera.isOn) await this.#camera.open(settings.camera);
+    } catch (error) {
+      if (attempt !== this.#attempt) return;
+      this.#ui.notice(error.name === "NotAllowedError" ? "camera_denied" : "camera_missing");
+    }
+  }
+
+  /** Open the socket. @throws {Error} if the settings are invalid */
+  async #connect(attempt) {
+    const settings = this.#settings();
+    const prepare = await settings.prepare();
+    if (attempt !== this.#attempt) return;
+    this.#setState("connecting");
+    this.#session = new Session(newSessionId(settings.prefix), prepare, {
+      queued: (message) => this.#setState("queued", message),
+      queue_update: (message) => this.#setState("queued", message),
+      queue_done: () => this.#setState("preparing"),
+      prepared: (message) => this.#onPrepared(message),
+      partial: (message) => this.#onPartial(message),
+      result: (message) => this.#onResult(message),
+      paused: (message) => this.state === "paused" && this.#setState("paused", message),
+      adjusted: () => this.#ui.adjusted(),
+      timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
+      error: (message) => this.#onError(message),
+      unreadable: (error) => this.#onUnreadable(error),
+      closed: ({ opened }) => this.#lose(opened ? "server_gone" : "server_unreachable", ""),
+    });
+  }
+
+  // --- sending ---------------------------------------------------------------------------------
+
+  async #sendUnit(samples) {
+    if (!this.isLive) return;
+    const session = this.#session;
+    const picture = this.#settings().sendsPictures ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
+    if (!this.isLive || session !== this.#session) return;
+    const fields = this.forceListen ? { force_listen: true } : {};
+    if (picture && this.#camera.detailed) fields.max_slice_nums = DETAILED_SLICES;
+    if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
+    this.stats.units += 1;
+    this.#waiting.push({ number: this.stats.units, sentAt: performance.now(), firstSound: null });
+    if (this.#waiting.length > MAX_UNANSWERED) this.#lose("no_answer", "");
+  }
+
+  /** Interrupt the current turn, here at once and at the server. Resolves when playback is silent. */
+  async interrupt() {
+    if (!this.isLive) return;
+    this.#session.send({ type: "interrupt" });
+    this.#turns.cut();
+    await this.#flush("interrupt");
+  }
+
+  async pause() {
+    if (!this.isLive) return;
+    this.sound.capture.run(false);
+    this.#camera.play(false);
+    this.#session.send({ type: "pause" });
+    this.#setState("paused");
+    this.#ui.micLevel(0);
+    await this.#flush("pause");
+  }
+
+  resume() {
+    if (this.state !== "paused") return;
+    this.#session.send({ type: "resume" });
+    this.#setState("listening");
+    this.#camera.play(true);
+    this.sound.capture.run(true);
+  }
+
+  stop() {
+    if (!this.isOpen) return;
+    this.#attempt += 1;
+    const session = this.#session;
+    if (session && this.stats.units) session.report("session_summary", this.stats.summary());
+    session?.stop();
+    this.#end("ended");
+  }
+
+  mute(muted) {
+    this.muted = muted;
+    this.sound?.capture.mute(muted);
+  }
+
+  /** Change settings of the running conversation. @param {object} fields of `adjust` */
+  adjust(fields) {
+    if (this.isLive || this.state === "paused") this.#session.send({ type: "adjust", ...fields });
+  }
+
+  async useMicrophone(deviceId) {
+    const capture = this.sound?.capture;
+    capture?.use(await Capture.open(deviceId)); // stops the stream if the conversation has ended meanwhile
+  }
+
+  async useSpeaker(deviceId) {
+    if (!this.#context?.setSinkId) return;
+    await this.#context.setSinkId(deviceId).catch(() => this.#ui.notice("speaker_missing"));
+  }
+
+  async #flush(reason) {
+    this.#turns.dropThrough(this.stats.units);
+    const { stats, sound } = this;
+    const { ms, lost } = await sound.player.flush();
+    stats.flushes.push({ ms, why: reason, lost_samples: lost });
+    if (this.isLive && sound === this.sound) this.#setState("listening");
+  }
+
+  // --- receiving -------------------------------------------------------------------------------
+
+  #onPrepared(message) {
+    const again = this.#wasLive;
+    this.#wasLive = true;
+    this.#setState("listening", { notes: message.notes ?? [], recording: message.recording_session_id ?? null, again });
+    this.#camera.play(true);
+    this.sound.capture.run(true);
+    if (this.#lock) return;
+    navigator.wakeLock?.request("screen").then(
+      (lock) => (this.isOpen ? (this.#lock = lock) : lock.release()),
+      () => {}, // optional: browsers refuse it on low battery
+    );
+  }
+
+  #onPartial(message) {
+    const unit = this.#waiting[0];
+    if (!unit) return;
+    this.#turns.open();
+    if (message.text) this.#turns.addText(unit, message.text);
+    if (message.sound) this.#turns.addSound(unit, message.sound);
+  }
+
+  #onResult(message) {
+    const unit = this.#waiting.shift();
+    if (!unit) return;
+    this.#backoff.reset();
+    const now = performance.now();
+    if (!message.is_listen) this.#turns.open();
+    if (message.sound) this.#turns.addSound(unit, message.sound);
+    if (message.text && !unit.text) this.#turns.addText(unit, message.text);
+    const { type, sound, ...facts } = message;
+    const result = { ...facts, unit: unit.number, turn: this.#turns.current, reply_ms: now - unit.sentAt,
+      first_sound_ms: unit.firstSound };
+    this.stats.results.push(result);
+    if (message.is_listen || message.end_of_turn) this.#turns.close();
+    this.#ui.unit(result);
+  }
+
+  #onStarted(event) {
+    this.#turns.started(event);
+    if (this.isLive) this.#setState("speaking");
+  }
+
+  #onGap({ turn, samples, ms }) {
+    const gap = { turn, samples, ms, unit: this.stats.units };
+    this.stats.gaps.push(gap);
+    this.#session?.report("gap", gap);
+    this.#ui.gap(gap);
+  }
+
+  #onPlayed({ rms, stretchedMs }) {
+    this.stats.stretchedMs = stretchedMs;
+    if (this.isLive) this.#ui.modelLevel(rms);
+  }
+
+  #onError(message) {
+    this.stats.errors.push({ code: message.code ?? "internal", error: message.error });
+    if ((!this.isLive && this.state !== "paused") || endsConversation(message.code)) {
+      this.#lose(message.code, message.error);
+      return;
+    }
+    if (replacesResult(message)) this.#waiting.shift();
+    if (message.code !== "paused") this.#ui.error(message.code, message.error);
+  }
+
+  /** A message that cannot be parsed. Its unit is unknown, so later results could not be matched to their units. */
+  #onUnreadable(error) {
+    this.stats.errors.push({ code: "unreadable", error: String(error) });
+    this.#fail("unreadable", String(error));
+  }
+
+  // --- end -------------------------------------------------------------------------------------
+
+  /** The connection is lost: reconnect later if that makes sense, with a new context. */
+  #lose(code, text) {
+    if (!this.isOpen) return;
+    const delayS = this.#wasLive && this.state !== "paused" && isRetried(code) ? this.#backoff.next() : null;
+    if (delayS === null) {
+      this.#fail(code, text);
+      return;
+    }
+    this.#drop();
+    this.sound.capture.run(false);
+    this.#camera.play(false);
+    this.#waiting = [];
+    this.#turns.abandon();
+    this.#setState("reconnecting", { code, delayS });
+    this.#flush("lost").catch(() => {}); // the audio thread has ended, and its sound with it
+    const attempt = this.#attempt;
+    this.#retry = setTimeout(() => attempt === this.#attempt && this.reconnect(), 1000 * delayS);
+  }
+
+  /** Reconnect now. */
+  reconnect() {
+    clearTimeout(this.#retry);
+    if (this.state !== "reconnecting") return;
+    this.#connect(this.#attempt).catch((error) => this.#fail(startErrorCode(error), error.message));
+  }
+
+  #fail(code, text) {
+    if (!this.isOpen) return;
+    this.#attempt += 1;
+    this.#end("failed", { code: code ?? "internal", text });
+  }
+
+  /** Close the socket. Nothing of it is received any more. */
+  #drop() {
+    const session = this.#session;
+    this.#session = null;
+    session?.close();
+  }
+
+  #end(state, details) {
+    clearTimeout(this.#retry);
+    if (state === "ended") this.#session = null; // closes itself after the server's answer
+    else this.#drop();
+    this.#release(state);
+    this.#setState(state, details);
+    this.#ui.micLevel(0);
+    this.#ui.modelLevel(0);
+  }
+
+  /** Close all devices. */
+  #release(reason) {
+    const { flushes } = this.stats;
+    this.#turns?.abandon();
+    this.sound?.close().then((flush) => flush && flushes.push({ ms: flush.ms, why: reason, lost_samples: flush.lost }));
+    this.sound = this.#turns = null;
+    this.#lock?.release();
+    this.#lock = null;
+    this.#camera.close();
+  }
+
+  #setState(state, details = {}) {
+    this.state = state;
+    this.#ui.state(state, details);
+  }
+}

@@ -1,0 +1,95 @@
+/** The model's turns: which one is open, its text and sound, and what is dropped after an interrupt. */
+
+const SOUND_RATE = 24000;
+
+export class Turns {
+  #stats;
+  #sound;
+  #ui;
+  #open = null; // {number, cut, record}
+  #last = 0;
+  #dropThrough = 0; // sound of units up to this number is dropped
+
+  /** @param {Stats} stats @param {Sound} sound @param {object} ui caption(turn, text) turnEnded(turn, cut) */
+  constructor(stats, sound, ui) {
+    this.#stats = stats;
+    this.#sound = sound;
+    this.#ui = ui;
+  }
+
+  /** Number of the open turn; null if there is none. */
+  get current() {
+    return this.#open?.number ?? null;
+  }
+
+  open() {
+    if (this.#open) return;
+    const record = {
+      turn: ++this.#last, text: "", sound_ms: 0, first_sound_ms: null, heard_ms: null, waited_ms: null, cut: false,
+      over: false,
+    };
+    this.#stats.turns.push(record);
+    this.#open = { number: record.turn, cut: false, record };
+  }
+
+  /** The open turn is complete. */
+  close() {
+    if (!this.#open) return;
+    const { number, record, cut } = this.#open;
+    record.over = true;
+    this.#sound.player.endTurn(number);
+    this.#open = null;
+    if (!cut) this.#ui.turnEnded(number, false);
+  }
+
+  /** The open turn was interrupted: what still arrives of it is dropped. */
+  cut() {
+    if (!this.#open || this.#open.cut) return;
+    this.#open.cut = this.#open.record.cut = true;
+    this.#ui.turnEnded(this.#open.number, true);
+  }
+
+  /** Nothing more arrives of the open turn. */
+  abandon() {
+    this.cut();
+    this.#open = null;
+  }
+
+  /** Drop the sound of all units up to this one. */
+  dropThrough(unit) {
+    this.#dropThrough = unit;
+  }
+
+  addText(unit, text) {
+    unit.text = (unit.text ?? "") + text;
+    if (this.#open.cut) return;
+    this.#open.record.text += text;
+    this.#ui.caption(this.#open.number, text);
+  }
+
+  /** @param {Float32Array} samples 24 kHz */
+  addSound(unit, samples) {
+    const now = performance.now();
+    const turn = this.#open;
+    const ms = (1000 * samples.length) / SOUND_RATE;
+    unit.firstSound ??= now - unit.sentAt;
+    turn.record.first_sound_ms ??= unit.firstSound;
+    this.#stats.soundSeconds += ms / 1000;
+    if (turn.cut || unit.number <= this.#dropThrough) {
+      this.#stats.droppedMs += ms;
+      return;
+    }
+    turn.record.sound_ms += ms;
+    this.#sound.delay.add(turn.number, ms, now);
+    this.#sound.tune();
+    this.#sound.player.play(samples, turn.number);
+  }
+
+  /** Playback of a turn has started. */
+  started({ turn, waitedMs }) {
+    const record = this.#stats.turns[turn - 1];
+    if (!record || record.heard_ms !== null) return;
+    record.waited_ms = waitedMs;
+    record.heard_ms = (record.first_sound_ms ?? 0) + waitedMs;
+  }
+}
