@@ -102,12 +102,13 @@ class Reader(Generic[AnyMessage]):
     def __init__(self, union: Any, unknown: str = "Unknown message type"):
         """
         Args:
-            union: the message classes as `Annotated[A | B, Field(discriminator="type")]`.
+            union: the message classes as `Annotated[A | B, Field(discriminator="type")]`, or a single class.
             unknown: the error's text for another `type`, which clients match.
         """
         self._unknown = unknown
         self._adapter: TypeAdapter[AnyMessage] = TypeAdapter(union)
-        self.classes: dict[str, type[Message]] = {cls.kind(): cls for cls in get_args(get_args(union)[0])}
+        classes = get_args(get_args(union)[0]) if get_origin(union) is Annotated else (union,)
+        self.classes: dict[str, type[Message]] = {cls.kind(): cls for cls in classes}
 
     def kind(self, given: dict[str, Any]) -> type[Message]:
         """The class for an object's `type`. Raises: WireError unknown_type; bad_message if `type` is no text."""
@@ -184,7 +185,9 @@ def write_message(message: Message, form: Form) -> str | bytes:
     if not sound or form == "base64":
         text = json_text(_fields(message, field))
         # The sound is appended as text: searching it for characters to escape would take most of the time.
-        return f'{text[:-1]},"{field}":{sound.json_text() if sound else "null"}}}' if field else text
+        if not field or (not sound and field in message.left_out):
+            return text
+        return f'{text[:-1]},"{field}":{sound.json_text() if sound else "null"}}}'
     pictures_field = message.pictures_field
     pictures = getattr(message, pictures_field) if pictures_field else []
     header = _fields(message, field, pictures_field)
@@ -213,16 +216,19 @@ def _fields(message: Message, *payloads: str | None) -> dict[str, Any]:
 
 def _wire_error(cls: type[Message], names: dict[str, str], error: ValidationError) -> WireError:
     entries = error.errors(include_url=False, include_context=False)
-    [tag, field] = entries[0]["loc"][:2]
+    places = [one["loc"] if one["loc"][0] == cls.kind() else (cls.kind(), *one["loc"]) for one in entries]
+    [tag, field] = places[0][:2]
     # A union reports every member; the deepest location belongs to the member that matched furthest.
-    entry = max((one for one in entries if one["loc"][1] == field), key=lambda one: len(one["loc"]))
+    place, entry = max(
+        (pair for pair in zip(places, entries, strict=True) if pair[0][1] == field), key=lambda pair: len(pair[0])
+    )
     info = cls.model_fields[str(field)]
     what, annotation, metadata = f"{tag}.{names.get(str(field), field)}", info.annotation, info.metadata
-    for step in entry["loc"][2:]:  # names of union members are steps too
+    for step in place[2:]:  # names of union members are steps too
         if isinstance(step, int):
             what, [annotation], metadata = f"{what}[{step}]", _list_items(annotation), []
-        elif (groups := _field_groups(annotation)) and step in groups[0].model_fields:
-            info = groups[0].model_fields[step]
+        elif group := next((one for one in _field_groups(annotation) if step in one.model_fields), None):
+            info = group.model_fields[step]
             what, annotation, metadata = f"{what}.{step}", info.annotation, info.metadata
     got = "nothing" if entry["type"] == "missing" else shown(entry["input"])
     return WireError(ErrorCode.BAD_MESSAGE, what, expected=describe_type(annotation, metadata), got=got)
