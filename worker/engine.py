@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from models.errors import ModelError
+from models.inputs.prompts import Prompt
 from models.stages.message_reader import Content, MessageReader
 from models.token2wav.voice.voice import Voice
 from worker.assembly.backend_flags import resolve_compile
@@ -166,6 +167,10 @@ class Engine:
             return self._handle(self._answers.chat(name, content, reply, emit, voice=voice, arrived=arrived))
 
         return self.submit(open_chat)
+
+    def prompt(self, messages: object, config: ReplyConfig) -> Prompt:
+        """The prompt of a conversation, without a session. Raises: as `chat`."""
+        return self._reader.read(messages, config.prompt_options())
 
     def converse(
         self,

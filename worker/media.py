@@ -7,12 +7,13 @@ iteration.
 
 import io
 import logging
+import os
 import shutil
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
@@ -67,6 +68,8 @@ class MediaUnits:
     has_video: bool
     frames_per_second: int
     max_units: int | None
+    container: str | None = None
+    max_side: int | None = None
 
     def __iter__(self) -> Generator[MediaUnit, None, None]:
         with ExitStack() as stack:
@@ -88,15 +91,38 @@ class MediaUnits:
         # Silence fills a late start and gaps, so that samples keep their time. The mix of all channels never clips;
         # float samples would otherwise become louder.
         in_time = f"aresample={SAMPLE_RATE}:async=1:first_pts=0:rematrix_maxval=1"
-        return _Decoder(self.path, "a:0", af=in_time, ac=1, ar=SAMPLE_RATE, format="f32le", acodec="pcm_f32le")
+        form = {"ac": 1, "ar": SAMPLE_RATE, "format": "f32le", "acodec": "pcm_f32le"}
+        return _Decoder(self.path, "a:0", container=self.container, af=in_time, **form)
 
     def _open_video(self) -> "_Decoder":
         # PPM images carry their size, so that it is not read in advance.
-        evenly = f"fps={self.frames_per_second}:start_time=0"
-        return _Decoder(self.path, "V:0", vf=evenly, format="image2pipe", vcodec="ppm", pix_fmt="rgb24")
+        filters = f"fps={self.frames_per_second}:start_time=0"
+        if (side := self.max_side) is not None:
+            filters += f",scale='min({side},iw)':'min({side},ih)':force_original_aspect_ratio=decrease"
+        form = {"format": "image2pipe", "vcodec": "ppm", "pix_fmt": "rgb24"}
+        return _Decoder(self.path, "V:0", container=self.container, vf=filters, **form)
 
 
-def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int | None = None) -> MediaUnits:
+@contextmanager
+def held_in_memory(data: bytes) -> Iterator[Path]:
+    """A path to a file with this content that exists in memory, within the `with` block."""
+    descriptor = os.memfd_create("media")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def read_units(
+    path: str | Path,
+    *,
+    frames_per_second: int = 1,
+    max_units: int | None = None,
+    container: str | None = None,
+    max_side: int | None = None,
+) -> MediaUnits:
     """A media file's units, decoded while they are iterated over.
 
     Their number is the length in seconds of the longer of sound and video; the last one is padded with silence.
@@ -104,6 +130,9 @@ def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int |
     Args:
         frames_per_second: frames in each unit, 0 to 30; 0 skips the video.
         max_units: maximum number of units; None: the whole file.
+        container: the only format that is accepted, by ffmpeg's name; None: the format that ffmpeg detects. Files of
+            clients need it: ffmpeg's playlists and scripts name other files.
+        max_side: larger frames are scaled down to this many pixels; None: frames keep their size.
 
     Raises: MediaError for a file that is missing or not media, or without ffmpeg; SettingsError.
     """
@@ -113,8 +142,9 @@ def read_units(path: str | Path, *, frames_per_second: int = 1, max_units: int |
     path = Path(path)
     if not path.is_file():
         raise MediaError(str(path), expected="a media file", got="a folder" if path.is_dir() else "no such file")
-    kinds = _kinds(path)
-    units = MediaUnits(path, "audio" in kinds, "video" in kinds and frames_per_second > 0, frames_per_second, max_units)
+    kinds = _kinds(path, container)
+    has_video = "video" in kinds and frames_per_second > 0
+    units = MediaUnits(path, "audio" in kinds, has_video, frames_per_second, max_units, container, max_side)
     if not units.has_sound and not units.has_video:
         raise MediaError(str(path), expected="sound or video", got="neither")
     if not units.has_sound and _is_still(path):
@@ -131,10 +161,10 @@ def _is_still(path: Path) -> bool:
         return False
 
 
-def _kinds(path: Path) -> set[str]:
+def _kinds(path: Path, container: str | None) -> set[str]:
     """The streams of a file, of "audio" and "video"; a cover picture is not video."""
     # The output of this format begins with a description of the streams, even without packets.
-    with _Decoder(path, "a:0?", "V:0?", codec="copy", t=0, format="framecrc") as decoder:
+    with _Decoder(path, "a:0?", "V:0?", container=container, codec="copy", t=0, format="framecrc") as decoder:
         try:
             lines = decoder.read_all().decode(errors="replace").splitlines()
         except MediaError:
@@ -160,9 +190,9 @@ def _next_frames(video: "_Decoder", n: int) -> list[Image.Image]:
 class _Decoder:
     """An ffmpeg process that decodes a file into a pipe, running within its `with` block."""
 
-    def __init__(self, path: Path, *streams: str, **output: object):
+    def __init__(self, path: Path, *streams: str, container: str | None = None, **output: object):
         # The prefix makes ffmpeg treat any name as a file, and refuse playlists that refer to the network.
-        source = ffmpeg.input(f"file:{path}")
+        source = ffmpeg.input(f"file:{path}", **({"format": container} if container else {}))
         into_pipe = ffmpeg.output(*(source[stream] for stream in streams), "pipe:", **output)
         quiet = into_pipe.global_args("-nostdin", "-hide_banner", "-loglevel", "error")
         self._command = quiet.compile(cmd=ffmpeg_program())

@@ -28,6 +28,7 @@ from worker.status import LEGAL, State, StateError, Status
 
 LOG = logging.getLogger(__name__)
 MAX_PREPARING = 2  # prompts at a time; voices are made one by one
+MAX_DECODING = 2  # chat requests at a time whose media are decoded
 SETTLE_S = 1.0  # time for the start thread to end after the state changed
 WAIT_FOR_SLOT_S, POLL_S = 5.0, 0.05
 MAX_CHARS_PER_ROW = 16  # of a prompt; real text has about four characters for each token
@@ -86,6 +87,7 @@ class Service:
     """One worker's engine over time.
 
     preparing: held while a prompt is prepared, which occupies a thread; it leaves the other threads to units.
+    decoding: the same for the messages of a chat.
     """
 
     def __init__(self, settings: WorkerSettings):
@@ -94,6 +96,7 @@ class Service:
         self.targets: dict[str, TargetState] = {}
         self.loaded: Loaded | None = None
         self.preparing = asyncio.Semaphore(MAX_PREPARING)
+        self.decoding = asyncio.Semaphore(MAX_DECODING)
         self._lock = threading.Lock()
         self._changing = threading.Lock()  # held during a start or an unload
         self._n_leased = 0
@@ -221,11 +224,11 @@ class Service:
         engine_config.check_session(config)
         return config, notes
 
-    def check_prompt(self, text: str) -> None:
+    def check_prompt(self, text: str, what: str = "system_prompt") -> None:
         """Raises: ContextOverflowError for a text so long that tokenizing it would delay other sessions."""
         limit = MAX_CHARS_PER_ROW * self._loaded().engine.config.llm_len
         if len(text) > limit:
-            raise ContextOverflowError("system_prompt", expected=f"at most {limit} characters", got=len(text))
+            raise ContextOverflowError(what, expected=f"at most {limit} characters", got=len(text))
 
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
         """A voice by file name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.

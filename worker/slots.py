@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from models.inputs.prompts import Prompt
 from models.token2wav.voice.voice import Voice
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.chat.half_duplex import HalfDuplex
@@ -92,6 +93,10 @@ class SlotLease:
             return self._engine.chat(self.name, messages, config, emit, voice=voice)
 
         return await self._occupy(_result_on_thread(chat))
+
+    async def prompt(self, messages: object, config: ReplyConfig) -> Prompt:
+        """The prompt of a conversation, without a session. Raises: as `Engine.prompt`."""
+        return await asyncio.to_thread(self._engine.prompt, messages, config)
 
     def close(self) -> None:
         """End the session; the slot is free after the step in flight. Later calls have no effect."""

@@ -65,6 +65,7 @@ class ReplyConfig(Settings):
     max_slice_nums: int | None = Field(
         None, ge=1, le=16, description="maximum slices of a large image; null: the checkpoint's value"
     )
+    use_image_id: bool | None = Field(None, description="number the images; null: the checkpoint's value")
     seed: int | None = Field(
         None, ge=0, le=2**64 - 1, description="of all random draws; null: drawn from the engine's seed"
     )
@@ -104,6 +105,7 @@ class ReplyConfig(Settings):
         """Layout of the prompt for such answers."""
         return PromptOptions(
             max_slice_nums=self.max_slice_nums,
+            use_image_id=self.use_image_id,
             omni_mode=self.omni_mode,
             use_tts_template=self.use_tts_template or self.speak,
             enable_thinking=self.enable_thinking,

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from models.errors import ModelError, SettingsError
 from worker.config.service import ROOT
+from worker.http.chat_conversation import ChatConversation
+from worker.http.chat_route import answer_chat
 from worker.http.duplex_conversation import DuplexConversation
 from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.health import health
@@ -127,6 +129,15 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     @app.websocket("/ws/half_duplex")
     async def ws_half_duplex(websocket: WebSocket) -> None:
         await sockets.serve(websocket, HalfDuplexConversation)
+
+    @app.post("/chat")
+    async def post_chat(request: Request) -> Response:
+        _refuse_pages(request)
+        return await answer_chat(request, service, metrics, sockets)
+
+    @app.websocket("/ws/chat")
+    async def ws_chat(websocket: WebSocket) -> None:
+        await sockets.serve(websocket, ChatConversation, "chat")
 
     return app
 

@@ -1,8 +1,18 @@
 """The protocol's error code for an exception."""
 
-from models.errors import AudioError, ContextOverflowError, ImageError, ModelError, SettingsError, SlotError
+from models.errors import (
+    AudioError,
+    ContextOverflowError,
+    ImageError,
+    MessageError,
+    ModelError,
+    SettingsError,
+    SlotError,
+    TokenError,
+)
 from worker.engine import EngineError
 from worker.loop.session import OrderError
+from worker.media import MediaError
 from worker.protocol.codes import ErrorCode
 from worker.protocol.wire import WireError
 from worker.status import StateError
@@ -11,6 +21,9 @@ CODES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (SettingsError, ErrorCode.BAD_CONFIG),
     (AudioError, ErrorCode.BAD_AUDIO),
     (ImageError, ErrorCode.BAD_IMAGE),
+    (MediaError, ErrorCode.BAD_VIDEO),
+    (MessageError, ErrorCode.BAD_MESSAGE),
+    (TokenError, ErrorCode.BAD_MESSAGE),
     (ContextOverflowError, ErrorCode.CONTEXT_FULL),
     (SlotError, ErrorCode.BUSY),
     (OrderError, ErrorCode.NOT_PREPARED),

@@ -33,7 +33,7 @@ def health(
     Args:
         service: the worker's service.
         conversations: the open conversations.
-        totals: the number of answered `units` and the `ms` they took.
+        totals: the number of answered `requests` (units and replies) and the `ms` they took.
     """
     service.check()
     standing, loaded, settings = service.status.now, service.loaded, service.settings
@@ -51,8 +51,8 @@ def health(
         "gpu_id": settings.gpu_id,
         "model_loaded": service.is_ready,
         "current_session_id": next((one.name for one in conversations), None),
-        "total_requests": int(totals["units"]),
-        "avg_inference_time_ms": round(totals["ms"] / totals["units"], 1) if totals["units"] else 0.0,
+        "total_requests": int(totals["requests"]),
+        "avg_inference_time_ms": round(totals["ms"] / totals["requests"], 1) if totals["requests"] else 0.0,
         "kv_cache_length": max(rows, default=0),
         "state": standing.state.value,
         "error": standing.error,

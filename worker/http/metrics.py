@@ -22,12 +22,12 @@ class WorkerMetrics:
     """The metrics in a registry of their own; `text` renders them for /metrics.
 
     Attributes:
-        totals: `units` answered and the `ms` they took, for /health.
+        totals: `requests` (units and replies) answered and the `ms` they took, for /health.
     """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.totals = {"units": 0.0, "ms": 0.0}
+        self.totals = {"requests": 0.0, "ms": 0.0}
 
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(f"{PREFIX}_{name}", text, labels, buckets=SECONDS, registry=registry)
@@ -47,6 +47,8 @@ class WorkerMetrics:
         self._first_sound = histogram("first_sound_seconds", "from a unit's arrival to its first sound")
         self._lag = histogram("lag_seconds", "from a chunk's arrival to the start of its unit")
         self._missed = counter("deadline_misses_total", "units answered more than a second after they arrived")
+        self._chats = counter("chats_total", "chat requests that ended", "how")
+        self._chat = histogram("chat_seconds", "from a chat request to its end")
         self._errors = counter("errors_total", "errors sent to clients", "code")
         self._refused = counter("sessions_refused_total", "connections refused without a slot", "why")
         self._sessions = counter("sessions_total", "sessions that got a slot")
@@ -67,7 +69,7 @@ class WorkerMetrics:
         """Count an answered unit."""
         decision = "listen" if event.is_listen else "speak"
         times = event.times
-        self.totals["units"] += 1
+        self.totals["requests"] += 1
         self.totals["ms"] += message.wall_clock_ms
         self._units.labels(decision).inc()
         self._unit.labels(decision).observe(message.wall_clock_ms / 1000)
@@ -81,10 +83,17 @@ class WorkerMetrics:
 
     def reply(self, event: ReplyResult) -> None:
         """Count a turn-based answer."""
+        self.totals["requests"] += 1
+        self.totals["ms"] += event.times.total
         self._replies.labels(event.stopped).inc()
         self._reply.observe(event.times.total / 1000)
         if event.times.first_sound is not None:
             self._reply_sound.observe(event.times.first_sound / 1000)
+
+    def chat(self, how: str, seconds: float) -> None:
+        """Count a chat request. how: `stop`, `length` or `interrupted` with an answer, else `failed`, `cancelled`."""
+        self._chats.labels(how).inc()
+        self._chat.observe(seconds)
 
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()

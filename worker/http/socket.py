@@ -6,7 +6,7 @@ Contains no handling of messages; the conversations have it.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from worker.http.socket_conversation import ConversationEnd, SocketConversation
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.connection import MAX_MESSAGE, STUCK_S, until_gone
 from worker.protocol.messages import Error, write
-from worker.protocol.session_id import session_id_of
+from worker.protocol.session_id import DEFAULT_ID, session_id_of
 from worker.protocol.wire import WireError
 from worker.service import Service
 from worker.status import State
@@ -46,14 +46,15 @@ class WorkerSockets:
         """The open conversations."""
         return self._talks.keys()
 
-    async def serve(self, websocket: WebSocket, open_talk: OpenTalk) -> None:
+    async def serve(self, websocket: WebSocket, open_talk: OpenTalk, default_id: str = DEFAULT_ID) -> None:
         """Serve a socket from handshake to close. The handshake is refused if the conversation cannot start.
 
         Args:
             websocket: the socket.
             open_talk: makes the conversation from service, metrics and session id.
+            default_id: the session id of a client that gives none.
         """
-        name = session_id_of(websocket.query_params.get("session_id"))
+        name = session_id_of(websocket.query_params.get("session_id"), default_id)
         conversation = open_talk(self._service, self._metrics, name)
         try:
             await conversation.start()
@@ -102,6 +103,26 @@ class WorkerSockets:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def run_without_socket(self, conversation: Talk, running: Coroutine[Any, Any, ConversationEnd]) -> None:
+        """Run a conversation of an HTTP request to its end, which `end_all` may bring about, and free its slot.
+
+        Args:
+            conversation: the conversation.
+            running: its answer.
+        """
+        task = asyncio.create_task(running)
+        self._talks[conversation] = task
+        self._metrics.opened()
+        outcome = "lost"
+        try:
+            await asyncio.wait([task])
+            outcome = (conversation.end_if_cancelled if task.cancelled() else task.result()).reason
+        finally:
+            del self._talks[conversation]
+            task.cancel()
+            conversation.leave()
+            self._metrics.ended(outcome)
 
     def end_all(self, code: ErrorCode, text: str) -> None:
         """End every conversation with an error.

@@ -37,6 +37,7 @@ class SpeechSamplingFields(FieldGroup):
 
 
 SPEECH_SAMPLING = SpeechSamplingFields()
+PromptLanguage = Literal["en", "zh"]
 VoiceMode = Literal["default", "audio_assistant", "omni", "audio_roleplay", "voice_cloning"]
 
 
@@ -54,7 +55,7 @@ class SpeechFields(FieldGroup):
     ref_audio_path: str | None = Field(None, description="name of a voice on the server")
     ref_audio_max_ms: int | None = Field(None, ge=1000, description="length that is used of the voice's sound")
     output_path: str | None = Field(None, description="refused: the server writes no files for clients")
-    language: Literal["en", "zh"] = Field("en", description="of the inserted system message")
+    language: PromptLanguage = Field("en", description="of the inserted system message")
     sampling: Annotated[SpeechSamplingFields, known_fields(SpeechSamplingFields)] = Field(
         SPEECH_SAMPLING, description="how speech tokens are drawn"
     )
@@ -136,6 +137,31 @@ class SpokenReplyDone(ReplyDone):
     sound_field = "audio_data"
 
     audio_data: SoundField | None = Field(None, description="float32 at 24 kHz; null without speech")
+
+
+class TokenStats(FieldGroup):
+    """Tokens of an answer."""
+
+    cached_tokens: int = Field(0, description="prompt tokens that were in the context before")
+    input_tokens: int = Field(description="prompt tokens")
+    generated_tokens: int = Field(description="tokens of the answer's text")
+    total_tokens: int = Field(description="sum of both")
+
+
+class ChatResponse(FieldGroup):
+    """The body of the answer to `POST /chat`."""
+
+    text: str = Field("", description="the whole text")
+    audio_path: None = Field(None, description="always null: the server writes no files for clients")
+    audio_data: str | None = Field(None, description="base64 of a WAV file, 16 bit; null without speech")
+    audio_sample_rate: int = Field(RATE_OUT, description="Hz")
+    tokens_generated: int = Field(0, description="tokens of the text")
+    duration_ms: float = Field(0.0, description="from the request to its end")
+    prompt: str | None = Field(None, description="the prompt's text, if requested")
+    token_stats: TokenStats | None = Field(None, description="numbers of tokens; null after a failure")
+    recording_session_id: str | None = Field(None, description="id of the recording, if there is one")
+    error: str | None = Field(None, description="why the answer failed")
+    success: bool = Field(True, description="whether there is an answer")
 
 
 CHAT_REQUESTS: Reader[ChatRequest] = Reader(ChatRequest)

@@ -13,6 +13,7 @@ class ErrorCode(StrEnum):
     BAD_BASE64 = "bad_base64"
     BAD_AUDIO = "bad_audio"
     BAD_IMAGE = "bad_image"
+    BAD_VIDEO = "bad_video"
     BAD_CONFIG = "bad_config"
     NOT_PREPARED = "not_prepared"
     PAUSED = "paused"
@@ -45,6 +46,8 @@ class CloseReason(StrEnum):
     """The reason in a worker's close frame."""
 
     STOPPED = "stopped"
+    DONE = "done"
+    REFUSED = "refused"
     PAUSE = "Pause timeout"
     IDLE = "Idle timeout"
     SESSION = "Session timeout"

@@ -22,19 +22,20 @@ MAX_VIDEO_BYTES = 94 * MB  # base64 of more does not fit into a message
 MAX_STACKED = 10  # frames of one second of video
 # Samples of real sound hardly exceed 1. The bytes of a compressed file, read as float32, exceed any bound.
 MAX_AMPLITUDE = 64.0
+PIECE_CHARS = 2**20  # a multiple of 4
 EBML, ID3, RIFF = b"\x1a\x45\xdf\xa3", b"ID3", b"RIFF"
 
 Container = Literal["mov", "matroska", "wav", "ogg", "flac", "mp3", "aac", "avi", "mpegts"]
 
 
-class TextItem(FieldGroup):
+class TextContent(FieldGroup):
     """Text."""
 
     type: Literal["text"] = "text"
     text: str = Field("", description="the text; special tokens of the model act as such")
 
 
-class ImageItem(FieldGroup):
+class ImageContent(FieldGroup):
     """A picture."""
 
     type: Literal["image"] = "image"
@@ -47,7 +48,7 @@ class ImageItem(FieldGroup):
         return _payload(self.data, f"{what}.data", MAX_IMAGE_BYTES)
 
 
-class AudioItem(FieldGroup):
+class AudioContent(FieldGroup):
     """Mono sound, or a whole sound file."""
 
     type: Literal["audio"] = "audio"
@@ -63,7 +64,7 @@ class AudioItem(FieldGroup):
         return _payload(self.data, f"{what}.data", MAX_AUDIO_BYTES)
 
 
-class VideoItem(FieldGroup):
+class VideoContent(FieldGroup):
     """A video file: of each second the first frame and the sound, in turn."""
 
     type: Literal["video"] = "video"
@@ -82,12 +83,12 @@ class VideoItem(FieldGroup):
         return _payload(self.data, f"{what}.data", MAX_VIDEO_BYTES)
 
 
-Item = TextItem | ImageItem | AudioItem | VideoItem
-ITEM_CLASSES: dict[str, type[FieldGroup]] = {
-    "text": TextItem,
-    "image": ImageItem,
-    "audio": AudioItem,
-    "video": VideoItem,
+AnyContent = TextContent | ImageContent | AudioContent | VideoContent
+CONTENT_CLASSES: dict[str, type[FieldGroup]] = {
+    "text": TextContent,
+    "image": ImageContent,
+    "audio": AudioContent,
+    "video": VideoContent,
 }
 
 
@@ -100,22 +101,29 @@ def _known_items(content: Any) -> Any:
         if not isinstance(item, Mapping):
             items.append(item)  # refused by the validation that follows
             continue
-        cls = ITEM_CLASSES.get(item["type"]) if isinstance(item.get("type"), str) else None
-        if cls is not None and item.get("text" if cls is TextItem else "data") not in (None, ""):
+        cls = CONTENT_CLASSES.get(item["type"]) if isinstance(item.get("type"), str) else None
+        if cls is not None and item.get("text" if cls is TextContent else "data") not in (None, ""):
             items.append({key: item[key] for key in cls.model_fields if item.get(key) is not None})
     return items
 
 
-ItemField = Annotated[Item, Field(discriminator="type")]
+ContentField = Annotated[AnyContent, Field(discriminator="type")]
 
 
 class ChatTurn(FieldGroup):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"] = Field(description="a system message comes first")
-    content: Annotated[str | list[ItemField], BeforeValidator(_known_items), TypeWords("text or a list of items")] = (
-        Field(description="text, or items; empty items and items of another type are skipped")
-    )
+    content: Annotated[
+        str | list[ContentField], BeforeValidator(_known_items), TypeWords("text or a list of items")
+    ] = Field(description="text, or items; empty items and items of another type are skipped")
+
+    @property
+    def text(self) -> str:
+        """The message's text without its media."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(item.text for item in self.content if isinstance(item, TextContent))
 
 
 def _known_turns(messages: Any) -> Any:
@@ -163,6 +171,15 @@ def raw_samples(data: bytes) -> np.ndarray | None:
     return samples.astype(np.float32) if is_sound else None
 
 
+def _decoded(data: str, what: str) -> bytes:
+    """As `base64_bytes`, in pieces: one call for a whole video would block all other threads meanwhile."""
+    try:
+        pieces = (data[start : start + PIECE_CHARS] for start in range(0, len(data), PIECE_CHARS))
+        return b"".join(base64_bytes(piece, what) for piece in pieces)
+    except WireError:  # line breaks in the text: the pieces do not end at whole bytes
+        return base64_bytes(data, what)
+
+
 def _payload(data: str, what: str, max_bytes: int) -> bytes:
     """Decoded base64, with or without a `data:...,` prefix. Raises: WireError bad_base64, too_large."""
     if data[:5].lower() == "data:":
@@ -170,7 +187,7 @@ def _payload(data: str, what: str, max_bytes: int) -> bytes:
     if len(data) * 3 // 4 > max_bytes + 3:
         got = f"{len(data) * 3 / 4 / MB:.0f} MiB"
         raise WireError(ErrorCode.TOO_LARGE, what, expected=f"at most {max_bytes // MB} MiB", got=got)
-    payload = base64_bytes(data, what)
+    payload = _decoded(data, what)
     if not payload:
         raise WireError(ErrorCode.BAD_MESSAGE, what, expected="base64 of a file", got=shown(data))
     return payload

@@ -9,7 +9,20 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from worker.describe import describe_type
+from worker.protocol.chat_messages import (
+    ChatRequest,
+    ChatResponse,
+    GenerationFields,
+    ImageFields,
+    PrefillDone,
+    ReplyChunk,
+    SpeechFields,
+    SpeechSamplingFields,
+    SpokenReplyDone,
+    TokenStats,
+)
 from worker.protocol.codec import FieldGroup, Message
+from worker.protocol.content import CONTENT_CLASSES, ChatTurn
 from worker.protocol.messages import CLIENT, SERVER, Spec
 
 
@@ -45,6 +58,25 @@ def sections() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def chat_sections() -> str:
+    """The generated sections of chat: the request, then the answer."""
+    groups: dict[str, type[FieldGroup]] = {
+        "Chat: the request": ChatRequest,
+        "Chat: an element of `messages`": ChatTurn,
+        **{f"Chat: an item of type `{name}`": cls for name, cls in CONTENT_CLASSES.items()},
+        "Chat: `generation`": GenerationFields,
+        "Chat: `tts`": SpeechFields,
+        "Chat: `tts.sampling`": SpeechSamplingFields,
+        "Chat: `image`": ImageFields,
+        "Chat: `prefill_done`": PrefillDone,
+        "Chat: `chunk`": ReplyChunk,
+        "Chat: `done`": SpokenReplyDone,
+        "Chat: the body of the answer to `POST /chat`": ChatResponse,
+        "Chat: `token_stats`": TokenStats,
+    }
+    return "\n\n".join(section(group, title) for title, group in groups.items()) + "\n"
+
+
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
@@ -52,4 +84,4 @@ def _default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(sections(), end="")
+    print(sections(), chat_sections(), sep="\n", end="")

@@ -7,6 +7,6 @@ DEFAULT_ID = "duplex"
 _INVALID = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def session_id_of(given: str | None) -> str:
+def session_id_of(given: str | None, default: str = DEFAULT_ID) -> str:
     """A client's id with every character except letters, digits, `_` and `-` replaced by `_`; idempotent."""
-    return _INVALID.sub("_", given or "")[:MAX_CHARS] or DEFAULT_ID
+    return _INVALID.sub("_", given or "")[:MAX_CHARS] or default

@@ -69,7 +69,7 @@ def test_counts_units_by_decision():
     ):
         value = got[(f"{PREFIX}_{name}", labels)]
         assert value == pytest.approx(expected), f"{name}{labels}: expected {expected}, got {value}"
-    assert metrics.totals == {"units": 3, "ms": pytest.approx(132.0)}
+    assert metrics.totals == {"requests": 3, "ms": pytest.approx(132.0)}
 
 
 def test_exactly_one_state_is_set():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.protocol.codes import ErrorCode
-from worker.protocol.doc import sections
+from worker.protocol.doc import chat_sections, sections
 from worker.protocol.messages import CLIENT, SERVER, read_server, read_text
 
 
@@ -16,7 +16,9 @@ def document(root: Path) -> str:
     return (root / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("section", sections().split("\n\n#"), ids=lambda section: section.strip("# ").split("\n")[0])
+@pytest.mark.parametrize(
+    "section", f"{sections()}\n{chat_sections()}".split("\n\n#"), ids=lambda section: section.strip("# ").split("\n")[0]
+)
 def test_document_contains_every_message(document: str, section: str) -> None:
     assert section.strip() in document, f"expected what python -m worker.protocol.doc prints, got no\n{section}"
 

@@ -1,0 +1,210 @@
+"""Messages with encoded items to messages with decoded parts: pictures, sound, video as frames and seconds of sound.
+
+Contains decoding, its limits, and the layout of a video. Does not contain prompts. Slow: call on a thread.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import numpy as np
+from PIL import Image
+
+from models.errors import AudioError, MessageError
+from models.inputs.audio_sizes import SAMPLE_RATE
+from models.inputs.image import open_image
+from models.inputs.messages import ChatMessage, Part
+from worker.media import MediaError, MediaUnit, MediaUnits, held_in_memory, read_units
+from worker.protocol.content import (
+    RATE_IN,
+    AnyContent,
+    AudioContent,
+    ChatTurn,
+    Container,
+    ImageContent,
+    TextContent,
+    VideoContent,
+    container_of,
+    raw_samples,
+)
+
+MAX_AUDIO_S, MAX_VIDEO_S = 480, 300
+MAX_VIDEO_FRAMES = 64  # a longer video keeps fewer frames than one a second, at even intervals
+MAX_SIDE = 1280  # pixels of a video's frame; a larger one costs memory and yields no further detail
+MIN_SOUND = SAMPLE_RATE // 10  # samples of a video's last second
+LINE = 6  # pixels between stacked frames
+BLACK = (0, 0, 0)
+
+
+class DecodingCancelledError(Exception):
+    """The client has gone while its media were decoded."""
+
+
+class MediaDecoder:
+    """Decodes the items of one request. `cancel` ends a decoding on another thread at the next second of media."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def decode(self, turns: Sequence[ChatTurn]) -> list[ChatMessage]:
+        """The conversation for `MessageReader.read`.
+
+        Raises: WireError for bad base64 and sizes; ImageError, AudioError, MediaError, MessageError;
+            DecodingCancelledError.
+        """
+        if not turns:
+            raise MessageError("messages", expected="at least one message", got="none")
+        messages = []
+        for i, turn in enumerate(turns):
+            if isinstance(turn.content, str):
+                parts: tuple[Part, ...] = (turn.content,)
+            else:
+                items = enumerate(turn.content)
+                parts = tuple(part for j, item in items for part in self._parts(item, f"messages[{i}].content[{j}]"))
+            messages.append(ChatMessage(turn.role, parts))
+        return messages
+
+    def _parts(self, item: AnyContent, what: str) -> Iterator[Part]:
+        self._check_cancelled()
+        match item:
+            case TextContent():
+                yield item.text
+            case ImageContent():
+                yield open_image(item.payload(what))
+            case AudioContent():
+                yield self._sound(item, what)
+            case VideoContent():
+                yield from self._video(item, what)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise DecodingCancelledError
+
+    # --- sound ---------------------------------------------------------------------------------
+
+    def _sound(self, item: AudioContent, what: str) -> np.ndarray:
+        data = item.payload(what)
+        container, samples = container_of(data), raw_samples(data)
+        if samples is None and container is not None:
+            samples = self._decoded_sound(data, container, what)
+        elif samples is None:
+            raise AudioError(what, expected="float32 samples or a sound file", got=f"{len(data)} bytes of another kind")
+        elif item.sample_rate != RATE_IN:
+            raise AudioError(f"{what}.sample_rate", expected=RATE_IN, got=item.sample_rate)
+        if len(samples) > MAX_AUDIO_S * SAMPLE_RATE:
+            raise AudioError(what, expected=f"at most {MAX_AUDIO_S} s", got=f"{len(samples) / SAMPLE_RATE:.1f} s")
+        return samples
+
+    def _decoded_sound(self, data: bytes, container: Container, what: str) -> np.ndarray:
+        with held_in_memory(data) as path:
+            try:
+                # One unit above the limit is read, so that a longer file is refused and not cut.
+                units = read_units(path, frames_per_second=0, max_units=MAX_AUDIO_S + 1, container=container)
+                seconds = [unit.sound[: unit.n_samples] for unit in self._each(units)]
+            except MediaError as error:
+                raise AudioError(what, expected=f"a {container} file with sound", got=error.got) from None
+        return np.concatenate(seconds)
+
+    # --- video ---------------------------------------------------------------------------------
+
+    def _video(self, item: VideoContent, what: str) -> Iterator[Part]:
+        data = item.payload(what)
+        if (container := container_of(data)) is None:
+            raise MediaError(what, expected="a video file such as MP4 or WebM", got="a file of another kind")
+        with held_in_memory(data) as path:
+            try:
+                units = read_units(
+                    path,
+                    frames_per_second=item.stack_frames,
+                    max_units=MAX_VIDEO_S + 1,
+                    container=container,
+                    max_side=MAX_SIDE,
+                )
+                if not units.has_video:
+                    raise MediaError(what, expected="a file with video", got="one with sound only")
+                spans = _thinned(self._each(units))
+            except MediaError as error:
+                raise MediaError(what, expected=error.expected, got=error.got) from None
+        if (n_seconds := sum(len(span.seconds) for span in spans)) > MAX_VIDEO_S:
+            raise MediaError(what, expected=f"at most {MAX_VIDEO_S} s", got=f"{n_seconds} s or more")
+        for span in spans:
+            yield from span.parts()
+
+    def _each(self, units: MediaUnits) -> Iterator[MediaUnit]:
+        with closing(iter(units)) as each:
+            for unit in each:
+                self._check_cancelled()
+                yield unit
+
+
+class VideoSpan:
+    """One or more seconds of a video that share the frames of the first.
+
+    Attributes:
+        frames: frames of the first second.
+        seconds: sound of each second, [n] float32 at 16 kHz, n from 0 to 16000.
+    """
+
+    def __init__(self, unit: MediaUnit):
+        self.frames = unit.frames
+        self.seconds = [unit.sound[: unit.n_samples]]
+
+    def extend(self, later: "VideoSpan") -> None:
+        """Append a span without its frames."""
+        self.seconds += later.seconds
+
+    def parts(self) -> Iterator[Part]:
+        """The first frame, the sound, and the other frames as one picture."""
+        if self.frames:
+            yield self.frames[0]
+        sound = np.concatenate(self.seconds)
+        if len(sound):
+            yield np.pad(sound, (0, max(MIN_SOUND - len(sound), 0)))
+        if len(self.frames) > 1:
+            yield stacked(self.frames[1:])
+
+
+def _thinned(units: Iterator[MediaUnit]) -> list[VideoSpan]:
+    """At most MAX_VIDEO_FRAMES spans of equal length; the last one may be shorter."""
+    spans: list[VideoSpan] = []
+    length = 1  # seconds of a span
+    for unit in units:
+        span = VideoSpan(unit)
+        if spans and len(spans[-1].seconds) < length:
+            spans[-1].extend(span)
+            continue
+        spans.append(span)
+        if len(spans) > MAX_VIDEO_FRAMES:
+            for first, second in zip(spans[::2], spans[1::2], strict=False):
+                first.extend(second)
+            spans, length = spans[::2], 2 * length
+    return spans
+
+
+def stacked(frames: Sequence[Image.Image]) -> Image.Image:
+    """Frames of one size as one picture, row by row, with black lines between them.
+
+    Four frames are a square. Two or three are a row or a column, whichever is closer to a square. Other numbers are a
+    row. The released model is trained with this layout.
+    """
+    n, (width, height) = len(frames), frames[0].size
+    if n == 1:
+        return frames[0]
+
+    def size(n_rows: int, n_cols: int) -> tuple[int, int]:
+        return n_cols * width + (n_cols - 1) * LINE, n_rows * height + (n_rows - 1) * LINE
+
+    def distance(grid: tuple[int, int]) -> float:
+        whole_width, whole_height = size(*grid)
+        return abs(whole_width / whole_height - 1)
+
+    grids = {4: [(2, 2)], 2: [(1, n), (n, 1)], 3: [(1, n), (n, 1)]}.get(n, [(1, n)])
+    n_rows, n_cols = min(grids, key=distance)  # the row, if both are equally close
+    picture = Image.new("RGB", size(n_rows, n_cols), BLACK)
+    for i, frame in enumerate(frames):
+        row, col = divmod(i, n_cols)
+        picture.paste(frame, (col * (width + LINE), row * (height + LINE)))
+    return picture

@@ -1,0 +1,132 @@
+"""One turn-based answer, from the request to the result: slot, decoded messages, voice, the engine's events.
+
+Contains no messages to the client.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from models.inputs.messages import ChatMessage
+from models.inputs.prompts import Prompt
+from models.token2wav.voice.voice import Voice
+from worker.chat.config import ReplyConfig
+from worker.chat.media_parts import MediaDecoder
+from worker.chat.requests import with_voice_message
+from worker.loop.results import Event, Failure, ReplyResult
+from worker.loop.session_handle import SessionHandle
+from worker.protocol.chat_messages import ChatRequest, SpeechFields, VoiceMode
+from worker.service import Service
+from worker.slots import SlotLease, SlotUse
+
+LOG = logging.getLogger(__name__)
+
+
+class Answering:
+    """One answer in a slot of its own. For one event loop.
+
+    Args:
+        service: the worker's service.
+        name: the client's session id.
+        use: what the slot is leased for.
+        on_event: receives the engine's events before the outcome, on the event loop.
+    """
+
+    def __init__(self, service: Service, name: str, use: SlotUse, on_event: Callable[[Event], None]):
+        self._service, self._name, self._use, self._on_event = service, name, use, on_event
+        self._loop = asyncio.get_running_loop()
+        self._decoder = MediaDecoder()
+        self._lease: SlotLease | None = None
+        self._session: SessionHandle | None = None
+        self._outcome: asyncio.Future[ReplyResult] = self._loop.create_future()
+        self._is_stopped = False
+
+    @property
+    def context_len(self) -> int:
+        """Context rows of the session; 0 without one."""
+        return 0 if self._session is None else self._session.context_len
+
+    async def lease(self) -> None:
+        """Lease the slot. Raises: SlotError without a free slot within 5 s; StateError."""
+        self._lease = await self._service.lease(self._name, self._use)
+
+    async def read(self, request: ChatRequest, mode: VoiceMode) -> tuple[list[ChatMessage], Voice | None]:
+        """The decoded conversation and the voice of the answer.
+
+        Args:
+            request: the request.
+            mode: system message that is inserted where the conversation has none.
+        Raises: as `MediaDecoder.decode` and `Service.reference`; ContextOverflowError for much too long text.
+        """
+        self._service.check_prompt("".join(turn.text for turn in request.messages), "text of messages")
+        async with self._service.decoding:
+            messages = await asyncio.to_thread(self._decoder.decode, request.messages)
+        if not request.tts.enabled:
+            return messages, None
+        async with self._service.preparing:
+            return await asyncio.to_thread(self._with_voice, messages, request.tts, mode)
+
+    def _with_voice(
+        self, messages: list[ChatMessage], speech: SpeechFields, mode: VoiceMode
+    ) -> tuple[list[ChatMessage], Voice | None]:
+        """Slow: call on a thread."""
+        service, samples = self._service, None
+        if speech.ref_audio_data:
+            samples = speech.ref_audio_data.samples("tts.ref_audio_data")
+            if speech.ref_audio_max_ms is not None:
+                samples = samples[: speech.ref_audio_max_ms * 16]
+        named = None if speech.ref_audio_path is None else service.reference(named=speech.ref_audio_path)
+        given = service.reference(samples=samples) if samples is not None or named is None else named
+        if given is None:
+            return messages, None
+        heard = given.heard if named is None else named.heard
+        return with_voice_message(messages, mode, speech.language, heard), given.voice
+
+    async def answer(self, messages: list[ChatMessage], config: ReplyConfig, voice: Voice | None) -> ReplyResult:
+        """Answer the conversation in the leased slot.
+
+        Raises: as `Engine.chat`; the error of a `Failure`.
+        """
+        assert self._lease is not None, "answer: expected a leased slot, got none"
+        async with self._service.decoding:  # cuts the pictures, on a thread
+            self._session = await self._lease.chat(messages, config, self._emit, voice=voice)
+        if self._is_stopped:
+            self._interrupt(self._session)
+        return await self._outcome
+
+    async def prompt(self, messages: list[ChatMessage], config: ReplyConfig) -> Prompt:
+        """The prompt of the conversation. Raises: as `Engine.prompt`."""
+        assert self._lease is not None, "prompt: expected a leased slot, got none"
+        async with self._service.decoding:
+            return await self._lease.prompt(messages, config)
+
+    def stop(self) -> None:
+        """End the answer at its next token; its result has the text so far."""
+        self._is_stopped = True
+        if self._session is not None:
+            self._interrupt(self._session)
+
+    def leave(self) -> None:
+        """End the answer and free the slot; later events are ignored. Later calls have no effect."""
+        self._decoder.cancel()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.close()
+
+    def _interrupt(self, session: SessionHandle) -> None:
+        # The answer may end before the request arrives: its error is retrieved, so that it is not logged.
+        session.break_speech().add_done_callback(lambda done: done.exception())
+
+    def _emit(self, event: Event) -> None:
+        """Accept an event of the engine, on the engine's thread."""
+        self._loop.call_soon_threadsafe(self._take, event)
+
+    def _take(self, event: Event) -> None:
+        if self._lease is None or self._outcome.done():
+            return
+        if isinstance(event, Failure):
+            self._outcome.set_exception(event.error)
+        elif isinstance(event, ReplyResult):
+            self._outcome.set_result(event)
+        else:
+            self._on_event(event)
