@@ -6,7 +6,7 @@ import time
 
 from worker.chat.requests import reply_config
 from worker.engine import EngineError
-from worker.http.answering import Answering
+from worker.http.chat_answer import ChatAnswer
 from worker.http.error_codes import code_of
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
@@ -56,7 +56,7 @@ class ChatConversation:
         self.prompt: str | None = None
         self._request: asyncio.Future[ChatRequest | WireError] = asyncio.get_running_loop().create_future()
         self._is_streaming = False
-        self._answering = Answering(service, name, SlotUse.CHAT, self._on_event)
+        self._answer = ChatAnswer(service, name, SlotUse.CHAT, self._on_event)
 
     async def start(self) -> None:
         """Raises: StateError for a worker that is not ready."""
@@ -98,11 +98,11 @@ class ChatConversation:
         outcome = "failed"
         try:
             config = reply_config(request, default_new_tokens)
-            await self._answering.lease()
-            messages, voice = await self._answering.read(request, mode)
+            await self._answer.lease()
+            messages, voice = await self._answer.read(request, mode)
             if request.return_prompt:
-                self.prompt = (await self._answering.prompt(messages, config)).text
-            result = await self._answering.answer(messages, config, voice)
+                self.prompt = (await self._answer.prompt(messages, config)).text
+            result = await self._answer.answer(messages, config, voice)
             outcome = result.stopped
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -111,7 +111,7 @@ class ChatConversation:
             return self._fail(error)
         finally:
             self.seconds = time.monotonic() - started
-            self._metrics.chat(outcome, self.seconds)
+            self._metrics.chat(outcome)
         self.n_units, self.result = 1, result
         self._metrics.reply(result)
         if result.voice_error is not None:
@@ -142,7 +142,7 @@ class ChatConversation:
 
     def stop(self) -> None:
         """End the answer at its next token; `done` has the text so far."""
-        self._answering.stop()
+        self._answer.stop()
 
     def end(self, error: Error, end: ConversationEnd) -> None:
         """Send an error and set how the conversation ends."""
@@ -151,12 +151,12 @@ class ChatConversation:
 
     def leave(self) -> None:
         """End the answer and free the slot."""
-        self._answering.leave()
+        self._answer.leave()
 
     @property
     def n_rows(self) -> int:
         """Context tokens of the session."""
-        return self._answering.context_len
+        return self._answer.context_len
 
     def _fail(self, error: Exception) -> ConversationEnd:
         code = code_of(error)

@@ -48,7 +48,6 @@ class WorkerMetrics:
         self._lag = histogram("lag_seconds", "from a chunk's arrival to the start of its unit")
         self._missed = counter("deadline_misses_total", "units answered more than a second after they arrived")
         self._chats = counter("chats_total", "chat requests that ended", "how")
-        self._chat = histogram("chat_seconds", "from a chat request to its end")
         self._errors = counter("errors_total", "errors sent to clients", "code")
         self._refused = counter("sessions_refused_total", "connections refused without a slot", "why")
         self._sessions = counter("sessions_total", "sessions that got a slot")
@@ -90,10 +89,9 @@ class WorkerMetrics:
         if event.times.first_sound is not None:
             self._reply_sound.observe(event.times.first_sound / 1000)
 
-    def chat(self, how: str, seconds: float) -> None:
+    def chat(self, how: str) -> None:
         """Count a chat request. how: `stop`, `length` or `interrupted` with an answer, else `failed`, `cancelled`."""
         self._chats.labels(how).inc()
-        self._chat.observe(seconds)
 
     def error(self, code: str) -> None:
         self._errors.labels(code).inc()

@@ -22,7 +22,7 @@ from worker.slots import SlotLease, SlotUse
 LOG = logging.getLogger(__name__)
 
 
-class Answering:
+class ChatAnswer:
     """One answer in a slot of its own. For one event loop.
 
     Args:
@@ -79,7 +79,7 @@ class Answering:
         given = service.reference(samples=samples) if samples is not None or named is None else named
         if given is None:
             return messages, None
-        heard = given.heard if named is None else named.heard
+        heard = given.audio_16k if named is None else named.audio_16k
         return with_voice_message(messages, mode, speech.language, heard), given.voice
 
     async def answer(self, messages: list[ChatMessage], config: ReplyConfig, voice: Voice | None) -> ReplyResult:
