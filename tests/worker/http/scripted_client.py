@@ -43,12 +43,13 @@ class ScriptedClient:
         *,
         wait: bool = True,
         timeout: float = ANSWER_S,
+        path: str = "/ws/duplex",
     ):
         """Connect. wait: finish the handshake. timeout: limit of each wait, in s. Raises: HandshakeRefused."""
         port = worker if isinstance(worker, int) else worker.port
         query = "" if session_id is None else f"?session_id={session_id}"
         self.spec, self._timeout = PLAIN_SPEC, timeout
-        self._wire = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/ws/duplex{query}"), max_size=None)
+        self._wire = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}{path}{query}"), max_size=None)
         self._frames: deque[tuple[Opcode, bytes]] = deque()
         self._parts: list[Frame] = []
         self._socket = socket.create_connection(("127.0.0.1", port), timeout)
