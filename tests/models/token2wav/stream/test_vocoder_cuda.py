@@ -174,6 +174,7 @@ def test_failed_call_has_no_effect(kernels: str, captured: bool, monkeypatch: py
             assert_same(got.cpu(), want.cpu(), "sound after failures")
     vocoder.begin_turn(*sessions)
     slot, state = slot_of(vocoder, sessions[1]), vocoder.state
+    torch.cuda.synchronize()  # `begin_turn` writes on the vocoder's own stream
     state.dit_tails[0][slot] = float("nan")
     for chunks, wanted in zip(calls[:3], expected, strict=False):
         got = vocoder.speak(chunks)
