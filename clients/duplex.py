@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from clients.address import TargetAddress
 from clients.errors import ConnectionLost, Refused, ServerError
+from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
@@ -32,7 +33,6 @@ from worker.protocol.messages import (
     AudioChunk,
     Error,
     FromClient,
-    FromServer,
     Interrupt,
     Interrupted,
     Partial,
@@ -40,9 +40,6 @@ from worker.protocol.messages import (
     Paused,
     Prepare,
     Prepared,
-    Queued,
-    QueueDone,
-    QueueUpdate,
     Result,
     Resume,
     Resumed,
@@ -54,6 +51,7 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)
@@ -62,7 +60,7 @@ CLOSE_S = 3.0
 MAX_FRAME = 64 * 2**20
 
 OnQueue = Callable[[Queued | QueueUpdate], None]
-Answer = TypeVar("Answer", bound=FromServer)
+Answer = TypeVar("Answer", bound=Message)
 
 
 class _Expected(NamedTuple):
@@ -75,7 +73,7 @@ class _Expected(NamedTuple):
     """
 
     request: str
-    kind: type[FromServer]
+    kind: type[Message]
     answer: "asyncio.Future[ServerMessage] | None"
 
 

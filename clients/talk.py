@@ -26,7 +26,8 @@ from clients.sound_card import SoundCard
 from clients.talk_options import check, parser, session_config, spec
 from clients.units import SILENCE, ClientUnit, FileUnits, Source, read_voice
 from models.errors import ModelError
-from worker.protocol.messages import Error, Partial, Prepared, Queued, QueueUpdate, Result, Timeout
+from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
+from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130

@@ -3,7 +3,7 @@
 from typing import Any
 
 from clients.record import ClientUnitLog
-from worker.protocol.messages import Queued, QueueUpdate
+from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.transcript.table import Columns, quoted
 
 UNIT = Columns(("unit",))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -15,6 +16,7 @@ from fastapi.routing import APIRoute
 
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
+from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
 from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
@@ -26,8 +28,10 @@ from server.registry.presets import NO_PRESETS, Presets
 from server.request_guard import SAFE_METHODS, RequestGuard
 from server.routes.apps import app_routes
 from server.routes.bodies import FrontendDefaults, Problem
+from server.routes.chat import chat_routes
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
+from server.routes.sessions import session_routes
 from server.routes.sockets import add_sockets
 from server.routes.status import status_routes
 from worker.version import VERSION
@@ -41,11 +45,16 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Gateway:
-    """The objects that the routes use. default_voice: sound file for sessions without a voice of their own."""
+    """The objects that the routes use.
+
+    http: client for the workers. default_voice: sound file for sessions without a voice of their own.
+    """
 
     dispatcher: Dispatcher
     live: LiveSessions
     sockets: GatewaySockets
+    chats: HttpChats
+    http: httpx.AsyncClient
     metrics: GatewayMetrics
     origins: Origins
     frontend: FrontendDefaults
@@ -66,6 +75,8 @@ def build_app(gateway: Gateway) -> FastAPI:
     for router in (
         status_routes(gateway.dispatcher, gateway.live, gateway.metrics),
         queue_routes(gateway.dispatcher),
+        session_routes(gateway.live, gateway.http),
+        chat_routes(gateway.chats, admission),
         app_routes(apps),
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
     ):

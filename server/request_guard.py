@@ -1,13 +1,18 @@
 """Middleware for all HTTP requests: origin check, limit of the body size, and HEAD for every GET route."""
 
+import re
+
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.origins import Origins
+from worker.protocol.connection import MAX_MESSAGE
 
 MAX_BODY_BYTES = 65_536
+# Routes whose bodies carry media: pattern of the path -> limit in bytes.
+LARGE_BODIES: dict[re.Pattern[str], int] = {re.compile(r"/api/chat"): MAX_MESSAGE}
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -29,7 +34,7 @@ class RequestGuard:
             return
         if request.method == "HEAD":  # the route's answer to GET without its body
             scope, send = {**scope, "method": "GET"}, _without_body(send)
-        await self._app(scope, _limited(receive), send)
+        await self._app(scope, _limited(receive, limit_of(request.url.path)), send)
 
 
 def _without_body(send: Send) -> Send:
@@ -39,15 +44,20 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-def _limited(receive: Receive) -> Receive:
+def limit_of(path: str) -> int:
+    """Maximum length of a request's body, in bytes."""
+    return next((limit for pattern, limit in LARGE_BODIES.items() if pattern.fullmatch(path)), MAX_BODY_BYTES)
+
+
+def _limited(receive: Receive, max_bytes: int) -> Receive:
     n_bytes = 0
 
     async def receive_limited() -> Message:
         nonlocal n_bytes
         message = await receive()
         n_bytes += len(message.get("body", b""))
-        if n_bytes > MAX_BODY_BYTES:
-            raise HTTPException(413, f"body: expected at most {MAX_BODY_BYTES} bytes, got more")
+        if n_bytes > max_bytes:
+            raise HTTPException(413, f"body: expected at most {max_bytes} bytes, got more")
         return message
 
     return receive_limited

@@ -21,6 +21,7 @@ from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
 from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
+from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
 from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
@@ -123,6 +124,8 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         dispatcher,
         live,
         GatewaySockets(slots, Diagnostics(options.diagnostics_folder)),
+        HttpChats(slots),
+        http,
         metrics,
         Origins(service.allowed_origins, loopback_only=options.loopback_only),
         FrontendDefaults(

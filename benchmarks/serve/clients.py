@@ -19,9 +19,6 @@ from worker.protocol.messages import (
     Partial,
     Prepare,
     Prepared,
-    Queued,
-    QueueDone,
-    QueueUpdate,
     Result,
     ServerMessage,
     Spec,
@@ -30,6 +27,7 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 STAGES = ("wait", "sound", "first_sound")
 

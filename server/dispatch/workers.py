@@ -11,14 +11,20 @@ from datetime import datetime
 from typing import Any
 
 from server.dispatch.queue import RequestType
-from worker.status import State
+from worker.protocol.queue_messages import StartProgress, WaitReason
+from worker.protocol.wire import clean
+from worker.status import START, State
 
 MAX_SLOTS = 1024  # of one worker; a larger number in its /health is cut to this
+MAX_WORDS = 200  # characters of the progress of a start
+MAX_NUMBER = 2**53  # of a number from a worker
 READY = (State.IDLE, State.BUSY)
 OFFLINE = "offline"
 # Values of `worker_status` from workers of the public implementation, whose /health has no `state`.
 READY_NAMES = frozenset({"idle", "busy_chat", "busy_half_duplex", "busy_streaming", "duplex_active", "duplex_paused"})
 KNOWN_NAMES = READY_NAMES | {"loading", "error"}
+OPEN_NAMES = READY_NAMES - {"duplex_paused"}
+BUSY_NAMES: dict[RequestType, str] = {"chat": "busy_chat", "half_duplex_audio": "busy_half_duplex"}
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,17 @@ class Worker:
         name = self.health.get("worker_status")
         if not isinstance(name, str) or name not in KNOWN_NAMES:
             return "error"
-        if self.leases and name in ("idle", "duplex_active"):
+        if self.leases and name in OPEN_NAMES:
+            kinds = {BUSY_NAMES.get(lease.request_type, "duplex_active") for lease in self.leases}
+            if len(kinds) == 1 and "duplex_active" not in kinds:
+                return kinds.pop()
             return "duplex_paused" if all(lease.paused for lease in self.leases) else "duplex_active"
         return name
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it loads, compiles or warms up."""
+        return self.state in START if "state" in self.health else self.health.get("worker_status") == "loading"
 
     @property
     def is_ready(self) -> bool:
@@ -202,6 +216,21 @@ class Workers:
         return sorted((lease for worker in self.all for lease in worker.leases), key=lambda lease: lease.since)
 
     @property
+    def wait_reason(self) -> WaitReason:
+        """Why a session has to wait now."""
+        if self.n_ready:
+            return "busy"
+        return "loading" if any(worker.is_starting for worker in self.all) else "no_worker"
+
+    @property
+    def start_progress(self) -> StartProgress | None:
+        """Progress of the starting worker that has come furthest; None unless all workers are starting or lost."""
+        if self.wait_reason != "loading":
+            return None
+        starting = [worker for worker in self.all if worker.is_starting]
+        return max((progress_of(worker) for worker in starting), key=lambda one: one[0])[1]
+
+    @property
     def n_free(self) -> int:
         return sum(worker.n_free for worker in self.all)
 
@@ -212,6 +241,24 @@ class Workers:
     @property
     def n_ready(self) -> int:
         return sum(worker.is_ready for worker in self.all)
+
+
+def progress_of(worker: Worker) -> tuple[tuple[int, float], StartProgress]:
+    """The progress of a worker's start, and a key that orders it: stage and share of the stage."""
+    given = worker.health.get("progress")
+    given = given if isinstance(given, dict) else {}
+    done, total = number_of(given.get("done")), number_of(given.get("total"))
+    what = given.get("what")
+    stage = START.index(State(worker.state)) if worker.state in START else 0
+    progress = StartProgress(what=clean(str(what))[:MAX_WORDS] if what else "", done=done, total=total)
+    return (stage, done / total if total else 0.0), progress
+
+
+def number_of(value: object) -> float:
+    """The value as a float; 0 for anything but a number of limited size."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
+        return 0.0
+    return float(value)
 
 
 def iso(seconds: float) -> str:

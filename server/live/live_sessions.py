@@ -16,7 +16,6 @@ class LiveSession:
 
     Attributes:
         pending: its ticket; None before its request and between the turns of a streaming session.
-        messages_hash: of the messages of its last turn; "" where a kind has none.
         active_at: Unix s of the last message in either direction.
         task: runs the session; cancelled to end it.
         forced_close: how it ends, if the gateway ends it.
@@ -25,7 +24,6 @@ class LiveSession:
     session_id: str
     kind: Kind
     pending: PendingSession | None = None
-    messages_hash: str = ""
     active_at: float = field(default_factory=time.time)
     task: "asyncio.Task[object] | None" = None
     forced_close: SocketClose | None = None

@@ -19,7 +19,8 @@ from server.live.closes import CANCELLED, DRAINING, SessionEnd, queue_full
 from server.live.live_sessions import LiveSessions
 from server.live.worker_link import WorkerLostError, WorkerRefusedError
 from server.metrics import GatewayMetrics
-from worker.protocol.messages import FromServer, Queued, QueueUpdate
+from worker.protocol.codec import Message
+from worker.protocol.queue_messages import Queued, QueueUpdate
 
 LOG = logging.getLogger(__name__)
 UPDATE_S = 2.5  # interval of queue_update messages; the protocol promises one every 3 s
@@ -28,7 +29,7 @@ UPDATE_S = 2.5  # interval of queue_update messages; the protocol promises one e
 SPREAD_S, MAX_SPREAD_S = 0.0003, 0.4
 
 Opened = TypeVar("Opened")
-Notify = Callable[[FromServer], Awaitable[None]]
+Notify = Callable[[Message], Awaitable[None]]
 
 
 class SlotWait:
@@ -109,9 +110,15 @@ class SlotWait:
             position=position.position,
             estimated_wait_s=position.wait_s,
             queue_length=position.queue_length,
+            reason=self.dispatcher.workers.wait_reason,
+            progress=self.dispatcher.workers.start_progress,
         )
 
     def _update(self, position: QueuePosition) -> QueueUpdate:
         return QueueUpdate(
-            position=position.position, estimated_wait_s=position.wait_s, queue_length=position.queue_length
+            position=position.position,
+            estimated_wait_s=position.wait_s,
+            queue_length=position.queue_length,
+            reason=self.dispatcher.workers.wait_reason,
+            progress=self.dispatcher.workers.start_progress,
         )

@@ -31,9 +31,11 @@ from server.live.relay import MessageSource, Relay, RelayEnds
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
 from server.live.worker_link import WorkerLostError, close_link, open_link
+from worker.protocol.codec import Message
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.connection import until_gone
-from worker.protocol.messages import Error, FromServer, QueueDone, write
+from worker.protocol.messages import Error, write
+from worker.protocol.queue_messages import QueueDone
 from worker.protocol.wire import WireError
 
 LOG = logging.getLogger(__name__)
@@ -208,7 +210,7 @@ async def _read(websocket: WebSocket, inbox: Inbox) -> None:
         inbox.close()
 
 
-async def _send(websocket: WebSocket, message: FromServer) -> None:
+async def _send(websocket: WebSocket, message: Message) -> None:
     text = write(message)
     assert isinstance(text, str), "expected a message without sound"
     try:

@@ -58,7 +58,7 @@ async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> 
             user_agent_header=None,
         )
     except (WebSocketException, OSError) as error:  # TimeoutError is an OSError
-        raise link_error(worker, "a free slot", error) from None
+        raise _link_error(worker, "a free slot", error) from None
 
 
 async def probe(http: httpx.AsyncClient, worker: Worker) -> None:
@@ -66,12 +66,12 @@ async def probe(http: httpx.AsyncClient, worker: Worker) -> None:
     try:
         response = await http.get(f"http://{worker.address}/health", timeout=PROBE_TIMEOUT_S)
     except httpx.HTTPError as error:
-        raise link_error(worker, "an answer", error) from None
+        raise _link_error(worker, "an answer", error) from None
     if response.status_code != 200:
         raise WorkerRefusedError(worker.name, expected="HTTP 200 from /health", got=response.status_code)
 
 
-def link_error(worker: Worker, expected: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
+def _link_error(worker: Worker, expected: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
     """A lost worker only if the connection was refused.
 
     After a timeout, or without a free file descriptor in this process, the worker's sessions may still run.

@@ -73,7 +73,7 @@ class RunningTask(BaseModel):
 
 
 class ServiceStatus(BaseModel):
-    """idle_workers: with a free slot. busy_workers: ready and full. duplex_workers: with a session."""
+    """idle_workers: with a free slot. busy_workers: ready and full. duplex_workers: with a full-duplex session."""
 
     gateway_healthy: bool = True
     total_workers: int
@@ -219,6 +219,53 @@ class EtaStatus(BaseModel):
     ema_streaming_samples: int
     ema_duplex_s: float | None
     ema_duplex_samples: int
+
+
+# --- sessions and chat ----------------------------------------------------------------------------
+
+
+class LiveSessionInfo(BaseModel):
+    """A session that is not over. worker_id: null while it has no slot. messages_hash: always empty."""
+
+    session_id: str
+    kind: str
+    worker_id: str | None
+    messages_hash: str = ""
+    last_active: str
+
+
+class LiveSessionList(BaseModel):
+    total: int
+    sessions: list[LiveSessionInfo]
+
+
+class SessionsEnded(BaseModel):
+    """ended: number of sessions with the id."""
+
+    success: Literal[True] = True
+    ended: int
+
+
+class StopBody(RequestBody):
+    session_id: str
+
+
+class StopAnswer(BaseModel):
+    """stopped: ids of the sessions whose answer stops."""
+
+    success: bool
+    stopped: list[str]
+    message: str
+
+
+class ChatAnswerBody(BaseModel):
+    """A worker's response to a chat with the gateway's fields. Some workers leave fields out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    success: bool
+    queue_wait_ms: int
+    estimated_queue_wait_s: float
 
 
 # --- apps -----------------------------------------------------------------------------------------

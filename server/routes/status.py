@@ -37,6 +37,7 @@ def status_routes(dispatcher: Dispatcher, live: LiveSessions, metrics: GatewayMe
     async def workers() -> WorkerList:
         return worker_list(dispatcher)
 
+    @router.get("/api/cache")
     @router.get("/cache")
     async def cache() -> CacheStatus:
         return cache_status(dispatcher)

@@ -6,7 +6,7 @@ Values from a worker's /health are copied if they have the expected type, and le
 from server.dispatch.dispatcher import Dispatcher, QueuePosition
 from server.dispatch.eta import CONFIG_FIELDS
 from server.dispatch.queue import Ticket
-from server.dispatch.workers import OFFLINE, Worker, WorkerLease, iso
+from server.dispatch.workers import OFFLINE, Worker, WorkerLease, iso, number_of
 from server.routes.bodies import (
     CacheStatus,
     EtaSettings,
@@ -28,7 +28,7 @@ from server.routes.bodies import (
 from worker.status import State
 
 MAX_CHARS = 2000  # of a text from a worker
-MAX_NUMBER = 2**53  # from a worker
+DUPLEX = frozenset({"audio_duplex", "omni_duplex"})
 # Names that older clients use for request types.
 ALIASES = {"streaming": "half_duplex", "duplex": "omni_duplex"}
 
@@ -56,7 +56,7 @@ def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int
         total_workers=len(workers.all),
         idle_workers=n_idle,
         busy_workers=workers.n_ready - n_idle,
-        duplex_workers=sum(bool(worker.leases) for worker in workers.all),
+        duplex_workers=sum(any(lease.request_type in DUPLEX for lease in worker.leases) for worker in workers.all),
         loading_workers=statuses.count("loading"),
         error_workers=statuses.count("error"),
         offline_workers=statuses.count(OFFLINE),
@@ -95,11 +95,11 @@ def worker_info(worker: Worker) -> WorkerInfo:
         worker_id=worker.name,
         host=worker.address.host,
         port=worker.address.port,
-        gpu_id=int(_number(worker.gpu_id)),
+        gpu_id=int(number_of(worker.gpu_id)),
         status=worker.status,
         current_session_id=first and first.session_id,
         total_requests=worker.n_requests,
-        avg_inference_time_ms=_number(worker.health.get("avg_inference_time_ms")),
+        avg_inference_time_ms=number_of(worker.health.get("avg_inference_time_ms")),
         last_heartbeat=None if worker.answered_at is None else iso(worker.answered_at),
         current_request_type=first and first.request_type,
         task_started_at=first and iso(first.started_at),
@@ -114,15 +114,8 @@ def worker_info(worker: Worker) -> WorkerInfo:
 def _progress(given: object) -> Progress | None:
     if not isinstance(given, dict):
         return None
-    numbers = {key: _number(given.get(key)) for key in ("done", "total", "seconds")}
+    numbers = {key: number_of(given.get(key)) for key in ("done", "total", "seconds")}
     return Progress(what=_text(given.get("what", "")), **numbers)
-
-
-def _number(value: object) -> float:
-    """The value as a float; 0 for anything but a number of limited size."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
-        return 0.0
-    return float(value)
 
 
 def _text(value: object) -> str:

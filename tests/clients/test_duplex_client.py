@@ -15,20 +15,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from benchmarks.serve.fake_worker import FakeWorker
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
-from worker.protocol.messages import (
-    Error,
-    Partial,
-    Prepared,
-    Queued,
-    QueueDone,
-    QueueUpdate,
-    Result,
-    ServerMessage,
-    Spec,
-    Stopped,
-    Timeout,
-    write,
-)
+from worker.protocol.messages import Error, Partial, Prepared, Result, ServerMessage, Spec, Stopped, Timeout, write
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 WAIT_S = 30.0
 SECOND = np.zeros(16_000, np.float32)

@@ -24,7 +24,8 @@ import soundfile
 
 from clients.duplex import connect
 from tests.worker.http.client_scripts import QUIET, VIDEO, sound_of
-from worker.protocol.messages import Queued, QueueUpdate, Result
+from worker.protocol.messages import Result
+from worker.protocol.queue_messages import Queued, QueueUpdate
 
 # Depends on real time.
 pytestmark = pytest.mark.alone

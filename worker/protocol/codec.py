@@ -8,7 +8,15 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
 
 from worker.describe import TypeWords, cut, describe_type, shown
 from worker.protocol.codes import ErrorCode
@@ -30,6 +38,7 @@ SOUND_BEGINS = ',"audio_data":"'  # cannot occur inside a JSON string, which esc
 SoundField = Annotated[Sound, BeforeValidator(Sound.of), PlainSerializer(Sound.base64), TypeWords("base64 text")]
 # Base64 text, or the bytes from a binary frame.
 PictureField = Annotated[str | bytes, PlainSerializer(picture_text), TypeWords("base64 text")]
+OneDecimal = Annotated[float, AfterValidator(lambda value: round(value, 1))]
 
 
 class FieldGroup(BaseModel):

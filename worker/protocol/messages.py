@@ -8,8 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, computed_field
 
-from worker.protocol.codec import FieldGroup, Message, PictureField, Reader, SoundField, known_fields, write_message
+from worker.protocol.codec import (
+    FieldGroup,
+    Message,
+    OneDecimal,
+    PictureField,
+    Reader,
+    SoundField,
+    known_fields,
+    write_message,
+)
 from worker.protocol.codes import ErrorCode
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.system_content import texts_and_sound
 from worker.protocol.wire import Form, WireError, clean, picture_bytes
 
@@ -23,10 +33,6 @@ Ms = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 
 
 # mypy supports no decorator on a property, hence the ignores at `computed_field` (python/mypy issue 14461).
-
-
-def _rounded(value: float) -> float:
-    return round(value, 1)
 
 
 class Spec(FieldGroup):
@@ -231,9 +237,7 @@ class Result(FromServer):
     n_tokens: int = Field(0, description="text tokens of this unit")
     n_tts_tokens: int = Field(0, description="speech tokens of this unit")
     server_send_ts: float = Field(description="time of sending, Unix seconds")
-    wall_clock_ms: Annotated[float, AfterValidator(_rounded)] = Field(
-        description="from the start of the unit to its result, ms, one decimal"
-    )
+    wall_clock_ms: OneDecimal = Field(description="from the start of the unit to its result, ms, one decimal")
     kv_cache_length: int = Field(description="KV cache length in tokens, before the unit is finalized")
     vision_slices: int = Field(0, description="encoded images, slices of large pictures included")
     lag_ms: Ms = Field(0.0, description="time the chunk waited before its unit started, ms")
@@ -311,36 +315,6 @@ class Error(FromServer):
         """The message for an exception: its text, truncated, and a WireError's own code."""
         text = str(error) or type(error).__name__
         return cls(error=text[:MAX_ERROR_CHARS], code=error.code if isinstance(error, WireError) else code)
-
-
-class _Waiting(FromServer):
-    estimated_wait_s: Annotated[float, AfterValidator(_rounded)] = Field(description="seconds, one decimal")
-    position: int = Field(ge=1, description="position in the queue; 1 is next")
-    queue_length: int = Field(description="number of waiting tickets")
-
-    @computed_field(description="the same as `estimated_wait_s`")  # type: ignore[prop-decorator]
-    @property
-    def eta_seconds(self) -> float:
-        return self.estimated_wait_s
-
-
-class Queued(_Waiting):
-    """All slots are in use and the connection waits. From the gateway only."""
-
-    type: Literal["queued"] = "queued"
-    ticket_id: str = Field(description="`q_` and 12 hexadecimal digits")
-
-
-class QueueUpdate(_Waiting):
-    """The connection's current position in the queue. From the gateway only."""
-
-    type: Literal["queue_update"] = "queue_update"
-
-
-class QueueDone(FromServer):
-    """A slot is assigned; also sent if the connection did not wait. From the gateway only."""
-
-    type: Literal["queue_done"] = "queue_done"
 
 
 # --- reading and writing --------------------------------------------------------------------------

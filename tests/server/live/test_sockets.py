@@ -23,7 +23,7 @@ from tests.server.live_gateway import (
 )
 from worker.protocol.codes import ErrorCode
 
-QUEUED = {"type", "position", "estimated_wait_s", "ticket_id", "queue_length", "eta_seconds"}
+QUEUED = {"type", "reason", "position", "estimated_wait_s", "ticket_id", "queue_length", "eta_seconds"}
 UPDATE = QUEUED - {"ticket_id"}
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.protocol.message_helpers import FORMS, refused
+from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
-from worker.protocol.messages import CLIENT, SERVER, FromClient, FromServer, Spec, read_binary, read_server, read_text
+from worker.protocol.messages import CLIENT, SERVER, Spec, read_binary, read_server, read_text
 from worker.protocol.wire import WireError
 
 
@@ -132,7 +133,7 @@ def read_or_refused(call, *args: Any) -> None:
     except WireError as error:
         assert isinstance(error.code, ErrorCode) and len(str(error)) < 1000, error
         return
-    assert isinstance(got, FromClient | FromServer), got
+    assert isinstance(got, Message), got
     for name in ("samples", "pictures", "picture", "ref_audio", "tts_ref_audio"):
         if decode := getattr(got, name, None):
             try:

@@ -8,20 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.protocol.message_helpers import FORMS, LISTEN
+from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     AudioChunk,
     Error,
-    FromServer,
     Interrupted,
     Partial,
     Pause,
     Paused,
     Prepare,
     Prepared,
-    Queued,
-    QueueDone,
-    QueueUpdate,
     Result,
     Resumed,
     Spec,
@@ -34,6 +31,7 @@ from worker.protocol.messages import (
     read_text,
     write,
 )
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 COUNT = st.integers(0, 2**53)
@@ -88,7 +86,7 @@ def assert_same(got: Any, expected: Any, sound: str | None, step: float) -> None
 
 
 @given(message=SERVERS, spec=SPECS)
-def test_server_messages_round_trip(message: FromServer, spec: Spec) -> None:
+def test_server_messages_round_trip(message: Message, spec: Spec) -> None:
     data = write(message, spec)
     sound = getattr(message, message.sound_field) if message.sound_field else None
     assert isinstance(data, bytes) == (bool(sound) and spec.sound_out != "base64")

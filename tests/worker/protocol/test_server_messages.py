@@ -11,18 +11,15 @@ from pydantic import ValidationError
 
 from models.errors import AudioError
 from tests.worker.protocol.message_helpers import LISTEN, refused
+from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     Error,
-    FromServer,
     Interrupted,
     Partial,
     Paused,
     Prepared,
-    Queued,
-    QueueDone,
-    QueueUpdate,
     Result,
     Resumed,
     Spec,
@@ -31,10 +28,11 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate, StartProgress
 from worker.protocol.wire import WireError
 
 
-def fields_of(message: FromServer, spec: Spec = PLAIN_SPEC) -> dict[str, Any]:
+def fields_of(message: Message, spec: Spec = PLAIN_SPEC) -> dict[str, Any]:
     text = write(message, spec)
     assert isinstance(text, str)
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"expected strict JSON, got {name}"))
@@ -95,13 +93,18 @@ def test_messages_with_few_fields() -> None:
         (QueueDone(), {"type": "queue_done"}),
     ):
         assert fields_of(message) == fields
-    waiting = {"position": 2, "estimated_wait_s": 206.1, "queue_length": 2, "eta_seconds": 206.1}
+    waiting = {"position": 2, "estimated_wait_s": 206.1, "queue_length": 2, "eta_seconds": 206.1, "reason": "busy"}
     assert fields_of(QueueUpdate(position=2, estimated_wait_s=206.06, queue_length=2)) == {
         "type": "queue_update",
         **waiting,
     }
     queued = Queued(position=2, estimated_wait_s=206.06, queue_length=2, ticket_id="q_0a1b2c3d4e5f")
     assert fields_of(queued) == {"type": "queued", **waiting, "ticket_id": "q_0a1b2c3d4e5f"}
+    progress = StartProgress(what="compiling", done=3, total=8)
+    loading = fields_of(
+        QueueUpdate(position=2, estimated_wait_s=206.06, queue_length=2, reason="loading", progress=progress)
+    )
+    assert (loading["reason"], loading["progress"]) == ("loading", {"what": "compiling", "done": 3, "total": 8})
 
 
 def test_prepared() -> None:

@@ -1,0 +1,90 @@
+"""The route of chats over HTTP: checks, and the gateway's fields of the response."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from starlette.types import Receive
+
+from server.admission import Admission
+from server.live.closes import SessionEnd
+from server.live.http_chat import ForwardedAnswer, HttpChats
+from server.live.inbox import ClientDisconnected
+from server.live.worker_link import WorkerLostError
+from server.routes.bodies import ChatAnswerBody, Problem
+from worker.protocol.chat_messages import read_chat
+from worker.protocol.codes import ErrorCode
+from worker.protocol.wire import WireError, json_text, read_object
+
+LONG_BODY = 2**20  # bytes; longer bodies are parsed on a thread
+JSON = "application/json"
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": ChatAnswerBody, "description": "the answer, or `success: false` if it failed"},
+    422: {"model": Problem, "description": "the request is invalid"},
+    502: {"model": Problem, "description": "the worker was lost"},
+    503: {"model": Problem, "description": "the queue is full, or the request was cancelled"},
+}
+MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": {"type": "string", "minLength": 1}},
+}
+SCHEMA = {
+    "type": "object",
+    "required": ["messages"],
+    "properties": {"messages": {"type": "array", "minItems": 1, "items": MESSAGE}},
+}
+BODY = {"required": True, "content": {JSON: {"schema": SCHEMA}}}
+
+
+def chat_routes(chats: HttpChats, admission: Admission) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/api/chat", responses=RESPONSES, openapi_extra={"requestBody": BODY}, response_class=Response)
+    async def chat(request: Request) -> Response:
+        if (refusal := admission.refusal(request, "chat")) is not None:
+            raise HTTPException(403, refusal)
+        body = await request.body()
+        try:
+            if len(body) > LONG_BODY:
+                await asyncio.to_thread(check, body)
+            else:
+                check(body)
+            answer = await chats.ask(body, until_disconnected(request.receive))
+        except WireError as error:
+            raise HTTPException(422, str(error)) from None
+        except SessionEnd as end:
+            message = end.close.error
+            raise HTTPException(503, end.close.reason if message is None else message.error) from None
+        except WorkerLostError as error:
+            raise HTTPException(502, f"The worker was lost: {error}") from None
+        except ClientDisconnected:
+            return Response(status_code=499)  # never sent
+        return Response(with_waits(answer), answer.status, media_type=JSON)
+
+    return router
+
+
+def check(body: bytes) -> None:
+    """Check a request. Raises: WireError bad_json, bad_message."""
+    if not read_chat(read_object(body, "body")).messages:
+        raise WireError(ErrorCode.BAD_MESSAGE, "messages", expected="at least one message with content", got="none")
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client of a request whose body is read has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def with_waits(answer: ForwardedAnswer) -> bytes:
+    """The body of a worker's response; with the waiting times, if it is an answer."""
+    body = answer.body.rstrip()
+    if answer.status != 200 or not body.endswith(b"}"):
+        return answer.body
+    waits = {
+        "queue_wait_ms": round(1000 * answer.waited_s),
+        "estimated_queue_wait_s": round(answer.estimated_s, 1),
+    }
+    comma = b"" if body[:-1].rstrip().endswith(b"{") else b","
+    return body[:-1] + comma + json_text(waits)[1:].encode()

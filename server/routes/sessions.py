@@ -1,0 +1,70 @@
+"""Routes that list, end and stop live sessions."""
+
+from typing import Any
+
+import httpx
+from fastapi import APIRouter, HTTPException
+
+from server.dispatch.workers import iso
+from server.live.kinds import Kind
+from server.live.live_sessions import LiveSession, LiveSessions
+from server.routes.bodies import LiveSessionInfo, LiveSessionList, Problem, SessionsEnded, StopAnswer, StopBody
+
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such session"}}
+TIMEOUT_S = 5.0
+
+
+def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
+    """http: client for the workers."""
+    router = APIRouter()
+
+    async def stop(path: str, session_id: str, *kinds: Kind) -> StopAnswer:
+        found = [session for session in live.find(session_id, *kinds) if session.lease is not None]
+        if not found:
+            return StopAnswer(success=False, stopped=[], message=f"No session {session_id[:100]} has a slot")
+        stopped = [session.session_id for session in found if await _stop(http, path, session)]
+        message = "Stopped" if stopped else "The worker has no such answer"
+        return StopAnswer(success=bool(stopped), stopped=stopped, message=message)
+
+    @router.get("/sessions")
+    async def sessions() -> LiveSessionList:
+        return LiveSessionList(total=len(live), sessions=[_info(session) for session in live.all])
+
+    @router.delete("/sessions/{session_id}", responses=UNKNOWN)
+    async def end(session_id: str) -> SessionsEnded:
+        n_ended = live.end(session_id)
+        if not n_ended:
+            raise HTTPException(404, f"Session not found: {session_id[:100]}")
+        return SessionsEnded(ended=n_ended)
+
+    @router.post("/api/streaming/stop")
+    async def stop_streaming(request: StopBody) -> StopAnswer:
+        return await stop("/streaming/stop", request.session_id, Kind.STREAMING, Kind.CHAT)
+
+    @router.post("/api/half_duplex/stop")
+    async def stop_half_duplex(request: StopBody) -> StopAnswer:
+        return await stop("/half_duplex/stop", request.session_id, Kind.HALF_DUPLEX)
+
+    return router
+
+
+async def _stop(http: httpx.AsyncClient, path: str, session: LiveSession) -> bool:
+    """Ask a session's worker to stop its answer. Returns: whether it does."""
+    if session.lease is None:  # it ended meanwhile
+        return False
+    url = f"http://{session.lease.worker.address}{path}"
+    try:
+        response = await http.post(url, json={"session_id": session.session_id}, timeout=TIMEOUT_S)
+        return response.status_code == 200 and response.json().get("success") is True
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return False
+
+
+def _info(session: LiveSession) -> LiveSessionInfo:
+    lease = session.lease
+    return LiveSessionInfo(
+        session_id=session.session_id,
+        kind=str(session.kind),
+        worker_id=None if lease is None else lease.worker.name,
+        last_active=iso(session.active_at),
+    )
