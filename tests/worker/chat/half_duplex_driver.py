@@ -44,7 +44,7 @@ class DirectPort:
 
     @property
     def context_len(self) -> int:
-        return self.engine.duplex.context_len(self.session.slot)
+        return self.engine.unit_steps.context_len(self.session.slot)
 
     def answer(self, content: Content, config: ReplyConfig, arrived: float) -> Future[None]:
         return self._done(self.engine.answers.answer, self.session, content, config, arrived)
