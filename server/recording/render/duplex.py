@@ -96,7 +96,6 @@ class DuplexBuilder:
         self._parts: list[np.ndarray] = []
         self._turn = self._chunk_of_turn = 0
         self._turn_text = ""
-        self._n_missing = 0
 
     def add(self, record: TimelineRecord) -> None:
         """Read the next record. Raises: OSError if a file cannot be written."""
@@ -106,7 +105,6 @@ class DuplexBuilder:
         elif record.source is RecordSource.WORKER:
             self._from_worker(worker_message(record.data, self._form_out))
         else:
-            self._n_missing += int(str(record.data))
             self._pending.clear()  # which answers are missing is unknown
             self._parts.clear()
 
@@ -115,8 +113,6 @@ class DuplexBuilder:
         for pending in self._pending:
             if pending.samples is not None:
                 self._add_chunk(pending, WorkerMessage(Result.kind(), {"is_listen": True}, None), unanswered=True)
-        if self._n_missing:
-            self._built.notes.append(f"{self._n_missing} messages are missing: the disk was slower than the session")
         return self._built
 
     # --- client ----------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from typing import Any
 from server.recording.files import META, RECORDING, REPLAY_SOUND, REPLAY_VIDEO, read_json, write_json
 from server.recording.render.built import Builder, BuiltRecording
 from server.recording.render.duplex import DuplexBuilder
+from server.recording.render.half_duplex import HalfDuplexBuilder
 from server.recording.render.media_files import MediaFiles
 from server.recording.render.replay_sound import ReplaySound
 from server.recording.render.replay_video import VideoError, write_video
-from server.recording.timeline import FILE_NAME, RecordingBusyError, TimelineFile
+from server.recording.render.requests import RequestBuilder
+from server.recording.timeline import FILE_NAME, RecordingBusyError, RecordSource, TimelineFile
 
 LOG = logging.getLogger(__name__)
 
@@ -52,16 +54,22 @@ def complete(folder: Path) -> bool:
 
 def _build(folder: Path, kind: str, timeline: TimelineFile) -> BuiltRecording:
     with ReplaySound(folder / REPLAY_SOUND) as replay:
-        builder = _builder(kind, MediaFiles(folder), replay)
+        builder, n_missing = _builder(kind, MediaFiles(folder), replay), 0
         for record in timeline.records():
+            if record.source is RecordSource.GAP:
+                n_missing += int(record.data)
             builder.add(record)
         built = builder.finish()
-        built.replay_s = replay.seconds
-        return built
+    built.replay_s = replay.seconds
+    if n_missing:
+        built.notes.append(f"{n_missing} messages are missing: the disk was slower than the session")
+    return built
 
 
 def _builder(kind: str, media: MediaFiles, replay: ReplaySound) -> Builder:
-    return DuplexBuilder(media, replay)
+    if kind == "half_duplex_audio":
+        return HalfDuplexBuilder(media, replay)
+    return RequestBuilder(kind, media, replay) if kind in ("chat", "streaming") else DuplexBuilder(media, replay)
 
 
 def _write(folder: Path, meta: dict[str, Any], built: BuiltRecording, video: str | None) -> None:
