@@ -23,6 +23,7 @@ from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.pages import add_pages
 from server.recording.recordings import Recordings
+from server.recording.trace_log import TraceLog
 from server.registry.apps import Apps
 from server.registry.presets import NO_PRESETS, Presets
 from server.request_guard import SAFE_METHODS, RequestGuard
@@ -31,6 +32,7 @@ from server.routes.bodies import FrontendDefaults, Problem
 from server.routes.chat import chat_routes
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
+from server.routes.recordings import recording_routes
 from server.routes.sessions import session_routes
 from server.routes.sockets import add_sockets
 from server.routes.status import status_routes
@@ -59,6 +61,7 @@ class Gateway:
     origins: Origins
     frontend: FrontendDefaults
     recordings: Recordings
+    traces: TraceLog
     default_voice: Path | None = None
     presets: Presets = NO_PRESETS
     apps: Apps = field(default_factory=Apps)
@@ -79,6 +82,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         chat_routes(gateway.chats, admission),
         app_routes(apps),
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
+        recording_routes(gateway.recordings, gateway.traces),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None

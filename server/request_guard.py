@@ -11,8 +11,13 @@ from server.origins import Origins
 from worker.protocol.connection import MAX_MESSAGE
 
 MAX_BODY_BYTES = 65_536
+MAX_UPLOAD_BODY = 200 * 2**20 + 65_536  # a recording of 200 MiB with its multipart headers
 # Routes whose bodies carry media: pattern of the path -> limit in bytes.
-LARGE_BODIES: dict[re.Pattern[str], int] = {re.compile(r"/api/chat"): MAX_MESSAGE}
+LARGE_BODIES: dict[re.Pattern[str], int] = {
+    re.compile(r"/api/chat"): MAX_MESSAGE,
+    re.compile(r"/api/sessions/[^/]+/upload-recording"): MAX_UPLOAD_BODY,
+}
+IS_HEAD = "is_head"  # key in the scope of a GET request that stands for HEAD
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -33,8 +38,13 @@ class RequestGuard:
             await refusal(scope, receive, send)
             return
         if request.method == "HEAD":  # the route's answer to GET without its body
-            scope, send = {**scope, "method": "GET"}, _without_body(send)
+            scope, send = {**scope, "method": "GET", IS_HEAD: True}, _without_body(send)
         await self._app(scope, _limited(receive, limit_of(request.url.path)), send)
+
+
+def is_head(scope: Scope) -> bool:
+    """Whether the response's body is not sent, so that a route need not make it."""
+    return scope.get(IS_HEAD, False) is True
 
 
 def _without_body(send: Send) -> Send:

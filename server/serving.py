@@ -28,6 +28,8 @@ from server.live.sockets import GatewaySockets
 from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.recording.recordings import recordings_of
+from server.recording.retention import RetentionLimits, RetentionTask
+from server.recording.trace_log import TraceLog
 from server.registry.presets import NO_PRESETS, Presets
 from server.routes.bodies import FrontendDefaults
 from worker.config.service import Config
@@ -86,6 +88,9 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             return 1
         watch.start()
         gateway.recordings.open()
+        limits = RetentionLimits(config.recording.session_retention_days, config.recording.max_storage_gb)
+        retention = RetentionTask(gateway.recordings.store, limits)
+        retention.start()
         try:
             await stop.wait()
             await _drain(gateway.live, config.service.drain_timeout_s)
@@ -93,6 +98,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             server.should_exit = True
             await serving
             await watch.stop()
+            await retention.stop()
             await asyncio.to_thread(gateway.recordings.close)
         return 0
 
@@ -134,6 +140,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
             default_lang=options.default_lang,
         ),
         recordings,
+        TraceLog(options.diagnostics_folder),
         audio.ref_audio_path,
         options.presets,
     )

@@ -1,8 +1,8 @@
 """Bodies of the requests and responses about recordings."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from server.routes.bodies import RequestBody
 
@@ -23,9 +23,11 @@ class Uploaded(BaseModel):
 
 
 class CommentRequest(RequestBody):
-    """comment: text; its type is checked by the route, which answers 400."""
+    """comment: text. The route checks its type and length, and answers 400 and 413."""
 
-    comment: object = None
+    model_config = ConfigDict(json_schema_extra={"required": ["comment"]})
+
+    comment: Annotated[object, WithJsonSchema({"type": "string"})] = None
 
 
 class CommentSaved(BaseModel):

@@ -17,7 +17,7 @@ from server.recording.recordings import Recordings
 from server.recording.store import MAX_COMMENT_CHARS, AssetPathError, NoRecordingError
 from server.recording.trace_log import TraceLog
 from server.recording.upload import MAX_UPLOAD_BYTES, UPLOAD_TYPES, UploadError, UploadTooLargeError, receive_upload
-from server.request_guard import MAX_MULTIPART_OVERHEAD, is_head
+from server.request_guard import MAX_UPLOAD_BODY, is_head
 from server.routes.bodies import Problem, Success
 from server.routes.recording_bodies import (
     Comment,
@@ -128,7 +128,7 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
         try:
             folder = await asyncio.to_thread(store.existing, session_id)
             length = request.headers.get("content-length", "0")
-            if length.isascii() and length.isdigit() and int(length[:20]) > MAX_UPLOAD_BYTES + MAX_MULTIPART_OVERHEAD:
+            if length.isascii() and length.isdigit() and int(length[:20]) > MAX_UPLOAD_BODY:
                 raise UploadTooLargeError("file", expected=f"at most {MAX_UPLOAD_BYTES} bytes", got=length[:20])
             path, n_bytes = await receive_upload(folder, request.headers.get("content-type", ""), request.stream())
         except (NoRecordingError, FileNotFoundError):

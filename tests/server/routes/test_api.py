@@ -1,6 +1,7 @@
 """All HTTP routes except those of presets and pages: responses, and errors for invalid requests."""
 
 import asyncio
+import re
 from datetime import datetime
 from typing import Any
 
@@ -333,7 +334,7 @@ def test_head_matches_get() -> None:
             paths = [path for path, methods in http.app.openapi()["paths"].items() if "get" in methods]
             assert len(paths) > 10
             for path in paths:
-                path = path.format(ticket_id="q_1", mode="omni", preset_id="none")
+                path = re.sub(r"\{[a-z_:]+\}", "none", path)
                 whole, head = await http.raw.get(path), await http.raw.head(path)
                 assert (head.status_code, head.content) == (whole.status_code, b""), f"{path}: got {head}"
                 assert head.headers["content-type"] == whole.headers["content-type"], path
