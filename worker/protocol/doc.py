@@ -4,6 +4,7 @@ Does not contain the document's text around the tables.
 """
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -23,6 +24,16 @@ from worker.protocol.chat_messages import (
 )
 from worker.protocol.codec import FieldGroup, Message
 from worker.protocol.content import CONTENT_CLASSES, ChatTurn
+from worker.protocol.half_duplex_messages import (
+    HALF_DUPLEX_CLIENT,
+    HALF_DUPLEX_SERVER,
+    AnswerFields,
+    LengthFields,
+    SpokenFields,
+    SystemSound,
+    SystemText,
+    VadFields,
+)
 from worker.protocol.messages import CLIENT, SERVER, Spec
 from worker.protocol.queue_messages import StartProgress
 
@@ -79,6 +90,27 @@ def chat_sections() -> str:
     return "\n\n".join(section(group, title) for title, group in groups.items()) + "\n"
 
 
+def half_duplex_sections() -> str:
+    """The generated sections of half duplex: the client's messages, the settings, the server's messages."""
+    shared = {*CLIENT.classes.values(), *SERVER.classes.values()}
+    groups: dict[str, type[FieldGroup]] = {
+        **_own(HALF_DUPLEX_CLIENT.classes, shared),
+        "an item of `system_content` with text": SystemText,
+        "an item of `system_content` with sound": SystemSound,
+        "`config.vad`": VadFields,
+        "`config.generation`": AnswerFields,
+        "`config.tts`": SpokenFields,
+        "`config.session`": LengthFields,
+        **_own(HALF_DUPLEX_SERVER.classes, shared),
+    }
+    return "\n\n".join(section(group, f"Half duplex: {title}") for title, group in groups.items()) + "\n"
+
+
+def _own(classes: Mapping[str, type[Message]], shared: Collection[type[Message]]) -> dict[str, type[FieldGroup]]:
+    """The classes by title, without those that the duplex protocol describes."""
+    return {f"`{name}`": cls for name, cls in classes.items() if cls not in shared}
+
+
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
@@ -86,4 +118,4 @@ def _default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(sections(), chat_sections(), sep="\n", end="")
+    print(sections(), half_duplex_sections(), chat_sections(), sep="\n", end="")
