@@ -26,6 +26,7 @@ from server.recording.recordings import Recordings
 from server.recording.trace_log import TraceLog
 from server.registry.apps import Apps
 from server.registry.presets import NO_PRESETS, Presets
+from server.registry.voices import VoiceRegistry
 from server.request_guard import SAFE_METHODS, RequestGuard
 from server.routes.apps import app_routes
 from server.routes.bodies import FrontendDefaults, Problem
@@ -36,6 +37,7 @@ from server.routes.recordings import recording_routes
 from server.routes.sessions import session_routes
 from server.routes.sockets import add_sockets
 from server.routes.status import status_routes
+from server.routes.voices import voice_routes
 from worker.version import VERSION
 
 REFUSED: dict[int | str, dict[str, Any]] = {
@@ -62,6 +64,7 @@ class Gateway:
     frontend: FrontendDefaults
     recordings: Recordings
     traces: TraceLog
+    voices: VoiceRegistry
     default_voice: Path | None = None
     presets: Presets = NO_PRESETS
     apps: Apps = field(default_factory=Apps)
@@ -83,6 +86,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         app_routes(apps),
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
         recording_routes(gateway.recordings, gateway.traces),
+        voice_routes(gateway.voices),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None

@@ -31,9 +31,11 @@ from server.recording.recordings import recordings_of
 from server.recording.retention import RetentionLimits, RetentionTask
 from server.recording.trace_log import TraceLog
 from server.registry.presets import NO_PRESETS, Presets
+from server.registry.voices import VoiceRegistry
 from server.routes.bodies import FrontendDefaults
 from worker.config.service import Config
 from worker.protocol.connection import begin, live_server, stop_signal
+from worker.voice_registry import voice_folder
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -141,6 +143,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         ),
         recordings,
         TraceLog(options.diagnostics_folder),
+        VoiceRegistry(voice_folder(service.data_dir)),
         audio.ref_audio_path,
         options.presets,
     )

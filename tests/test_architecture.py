@@ -35,6 +35,7 @@ token2wav.__main__ __main__
 WORKER = """
 version log status describe
 config protocol media transcript
+voice_registry
 loop
 assembly chat
 compile
@@ -59,7 +60,14 @@ main
 """
 LAYERS = {"models": MODELS, "worker": WORKER, "server": SERVER}
 # What a package may import of the others: whole packages, or nodes of them.
-CONTRACT = {"worker.protocol", "worker.config", "worker.log", "worker.version", "worker.status"}
+CONTRACT = {
+    "worker.protocol",
+    "worker.config",
+    "worker.log",
+    "worker.version",
+    "worker.status",
+    "worker.voice_registry",
+}
 WORDS = {"models.errors", "models.inputs.audio_sizes"}
 ABOVE = {
     "models": set(),
@@ -79,7 +87,8 @@ models.errors models.checkpoint.config models.inputs.tokens models.inputs.chat_t
 models.inputs.messages models.inputs.prompts models.inputs.image models.inputs.positions models.inputs.audio_sizes
 models.sampling.settings
 worker.assembly.hub worker.config.* worker.protocol.* worker.transcript.* worker.describe worker.log worker.version
-worker.status worker.main worker.media worker.loop.audio_buffer worker.loop.results worker.loop.session
+worker.status worker.main worker.media worker.voice_registry
+worker.loop.audio_buffer worker.loop.results worker.loop.session
 worker.loop.unit_decoder worker.loop.window
 worker.chat.reply worker.chat.config worker.chat.vad worker.compile.state worker.compile.targets worker.http.metrics
 worker.http.unit_message

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from models.errors import ContextOverflowError, ModelError, SettingsError, SlotError
+from models.errors import ContextOverflowError, ModelError, SlotError
 from worker.assembly.backend_flags import reset_backend_flags
 from worker.compile.compile_engine import RecompileWatch, uncompile_engine
 from worker.compile.state import TargetState
-from worker.config.service import FOREIGN_VOICE, AudioSection
 from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine
 from worker.report.compile_watch import CompileWatch
@@ -25,6 +24,7 @@ from worker.start.memory import release_memory
 from worker.start.starting import Started, start_engine
 from worker.start.uploaded_voices import Reference, VoiceShelf
 from worker.status import LEGAL, State, StateError, Status
+from worker.voice_registry import voice_file
 
 LOG = logging.getLogger(__name__)
 MAX_PREPARING = 2  # prompts at a time; voices are made one by one
@@ -40,7 +40,8 @@ class WorkerSettings:
 
     Attributes:
         ref_audio: the default voice; None: no default.
-        ref_folder: the only folder whose files clients may name as voices.
+        ref_folder: the voices that come with the server; clients name their files.
+        voice_folder: registered voices, which clients name by name, id or file name.
         idle_timeout: a session without messages ends after it; None: never.
         max_backlog: bytes of a session's waiting messages.
     """
@@ -49,6 +50,7 @@ class WorkerSettings:
     video: Path
     ref_audio: Path | None
     ref_folder: Path
+    voice_folder: Path
     cache_dir: Path
     max_warmup_units: int
     pause_timeout: float
@@ -231,27 +233,14 @@ class Service:
             raise ContextOverflowError(what, expected=f"at most {limit} characters", got=len(text))
 
     def reference(self, named: str | None = None, samples: Any = None) -> Reference | None:
-        """A voice by file name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.
+        """A voice of the server by name, from samples ([n] float32 at 16 kHz), or the default one. It may take seconds.
 
         Raises: SettingsError for an unknown name; AudioError.
         """
         loaded = self._loaded()
         if named is not None:
-            return loaded.shelf.of_file(self._registered(named))
+            return loaded.shelf.of_file(voice_file(named, self.settings.ref_folder, self.settings.voice_folder))
         return loaded.default if samples is None else loaded.shelf.of_samples(samples)
-
-    def _registered(self, named: str) -> Path:
-        # Clients may send any path; only its file name counts, within this one folder.
-        folder = self.settings.ref_folder
-        names = sorted(path.name for path in folder.glob("*") if path.is_file())
-        name = named.replace("\\", "/").rpartition("/")[2]
-        if name == FOREIGN_VOICE and name not in names:
-            default = AudioSection().ref_audio_path  # clients of the public implementation name its voice
-            assert default is not None
-            name = default.name
-        if name not in names:
-            raise SettingsError("ref_audio_path", expected=f"one of {names}", got=named[:200])
-        return folder / name
 
     def _loaded(self) -> Loaded:
         loaded = self.loaded

@@ -22,6 +22,7 @@ from worker.protocol.connection import begin, live_server, stop_signal
 from worker.service import Service, WorkerSettings
 from worker.start.memory import freeze_heap
 from worker.status import State
+from worker.voice_registry import voice_folder
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -38,6 +39,7 @@ def worker_settings(config: Config, *, gpu_id: int = 0) -> WorkerSettings:
         video=service.warmup_video,
         ref_audio=config.audio.ref_audio_path,
         ref_folder=ROOT / "assets" / "ref_audio",
+        voice_folder=voice_folder(service.data_dir),
         cache_dir=service.cache_dir,
         max_warmup_units=service.max_warmup_chunks,
         pause_timeout=duplex.pause_timeout,

@@ -7,10 +7,11 @@ import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import allow_header_conformance
+from schemathesis.specs.openapi.checks import allow_header_conformance, positive_data_acceptance
 
 from server.app import build_app
 from server.registry.presets import Presets
+from server.routes.voices import PATH
 from tests.server.routes.asgi_gateway import IDLE, gateway_of
 from worker.config.service import default_config
 
@@ -38,4 +39,6 @@ def test_responses_match_schema(case: schemathesis.Case) -> None:
     excluded = [allow_header_conformance]
     if case.operation.path == "/api/chat":
         excluded.append(not_a_server_error)  # the queue is full: 503
+    if case.operation.path == PATH:
+        excluded.append(positive_data_acceptance)  # a schema cannot describe the sound file in a text
     case.call_and_validate(excluded_checks=excluded)

@@ -1,0 +1,65 @@
+"""An uploaded sound file of any format, or a video with sound, to samples at 16 kHz.
+
+An ffmpeg process of its own decodes it, so that a hostile file cannot harm the gateway.
+"""
+
+import binascii
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from models.errors import AudioError
+from models.inputs.audio_sizes import SAMPLE_RATE
+from worker.media import MediaError, read_units
+
+MIN_S, MAX_S = 0.5, 30.0  # of a voice, as in the worker
+MAX_FILE_BYTES = 16 * 2**20
+PIECE_CHARS = 2**20  # a multiple of 4
+
+
+class SoundTooLargeError(AudioError):
+    """The sound is too long, or the file too large."""
+
+
+def decoded_sound(text: str) -> np.ndarray:
+    """The samples of a sound file, [n] float32 at 16 kHz, mono. Slow: call on a thread.
+
+    Args:
+        text: the file in base64, with or without a `data:...,` prefix.
+    Raises: AudioError; SoundTooLargeError.
+    """
+    data = _file_bytes(text)
+    with tempfile.NamedTemporaryFile(prefix="voice-") as file:
+        file.write(data)
+        file.flush()
+        try:
+            units = list(read_units(Path(file.name), frames_per_second=0, max_units=int(MAX_S) + 1))
+        except MediaError as error:
+            raise AudioError("audio_base64", expected="a sound file that ffmpeg decodes", got=error.got) from None
+    samples: np.ndarray = np.concatenate([unit.sound[: unit.n_samples] for unit in units])
+    samples = np.nan_to_num(samples).astype(np.float32, copy=False)
+    seconds = len(samples) / SAMPLE_RATE
+    if seconds > MAX_S:
+        raise SoundTooLargeError("audio_base64", expected=f"up to {MAX_S:.0f} s of sound", got="more")
+    if seconds < MIN_S:
+        raise AudioError("audio_base64", expected=f"at least {MIN_S} s of sound", got=f"{seconds:.2f} s")
+    return samples
+
+
+def _file_bytes(text: str) -> bytes:
+    """The decoded base64, in pieces: one call for the whole text would block all other threads meanwhile."""
+    if text[:5].lower() == "data:":
+        text = text[text.find(",", 0, 200) + 1 :]
+    text = "".join(text.split())
+    if len(text) // 4 * 3 > MAX_FILE_BYTES:
+        expected = f"at most {MAX_FILE_BYTES} bytes"
+        raise SoundTooLargeError("audio_base64", expected=expected, got=f"{len(text) // 4 * 3} bytes")
+    pieces = (text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS))
+    try:
+        data = b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
+    except ValueError as error:
+        raise AudioError("audio_base64", expected="base64", got=str(error)) from None
+    if not data:
+        raise AudioError("audio_base64", expected="base64 of a sound file", got="no bytes")
+    return data

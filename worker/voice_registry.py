@@ -1,0 +1,164 @@
+"""Registered voices on disk: `<id>.wav` files, and `registry.json` with their names. Torch-free.
+
+The gateway writes the folder, the workers of the same machine read it. Each sound has its name in its own header too:
+a damaged or lost index loses nothing.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import soundfile
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from models.errors import ConfigError, SettingsError
+from models.inputs.audio_sizes import SAMPLE_RATE
+from worker.config.json_file import read_json
+from worker.config.service import FOREIGN_VOICE, AudioSection
+from worker.describe import shown
+
+INDEX = "registry.json"
+MAX_NAME = 100
+MAX_LISTED = 20  # names in an error
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_SAMPLES_PER_MS, _SAMPLE_BYTES = SAMPLE_RATE // 1000, 2
+
+
+def voice_folder(data_dir: Path) -> Path:
+    """The folder of registered voices."""
+    return data_dir / "assets" / "ref_audio"
+
+
+class RegisteredVoice(BaseModel):
+    """One sound: mono PCM16 at 16 kHz. created_at: local ISO time. source_type: builtin voices come with the server."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    filename: str
+    source_type: Literal["upload", "builtin"] = "upload"
+    duration_ms: int = Field(ge=0)
+    sample_rate: int = SAMPLE_RATE
+    created_at: str
+
+    def answers_to(self, named: str) -> bool:
+        """Whether a client's `ref_audio_path` names this voice: by its name, id or file name."""
+        return named in (self.name, self.id, self.filename)
+
+
+@dataclass
+class VoiceFolder:
+    """What a folder contains. problems: a sentence for each entry or file that is left out."""
+
+    voices: list[RegisteredVoice] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> "VoiceFolder":
+        """The voices, oldest first. A folder that does not exist has none."""
+        found = cls()
+        files = {file.stem: file for file in folder.glob("*.wav") if UUID.fullmatch(file.stem) and _is_own_file(file)}
+        for entry in found._indexed(folder / INDEX):
+            file = files.pop(entry.id, None)
+            n_bytes = file.stat().st_size if file is not None else 0
+            if n_bytes >= entry.duration_ms * _SAMPLES_PER_MS * _SAMPLE_BYTES > 0:
+                found.voices.append(entry)
+            else:
+                got = "no file" if file is None else f"{n_bytes} bytes"
+                found.problems.append(f"{entry.filename}: expected {entry.duration_ms} ms of sound, got {got}")
+        for file in files.values():
+            found._adopt(file)
+        found.voices.sort(key=lambda voice: (voice.created_at, voice.id))
+        return found
+
+    def find(self, named: str) -> RegisteredVoice | None:
+        """The voice that `named` means."""
+        return next((voice for voice in self.voices if voice.answers_to(named)), None)
+
+    def _indexed(self, index: Path) -> Iterator[RegisteredVoice]:
+        if not index.exists():
+            return
+        try:
+            entries = read_json(index).get("ref_audios")
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return
+        if not isinstance(entries, list):
+            self.problems.append(f"{index}: expected a list ref_audios, got {shown(entries)}")
+            return
+        for entry in entries:
+            try:
+                yield _entry(entry)
+            except ValueError as error:
+                self.problems.append(f"{index}: expected a voice, got {shown(entry)}: {str(error)[:200]}")
+
+    def _adopt(self, file: Path) -> None:
+        """Add a sound that the index does not contain."""
+        try:
+            with soundfile.SoundFile(file) as sound:
+                name, n_samples, rate = sound.title, sound.frames, sound.samplerate
+        except soundfile.LibsndfileError as error:
+            self.problems.append(f"{file.name}: expected a sound file, got {error.error_string}")
+            return
+        if rate != SAMPLE_RATE or not n_samples:
+            self.problems.append(
+                f"{file.name}: expected sound at {SAMPLE_RATE} Hz, got {n_samples} samples at {rate} Hz"
+            )
+            return
+        self.voices.append(
+            RegisteredVoice(
+                id=file.stem,
+                name=name[:MAX_NAME] or file.stem,
+                filename=file.name,
+                duration_ms=n_samples // _SAMPLES_PER_MS,
+                created_at=datetime.fromtimestamp(file.stat().st_mtime).isoformat(),
+            )
+        )
+
+
+def voice_file(named: str, builtin: Path, registered: Path) -> Path:
+    """The file of the voice that a client names.
+
+    A name is compared with the names that exist and never used as a path. Of a path only the last part counts.
+
+    Args:
+        named: `ref_audio_path` of a message.
+        builtin: folder of the voices that come with the server, named by file name, with or without its suffix.
+        registered: folder of registered voices, named by name, id or file name.
+    Raises: SettingsError for an unknown name.
+    """
+    files = {path.name: path for path in sorted(builtin.glob("*")) if path.is_file()}
+    name = named.replace("\\", "/").rpartition("/")[2]
+    if name == FOREIGN_VOICE and name not in files:
+        default = AudioSection().ref_audio_path  # clients of the public implementation name its voice
+        assert default is not None
+        name = default.name
+    found = files.get(name) or files.get(f"{name}.wav")
+    if found is not None:
+        return found
+    folder = VoiceFolder.read(registered)
+    voice = folder.find(name)
+    if voice is None:
+        names = [*files, *(voice.name for voice in folder.voices)]
+        listed = f"one of {names[:MAX_LISTED]}" + (f" and {len(names) - MAX_LISTED} more" * (len(names) > MAX_LISTED))
+        raise SettingsError("ref_audio_path", expected=listed, got=named[:200])
+    return registered / voice.filename
+
+
+def _is_own_file(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()
+
+
+def _entry(given: Any) -> RegisteredVoice:
+    """Raises: ValueError for anything but an entry of an uploaded voice."""
+    try:
+        voice = RegisteredVoice.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(error.errors(include_url=False, include_context=False)[0]["msg"]) from None
+    if not UUID.fullmatch(voice.id) or voice.filename != f"{voice.id}.wav" or voice.source_type != "upload":
+        raise ValueError("id and filename do not belong to an uploaded voice")
+    return voice
