@@ -17,7 +17,7 @@ import psutil
 
 from launcher.devices import Device
 from launcher.plan import LOOPBACK, LaunchPlan
-from worker.config.service import ROOT, Config, ModelSection
+from worker.config.service import Config, has_random_weights
 from worker.doctor import checks
 from worker.doctor.facts import UnknownFact
 from worker.doctor.findings import Finding, Level, size
@@ -69,7 +69,7 @@ def run_preflight(plan: LaunchPlan, config: Config, environ: Mapping[str, str]) 
             line = "; ".join([*found.found.splitlines(), *([found.remedy] if found.remedy else [])])
             (errors if found.level is Level.PROBLEM else notes).append(f"{found.name}: {line}")
     errors += memory_problems(machine, plan.devices)
-    if config.model.model_path == ROOT / ModelSection().model_path:
+    if has_random_weights(config.model.model_path):
         notes.append(
             "model: the embedded checkpoint has random weights, its output is noise; choose another with --model-path"
         )

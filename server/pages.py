@@ -41,8 +41,13 @@ HEADERS = {
 }
 LIVE = "live/live.html"
 HOME = LIVE
-# App id -> its page.
-PAGES = {"omni": LIVE, "audio_duplex": LIVE}
+# App id -> its page. A page that is missing is a 404.
+PAGES = {
+    "turnbased": "chat/chat.html",
+    "half_duplex_audio": "half_duplex/half_duplex.html",
+    "omni": LIVE,
+    "audio_duplex": LIVE,
+}
 OFF_COOKIE = "duologue_off"  # names the disabled app to the page that the visitor is redirected to
 OFF_COOKIE_S = 10
 
@@ -84,6 +89,5 @@ def add_pages(app: FastAPI, apps: Apps, folder: Path = STATIC) -> None:
 
     app.get("/", include_in_schema=False)(home)
     for one in apps.all:
-        if one.app_id in PAGES:
-            add_app(one)
+        add_app(one)
     app.mount("/static", files, name="static")

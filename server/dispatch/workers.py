@@ -124,6 +124,12 @@ class Worker:
         return self.health.get("worker_status") in READY_NAMES
 
     @property
+    def has_random_weights(self) -> bool:
+        """Whether it says that its model has random weights, whose output is noise."""
+        model = self.health.get("model")
+        return isinstance(model, dict) and model.get("random_weights") is True
+
+    @property
     def n_slots(self) -> int:
         """Number of its slots; 0 while it is not ready."""
         if not self.is_ready:

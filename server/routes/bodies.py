@@ -73,7 +73,9 @@ class RunningTask(BaseModel):
 
 
 class ServiceStatus(BaseModel):
-    """idle_workers: with a free slot. busy_workers: ready and full. duplex_workers: with a full-duplex session."""
+    """idle_workers: with a free slot. busy_workers: ready and full. duplex_workers: with a full-duplex session.
+    random_weights: a worker runs a test model, whose output is noise.
+    """
 
     gateway_healthy: bool = True
     total_workers: int
@@ -89,6 +91,7 @@ class ServiceStatus(BaseModel):
     draining: bool
     connections: int
     slots: Slots
+    random_weights: bool
 
 
 class Progress(BaseModel):

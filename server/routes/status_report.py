@@ -66,6 +66,7 @@ def service_status(dispatcher: Dispatcher, *, draining: bool, n_connections: int
         draining=draining,
         connections=n_connections,
         slots=Slots(total=workers.n_slots, free=workers.n_free, leased=len(workers.leases)),
+        random_weights=any(worker.has_random_weights for worker in workers.all),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import make_media, open_browser
 
@@ -18,3 +18,13 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def browser(media: tuple[Path, Path]) -> Iterator[Browser]:
     with open_browser(media) as one:
         yield one
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A browser context with its own storage."""
+    one = browser.new_context(
+        viewport={"width": 1280, "height": 800}, permissions=["clipboard-write", "clipboard-read"]
+    )
+    yield one
+    one.close()

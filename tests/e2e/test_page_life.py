@@ -1,21 +1,20 @@
 """The page in all its states: queue, pause, mute, interrupt, missing permissions, errors, settings."""
 
 import io
-import itertools
 import json
 import signal
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, WebSocketRoute
+from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import OpenPage
+from tests.e2e.plain_server import Answers, plain_server
 from tests.e2e.serving import ServerProcess, fake_worker, gateway, gateway_with_fake_worker
 from worker.protocol.wire import Sound
 
@@ -28,14 +27,6 @@ TALKATIVE = ("--slots", "4", "--listen", "1", "--speak", "8")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), *TALKATIVE) as one:
         yield one
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A browser context with its own storage."""
-    one = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield one
-    one.close()
 
 
 @pytest.fixture
@@ -150,9 +141,6 @@ def test_plain_protocol_without_spec(context: BrowserContext, server: ServerProc
     assert report["sound_seconds"] >= 2 and report["turns"][0]["text"] == "plain plain ", report["turns"]
 
 
-Answers = dict[str, list[dict[str, Any]]]
-
-
 def test_error_replaces_only_its_own_result(context: BrowserContext, server: ServerProcess) -> None:
     """An error about a unit replaces its result, other errors do not; an unreadable message ends the conversation."""
     refused = {"type": "error", "code": "bad_image", "error": "not an image"}
@@ -177,49 +165,6 @@ def test_each_timeout_has_its_message(context: BrowserContext, server: ServerPro
     page.start()
     page.page.click("#pause")
     page.wait_text("#card-title", "The pause was too long")
-
-
-def plain_server(
-    context: BrowserContext, ends: Sequence[int] = (), instead: Answers | None = None
-) -> list[str | bytes]:
-    """Replace the server by one that speaks in every unit and supports only the plain protocol.
-
-    Args:
-        ends: units that end a turn.
-        instead: messages by key. A message type or "unit 1" replaces the usual answer; "before 1", "after 1" or
-            "after prepare" adds to it.
-
-    Returns: the list of received messages, which grows.
-    """
-    got: list[str | bytes] = []
-    instead = {} if instead is None else instead
-    tone = Sound((0.3 * np.sin(np.arange(24000) / 20)).astype(np.float32)).base64()
-    costs = {"cost_all_ms": 1.0, "wall_clock_ms": 2.0, "server_send_ts": 0.0, "kv_cache_length": 9, "news": "ignored"}
-
-    def answer(socket: WebSocketRoute) -> None:
-        units = itertools.count(1)
-
-        def take(data: str | bytes) -> None:
-            got.append(data)
-            name = kind = json.loads(data)["type"] if isinstance(data, str) else "binary"
-            usual = []
-            if kind == "prepare":
-                usual = [{"type": "prepared", "prompt_length": 3}]
-            elif kind == "audio_chunk":
-                n = next(units)
-                name = f"unit {n}"
-                fields = {"type": "result", "is_listen": False, "text": "plain ", "audio_data": tone, "current_time": n}
-                usual = [{**fields, **costs, "end_of_turn": n in ends}]
-            place = name.removeprefix("unit ")
-            before, after = (instead.get(f"{when} {place}", []) for when in ("before", "after"))
-            for message in [*before, *instead.get(name, usual), *after]:
-                socket.send(json.dumps(message))
-
-        socket.on_message(take)
-        socket.send(json.dumps({"type": "queue_done"}))
-
-    context.route_web_socket("**/ws/duplex/*", answer)
-    return got
 
 
 def test_queue_positions_and_full_queue(browser: Browser, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page's modules without sockets and devices: frames, sample rates, playout."""
+"""The pages' modules without sockets and devices: frames, sample rates, playout, what the server's state means."""
 
 import threading
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
+from worker.config.layers import setting_fields
+from worker.config.service import Config
 from worker.protocol.wire import Sound, pack_frame, unpack_frame
 
 STATIC = "/static"
@@ -205,3 +207,90 @@ def test_playout_delay_adapts(page: Page) -> None:
     assert call(page, "shared/audio/playout-delay.js", body, {"floor": 700, "late": 0})[1] == 700, (
         "expected the lower bound"
     )
+
+
+# --- state of server and connection ---------------------------------------------------------------
+
+
+def test_reason_for_waiting(page: Page) -> None:
+    cases = [
+        ({"slots": {"total": 2, "free": 1}, "loading_workers": 1}, None),
+        ({"slots": {"total": 2, "free": 0}, "loading_workers": 1}, "busy"),
+        ({"slots": {"total": 0, "free": 0}, "loading_workers": 1}, "loading"),
+        ({"slots": {"total": 0, "free": 0}, "loading_workers": 0}, "no_worker"),
+        ({"slots": {"total": 0, "free": 0}, "loading_workers": 0, "reason": "loading"}, "loading"),
+    ]
+    got = call(page, "live/view/server-status.js", "return given.map(lib.reasonOf)", [status for status, _ in cases])
+    assert got == [reason for _, reason in cases]
+
+
+def test_connection_quality_names_the_cause(page: Page) -> None:
+    def results(reply: float, server: float) -> list[dict[str, float]]:
+        return [{"unit": n, "reply_ms": reply, "wall_clock_ms": server} for n in range(1, 11)]
+
+    cases = [
+        ((results(400, 300), []), {"level": 3, "cause": None}),
+        ((results(800, 300), []), {"level": 2, "cause": "network"}),
+        ((results(1300, 300), []), {"level": 1, "cause": "network"}),
+        ((results(1300, 1200), []), {"level": 1, "cause": "server"}),
+        ((results(400, 300), [{"unit": 3}, {"unit": 4}]), {"level": 1, "cause": "network"}),
+        (([], []), {"level": 3, "cause": None}),
+    ]
+    body = "return given.map(([results, gaps]) => lib.qualityOf(results, gaps))"
+    got = call(page, "live/conversation/quality.js", body, [list(case) for case, _ in cases])
+    assert got == [expected for _, expected in cases]
+
+
+def test_delays_between_attempts_double_and_end(page: Page) -> None:
+    body = """const backoff = new lib.Backoff();
+        const delays = Array.from({ length: 13 }, () => backoff.next(() => 0.5));
+        backoff.reset();
+        return [delays, backoff.next(() => 0), backoff.next(() => 1)]"""
+    delays, low, high = call(page, "live/conversation/backoff.js", body)
+    assert delays == [1, 2, 4, 8, *[15] * 8, None], delays
+    assert (low, high) == (0.8, 2.4), "expected 20 % of randomness"
+
+
+def test_settings_with_dots_become_objects(page: Page) -> None:
+    given = {"temperature": 0.5, "window.mode": "off", "window.max_units": 3}
+    got = call(page, "shared/fields.js", "return lib.nested(given)", given)
+    assert got == {"temperature": 0.5, "window": {"mode": "off", "max_units": 3}}
+
+
+def test_every_session_setting_has_a_control(page: Page) -> None:
+    """With its documented range and default, and a name in both languages. Two settings have only one value."""
+    body = """const { SESSION_SETTINGS: found } = lib;
+        const texts = await Promise.all(["en", "zh"].map((name) => import(`/static/live/texts/${name}.js`)));
+        const names = found.map(({ key }) => `set_${key.replaceAll(".", "_")}`);
+        const missing = texts.flatMap((one, i) => names.filter((name) => !(name in one[["en", "zh"][i]])));
+        return { found, missing }"""
+    got = call(page, "live/controls/session-settings.js", body)
+    assert not got["missing"], f"expected texts, got none for {got['missing']}"
+    controls = {one["key"]: one for one in got["found"]}
+    settings = {one.key.removeprefix("duplex.session."): one for one in setting_fields(Config)}
+    expected = {
+        one.removeprefix("duplex.session.")
+        for one in (setting.key for setting in setting_fields(Config))
+        if one.startswith("duplex.session.")
+    } - {"chunk_ms", "sample_rate", "window"}
+    assert controls.keys() == expected, controls.keys() ^ expected
+    for key, control in controls.items():
+        default = settings[key].default
+        assert control["usual"] == default or key == "window.marker", (
+            f"{key}: expected {default}, got {control['usual']}"
+        )
+
+
+def test_loudness_of_a_sine(page: Page) -> None:
+    """A sine at half scale has -9.03 dB; the weighting's constant is -0.69 dB."""
+    body = """const sine = Float32Array.from({ length: 48000 }, (_, i) => 0.5 * Math.sin(2 * Math.PI * 997 * i / 48000));
+        return [lib.loudness(sine), lib.loudness(new Float32Array(100))]"""
+    loud, silent = call(page, "shared/audio/channel.js", body)
+    assert abs(loud - (-9.03 - 0.69)) < 0.02 and silent == -70, (loud, silent)
+
+
+def test_both_languages_have_the_same_texts(page: Page) -> None:
+    for folder in ("shared", "live"):
+        body = "const { zh } = await import(given); return [Object.keys(lib.en), Object.keys(zh)]"
+        english, chinese = call(page, f"{folder}/texts/en.js", body, f"/static/{folder}/texts/zh.js")
+        assert english == chinese, f"{folder}: {set(english) ^ set(chinese)}"

@@ -29,6 +29,7 @@ def test_conversation_has_no_gap_and_interrupt_is_immediate(browser: Browser, tm
         page = OpenPage(context, server.port, config=TURNS_ALOUD)
         page.start()
         page.wait_units(SECONDS - 3, timeout=120)
+        assert "random weights" in page.text("#random"), "expected a warning that the checkpoint is a test model"
         page.page.screenshot(path=tmp_path / "page.png")
         page.wait_state("speaking")
         page.page.keyboard.press("Space")

@@ -34,6 +34,11 @@ UNUSED_KEYS = {
 ATTENTION = {"auto": "auto", "flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
 
 
+def has_random_weights(model_path: Path) -> bool:
+    """Whether this is the embedded checkpoint, whose weights are random."""
+    return model_path == ROOT / ModelSection().model_path
+
+
 class ModelSection(Settings):
     """The model and its device."""
 

@@ -12,6 +12,7 @@ import torch
 from worker.assembly.load_times import Loading
 from worker.compile.compile_engine import count
 from worker.compile.state import CompileResult
+from worker.config.service import has_random_weights
 from worker.engine import Engine
 from worker.http.socket_conversation import SocketConversation
 from worker.protocol.messages import PROTOCOL_VERSION
@@ -65,6 +66,7 @@ def health(
         ],
         "model": {
             "path": str(settings.engine.model_path),
+            "random_weights": has_random_weights(settings.engine.model_path),
             "dtype": None if engine is None else str(engine.parts.model.dtype).removeprefix("torch."),
             "speaks": None if engine is None else engine.has_vocoder,
             "weights": None if engine is None else _weights(engine.parts.loading),

@@ -272,7 +272,7 @@ byId("save-json").onclick = () => keepsakes.saveJson();
 byId("set-keys").checked = settings.values.singleKeys;
 byId("set-keys").onchange = ({ target }) => settings.set({ singleKeys: target.checked });
 closable(byId("help"));
-closable(byId("share"));
+closable(byId("share-dialog"));
 
 listenToKeys({
   isLive: () => conversation.isLive,

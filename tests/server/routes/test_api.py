@@ -11,6 +11,7 @@ import websockets
 from benchmarks.serve.fake_worker import FakeWorker
 from server.registry.apps import KNOWN
 from server.routes.bodies import WorkerInfo
+from server.routes.status_report import service_status
 from tests.server.live_gateway import running_gateway, wait_until
 from tests.server.routes.asgi_gateway import IDLE, asgi_client, gateway_of
 
@@ -96,6 +97,10 @@ def test_status_counts_every_worker_once() -> None:
         workers = gateway.dispatcher.workers
         workers.record_health(workers.all[0], IDLE)
         workers.record_health(workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}})
+        assert not service_status(gateway.dispatcher, draining=False, n_connections=0).random_weights
+        workers.record_health(
+            workers.all[1], {**IDLE, "slots": {"total": 1, "free": 0}, "model": {"random_weights": True}}
+        )
         workers.record_health(workers.all[2], {**IDLE, "state": "COMPILING", "worker_status": "loading"})
         workers.record_health(workers.all[3], {**IDLE, "state": "FAILED", "worker_status": "error"})
         async with asgi_client(gateway) as http:
@@ -105,6 +110,7 @@ def test_status_counts_every_worker_once() -> None:
         counts = {name: got[f"{name}_workers"] for name in names}
         assert counts == {"idle": 1, "busy": 1, "duplex": 0, "loading": 1, "error": 1, "offline": 1}
         assert (got["gateway_healthy"], got["total_workers"], got["slots"]["free"]) == (True, 5, 2)
+        assert got["random_weights"] is True, got
         statuses = [one["status"] for one in cache["workers"]]
         assert statuses == ["idle", "idle", "loading", "error", "offline"], f"got {cache}"
 
@@ -257,6 +263,7 @@ def test_apps_can_be_disabled_and_enabled() -> None:
             assert switches == {name: name != "omni" for name in names}
             answer = await http.request("GET", "/omni", 302)
             assert answer.headers["location"] == "/" and answer.headers["cache-control"] == "no-store"
+            assert answer.headers["set-cookie"].startswith("duologue_off=omni; Max-Age=10;"), answer.headers
             await http.request("GET", "/audio_duplex")
             await http.put("/api/admin/apps", {"app_id": "omni", "enabled": True})
             await http.request("GET", "/omni")

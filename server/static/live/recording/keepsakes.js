@@ -69,8 +69,9 @@ export class Keepsakes {
 
   /** The conversation is over: finish what runs. */
   async end() {
-    if (this.#recorder) await this.#finish();
+    const finished = this.#recorder && this.#finish();
     this.#show();
+    await finished;
   }
 
   share() {

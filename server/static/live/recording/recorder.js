@@ -48,9 +48,18 @@ export class Recorder {
     this.#recorder.stop();
     await over;
     clearInterval(this.#drawing);
-    for (const input of this.#inputs) input.disconnect(this.#mixed);
+    for (const input of this.#inputs) detach(input, this.#mixed);
     for (const track of this.#recorder.stream.getTracks()) track.stop();
     return new Blob(this.#parts, { type: this.#recorder.mimeType.split(";")[0] });
+  }
+}
+
+/** Disconnect two nodes, which the end of the conversation may have done already. */
+function detach(input, output) {
+  try {
+    input.disconnect(output);
+  } catch (error) {
+    if (error.name !== "InvalidAccessError") throw error;
   }
 }
 

@@ -13,7 +13,7 @@ export function openShare(id, recording) {
   byId("share-upload-row").hidden = !recording;
   setPlain(byId("share-state"), "");
   byId("share-send").onclick = () => send(id, byId("share-upload").checked ? recording : null);
-  byId("share").showModal();
+  byId("share-dialog").showModal();
   byId("share-link").select();
 }
 

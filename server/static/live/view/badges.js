@@ -31,7 +31,7 @@ export function showRecording(server, browser) {
 export function showStall(seconds) {
   const shown = seconds >= STALL_S;
   byId("stall").hidden = !shown;
-  if (shown) setPlain(byId("stall-time"), t("stall_time", { seconds: Math.floor(seconds) }));
+  if (shown) setPlain(byId("stall-text"), t("stall", { seconds: Math.floor(seconds) }));
 }
 
 /** @param {1|2|3} level of `qualityOf` */

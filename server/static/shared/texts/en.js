@@ -13,8 +13,6 @@ export const en = {
   theme_dark: "Colors: dark",
   app_omni: "Video",
   app_audio_duplex: "Voice",
-  app_half_duplex_audio: "By turns",
-  app_turnbased: "Chat",
   app_off: "{name} is switched off on this server.",
 
   start: "Start talking",

@@ -13,8 +13,6 @@ export const zh = {
   theme_dark: "颜色：深色",
   app_omni: "视频",
   app_audio_duplex: "语音",
-  app_half_duplex_audio: "轮流说",
-  app_turnbased: "聊天",
   app_off: "这台服务器已关闭“{name}”。",
 
   start: "开始对话",
