@@ -31,6 +31,7 @@ class SlotUse(StrEnum):
     DUPLEX = "duplex_active"
     HALF_DUPLEX = "busy_half_duplex"
     CHAT = "busy_chat"
+    STREAMING = "busy_streaming"
 
 
 class EngineSession(Protocol):

@@ -19,6 +19,7 @@ from worker.http.half_duplex_conversation import HalfDuplexConversation
 from worker.http.health import health
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket import WorkerSockets
+from worker.http.streaming_conversation import StreamingConversation
 from worker.protocol.session_id import session_id_of
 from worker.service import Service
 from worker.status import State, StateError
@@ -26,7 +27,7 @@ from worker.version import VERSION
 
 
 class StopRequest(BaseModel):
-    """The body of POST /half_duplex/stop. session_id: the only session to stop; null: all sessions."""
+    """The body of POST /half_duplex/stop and /streaming/stop. session_id: the only session to stop; null: all."""
 
     session_id: str | None = None
 
@@ -101,6 +102,15 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
         ]
         return {"success": bool(stopped), "message": f"{len(stopped)} answers are stopped", "stopped": stopped}
 
+    @app.post("/streaming/stop")
+    async def stop_chats(request: Request, body: StopRequest | None = None) -> dict[str, Any]:
+        _refuse_pages(request)
+        named = None if body is None or body.session_id is None else session_id_of(body.session_id)
+        kinds = (ChatConversation, StreamingConversation)
+        chats = [one for one in sockets.conversations if isinstance(one, kinds) and named in (None, one.name)]
+        stopped = [one.name for one in chats if one.stop()]
+        return {"success": bool(stopped), "message": f"{len(stopped)} answers are stopped", "stopped": stopped}
+
     @app.post("/model/unload")
     async def unload(request: Request) -> dict[str, Any]:
         _only_loopback(request)
@@ -138,6 +148,10 @@ def build_app(service: Service, metrics: WorkerMetrics, sockets: WorkerSockets) 
     @app.websocket("/ws/chat")
     async def ws_chat(websocket: WebSocket) -> None:
         await sockets.serve(websocket, ChatConversation, "chat")
+
+    @app.websocket("/ws/streaming")
+    async def ws_streaming(websocket: WebSocket) -> None:
+        await sockets.serve(websocket, StreamingConversation, "streaming")
 
     return app
 

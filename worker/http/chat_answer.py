@@ -4,8 +4,7 @@ Contains no messages to the client.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from models.inputs.messages import ChatMessage
 from models.inputs.prompts import Prompt
@@ -15,11 +14,12 @@ from worker.chat.media_parts import MediaDecoder
 from worker.chat.requests import with_voice_message
 from worker.loop.results import Event, Failure, ReplyResult
 from worker.loop.session_handle import SessionHandle
-from worker.protocol.chat_messages import ChatRequest, SpeechFields, VoiceMode
+from worker.protocol.chat_messages import SpeechFields, VoiceMode
+from worker.protocol.content import RATE_IN, ChatTurn
 from worker.service import Service
 from worker.slots import SlotLease, SlotUse
 
-LOG = logging.getLogger(__name__)
+SAMPLES_PER_MS = RATE_IN // 1000
 
 
 class ChatAnswer:
@@ -50,21 +50,30 @@ class ChatAnswer:
         """Lease the slot. Raises: SlotError without a free slot within 5 s; StateError."""
         self._lease = await self._service.lease(self._name, self._use)
 
-    async def read(self, request: ChatRequest, mode: VoiceMode) -> tuple[list[ChatMessage], Voice | None]:
-        """The decoded conversation and the voice of the answer.
+    async def decode(self, turns: Sequence[ChatTurn]) -> list[ChatMessage]:
+        """The messages with decoded media.
+
+        Raises: as `MediaDecoder.decode`; ContextOverflowError for much too long text.
+        """
+        self._service.check_prompt("".join(turn.text for turn in turns), "text of messages")
+        async with self._service.decoding:
+            return await asyncio.to_thread(self._decoder.decode, turns)
+
+    async def with_voice(
+        self, messages: list[ChatMessage], speech: SpeechFields, mode: VoiceMode
+    ) -> tuple[list[ChatMessage], Voice | None]:
+        """The voice of the answer, and the conversation with a system message that introduces it.
 
         Args:
-            request: the request.
-            mode: system message that is inserted where the conversation has none.
-        Raises: as `MediaDecoder.decode` and `Service.reference`; ContextOverflowError for much too long text.
+            messages: the conversation.
+            speech: the request's settings of the speech.
+            mode: system message that is inserted where the conversation has none; "default": none.
+        Raises: as `Service.reference`; WireError.
         """
-        self._service.check_prompt("".join(turn.text for turn in request.messages), "text of messages")
-        async with self._service.decoding:
-            messages = await asyncio.to_thread(self._decoder.decode, request.messages)
-        if not request.tts.enabled:
+        if not speech.enabled:
             return messages, None
         async with self._service.preparing:
-            return await asyncio.to_thread(self._with_voice, messages, request.tts, mode)
+            return await asyncio.to_thread(self._with_voice, messages, speech, mode)
 
     def _with_voice(
         self, messages: list[ChatMessage], speech: SpeechFields, mode: VoiceMode
@@ -74,7 +83,7 @@ class ChatAnswer:
         if speech.ref_audio_data:
             samples = speech.ref_audio_data.samples("tts.ref_audio_data")
             if speech.ref_audio_max_ms is not None:
-                samples = samples[: speech.ref_audio_max_ms * 16]
+                samples = samples[: speech.ref_audio_max_ms * SAMPLES_PER_MS]
         named = None if speech.ref_audio_path is None else service.reference(named=speech.ref_audio_path)
         given = service.reference(samples=samples) if samples is not None or named is None else named
         if given is None:

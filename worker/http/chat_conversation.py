@@ -55,7 +55,7 @@ class ChatConversation:
         self.seconds = 0.0
         self.prompt: str | None = None
         self._request: asyncio.Future[ChatRequest | WireError] = asyncio.get_running_loop().create_future()
-        self._is_streaming = False
+        self._is_streaming = self._is_answering = False
         self._answer = ChatAnswer(service, name, SlotUse.CHAT, self._on_event)
 
     async def start(self) -> None:
@@ -94,12 +94,13 @@ class ChatConversation:
             mode: system message that is inserted where the conversation has none.
             default_new_tokens: limit of the answer's tokens, where the request has none.
         """
-        started, self._is_streaming = time.monotonic(), request.streaming
-        outcome = "failed"
+        started, outcome = time.monotonic(), "failed"
+        self._is_answering, self._is_streaming = True, request.streaming
         try:
             config = reply_config(request, default_new_tokens)
             await self._answer.lease()
-            messages, voice = await self._answer.read(request, mode)
+            messages = await self._answer.decode(request.messages)
+            messages, voice = await self._answer.with_voice(messages, request.tts, mode)
             if request.return_prompt:
                 self.prompt = (await self._answer.prompt(messages, config)).text
             result = await self._answer.answer(messages, config, voice)
@@ -110,6 +111,7 @@ class ChatConversation:
         except Exception as error:
             return self._fail(error)
         finally:
+            self._is_answering = False
             self.seconds = time.monotonic() - started
             self._metrics.chat(outcome)
         self.n_units, self.result = 1, result
@@ -140,9 +142,11 @@ class ChatConversation:
             sound = None if event.pcm is None else Sound(event.pcm)
             self._send(ReplyChunk(text_delta=event.text or None, audio_data=sound))
 
-    def stop(self) -> None:
-        """End the answer at its next token; `done` has the text so far."""
-        self._answer.stop()
+    def stop(self) -> bool:
+        """End an answer in flight at its next token; `done` has the text so far. Returns: whether there was one."""
+        if self._is_answering:
+            self._answer.stop()
+        return self._is_answering
 
     def end(self, error: Error, end: ConversationEnd) -> None:
         """Send an error and set how the conversation ends."""
