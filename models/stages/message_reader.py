@@ -6,6 +6,7 @@ the model only encodes. Contains messages, the template and checkpoint settings.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from models.checkpoint.config import OmniConfig, PreprocessorConfig
 from models.errors import MessageError
-from models.inputs.audio import frame_count, placeholder_groups, token_count, validate_audio
+from models.inputs.audio import frame_count, placeholder_groups, split_clip, token_count, validate_audio
 from models.inputs.image import ImagePatches, image_patches
 from models.inputs.messages import ChatMessage
 from models.inputs.prompts import Bound, PlacedAudio, Prompt, PromptOptions, build_prompt, build_segment
@@ -61,14 +62,41 @@ class Content:
         chunk_length = runner.model.config.audio_chunk_length
         encoded = runner.encode_clips(self.sounds, chunk_length=chunk_length, batch_padding=batch_padding)
         for rows, bounds in zip(encoded, self.sound_bounds, strict=True):
-            sizes = [end - start for start, end in bounds]
-            # The joined sound may have one row more than its placeholders; that row is dropped.
-            yield from zip((start for start, _ in bounds), torch.split(rows[: sum(sizes)], sizes), strict=True)
+            yield from _placed(rows, bounds)
+
+    def media_pieces(self, runner: Runner, *, batch_padding: bool = False) -> Iterator["MediaPiece"]:
+        """Encode the media in pieces of bounded work: one call's image slices, or 30 s of sound.
+
+        With `batch_padding` all sounds are one piece, see `Runner.encode_clips`.
+        """
+        n = runner.shapes.slices[-1]
+        for first in range(0, len(self.slices), n):
+            starts = [start for start, _ in self.image_bounds[first : first + n]]
+            rows = runner.encode_images(self.slices[first : first + n])
+            yield MediaPiece("image", list(zip(starts, rows, strict=True)))
+        if batch_padding:
+            if self.sounds:
+                yield MediaPiece("sound", list(self.sound_rows(runner, batch_padding=True)))
+            return
+        chunk_length = runner.model.config.audio_chunk_length
+        for sound, bounds in zip(self.sounds, self.sound_bounds, strict=True):
+            clips, encoded = split_clip(sound), []
+            for i, clip in enumerate(clips):
+                encoded += runner.encode_clips([clip], chunk_length=chunk_length)
+                placed = _placed(torch.cat(encoded), bounds) if i + 1 == len(clips) else []
+                yield MediaPiece("sound", placed)
 
     def encode(self, runner: Runner, *, batch_padding: bool = False) -> Rows:
         """Encode all media and return the rows to prefill; takes no slot."""
         pictures = zip((start for start, _ in self.image_bounds), runner.encode_images(self.slices), strict=True)
         return Rows.mixed(self.ids, [*pictures, *self.sound_rows(runner, batch_padding=batch_padding)])
+
+
+class MediaPiece(NamedTuple):
+    """Part of a content's media. rows: first place and rows [n, D] of what is complete with this part."""
+
+    kind: Literal["image", "sound"]
+    rows: list[tuple[int, Tensor]]
 
 
 class MessageReader:
@@ -116,6 +144,13 @@ class MessageReader:
             tuple(_joined(audio) for audio in prompt.audios),
             tuple(audio.bounds for audio in prompt.audios),
         )
+
+
+def _placed(rows: Tensor, bounds: Sequence[Bound]) -> list[tuple[int, Tensor]]:
+    """Rows [n, D] of a joined sound by their places."""
+    sizes = [end - start for start, end in bounds]
+    # The joined sound may have one row more than its placeholders; that row is dropped.
+    return list(zip((start for start, _ in bounds), torch.split(rows[: sum(sizes)], sizes), strict=True))
 
 
 def _joined(audio: PlacedAudio) -> Tensor:

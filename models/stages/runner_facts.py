@@ -1,11 +1,11 @@
 """Regions, sizes and encoders of a runner that need no slot, for callers of `UnitSteps`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from models.stages.message_reader import Content
+from models.stages.message_reader import Content, MediaPiece
 from models.stages.region_table import Regions, Shapes
 from models.stages.runner import Rows, Runner
 
@@ -62,9 +62,9 @@ class RunnerFacts:
         """LLM rows [n, D] of each clip, see `Runner.encode_clips`."""
         return self.runner.encode_clips(waves, chunk_length=chunk_length)
 
-    def encode_sounds(self, content: Content, *, batch_padding: bool) -> list[tuple[int, Tensor]]:
-        """Encode the sounds of `content`. Returns: first row and LLM rows [n, D] of each."""
-        return list(content.sound_rows(self.runner, batch_padding=batch_padding))
+    def media_pieces(self, content: Content, *, batch_padding: bool) -> Iterator[MediaPiece]:
+        """Encode the media of `content`, see `Content.media_pieces`."""
+        return content.media_pieces(self.runner, batch_padding=batch_padding)
 
     def encode_content(self, content: Content) -> Rows:
         """The rows of `content`, ready to be fed."""

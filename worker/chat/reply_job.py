@@ -4,15 +4,14 @@ Contains the rules of a reply, alone or as a round of a half-duplex conversation
 values, nor the source of its messages.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from models.inputs.image import ImagePatches
 from models.inputs.tokens import TextStream
-from models.stages.message_reader import Content
+from models.stages.message_reader import Content, MediaPiece
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.windows import Window
@@ -40,6 +39,8 @@ class ReplyJob(Job):
         n_fed: tokens of the reply in the context.
         n_speech_tokens: speech tokens drawn.
     """
+
+    is_background: ClassVar[bool] = True
 
     content: Content
     config: ReplyConfig
@@ -85,11 +86,12 @@ class ReplyJob(Job):
         self.step = self.reply.interrupt() if self._is_interrupted else self.reply.start()
         return Layout(list(self.content.ids), [start for start, _ in self.content.image_bounds], [])
 
-    def images(self) -> list[ImagePatches]:
-        return list(self.content.slices)
+    @property
+    def has_media(self) -> bool:
+        return bool(self.content.slices or self.content.sounds)
 
-    def extra_media(self, unit_steps: UnitSteps) -> Iterable[tuple[int, Tensor]]:
-        return unit_steps.encode_sounds(self.content, batch_padding=self.session.reference)
+    def media_pieces(self, unit_steps: UnitSteps) -> Iterator[MediaPiece]:
+        return unit_steps.media_pieces(self.content, batch_padding=self.session.reference)
 
     def on_prefilled(self) -> None:
         self.session.send(Prefilled(self.session.id, len(self.content)))

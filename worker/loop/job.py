@@ -5,15 +5,16 @@ groups jobs by phase and does not contain the rules of decisions, turns or chunk
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from models.inputs.image import ImagePatches
+from models.stages.message_reader import MediaPiece
 from models.stages.runner import Rows
 from models.stages.speech_stream import SpeechStream
 from models.stages.step_types import Counters
@@ -173,7 +174,11 @@ class Job:
         calls: speech calls, the running one first.
         windows: speech tokens for the vocoder, one window per entry.
         text, pcm_parts: text and sound that were emitted.
+        n_parts: parts of a background job that were encoded or fed.
     """
+
+    # Prefilled in parts, mostly between the steps of other jobs: no deadline depends on it.
+    is_background: ClassVar[bool] = False
 
     session: Session
     arrived: float
@@ -190,6 +195,9 @@ class Job:
     windows: deque[Window] = field(default_factory=deque, init=False)
     text: str = field(default="", init=False)
     pcm_parts: list[np.ndarray] = field(default_factory=list, init=False)
+    n_parts: int = field(default=0, init=False)
+    _pieces: Iterator[MediaPiece] = field(default_factory=lambda: iter(()), init=False)
+    _encoded: list[MediaPiece] = field(default_factory=list, init=False)
 
     @property
     def slot(self) -> int:
@@ -211,6 +219,29 @@ class Job:
         return self.phase is JobPhase.SPEECH and not self.calls and not self.windows
 
     # --- called by the loop --------------------------------------------------------------------
+
+    def open_media(self, unit_steps: UnitSteps) -> None:
+        """Begin to encode the media of a background job."""
+        self._pieces, self._encoded = self.media_pieces(unit_steps), []
+
+    def encode_piece(self) -> MediaPiece | None:
+        """Encode the next piece. Returns: None after the last one."""
+        self.n_parts += 1
+        piece = next(self._pieces, None)
+        if piece is not None:
+            self._encoded.append(piece)
+        return piece
+
+    def encoded_rows(self) -> tuple[list[Tensor], Rows]:
+        """Rows [n, D] of the image slices, and the rows of the layout with all encoded media."""
+        images = [rows for piece in self._encoded if piece.kind == "image" for _, rows in piece.rows]
+        media = [placed for piece in self._encoded for placed in piece.rows]
+        self._encoded = []
+        return images, Rows.mixed(self.layout.ids, media)
+
+    def count_part(self) -> None:
+        """Count a part that is fed."""
+        self.n_parts += 1
 
     def admit(self, start: Counters, now: float) -> None:
         """Enter the loop: `start` is the slot's state to rewind to."""
@@ -287,9 +318,14 @@ class Job:
         """Audio units to encode, [n] float32 at 16 kHz each, in order."""
         return []
 
-    def extra_media(self, unit_steps: UnitSteps) -> Iterable[tuple[int, Tensor]]:
-        """Media that only this kind of job encodes: first row in the layout and rows [n, D] of each."""
-        return ()
+    @property
+    def has_media(self) -> bool:
+        """Whether a background job has `media_pieces`."""
+        return False
+
+    def media_pieces(self, unit_steps: UnitSteps) -> Iterator[MediaPiece]:
+        """The media of a background job, which the loop encodes piece by piece."""
+        return iter(())
 
     def on_prefilled(self) -> None:
         """The layout is in the context."""

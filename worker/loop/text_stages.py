@@ -17,7 +17,7 @@ from worker.loop.job import Job, JobPhase
 
 
 class TextStages:
-    """prefill: encode and feed the rows of new jobs and sample their first token. decode: one token per job."""
+    """prefill: encode and feed the rows of new units and sample their first token. decode: one token per job."""
 
     def __init__(self, batch: BatchRunner):
         self._batch, self._unit_steps = batch, batch.unit_steps
@@ -26,22 +26,25 @@ class TextStages:
     # --- prefill -------------------------------------------------------------------------------
 
     def prefill(self, jobs: list[Job]) -> None:
-        """Begin jobs in START, then feed each job in PREFILL one part of its rows."""
+        """Begin jobs with a deadline in START, then feed each one in PREFILL one part of its rows."""
         if not jobs:
             return
-        new = [job for job in jobs if job.phase is JobPhase.START]
-        for job in new:
-            self._batch.guard(job, self._begin)
-        new = [job for job in new if job.phase is JobPhase.PREFILL and job in self._batch.jobs]
+        new = self.begin([job for job in jobs if job.phase is JobPhase.START])
         for job, rows in self._batch.run_with_retry(new, self._encode):
             job.set_rows(rows)
         by_size: dict[int, list[Job]] = defaultdict(list)
-        for job in self._batch.jobs:
-            if job.rows is not None:
-                by_size[self._unit_steps.prefill_bucket(self._n_next(job.rows))].append(job)
+        for job in jobs:
+            if job.rows is not None and job in self._batch.jobs:
+                by_size[self.next_bucket(job.rows)].append(job)
         # A batch is padded to its longest part, so only parts of one bucket share a batch.
         for size in sorted(by_size):
-            self._feed(by_size[size])
+            self.feed(by_size[size])
+
+    def begin(self, jobs: list[Job]) -> list[Job]:
+        """Begin jobs in START. Returns: those that have rows to encode and feed."""
+        for job in jobs:
+            self._batch.guard(job, self._begin)
+        return [job for job in jobs if job.phase is JobPhase.PREFILL and job in self._batch.jobs]
 
     def _begin(self, job: Job) -> None:
         if not job.lay_out():
@@ -54,11 +57,12 @@ class TextStages:
             assert job.start is not None
             job.move_start(self._unit_steps.keep_audio_state(job.slot, job.start))
 
-    def _n_next(self, rows: Rows) -> int:
-        """Rows to feed next: a long prompt is fed in parts, so that other jobs run in between."""
-        return min(len(rows), self._unit_steps.max_prefill_rows)
+    def next_bucket(self, rows: Rows) -> int:
+        """Padded size of the part to feed next: a long prompt is fed in parts, so that other jobs run in between."""
+        return self._unit_steps.prefill_bucket(min(len(rows), self._unit_steps.max_prefill_rows))
 
-    def _feed(self, jobs: list[Job]) -> None:
+    def feed(self, jobs: list[Job]) -> None:
+        """Feed each job the next part of its rows; the parts have one bucket."""
         with self._batch.timed(jobs, "prefill"):
             fed = self._batch.run_with_retry(jobs, _Feed(self._batch, jobs))
         for job, (n_fed, chosen) in fed:
@@ -124,17 +128,16 @@ class _Encode:
             images = unit_steps.encode_images([part for job in jobs for part in job.images()])
         with self._batch.timed(jobs, "hear"):
             audio = self._encode_audio(jobs)
-            extra = [job.extra_media(unit_steps) for job in jobs]
         self._vision_stream.join(*images)
         spans: list[Rows] = []
-        for job, own_extra in zip(jobs, extra, strict=True):
+        for job in jobs:
             layout = job.layout
             own_images, images = images[: len(layout.image_starts)], images[len(layout.image_starts) :]
             own = [
                 *zip(layout.image_starts, own_images, strict=True),
                 *zip(layout.audio_starts, audio[job.slot], strict=True),
             ]
-            spans.append(Rows.mixed(layout.ids, [*own, *own_extra]))
+            spans.append(Rows.mixed(layout.ids, own))
             observer.images_encoded(job.session.id, own_images)
             observer.rows_fed(job.session.id, "prefill", unit_steps.context_len(job.slot), spans[-1])
         return spans

@@ -1,7 +1,8 @@
 """The loop on the engine thread: each iteration runs every stage once for all jobs that need it.
 
     draw       conditioning rows, then speech tokens: a few at a time while other jobs have text    per slice
-    prefill    images, sound, one forward of all known rows, the first token                       per new job
+    prefill    images, sound, one forward of all known rows, the first token                       per new unit
+    background the same for replies, in bounded parts between the stages of units                  per part
     decode     feed a token, sample the next                                                       per token
     sound      speech tokens to samples                                                            per window
     finish     emit the result, close the unit, apply the window's evictions
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.vocoder import Vocoder
+from worker.loop.background_prefill import BackgroundPrefill
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
@@ -46,6 +48,7 @@ class UnitLoop:
         self._speaker = unit_steps.speaker
         self._batch = BatchRunner(unit_steps, voices, self.observer, clock)
         self._text, self._finish = TextStages(self._batch), FinishStage(self._batch)
+        self._background = BackgroundPrefill(self._batch, self._text)
         self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
         self._sound = None if vocoder is None else SoundStage(self._batch, vocoder)
 
@@ -71,7 +74,9 @@ class UnitLoop:
         """
         if self._speech is not None:
             self._speech.draw([job for job in self.jobs if job.calls])
-        self._text.prefill([job for job in self.jobs if job.phase in (JobPhase.START, JobPhase.PREFILL)])
+        unfed = [job for job in self.jobs if job.phase in (JobPhase.START, JobPhase.PREFILL)]
+        self._text.prefill([job for job in unfed if not job.is_background])
+        self._background.run([job for job in unfed if job.is_background], self._is_contended)
         self._text.decode([job for job in self.jobs if job.phase is JobPhase.DECODE])
         if self._speech is not None:
             self._speech.poll()
@@ -97,6 +102,11 @@ class UnitLoop:
         for job in jobs:
             self._batch.rewind(job)
         return bool(jobs)
+
+    def _is_contended(self) -> bool:
+        """Whether jobs with a deadline have text or speech to work on now."""
+        live = [job for job in self.jobs if not job.is_background]
+        return any(job.has_text_left for job in live) or (self._speech is not None and self._speech.can_draw(live))
 
     def _rest(self) -> None:
         """Sleep for a moment if the loop can only wait for speech tokens or sound in flight."""

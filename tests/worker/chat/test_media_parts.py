@@ -14,7 +14,7 @@ from models.errors import AudioError, ImageError, MessageError
 from models.inputs.messages import Part
 from worker.chat import media_parts
 from worker.chat.media_parts import LINE, DecodingCancelledError, MediaDecoder, stacked
-from worker.media import MediaError, _program
+from worker.media import MediaError, ffmpeg_program
 from worker.protocol.content import AnyContent, AudioContent, ChatTurn, ImageContent, TextContent, VideoContent
 
 SIZE = (64, 48)
@@ -35,7 +35,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("clip") / "clip.mp4"
     video = f"color=black:s={SIZE[0]}x{SIZE[1]}:r=10:d=2.5,format=gray,geq=lum='20+8*N'"
     sources = ("-f", "lavfi", "-i", video, "-f", "lavfi", "-i", "sine=440:r=44100:d=2.5")
-    subprocess.run([_program(), "-loglevel", "error", *sources, "-shortest", str(path)], check=True)
+    subprocess.run([ffmpeg_program(), "-loglevel", "error", *sources, "-shortest", str(path)], check=True)
     return path.read_bytes()
 
 

@@ -207,9 +207,10 @@ def test_take_back_drops_sound_in_flight(engine: AnsweringEngine) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_failed_launch_disables_speech_of_one_session(
-    engine: AnsweringEngine, expected: list[Event], together: bool
+    engine: AnsweringEngine, expected: list[Event], together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other session of the launch gets its sound; the failing one goes on without speech."""
+    monkeypatch.setattr(type(engine.unit_steps), "max_prefill_rows", 2 * 96)  # both prompts are fed at once
     bad = engine.ask("bad", ASKED, config=SPOKEN)
     engine.ask("good", ASKED, config=SPOKEN)
     engine.vocoder.broken = {bad.speech.vocoder_slot}
