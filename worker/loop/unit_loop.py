@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from models.stages.unit_steps import UnitSteps
 from models.token2wav.stream.vocoder import Vocoder
-from worker.loop.background_prefill import BackgroundPrefill
 from worker.loop.batch_runner import BatchRunner
 from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
@@ -25,7 +24,7 @@ from worker.loop.observer import Observer
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
 from worker.loop.speech_stages import SpeechStages
-from worker.loop.text_stages import TextStages
+from worker.loop.text_stages import BackgroundPrefill, TextStages
 from worker.loop.voice_manager import VoiceManager
 
 REST_S = 1e-4  # sleep while only speech tokens or sound are in flight

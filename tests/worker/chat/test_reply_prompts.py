@@ -9,8 +9,8 @@ import pytest
 from models.stages.runner import Rows
 from tests.models.stages.conversations import picture
 from tests.worker.chat.reply_engine import WRITTEN, AnsweringEngine, make_parts, partials, script, words
-from worker.loop.background_prefill import PERIOD
 from worker.loop.results import Prefilled
+from worker.loop.text_stages import PERIOD
 
 
 def test_long_prompt_is_fed_in_parts_between_other_tokens() -> None:
