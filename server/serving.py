@@ -131,8 +131,8 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     gateway = Gateway(
         dispatcher,
         live,
-        GatewaySockets(slots, Diagnostics(options.diagnostics_folder)),
-        HttpChats(slots),
+        GatewaySockets(slots, Diagnostics(options.diagnostics_folder), recordings),
+        HttpChats(slots, recordings),
         http,
         metrics,
         Origins(service.allowed_origins, loopback_only=options.loopback_only),

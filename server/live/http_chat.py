@@ -15,8 +15,10 @@ from server.live.closes import CANCELLED, DRAINING, SessionEnd
 from server.live.inbox import ClientDisconnected
 from server.live.kinds import Kind, new_session_id
 from server.live.live_sessions import LiveSession
+from server.live.recorder import Recorder
 from server.live.slot_wait import SlotWait
 from server.live.worker_link import OPEN_TIMEOUT_S, WorkerLostError, probe
+from server.recording.recordings import Recordings
 
 BUSY = frozenset({429, 503})  # the worker has no free slot after all
 MAX_TRIES = 5  # workers that refuse one chat, before their response is forwarded
@@ -37,8 +39,8 @@ class ForwardedAnswer:
 class HttpChats:
     """All chats over HTTP."""
 
-    def __init__(self, slots: SlotWait):
-        self._slots = slots
+    def __init__(self, slots: SlotWait, recordings: Recordings):
+        self._slots, self._recordings = slots, recordings
 
     async def ask(self, body: bytes, gone: Awaitable[None]) -> ForwardedAnswer:
         """The answer of a worker.
@@ -78,22 +80,30 @@ class HttpChats:
         async def check(lease: WorkerLease) -> None:
             await probe(slots.http, lease.worker)
 
+        recorder = Recorder(self._recordings, Kind.CHAT, session.session_id)
         try:
             for n_tries in range(1, MAX_TRIES + 1):
                 lease, _ = await slots.open(pending, check, None)
                 waited_s = time.monotonic() - begun
+                if n_tries == 1 and recorder.is_enabled:
+                    recorder.from_client(body.decode(errors="replace"), lease)
                 response = await self._post(lease, body)
                 if response.status_code not in BUSY or n_tries == MAX_TRIES:
                     break
                 slots.dispatcher.workers.suspend(lease.worker)
                 slots.dispatcher.requeue(pending)
+            answer = response.content
             if response.is_success:
+                if recorder.is_enabled:
+                    text = recorder.stamped(response.text)
+                    recorder.from_worker(text)
+                    answer = text.encode()
                 slots.dispatcher.workers.record_result(lease)
                 slots.metrics.record_reply(lease.request_type)
-            return ForwardedAnswer(
-                response.status_code, response.content, waited_s, position.wait_s if position else 0.0
-            )
+            estimated_s = position.wait_s if position else 0.0
+            return ForwardedAnswer(response.status_code, answer, waited_s, estimated_s)
         finally:
+            recorder.end()
             slots.dispatcher.finish(pending)
 
     async def _post(self, lease: WorkerLease, body: bytes) -> httpx.Response:

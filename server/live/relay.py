@@ -1,6 +1,7 @@
 """Forwards messages between a client and its worker, in two tasks, each at the pace of its receiver.
 
-Messages are forwarded byte for byte. The header of each message from the worker is read for metrics. Messages that
+Messages are forwarded byte for byte; in a recorded session those of `recorder.STAMPED` get the recording's id. The
+header of each message from the worker is read for metrics. Messages that
 `intercept` accepts, such as client diagnostics, are not forwarded.
 """
 
@@ -18,6 +19,7 @@ from server.dispatch.workers import WorkerLease, Workers
 from server.live.inbox import ClientDisconnected, Data, ReceivedMessage
 from server.live.kinds import LAST_MESSAGES, Kind
 from server.live.live_sessions import LiveSession
+from server.live.recorder import STAMPED, Recorder
 from server.live.worker_link import WorkerLostError
 from server.metrics import GatewayMetrics
 from worker.protocol.codec import peek_header
@@ -71,6 +73,7 @@ class Relay:
         workers: records the activity of the worker.
         metrics: counts results and errors.
         intercept: called with each message of the client; True if it must not be forwarded.
+        recorder: records the forwarded messages.
     """
 
     def __init__(
@@ -80,9 +83,11 @@ class Relay:
         workers: Workers,
         metrics: GatewayMetrics,
         intercept: Callable[[Data], bool],
+        recorder: Recorder,
     ):
         self._websocket, self._source, self._link, self._lease = ends.websocket, ends.source, ends.link, ends.lease
         self._session, self._workers, self._metrics, self._intercept = session, workers, metrics, intercept
+        self._recorder = recorder
         self._last_messages = LAST_MESSAGES[session.kind]
         self._is_over = False
         self._started_at = time.monotonic()
@@ -114,6 +119,7 @@ class Relay:
             self._session.touch()
             if self._intercept(data):
                 continue
+            self._recorder.from_client(data, self._lease)
             try:
                 await self._link.send(data if len(data) <= FRAGMENT else _fragments(data))
             except ConnectionClosed:
@@ -135,7 +141,9 @@ class Relay:
                 code = CloseCode.NORMAL if closed.rcvd.code == CloseCode.NO_STATUS else closed.rcvd.code
                 return WorkerClose(code, closed.rcvd.reason)
             received_at = time.monotonic()
-            self._record(data)
+            if self._record(data) in STAMPED:
+                data = self._recorder.stamped(data)
+            self._recorder.from_worker(data)
             try:
                 async with asyncio.timeout(STUCK_S):
                     if isinstance(data, str):
@@ -148,14 +156,14 @@ class Relay:
             if self._is_over and self._session.kind is Kind.STREAMING:
                 return WorkerClose(CloseCode.NORMAL, "")  # the worker keeps its socket open for further turns
 
-    def _record(self, data: Data) -> None:
-        """Record a message of the worker in the session, in its lease and in the metrics."""
+    def _record(self, data: Data) -> str:
+        """Record a message of the worker in the session, in its lease and in the metrics. Returns: its type, or ""."""
         self._workers.record_activity(self._lease.worker)
         self._session.touch()
         header: Mapping[str, object] = peek_header(data)
         kind = header.get("type")
         if not isinstance(kind, str):
-            return
+            return ""
         self._is_over = self._is_over or kind in self._last_messages
         if kind == RESULT:
             self._workers.record_result(self._lease)
@@ -167,6 +175,7 @@ class Relay:
             self._workers.record_pause(self._lease, kind == PAUSED)
         elif kind == ERROR:
             self._metrics.record_error(str(header.get("code")))
+        return kind
 
 
 def _fragments(data: Data) -> Iterator[Data]:

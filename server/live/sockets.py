@@ -6,6 +6,7 @@ Sends only messages about the queue, errors and close codes of its own. Everythi
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -27,10 +28,12 @@ from server.live.diagnostics import Diagnostics
 from server.live.inbox import ByteBudget, ClientDisconnected, Data, Inbox
 from server.live.kinds import Kind, request_type_of
 from server.live.live_sessions import LiveSession
+from server.live.recorder import Recorder
 from server.live.relay import MessageSource, Relay, RelayEnds
 from server.live.slot_wait import SlotWait
 from server.live.streaming import CLOSE, PREFILL, STOP, TurnIdleError, TurnSource, kind_of
 from server.live.worker_link import WorkerLostError, close_link, open_link
+from server.recording.recordings import Recordings
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseReason, ErrorCode
 from worker.protocol.connection import until_gone
@@ -48,11 +51,21 @@ REQUEST_TIMEOUT_S = 300.0  # from the handshake of a chat to its request, which 
 REASONS = frozenset(CloseReason)
 
 
+@dataclass(frozen=True)
+class LiveClient:
+    """One client's connection and what belongs to it. inbox: its messages that are not forwarded yet."""
+
+    websocket: WebSocket
+    session: LiveSession
+    inbox: Inbox
+    recorder: Recorder
+
+
 class GatewaySockets:
     """All WebSockets of the gateway. slots: gives slots to their sessions, and knows all sessions."""
 
-    def __init__(self, slots: SlotWait, diagnostics: Diagnostics):
-        self._slots, self._diagnostics = slots, diagnostics
+    def __init__(self, slots: SlotWait, diagnostics: Diagnostics, recordings: Recordings):
+        self._slots, self._diagnostics, self._recordings = slots, diagnostics, recordings
         self._metrics, self._live = slots.metrics, slots.live
         self._budget = ByteBudget(MAX_BUFFERED_TOTAL)
 
@@ -69,56 +82,57 @@ class GatewaySockets:
             return
         session = LiveSession(session_id, kind)
         inbox = Inbox(self._budget, MAX_BUFFERED)
-        running = asyncio.create_task(self._run_session(websocket, session, inbox), name="session")
+        recorder = Recorder(self._recordings, kind, session_id)
+        client = LiveClient(websocket, session, inbox, recorder)
+        running = asyncio.create_task(self._run_session(client), name="session")
         session.task = running
         self._live.add(session)
         try:
-            close = await self._run_tasks(websocket, session, inbox, running)
+            close = await self._run_tasks(client, running)
             await self._close(websocket, close)
         finally:
+            recorder.end()
             self._live.remove(session)
         LOG.info("session %s ended: %s", session_id, close.how)
 
-    async def _run_tasks(
-        self, websocket: WebSocket, session: LiveSession, inbox: Inbox, running: "asyncio.Task[SocketClose]"
-    ) -> SocketClose:
+    async def _run_tasks(self, client: LiveClient, running: "asyncio.Task[SocketClose]") -> SocketClose:
         """Run the session beside the tasks that read the socket and detect its loss, until the first of them ends."""
-        reading = asyncio.create_task(_read(websocket, inbox), name="read")
-        watching = asyncio.create_task(until_gone(websocket), name="watch")
+        reading = asyncio.create_task(_read(client.websocket, client.inbox), name="read")
+        watching = asyncio.create_task(until_gone(client.websocket), name="watch")
         tasks = (running, reading, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and session.lease is not None:
+            if reading.done() and client.session.lease is not None:
                 # Messages sent right before the disconnect, such as `stop`, are still forwarded.
                 await asyncio.wait((running,), timeout=CLOSE_TIMEOUT_S)
             if not running.done():
                 return CLIENT_GONE
             if running.cancelled():
-                return session.forced_close or CLIENT_GONE
+                return client.session.forced_close or CLIENT_GONE
             return running.result()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            inbox.clear()
+            client.inbox.clear()
 
-    async def _run_session(self, websocket: WebSocket, session: LiveSession, inbox: Inbox) -> SocketClose:
+    async def _run_session(self, client: LiveClient) -> SocketClose:
         """Run the session until it is over. Returns: how to close the client's connection."""
         try:
-            if session.kind is Kind.STREAMING:
-                return await self._take_turns(websocket, session, inbox)
-            if session.kind is Kind.CHAT:
-                await self._wait_for_request(inbox)
-            return await self._converse(websocket, session, inbox, inbox)
+            if client.session.kind is Kind.STREAMING:
+                return await self._take_turns(client)
+            if client.session.kind is Kind.CHAT:
+                await self._wait_for_request(client.inbox)
+            return await self._converse(client, client.inbox)
         except ClientDisconnected:
             return CLIENT_GONE
         except SessionEnd as end:
             return end.close
         except WorkerLostError as error:
-            LOG.warning("session %s: %s", session.session_id, error)
+            LOG.warning("session %s: %s", client.session.session_id, error)
             return worker_lost(error)
         except Exception as error:  # an error of the gateway itself ends only this session
-            LOG.exception("session %s", session.session_id)
+            LOG.exception("session %s", client.session.session_id)
             return internal_error(error)
 
     async def _wait_for_request(self, inbox: Inbox) -> None:
@@ -131,13 +145,14 @@ class GatewaySockets:
         if self._budget.is_exhausted:  # requests of many MB would fill the memory while they wait
             raise SessionEnd(BUSY)
 
-    async def _take_turns(self, websocket: WebSocket, session: LiveSession, inbox: Inbox) -> SocketClose:
+    async def _take_turns(self, client: LiveClient) -> SocketClose:
         """Run turn after turn of a streaming session. Returns: how to close. Raises: ClientDisconnected; SessionEnd."""
+        inbox = client.inbox
         while True:
             try:
                 kind = kind_of((await inbox.peek()).data)
                 if kind == PREFILL:
-                    await self._converse(websocket, session, inbox, TurnSource(inbox))
+                    await self._converse(client, TurnSource(inbox))
                     inbox.limit(MAX_BUFFERED)
                     continue
                 if kind == CLOSE:
@@ -147,15 +162,14 @@ class GatewaySockets:
             except (WireError, TurnIdleError) as error:
                 message = Error.of(error, ErrorCode.BAD_MESSAGE)
                 self._metrics.record_error(message.code)
-                await _send(websocket, message)
+                await _send(client.websocket, message)
                 if isinstance(error, TurnIdleError):
                     continue
             await inbox.get()
 
-    async def _converse(
-        self, websocket: WebSocket, session: LiveSession, inbox: Inbox, source: MessageSource
-    ) -> SocketClose:
+    async def _converse(self, client: LiveClient, source: MessageSource) -> SocketClose:
         """Get a slot, connect to its worker, relay, and give the slot back."""
+        session = client.session
 
         async def connect(lease: WorkerLease) -> ClientConnection:
             return await open_link(self._slots.http, lease, session.kind)
@@ -163,20 +177,21 @@ class GatewaySockets:
         request_type = request_type_of(session.kind, session.session_id)
         session.pending = pending = self._slots.submit(request_type, session.session_id)
         try:
-            lease, link = await self._slots.open(pending, connect, partial(_send, websocket))
-            inbox.limit(MAX_IN_FLIGHT)
-            return await self._relay(session, RelayEnds(websocket, source, link, lease))
+            lease, link = await self._slots.open(pending, connect, partial(_send, client.websocket))
+            client.inbox.limit(MAX_IN_FLIGHT)
+            return await self._relay(client, RelayEnds(client.websocket, source, link, lease))
         finally:
             self._slots.dispatcher.finish(pending)
             session.pending = None
 
-    async def _relay(self, session: LiveSession, ends: RelayEnds) -> SocketClose:
+    async def _relay(self, client: LiveClient, ends: RelayEnds) -> SocketClose:
         """Relay until the worker ends the session, and close the connection to the worker."""
         graceful = True
         try:
             await _send(ends.websocket, QueueDone())
-            intercept = partial(self._diagnostics.intercept, session_id=session.session_id)
-            relay = Relay(ends, session, self._slots.dispatcher.workers, self._metrics, intercept)
+            intercept = partial(self._diagnostics.intercept, session_id=client.session.session_id)
+            workers = self._slots.dispatcher.workers
+            relay = Relay(ends, client.session, workers, self._metrics, intercept, client.recorder)
             ended = await relay.run()
             return SocketClose(ended.code, ended.reason, ended.reason if ended.reason in REASONS else "ended")
         except WorkerLostError:

@@ -10,7 +10,7 @@ recordings.close()
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from server.recording.ids import new_recording_id
 from server.recording.renderer import Renderer
@@ -20,6 +20,7 @@ from server.recording.writer import RecordingWriter, WriterMetrics, WrittenRecor
 from worker.protocol.wire import json_text
 
 RecordingKind = Literal["omni_duplex", "audio_duplex", "half_duplex_audio", "chat", "streaming"]
+AnyData = TypeVar("AnyData", str, bytes, str | bytes)
 STAMP = "recording_session_id"
 MAX_TITLE_CHARS = 100
 
@@ -61,7 +62,7 @@ class Recording:
         """Record a message to the client, such as a worker's message as relayed, or an HTTP response as text."""
         self._recordings.append(self._written, RecordSource.WORKER, data)
 
-    def stamped(self, data: str | bytes) -> str | bytes:
+    def stamped(self, data: AnyData) -> AnyData:
         """A JSON object as text with `recording_session_id` added; anything else unchanged.
 
         The text is not parsed. A field of that name that the object has already is overridden: the last one counts.

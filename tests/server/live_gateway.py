@@ -130,7 +130,11 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running_gateway(
-    *workers: FakeWorker | int, reports: Path = Path("/nonexistent"), options: Json | None = None, **service: Any
+    *workers: FakeWorker | int,
+    reports: Path = Path("/nonexistent"),
+    options: Json | None = None,
+    is_recording: bool = False,
+    **service: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these workers.
 
@@ -138,10 +142,12 @@ async def running_gateway(
         workers: fake workers, or ports.
         reports: folder for diagnostics.
         options: of uvicorn.
+        is_recording: record sessions, below `data_dir` of the service.
         service: settings of the section `service`.
     """
     config = default_config()
-    config = config.model_copy(update={"service": config.service.model_copy(update=service)})
+    recording = config.recording.model_copy(update={"enabled": is_recording})
+    config = config.model_copy(update={"service": config.service.model_copy(update=service), "recording": recording})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]
     plain = {"trust_env": False, "verify": False}  # loading the CA certificates takes longer than most tests
     with listen("127.0.0.1", 0) as bound_socket:
@@ -155,6 +161,7 @@ async def running_gateway(
             serving = asyncio.create_task(server.serve([bound_socket]))
             await wait_until(lambda: server.started or serving.done(), "the gateway to start")
             watch.start()
+            gateway.recordings.open()
             expected = sum(isinstance(one, FakeWorker) and one.is_ready for one in workers)
             await wait_until(lambda: gateway.dispatcher.workers.n_ready >= expected, f"{expected} workers to be ready")
             try:
@@ -164,6 +171,7 @@ async def running_gateway(
                 server.should_exit = True
                 await serving
                 await watch.stop()
+                await asyncio.to_thread(gateway.recordings.close)
 
 
 WorkerScript = Callable[[ServerConnection], Awaitable[None]]
