@@ -25,9 +25,9 @@ from worker.compile.compile_engine import compile_engine
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.loop.observer import Observer
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session_handle import SessionHandle
-from worker.loop.sessions import SystemPrompt
 
 MINUTE = 60  # units
 SPEAKING = (3, 4, 5, 6, 7)  # speaking units of every period; the turn ends with the last

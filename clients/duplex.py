@@ -25,14 +25,14 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from clients.address import TargetAddress
 from clients.errors import ConnectionLost, Refused, ServerError
-from worker.protocol.codec import Message
+from worker.protocol.adjust_messages import Adjust, Adjusted
+from worker.protocol.codec import FromClient, Message
 from worker.protocol.codes import CloseCode, ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
     AudioChunk,
     Error,
-    FromClient,
     Interrupt,
     Interrupted,
     Partial,
@@ -231,6 +231,20 @@ class DuplexClient:
             max_slice_nums=max_slice_nums,
         )
         await self._send(chunk, _Expected(chunk.type, Result, None))
+
+    async def adjust(self, *, config: Mapping[str, Any] | None = None, max_slice_nums: int | None = None) -> Adjusted:
+        """Change the conversation from the next unit on and keep its context; all changes take effect, or none.
+
+        Args:
+            config: settings to change, see docs/session-config.md.
+            max_slice_nums: most slices of a large picture.
+        Returns:
+            The values now in force; `notes` names changes that take effect later.
+        Raises:
+            ServerError: such as bad_config.
+            ConnectionLost: if the connection is lost.
+        """
+        return await self._request(Adjust(config=dict(config or {}), max_slice_nums=max_slice_nums), Adjusted)
 
     async def pause(self, timeout: float | None = None) -> Paused:
         """Refuse units until `resume`; returns after all earlier units are answered.

@@ -29,9 +29,9 @@ from worker.config.compile import TARGETS, CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.loop.observer import Observer
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session_handle import SessionHandle
-from worker.loop.sessions import SystemPrompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

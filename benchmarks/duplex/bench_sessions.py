@@ -18,8 +18,8 @@ from models.inputs.audio_sizes import SAMPLE_RATE
 from worker.config.session import SessionConfig
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.observer import Observer
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, StageTimes, UnitResult
-from worker.loop.sessions import SystemPrompt
 
 LISTEN, SPEAK = "LISTEN", "SPEAK"
 STAGES = [one.name for one in fields(StageTimes)]

@@ -140,6 +140,12 @@ class Speaker:
         self.empty_cache(slot)
         self.forget_tokens(slot)
 
+    def configure(self, slot: int, settings: SpeechSampling) -> None:
+        """Change the slot's settings; cache, token history and random numbers stay. Raises: SlotError."""
+        self.runner.check_slots([slot])
+        self.join()
+        self.state.sampler.configure(slot, settings, self.config.speech_eos_id)
+
     def forget_tokens(self, slot: int) -> None:
         """Empty the slot's token history."""
         self.join()

@@ -94,9 +94,15 @@ class UnitSteps(RunnerFacts):
         self.runner.configure_text(slot, text, seed)
         self._counters[slot] = self._counters[slot]._replace(draws=0)
 
-    def adjust_text(self, slot: int, text: TextSampling) -> None:
-        """Change the text settings; token history and random numbers continue. Raises: SettingsError."""
-        self.runner.configure_text(slot, text)
+    def adjust(self, slot: int, text: TextSampling | None, speech: SpeechSampling | None) -> None:
+        """Change how tokens are chosen; token histories and random numbers continue. None: unchanged.
+
+        Raises: SettingsError.
+        """
+        if text is not None:
+            self.runner.configure_text(slot, text)
+        if speech is not None and self.speaker is not None:
+            self.speaker.configure(slot, speech)
 
     def context_len(self, slot: int) -> int:
         """Number of context rows in the slot."""

@@ -11,9 +11,9 @@ from tests.traces.settings import session_config, slice_limits
 from tests.traces.stage import VOICE, RecordedEngine, RecordedModel
 from tests.traces.watch import UnitLog
 from worker.config.session import SessionConfig
+from worker.loop.prompt.system_prompt import Adjustment, SystemPrompt
 from worker.loop.results import Failure
 from worker.loop.session import SessionPhase, UnitInput
-from worker.loop.sessions import SystemPrompt
 
 SPARE_ROWS = 64  # context beyond the recording's, so that a diverging session is compared and not refused
 
@@ -81,7 +81,7 @@ class _Player:
         cast, sessions = self._stage.cast, self._stage.sessions
         for call in unit.get("before") or []:
             self._before(call)
-        sessions.adjust(self._session, session_config(self._trace.given, unit))
+        sessions.adjust(self._session, Adjustment(session_config(self._trace.given, unit)))
         sound, frames = cast.folder.sound(unit.get("audio")), unit.get("frames") or []
         slices = [cast.slices(number, limit) for number, limit in zip(frames, slice_limits(unit), strict=True)]
         self._log = self._stage.watcher.fresh(self._trace.name)

@@ -33,6 +33,18 @@ IMAGE_ROWS = 66  # context tokens of one slice, with its two delimiters
 UNIT_ROWS = 14  # <unit>, ten tokens of sound, an inserted turn end, terminator, </unit>
 
 
+# Settings that only `prepare` can change, with the reason.
+PREPARED_SETTINGS = {
+    "chunk_ms": "the model is trained on it",
+    "sample_rate": "the model is trained on it",
+    "window.mode": "the window has kept what this mode needs",
+    "window.marker": "the kept text begins with it",
+    "euler_steps": "the engine has one number of steps",
+    "seed": "random numbers start with the context",
+    "compat": "the context has been built by its rules",
+}
+
+
 class WindowConfig(Settings):
     """What is evicted when the context grows: nothing, the oldest units, or the oldest units with their text kept."""
 
@@ -127,6 +139,35 @@ class SessionConfig(Settings):
             values["window"], inner_ignored = overlaid(defaults.window, inner)
             ignored += [f"window.{key}" for key in inner_ignored]
         return cls(**values), notes(cls, ignored)
+
+    def adjusted(self, given: Mapping[str, object]) -> "SessionConfig":
+        """These settings with values laid over them.
+
+        Args:
+            given: the client's values; a `window` object may be partial.
+        Raises:
+            SettingError: for every unknown key and every value outside its range.
+        """
+        values = {**dict(self), **given}
+        if isinstance(window := given.get("window"), Mapping):
+            try:
+                values["window"] = WindowConfig(**{**dict(self.window), **window})
+            except SettingError as error:
+                problems = [one._replace(setting=f"window.{one.setting}") for one in error.problems]
+                raise SettingError(problems) from None
+        return SessionConfig(**values)
+
+    def check_adjustable(self, after: "SessionConfig") -> None:
+        """Raises: SettingError if `after` differs in settings that only `prepare` can change."""
+        problems = []
+        for name, why in PREPARED_SETTINGS.items():
+            group, _, inner = name.rpartition(".")
+            held, new = ((getattr(one, group) if group else one) for one in (self, after))
+            if getattr(held, inner) != getattr(new, inner):
+                expected = f"{shown(getattr(held, inner))}, as prepared: {why}"
+                problems.append(SettingProblem(name, expected, shown(getattr(new, inner))))
+        if problems:
+            raise SettingError(problems)
 
     def text_sampling(self) -> TextSampling:
         """The sampling of this session's duplex text tokens."""

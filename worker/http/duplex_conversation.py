@@ -17,9 +17,10 @@ from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
 from worker.http.unit_message import UnitClock, partial_message, result_message
+from worker.loop.prompt.system_prompt import Adjustment, SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session_handle import SessionHandle
-from worker.loop.sessions import SystemPrompt
+from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseCode, CloseReason, ErrorCode
 from worker.protocol.messages import (
@@ -70,7 +71,7 @@ class DuplexConversation:
         self._loop = asyncio.get_running_loop()
         self._inbox: MessageInbox[Received] = MessageInbox(service.settings.max_backlog)
         self._spec = self._spec_in = Spec()
-        self._speaks = False
+        self._speaks = self._will_speak = False  # turns that are open; turns that begin
         self._prepared = False
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
@@ -170,6 +171,8 @@ class DuplexConversation:
                 raise message
             case Prepare():
                 await self._prepare(message)
+            case Adjust():
+                await self._adjust(message)
             case Pause():
                 self._pause(message)
             case Resume():
@@ -208,7 +211,7 @@ class DuplexConversation:
         self._prepared = False
         await asyncio.wrap_future(preparing)
         self._prepared, self._spec = True, message.spec
-        self._speaks = config.generate_audio and prompt.voice is not None
+        self._speaks = self._will_speak = config.generate_audio and prompt.voice is not None
         self._turn_open = self._interrupting = self.paused = False
         self._pause_ends = None
         self._frames.clear()
@@ -222,6 +225,21 @@ class DuplexConversation:
                 notes=notes,
             )
         )
+
+    async def _adjust(self, message: Adjust) -> None:
+        if not self._prepared:
+            raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet", "adjust", "a prepared session")
+        given = dict(message.config)
+        if message.max_slice_nums is not None:
+            given["max_slice_nums"] = message.max_slice_nums
+        config = self._handle.config.adjusted(given)
+        outcome = await asyncio.wrap_future(self._handle.adjust(Adjustment(config)))
+        self._will_speak = outcome.speaks
+        if not self._turn_open:
+            self._speaks = self._will_speak
+        values = config.model_dump(mode="json")
+        applied = {"config": {name: values[name] for name in given}} if given else {}
+        self._send(Adjusted(applied=applied, from_unit=outcome.from_unit, notes=outcome.notes))
 
     def _pause(self, message: Pause) -> None:
         default = self._service.settings.pause_timeout
@@ -318,6 +336,8 @@ class DuplexConversation:
         message = result_message(
             event, clock, ends_turn=ends_turn, speaks=self._speaks, n_parts=n_parts, backlog=backlog
         )
+        if not self._turn_open:
+            self._speaks = self._will_speak
         self._metrics.unit(event, message)
         self._send(message)
 
@@ -360,9 +380,14 @@ class DuplexConversation:
         return self._session
 
 
-def _not_now(code: ErrorCode, text: str) -> WireError:
-    """The error for a chunk that is refused; clients match `text`."""
-    return WireError(code, "audio_chunk", expected="a prepared session that is not paused", got=code, text=text)
+def _not_now(
+    code: ErrorCode,
+    text: str,
+    what: str = "audio_chunk",
+    expected: str = "a prepared session that is not paused",
+) -> WireError:
+    """The error for a message that is refused; clients match `text`."""
+    return WireError(code, what, expected=expected, got=code, text=text)
 
 
 def _ignore_result(future: "Future[None]") -> None:

@@ -90,6 +90,7 @@ class SpeechProgress:
     Attributes:
         vocoder_slot: None without a voice.
         windows: cuts speech tokens into windows for the vocoder; None before `VoiceManager.lend`.
+        is_on: the turn is spoken. A turn keeps it to its end, whatever happens to `generate_audio` meanwhile.
         draining: the turn's text has ended, its speech has not.
         n_drained: speech tokens drawn since the text ended.
         n_speech_tokens: speech tokens of this turn.
@@ -97,6 +98,7 @@ class SpeechProgress:
 
     vocoder_slot: int | None = None
     windows: TokenWindows | None = None
+    is_on: bool = False
     draining: bool = False
     n_drained: int = 0
     n_speech_tokens: int = 0

@@ -17,8 +17,9 @@ from models.inputs.image import ImagePatches, image_patches, open_image, plan
 from worker.config.session import SessionConfig
 from worker.loop.audio_buffer import checked
 from worker.loop.command_queue import CommandQueue
+from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
 from worker.loop.session import Session, UnitInput
-from worker.loop.sessions import Sessions, SystemPrompt
+from worker.loop.sessions import Sessions
 
 MAX_SLICES = 9
 
@@ -114,10 +115,23 @@ class SessionHandle:
                 raise SettingsError("max_slice_nums", expected=expected, got=limit)
         return limits
 
-    def adjust(self, config: SessionConfig) -> Future[None]:
-        """Replace the settings from the next unit on. Future errors: as `Sessions.adjust`."""
-        self._config = config
-        return self._commands.submit(self._sessions.adjust, self._session, config)
+    @property
+    def config(self) -> SessionConfig:
+        """The settings as requested last."""
+        return self._config
+
+    def adjust(self, change: Adjustment) -> Future[AdjustOutcome]:
+        """Change the session from the next unit on. Future errors: as `Sessions.adjust`; nothing has changed then."""
+        before = self._config
+        self._config = change.config or before
+        adjusting = self._commands.submit_long(self._sessions.adjust, self._session, change)
+
+        def undo(future: Future[AdjustOutcome]) -> None:
+            if future.exception() is not None and self._config is change.config:
+                self._config = before
+
+        adjusting.add_done_callback(undo)
+        return adjusting
 
     def break_speech(self) -> Future[None]:
         """Stop speaking at the next token; if no unit runs, the next one listens instead of continuing the turn."""

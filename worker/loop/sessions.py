@@ -4,27 +4,20 @@ Everything runs on the engine thread. Only `prepare` runs the model; the other c
 the loop. Contains prompts and the order of calls. Does not contain threads, sockets or files.
 """
 
-import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from models.errors import ContextOverflowError, NumericsError
+from models.errors import ContextOverflowError
 from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
-from models.token2wav.voice.voice import Voice
 from worker.config.session import EngineConfig, SessionConfig
-from worker.config.settings import SettingError, SettingProblem
-from worker.describe import shown
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language
+from worker.loop.prompt.prompts import Prompts, Snapshot
+from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
 from worker.loop.results import Event, Failure
 from worker.loop.session import Gate, OrderError, Session, SessionPhase, UnitInput
 from worker.loop.unit_loop import UnitLoop
@@ -32,41 +25,6 @@ from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import UnitWindow
 
 LOG = logging.getLogger(__name__)
-# Settings that take effect in `prepare` and cannot be adjusted later.
-PREPARED_SETTINGS = (
-    "generate_audio",
-    "tts_temperature",
-    "tts_repetition_penalty",
-    "window",
-    "euler_steps",
-    "seed",
-    "compat",
-)
-MAX_SNAPSHOT_ROWS = 1024  # longer prompts are rarely shared and take the memory of many snapshots
-REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
-
-Snapshot = list[Tensor]
-
-
-@dataclass(frozen=True)
-class SystemPrompt:
-    """The start of a session's context.
-
-    Args:
-        prefix, suffix: text before and after the reference voice.
-        ref_audio: [n] float32 at 16 kHz for the language model, or None.
-        voice: voice of the model's speech, or None.
-    """
-
-    prefix: str
-    suffix: str
-    ref_audio: np.ndarray | None = None
-    voice: Voice | None = None
-
-    @classmethod
-    def of(cls, system: str, ref_audio: np.ndarray | None = None, voice: Voice | None = None) -> "SystemPrompt":
-        """The template that the model was trained with, around a system text."""
-        return cls(f"<|im_start|>system\n{system}\n<|audio_start|>", "<|audio_end|><|im_end|>", ref_audio, voice)
 
 
 class SessionsMark(NamedTuple):
@@ -85,7 +43,7 @@ class Sessions:
         self._unit_steps, self._language, self._voices, self._loop = unit_steps, language, voices, loop
         self._config = config
         self._open: dict[str, Session] = {}
-        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._prompts = Prompts(unit_steps, language.tokenizer, loop.observer, config.snapshots)
         self._n_opened = 0
 
     def __len__(self) -> int:
@@ -151,61 +109,12 @@ class Sessions:
         unit_steps.empty(slot)
         session.reset(config, self._audio_buffer(config), self._window(config))
         unit_steps.configure(slot, config.text_sampling(), config.speech_sampling(), self.seed(config))
-        tokenizer = self._language.tokenizer
-        prefix, suffix = tokenizer.encode(prompt.prefix), tokenizer.encode(prompt.suffix)
-        if config.generate_audio:
-            self._voices.lend(session, prompt.voice)
-        else:
-            self._voices.take_back(session)
-        n_rows = self._load_or_feed(session, prefix, prompt.ref_audio, suffix)
-        session.window.protect(n_rows - len(suffix), suffix)
-        if not session.reference and config.window.mode != "off":
-            n_held = n_rows - (len(suffix) if config.window.mode == "context" else 0)
-            saved = self._snapshots.get(_digest(prefix, prompt.ref_audio, suffix))  # shared if there is one
-            keys = unit_steps.save_keys(slot, n_held) if saved is None else saved
-            unit_steps.context.hold(slot, keys, n_held)
-        return n_rows
-
-    def _load_or_feed(
-        self, session: Session, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]
-    ) -> int:
-        """Load the prompt's snapshot, or feed the prompt and save one. Returns: its rows."""
-        unit_steps, slot = self._unit_steps, session.slot
-        key = _digest(prefix, ref_audio, suffix)
-        if (saved := self._snapshots.get(key)) is not None:
-            self._snapshots.move_to_end(key)
-            unit_steps.load(slot, saved)
-            return unit_steps.context_len(slot)
-        rows = self._prompt_rows(prefix, ref_audio, suffix)
-        if rows is None:
-            return 0
-        n_rows = self.feed_prompt(session, rows)
-        if self._config.snapshots and n_rows <= MAX_SNAPSHOT_ROWS:
-            self._snapshots[key] = unit_steps.save(slot)
-            if len(self._snapshots) > self._config.snapshots:
-                self._snapshots.popitem(last=False)
-        return n_rows
+        self._voices.lend(session, prompt.voice)
+        return self._prompts.start(session, prompt)
 
     def feed_prompt(self, session: Session, rows: Rows) -> int:
         """Feed the prompt of an empty session. Returns: its rows. Raises: ContextOverflowError, NumericsError."""
-        unit_steps, what = self._unit_steps, f"prompt of session {session.id}"
-        if len(rows) > unit_steps.max_context_len:
-            expected = f"at most {unit_steps.max_context_len} rows"
-            raise ContextOverflowError(what, expected=expected, got=len(rows))
-        self._loop.observer.rows_fed(session.id, "prompt", 0, rows)
-        (chosen,) = unit_steps.feed([session.slot], [rows], [False])
-        if chosen.bad:
-            raise NumericsError(what, expected="finite numbers", got="NaN or infinity")
-        return len(rows)
-
-    def _prompt_rows(self, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> Rows | None:
-        if not prefix and not suffix and ref_audio is None:
-            return None
-        if ref_audio is None:
-            return Rows.mixed([*prefix, *suffix], [])
-        (audio,) = self._unit_steps.encode_clips([torch.from_numpy(ref_audio)], chunk_length=REF_AUDIO_CHUNK_S)
-        ids = [*prefix, *[0] * len(audio), *suffix]
-        return Rows.mixed(ids, [(len(prefix), audio)])
+        return self._prompts.feed(session, rows)
 
     def seed(self, config: SessionConfig) -> int:
         """Seed of a session's random numbers."""
@@ -217,19 +126,20 @@ class Sessions:
     @property
     def n_snapshots(self) -> int:
         """Number of saved prompts."""
-        return len(self._snapshots)
+        return len(self._prompts.snapshots)
 
     def forget_snapshots(self) -> None:
         """Drop all saved prompts: the next session feeds its prompt."""
-        self._snapshots.clear()
+        self._prompts.snapshots.clear()
 
     def mark(self) -> SessionsMark:
         """State that closed sessions leave behind, for `forget_since`."""
-        return SessionsMark(self._n_opened, self._snapshots.copy())
+        return SessionsMark(self._n_opened, self._prompts.snapshots.copy())
 
     def forget_since(self, mark: SessionsMark) -> None:
         """Restore the seeds and saved prompts of `mark`, so that sessions since then do not affect later ones."""
-        self._n_opened, self._snapshots = mark
+        self._n_opened = mark.n_opened
+        self._prompts.restore(mark.snapshots)
 
     # --- units ---------------------------------------------------------------------------------
 
@@ -256,22 +166,44 @@ class Sessions:
                 unit = session.waiting.popleft()
                 self._loop.add(DuplexJob(session, unit.arrived, unit, self._language, self._voices))
 
-    def adjust(self, session: Session, config: SessionConfig) -> None:
-        """Replace the settings from the next unit on; context, turn and random numbers are kept.
+    def adjust(self, session: Session, change: Adjustment) -> AdjustOutcome:
+        """Change a session from the next unit on; its context, turn and random numbers stay. All changes, or none.
 
-        Raises: OrderError while a unit runs; SettingError for a setting that only `prepare` can change.
+        Raises: OrderError while a unit runs; SettingError for a value that the engine refuses and for a setting that
+            only `prepare` can change; ContextOverflowError if a larger unit does not fit; as `VoiceManager.adjust`.
         """
         if session.phase is not SessionPhase.READY:
             raise OrderError(f"session {session.id}: adjust", expected="a session between units", got=session.phase)
+        config = change.config or session.config
         self._config.check_session(config)
-        changed = [name for name in PREPARED_SETTINGS if getattr(config, name) != getattr(session.config, name)]
-        if changed:
-            values = ((name, getattr(session.config, name), getattr(config, name)) for name in changed)
-            raise SettingError(
-                [SettingProblem(name, f"{held!r}, as prepared", shown(given)) for name, held, given in values]
-            )
+        session.config.check_adjustable(config)
+        self._check_room(session, config)
+        notes = self._voices.adjust(session, speaks=config.generate_audio)
+        self._reconfigure(session, config)
+        speaks = config.generate_audio and session.speech.vocoder_slot is not None
+        return AdjustOutcome(session.n_units + 1, speaks, notes)
+
+    def _check_room(self, session: Session, config: SessionConfig) -> None:
+        """A window evicts when a unit is closed, so the next one must fit as it is."""
+        n_rows = session.window.length + config.unit_rows
+        if (
+            config.window.mode != "off"
+            and config.unit_rows > session.config.unit_rows
+            and n_rows > self._config.llm_len
+        ):
+            what, expected = f"context of session {session.id}", f"at most {self._config.llm_len} rows with a unit"
+            raise ContextOverflowError(what, expected=expected, got=f"{session.window.length} + {config.unit_rows}")
+
+    def _reconfigure(self, session: Session, config: SessionConfig) -> None:
+        before = session.config
+        text, speech = config.text_sampling(), config.speech_sampling()
+        self._unit_steps.adjust(
+            session.slot,
+            text if text != before.text_sampling() else None,
+            speech if speech != before.speech_sampling() else None,
+        )
+        session.window.configure(config.window, self._max_window_tokens(config))
         session.reconfigure(config)
-        self._unit_steps.adjust_text(session.slot, config.text_sampling())
 
     def pause(self, session: Session) -> None:
         """Refuse units until `resume`; waiting units still run. Raises: OrderError."""
@@ -337,19 +269,14 @@ class Sessions:
         return AudioBuffer(reference=config.compat == "reference", max_waiting_s=2 * self._config.max_waiting_units)
 
     def _window(self, config: SessionConfig) -> UnitWindow:
-        reference = config.compat == "reference"
         return UnitWindow(
             config.window,
             is_special=self._language.is_special,
             decode=self._language.text,
             marker=self._language.tokenizer.encode(config.window.marker),
-            max_tokens=None if reference else self._config.llm_len - config.unit_rows,
+            max_tokens=self._max_window_tokens(config),
             evict_newest=True,
         )
 
-
-def _digest(prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> str:
-    digest = hashlib.sha256(repr((prefix, suffix, ref_audio is not None)).encode())
-    if ref_audio is not None:
-        digest.update(np.ascontiguousarray(ref_audio, np.float32).tobytes())
-    return digest.hexdigest()
+    def _max_window_tokens(self, config: SessionConfig) -> int | None:
+        return None if config.compat == "reference" else self._config.llm_len - config.unit_rows

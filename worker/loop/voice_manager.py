@@ -20,27 +20,55 @@ class VoiceManager:
     def __init__(self, unit_steps: UnitSteps, vocoder: Vocoder | None):
         """vocoder: None for an engine without sound."""
         self._unit_steps, self._vocoder = unit_steps, vocoder
+        self._voices: dict[int, Voice] = {}  # by slot, also of sessions that do not speak now
 
     def lend(self, session: Session, voice: Voice | None) -> None:
-        """Replace the session's voice. voice: None for none.
+        """Replace the session's voice. It is leased when the settings ask for sound. voice: None for none.
 
         Raises: as `Vocoder.open`.
         """
         self.take_back(session)
-        slot = None
-        if voice is not None and self._vocoder is not None:
-            slot = self._vocoder.open(voice, session.config.euler_steps)
-        session.start_speech(SpeechProgress(slot, self._windows()))
+        if voice is not None:
+            self._voices[session.slot] = voice
+        slot = self._open(session) if session.config.generate_audio else None
+        session.start_speech(self._progress(session, slot))
+
+    def _open(self, session: Session) -> int | None:
+        voice = self._voices.get(session.slot)
+        if voice is None or self._vocoder is None:
+            return None
+        return self._vocoder.open(voice, session.config.euler_steps)
+
+    def adjust(self, session: Session, *, speaks: bool) -> list[str]:
+        """Start or end the speech of a session between two units. A turn that is spoken is spoken to its end.
+
+        Args:
+            speaks: the setting `generate_audio` from now on.
+        Returns: one sentence for each change that takes effect later, or not at all.
+        Raises: as `Vocoder.open`; nothing has changed then.
+        """
+        speech = session.speech
+        slot, notes = speech.vocoder_slot, []
+        if speaks and slot is None:
+            slot = self._open(session)
+            if slot is None:
+                notes.append("setting generate_audio has no effect: the session has no voice")
+        if not speaks and speech.is_on and session.is_speaking:
+            notes.append("setting generate_audio takes effect when the turn has ended")
+        elif speaks != speech.is_on or slot != speech.vocoder_slot:
+            session.start_speech(SpeechProgress(slot, self._windows(), speaks))
+        return notes
 
     def take_back(self, session: Session) -> None:
         """Release the session's voice."""
         if self._vocoder is not None and session.speech.vocoder_slot is not None:
             self._vocoder.close(session.speech.vocoder_slot)
+        self._voices.pop(session.slot, None)
         session.start_speech(SpeechProgress())
 
     def can_speak(self, session: Session) -> bool:
         """Whether speech tokens are drawn; reference mode draws them without a voice too."""
-        able = self._unit_steps.speaker is not None and session.config.generate_audio
+        able = self._unit_steps.speaker is not None and session.speech.is_on
         return able and (session.reference or session.speech.vocoder_slot is not None)
 
     def is_fresh(self, session: Session) -> bool:
@@ -50,13 +78,13 @@ class VoiceManager:
     def end_tokens(self, session: Session) -> None:
         """End the turn's speech tokens: the next call begins a turn."""
         self._unit_steps.end_turn(session.slot)
-        session.start_speech(SpeechProgress(session.speech.vocoder_slot, self._windows()))
+        session.start_speech(self._progress(session, session.speech.vocoder_slot))
 
     def cut(self, session: Session, *, keep_speech_tokens: bool = False) -> None:
         """Drop the speech that is not voiced yet. keep_speech_tokens: keep the speech cache of the turn (reference)."""
         if self._unit_steps.speaker is not None and not keep_speech_tokens:
             self._unit_steps.end_turn(session.slot)
-        session.start_speech(SpeechProgress(session.speech.vocoder_slot, self._windows()))
+        session.start_speech(self._progress(session, session.speech.vocoder_slot))
         self.begin_turn(session)
 
     def begin_answer(self, session: Session) -> SpeechStream | None:
@@ -67,13 +95,17 @@ class VoiceManager:
         self.cut(session)
         if session.reference:
             windows = TokenWindows(lookahead=self._lookahead, compat="reference")
-            session.start_speech(SpeechProgress(session.speech.vocoder_slot, windows))
+            session.start_speech(SpeechProgress(session.speech.vocoder_slot, windows, session.speech.is_on))
         return SpeechStream(speaker, session.slot, compat=session.config.compat)
 
     def begin_turn(self, session: Session) -> None:
         """Reset the vocoder's state of the session."""
         if self._vocoder is not None and session.speech.vocoder_slot is not None:
             self._vocoder.begin_turn(session.speech.vocoder_slot)
+
+    def _progress(self, session: Session, vocoder_slot: int | None) -> SpeechProgress:
+        """The speech of a turn that begins."""
+        return SpeechProgress(vocoder_slot, self._windows(), session.config.generate_audio)
 
     def _windows(self) -> TokenWindows:
         return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS)

@@ -87,6 +87,13 @@ class UnitWindow:
         self.units: deque[UnitRecord] = deque()
         self.events = self.dropped_tokens = self.dropped_units = self.position_offset = 0
 
+    def configure(self, config: WindowConfig, max_tokens: int | None) -> None:
+        """Change the limits from the next closed unit on; mode and marker must be as before."""
+        assert (config.mode, config.marker) == (self._config.mode, self._config.marker), (
+            "window: mode or marker changed"
+        )
+        self._config, self._max_tokens = config, max_tokens
+
     @property
     def preserve(self) -> int:
         return self.prefix + len(self.previous_ids) + len(self.suffix)

@@ -24,8 +24,8 @@ from models.token2wav.prompt.sound_file import write_sound
 from models.token2wav.voice.voice import Voice
 from worker.config.session import EngineConfig, SessionConfig
 from worker.engine import Engine, EngineError
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Failure
-from worker.loop.sessions import SystemPrompt
 from worker.media import MediaUnits, read_units
 from worker.offline import reply as offline_reply
 from worker.offline import table as offline_table

@@ -14,9 +14,9 @@ from models.errors import ModelError
 from models.inputs.audio_sizes import UNIT_SAMPLES
 from worker.config.session import SessionConfig
 from worker.engine import Engine
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.session import Session
-from worker.loop.sessions import SystemPrompt
 from worker.media import MediaUnits
 from worker.offline.reply import OfflineState, UnitOutcome
 

@@ -87,6 +87,16 @@ class Message(FieldGroup):
         return given
 
 
+class FromClient(Message):
+    """A message from the client to the gateway, or from the gateway to the worker."""
+
+    sends_nulls = False
+
+
+class FromServer(Message):
+    """A message from the worker to the gateway, or from the gateway to the client."""
+
+
 AnyMessage = TypeVar("AnyMessage", bound=Message, covariant=True)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from worker.describe import TypeWords
-from worker.protocol.codec import FieldGroup, Reader, SoundField, known_fields
-from worker.protocol.messages import SYSTEM_PROMPT, Error, FromClient, FromServer, Interrupt, Stop, Stopped
+from worker.protocol.codec import FieldGroup, FromClient, FromServer, Reader, SoundField, known_fields
+from worker.protocol.messages import SYSTEM_PROMPT, Error, Interrupt, Stop, Stopped
 from worker.protocol.system_content import known_items
 from worker.protocol.wire import SOUND_RATE
 

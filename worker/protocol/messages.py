@@ -8,8 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, computed_field
 
+from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import (
     FieldGroup,
+    FromClient,
+    FromServer,
     Message,
     OneDecimal,
     PictureField,
@@ -53,12 +56,6 @@ SpecField = Annotated[Spec, known_fields(Spec)]
 
 
 # --- from the client ------------------------------------------------------------------------------
-
-
-class FromClient(Message):
-    """A message from the client to the gateway, or from the gateway to the worker."""
-
-    sends_nulls = False
 
 
 class Prepare(FromClient):
@@ -198,10 +195,6 @@ class ClientDiagnostic(FromClient):
 # --- to the client --------------------------------------------------------------------------------
 
 
-class FromServer(Message):
-    """A message from the worker to the gateway, or from the gateway to the client."""
-
-
 class Prepared(FromServer):
     """The session is ready for units."""
 
@@ -320,13 +313,14 @@ class Error(FromServer):
 # --- reading and writing --------------------------------------------------------------------------
 
 ClientMessage = Annotated[
-    Prepare | AudioChunk | VideoFrame | Pause | Resume | Stop | Interrupt | ClientDiagnostic,
+    Prepare | AudioChunk | VideoFrame | Adjust | Pause | Resume | Stop | Interrupt | ClientDiagnostic,
     Field(discriminator="type"),
 ]
 ServerMessage = Annotated[
     Prepared
     | Result
     | Partial
+    | Adjusted
     | Paused
     | Resumed
     | Interrupted

@@ -26,8 +26,9 @@ from worker.assembly.parts import EngineParts
 from worker.config.session import SessionConfig
 from worker.engine import Engine
 from worker.loop.audio_buffer import checked
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
-from worker.loop.sessions import SessionsMark, SystemPrompt
+from worker.loop.sessions import SessionsMark
 from worker.media import MediaError, read_units
 from worker.start.voices import ReferenceSound
 from worker.start.warmup_report import UnitTimes, WarmUpReport

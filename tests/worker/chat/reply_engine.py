@@ -37,9 +37,10 @@ from worker.config.session import SessionConfig
 from worker.loop import voice_manager as voice_module
 from worker.loop.language import Language
 from worker.loop.observer import Observer
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, Prefilled, ReplyResult
 from worker.loop.session import Session
-from worker.loop.sessions import Sessions, SystemPrompt
+from worker.loop.sessions import Sessions
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 

@@ -16,6 +16,7 @@ from models.sampling.settings import DUPLEX_SPEECH, DUPLEX_TEXT
 from tests.worker.config.setting_values import JSON, refused
 from worker.config.session import (
     FIXED_SET,
+    PREPARED_SETTINGS,
     REFERENCE_SET,
     REPLY_SET,
     REPLY_TEXT_SET,
@@ -315,12 +316,50 @@ def test_samplers_accept_all_valid_settings(settings: dict[str, Any]) -> None:
     assert speech_tokens.history_per_call
 
 
+# --- adjusting ------------------------------------------------------------------------------------
+
+
+def test_adjusted_settings_are_laid_over_the_current_ones() -> None:
+    held = SessionConfig(temperature=0.5, window=WindowConfig(high_tokens=3000, low_tokens=2000))
+    got = held.adjusted({"top_k": 3, "window": {"low_tokens": 1000}})
+    assert got == SessionConfig(temperature=0.5, top_k=3, window=WindowConfig(high_tokens=3000, low_tokens=1000)), (
+        f"expected the other values kept, got {got}"
+    )
+    assert held.adjusted({}) == held
+
+
+@pytest.mark.parametrize(
+    "given, setting",
+    [
+        ({"temprature": 1.0}, "temprature: expected a setting that exists, such as temperature"),
+        ({"window": {"hihg_tokens": 9}}, "window.hihg_tokens: expected a setting that exists, such as high_tokens"),
+        ({"top_p": 1.5}, "top_p: expected a number from 0 to 1, got 1.5"),
+        ({"window": {"low_tokens": 9000}}, "window.low_tokens: expected at most high_tokens"),
+        ({"window": 5}, "window: expected an object"),
+    ],
+)
+def test_adjusting_refuses_by_name(given: dict[str, Any], setting: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        SessionConfig().adjusted(given)
+    assert f"setting {setting}" in str(caught.value), f"expected {setting!r} in the error, got {caught.value}"
+
+
+def test_adjusting_refuses_all_settings_of_prepare_at_once() -> None:
+    given = {"seed": 1, "compat": "reference", "window": {"mode": "off", "marker": "x"}, "euler_steps": 3}
+    with pytest.raises(SettingError) as caught:
+        SessionConfig().check_adjustable(SessionConfig().adjusted(given))
+    names = {problem.setting for problem in caught.value.problems}
+    assert names == PREPARED_SETTINGS.keys() - {"chunk_ms", "sample_rate"}, f"expected every changed one, got {names}"
+    SessionConfig().check_adjustable(SessionConfig().adjusted({"window": {"high_tokens": 5000}, "tts_temperature": 1}))
+
+
 # --- documentation --------------------------------------------------------------------------------
 
 
 def documented(root: Path) -> dict[str, tuple[str, ...]]:
-    """setting -> (default, allowed, what it does), as in the table."""
-    lines = (root / "docs" / "session-config.md").read_text(encoding="utf-8").splitlines()
+    """setting -> (default, allowed, what it does, adjustable), as in the table."""
+    text = (root / "docs" / "session-config.md").read_text(encoding="utf-8")
+    lines = text[: text.index("\n## ")].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return {row[0].strip("`"): tuple(row[1:]) for row in rows}
 
@@ -332,7 +371,8 @@ def test_document_lists_every_setting(root: Path) -> None:
         for name, entry in settings.model_fields.items():
             if name != "window":
                 default = f"`{json.dumps(entry.default)}`"
-                expected[prefix + name] = (default, settings.allowed(name), entry.description or "")
+                adjustable = "no" if prefix + name in PREPARED_SETTINGS else "yes"
+                expected[prefix + name] = (default, settings.allowed(name), entry.description or "", adjustable)
     got = documented(root)
     assert got.keys() == expected.keys(), (
         f"expected the same settings, got a difference in {got.keys() ^ expected.keys()}"

@@ -20,8 +20,8 @@ from worker.compile.state import TargetPhase
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import UnitResult
-from worker.loop.sessions import SystemPrompt
 
 pytestmark = pytest.mark.gpu
 

@@ -40,9 +40,9 @@ from tests.worker.loop.engines import (
     voice,
 )
 from worker.config.session import SessionConfig, WindowConfig
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, UnitResult
 from worker.loop.session import OrderError, Session, SessionPhase
-from worker.loop.sessions import SystemPrompt
 
 TEXT = ("mel_unit", "audio_unit", "audio_overlap", "vision", "unit_prefill", "unit_step")
 SPEECH = ("spoken_rows", "speech_begin", "speech_step")
@@ -373,7 +373,7 @@ def test_failure_of_a_prompt(case: tuple[str, SystemPrompt, SessionConfig, type[
     """The session is new afterwards, every slot is kept, and waiting units fail."""
     _, prompt, config, error, region = case
     small = SmallEngine() if region in ("voice", "clips") else engine()  # a prepared voice or clip is not encoded again
-    small.sessions._snapshots.clear()
+    small.sessions._prompts.snapshots.clear()
     session = small.open("one", ALOUD, make_prompt(speaker=0))
     small.run_unit(session, 1)
     small.send(session, 2)

@@ -28,7 +28,7 @@ def test_snapshot_is_shared_with_the_held_keys() -> None:
     engine = SmallEngine(make_config(snapshots=1))
     config = QUIET.model_copy(update={"window": WINDOW})
     first, second = engine.open("a", config), engine.open("b", config)
-    [saved] = engine.sessions._snapshots.values()
+    [saved] = engine.sessions._prompts.snapshots.values()
     for session in (first, second):
         keys = engine.unit_steps.context._held[session.slot].keys
         assert len(keys) == len(saved) // 2

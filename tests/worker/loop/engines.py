@@ -35,9 +35,10 @@ from worker.assembly.parts import EngineParts
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.loop import duplex_job
 from worker.loop.observer import Observer
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session import Session, UnitInput
-from worker.loop.sessions import Sessions, SystemPrompt
+from worker.loop.sessions import Sessions
 from worker.loop.unit_loop import UnitLoop
 from worker.loop.voice_manager import VoiceManager
 

@@ -130,7 +130,7 @@ def test_150_units_take_no_more_memory_than_50(engine: ScriptedEngine) -> None:
         engine.script.record.clear()
         if number in (49, 149):
             engine_sizes.append(
-                sum(map(sizes, (engine.loop.jobs, engine.sessions._snapshots, engine.unit_steps._counters)))
+                sum(map(sizes, (engine.loop.jobs, engine.sessions._prompts.snapshots, engine.unit_steps._counters)))
             )
     for session in sessions:
         early, late = max(host[session.id][:17]), max(host[session.id][17:])

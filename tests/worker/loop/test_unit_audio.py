@@ -25,9 +25,9 @@ from tests.worker.loop.engines import (
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.config.session import WindowConfig
 from worker.engine import Engine
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Failure
 from worker.loop.session import Session, UnitInput
-from worker.loop.sessions import SystemPrompt
 
 CHATTY = "<|speak|>one two three four five"
 

@@ -5,12 +5,13 @@ import base64
 import pytest
 
 from tests.worker.protocol.message_helpers import PICTURE, b64, refused, sent
+from worker.protocol.adjust_messages import Adjust
+from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     CLIENT,
     SYSTEM_PROMPT,
     ClientDiagnostic,
-    FromClient,
     Interrupt,
     Prepare,
     Resume,
@@ -22,7 +23,8 @@ from worker.protocol.wire import WireError
 
 def test_message_types() -> None:
     got = sorted(CLIENT.classes)
-    expected = ["audio_chunk", "client_diagnostic", "interrupt", "pause", "prepare", "resume", "stop", "video_frame"]
+    expected = ["adjust", "audio_chunk", "client_diagnostic", "interrupt", "pause", "prepare", "resume", "stop"]
+    expected.append("video_frame")
     assert got == expected and all(issubclass(cls, FromClient) for cls in CLIENT.classes.values())
     for cls, name in ((Resume, "resume"), (Stop, "stop"), (Interrupt, "interrupt")):
         assert sent(type=name) == cls()
@@ -163,7 +165,7 @@ def test_diagnostics_keep_all_fields() -> None:
     assert got.model_extra == {"event": "gap", "ms": 3.5, "list": [1, {"a": None}], "nothing": None}
 
 
-@pytest.mark.parametrize("name", [name for name in CLIENT.classes if name != "client_diagnostic"])
+@pytest.mark.parametrize("name", [name for name in CLIENT.classes if name not in ("client_diagnostic", "adjust")])
 def test_ignores_unknown_fields_and_nulls(name: str) -> None:
     needed = {"audio_chunk": {"audio_base64": "AAAAAA=="}, "video_frame": {"frame": "AAAA"}}.get(name, {})
     cls = CLIENT.classes[name]
@@ -173,3 +175,16 @@ def test_ignores_unknown_fields_and_nulls(name: str) -> None:
     assert got.model_dump() == plain.model_dump()
     spec = sent(type="prepare", spec={"unknown": 1, "sound_in": None, "sound_out": "pcm16"}).spec
     assert spec == Spec(sound_out="pcm16"), spec
+
+
+def test_adjust_refuses_unknown_fields_by_name() -> None:
+    error = refused(type="adjust", config={"top_k": 1}, confg={"top_k": 2})
+    assert error.code == ErrorCode.BAD_MESSAGE
+    assert str(error).startswith("adjust.confg: expected no field but config, max_slice_nums"), error
+    assert str(error).endswith("got {'top_k': 2}"), error
+
+
+def test_nulls_of_adjust_count_as_absent() -> None:
+    got = sent(type="adjust", config=None, max_slice_nums=None)
+    assert got == sent(type="adjust") == Adjust()
+    assert sent(type="adjust", config={"listen_top_k": None}).config == {"listen_top_k": None}

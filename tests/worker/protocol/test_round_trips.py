@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.protocol.message_helpers import FORMS, LISTEN
+from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import Message
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
@@ -63,6 +64,12 @@ SERVERS = st.one_of(
     RESULTS,
     st.builds(Partial, current_time=COUNT, part=st.integers(1, 99), text=TEXT, audio_data=SAMPLES),
     st.builds(Prepared, prompt_length=COUNT, recording_session_id=st.none() | TEXT, spec=SPECS, notes=st.lists(TEXT)),
+    st.builds(
+        Adjusted,
+        applied=st.dictionaries(TEXT, st.booleans() | COUNT | TEXT, max_size=3),
+        from_unit=st.integers(1, 2**31),
+        notes=st.lists(TEXT, max_size=2),
+    ),
     st.builds(Paused, timeout=FINITE),
     st.builds(Timeout, reason=TEXT),
     st.builds(Stopped, session_id=TEXT),
@@ -117,7 +124,7 @@ def test_prepare_round_trips(prompt: str, spec: Spec, config: dict[str, Any]) ->
     got = read_text(write(message, spec))
     assert got.ref_audio().tolist() == [1, 1, 1]
     assert (got.system_prompt, got.spec, got.config) == (prompt, spec, config)
-    for other in (Pause(timeout=2.5), Stop(), VideoFrame(frame=b"abc")):
+    for other in (Pause(timeout=2.5), Stop(), VideoFrame(frame=b"abc"), Adjust(config=config)):
         assert read_text(write(other)).model_dump() == other.model_dump()
 
 
