@@ -15,7 +15,19 @@ from websockets.asyncio.server import ServerConnection, serve
 from benchmarks.serve.fake_worker import FakeWorker
 from clients.duplex import DuplexClient, connect
 from clients.errors import ConnectionLost, Refused, ServerError
-from worker.protocol.messages import Error, Partial, Prepared, Result, ServerMessage, Spec, Stopped, Timeout, write
+from worker.protocol.adjust_messages import Adjust, Adjusted
+from worker.protocol.messages import (
+    Error,
+    Partial,
+    Prepared,
+    Result,
+    ServerMessage,
+    Spec,
+    Stopped,
+    Timeout,
+    read_text,
+    write,
+)
 from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 
 WAIT_S = 30.0
@@ -210,5 +222,29 @@ def test_tls(tmp_path: Path) -> None:
             for trust in ({"insecure": True}, {"ssl": ssl.create_default_context(cafile=tmp_path / "cert")}):
                 async with connect(url, **trust) as client:
                     await client.prepare()
+
+    run(story)
+
+
+def test_adjust_sends_its_fields_and_returns_the_answer() -> None:
+    async def story() -> None:
+        answer = Adjusted(applied={"config": {"top_k": 3}}, from_unit=4, notes=["later"])
+        refusal = Error(error="setting top_p: expected less, got more", code="bad_config")
+        received: list[str] = []
+
+        async def handler(socket: ServerConnection) -> None:
+            for message in (answer, refusal):
+                received.append(str(await socket.recv()))
+                await socket.send(write(message))
+            await socket.wait_closed()
+
+        async with serve(handler, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with connect(f"ws://127.0.0.1:{port}/ws/duplex") as client:
+                assert await client.adjust(config={"top_k": 3, "listen_top_k": None}, max_slice_nums=2) == answer
+                with pytest.raises(ServerError, match="top_p"):
+                    await client.adjust(config={"top_p": 5})
+        first = read_text(received[0])
+        assert first == Adjust(config={"top_k": 3, "listen_top_k": None}, max_slice_nums=2), received
 
     run(story)

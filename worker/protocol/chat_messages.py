@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from worker.protocol.codec import FieldGroup, Message, Reader, SoundField, known_fields
+from worker.protocol.codec import FieldGroup, FromServer, Message, Reader, SoundField, known_fields
 from worker.protocol.content import ChatTurns
-from worker.protocol.messages import FromServer
 
 RATE_OUT = 24_000
 MAX_NEW_TOKENS = 4096
