@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
@@ -38,6 +39,7 @@ from server.routes.sessions import session_routes
 from server.routes.sockets import add_sockets
 from server.routes.status import status_routes
 from server.routes.voices import voice_routes
+from server.unknown_page import on_http_error
 from worker.version import VERSION
 
 REFUSED: dict[int | str, dict[str, Any]] = {
@@ -72,9 +74,11 @@ class Gateway:
 
 def build_app(gateway: Gateway) -> FastAPI:
     """The application with all routes of the gateway."""
-    app = FastAPI(title="Duologue gateway", version=VERSION)
+    # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
+    app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, _on_internal_error)
     apps = gateway.apps
     admission = Admission(gateway.origins, apps)

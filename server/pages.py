@@ -39,6 +39,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # browsers revalidate at each visit and get 304 for an unchanged file
 }
+ICON = "icon.svg"
 LIVE = "live/live.html"
 HOME = LIVE
 # App id -> its page. A page that is missing is a 404.
@@ -87,7 +88,11 @@ def add_pages(app: FastAPI, apps: Apps, folder: Path = STATIC) -> None:
 
         app.get(one.route, include_in_schema=False)(app_page)
 
+    async def icon(request: Request) -> Response:
+        return await page(ICON, request)
+
     app.get("/", include_in_schema=False)(home)
+    app.get("/favicon.ico", include_in_schema=False)(icon)
     for one in apps.all:
         add_app(one)
     app.mount("/static", files, name="static")

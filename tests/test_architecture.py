@@ -48,7 +48,7 @@ serving
 main offline
 """
 SERVER = """
-origins
+origins unknown_page
 dispatch request_guard
 registry metrics recording
 admission pages

@@ -169,3 +169,29 @@ def test_serves_all_files_of_the_page() -> None:
                 assert HEADERS.items() <= {key: page.headers.get(key) for key in HEADERS}.items()
 
     asyncio.run(scenario())
+
+
+def test_unknown_address_is_a_page_for_browsers_and_json_for_programs() -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
+            for path in ("/nothing", "/omni/x", "/docs", "/redoc"):
+                answer = await http.request("GET", path, 404, headers=browser)
+                assert answer.headers["content-type"].startswith("text/html"), f"{path}: got {answer.headers}"
+                assert 'href="/"' in answer.text and "http" not in answer.text, answer.text
+                assert (await http.request("GET", path, 404)).json() == {"detail": "Not Found"}
+            for method, path in (("GET", "/api/nothing"), ("GET", "/static/nothing.js"), ("POST", "/nothing")):
+                answer = await http.request(method, path, 404, headers=browser)
+                assert answer.json().keys() == {"detail"}, f"{method} {path}: got {answer.text}"
+
+    asyncio.run(scenario())
+
+
+def test_icon_is_served_where_browsers_look_for_it() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of()) as http:
+            answer = await http.request("GET", "/favicon.ico")
+            assert answer.headers["content-type"] == "image/svg+xml" and "<svg" in answer.text
+
+    asyncio.run(scenario())

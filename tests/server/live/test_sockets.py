@@ -22,6 +22,7 @@ from tests.server.live_gateway import (
     wait_until,
 )
 from worker.protocol.codes import ErrorCode
+from worker.status import State
 
 QUEUED = {"type", "reason", "position", "estimated_wait_s", "ticket_id", "queue_length", "eta_seconds"}
 UPDATE = QUEUED - {"ticket_id"}
@@ -345,5 +346,27 @@ def test_internal_error_ends_one_session(monkeypatch: pytest.MonkeyPatch) -> Non
             assert (await client.wait_closed())[0] == 1011
             assert (await gateway.get("/status"))["slots"]["leased"] == 1
             await other.unit()
+
+    run(scenario)
+
+
+def test_waiting_client_learns_that_workers_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_wait, "UPDATE_S", 0.1)
+
+    async def scenario() -> None:
+        async with FakeWorker() as first, FakeWorker() as second, running_gateway(first, second) as gateway:
+            workers = gateway.gateway.dispatcher.workers
+            first.state, second.state = State.LOADING, State.WARMING_UP
+            await wait_until(lambda: not workers.n_ready, "no ready worker")
+            client = await gateway.connect()
+            message = await client.receive("queued")
+            assert (message["reason"], message["estimated_wait_s"]) == ("loading", 0.0), message
+            assert message["progress"].keys() == {"what", "done", "total"}, message
+            first.crash()
+            second.crash()
+            async with asyncio.timeout(10):
+                while (message := await client.receive("queue_update"))["reason"] != "no_worker":
+                    pass
+            assert "progress" not in message, message
 
     run(scenario)
