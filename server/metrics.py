@@ -21,6 +21,8 @@ WAIT_SECONDS = (0.1, 0.5, 1, 3, 10, 30, 60, 120, 300, 600, 1800)
 SESSION_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600)
 # Headroom below 0 is a missed deadline.
 HEADROOM_SECONDS = (-2.0, -1.0, -0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+# A delay above 0.05 s is a stall: clients notice it.
+DELAY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 FIRST_SOUND = "first_sound"
 OFFLINE = "OFFLINE"  # state of a worker that does not answer, in addition to `State`
 CODES = frozenset(ErrorCode)
@@ -57,6 +59,7 @@ class GatewayMetrics:
         )
         self._missed = counter("deadline_misses_total", "results with negative headroom")
         self._relay = histogram("relay_seconds", "time to forward a message", RELAY_SECONDS, "direction")
+        self._delay = histogram("loop_delay_seconds", "lateness of a due task of the event loop", DELAY_SECONDS)
         self._wait = histogram("queue_wait_seconds", "from a client's ticket to its slot", WAIT_SECONDS)
         self._session = histogram(
             "session_seconds", "time for which a session had a slot", SESSION_SECONDS, "request_type"
@@ -113,6 +116,10 @@ class GatewayMetrics:
     def record_relay(self, direction: str, seconds: float) -> None:
         """Record the time to forward a message. direction: `up` to a worker or `down` to a client."""
         self._relay.labels(direction).observe(seconds)
+
+    def record_loop_delay(self, seconds: float) -> None:
+        """Record how late the event loop ran a task that was due."""
+        self._delay.observe(seconds)
 
     def record_error(self, code: str) -> None:
         """Count an error message sent to a client."""

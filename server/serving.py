@@ -25,6 +25,7 @@ from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
 from server.live.slot_wait import SlotWait
 from server.live.sockets import GatewaySockets
+from server.loop_watch import LoopWatch
 from server.metrics import GatewayMetrics
 from server.origins import Origins
 from server.recording.recordings import recordings_of
@@ -93,6 +94,8 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
         limits = RetentionLimits(config.recording.session_retention_days, config.recording.max_storage_gb)
         retention = RetentionTask(gateway.recordings.store, limits)
         retention.start()
+        loop_watch = LoopWatch(gateway.metrics)
+        loop_watch.start()
         try:
             await stop.wait()
             await _drain(gateway.live, config.service.drain_timeout_s)
@@ -101,6 +104,7 @@ async def _serve(config: Config, bound_socket: socket.socket, options: ServeOpti
             await serving
             await watch.stop()
             await retention.stop()
+            await loop_watch.stop()
             await asyncio.to_thread(gateway.recordings.close)
         return 0
 

@@ -53,7 +53,7 @@ dispatch request_guard
 registry metrics recording
 admission pages
 live
-health_watch routes
+health_watch loop_watch routes
 app
 serving
 main

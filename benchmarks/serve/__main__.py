@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import report
 from benchmarks.serve.clients import Load
 from benchmarks.serve.processes import ROOT, ServedProgram, ServeOutcome, free_port, put_under
+from benchmarks.serve.recorded import RECORDED_HEAD, recorded_line, recorded_row
 
 UNIT_MS, DEADLINE_MS = 1000.0, 1000.0
 # The end of speech falls anywhere within a unit, which is processed when it is complete.
@@ -37,6 +38,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--gateway-sessions", type=_numbers, default=(1, 8, 32), help="numbers of clients of the fake worker"
+    )
+    parser.add_argument(
+        "--recorded-sessions",
+        type=_numbers,
+        default=(30,),
+        help="numbers of clients whose sessions are recorded; 0: none",
     )
     parser.add_argument("--units", type=int, default=30, help="seconds of each conversation")
     parser.add_argument(
@@ -71,17 +78,23 @@ def main(arguments: list[str] | None = None) -> None:
         "alignment_ms": {"mean": UNIT_MS / 2, "p95": 0.95 * UNIT_MS, "by": "construction: units are whole seconds"},
         "worker": [],
         "gateway": [],
+        "recorded": [],
     }
-    for part, sessions in ((_real, options.sessions), (_overhead, options.gateway_sessions)):
+    parts = (
+        (_real, options.sessions),
+        (_overhead, options.gateway_sessions),
+        (_recorded, options.recorded_sessions),
+    )
+    for part, sessions in parts:
         if sessions:
             part(options, result)
         if options.json:
             report.write_json(options.json, result)
 
 
-def _gateway(stack: ExitStack, worker: ServedProgram) -> ServedProgram:
+def _gateway(stack: ExitStack, worker: ServedProgram, environ: Mapping[str, str] = {}) -> ServedProgram:
     arguments = ("--port", str(free_port()), "--workers", f"127.0.0.1:{worker.port}", "--log-level", "INFO")
-    gateway = stack.enter_context(ServedProgram(GATEWAY, *arguments))
+    gateway = stack.enter_context(ServedProgram(GATEWAY, *arguments, environ=environ))
     gateway.wait_log("is ready")
     return gateway
 
@@ -275,6 +288,27 @@ def _histograms(text: str) -> dict[str, Percentiles]:
                 bucket = (1000 * float(sample.labels["le"]), sample.value)
                 counts.setdefault(sample.labels["direction"], [(0.0, 0.0)]).append(bucket)
     return {direction: _of_buckets(buckets) for direction, buckets in counts.items()}
+
+
+# --- recorded sessions ----------------------------------------------------------------------------
+
+
+def _recorded(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    print(f"\nrecorded sessions; ms; a stall is a delay of the event loop above 50 ms\n{RECORDED_HEAD}")
+
+    def start(stack: ExitStack, sessions: int, environ: Mapping[str, str]) -> ServedProgram:
+        worker = stack.enter_context(ServedProgram(NULL, "--port", "0", "--slots", str(sessions)))
+        return _gateway(stack, worker, environ)
+
+    def run(gateway: ServedProgram, sessions: int) -> ServeOutcome:
+        return put_under(_load(options, f"ws://127.0.0.1:{gateway.port}", sessions, options.units), (gateway,))
+
+    for sessions in options.recorded_sessions:
+        for is_recorded in (False, True):
+            row = recorded_row(sessions, options.units, is_recorded=is_recorded, start=start, run=run)
+            row["reply_ms"] = _percentiles(row["reply_ms"])
+            result["recorded"].append(row)
+            print(recorded_line(row))
 
 
 def _of_buckets(buckets: Sequence[tuple[float, float]]) -> Percentiles:

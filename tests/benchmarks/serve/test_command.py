@@ -71,7 +71,8 @@ def test_whole_run_writes_worker_and_gateway_rows(
 
     monkeypatch.setattr(serve, "ServedProgram", FakeWorkerProgram)
     file = tmp_path / "serve.json"
-    serve.main(["--sessions", "1", "--gateway-sessions", "2", "--units", "2", "--rounds", "1", "--json", str(file)])
+    sizes = ["--sessions", "1", "--gateway-sessions", "2", "--recorded-sessions", "2", "--units", "2", "--rounds", "1"]
+    serve.main([*sizes, "--json", str(file)])
     result = json.loads(file.read_text())
     listens, whole = result["worker"]
     assert (listens["decision"], listens["n"]) == ("LISTEN", 2) and whole["first_sound"] is None
@@ -81,5 +82,9 @@ def test_whole_run_writes_worker_and_gateway_rows(
     assert row["relay_ms"].keys() == {"up", "down"} and 0 < row["relay_ms"]["up"]["p50"] < 500
     assert row["gateway_memory"]["rss"] > 10e6 and row["gateway_cpu_ms_per_session_s"] >= 0
     assert row["overhead_ms"]["p50"] == row["reply_ms"]["gateway"]["p50"] - row["reply_ms"]["direct"]["p50"]
+    without, recorded = result["recorded"]
+    assert (without["recorded"], without["n"], recorded["n"]) == (False, 4, 4)
+    assert (recorded["lost"], recorded["n_chunks"], recorded["n_unrecorded"]) == (0, 4, 0)
+    assert recorded["n_stalls"] >= 0 and recorded["delay_below_ms"] > 0
     out = capsys.readouterr().out
     assert "overhead p50" in out and "LISTEN" in out, out
