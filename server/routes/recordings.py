@@ -1,6 +1,6 @@
 """Routes of recordings: list, content, media, download, upload, comments, deletion.
 
-An id cannot be guessed, and whoever knows it may read, comment and delete the recording.
+An id cannot be guessed. A client that knows it can read, comment and delete the recording.
 """
 
 import asyncio
