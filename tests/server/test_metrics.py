@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve.fake_worker import FakeWorker
 from server.metrics import (
+    DELAY_SECONDS,
     HEADROOM_SECONDS,
     PREFIX,
     RELAY_SECONDS,
@@ -29,6 +30,7 @@ BUCKETS = {
     "units": UNIT_SECONDS,
     "headroom": HEADROOM_SECONDS,
     "relay": RELAY_SECONDS,
+    "delay": DELAY_SECONDS,
     "wait": WAIT_SECONDS,
     "session": SESSION_SECONDS,
 }
