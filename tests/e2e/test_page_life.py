@@ -291,6 +291,7 @@ def test_missing_microphone_is_reported(
     page = OpenPage(context, server.port).start("failed")
     page.wait_text("#card-title", title)
     assert page.text("#card-action") == "Start talking" and not page.addresses
+    assert page.text("#badge-text") == "Not started"
 
 
 def test_continues_without_camera(context: BrowserContext, server: ServerProcess) -> None:

@@ -70,7 +70,7 @@ const conversation = new Conversation(camera, conversationSettings, {
   error: showError,
   notice,
   opened: (sound) => sources.open(sound),
-  adjusted: () => notice("adjusted"),
+  adjusted: ({ notes = [] }) => stage.notice(notes.length ? notes.join(" ") : t("notice_adjusted")),
 });
 const mixer = new Mixer(settings);
 const sources = new Sources({ camera, mixer, conversation, settings }, { notice, changed: showSources });
@@ -80,6 +80,7 @@ const panel = new Panel(settings, mode, {
   camera: (id) => camera.kind === "camera" && sources.openCamera(() => camera.open(id)),
   speaker: (id) => conversation.useSpeaker(id),
   adjust: (fields) => conversation.adjust(fields),
+  isLive: () => conversation.isLive || conversation.state === "paused",
   notice,
 });
 const more = new More({
@@ -149,7 +150,9 @@ function notice(code) {
 }
 
 function showError(code, text) {
-  if (code === "unknown_type" && text.includes("adjust")) notice("adjust_later");
+  const isLater = (code === "unknown_type" && text.includes("adjust")) || (code === "bad_message" && text.startsWith("adjust."));
+  if (isLater) notice("adjust_later");
+  else if (code === "bad_config") stage.notice(text);
   else stage.notice(hasText(`error_${code}`) ? t(`error_${code}`) : text);
 }
 

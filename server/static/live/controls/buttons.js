@@ -8,7 +8,7 @@ export const BUTTONS = [
   ["mute", "mic", "mute", "mute", "M"],
   ["camera", "camera", "camera", "camera_off", "C"],
   ["pause", "pause", "pause", "pause", "P"],
-  ["interrupt", "cut", "interrupt", "interrupt_hint", "␣"],
+  ["interrupt", "cut", "interrupt", "interrupt_hint", "Esc"],
   ["listen", "ear", "listen", "listen_hint", "L"],
   ["open-more", "more", "more", "more", ""],
   ["stop", "close", "stop", "stop", ""],

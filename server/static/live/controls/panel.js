@@ -22,7 +22,7 @@ export class Panel {
 
   /**
    * @param {Settings} settings @param {string} mode @param {object} on mic(id), camera(id), speaker(id), notice(code),
-   *   adjust(fields) with fields of the message `adjust`
+   *   adjust(fields) with fields of the message `adjust`, isLive(): whether it takes effect
    */
   constructor(settings, mode, on) {
     this.#settings = settings;
@@ -69,6 +69,7 @@ export class Panel {
   }
 
   async #adjustVoice() {
+    if (!this.#on.isLive()) return;
     const text = await this.voice.text().catch(() => null);
     if (text) this.#on.adjust({ ref_audio_base64: text });
   }

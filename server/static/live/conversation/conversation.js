@@ -41,7 +41,7 @@ export class Conversation {
    * @param {() => object} settings {mic, camera, speaker, volume, playbackDelayMs, prefix, wantsCamera, sendsPictures,
    *   prepare(): Promise<object>}
    * @param {object} ui state(name, details) caption(turn, text) turnEnded(turn, cut) unit(result) gap(gap)
-   *   micLevel(rms) modelLevel(rms) error(code, text) notice(code) opened(sound) adjusted()
+   *   micLevel(rms) modelLevel(rms) error(code, text) notice(code) opened(sound) adjusted(message)
    */
   constructor(camera, settings, ui) {
     this.#camera = camera;
@@ -141,7 +141,7 @@ export class Conversation {
       partial: (message) => this.#onPartial(message),
       result: (message) => this.#onResult(message),
       paused: (message) => this.state === "paused" && this.#setState("paused", message),
-      adjusted: () => this.#ui.adjusted(),
+      adjusted: (message) => this.#ui.adjusted(message),
       timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),
       unreadable: (error) => this.#onUnreadable(error),

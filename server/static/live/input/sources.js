@@ -35,7 +35,6 @@ export class Sources {
     if (!this.#conversation.isOpen) return;
     if (file) await this.#openFile();
     else await this.#backToCamera();
-    this.#camera.play(this.#conversation.isLive);
   }
 
   /** A conversation opened its sound: open the chosen file in place of the camera. */
@@ -53,6 +52,7 @@ export class Sources {
     try {
       await this.#camera.openFile(this.file);
       this.#mixer.use(this.#camera.fileSound(this.#conversation.sound.context));
+      this.#camera.play(this.#conversation.isLive);
     } catch {
       this.file = null;
       setText(byId("source-state"), "source_bad");
@@ -99,8 +99,10 @@ export class Sources {
   }
 
   #onLost(kind) {
-    if (kind === "file") this.#on.notice("file_ended");
-    else if (kind === "screen") this.#backToCamera();
+    if (kind === "file") {
+      this.#mixer.use(null); // the microphone is heard again
+      this.#on.notice("file_ended");
+    } else if (kind === "screen") this.#backToCamera();
     else this.#on.notice("camera_lost");
     this.#on.changed();
   }
