@@ -27,6 +27,7 @@ from worker.protocol.chat_messages import (
 from worker.protocol.codes import ErrorCode
 from worker.protocol.connection import MAX_MESSAGE
 from worker.protocol.messages import MAX_ERROR_CHARS
+from worker.protocol.session_id import session_id_of
 from worker.protocol.wire import Sound, WireError, read_object
 from worker.service import Service
 from worker.status import StateError
@@ -52,7 +53,7 @@ async def answer_chat(request: Request, service: Service, metrics: WorkerMetrics
     if not service.is_ready:
         raise HTTPException(503, f"worker: expected one that is ready, got {service.status.state}")
     body = await _body(request)
-    conversation = ChatConversation(service, metrics, "chat")
+    conversation = ChatConversation(service, metrics, session_id_of(request.query_params.get("session_id"), "chat"))
     try:
         given, mode = await asyncio.to_thread(_read, body)
     except WireError as error:

@@ -32,10 +32,12 @@ from worker.protocol.half_duplex_messages import (
     SpokenFields,
     SystemSound,
     SystemText,
+    TurnChunk,
     VadFields,
 )
 from worker.protocol.messages import CLIENT, SERVER, Spec
 from worker.protocol.queue_messages import StartProgress
+from worker.protocol.streaming_messages import STREAMING_CLIENT, STREAMING_SERVER
 
 
 def table(group: type[FieldGroup]) -> str:
@@ -90,6 +92,13 @@ def chat_sections() -> str:
     return "\n\n".join(section(group, title) for title, group in groups.items()) + "\n"
 
 
+def streaming_sections() -> str:
+    """The generated sections of turn streaming: the client's messages, the server's messages."""
+    shared = {*CLIENT.classes.values(), *SERVER.classes.values(), TurnChunk}
+    groups = _own(STREAMING_CLIENT.classes, shared) | _own(STREAMING_SERVER.classes, shared)
+    return "\n\n".join(section(group, f"Turn streaming: {title}") for title, group in groups.items()) + "\n"
+
+
 def half_duplex_sections() -> str:
     """The generated sections of half duplex: the client's messages, the settings, the server's messages."""
     shared = {*CLIENT.classes.values(), *SERVER.classes.values()}
@@ -118,4 +127,4 @@ def _default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(sections(), half_duplex_sections(), chat_sections(), sep="\n", end="")
+    print(sections(), half_duplex_sections(), chat_sections(), streaming_sections(), sep="\n", end="")

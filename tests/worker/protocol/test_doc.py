@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.protocol.codes import ErrorCode
-from worker.protocol.doc import chat_sections, half_duplex_sections, sections
+from worker.protocol.doc import chat_sections, half_duplex_sections, sections, streaming_sections
 from worker.protocol.messages import CLIENT, SERVER, read_server, read_text
 
 
@@ -18,7 +18,7 @@ def document(root: Path) -> str:
 
 @pytest.mark.parametrize(
     "section",
-    f"{sections()}\n{half_duplex_sections()}\n{chat_sections()}".split("\n\n#"),
+    f"{sections()}\n{half_duplex_sections()}\n{chat_sections()}\n{streaming_sections()}".split("\n\n#"),
     ids=lambda section: section.strip("# ").split("\n")[0],
 )
 def test_document_contains_every_message(document: str, section: str) -> None:
