@@ -107,6 +107,8 @@ class Worker:
             if len(kinds) == 1 and "duplex_active" not in kinds:
                 return kinds.pop()
             return "duplex_paused" if all(lease.paused for lease in self.leases) else "duplex_active"
+        if self.is_ready and not self.leases and not self.n_external:
+            return "idle"  # its last answer may be older than the end of its sessions
         return name
 
     @property

@@ -47,6 +47,18 @@ def test_paused_sessions_pause_the_worker_unless_another_kind_runs() -> None:
     assert workers.all[0].status == "duplex_active"
 
 
+def test_worker_is_idle_as_soon_as_its_last_session_ends() -> None:
+    workers = workers_with({**IDLE, "slots": {"total": 1, "free": 1}})
+    lease = workers.acquire("chat", "a")
+    assert lease is not None
+    workers.record_health(workers.all[0], {**IDLE, "slots": {"total": 1, "free": 0}})
+    assert workers.all[0].status == "busy_chat"
+    workers.release(lease)
+    assert workers.all[0].status == "idle"
+    workers.record_health(workers.all[0], {**IDLE, "slots": {"total": 1, "free": 0}})
+    assert workers.all[0].status == "duplex_active", "expected the session of a client that is connected directly"
+
+
 LOADING = {"state": "LOADING", "worker_status": "loading", "progress": {"what": "weights", "done": 9, "total": 10}}
 COMPILING = {"state": "COMPILING", "worker_status": "loading", "progress": {"what": "graphs", "done": 1, "total": 10}}
 LATER = {"state": "COMPILING", "worker_status": "loading", "progress": {"what": "graphs", "done": 2, "total": 10}}

@@ -1,0 +1,216 @@
+"""Items of the conformance list that the gateway answers for: transport, queue, status, apps and administration."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.conformance.servers import Servers, WireClient
+from tests.worker.http.client_scripts import base64_of
+from tests.worker.http.small_worker import N_SLOTS
+
+CHUNK = base64_of(np.zeros(16_000, np.float32))
+SHORT = base64_of(np.zeros(800, np.float32))
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "streaming": True, "generation": {"max_new_tokens": 4}}
+MIB = 2**20
+SOON_S = 20.0
+
+
+@pytest.fixture
+def http(servers: Servers) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{servers.gateway}", timeout=60, trust_env=False) as client:
+        wait(lambda: client.get("/status").json()["slots"]["free"] == N_SLOTS, "all slots to be free")
+        yield client
+
+
+def wait(holds: Any, what: str, seconds: float = SOON_S) -> float:
+    """Wait until `holds()`. Returns: the seconds that it took."""
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begun < seconds, f"expected {what} within {seconds:g} s"
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+@contextmanager
+def full(servers: Servers, prefix: str = "omni") -> Iterator[list[WireClient]]:
+    """Sessions in all slots."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(servers.open(f"/ws/duplex/{prefix}_{index}")) for index in range(N_SLOTS)]
+        for client in clients:
+            assert client.receive() == {"type": "queue_done"}
+        yield clients
+
+
+def test_item_1_frames_of_100_mib_are_forwarded(servers: Servers) -> None:
+    with servers.open("/ws/chat") as client:
+        client.connection.send(json.dumps({**CHAT, "unknown": "A" * (100 * MIB)}))
+        kinds = [message["type"] for message in client.until("done")]
+        assert kinds[:2] == ["queue_done", "prefill_done"], f"got {kinds}"
+        assert client.close_code() == 1000
+
+
+def test_items_2_to_5_queue(servers: Servers, http: httpx.Client) -> None:
+    with full(servers) as running, servers.open("/ws/half_duplex/hdx_1") as first:
+        first.send(type="prepare", system_content=[], config={"tts": {"enabled": False}})  # before any queue frame
+        begun = time.monotonic()
+        queued = first.receive()
+        assert time.monotonic() - begun < 1, "expected `queued` within 1 s"
+        assert {"position": 1, "queue_length": 1}.items() <= queued.items(), f"got {queued}"
+        assert queued["ticket_id"].startswith("q_") and queued["estimated_wait_s"] > 0, f"got {queued}"
+        with servers.open("/ws/duplex/d1") as second, servers.open("/ws/duplex/d2") as third:
+            second.send(type="prepare", config={})
+            third.send(type="prepare", config={})
+            places = [second.receive()["position"], third.receive()["position"]]
+            assert places == [2, 3], f"got {places}"
+            first_update = first.until("queue_update", 3.2)[-1]
+            assert first_update["position"] == 1, f"got {first_update}"
+            second.connection.close()  # item 5
+            moved = third.until("queue_update", 3.0)[-1]
+            while moved["position"] == 3:
+                moved = third.until("queue_update", 3.0)[-1]
+            assert (moved["position"], moved["queue_length"]) == (2, 2), f"got {moved}"
+            running[0].connection.close()
+            running[1].connection.close()
+            for client in (first, third):  # items 2 and 3
+                kinds = [message["type"] for message in client.until("prepared")]
+                rest = [kind for kind in kinds if kind not in ("queued", "queue_update")]
+                assert rest == ["queue_done", "prepared"], f"got {kinds}"
+            third.silence(0.3)
+
+
+def test_item_6_unknown_fields_and_aliases(servers: Servers) -> None:
+    with servers.open("/ws/duplex/omni_6") as client:
+        client.send(type="prepare", prefix_system_prompt="Be kind.", config={"max_kv_tokens": 8000, "x": 1}, other=[1])
+        assert client.until("prepared")[-1]["prompt_length"] > 0
+        client.send(type="audio_chunk", audio=CHUNK, video_frames=[], other={"a": 1})
+        assert client.receive()["type"] == "result"
+    with servers.open("/ws/chat") as client:
+        client.send(**CHAT, other=1, omni_mode=False)
+        assert client.until("done")[-1]["generated_tokens"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("omni_15", "omni_duplex"),
+        ("d15", "omni_duplex"),
+        ("adx_15", "audio_duplex"),
+        ("audio_duplex_15", "audio_duplex"),
+    ],
+)
+def test_item_15_ids_decide_the_type(servers: Servers, http: httpx.Client, name: str, kind: str) -> None:
+    with servers.open(f"/ws/duplex/{name}") as client:
+        client.until("queue_done")
+        [task] = http.get("/status").json()["running_tasks"]
+        assert (task["session_id"], task["request_type"]) == (name, kind), f"got {task}"
+
+
+def test_item_15_waiting_ids_decide_the_type(servers: Servers, http: httpx.Client) -> None:
+    with full(servers), ExitStack() as stack:
+        paths = {"/ws/duplex/adx_w": "audio_duplex", "/ws/duplex/omni_w": "omni_duplex"}
+        paths["/ws/half_duplex/hdx_w"] = "half_duplex_audio"
+        for path in paths:
+            stack.enter_context(servers.open(path)).until("queued")
+        items = http.get("/api/queue").json()["items"]
+        assert [one["request_type"] for one in items] == list(paths.values()), f"got {items}"
+
+
+def test_item_17_diagnostics_get_no_reply(servers: Servers) -> None:
+    with servers.open("/ws/duplex/omni_17") as client:
+        client.send(type="prepare", config={})
+        client.until("prepared")
+        client.send(type="client_diagnostic", event="gap", ms=12)
+        client.silence(0.3)
+        client.send(type="audio_chunk", audio_base64=CHUNK)
+        assert client.receive()["type"] == "result"
+
+
+def test_item_31_closing_stops_generation(servers: Servers, http: httpx.Client) -> None:
+    request = {**CHAT, "generation": {"max_new_tokens": 2000, "length_penalty": 5}}
+    with servers.open("/ws/chat") as client:
+        client.send(**request)
+        client.until("prefill_done")
+    took = wait(lambda: http.get("/status").json()["slots"]["free"] == N_SLOTS, "the slot to be free at the gateway", 2)
+    health = f"http://127.0.0.1:{servers.worker.port}/health"
+    wait(lambda: httpx.get(health).json()["slots"]["free"] == N_SLOTS, "the worker's slot to be free", 2 - took)
+
+
+def test_item_32_status_while_waiting(servers: Servers, http: httpx.Client) -> None:
+    with full(servers), servers.open("/ws/chat") as waiting:
+        waiting.send(**CHAT)
+        waiting.until("queued")
+        status = http.get("/status").json()
+        assert (status["idle_workers"], status["total_workers"], status["queue_length"]) == (0, 1, 1), f"got {status}"
+        assert len(status["running_tasks"]) == N_SLOTS
+        assert all(task["estimated_remaining_s"] >= 0 for task in status["running_tasks"]), f"got {status}"
+
+
+def test_item_35_disabled_app(servers: Servers, http: httpx.Client) -> None:
+    sockets = {"turnbased": "/ws/chat", "half_duplex_audio": "/ws/half_duplex/h", "audio_duplex": "/ws/duplex/adx_1"}
+    routes = {app["app_id"]: app["route"] for app in http.get("/api/apps").json()["apps"]}
+    for app, path in sockets.items():
+        assert http.put(f"/api/admin/apps/{app}", json={"enabled": False}).json()["app"]["enabled"] is False
+        try:
+            page = http.get(routes[app])
+            assert (page.status_code, page.headers["location"]) == (302, "/"), f"{app}: got {page}"
+            assert app not in {one["app_id"] for one in http.get("/api/apps").json()["apps"]}
+            with pytest.raises(InvalidStatus) as refused, servers.open(path):
+                pass
+            assert refused.value.response.status_code == 403
+            if app == "turnbased":
+                assert http.post("/api/chat", json=CHAT).status_code == 403
+        finally:
+            http.put("/api/admin/apps", json={"app_id": app, "enabled": True})
+        with servers.open(path):
+            assert http.get("/api/apps").json()["apps"][-1]["app_id"] == "audio_duplex"
+
+
+def test_item_36_administration(servers: Servers, http: httpx.Client) -> None:
+    [worker] = http.get("/workers").json()["workers"]
+    assert worker["status"] == "idle", f"got {worker}"
+    before = http.get("/api/config/eta").json()["config"]
+    saved = http.put("/api/config/eta", json={"eta_chat_s": 16.0, "eta_streaming_s": None, "eta_x": 1})
+    assert saved.status_code == 200
+    after = saved.json()["config"]
+    assert after == {**before, "eta_chat_s": 16.0}, f"got {after}"
+    http.put("/api/config/eta", json={"eta_chat_s": before["eta_chat_s"]})
+    with full(servers), servers.open("/ws/duplex/omni_36") as waiting:
+        ticket = waiting.until("queued")[-1]["ticket_id"]
+        assert http.get(f"/api/queue/{ticket}").json()["found"] is True
+        assert http.delete(f"/api/queue/{ticket}").json() == {"success": True}
+        assert waiting.until("error")[-1]["code"] == "cancelled"
+        assert waiting.close_code() == 1013
+
+
+def test_item_40_duplex_of_the_tests(servers: Servers) -> None:
+    for config in ({}, {"max_kv_tokens": 8000}):
+        with servers.open("/ws/duplex/d1") as client:
+            assert client.receive() == {"type": "queue_done"}
+            client.send(type="prepare", system_prompt="mock test", config=config)
+            assert client.receive()["type"] == "prepared"
+            for _ in range(3):
+                client.send(type="audio_chunk", audio_base64=SHORT)
+                assert client.receive()["type"] == "result"
+            client.send(type="stop")
+            assert client.receive()["type"] == "stopped"
+            assert client.close_code() == 1000
+
+
+def test_item_44_estimates_follow_the_rule(servers: Servers, http: httpx.Client) -> None:
+    """Each waiting session takes the slot that is expected to be free first, and keeps it for its type's duration."""
+    with full(servers), ExitStack() as stack:
+        for index in range(N_SLOTS + 2):
+            stack.enter_context(servers.open(f"/ws/duplex/adx_{index}")).until("queued")
+        queue = http.get("/api/queue").json()
+        ends = sorted(task["estimated_remaining_s"] for task in queue["running_tasks"])
+        duration = http.get("/api/config/eta").json()["config"]["eta_audio_duplex_s"]
+        expected = [*ends, ends[0] + duration, ends[1] + duration]
+        got = [item["estimated_wait_s"] for item in queue["items"]]
+        assert np.allclose(got, expected, atol=0.5), f"expected {expected}, got {got}"
