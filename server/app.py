@@ -26,12 +26,14 @@ from server.pages import add_pages
 from server.recording.recordings import Recordings
 from server.recording.trace_log import TraceLog
 from server.registry.apps import Apps
-from server.registry.presets import NO_PRESETS, Presets
+from server.registry.gateway_state import GatewayState
+from server.registry.presets import PresetFolders
 from server.registry.voices import VoiceRegistry
 from server.request_guard import SAFE_METHODS, RequestGuard
 from server.routes.apps import app_routes
-from server.routes.bodies import FrontendDefaults, Problem
+from server.routes.bodies import Problem
 from server.routes.chat import chat_routes
+from server.routes.preset_bodies import FrontendDefaults
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
 from server.routes.recordings import recording_routes
@@ -67,8 +69,9 @@ class Gateway:
     recordings: Recordings
     traces: TraceLog
     voices: VoiceRegistry
+    state: GatewayState
+    presets: PresetFolders
     default_voice: Path | None = None
-    presets: Presets = NO_PRESETS
     apps: Apps = field(default_factory=Apps)
 
 
@@ -84,11 +87,11 @@ def build_app(gateway: Gateway) -> FastAPI:
     admission = Admission(gateway.origins, apps)
     for router in (
         status_routes(gateway.dispatcher, gateway.live, gateway.metrics),
-        queue_routes(gateway.dispatcher),
+        queue_routes(gateway.dispatcher, gateway.state),
         session_routes(gateway.live, gateway.http),
         chat_routes(gateway.chats, admission),
-        app_routes(apps),
-        preset_routes(gateway.presets, gateway.default_voice, gateway.frontend),
+        app_routes(apps, gateway.state),
+        preset_routes(gateway.presets, gateway.default_voice, gateway.frontend, apps),
         recording_routes(gateway.recordings, gateway.traces),
         voice_routes(gateway.voices),
     ):

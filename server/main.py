@@ -14,7 +14,7 @@ from pathlib import Path
 
 from models.errors import ModelError, SettingsError
 from server.dispatch.workers import WorkerAddress
-from server.registry.presets import Presets
+from server.registry.presets import FOLDER, Presets
 from server.serving import ServeOptions, Tls, check_tls, serve
 from worker import log
 from worker.config.service import ROOT, Config, load_config
@@ -87,14 +87,14 @@ def main(argv: list[str] | None = None) -> int:
         config, notes = load_config(args.config, flags=flags, environ=os.environ)
         addresses = worker_addresses(args, config)
         tls = certificate(config, https=args.https, http=args.http)
-        presets = Presets.load()
+        Presets.load()
         bound_socket = listen(_host(args.host, remote=args.remote), config.service.gateway_port)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     for note in notes:
         LOG.warning("%s", note)
-    options = ServeOptions(addresses, args.log_dir, tls=tls, presets=presets, default_lang=args.lang)
+    options = ServeOptions(addresses, args.log_dir, tls=tls, preset_folder=FOLDER, default_lang=args.lang)
     with bound_socket:
         return serve(config, bound_socket, options)
 

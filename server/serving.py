@@ -31,9 +31,12 @@ from server.origins import Origins
 from server.recording.recordings import recordings_of
 from server.recording.retention import RetentionLimits, RetentionTask
 from server.recording.trace_log import TraceLog
-from server.registry.presets import NO_PRESETS, Presets
-from server.registry.voices import VoiceRegistry
-from server.routes.bodies import FrontendDefaults
+from server.registry.apps import Apps
+from server.registry.gateway_state import FILE_NAME, GatewayState
+from server.registry.presets import PresetFolders
+from server.registry.sound_upload import MAX_FILE_BYTES, MAX_S, MIN_S
+from server.registry.voices import MAX_VOICES, VoiceRegistry
+from server.routes.preset_bodies import FrontendDefaults, VoiceLimits
 from worker.config.service import Config
 from worker.protocol.connection import begin, live_server, stop_signal
 from worker.voice_registry import voice_folder
@@ -60,6 +63,7 @@ class ServeOptions:
     """What a gateway needs besides its configuration.
 
     workers: addresses of the workers. diagnostics_folder: for reports from clients. tls: None serves plain HTTP.
+    preset_folder: presets that come with the server; None: only the user's own.
     default_lang: language of the pages for visitors who have not chosen one. loopback_only: the gateway listens on a
     loopback address.
     """
@@ -67,7 +71,7 @@ class ServeOptions:
     workers: Sequence[WorkerAddress]
     diagnostics_folder: Path
     tls: Tls | None = None
-    presets: Presets = NO_PRESETS
+    preset_folder: Path | None = None
     default_lang: str | None = None
     loopback_only: bool = False
 
@@ -130,6 +134,9 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
     metrics = GatewayMetrics()
     audio = config.audio
     recordings = recordings_of(service.data_dir, metrics, is_enabled=config.recording.enabled)
+    state, apps = GatewayState(service.data_dir / FILE_NAME), Apps()
+    state.apply(apps, dispatcher.eta)
+    preset_folders = (options.preset_folder, service.data_dir / "presets")
     live = LiveSessions()
     slots = SlotWait(dispatcher, metrics, live, http)
     gateway = Gateway(
@@ -144,12 +151,16 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
             playback_delay_ms=audio.playback_delay_ms,
             chat_vocoder=audio.chat_vocoder,
             default_lang=options.default_lang,
+            recording=config.recording.enabled,
+            voices=VoiceLimits(min_s=MIN_S, max_s=MAX_S, max_bytes=MAX_FILE_BYTES, max_count=MAX_VOICES),
         ),
         recordings,
         TraceLog(options.diagnostics_folder),
         VoiceRegistry(voice_folder(service.data_dir)),
+        state,
+        PresetFolders(*(folder for folder in preset_folders if folder is not None)),
         audio.ref_audio_path,
-        options.presets,
+        apps,
     )
     return gateway, HealthWatch(dispatcher, metrics, http, service.worker_timeout_s)
 

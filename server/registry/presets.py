@@ -1,133 +1,127 @@
-"""Presets: instructions and a voice for the start of a conversation, one JSON file each in `assets/presets/<mode>/`.
+"""Presets: instructions and a voice for the start of a conversation, one file each in `presets/<mode>/`.
 
-The files are read and validated once. `reference_sound` decodes the sounds.
+Those in `assets/presets` come with the server. Those in `<service.data_dir>/presets` are the user's own, and replace
+presets with the same id. `preset_file` reads a file, `reference_sound` decodes the sounds.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError, model_validator
+from models.errors import ConfigError
+from server.registry.preset_file import ASSETS, SUFFIXES, LoadedPreset, read_preset
 
-from models.errors import AudioError, ConfigError
-from server.registry.reference_sound import duration_of
-from worker.config.json_file import read_json
-from worker.config.service import ROOT
-
-FOLDER = ROOT / "assets" / "presets"
+LOG = logging.getLogger(__name__)
+FOLDER = ASSETS / "presets"
 MODES = ("audio_duplex", "half_duplex_audio", "omni", "turnbased")
-DEFAULT_ORDER = 999  # of presets without `order`, which come last
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class PresetVoice(_Part):
-    """A sound file. path: relative to the folder that contains the folder of presets."""
-
-    path: str
-    name: str
-
-
-class TextItem(_Part):
-    """A paragraph of the instructions."""
-
-    type: Literal["text"]
-    text: str
-
-
-class AudioItem(PresetVoice):
-    """A sound between paragraphs of the instructions."""
-
-    type: Literal["audio"]
-
-
-class Preset(_Part):
-    """One preset. It has either `system_prompt`, or `system_content` with sounds between the paragraphs.
-
-    lang: language of the text, such as en. order: presets are sorted by it, smallest first.
-    """
-
-    id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    order: int = DEFAULT_ORDER
-    name: str = Field(min_length=1)
-    description: str = ""
-    lang: str | None = None
-    system_prompt: str | None = None
-    system_content: list[Annotated[TextItem | AudioItem, Discriminator("type")]] | None = None
-    ref_audio: PresetVoice | None = None
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.system_prompt is None) == (self.system_content is None):
-            raise ValueError("expected either system_prompt or system_content")
-        return self
-
-    @property
-    def sounds(self) -> list[AudioItem]:
-        """The sounds between paragraphs, in order."""
-        return [item for item in self.system_content or () if isinstance(item, AudioItem)]
-
-    @property
-    def voices(self) -> Iterator[PresetVoice]:
-        """All sounds of the preset."""
-        yield from self.sounds
-        if self.ref_audio is not None:
-            yield self.ref_audio
+CHECK_S = 1.0  # between two looks at the files
 
 
 class Presets:
-    """All presets. modes: mode -> its presets, in order. durations: seconds of each sound, by its path."""
+    """Presets at one time. modes: mode -> its presets, in order. problems: a sentence for each file left out."""
 
-    def __init__(self, folder: Path, modes: Mapping[str, list[Preset]], durations: Mapping[str, float]):
-        self._folder = folder
-        self.modes = {mode: modes.get(mode, []) for mode in MODES}
-        self.durations = dict(durations)
+    def __init__(self, modes: Mapping[str, Sequence[LoadedPreset]], problems: Sequence[str] = ()):
+        self.modes = {mode: list(modes.get(mode, [])) for mode in MODES}
+        self.problems = tuple(problems)
 
     @classmethod
     def load(cls, folder: Path = FOLDER) -> Self:
-        """Read all presets. A mode without a folder has none. Raises: ConfigError with the file and the problem."""
-        modes: dict[str, list[Preset]] = {}
-        durations: dict[str, float] = {}
-        for inner in sorted(one for one in folder.glob("*") if one.is_dir()):
-            if inner.name not in MODES:
-                raise ConfigError(str(inner), expected=f"a folder named {' or '.join(MODES)}", got=inner.name)
-            found: dict[str, Preset] = {}
-            for file in sorted(inner.glob("*.json")):
-                preset = _read(file)
-                if preset.id in found:
-                    raise ConfigError(str(file), expected="an id that no other preset of its mode has", got=preset.id)
-                found[preset.id] = preset
-                for voice in preset.voices:
-                    durations[voice.path] = _duration(file, folder.parent, voice)
-            modes[inner.name] = sorted(found.values(), key=lambda one: (one.order, one.id))
-        return cls(folder, modes, durations)
+        """Read all presets of a folder. A mode without a folder has none.
 
-    def find(self, mode: str, preset_id: str) -> Preset | None:
-        return next((one for one in self.modes.get(mode, []) if one.id == preset_id), None)
+        Raises: ConfigError with the file and the problem.
+        """
+        modes, problems = _read_folder(folder)
+        if problems:
+            raise problems[0]
+        return cls(modes)
 
-    def file_of(self, voice: PresetVoice) -> Path:
-        return self._folder.parent / voice.path
+    @classmethod
+    def load_available(cls, folders: Sequence[Path]) -> Self:
+        """Read the presets of several folders, of which later ones replace earlier ones; bad files are left out."""
+        modes: dict[str, dict[str, LoadedPreset]] = {mode: {} for mode in MODES}
+        problems: list[str] = []
+        for folder in folders:
+            found, errors = _read_folder(folder)
+            problems += map(str, errors)
+            for mode, presets in found.items():
+                modes[mode] |= {one.preset.id: one for one in presets}
+        return cls({mode: _in_order(presets.values()) for mode, presets in modes.items()}, problems)
 
-
-def _read(file: Path) -> Preset:
-    try:
-        return Preset.model_validate(read_json(file))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(str(file), expected="a preset", got=f"{where}: {first['msg']}") from None
+    def find(self, mode: str, preset_id: str) -> LoadedPreset | None:
+        return next((one for one in self.modes.get(mode, []) if one.preset.id == preset_id), None)
 
 
-def _duration(file: Path, assets: Path, voice: PresetVoice) -> float:
-    path = (assets / voice.path).resolve()
-    if not path.is_relative_to(assets.resolve()):
-        raise ConfigError(str(file), expected=f"a sound inside {assets.name}", got=voice.path)
-    try:
-        return duration_of(path)
-    except AudioError as error:
-        raise ConfigError(str(file), expected=f"a sound at {voice.path}", got=error.got) from None
+class PresetFolders:
+    """The presets of several folders, read again after their files changed. Safe to call from any thread.
+
+    Args:
+        folders: later ones replace presets of earlier ones.
+    """
+
+    def __init__(self, *folders: Path):
+        self.folders = folders
+        self._lock = threading.Lock()
+        self._stamp: frozenset[tuple[Path, int, int]] | None = None
+        self._checked_at = 0.0
+        self._presets = NO_PRESETS
+
+    def current(self) -> Presets:
+        """The presets in the files now, at most a second old. Reads files: call on a thread."""
+        with self._lock:
+            if self._stamp is None or time.monotonic() - self._checked_at >= CHECK_S:
+                self._check()
+                self._checked_at = time.monotonic()
+            return self._presets
+
+    def _check(self) -> None:
+        stamp = frozenset(_stamps(self.folders))
+        if stamp == self._stamp:
+            return
+        before, self._stamp = self._presets.problems, stamp
+        self._presets = Presets.load_available(self.folders)
+        for problem in self._presets.problems:
+            if problem not in before:
+                LOG.warning("preset left out: %s", problem)
 
 
-NO_PRESETS = Presets(FOLDER, {}, {})
+def _read_folder(folder: Path) -> tuple[dict[str, list[LoadedPreset]], list[ConfigError]]:
+    """The presets of each mode, in order, and the problems of the other files."""
+    modes: dict[str, list[LoadedPreset]] = {}
+    problems: list[ConfigError] = []
+    for inner in sorted(one for one in folder.glob("*") if one.is_dir()):
+        if inner.name not in MODES:
+            problems.append(ConfigError(str(inner), expected=f"a folder named {' or '.join(MODES)}", got=inner.name))
+            continue
+        found: dict[str, LoadedPreset] = {}
+        for file in sorted(file for file in inner.iterdir() if file.suffix in SUFFIXES):
+            try:
+                loaded = read_preset(file)
+                if loaded.preset.id in found:
+                    expected = "an id that no other preset of its mode has"
+                    raise ConfigError(str(file), expected=expected, got=loaded.preset.id)
+            except ConfigError as error:
+                problems.append(error)
+            else:
+                found[loaded.preset.id] = loaded
+        modes[inner.name] = _in_order(found.values())
+    return modes, problems
+
+
+def _in_order(presets: Iterable[LoadedPreset]) -> list[LoadedPreset]:
+    return sorted(presets, key=lambda one: (one.preset.order, one.preset.id))
+
+
+def _stamps(folders: Sequence[Path]) -> Iterator[tuple[Path, int, int]]:
+    """Path, modification time in ns and size of every file in the folders of modes."""
+    for folder in folders:
+        for file in folder.glob("*/*"):
+            with suppress(OSError):  # removed meanwhile
+                found = file.stat()
+                yield file, found.st_mtime_ns, found.st_size
+
+
+NO_PRESETS = Presets({})

@@ -4,14 +4,13 @@ An ffmpeg process of its own decodes it, so that a hostile file cannot harm the 
 """
 
 import binascii
-import tempfile
-from pathlib import Path
 
 import numpy as np
 
 from models.errors import AudioError
 from models.inputs.audio_sizes import SAMPLE_RATE
-from worker.media import MediaError, read_units
+from worker.media import MediaError, held_in_memory, read_units
+from worker.protocol.content import container_of
 
 MIN_S, MAX_S = 0.5, 30.0  # of a voice, as in the worker
 MAX_FILE_BYTES = 16 * 2**20
@@ -30,13 +29,14 @@ def decoded_sound(text: str) -> np.ndarray:
     Raises: AudioError; SoundTooLargeError.
     """
     data = _file_bytes(text)
-    with tempfile.NamedTemporaryFile(prefix="voice-") as file:
-        file.write(data)
-        file.flush()
+    container = container_of(data)
+    if container is None:
+        raise AudioError("audio_base64", expected="a sound or video file", got=f"bytes that begin with {data[:8]!r}")
+    with held_in_memory(data) as path:
         try:
-            units = list(read_units(Path(file.name), frames_per_second=0, max_units=int(MAX_S) + 1))
+            units = list(read_units(path, frames_per_second=0, max_units=int(MAX_S) + 1, container=container))
         except MediaError as error:
-            raise AudioError("audio_base64", expected="a sound file that ffmpeg decodes", got=error.got) from None
+            raise AudioError("audio_base64", expected=f"a {container} file with sound", got=error.got) from None
     samples: np.ndarray = np.concatenate([unit.sound[: unit.n_samples] for unit in units])
     samples = np.nan_to_num(samples).astype(np.float32, copy=False)
     seconds = len(samples) / SAMPLE_RATE

@@ -5,22 +5,25 @@ from typing import Any
 from fastapi import APIRouter, HTTPException
 
 from server.registry.apps import App, Apps, UnknownAppError
+from server.registry.gateway_state import GatewayState
 from server.routes.bodies import AppInfo, AppList, AppSwitch, AppSwitches, NamedSwitch, Problem, Switch, Switched
 
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such app"}}
 
 
-def app_routes(apps: Apps) -> APIRouter:
+def app_routes(apps: Apps, state: GatewayState) -> APIRouter:
     router = APIRouter()
 
     def describe(app: App) -> AppSwitch:
         return AppSwitch(app_id=app.app_id, name=app.name, route=app.route, enabled=apps.is_enabled(app))
 
-    def set_enabled(app_id: str, enabled: bool) -> Switched:
+    async def set_enabled(app_id: str, enabled: bool) -> Switched:
         try:
-            return Switched(app=describe(apps.set_enabled(app_id, enabled)))
+            app = apps.set_enabled(app_id, enabled)
         except UnknownAppError as error:
             raise HTTPException(404, f"Unknown app: {error.got}") from None
+        await state.store_app(app.app_id, enabled=enabled)
+        return Switched(app=describe(app))
 
     @router.get("/api/apps")
     async def enabled_apps() -> AppList:
@@ -32,10 +35,10 @@ def app_routes(apps: Apps) -> APIRouter:
 
     @router.put("/api/admin/apps/{app_id}", responses=UNKNOWN)
     async def switch_one(app_id: str, request: Switch) -> Switched:
-        return set_enabled(app_id, request.enabled)
+        return await set_enabled(app_id, request.enabled)
 
     @router.put("/api/admin/apps", responses=UNKNOWN)
     async def switch_named(request: NamedSwitch) -> Switched:
-        return set_enabled(request.app_id, request.enabled)
+        return await set_enabled(request.app_id, request.enabled)
 
     return router

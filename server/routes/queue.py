@@ -3,11 +3,12 @@
 from fastapi import APIRouter
 
 from server.dispatch.dispatcher import Dispatcher
+from server.registry.gateway_state import GatewayState
 from server.routes.bodies import EtaRequest, EtaStatus, QueueStatus, Success, TicketFound, TicketUnknown
 from server.routes.status_report import eta_status, queue_status, ticket_status
 
 
-def queue_routes(dispatcher: Dispatcher) -> APIRouter:
+def queue_routes(dispatcher: Dispatcher, state: GatewayState) -> APIRouter:
     router = APIRouter()
 
     @router.get("/api/queue")
@@ -28,7 +29,9 @@ def queue_routes(dispatcher: Dispatcher) -> APIRouter:
 
     @router.put("/api/config/eta")
     async def configure_eta(request: EtaRequest) -> EtaStatus:
-        dispatcher.eta.configure(request.model_dump(exclude_unset=True, exclude_none=True))
+        changes = request.model_dump(exclude_unset=True, exclude_none=True)
+        dispatcher.eta.configure(changes)
+        await state.store_eta(changes)
         return eta_status(dispatcher)
 
     return router

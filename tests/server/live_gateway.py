@@ -24,6 +24,7 @@ from server.app import Gateway, build_app
 from server.dispatch.workers import WorkerAddress
 from server.health_watch import HealthWatch
 from server.serving import HTTP_LIMITS, ServeOptions, build_gateway
+from tests.server.routes.asgi_gateway import with_own_data_dir
 from worker.config.service import default_config
 from worker.protocol.connection import listen, live_server
 
@@ -145,7 +146,7 @@ async def running_gateway(
         is_recording: record sessions, below `data_dir` of the service.
         service: settings of the section `service`.
     """
-    config = default_config()
+    config = with_own_data_dir(default_config())
     recording = config.recording.model_copy(update={"enabled": is_recording})
     config = config.model_copy(update={"service": config.service.model_copy(update=service), "recording": recording})
     addresses = [WorkerAddress("127.0.0.1", one if isinstance(one, int) else one.port) for one in workers]

@@ -112,7 +112,11 @@ class ServiceSection(Settings):
         30.0, ge=0, le=3600, description="seconds for sessions to end before the process stops"
     )
     cache_dir: Path = Field(Path("torch_compile_cache"), strict=False, description="folder of compiled kernels")
-    data_dir: Path = Field(Path("data"), strict=False, description="folder of recordings, in its subfolder `sessions`")
+    data_dir: Path = Field(
+        Path("data"),
+        strict=False,
+        description="folder of recordings, uploaded voices, own presets and changes by operators",
+    )
 
     def _conflicts(self) -> list[SettingProblem]:
         found = []

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import yaml
 
 from models.errors import ConfigError
 from models.inputs.audio_sizes import SAMPLE_RATE
 from server import main
-from server.registry.presets import MODES, Presets
+from server.registry.presets import FOLDER, MODES, Presets
 from server.registry.reference_sound import SoundFiles
 from server.serving import ServeOptions
-from tests.server.routes.asgi_gateway import asgi_client, gateway_of
+from tests.server.routes.asgi_gateway import asgi_client, gateway_of, with_data_dir
 from worker.config.service import Config, default_config
 from worker.protocol.messages import Prepare, read_text
+from worker.protocol.system_content import texts_and_sound
 
 PRESET = {"id": "one", "name": "One", "system_prompt": "Be brief."}
 
@@ -50,13 +52,21 @@ async def fetch(path: str, status: int = 200, **options: Any) -> Any:
 # --- the repository's presets ---------------------------------------------------------------------
 
 
+def test_repository_has_presets_in_both_languages_for_each_mode() -> None:
+    for mode, presets in Presets.load().modes.items():
+        for lang in ("en", "zh"):
+            assert sum(one.preset.lang == lang for one in presets) >= 3, f"{mode}: expected three in {lang}"
+        assert all(one.preset.description for one in presets)
+        texts = [one.preset.system_prompt or str(one.preset.system_content) for one in presets]
+        assert len(set(texts)) == len(texts), mode
+
+
 def test_repository_presets_are_valid_prepare_fields() -> None:
     async def scenario() -> None:
-        async with asgi_client(gateway_of(presets=Presets.load())) as http:
+        async with asgi_client(gateway_of(preset_folder=FOLDER)) as http:
             listed = await http.get("/api/presets")
             assert tuple(listed) == MODES
             for mode in ("omni", "audio_duplex"):
-                assert len(listed[mode]) >= 3 and {"en", "zh"} <= {one["lang"] for one in listed[mode]}, mode
                 assert [one["order"] for one in listed[mode]] == sorted(one["order"] for one in listed[mode])
                 for one in listed[mode]:
                     voice = one["ref_audio"]
@@ -69,7 +79,20 @@ def test_repository_presets_are_valid_prepare_fields() -> None:
                     fields = {"system_prompt": one["system_prompt"], "ref_audio_base64": found["ref_audio"]["data"]}
                     prepare = read_text(json.dumps({"type": "prepare", **fields}))
                     assert isinstance(prepare, Prepare) and np.array_equal(prepare.ref_audio(), sound)
-            assert listed["half_duplex_audio"] == listed["turnbased"] == []
+
+    asyncio.run(scenario())
+
+
+def test_repository_presets_are_valid_system_content() -> None:
+    async def scenario() -> None:
+        async with asgi_client(gateway_of(preset_folder=FOLDER)) as http:
+            listed = await http.get("/api/presets")
+            for mode in ("half_duplex_audio", "turnbased"):
+                for one in (one for one in listed[mode] if "system_content" in one):
+                    audio = (await http.get(f"/api/presets/{mode}/{one['id']}/audio"))["system_content_audio"]
+                    items = [{**item, "data": audio[0]["data"]} for item in one["system_content"]]
+                    texts, sound = texts_and_sound(items)
+                    assert len(audio) == 1 and len(texts) == 2 and sound == audio[0]["data"], one
 
     asyncio.run(scenario())
 
@@ -79,7 +102,7 @@ def test_repository_presets_are_valid_prepare_fields() -> None:
 )
 def test_unknown_preset_is_404(path: str) -> None:
     path = path.encode("utf-16", "surrogatepass").decode("utf-16")
-    got = asyncio.run(fetch(f"/api/presets/{path}/audio", 404, presets=Presets.load()))
+    got = asyncio.run(fetch(f"/api/presets/{path}/audio", 404, preset_folder=FOLDER))
     assert "ot" in got["detail"] and len(got["detail"]) < 200, got
 
 
@@ -102,10 +125,9 @@ def test_sounds_between_paragraphs(tmp_path: Path, root: Path) -> None:
     ]
     folder = write_preset(tmp_path, {"id": "content", "name": "Content", "system_content": content}, "turnbased")
     write_preset(tmp_path, {**PRESET, "order": 1}, "turnbased", "b.json")
-    presets = Presets.load(folder)
 
     async def scenario() -> None:
-        async with asgi_client(gateway_of(presets=presets)) as http:
+        async with asgi_client(gateway_of(preset_folder=folder)) as http:
             first, second = (await http.get("/api/presets"))["turnbased"]
             assert (first["id"], second["id"], second["order"]) == ("one", "content", 999)
             assert "system_prompt" not in second and "ref_audio" not in second
@@ -160,6 +182,87 @@ def test_refuses_duplicate_id_and_unknown_mode(tmp_path: Path) -> None:
 
 def test_missing_folder_means_no_presets(tmp_path: Path) -> None:
     assert Presets.load(tmp_path / "none").modes == {mode: [] for mode in MODES}
+
+
+# --- YAML and presets of the user ---------------------------------------------------------------------
+
+YAML = """
+id: call
+order: 2
+name: "Call"
+system_prompt: "Be brief."
+ref_audio_path: "assets/ref_audio/ref_minicpm_signature.wav"
+"""
+
+
+def test_reads_yaml_of_public_implementation(tmp_path: Path) -> None:
+    content = [{"type": "text", "text": "Like this:"}, {"type": "audio", "path": "assets/ref_audio/high.wav"}]
+    write_preset(tmp_path, YAML, name="call.yaml")
+    turns = {"id": "turns", "name": "Turns", "system_content": content}
+    folder = write_preset(tmp_path, yaml.safe_dump(turns), "turnbased", "turns.yml")
+
+    async def scenario() -> None:
+        async with asgi_client(gateway_of(preset_folder=folder)) as http:
+            listed = await http.get("/api/presets")
+            voice = listed["omni"][0]["ref_audio"]
+            assert voice["path"] == "assets/ref_audio/ref_minicpm_signature.wav" and voice["duration"] > 1
+            assert voice["name"] == "ref_minicpm_signature"
+            assert listed["turnbased"][0]["system_content"][1]["name"] == "high"
+            found = await http.get("/api/presets/omni/call/audio")
+            default = await http.get("/api/default_ref_audio")
+            assert found["ref_audio"]["data"] == default["base64"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("id: [", "line 1 column"),
+        ("- id", "expected a mapping, got list"),
+        ("", "expected a mapping, got NoneType"),
+        ("id: !!python/object/apply:os.getcwd []", "expected YAML"),
+        (YAML + "ref_audio: {path: x.wav}", "either ref_audio or ref_audio_path"),
+        (YAML.replace('"Call"', "3"), "name: "),
+        (YAML.replace("ref_minicpm_signature", "none"), "a sound at assets/ref_audio/none.wav"),
+        (YAML.replace("assets/ref_audio/ref_minicpm_signature", "/etc/passwd"), "a sound inside"),
+    ],
+)
+def test_error_names_file_of_invalid_yaml(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Presets.load(write_preset(tmp_path, text, name="one.yaml"))
+    assert "one.yaml" in str(error.value) and expected in str(error.value), f"expected {expected}, got {error.value}"
+
+
+def test_presets_of_the_user_are_read_while_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("server.registry.presets.CHECK_S", 0.0)
+
+    async def scenario() -> None:
+        gateway = gateway_of(preset_folder=FOLDER, config=with_data_dir(default_config(), tmp_path))
+        async with asgi_client(gateway) as http:
+            shipped = (await http.get("/api/presets"))["omni"]
+            write_preset(tmp_path, {**PRESET, "order": 0})
+            eyes = {**PRESET, "id": "eyes", "name": "My eyes", "ref_audio": {"path": "ref_audio/high.wav"}}
+            write_preset(tmp_path, eyes, name="eyes.json")
+            first, *rest = (await http.get("/api/presets"))["omni"]
+            assert first["id"] == "one" and {one["id"] for one in rest} == {one["id"] for one in shipped}
+            assert "My eyes" in [one["name"] for one in rest]
+            write_preset(tmp_path, {**PRESET, "id": "bad", "odd": 1}, name="bad.json")
+            write_preset(tmp_path, PRESET, mode="onmi")
+            assert (await http.get("/api/presets"))["omni"] == [first, *rest]
+            report = await http.get("/api/admin/presets")
+            assert report["folders"] == [str(FOLDER), str(tmp_path / "presets")]
+            assert report["modes"]["omni"] == len(rest) + 1
+            assert len(report["problems"]) == 2 and "bad.json" in report["problems"][0], report
+            assert "odd" in report["problems"][0] and "onmi" in report["problems"][1], report
+            shutil.rmtree(tmp_path / "presets")
+            assert (await http.get("/api/presets"))["omni"] == shipped
+            assert (await http.get("/api/admin/presets"))["problems"] == []
+
+    asyncio.run(scenario())
+    assert caplog.text.count("bad.json") == 1, caplog.text
 
 
 # --- the default voice ----------------------------------------------------------------------------
@@ -251,9 +354,23 @@ def test_decoding_does_not_block_other_requests(tmp_path: Path, monkeypatch: pyt
 
 
 def test_frontend_defaults() -> None:
-    assert asyncio.run(fetch("/api/frontend_defaults")) == {"playback_delay_ms": 200, "chat_vocoder": "token2wav"}
+    expected = {
+        "playback_delay_ms": 200,
+        "chat_vocoder": "token2wav",
+        "recording": False,
+        "apps": ["turnbased", "half_duplex_audio", "omni", "audio_duplex"],
+        "voices": {"min_s": 0.5, "max_s": 30.0, "max_bytes": 16 * 2**20, "max_count": 200},
+    }
+    assert asyncio.run(fetch("/api/frontend_defaults")) == expected
     got = asyncio.run(fetch("/api/frontend_defaults", default_lang="zh"))
-    assert got == {"playback_delay_ms": 200, "chat_vocoder": "token2wav", "default_lang": "zh"}
+    assert got == {**expected, "default_lang": "zh"}
+
+    async def switched_off() -> None:
+        async with asgi_client(gateway_of()) as http:
+            await http.put("/api/admin/apps/omni", {"enabled": False})
+            assert "omni" not in (await http.get("/api/frontend_defaults"))["apps"]
+
+    asyncio.run(switched_off())
 
 
 def test_command_line_reaches_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +379,7 @@ def test_command_line_reaches_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main.log, "set_up", lambda _: None)
     assert main.main(["--port", str(_free_port()), "--lang", "zh"]) == 0
     [options] = served
-    assert options.default_lang == "zh" and options.presets.find("omni", "eyes"), options
+    assert options.default_lang == "zh" and options.preset_folder == FOLDER, options
 
 
 def test_invalid_preset_prevents_start(

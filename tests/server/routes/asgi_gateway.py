@@ -1,5 +1,7 @@
 """A gateway without a socket, called over HTTP through ASGI in this process."""
 
+import secrets
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,14 +16,28 @@ from server.dispatch.workers import WorkerAddress
 from server.serving import ServeOptions, build_gateway
 from worker.config.service import Config, default_config
 
+_DATA = tempfile.TemporaryDirectory(prefix="duologue-")  # removed when the process ends
 IDLE = {"state": "IDLE", "worker_status": "idle", "gpu_id": 3, "slots": {"total": 2, "free": 2}}
+
+
+def with_data_dir(config: Config, folder: Path) -> Config:
+    """The settings with another `service.data_dir`."""
+    return config.model_copy(update={"service": config.service.model_copy(update={"data_dir": folder})})
+
+
+def with_own_data_dir(config: Config) -> Config:
+    """The settings with an empty folder in place of the default `service.data_dir`."""
+    if config.service.data_dir != default_config().service.data_dir:
+        return config
+    return with_data_dir(config, Path(_DATA.name) / secrets.token_hex(4))
 
 
 def gateway_of(n_workers: int = 1, *, config: Config | None = None, **options: Any) -> Gateway:
     """A gateway whose workers are not polled. options: of `ServeOptions`."""
     addresses = [WorkerAddress("127.0.0.1", 9 + index) for index in range(n_workers)]
     http = httpx.AsyncClient(trust_env=False)  # sends no request
-    return build_gateway(config or default_config(), http, ServeOptions(addresses, Path("/nonexistent"), **options))[0]
+    config = with_own_data_dir(config or default_config())
+    return build_gateway(config, http, ServeOptions(addresses, Path("/nonexistent"), **options))[0]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import allow_header_conformance, positive_data_acceptance
 
 from server.app import build_app
-from server.registry.presets import Presets
+from server.registry.presets import FOLDER
 from server.routes.voices import PATH
 from tests.server.routes.asgi_gateway import IDLE, gateway_of
 from worker.config.service import default_config
@@ -20,7 +20,7 @@ def application() -> FastAPI:
     config = default_config()
     service = config.service.model_copy(update={"max_queue_size": 2})  # chats are refused instead of left waiting
     config = config.model_copy(update={"service": service})
-    gateway = gateway_of(2, config=config, presets=Presets.load(), default_lang="en")
+    gateway = gateway_of(2, config=config, preset_folder=FOLDER, default_lang="en")
     dispatcher = gateway.dispatcher
     dispatcher.workers.record_health(dispatcher.workers.all[0], {**IDLE, "slots": {"total": 1, "free": 1}})
     for name in ("omni_active", "omni_waits", "adx_waits"):

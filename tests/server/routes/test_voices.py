@@ -15,7 +15,7 @@ import soundfile
 from server.registry import sound_upload
 from server.request_guard import MAX_BODY_BYTES, MAX_VOICE_BODY, limit_of
 from server.routes.voices import PATH
-from tests.server.routes.asgi_gateway import AsgiClient, asgi_client, gateway_of
+from tests.server.routes.asgi_gateway import AsgiClient, asgi_client, gateway_of, with_data_dir
 from worker.config.service import Config, default_config
 
 RATE = 48_000
@@ -34,8 +34,7 @@ FORMATS = {
 
 
 def config_in(folder: Path) -> Config:
-    config = default_config()
-    return config.model_copy(update={"service": config.service.model_copy(update={"data_dir": folder})})
+    return with_data_dir(default_config(), folder)
 
 
 def text_of(data: bytes) -> str:
@@ -123,9 +122,10 @@ def test_unfit_uploads_are_refused(tmp_path: Path) -> None:
         ("x", b"", 400, "got no bytes"),
         ("x", "a", 400, "audio_base64: expected base64"),
         ("x", "%%%%", 400, "audio_base64: expected base64"),
-        ("x", b"not a sound" * 99, 400, "expected a sound file"),
+        ("x", b"not a sound" * 99, 400, "expected a sound or video file"),
         ("x", wav[:30], 400, "audio_base64: expected"),
-        ("x", playlist, 400, "expected a sound file"),
+        ("x", b"RIFF" + bytes(8000), 400, "expected a wav file with sound"),
+        ("x", playlist, 400, "expected a sound or video file"),
         ("x", sine(0.2), 400, "expected at least 0.5 s of sound, got 0.20 s"),
         ("x", sine(31), 413, "expected up to 30 s of sound, got more"),
         ("x", "A" * (sound_upload.MAX_FILE_BYTES // 3 * 4 + 8), 413, "expected at most 16777216 bytes, got 1677722"),
