@@ -10,7 +10,8 @@ from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 from models.errors import SettingsError
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
-DUPLEX = "/ws/duplex"
+DUPLEX, HALF_DUPLEX = "/ws/duplex", "/ws/half_duplex"
+PREFIXES = {DUPLEX: "omni_", HALF_DUPLEX: "hdx_"}
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,14 @@ class TargetAddress:
     is_local: bool
 
     @classmethod
-    def of(cls, url: str, session_id: str | None = None) -> "TargetAddress":
+    def of(cls, url: str, session_id: str | None = None, kind: str = DUPLEX) -> "TargetAddress":
         """The address of a conversation on a server.
 
         Args:
-            url: the server's address. Without a path it is a gateway's, and /ws/duplex/SESSION_ID is appended. A path
-                that ends with /ws/duplex is a worker's. Any other path is kept. The default scheme is ws.
+            url: the server's address. Without a path it is a gateway's, and KIND/SESSION_ID is appended. A path that
+                ends with KIND is a worker's. Any other path is kept. The default scheme is ws.
             session_id: the session's id; None: a new one.
+            kind: the path of such conversations, DUPLEX or HALF_DUPLEX.
         Raises:
             SettingsError: for an address without a host or with another scheme.
         """
@@ -49,10 +51,10 @@ class TargetAddress:
         if host is None or parts.scheme.lower() not in SCHEMES:
             raise SettingsError("url", expected="ws://host:port or wss://host:port, with or without a path", got=url)
         path, query = parts.path, parts.query
-        name = session_id or f"omni_{uuid.uuid4().hex[:12]}"
-        is_gateway = not path.endswith(DUPLEX)
+        name = session_id or f"{PREFIXES[kind]}{uuid.uuid4().hex[:12]}"
+        is_gateway = not path.endswith(kind)
         if path in ("", "/"):
-            path = f"{DUPLEX}/{quote(name, safe='')}"
+            path = f"{kind}/{quote(name, safe='')}"
         elif not is_gateway:
             [held] = parse_qs(query).get("session_id", [""])[:1]
             query = query if held else "&".join(filter(None, (query, f"session_id={quote(name, safe='')}")))

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as connect_socket
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 
 from clients.address import TargetAddress
-from clients.errors import ConnectionLost, Refused, ServerError
+from clients.connection import OPEN_S, lost, open_socket
+from clients.errors import ConnectionLost, ServerError
 from worker.protocol.adjust_messages import Adjust, Adjusted
 from worker.protocol.codec import FromClient, Message
-from worker.protocol.codes import CloseCode, ErrorCode
+from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
     SYSTEM_PROMPT,
@@ -55,9 +55,6 @@ from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)
-OPEN_S = 15.0  # longer than a worker waits for a free slot
-CLOSE_S = 3.0
-MAX_FRAME = 64 * 2**20
 
 OnQueue = Callable[[Queued | QueueUpdate], None]
 Answer = TypeVar("Answer", bound=Message)
@@ -103,21 +100,7 @@ async def connect(
         ServerError: if the server sends an error, such as queue_full.
     """
     address = TargetAddress.of(url, session_id)
-    try:
-        socket = await connect_socket(
-            address.url,
-            ssl=address.tls(ssl, insecure=insecure),
-            proxy=None if address.is_local else True,
-            compression=None,  # sound hardly compresses
-            max_size=MAX_FRAME,
-            open_timeout=open_timeout,
-            close_timeout=CLOSE_S,
-        )
-    except InvalidStatus as error:
-        raise Refused(address.url, error.response.status_code) from None
-    except (OSError, TimeoutError, InvalidHandshake, EOFError, UnicodeError) as error:  # Unicode: an invalid host name
-        expected = "a certificate that is trusted" if isinstance(error, tls.SSLError) else "a server that answers"
-        raise ConnectionLost(address.url, expected=expected, got=str(error) or type(error).__name__) from None
+    socket = await open_socket(address, ssl, insecure=insecure, timeout=open_timeout)
     async with DuplexClient(socket, address, on_queue) as client:
         yield client
 
@@ -312,7 +295,7 @@ class DuplexClient:
             end = self._lost()
         for expected in self._expected:
             if expected.answer is not None:
-                _fail(expected.answer, end or self._lost())
+                fail_answer(expected.answer, end or self._lost())
         self._events.put_nowait(end)
 
     def _take(self, data: str | bytes) -> None:
@@ -338,7 +321,7 @@ class DuplexClient:
                 if expected is None or expected.answer is None:
                     self._events.put_nowait(message)
                 else:
-                    _fail(expected.answer, ServerError(expected.request, str(message.code), message.error))
+                    fail_answer(expected.answer, ServerError(expected.request, str(message.code), message.error))
             case _:
                 self._take_answer(message)
 
@@ -357,16 +340,10 @@ class DuplexClient:
             expected.answer.set_result(message)
 
     def _lost(self) -> ConnectionLost:
-        code = self._socket.close_code
-        got = "the end of the connection" if code in (None, CloseCode.ABNORMAL) else f"close code {code}"
-        if reason := self._socket.close_reason:
-            got += f" ({reason})"
-        if self._last_error is not None:
-            got += f"; the last error was {self._last_error.code}: {self._last_error.error}"
-        return ConnectionLost(self._address.url, expected="a conversation that goes on", got=got)
+        return lost(self._socket, self._address, self._last_error)
 
 
-def _fail(future: "asyncio.Future[ServerMessage]", error: Exception) -> None:
+def fail_answer(future: "asyncio.Future[Any]", error: Exception) -> None:
     """Set an exception on a future that may be cancelled or never awaited."""
     if not future.done():
         future.set_exception(error)

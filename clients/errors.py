@@ -6,7 +6,7 @@ HINTS = {
     400: "the server is no WebSocket server, or a proxy removed the upgrade",
     401: "the server, or a proxy in front of it, requires credentials",
     403: "no slot became free in time, the server is not ready, or it refuses clients from this address",
-    404: "unknown path: a gateway has /ws/duplex/NAME, a worker has /ws/duplex?session_id=NAME",
+    404: "unknown path: a gateway has /ws/duplex/NAME or /ws/half_duplex/NAME, a worker ?session_id=NAME instead",
     426: "the server is no WebSocket server",
     429: "too many clients; try again later",
     502: "the proxy does not reach the server",
@@ -16,7 +16,7 @@ HINTS = {
 
 
 class ClientError(ModelError):
-    """Base of the errors that a `DuplexClient` raises, except `SettingsError` for invalid arguments."""
+    """Base of the errors that a client raises, except `SettingsError` for invalid arguments."""
 
 
 class Refused(ClientError):

@@ -71,6 +71,11 @@ class SoundCard:
                 self._waiting.append(np.zeros(self._delay, np.float32))
             self._waiting.append(pcm)
 
+    def drop(self) -> None:
+        """Drop the sound that is not played yet."""
+        with self._lock:
+            self._waiting.clear()
+
     def _on_input(self, data: np.ndarray, n_frames: int, times: Any, status: Any) -> None:
         block = data[:, 0].copy()
         with contextlib.suppress(RuntimeError):  # the event loop is closed

@@ -1,7 +1,7 @@
 """`python -m clients.talk --input assets/warmup.mp4 --out reply.wav`: a conversation from the shell.
 
-Sends one unit per second, prints one line per answer, and writes the reply on the time line. The output files are also
-written after an error.
+Sends one unit per second, or with `--mode half_duplex` sound for turns; prints one line per answer, and writes the
+reply on the time line. The output files are also written after an error.
 
 Exit status: 0; 1 if the connection, the server or a unit failed; 2 for invalid arguments or input; 130 if interrupted
 twice.
@@ -9,21 +9,23 @@ twice.
 
 import argparse
 import asyncio
-import contextlib
 import io
-import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from clients import talk_table
 from clients.duplex import DuplexClient, connect
 from clients.errors import ClientError
+from clients.half_duplex import connect_half_duplex
 from clients.record import TalkLog
 from clients.reply_sound import ReplySound
 from clients.sound_card import SoundCard
-from clients.talk_options import check, parser, session_config, spec
+from clients.talk_options import HALF_DUPLEX_MODE, check, parser, session_config, spec, turn_settings
+from clients.terminal import interruptible, note
+from clients.turns import TurnSession
 from clients.units import SILENCE, ClientUnit, FileUnits, Source, read_voice
 from models.errors import ModelError
 from worker.protocol.messages import Error, Partial, Prepared, Result, Timeout
@@ -41,15 +43,15 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         check(args)
-        return asyncio.run(_run(args))
+        return asyncio.run(_run_turns(args) if args.mode == HALF_DUPLEX_MODE else _run(args))
     except ModelError as error:
-        _note(f"error: {error}")
+        note(f"error: {error}")
         return FAILED if isinstance(error, ClientError | WireError) else USAGE
     except OSError as error:
-        _note(f"error: {error.filename or 'files'}: expected a writable file path, got {error.strerror or error}")
+        note(f"error: {error.filename or 'files'}: expected a writable file path, got {error.strerror or error}")
         return FAILED
     except KeyboardInterrupt:
-        _note("interrupted")
+        note("interrupted")
         return INTERRUPTED
 
 
@@ -83,6 +85,30 @@ async def _run(args: argparse.Namespace) -> int:
     return FAILED if log.n_failed else 0
 
 
+async def _run_turns(args: argparse.Namespace) -> int:
+    settings = turn_settings(args)
+    source = SoundCard(args.delay_ms) if args.mic else FileUnits.of(args.input, video=False, loop=args.loop)
+    voice = [] if args.voice is None else [await asyncio.to_thread(read_voice, args.voice)]
+    name = args.session_id or f"hdx_{uuid.uuid4().hex[:12]}"
+    with ReplySound(args.out, args.delay_ms) as reply:
+        talk = TurnSession(args, source, settings, reply)
+        try:
+            async with (
+                interruptible(talk.stop, lambda: talk.seconds > 0, "the first sound"),
+                connect_half_duplex(args.url, name, on_queue=_note_position, insecure=args.insecure) as client,
+            ):
+                prepared = await client.prepare([args.prompt, *voice], settings)
+                note(f"session {prepared.session_id}, for {prepared.timeout_s:g} s")
+                async with source:
+                    await talk.run(client)
+        finally:
+            if args.transcript is not None and (talk.seconds or talk.turns):
+                head = {"url": args.url, "session_id": name, "input": "mic" if args.mic else args.input.name}
+                head |= {"mode": args.mode, "system": args.prompt, "config": settings.model_dump()}
+                args.transcript.write_text(talk.as_json(head), encoding="utf-8")
+    return FAILED if talk.n_failed else 0
+
+
 class ClientSession:
     """Sends the units of a source and logs the answers, from the first unit to the last answer."""
 
@@ -92,31 +118,9 @@ class ClientSession:
         self._stop, self._answered = asyncio.Event(), asyncio.Event()
         self._n_tail = 0
 
-    @contextlib.asynccontextmanager
-    async def interruptible(self) -> AsyncIterator[None]:
-        """Inside it, Ctrl-C ends the conversation, or cancels the connecting before the first unit.
-
-        A second Ctrl-C raises KeyboardInterrupt.
-        """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None, "expected a running task, got none"
-
-        def interrupt() -> None:
-            loop.remove_signal_handler(signal.SIGINT)
-            if self._log.units:
-                self._stop.set()
-            else:
-                task.cancel()
-
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._log.units:
-                raise
-            _note("interrupted before the first unit")
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
+    def interruptible(self) -> AbstractAsyncContextManager[None]:
+        """Inside it, Ctrl-C ends the conversation, or cancels the connecting before the first unit."""
+        return interruptible(self._stop, lambda: bool(self._log.units), "the first unit")
 
     async def run(self, client: DuplexClient) -> None:
         """Hold the conversation. Raises: ClientError, MediaError."""
@@ -189,9 +193,9 @@ class ClientSession:
                 case Error():
                     done = self._log.failed(message, now)
                     if done is None:
-                        _note(f"error {message.code}: {message.error}")
+                        note(f"error {message.code}: {message.error}")
                 case Timeout():
-                    _note(f"the server ends the conversation: {message.reason}")
+                    note(f"the server ends the conversation: {message.reason}")
             if done is not None:
                 print(talk_table.row(done))
                 self._answered.set()
@@ -211,17 +215,13 @@ def _note_session(client: DuplexClient, prepared: Prepared) -> None:
     text = f"session {client.session_id}"
     if prepared.recording_session_id:
         text += f", recorded as {prepared.recording_session_id}"
-    _note(f"{text}; sound is sent as {client.spec.sound_out}")
-    for note in prepared.notes:
-        _note(f"note: {note}")
+    note(f"{text}; sound is sent as {client.spec.sound_out}")
+    for sentence in prepared.notes:
+        note(f"note: {sentence}")
 
 
 def _note_position(message: Queued | QueueUpdate) -> None:
-    _note(talk_table.waiting(message))
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)
+    note(talk_table.waiting(message))
 
 
 if __name__ == "__main__":

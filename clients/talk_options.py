@@ -5,11 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from clients.half_duplex import half_duplex_settings
 from clients.reply_sound import check_target
 from models.errors import SettingsError
 from worker.config.pairs import with_pairs
+from worker.protocol.half_duplex_messages import DEFAULTS, HalfDuplexSettings
 from worker.protocol.messages import SYSTEM_PROMPT, Spec
+from worker.protocol.wire import WireError
 from worker.transcript.timeline import MAX_DELAY_MS, MAX_TAIL, PLAYER_DELAY_MS
+
+DUPLEX_MODE, HALF_DUPLEX_MODE = "duplex", "half_duplex"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +29,12 @@ def parser() -> argparse.ArgumentParser:
         default="ws://localhost:8006",
         help="ws:// or wss://host:port of a gateway, ws://host:port/ws/duplex of a worker, or a full path "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=(DUPLEX_MODE, HALF_DUPLEX_MODE),
+        default=DUPLEX_MODE,
+        help="duplex: both speak at any time; half_duplex: the server answers when the user has spoken",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", type=Path, metavar="FILE", help="the input: a sound or video file, no still picture")
@@ -102,6 +113,10 @@ def check(args: argparse.Namespace) -> None:
     for name in ("fast", "loop"):
         if args.mic and getattr(args, name):
             raise SettingsError(f"--{name}", expected="--input FILE", got="--mic")
+    if args.mode == HALF_DUPLEX_MODE:
+        for name, given in (("fast", args.fast), ("force-listen", args.force_listen is not None)):
+            if given:
+                raise SettingsError(f"--{name}", expected=f"--mode {DUPLEX_MODE}", got=f"--mode {args.mode}")
     if args.out is not None and args.transcript is None:
         args.transcript = args.out.with_suffix(".json")
     taken = {path.resolve(): path for path in (args.input, args.voice) if path is not None}
@@ -118,6 +133,24 @@ def session_config(args: argparse.Namespace) -> dict[str, Any]:
     """The `config` of `prepare`; the server checks its values. Raises: SettingsError for an invalid --set."""
     given: dict[str, Any] = {} if args.force_listen is None else {"force_listen_count": args.force_listen}
     return with_pairs(given, args.set, plain_text=True)
+
+
+def turn_settings(args: argparse.Namespace) -> HalfDuplexSettings:
+    """The `config` of a half-duplex `prepare`. Raises: SettingsError for an invalid --set."""
+    groups = HalfDuplexSettings.model_fields
+    given = with_pairs({}, args.set, plain_text=True)
+    for group, values in given.items():
+        known = getattr(DEFAULTS, group).__class__.model_fields if group in groups else {}
+        names = values if isinstance(values, dict) else {"": values}
+        if unknown := [name for name in names if name not in known]:
+            expected = ", ".join(
+                f"{one}.{name}" for one in groups for name in type(getattr(DEFAULTS, one)).model_fields
+            )
+            raise SettingsError("--set", expected=f"one of {expected}", got=f"{group}.{unknown[0]}".rstrip("."))
+    try:
+        return half_duplex_settings(given)
+    except WireError as error:
+        raise SettingsError("--set", expected="values within their range", got=str(error)) from None
 
 
 def spec(args: argparse.Namespace) -> Spec:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 from worker.describe import TypeWords
 from worker.protocol.codec import FieldGroup, FromClient, FromServer, Reader, SoundField, known_fields
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Interrupt, Stop, Stopped
+from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.system_content import known_items
 from worker.protocol.wire import SOUND_RATE
 
@@ -225,7 +226,18 @@ class TurnTimeout(FromServer):
 
 HalfDuplexRequest = Annotated[HalfDuplexPrepare | SpeechChunk | Stop | Interrupt, Field(discriminator="type")]
 HalfDuplexAnswer = Annotated[
-    TurnPrepared | VadState | TurnHeard | TurnChunk | TurnDone | AnswerInterrupted | Stopped | TurnTimeout | Error,
+    TurnPrepared
+    | VadState
+    | TurnHeard
+    | TurnChunk
+    | TurnDone
+    | AnswerInterrupted
+    | Stopped
+    | TurnTimeout
+    | Error
+    | Queued
+    | QueueUpdate
+    | QueueDone,
     Field(discriminator="type"),
 ]
 HALF_DUPLEX_CLIENT: Reader[HalfDuplexRequest] = Reader(HalfDuplexRequest, unknown="Unknown type")
