@@ -94,7 +94,7 @@ def chat_sections() -> str:
 
 def streaming_sections() -> str:
     """The generated sections of turn streaming: the client's messages, the server's messages."""
-    shared = {*CLIENT.classes.values(), *SERVER.classes.values(), TurnChunk}
+    shared: set[type[Message]] = {*CLIENT.classes.values(), *SERVER.classes.values(), TurnChunk}
     groups = _own(STREAMING_CLIENT.classes, shared) | _own(STREAMING_SERVER.classes, shared)
     return "\n\n".join(section(group, f"Turn streaming: {title}") for title, group in groups.items()) + "\n"
 

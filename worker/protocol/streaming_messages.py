@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from worker.protocol.chat_messages import MAX_NEW_TOKENS, TokenStats
-from worker.protocol.codec import Reader, SoundField
+from worker.protocol.codec import FromClient, FromServer, Reader, SoundField
 from worker.protocol.content import ChatTurns
 from worker.protocol.half_duplex_messages import Tenth, TurnChunk
-from worker.protocol.messages import Error, FromClient, FromServer, Stop
+from worker.protocol.messages import Error, Stop
 
 
 class TurnPrefill(FromClient):
