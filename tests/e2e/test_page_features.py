@@ -134,6 +134,8 @@ def test_recorded_session_is_announced_and_shared(context: BrowserContext, serve
     assert [request.url.rpartition("/")[2] for request in sent] == ["comment", "upload-recording"], sent
     assert sent[0].post_data_json == {"comment": "Listen!"}
     assert page.page.evaluate("navigator.clipboard.readText()") == link
+    recent = page.page.evaluate("JSON.parse(localStorage.minicpmo45_recent_sessions)")
+    assert [(one["id"], one["mode"]) for one in recent] == [("rec_1", "omni")], recent
     assert not page.errors, page.errors
 
 

@@ -6,6 +6,7 @@ import { ask, closable } from "../shared/dialogs.js";
 import { fetchApps, fillHeader, takeDisabledApp } from "../shared/header.js";
 import { fetchJson } from "../shared/api.js";
 import { addTexts, chooseLanguage, hasText, label, onLanguage, setText, t } from "../shared/i18n.js";
+import { addRecent } from "../shared/recent.js";
 import { chime } from "../shared/chime.js";
 import { applyTheme } from "../shared/theme.js";
 import { Toolbar } from "../shared/toolbar.js";
@@ -192,6 +193,7 @@ function showState(state, details) {
 
 function onPrepared({ notes, recording, again }) {
   keepsakes.recordingId = recording;
+  if (recording) addRecent(recording, mode);
   if (again) captions.note("caption_again");
   if (notes.length) stage.notice(notes.join(" "));
 }
@@ -230,7 +232,8 @@ function showSources() {
 }
 
 function showKeepsakes() {
-  const offered = ["ended", "failed"].includes(stage.state) ? keepsakes.offers : [];
+  const help = { key: "help", act: () => byId("help").showModal() };
+  const offered = { idle: [help], ended: keepsakes.offers, failed: keepsakes.offers }[stage.state] ?? [];
   stage.offer(offered);
   byId("keep").hidden = !captions.entries.length;
 }
@@ -356,6 +359,7 @@ async function start() {
   showQuality(3);
   chooseLanguage();
   stage.show("idle");
+  showKeepsakes();
   showSources();
   server.refresh();
   const disabled = takeDisabledApp();

@@ -5,12 +5,14 @@
  */
 
 import { Capture } from "../../shared/audio/capture.js";
+import { WakeLock } from "../../shared/wake-lock.js";
 import { Backoff } from "./backoff.js";
 import { endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
 import { Session, newSessionId } from "./session.js";
-import { Sound } from "./sound.js";
+import { Sound, makeContext } from "./sound.js";
 import { Stats } from "./stats.js";
 import { Turns } from "./turns.js";
+import { Units } from "./units.js";
 
 const PICTURE_TIMEOUT_MS = 80;
 const MAX_UNANSWERED = 20; // units without an answer after which the connection counts as broken
@@ -24,11 +26,11 @@ export class Conversation {
   #settings;
   #ui;
   #turns = null;
-  #waiting = []; // units sent without an answer so far: {number, sentAt, firstSound}
+  #units = null;
   #backoff = new Backoff();
   #retry = 0; // timer
   #wasLive = false;
-  #lock = null;
+  #screen = new WakeLock();
   #attempt = 0;
   sound = null; // Sound, from the permission to the end
   muted = false;
@@ -63,7 +65,7 @@ export class Conversation {
 
   /** Seconds since the oldest unit without an answer was sent; 0 if there is none. */
   get unansweredS() {
-    return this.isLive && this.#waiting.length ? (performance.now() - this.#waiting[0].sentAt) / 1000 : 0;
+    return this.isLive ? this.#units.unansweredS : 0;
   }
 
   /** Start: permissions, connection, first unit. Call it from a click handler: browsers allow sound only then. */
@@ -71,7 +73,6 @@ export class Conversation {
     if (this.isOpen) return;
     const attempt = ++this.#attempt;
     this.stats = new Stats();
-    this.#waiting = [];
     this.#wasLive = false;
     this.#backoff.reset();
     this.#setState("asking");
@@ -89,7 +90,7 @@ export class Conversation {
   async #openSound(settings, attempt) {
     if (!navigator.mediaDevices) throw Object.assign(new Error(location.origin), { name: "InsecureContext" });
     // Created before the first await, while the call still counts as caused by the click.
-    const context = (this.#context ??= this.#makeContext());
+    const context = (this.#context ??= makeContext(() => this.isOpen));
     const sound = await Sound.open(context, settings, {
       soon: () => this.#camera.snap(),
       unit: ({ samples }) => this.#sendUnit(samples),
@@ -106,16 +107,10 @@ export class Conversation {
     }
     this.sound = sound;
     this.#turns = new Turns(this.stats, sound, this.#ui);
+    this.#units = new Units(this.stats, this.#turns);
     sound.capture.mute(this.muted);
     this.#ui.opened(sound);
     await this.useSpeaker(settings.speaker);
-  }
-
-  #makeContext() {
-    const context = new AudioContext({ latencyHint: "interactive" });
-    // A phone call suspends the context; without it no unit completes.
-    context.onstatechange = () => this.isOpen && context.state !== "running" && context.resume().catch(() => {});
-    return context;
   }
 
   async #openCamera(settings, attempt) {
@@ -138,7 +133,7 @@ export class Conversation {
       queue_update: (message) => this.#setState("queued", message),
       queue_done: () => this.#setState("preparing"),
       prepared: (message) => this.#onPrepared(message),
-      partial: (message) => this.#onPartial(message),
+      partial: (message) => this.#units.takePartial(message),
       result: (message) => this.#onResult(message),
       paused: (message) => this.state === "paused" && this.#setState("paused", message),
       adjusted: (message) => this.#ui.adjusted(message),
@@ -159,9 +154,8 @@ export class Conversation {
     const fields = this.forceListen ? { force_listen: true } : {};
     if (picture && this.#camera.detailed) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
-    this.stats.units += 1;
-    this.#waiting.push({ number: this.stats.units, sentAt: performance.now(), firstSound: null });
-    if (this.#waiting.length > MAX_UNANSWERED) this.#lose("no_answer", "");
+    this.#units.add();
+    if (this.#units.nWaiting > MAX_UNANSWERED) this.#lose("no_answer", "");
   }
 
   /** Interrupt the current turn, here at once and at the server. Resolves when playback is silent. */
@@ -235,34 +229,13 @@ export class Conversation {
     this.#setState("listening", { notes: message.notes ?? [], recording: message.recording_session_id ?? null, again });
     this.#camera.play(true);
     this.sound.capture.run(true);
-    if (this.#lock) return;
-    navigator.wakeLock?.request("screen").then(
-      (lock) => (this.isOpen ? (this.#lock = lock) : lock.release()),
-      () => {}, // optional: browsers refuse it on low battery
-    );
-  }
-
-  #onPartial(message) {
-    const unit = this.#waiting[0];
-    if (!unit) return;
-    this.#turns.open();
-    if (message.text) this.#turns.addText(unit, message.text);
-    if (message.sound) this.#turns.addSound(unit, message.sound);
+    this.#screen.hold();
   }
 
   #onResult(message) {
-    const unit = this.#waiting.shift();
-    if (!unit) return;
+    const result = this.#units.takeResult(message);
+    if (!result) return;
     this.#backoff.reset();
-    const now = performance.now();
-    if (!message.is_listen) this.#turns.open();
-    if (message.sound) this.#turns.addSound(unit, message.sound);
-    if (message.text && !unit.text) this.#turns.addText(unit, message.text);
-    const { type, sound, ...facts } = message;
-    const result = { ...facts, unit: unit.number, turn: this.#turns.current, reply_ms: now - unit.sentAt,
-      first_sound_ms: unit.firstSound };
-    this.stats.results.push(result);
-    if (message.is_listen || message.end_of_turn) this.#turns.close();
     this.#ui.unit(result);
   }
 
@@ -289,7 +262,7 @@ export class Conversation {
       this.#lose(message.code, message.error);
       return;
     }
-    if (replacesResult(message)) this.#waiting.shift();
+    if (replacesResult(message)) this.#units.skip();
     if (message.code !== "paused") this.#ui.error(message.code, message.error);
   }
 
@@ -312,7 +285,7 @@ export class Conversation {
     this.#drop();
     this.sound.capture.run(false);
     this.#camera.play(false);
-    this.#waiting = [];
+    this.#units.clear();
     this.#turns.abandon();
     this.#setState("reconnecting", { code, delayS });
     this.#flush("lost").catch(() => {}); // the audio thread has ended, and its sound with it
@@ -356,8 +329,7 @@ export class Conversation {
     this.#turns?.abandon();
     this.sound?.close().then((flush) => flush && flushes.push({ ms: flush.ms, why: reason, lost_samples: flush.lost }));
     this.sound = this.#turns = null;
-    this.#lock?.release();
-    this.#lock = null;
+    this.#screen.release();
     this.#camera.close();
   }
 

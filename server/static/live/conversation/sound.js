@@ -4,6 +4,13 @@ import { Capture } from "../../shared/audio/capture.js";
 import { PlayoutDelay } from "../../shared/audio/playout-delay.js";
 import { Player } from "../../shared/audio/player.js";
 
+/** An audio context that resumes by itself while it is wanted: a phone call suspends it, and no unit would complete. */
+export function makeContext(isWanted) {
+  const context = new AudioContext({ latencyHint: "interactive" });
+  context.onstatechange = () => isWanted() && context.state !== "running" && context.resume().catch(() => {});
+  return context;
+}
+
 export class Sound {
   context;
   capture;
