@@ -100,16 +100,69 @@ class ContextMover:
         cache.set_length(slots, torch.full_like(slots, total + by))
         runner.set_context_len(slot, total + by)
 
+    def compute_front(self, slot: int, rows: Rows) -> list[Tensor]:
+        """Keys and values of rows that are fed to an empty context, computed in this slot, which stays as it is.
+
+        Returns: as `KVCache.save`.
+        Raises: as the feed; the slot has its previous content then too.
+        """
+        runner, cache, slots = self._runner, self._cache, self._slots(slot)
+        total, position = runner.context_len(slot), cache.positions[slot].clone()
+        kept = cache.save(slot, min(len(rows), total))
+        cache.set_length(slots, torch.zeros_like(slots))
+        cache.positions[slot] = 0
+        runner.set_context_len(slot, 0)
+        try:
+            self._feed(slot, rows)
+            return cache.save(slot, len(rows))
+        finally:
+            cache.load(slot, kept)
+            cache.lengths[slot], cache.positions[slot] = total, position
+            runner.set_context_len(slot, total)
+            if len(rows) > total:
+                cache.wipe(slots, cache.lengths[slots])
+
+    def replace_front(self, slot: int, first_kept: int, front: list[Tensor], n_held: int | None) -> None:
+        """Replace the rows before row `first_kept`; the rows from it on follow the new ones.
+
+        Args:
+            front: keys and values of the new rows, as `KVCache.save`, from position 0 on.
+            n_held: rows of `front` to hold; the rows after it then keep their keys and positions. None: the slot is
+                not held, and the keys of the rows after `front` are rotated to their new places.
+        Raises: ContextOverflowError if the result does not fit, before any change.
+        """
+        runner, cache, slots = self._runner, self._cache, self._slots(slot)
+        n_layers, n_front = len(cache.k), front[0].shape[1]
+        by = n_front - first_kept
+        runner.check_room(slot, by)
+        first, places = torch.full_like(slots, first_kept), torch.full_like(slots, by)
+        cache.shift(slots, first, places, runner.model.llm.model.frequencies, rotates=n_held is None)
+        for layer, rows in zip((*cache.k, *cache.v), front, strict=True):
+            layer[slot, :, :n_front] = rows
+        runner.set_context_len(slot, runner.context_len(slot) + by)
+        if n_held is not None:
+            cache.positions.index_add_(0, slots, -places)
+            ahead = self._held[slot].ahead if slot in self._held else 0
+            ahead = self._rotate_front(slot, front[:n_layers], n_front, ahead - by)
+            self._held[slot] = _Held(front[:n_layers], n_held, ahead)
+
     def _move_held(self, slot: int, by: int) -> None:
-        """Rotate the held keys `by` more positions; rotate all keys back if the result is too far ahead."""
-        held, cache = self._held[slot], self._cache
-        ahead, frequencies = held.ahead + by, self._runner.model.llm.model.frequencies
+        """Rotate the held keys `by` more positions."""
+        held = self._held[slot]
+        self._held[slot] = replace(held, ahead=self._rotate_front(slot, held.keys, held.n, held.ahead + by))
+
+    def _rotate_front(self, slot: int, keys: list[Tensor], n: int, ahead: int) -> int:
+        """Write the first `n` keys, from position 0, rotated by `ahead`; too far ahead, rotate all others back.
+
+        Returns: positions that the slot's rows are ahead of their places.
+        """
+        cache, frequencies = self._cache, self._runner.model.llm.model.frequencies
         if abs(ahead) > MAX_AHEAD:
             slots = self._slots(slot)
-            cache.move_positions(slots, torch.full_like(slots, held.n), torch.full_like(slots, -ahead), frequencies)
+            cache.move_positions(slots, torch.full_like(slots, n), torch.full_like(slots, -ahead), frequencies)
             ahead = 0
-        cache.restore_keys(slot, held.keys, held.n, ahead, frequencies)
-        self._held[slot] = replace(held, ahead=ahead)
+        cache.restore_keys(slot, keys, n, ahead, frequencies)
+        return ahead
 
     def _slots(self, slot: int) -> Tensor:
         return self._runner.tensor([slot], 1, slot)

@@ -235,6 +235,10 @@ class Session:
         """Replace the settings; the next unit uses them."""
         self.config = config
 
+    def replace_window(self, window: UnitWindow) -> None:
+        """Replace the window, as the prompt is exchanged."""
+        self.window = window
+
     def restore(self, audio_buffer: AudioBuffer, text_stream: TextStream | None) -> None:
         """Put back copies taken before a unit that failed."""
         self.audio_buffer, self.text_stream = audio_buffer, text_stream

@@ -16,7 +16,7 @@ from worker.config.session import EngineConfig, SessionConfig
 from worker.loop.audio_buffer import AudioBuffer
 from worker.loop.duplex_job import DuplexJob
 from worker.loop.language import Language
-from worker.loop.prompt.prompts import Prompts, Snapshot
+from worker.loop.prompt.prompts import PromptChange, Prompts, Snapshot
 from worker.loop.prompt.system_prompt import Adjustment, AdjustOutcome, SystemPrompt
 from worker.loop.results import Event, Failure
 from worker.loop.session import Gate, OrderError, Session, SessionPhase, UnitInput
@@ -97,11 +97,15 @@ class Sessions:
         try:
             return self._prepare(session, prompt, config or session.config)
         except BaseException:
-            self._voices.take_back(session)
-            self._unit_steps.empty(session.slot)
-            session.move("reset")
-            session.drop_waiting("the session could not be prepared")
+            self._abandon(session, "the session could not be prepared")
             raise
+
+    def _abandon(self, session: Session, why: str) -> None:
+        """Empty a session whose context is lost: it must be prepared again."""
+        self._voices.take_back(session)
+        self._unit_steps.empty(session.slot)
+        session.move("reset")
+        session.drop_waiting(why)
 
     def _prepare(self, session: Session, prompt: SystemPrompt, config: SessionConfig) -> int:
         unit_steps, slot = self._unit_steps, session.slot
@@ -170,7 +174,9 @@ class Sessions:
         """Change a session from the next unit on; its context, turn and random numbers stay. All changes, or none.
 
         Raises: OrderError while a unit runs; SettingError for a value that the engine refuses and for a setting that
-            only `prepare` can change; ContextOverflowError if a larger unit does not fit; as `VoiceManager.adjust`.
+            only `prepare` can change; ContextOverflowError if the prompt or a larger unit does not fit; AudioError;
+            as `VoiceManager.adjust`. After an error of the device while rows move, the session is new and its slot
+            empty.
         """
         if session.phase is not SessionPhase.READY:
             raise OrderError(f"session {session.id}: adjust", expected="a session between units", got=session.phase)
@@ -178,10 +184,22 @@ class Sessions:
         self._config.check_session(config)
         session.config.check_adjustable(config)
         self._check_room(session, config)
+        prompt = None if change.prompt is None else self._plan_prompt(session, change.prompt, config)
         notes = self._voices.adjust(session, speaks=config.generate_audio)
-        self._reconfigure(session, config)
+        try:
+            if prompt is not None:
+                self._prompts.apply(session, prompt)
+            self._reconfigure(session, config)
+        except BaseException:
+            self._abandon(session, "the session could not be adjusted")
+            raise
         speaks = config.generate_audio and session.speech.vocoder_slot is not None
         return AdjustOutcome(session.n_units + 1, speaks, notes)
+
+    def _plan_prompt(self, session: Session, prompt: SystemPrompt, config: SessionConfig) -> PromptChange:
+        window = session.window.copy()
+        window.configure(config.window, self._max_window_tokens(config))
+        return self._prompts.plan(session, prompt, window, self._config.llm_len - config.unit_rows)
 
     def _check_room(self, session: Session, config: SessionConfig) -> None:
         """A window evicts when a unit is closed, so the next one must fit as it is."""

@@ -7,11 +7,13 @@ Rows of a session: [prefix][previous text][suffix][units, oldest first]. The pre
 a marker and the last words of evicted units.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from models.errors import ContextOverflowError
 from worker.config.session import WindowConfig
 
 
@@ -94,6 +96,34 @@ class UnitWindow:
         )
         self._config, self._max_tokens = config, max_tokens
 
+    def copy(self) -> "UnitWindow":
+        """An independent window with the same state."""
+        other = copy.copy(self)
+        other.units = self.units.copy()
+        return other
+
+    def replace_prompt(self, prefix: int, suffix: Sequence[int], max_length: int) -> None:
+        """Exchange the prompt and forget units that the window would then evict, all but the newest one.
+
+        Args:
+            prefix, suffix: as in `protect`.
+            max_length: most rows of the result.
+        Raises: ContextOverflowError if the result is longer; the window must not be used then.
+        """
+        before = self.preserve
+        self.prefix, self.suffix = prefix, tuple(suffix)
+        self.length += self.preserve - before
+        evicts_newest, self._evict_newest = self._evict_newest, False
+        self._apply_policy()
+        self._evict_newest = evicts_newest
+        if self.length > max_length:
+            got = f"{self.preserve} of the prompt and {self.length - self.preserve} that stay"
+            raise ContextOverflowError("context with another prompt", expected=f"at most {max_length} rows", got=got)
+
+    @property
+    def mode(self) -> Literal["off", "basic", "context"]:
+        return self._config.mode
+
     @property
     def preserve(self) -> int:
         return self.prefix + len(self.previous_ids) + len(self.suffix)
@@ -120,17 +150,21 @@ class UnitWindow:
         """
         if record.length == 0:
             return []
-        mode = self._config.mode
-        self.units.append(record if mode == "context" else replace(record, ids=(), text=""))
+        self.units.append(record if self._config.mode == "context" else replace(record, ids=(), text=""))
         self.length += record.length
-        before, n_units = self.length, len(self.units)
+        eviction = self._apply_policy()
+        parts = self.preserve + self.stray + sum(unit.length for unit in self.units)
+        assert parts == self.length, f"window: expected {self.length} rows in prompt, strays and units, got {parts}"
+        return [] if eviction is None else [eviction]
+
+    def _apply_policy(self) -> Drop | Rebuild | None:
+        """Evict the oldest units that the mode does not keep."""
+        mode, before, n_units = self._config.mode, self.length, len(self.units)
         eviction = None if mode == "off" else self._basic() if mode == "basic" else self._context()
         self.dropped_tokens += before - self.length
         self.dropped_units += n_units - len(self.units)
         self.events += eviction is not None
-        parts = self.preserve + self.stray + sum(unit.length for unit in self.units)
-        assert parts == self.length, f"window: expected {self.length} rows in prompt, strays and units, got {parts}"
-        return [] if eviction is None else [eviction]
+        return eviction
 
     def _basic(self) -> Drop | None:
         if self.length <= self._config.high_tokens:

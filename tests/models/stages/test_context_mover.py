@@ -169,3 +169,117 @@ def test_closed_slot_is_not_held(model):
     assert steps.context.n_held(slot) == PROMPT
     steps.close(slot)
     assert steps.context.n_held(slot) is None
+
+
+# --- another prompt -------------------------------------------------------------------------------
+
+
+def built_by_hand(steps: UnitSteps, slot: int, prompt: Sequence[int], keys, values, by: int) -> None:
+    """Fill an empty slot: feed a prompt, then write rows of another slot, with keys rotated by `by` positions."""
+    feed(steps, slot, prompt)
+    cache, n = steps.state.llm, len(prompt)
+    phase = rotary_phases(torch.tensor(by), steps.runner.model.llm.model.frequencies)
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        cache.k[layer][slot, :, n : n + k.shape[1]] = rotate(k, phase.cos(), phase.sin())
+        cache.v[layer][slot, :, n : n + v.shape[1]] = v
+    total = n + keys[0].shape[1]
+    cache.set_length(torch.tensor([slot]), torch.tensor([total]))
+    steps.runner.set_context_len(slot, total)
+
+
+@pytest.mark.parametrize("n_new", [PROMPT - 5, PROMPT, PROMPT + 40], ids=["shorter", "equal", "longer"])
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("n_dropped", [0, UNIT])
+def test_another_prompt_is_followed_by_the_same_rows(model, n_new, held, n_dropped):
+    """As a slot built from the new prompt and the moved rows: keys, values, next position, logits."""
+    steps, other = make(model), make(model)
+    feed_units(steps, 0, held=held)
+    if n_dropped:
+        steps.context.drop([0], [PROMPT], [n_dropped])
+    cache, ahead = steps.state.llm, n_dropped if held else 0
+    total = steps.runner.context_len(0)
+    keys, values = ([layer[0, :, PROMPT:total].clone() for layer in part] for part in (cache.k, cache.v))
+    prompt = random_ids(model, n_new, 70)
+    front = steps.context.compute_front(0, Rows(torch.tensor(prompt)))
+    steps.context.replace_front(0, PROMPT, front, n_new if held else None)
+    by = n_new - PROMPT
+    built_by_hand(other, 0, prompt, keys, values, by - ahead)
+    assert steps.runner.context_len(0) == int(cache.lengths[0]) == total + by
+    assert int(cache.positions[0]) == (total + ahead if held else total + by), "next position"
+    moved = slice(n_new, total + by)
+    for k, v, old_k, old_v, new_k in zip(cache.k, cache.v, keys, values, other.state.llm.k, strict=True):
+        assert torch.equal(v[0, :, moved], old_v), "expected the values of the moved rows"
+        expected = old_k if held else new_k[0, :, moved]
+        worst = max_difference(k[0, :, moved], expected)
+        assert worst <= (0 if held else 1e-5), f"expected the moved keys, got {worst:.2g} apart"
+        assert not k[0, :, total + by :].any(), "expected nothing after the last row"
+    ids = random_ids(model, UNIT, 71)
+    difference = max_difference(feed(steps, 0, ids), feed(other, 0, ids))
+    assert difference < 1e-3, f"expected the logits of the slot built by hand, got {difference:.2g} apart"
+    if held:
+        steps.context.drop([0], [n_new], [UNIT])
+        other.context.drop([0], [n_new], [UNIT])
+        difference = max_difference(feed(steps, 0, ids), feed(other, 0, ids))
+        assert difference < 1e-3, f"after an eviction: expected the same logits, got {difference:.2g} apart"
+
+
+def test_many_prompts_do_not_wear_out_the_rows(model, monkeypatch):
+    """Kept keys are not rotated, and positions stay within their limit."""
+    monkeypatch.setattr(context_mover, "MAX_AHEAD", 60)
+    steps, other = make(model), make(model)
+    feed_units(steps, 0, held=True)
+    cache = steps.state.llm
+    total = steps.runner.context_len(0)
+    keys, values = ([layer[0, :, PROMPT:total].clone() for layer in part] for part in (cache.k, cache.v))
+    n_old = PROMPT
+    for number, n_new in enumerate((50, 3, 80, 2, 12)):
+        prompt = random_ids(model, n_new, 100 + number)
+        front = steps.context.compute_front(0, Rows(torch.tensor(prompt)))
+        steps.context.replace_front(0, n_old, front, n_new)
+        n_old = n_new
+        ahead = int(cache.positions[0] - cache.lengths[0])
+        assert abs(ahead) <= 60, f"expected positions at most 60 ahead, got {ahead}"
+    built_by_hand(other, 0, prompt, keys, values, n_old - PROMPT)
+    ids = random_ids(model, UNIT, 72)
+    difference = max_difference(feed(steps, 0, ids), feed(other, 0, ids))
+    assert difference < 1e-3, f"expected the same logits, got {difference:.2g} apart"
+
+
+@pytest.mark.parametrize("n_new", [5, 90])
+@pytest.mark.parametrize("fails", [False, True])
+def test_computing_another_prompt_changes_no_bit_of_the_slot(model, n_new, fails, monkeypatch):
+    """Also where it is longer than the slot's content, and where the model fails."""
+    steps = make(model)
+    feed_units(steps, 0, held=True)
+    feed_units(steps, 1, held=False)
+    steps.context.drop([0], [PROMPT], [UNIT])
+    before = [tensor[:2].clone() for tensor in steps.state.tensors()]
+    counters = steps.counters(0)
+    rows = Rows(torch.tensor(random_ids(model, n_new, 5)))
+    if fails:
+        run = steps.regions.run
+
+        def run_then_fail(*given, **options):
+            run(*given, **options)
+            raise RuntimeError("device")
+
+        monkeypatch.setattr(steps.regions, "run", run_then_fail)
+        with pytest.raises(RuntimeError, match="device"):
+            steps.context.compute_front(0, rows)
+    else:
+        front = steps.context.compute_front(0, rows)
+        assert len(front) == 2 * len(steps.state.llm.k) and front[0].shape[1] == n_new
+    changed = [not torch.equal(a, b[:2]) for a, b in zip(before, steps.state.tensors(), strict=True)]
+    assert not any(changed), f"expected nothing changed, got {sum(changed)} tensors"
+    assert steps.counters(0) == counters
+
+
+def test_refused_prompt_changes_nothing(model):
+    steps = make(model, llm_len=96)
+    feed_units(steps, 0, held=True)
+    front = steps.context.compute_front(0, Rows(torch.tensor(random_ids(model, 40, 1))))
+    before = [tensor.clone() for tensor in steps.state.llm.tensors()]
+    with pytest.raises(ContextOverflowError):
+        steps.context.replace_front(0, PROMPT, front, 40)
+    changed = [not torch.equal(a, b) for a, b in zip(before, steps.state.llm.tensors(), strict=True)]
+    assert not any(changed), f"expected nothing changed, got {sum(changed)} tensors"

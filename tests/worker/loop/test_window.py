@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.errors import ContextOverflowError
 from worker.config.session import WindowConfig
 from worker.loop.window import Drop, Rebuild, UnitRecord, UnitWindow
 
@@ -309,3 +310,36 @@ def test_protect_requires_an_empty_context():
     window = make_window({"mode": "off"})
     with pytest.raises(AssertionError, match="got 6 rows"):
         window.protect(1, ())
+
+
+# --- another prompt -------------------------------------------------------------------------------
+
+
+@given(
+    mode=st.sampled_from(["off", "basic", "context"]),
+    lengths=st.lists(st.integers(1, 12), max_size=8),
+    prefix=st.integers(0, 30),
+    suffix=st.lists(st.integers(0, 99), max_size=6),
+)
+def test_another_prompt_keeps_the_newest_units(mode: str, lengths: list[int], prefix: int, suffix: list[int]) -> None:
+    window = make_window({"mode": mode, "high_tokens": 40, "low_tokens": 25, "max_units": 4}, max_tokens=60)
+    for number, length in enumerate(lengths):
+        window.close_unit(unit(number, length, (1, 2)))
+    before = [one.id for one in window.units]
+    other = window.copy()
+    other.replace_prompt(prefix, suffix, 1000)
+    after = [one.id for one in other.units]
+    assert [one.id for one in window.units] == before, "expected the original window unchanged"
+    assert after == before[len(before) - len(after) :] and bool(after) == bool(before)
+    assert other.preserve == prefix + len(other.previous_ids) + len(suffix)
+    assert other.length == other.preserve + sum(one.length for one in other.units)
+    if mode == "off":
+        assert after == before
+    if mode == "basic" and other.length > 40:
+        assert len(after) <= 1, "expected all but the newest unit evicted"
+    again = window.copy()
+    if other.length:
+        with pytest.raises(ContextOverflowError, match="context with another prompt: expected at most"):
+            again.replace_prompt(prefix, suffix, other.length - 1)
+    evicted = other.close_unit(unit(99, 3))
+    assert other.length >= other.preserve and len(evicted) <= 1

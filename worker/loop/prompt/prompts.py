@@ -5,23 +5,42 @@ Everything runs on the engine thread. Contains rows and snapshots. Does not cont
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.errors import ContextOverflowError, NumericsError
+from models.errors import ContextOverflowError, NumericsError, SettingsError
 from models.inputs.tokens import Tokenizer
 from models.stages.runner import Rows
 from models.stages.unit_steps import UnitSteps
 from worker.loop.observer import Observer
 from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.session import Session
+from worker.loop.window import UnitWindow
 
 MAX_SNAPSHOT_ROWS = 1024  # longer prompts are rarely shared and take the memory of many snapshots
 REF_AUDIO_CHUNK_S = 1.0  # a row of the reference voice looks ahead to the end of its second
 
 Snapshot = list[Tensor]  # as `UnitSteps.save`
+
+
+@dataclass(frozen=True)
+class PromptChange:
+    """What exchanges the prompt of a session.
+
+    Args:
+        window: the session's window after it.
+        front: keys and values of the new rows: prompt and previous text.
+        first_kept: oldest context row that stays.
+        n_held: as in `ContextMover.replace_front`.
+    """
+
+    window: UnitWindow
+    front: Snapshot
+    first_kept: int
+    n_held: int | None
 
 
 class Prompts:
@@ -52,6 +71,36 @@ class Prompts:
             unit_steps.context.hold(slot, keys, n_held)
         return n_rows
 
+    def plan(self, session: Session, prompt: SystemPrompt, window: UnitWindow, max_length: int) -> PromptChange:
+        """Compute what exchanges the prompt of a session between two units. The session stays as it is.
+
+        Args:
+            window: the session's, as an own copy.
+            max_length: most context rows of the result.
+        Raises: SettingsError for an empty prompt; AudioError; ContextOverflowError; NumericsError.
+        """
+        prefix, suffix = self._tokenizer.encode(prompt.prefix), self._tokenizer.encode(prompt.suffix)
+        audio = self._encode(prompt.ref_audio)
+        if not prefix and not suffix and audio is None:
+            raise SettingsError("prompt", expected="text or sound", got="neither")
+        n_prefix = len(prefix) + (0 if audio is None else len(audio))
+        window.replace_prompt(n_prefix, suffix, max_length)
+        n_kept = window.length - window.preserve - len(session.pending)
+        key = None if window.previous_ids else _digest(prefix, prompt.ref_audio, suffix)
+        front = None if key is None else self.snapshots.get(key)
+        if front is None:
+            rows = _rows(prefix, audio, [*window.previous_ids, *suffix])
+            front = self._unit_steps.context.compute_front(session.slot, rows)
+            if key is not None:
+                self._keep(key, front)
+        n_held = None if session.reference else n_prefix if window.mode == "context" else window.preserve
+        return PromptChange(window, front, self._unit_steps.context_len(session.slot) - n_kept, n_held)
+
+    def apply(self, session: Session, change: PromptChange) -> None:
+        """Exchange the prompt's rows; the rows of the remaining units follow them."""
+        self._unit_steps.context.replace_front(session.slot, change.first_kept, change.front, change.n_held)
+        session.replace_window(change.window)
+
     def feed(self, session: Session, rows: Rows) -> int:
         """Feed the prompt of an empty session. Returns: its rows. Raises: ContextOverflowError, NumericsError."""
         unit_steps, what = self._unit_steps, f"prompt of session {session.id}"
@@ -74,28 +123,30 @@ class Prompts:
             self.snapshots.move_to_end(key)
             unit_steps.load(slot, saved)
             return unit_steps.context_len(slot)
-        rows = self._rows(prefix, ref_audio, suffix)
-        if rows is None:
+        if not prefix and not suffix and ref_audio is None:
             return 0
-        n_rows = self.feed(session, rows)
-        if n_rows <= MAX_SNAPSHOT_ROWS:
-            self._keep(key, unit_steps.save(slot))
+        n_rows = self.feed(session, _rows(prefix, self._encode(ref_audio), suffix))
+        self._keep(key, unit_steps.save(slot))
         return n_rows
 
     def _keep(self, key: str, saved: Snapshot) -> None:
-        if self._max_snapshots:
+        if self._max_snapshots and saved[0].shape[1] <= MAX_SNAPSHOT_ROWS:
             self.snapshots[key] = saved
             if len(self.snapshots) > self._max_snapshots:
                 self.snapshots.popitem(last=False)
 
-    def _rows(self, prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> Rows | None:
-        if not prefix and not suffix and ref_audio is None:
-            return None
+    def _encode(self, ref_audio: np.ndarray | None) -> Tensor | None:
+        """Rows [n, D] of a reference voice."""
         if ref_audio is None:
-            return Rows.mixed([*prefix, *suffix], [])
+            return None
         (audio,) = self._unit_steps.encode_clips([torch.from_numpy(ref_audio)], chunk_length=REF_AUDIO_CHUNK_S)
-        ids = [*prefix, *[0] * len(audio), *suffix]
-        return Rows.mixed(ids, [(len(prefix), audio)])
+        return audio
+
+
+def _rows(prefix: list[int], audio: Tensor | None, suffix: list[int]) -> Rows:
+    if audio is None:
+        return Rows.mixed([*prefix, *suffix], [])
+    return Rows.mixed([*prefix, *[0] * len(audio), *suffix], [(len(prefix), audio)])
 
 
 def _digest(prefix: list[int], ref_audio: np.ndarray | None, suffix: list[int]) -> str:

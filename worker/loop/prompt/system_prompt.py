@@ -35,9 +35,11 @@ class Adjustment:
 
     Args:
         config: all settings from now on.
+        prompt: the start of the context; its voice does not count.
     """
 
     config: SessionConfig | None = None
+    prompt: SystemPrompt | None = None
 
 
 @dataclass(frozen=True)
