@@ -215,19 +215,36 @@ class DuplexClient:
         )
         await self._send(chunk, _Expected(chunk.type, Result, None))
 
-    async def adjust(self, *, config: Mapping[str, Any] | None = None, max_slice_nums: int | None = None) -> Adjusted:
+    async def adjust(
+        self,
+        *,
+        config: Mapping[str, Any] | None = None,
+        system_prompt: str | None = None,
+        ref_audio: np.ndarray | None = None,
+        tts_ref_audio: np.ndarray | None = None,
+        ref_audio_path: str | None = None,
+        max_slice_nums: int | None = None,
+    ) -> Adjusted:
         """Change the conversation from the next unit on and keep its context; all changes take effect, or none.
 
         Args:
             config: settings to change, see docs/session-config.md.
-            max_slice_nums: most slices of a large picture.
+            system_prompt, ref_audio, tts_ref_audio, ref_audio_path, max_slice_nums: as in `prepare`; None: unchanged.
         Returns:
             The values now in force; `notes` names changes that take effect later.
         Raises:
             ServerError: such as bad_config.
             ConnectionLost: if the connection is lost.
         """
-        return await self._request(Adjust(config=dict(config or {}), max_slice_nums=max_slice_nums), Adjusted)
+        message = Adjust(
+            config=dict(config or {}),
+            system_prompt=system_prompt,
+            ref_audio_base64=None if ref_audio is None else Sound.of(ref_audio),
+            tts_ref_audio_base64=None if tts_ref_audio is None else Sound.of(tts_ref_audio),
+            ref_audio_path=ref_audio_path,
+            max_slice_nums=max_slice_nums,
+        )
+        return await self._request(message, Adjusted)
 
     async def pause(self, timeout: float | None = None) -> Paused:
         """Refuse units until `resume`; returns after all earlier units are answered.

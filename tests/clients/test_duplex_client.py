@@ -241,10 +241,16 @@ def test_adjust_sends_its_fields_and_returns_the_answer() -> None:
         async with serve(handler, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             async with connect(f"ws://127.0.0.1:{port}/ws/duplex") as client:
-                assert await client.adjust(config={"top_k": 3, "listen_top_k": None}, max_slice_nums=2) == answer
+                given = {
+                    "config": {"top_k": 3, "listen_top_k": None},
+                    "system_prompt": "Hi.",
+                    "ref_audio_path": "a.wav",
+                }
+                assert await client.adjust(**given, tts_ref_audio=SECOND, max_slice_nums=2) == answer
                 with pytest.raises(ServerError, match="top_p"):
                     await client.adjust(config={"top_p": 5})
         first = read_text(received[0])
-        assert first == Adjust(config={"top_k": 3, "listen_top_k": None}, max_slice_nums=2), received
+        assert isinstance(first, Adjust) and first.model_dump(include=set(given)) == given, received
+        assert first.max_slice_nums == 2 and first.tts_ref_audio().shape == SECOND.shape
 
     run(story)

@@ -10,14 +10,16 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import replace
 
 from worker.engine import EngineError
 from worker.http.error_codes import code_of
 from worker.http.inbox import InboxClosedError, MessageInbox, PendingMessage
 from worker.http.metrics import WorkerMetrics
 from worker.http.socket_conversation import ConversationEnd
+from worker.http.system_prompts import adjustment, prepared_prompt
 from worker.http.unit_message import UnitClock, partial_message, result_message
-from worker.loop.prompt.system_prompt import Adjustment, SystemPrompt
+from worker.loop.prompt.system_prompt import SystemPrompt
 from worker.loop.results import Event, Failure, PartialResult, UnitResult
 from worker.loop.session_handle import SessionHandle
 from worker.protocol.adjust_messages import Adjust, Adjusted
@@ -73,6 +75,7 @@ class DuplexConversation:
         self._spec = self._spec_in = Spec()
         self._speaks = self._will_speak = False  # turns that are open; turns that begin
         self._prepared = False
+        self._prompt = SystemPrompt("", "")  # of the prepared session
         self._pause_ends: float | None = None
         self._pause_timeout = 0.0
         self._frames: list[VideoFrame] = []
@@ -206,11 +209,11 @@ class DuplexConversation:
             notes.append("setting deferred_finalize has no effect: a unit is always finalized after its result")
         self._service.check_prompt(message.system_prompt)
         async with self._service.preparing:
-            prompt = await asyncio.to_thread(self._prompt, message)
+            prompt = await asyncio.to_thread(prepared_prompt, self._service, message)
         preparing = self._handle.prepare(prompt, config)  # an error before this line keeps the previous context
         self._prepared = False
         await asyncio.wrap_future(preparing)
-        self._prepared, self._spec = True, message.spec
+        self._prepared, self._spec, self._prompt = True, message.spec, prompt
         self._speaks = self._will_speak = config.generate_audio and prompt.voice is not None
         self._turn_open = self._interrupting = self.paused = False
         self._pause_ends = None
@@ -229,36 +232,25 @@ class DuplexConversation:
     async def _adjust(self, message: Adjust) -> None:
         if not self._prepared:
             raise _not_now(ErrorCode.NOT_PREPARED, "Not prepared yet", "adjust", "a prepared session")
-        given = dict(message.config)
-        if message.max_slice_nums is not None:
-            given["max_slice_nums"] = message.max_slice_nums
-        config = self._handle.config.adjusted(given)
-        outcome = await asyncio.wrap_future(self._handle.adjust(Adjustment(config)))
-        self._will_speak = outcome.speaks
+        config = self._handle.config.adjusted(message.settings())
+        if message.system_prompt is not None:
+            self._service.check_prompt(message.system_prompt)
+        async with self._service.preparing:
+            change = await asyncio.to_thread(adjustment, self._service, message, self._prompt)
+        try:
+            outcome = await asyncio.wrap_future(self._handle.adjust(replace(change, config=config)))
+        finally:
+            self._prepared = self._handle.is_live
+        self._prompt, self._will_speak = change.prompt or self._prompt, outcome.speaks
         if not self._turn_open:
             self._speaks = self._will_speak
-        values = config.model_dump(mode="json")
-        applied = {"config": {name: values[name] for name in given}} if given else {}
-        self._send(Adjusted(applied=applied, from_unit=outcome.from_unit, notes=outcome.notes))
+        self._send(Adjusted.of(message, config.model_dump(mode="json"), outcome.from_unit, outcome.notes))
 
     def _pause(self, message: Pause) -> None:
         default = self._service.settings.pause_timeout
         self._pause_timeout = default if message.timeout is None else message.timeout
         self.paused, self._pause_ends = True, self._loop.time() + self._pause_timeout
         self._send(Paused(timeout=self._pause_timeout))
-
-    def _prompt(self, message: Prepare) -> SystemPrompt:
-        """The system prompt with its voices. Slow: call on a thread."""
-        service = self._service
-        if message.ref_audio_path is not None:
-            prompted = service.reference(named=message.ref_audio_path)
-        else:
-            prompted = service.reference(samples=message.ref_audio())
-        spoken = prompted
-        if message.tts_ref_audio_base64:
-            spoken = service.reference(samples=message.tts_ref_audio())
-        ref_audio = None if prompted is None else prompted.audio_16k
-        return SystemPrompt.of(message.system_prompt, ref_audio, None if spoken is None else spoken.voice)
 
     # --- units ---------------------------------------------------------------------------------
 

@@ -67,13 +67,16 @@ class SessionHandle:
         Returns: the prompt's context rows. Future errors: as `Sessions.prepare`.
         Raises: AudioError.
         """
+        self._check_sound(prompt)
+        self._config = config or self._config
+        return self._commands.submit_long(self._sessions.prepare, self._session, prompt, config)
+
+    def _check_sound(self, prompt: SystemPrompt) -> None:
         if prompt.ref_audio is not None:
             max_s, n_samples = self._sessions.max_prompt_s, len(checked(prompt.ref_audio))
             if n_samples > max_s * SAMPLE_RATE:
                 got = f"{n_samples / SAMPLE_RATE:.1f} s"
                 raise AudioError("sound of a prompt", expected=f"at most {max_s:g} s", got=got)
-        self._config = config or self._config
-        return self._commands.submit_long(self._sessions.prepare, self._session, prompt, config)
 
     def send(
         self,
@@ -121,7 +124,12 @@ class SessionHandle:
         return self._config
 
     def adjust(self, change: Adjustment) -> Future[AdjustOutcome]:
-        """Change the session from the next unit on. Future errors: as `Sessions.adjust`; nothing has changed then."""
+        """Change the session from the next unit on. Future errors: as `Sessions.adjust`; nothing has changed then.
+
+        Raises: AudioError.
+        """
+        if change.prompt is not None:
+            self._check_sound(change.prompt)
         before = self._config
         self._config = change.config or before
         adjusting = self._commands.submit_long(self._sessions.adjust, self._session, change)

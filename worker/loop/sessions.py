@@ -185,10 +185,12 @@ class Sessions:
         session.config.check_adjustable(config)
         self._check_room(session, config)
         prompt = None if change.prompt is None else self._plan_prompt(session, change.prompt, config)
-        notes = self._voices.adjust(session, speaks=config.generate_audio)
+        notes = self._voices.adjust(session, speaks=config.generate_audio, voice=change.voice)
         try:
             if prompt is not None:
                 self._prompts.apply(session, prompt)
+            if change.voice is not None:
+                self._voices.begin_unspoken(session)
             self._reconfigure(session, config)
         except BaseException:
             self._abandon(session, "the session could not be adjusted")

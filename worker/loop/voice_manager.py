@@ -33,31 +33,47 @@ class VoiceManager:
         slot = self._open(session) if session.config.generate_audio else None
         session.start_speech(self._progress(session, slot))
 
-    def _open(self, session: Session) -> int | None:
-        voice = self._voices.get(session.slot)
+    def _open(self, session: Session, voice: Voice | None = None) -> int | None:
+        voice = voice or self._voices.get(session.slot)
         if voice is None or self._vocoder is None:
             return None
         return self._vocoder.open(voice, session.config.euler_steps)
 
-    def adjust(self, session: Session, *, speaks: bool) -> list[str]:
-        """Start or end the speech of a session between two units. A turn that is spoken is spoken to its end.
+    def adjust(self, session: Session, *, speaks: bool, voice: Voice | None = None) -> list[str]:
+        """Start or end the speech of a session between two units, or change its voice.
+
+        A turn that is spoken is spoken to its end in its voice. Otherwise a new voice needs `begin_unspoken`.
 
         Args:
             speaks: the setting `generate_audio` from now on.
+            voice: None: unchanged.
         Returns: one sentence for each change that takes effect later, or not at all.
         Raises: as `Vocoder.open`; nothing has changed then.
         """
-        speech = session.speech
-        slot, notes = speech.vocoder_slot, []
+        speech, notes = session.speech, []
+        slot, is_spoken = speech.vocoder_slot, speech.is_on and session.is_speaking
+        if slot is None and speaks:
+            slot = self._open(session, voice)
+        elif slot is not None and voice is not None and self._vocoder is not None:
+            self._vocoder.change_voice(slot, voice)
+        if voice is not None:
+            self._voices[session.slot] = voice
+            if self._vocoder is None or not speaks:
+                notes.append("another voice has no effect while the session does not speak")
+            elif speech.n_speech_tokens:
+                notes.append("another voice takes effect when the turn has ended")
         if speaks and slot is None:
-            slot = self._open(session)
-            if slot is None:
-                notes.append("setting generate_audio has no effect: the session has no voice")
-        if not speaks and speech.is_on and session.is_speaking:
+            notes.append("setting generate_audio has no effect: the session has no voice")
+        if not speaks and is_spoken:
             notes.append("setting generate_audio takes effect when the turn has ended")
         elif speaks != speech.is_on or slot != speech.vocoder_slot:
             session.start_speech(SpeechProgress(slot, self._windows(), speaks))
         return notes
+
+    def begin_unspoken(self, session: Session) -> None:
+        """Reset the vocoder's state of a session unless a turn has been spoken in part: a new voice takes effect."""
+        if not session.speech.n_speech_tokens:
+            self.begin_turn(session)
 
     def take_back(self, session: Session) -> None:
         """Release the session's voice."""

@@ -106,6 +106,7 @@ class Vocoder:
         self.voices = VoiceSlots(self.sizes)
         self._stream = SideStream(self.device)
         self._sessions: dict[int, VocoderSession] = {}
+        self._next_voices: dict[int, VocoderSession] = {}  # sessions with the voice of their next turn
         self._free = list(range(self.sizes.n_sessions))
 
     @property
@@ -167,15 +168,39 @@ class Vocoder:
         Raises: SlotError. Any error of the device: the sessions are unchanged then.
         """
         self._check_sessions(sessions)
-        begun = {number: self._sessions[number].at_turn_start() for number in sessions}
+        begun = {number: self._at_turn_start(number) for number in sessions}
         with self._stream.work():
             self._begin(list(begun.values()))
+        left = [self._sessions[number].voice for number in sessions if self._next_voices.pop(number, None)]
         self._sessions |= begun
+        for voice_slot in left:
+            self.voices.release(voice_slot)
+
+    def change_voice(self, session: int, voice: Voice) -> None:
+        """Use another voice from the session's next `begin_turn` on, instead of one that was set before.
+
+        Raises: as `open`; the session's voices stay then.
+        """
+        self._check_sessions([session])
+        current = self._sessions[session]
+        voice_slot = self._voice_slot(voice, current.n_steps)
+        self.voices.acquire(voice_slot)
+        if (waiting := self._next_voices.get(session)) is not None:
+            self.voices.release(waiting.voice)
+        self._next_voices[session] = current.with_voice(voice_slot, voice.n_frames)
+
+    def _at_turn_start(self, number: int) -> VocoderSession:
+        session, other = self._sessions[number], self._next_voices.get(number)
+        if other is not None:
+            session = session.with_voice(other.voice, other.n_prompt)
+        return session.at_turn_start()
 
     def close(self, session: int) -> None:
         """Release a session's slots. Raises: SlotError if it is not open."""
         self._check_sessions([session])
-        self.voices.release(self._sessions.pop(session).voice)
+        for held in (self._sessions.pop(session), self._next_voices.pop(session, None)):
+            if held is not None:
+                self.voices.release(held.voice)
         self._free.append(session)
 
     def speak(self, chunks: Sequence[Chunk]) -> list[Tensor]:

@@ -28,6 +28,10 @@ class VocoderSession:
     n_seen: int = 0  # cached mel frames that the next chunk attends to
     n_held_back: int = 0  # mel frames whose sound is sent with the next chunk
 
+    def with_voice(self, voice: int, n_prompt: int) -> "VocoderSession":
+        """The session with another voice, for `at_turn_start`."""
+        return replace(self, voice=voice, n_prompt=n_prompt)
+
     def at_turn_start(self) -> "VocoderSession":
         """The session at the start of a turn, in its other slot."""
         return replace(self, slot=self.next_slot, next_slot=self.slot, n_seen=self.n_prompt, n_held_back=0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from torch import Tensor
 
-from models.errors import ModelError, SlotError
+from models.errors import ContextOverflowError, ModelError, SlotError
 from tests.models.stages.slot_copies import assert_same, copy_state
 from tests.worker.engine.failing_regions import Broken, broken, of_slot
 from tests.worker.loop.engines import (
@@ -26,8 +26,10 @@ from tests.worker.loop.engines import (
     make_config,
     make_prompt,
     short_speech,
+    voice,
 )
 from worker.config.session import WindowConfig
+from worker.loop.prompt.system_prompt import Adjustment
 from worker.loop.results import Failure, UnitResult
 from worker.loop.session import Gate, OrderError, Session, SessionPhase
 
@@ -63,6 +65,7 @@ def is_legal(event: str, session: Session) -> bool:
         "stop": live,
         "clear_stop": live and gate is Gate.STOPPED,
         "break": live,
+        "adjust": session.phase is SessionPhase.READY,
         "close": session.phase is not SessionPhase.CLOSED,
     }[event]
 
@@ -138,6 +141,28 @@ class Conversations(RuleBasedStateMachine):
         with self._lawful(event, session):
             getattr(self.small.sessions, event)(session)
 
+    @rule(
+        session=sessions,
+        settings=st.sampled_from(({}, {"generate_audio": True}, {"generate_audio": False}, {"top_k": 3}, {"seed": 5})),
+        text=st.sampled_from((None, *PROMPTS)),
+        speaker=st.sampled_from((None, 0, 1)),
+    )
+    def adjust(self, session: Session, settings: dict[str, Any], text: str | None, speaker: int | None) -> None:
+        change = Adjustment(
+            session.config.adjusted(settings),
+            None if text is None else make_prompt(text),
+            None if speaker is None else voice(speaker),
+        )
+        with self._lawful("adjust", session):
+            before, config = self._all(), session.config
+            try:
+                self.small.sessions.adjust(session, change)
+            except OrderError:
+                raise
+            except ModelError as error:
+                assert "seed" in settings or isinstance(error, ContextOverflowError), repr(error)
+                assert (self._all(), session.config) == (before, config), "expected nothing changed after a refusal"
+
     @rule(session=sessions, on=st.booleans())
     def break_speech(self, session: Session, on: bool) -> None:
         with self._lawful("break", session):
@@ -193,6 +218,13 @@ class Conversations(RuleBasedStateMachine):
         assert len(set(voices)) == len(voices), f"expected a vocoder slot each, got {voices}"
         n_free = self.small.vocoder.n_free
         assert len(voices) + n_free == N_SLOTS, f"expected {N_SLOTS} vocoder slots, got {voices} and {n_free} free"
+
+    @invariant()
+    def each_voice_is_held_by_its_sessions(self) -> None:
+        vocoder = self.small.vocoder
+        held = Counter(one.voice for part in (vocoder._sessions, vocoder._next_voices) for one in part.values())
+        users = {slot: entry.users for slot, entry in vocoder.voices._by_slot.items() if entry.users}
+        assert users == held, f"expected a user for each session and its next voice {held}, got {users}"
 
     @invariant()
     def host_counters_equal_the_slots(self) -> None:

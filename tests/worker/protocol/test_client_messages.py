@@ -187,4 +187,6 @@ def test_adjust_refuses_unknown_fields_by_name() -> None:
 def test_nulls_of_adjust_count_as_absent() -> None:
     got = sent(type="adjust", config=None, max_slice_nums=None)
     assert got == sent(type="adjust") == Adjust()
+    assert sent(type="adjust", ref_audio_base64="", tts_ref_audio_base64="") == Adjust()
+    assert sent(type="adjust", ref_audio_base64=b64(0.5)).tts_ref_audio().tolist() == [0.5]
     assert sent(type="adjust", config={"listen_top_k": None}).config == {"listen_top_k": None}

@@ -36,10 +36,12 @@ class Adjustment:
     Args:
         config: all settings from now on.
         prompt: the start of the context; its voice does not count.
+        voice: voice of the model's speech, from the next turn on.
     """
 
     config: SessionConfig | None = None
     prompt: SystemPrompt | None = None
+    voice: Voice | None = None
 
 
 @dataclass(frozen=True)

@@ -244,3 +244,41 @@ def test_random_session_events_equal_separate_vocoders(data: st.DataObject):
                 vocoder.close(slot)
                 del solo[slot]
     assert torch.tensor([tensor.isfinite().all() for tensor in vocoder.vocode_state.tensors()]).all()
+
+
+def test_another_voice_begins_with_the_next_turn():
+    """The open turn goes on in the old one; the sound then equals that of a session opened with the new one."""
+    vocoder = make_vocoder()
+    slot, other = vocoder.open(make_voice(1)), vocoder.open(make_voice(2))
+    tokens = make_tokens(1, 20)
+    plain = speak_turn(vocoder, other, tokens, [5, 5])
+    vocoder.begin_turn(other)
+    expected_old, vocoder_alone = [], make_vocoder()
+    expected_old = speak_turn(vocoder_alone, vocoder_alone.open(make_voice(1)), tokens, [5, 5])
+    chunks = list(chunks_of_turn(slot, tokens, [5, 5]))
+    got = [vocoder.speak([chunks[0]])[0]]
+    for number in (3, 2):
+        vocoder.change_voice(slot, make_voice(number))
+    got += [vocoder.speak([chunk])[0] for chunk in chunks[1:]]
+    assert all(torch.equal(a, b) for a, b in zip(got, expected_old, strict=True)), "expected the old voice"
+    vocoder.begin_turn(slot)
+    got = speak_turn(vocoder, slot, tokens, [5, 5])
+    assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True)), "expected the new voice"
+    vocoder.change_voice(slot, make_voice(1))
+    for session in (slot, other):
+        vocoder.close(session)
+    users = [entry.users for entry in vocoder.voices._by_slot.values()]
+    assert users and not any(users), f"expected all voices released, got {users}"
+
+
+def test_a_refused_voice_leaves_the_one_that_waits():
+    vocoder = make_vocoder()
+    slots = [vocoder.open(make_voice(number)) for number in range(3)]
+    vocoder.change_voice(slots[0], make_voice(3))
+    with pytest.raises(SlotError, match="voices: expected a slot and 60 of 300 frames in one piece, got 4 voices"):
+        vocoder.change_voice(slots[0], make_voice(4))
+    with pytest.raises(SlotError, match="vocoder sessions"):
+        vocoder.change_voice(99, make_voice(3))
+    vocoder.begin_turn(slots[0])
+    assert vocoder._sessions[slots[0]].voice == vocoder.voices.find((make_voice(3).digest, 2))
+    vocoder.change_voice(slots[1], make_voice(4))
