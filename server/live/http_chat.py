@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import httpx
 
 from server.dispatch.workers import WorkerLease
-from server.live.closes import CANCELLED, DRAINING, SessionEnd
-from server.live.inbox import ClientDisconnected
+from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
+from server.live.inbox import ByteBudget, ClientDisconnected
 from server.live.kinds import Kind, new_session_id
 from server.live.live_sessions import LiveSession
 from server.live.recorder import Recorder
@@ -20,7 +20,8 @@ from server.live.slot_wait import SlotWait
 from server.live.worker_link import OPEN_TIMEOUT_S, WorkerLostError, probe
 from server.recording.recordings import Recordings
 
-BUSY = frozenset({429, 503})  # the worker has no free slot after all
+BUSY_STATUSES = frozenset({429, 503})  # the worker has no free slot after all
+MAX_BODIES = 512 * 2**20  # bytes of all requests that wait or run
 MAX_TRIES = 5  # workers that refuse one chat, before their response is forwarded
 # A worker computes for as long as it needs; one that hangs is detected by its health.
 TIMEOUT = httpx.Timeout(None, connect=OPEN_TIMEOUT_S)
@@ -41,6 +42,7 @@ class HttpChats:
 
     def __init__(self, slots: SlotWait, recordings: Recordings):
         self._slots, self._recordings = slots, recordings
+        self._budget = ByteBudget(MAX_BODIES)
 
     async def ask(self, body: bytes, gone: Awaitable[None]) -> ForwardedAnswer:
         """The answer of a worker.
@@ -54,6 +56,9 @@ class HttpChats:
         live = self._slots.live
         if live.draining:
             raise SessionEnd(DRAINING)
+        if self._budget.is_exhausted:
+            raise SessionEnd(BUSY)
+        self._budget.used += len(body)
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT)
         running = asyncio.create_task(self._run(session, body), name="chat")
         leaving = asyncio.ensure_future(gone)
@@ -71,6 +76,7 @@ class HttpChats:
             leaving.cancel()
             await asyncio.gather(running, leaving, return_exceptions=True)
             live.remove(session)
+            self._budget.used -= len(body)
 
     async def _run(self, session: LiveSession, body: bytes) -> ForwardedAnswer:
         slots, begun = self._slots, time.monotonic()
@@ -88,7 +94,7 @@ class HttpChats:
                 if n_tries == 1 and recorder.is_enabled:
                     recorder.from_client(body.decode(errors="replace"), lease)
                 response = await self._post(lease, body)
-                if response.status_code not in BUSY or n_tries == MAX_TRIES:
+                if response.status_code not in BUSY_STATUSES or n_tries == MAX_TRIES:
                     break
                 slots.dispatcher.workers.suspend(lease.worker)
                 slots.dispatcher.requeue(pending)

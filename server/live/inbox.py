@@ -64,6 +64,7 @@ class Inbox:
         self._waiting.append(message)
         self._count(message.n_bytes)
         self._changed.set()
+        del data, message  # `get` takes them while this waits
         while self._waiting and (self._n_bytes >= self._max_bytes or self._budget.is_exhausted):
             self._changed.clear()
             await self._changed.wait()

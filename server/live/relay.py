@@ -124,6 +124,7 @@ class Relay:
                 await self._link.send(data if len(data) <= FRAGMENT else _fragments(data))
             except ConnectionClosed:
                 await asyncio.Event().wait()  # wait for cancellation: the read task ends with the close code
+            del data  # a request may have 128 MiB, and the next message may come much later
             if received_at > self._started_at:
                 self._metrics.record_relay("up", time.monotonic() - received_at)
             if len(self._source):

@@ -220,7 +220,9 @@ async def _read(websocket: WebSocket, inbox: Inbox) -> None:
             if event["type"] == "websocket.disconnect":
                 return
             data: Data = event["bytes"] if event.get("text") is None else event["text"]
-            await inbox.put(data)
+            waiting = inbox.put(data)
+            del event, data  # they may have 128 MiB, and the next message may come much later
+            await waiting
     finally:
         inbox.close()
 

@@ -52,6 +52,15 @@ async def reference_worker() -> AsyncIterator[ReferenceWorker]:
             await serving
 
 
+async def _until_go(worker: ReferenceWorker, socket: WebSocket) -> bool:
+    """Wait for `go`. Returns: False if the client leaves first."""
+    waiting, reading = asyncio.create_task(worker.go.wait()), asyncio.create_task(socket.receive())
+    await asyncio.wait((waiting, reading), return_when=asyncio.FIRST_COMPLETED)
+    for task in (waiting, reading):
+        task.cancel()
+    return worker.go.is_set()
+
+
 def _app(worker: ReferenceWorker) -> FastAPI:
     app = FastAPI()
 
@@ -83,14 +92,9 @@ def _app(worker: ReferenceWorker) -> FastAPI:
         try:
             worker.received.append(json.loads(await socket.receive_text()))
             await socket.send_json({"type": "prefill_done", "input_tokens": 3})
-            reading = asyncio.create_task(socket.receive())
-            waiting = asyncio.create_task(worker.go.wait())
-            await asyncio.wait((waiting, reading), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                waiting.cancel()
+            if not await _until_go(worker, socket):
                 worker.cancelled += 1
                 return
-            reading.cancel()
             await socket.send_json({"type": "chunk", "text_delta": "hello"})
             await socket.send_json({"type": "done", "text": "hello", "generated_tokens": 1, "input_tokens": 3})
         except WebSocketDisconnect:
@@ -109,7 +113,8 @@ def _app(worker: ReferenceWorker) -> FastAPI:
                     answer = {"prompt_length": 10 * n, "message_count": n, "cached_tokens": 0, "input_tokens": 10 * n}
                     await socket.send_json({"type": "prefill_done", **answer})
                 elif message["type"] == "generate":
-                    await worker.go.wait()
+                    if not await _until_go(worker, socket):
+                        raise WebSocketDisconnect
                     for i in range(2):
                         await socket.send_json({"type": "chunk", "text_delta": f"part {i} ", "audio_data": None})
                     await socket.send_json({"type": "done", "elapsed_ms": 1, "stopped": False})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from server import request_guard
+from server.live import http_chat
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
 from tests.server.live_gateway import PREPARE, RunningGateway, run, running_gateway, wait_until
@@ -158,6 +159,23 @@ def test_only_chat_may_have_a_long_body(monkeypatch: pytest.MonkeyPatch) -> None
             for path in ("/api/streaming/stop", "/api/chat/x"):
                 answer = await gateway.http.post(path, json=large)
                 assert answer.status_code in (404, 413), f"{path}: got {answer.status_code}"
+
+    run(scenario)
+
+
+def test_chats_are_refused_while_requests_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_chat, "MAX_BODIES", 1000)
+
+    async def scenario() -> None:
+        async with serving() as (worker, gateway):
+            worker.go.clear()
+            large = {"messages": [{"role": "user", "content": "x" * 1000}]}
+            asked = asyncio.create_task(ask(gateway, large))
+            await wait_until(lambda: worker.received, "the request at the worker")
+            assert "too many" in (await ask(gateway, status=503))["detail"]
+            worker.go.set()
+            assert (await asked)["success"] is True
+            assert (await ask(gateway))["success"] is True
 
     run(scenario)
 
