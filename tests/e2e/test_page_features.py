@@ -58,6 +58,7 @@ def test_loading_is_not_a_queue(context: BrowserContext, server: ServerProcess) 
     workers = {"workers": [{"status": "loading", "progress": {"what": "loading", "done": 1, "total": 2}}]}
     context.route("**/status", lambda route: route.fulfill(json=status))
     context.route("**/workers", lambda route: route.fulfill(json=workers))
+    context.add_init_script(COUNT_TONES)
     page = OpenPage(context, server.port)
     page.wait_text("#card-hint", "The model is still loading")
     page.wait_text("#random", "random weights")
@@ -72,9 +73,16 @@ def test_loading_is_not_a_queue(context: BrowserContext, server: ServerProcess) 
         page.start("queued")
         page.wait_text("#card-title", title)
         page.page.click("#card-action")
-    del answers["open"]
+    answers["open"] = [loading, {"type": "queue_done"}]
     page.start()
+    assert page.page.evaluate("tones") == 2, "expected two tones after the wait"
     assert page.page.title() in ("Listening – Duologue", "Speaking – Duologue")
+
+
+COUNT_TONES = """
+    window.tones = 0;
+    const start = OscillatorNode.prototype.start;
+    OscillatorNode.prototype.start = function (at) { window.tones += 1; return start.call(this, at); };"""
 
 
 def test_stall_is_shown_with_its_duration(context: BrowserContext, server: ServerProcess) -> None:
