@@ -177,10 +177,14 @@ class Backbone(Derived):
 
     def run_layers(self, embeds: Tensor, cache: KVCache, slots: Tensor, n_new: Tensor, kv_len: int) -> Tensor:
         """`forward` in PyTorch operations; each layer may be compiled."""
-        view = cache.view(slots, n_new, embeds.shape[1], kv_len)
+        hidden = self.run_view(embeds, cache, cache.view(slots, n_new, embeds.shape[1], kv_len))
+        cache.advance(slots, n_new)
+        return hidden
+
+    def run_view(self, embeds: Tensor, cache: KVCache, view: CacheView) -> Tensor:
+        """Run rows [B, T, D] at the addresses of a view with a mask; does not advance the cache. Returns: [B, T, D]."""
         cos, sin = (part.unsqueeze(2) for part in rotary_angles(view.positions, self.frequencies))  # for all heads
         x = embeds
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = layer(x, cos, sin, view, k_cache, v_cache)
-        cache.advance(slots, n_new)
         return self.norm(x)

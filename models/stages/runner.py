@@ -106,7 +106,7 @@ class Runner:
             raise ContextOverflowError(
                 "llm_len", expected=f"at most {model.config.max_position_embeddings}", got=llm_len
             )
-        self.model, self.llm_len, self._tts_len, self._sets = model, llm_len, tts_len, sets
+        self.model, self.llm_len, self._tts_len, self.sets = model, llm_len, tts_len, sets
         self.state = SlotState.allocate(
             model, n_slots=n_slots, llm_len=llm_len, tts_len=tts_len, shared_scratch=shared_scratch
         )
@@ -123,11 +123,11 @@ class Runner:
         """
         # A call may read more rows than a slot holds, but not more than it has.
         self.shapes = shapes.capped(kv=self.llm_len, speech_kv=self._tts_len)
-        self.regions = Regions(self.model, self.state, self.log_mel, self._sets, self.shapes)
+        self.regions = Regions(self.model, self.state, self.log_mel, self.sets, self.shapes)
 
     def check_text(self, sampling: TextSampling, seed: int | None) -> None:
         """Raises: SettingsError if `configure_text` would."""
-        n_sets = len(self._sets.pad_id)
+        n_sets = len(self.sets.pad_id)
         if sampling.set_index >= n_sets:
             raise SettingsError("setting set_index", expected=f"below {n_sets}", got=sampling.set_index)
         self.state.text.check(sampling, seed)

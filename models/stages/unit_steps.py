@@ -24,6 +24,7 @@ from models.layers.audio_overlap import needs_overlap
 from models.layers.kv_cache import KVCache
 from models.sampling.settings import SpeechSampling, TextSampling
 from models.stages import regions
+from models.stages.beam_steps import BeamSteps
 from models.stages.context_mover import ContextMover
 from models.stages.runner import Rows, Runner
 from models.stages.runner_facts import RunnerFacts
@@ -41,7 +42,7 @@ class UnitSteps(RunnerFacts):
     Args:
         speaker: the speech model's calls; None for a checkpoint without one.
 
-    `context` drops and moves rows of a slot's context.
+    `context` drops and moves rows of a slot's context; `beams` searches for the text after them.
     """
 
     def __init__(self, runner: Runner, speaker: Speaker | None):
@@ -49,6 +50,7 @@ class UnitSteps(RunnerFacts):
         self.runner, self.speaker, self.state = runner, speaker, runner.state
         self._counters = [EMPTY_COUNTERS] * runner.state.n_slots
         self.context = ContextMover(runner, self._feed_text)
+        self.beams = BeamSteps(runner)
         self._positions = runner.model.config.audio_config.max_source_positions
 
     # --- slots ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from models.errors import SettingsError
 from models.inputs.prompts import PromptOptions
+from models.sampling.beams import MAX_BEAMS, BeamSettings
 from models.sampling.settings import (
     HALF_DUPLEX_TEXT,
     MAX_COUNT,
@@ -33,8 +34,20 @@ class ReplyConfig(Settings):
     max_new_tokens: int = Field(
         256, ge=1, le=4096, description="maximum tokens of the answer; reference rounds it up to a multiple of 10"
     )
-    length_penalty: float = Field(1.1, ge=0.1, le=5, description="above 1: the end of the answer is less likely")
+    length_penalty: float = Field(
+        1.1,
+        ge=0.1,
+        le=5,
+        description="above 1: the end of the answer is less likely; with beams: the power of the number of tokens that "
+        "divides a log-probability",
+    )
     decode_mode: Literal["sampling", "greedy"] = Field("sampling", description="how text tokens are chosen")
+    num_beams: int = Field(
+        1,
+        ge=1,
+        le=MAX_BEAMS,
+        description="above 1: beam search with this many hypotheses, with decode_mode greedy only",
+    )
     temperature: float = Field(
         0.7, ge=0, le=2, description="of text tokens; below 0.000001: greedy; ignored in reference"
     )
@@ -48,7 +61,9 @@ class ReplyConfig(Settings):
         0.8, ge=0, le=1, description="probability mass to draw from; 0 and 1: all; ignored in reference"
     )
     repetition_penalty: float = Field(1.02, ge=0.1, le=10, description="above 1: recent tokens are less likely")
-    repetition_window: int = Field(128, ge=0, le=4096, description="tokens before a text chunk that count as recent")
+    repetition_window: int = Field(
+        128, ge=0, le=4096, description="tokens before a text chunk that count as recent; with beams all tokens do"
+    )
     speak: bool = Field(False, description="voice the answer; false: text only")
     tts_temperature: float = Field(
         0.8, ge=MIN_TEMPERATURE, le=2, description="of speech tokens, which are drawn with decode_mode greedy too"
@@ -131,9 +146,25 @@ class ReplyConfig(Settings):
             top_p=self.top_p,
         )
 
+    def beam_settings(self, stop_ids: frozenset[int], *, speaks: bool) -> BeamSettings:
+        """How the text is searched for. stop_ids: ids that end it. speaks: it is voiced."""
+        return BeamSettings(
+            n_beams=self.num_beams,
+            max_new_tokens=self.max_new_tokens,
+            stop_ids=stop_ids,
+            length_penalty=self.length_penalty,
+            repetition_penalty=self.repetition_penalty,
+            set_index=REPLY_SET if speaks else REPLY_TEXT_SET,
+        )
+
     def speech_sampling(self) -> SpeechSampling:
         """How speech tokens are drawn."""
         return replace(TURN_SPEECH, temperature=self.tts_temperature, repetition_penalty=self.tts_repetition_penalty)
+
+    def _conflicts(self) -> list[SettingProblem]:
+        if self.num_beams == 1 or self.decode_mode == "greedy":
+            return []
+        return [SettingProblem("num_beams", "1 with decode_mode sampling", str(self.num_beams))]
 
 
 class HalfDuplexConfig(Settings):

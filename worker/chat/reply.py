@@ -72,6 +72,11 @@ class Reply:
         self.begins_chunk = len(self.ids) % TEXT_CHUNK == 1 and len(self.ids) > 1
         return DecoderStep(token, place, True)
 
+    def end(self, why: StopReason) -> DecoderStep:
+        """End a reply whose text was known before: all its tokens are taken."""
+        assert self._started and self.stopped is None, "end: expected a reply that samples, got one before or after"
+        return self._end(why, text_finished=True)
+
     def interrupt(self) -> DecoderStep:
         """Stop at a token boundary: emitted text stays, chunks that were not taken are not voiced."""
         assert self.stopped is None, "interrupt: expected a reply that goes on, got a complete one"

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from models.inputs.tokens import TextStream
+from models.sampling.beams import BeamSettings, Found
 from models.stages.message_reader import Content, MediaPiece
 from models.stages.speech_stream import SpeechStream
 from models.stages.unit_steps import UnitSteps
@@ -22,8 +23,11 @@ from worker.loop.job import Job, Layout, SpeechCall
 from worker.loop.language import Language
 from worker.loop.results import Event, PartialResult, Prefilled, ReplyResult, StopReason
 from worker.loop.rounds import Rounds
+from worker.loop.unit_decoder import DecoderStep
 from worker.loop.voice_manager import VoiceManager
 from worker.loop.window import Drop
+
+NO_TOKEN = -1  # in place of a sampled token
 
 
 @dataclass(eq=False)
@@ -31,7 +35,8 @@ class ReplyJob(Job):
     """A reply in flight.
 
     Text decoding continues while the speech of earlier text chunks is drawn. Text is emitted token by token; in
-    reference mode it is emitted with the first sound of its text chunk.
+    reference mode it is emitted with the first sound of its text chunk. With beams the text comes from a search, whole:
+    it is emitted at once, or token by token while it is fed for speech or for a later round.
 
     Attributes:
         content: the messages to answer.
@@ -56,10 +61,17 @@ class ReplyJob(Job):
     _call_tokens: list[int] = field(default_factory=list, init=False)  # speech tokens of the running call
     _n_chunks: int = field(default=0, init=False)
     _is_interrupted: bool = field(default=False, init=False)
+    _ends: frozenset[int] = field(default=frozenset(), init=False)
+    _found: Found | None = field(default=None, init=False)  # the text, once a search has chosen it
 
     @property
     def index(self) -> int:
         return self.session.n_units + 1
+
+    @property
+    def keeps_context(self) -> bool:
+        """Whether a later reply reads the rows of this one."""
+        return False
 
     @property
     def stopped(self) -> StopReason:
@@ -81,8 +93,10 @@ class ReplyJob(Job):
         self._stream = self.voices.begin_answer(self.session)
         # The public implementation decodes special tokens too, and continues after the end-of-text token.
         self._writer = self.language.stream(skip_special=not reference)
-        ends = self.language.reply_terminators | (frozenset() if reference else {self.language.special.endoftext})
-        self.reply = Reply(ends, max_new_tokens=self.config.max_new_tokens, compat=reference)
+        self._ends = self.language.reply_terminators
+        if not reference:
+            self._ends |= {self.language.special.endoftext}
+        self.reply = Reply(self._ends, max_new_tokens=self.config.max_new_tokens, compat=reference)
         self.step = self.reply.interrupt() if self._is_interrupted else self.reply.start()
         return Layout(list(self.content.ids), [start for start, _ in self.content.image_bounds], [])
 
@@ -98,8 +112,39 @@ class ReplyJob(Job):
 
     # --- text ----------------------------------------------------------------------------------
 
+    @property
+    def beam_settings(self) -> BeamSettings | None:
+        if self.config.num_beams == 1 or self._is_interrupted:
+            return None
+        return self.config.beam_settings(self._ends, speaks=self._stream is not None)
+
+    @property
+    def is_search_cancelled(self) -> bool:
+        return self._is_interrupted
+
+    def on_found(self, found: Found | None) -> None:
+        self._found = found
+        if found is None or self._stream is not None or self.keeps_context:
+            self.on_token(
+                NO_TOKEN
+            )  # the tokens are fed from now on: speech needs their states, later rounds their rows
+            return
+        while self.step.sample:
+            self.step = self._next_found(found)
+            self.reply.take_chunk()
+        self._write(len(found.ids))
+
+    def _next_found(self, found: Found) -> DecoderStep:
+        n = len(self.reply.ids)
+        return self.reply.take(found.ids[n]) if n < len(found.ids) else self.reply.end(found.stopped)
+
     def on_token(self, token: int) -> None:
-        self.step = self.reply.interrupt() if self._is_interrupted else self.reply.take(token)
+        if self._is_interrupted:
+            self.step = self.reply.interrupt()
+        elif self._found is not None:
+            self.step = self._next_found(self._found)  # the sampled token is not used
+        else:
+            self.step = self.reply.take(token)
         self.begins_text_chunk = self.reply.begins_chunk
         chunk = self.reply.take_chunk()
         if chunk is not None and self._stream is not None and self.error is None:
@@ -215,6 +260,10 @@ class RoundJob(ReplyJob):
 
     rounds: Rounds
     _n_closing: int = field(default=0, init=False)  # rows that close the round before
+
+    @property
+    def keeps_context(self) -> bool:
+        return True
 
     def begin(self) -> Layout:
         language, stopped = self.language, self.rounds.stopped

@@ -8,6 +8,10 @@ from models.inputs.messages import ChatMessage
 from worker.chat.config import ReplyConfig
 from worker.protocol.chat_messages import ChatRequest, PromptLanguage, VoiceMode
 
+# Of the public implementation: hypotheses where a request does not sample, and penalties without and with them.
+NUM_BEAMS = 3
+REPETITION_PENALTY, BEAM_REPETITION_PENALTY = 1.02, 1.2
+
 INTRODUCTIONS: dict[PromptLanguage, str] = {
     "en": "Speak with the voice of this recording.",
     "zh": "请使用这段录音中的音色说话。",
@@ -33,10 +37,13 @@ INSTRUCTIONS: dict[PromptLanguage, dict[VoiceMode, str]] = {
 def reply_config(request: ChatRequest, default_new_tokens: int) -> ReplyConfig:
     """Settings of the answer. default_new_tokens: limit of its tokens, where the request has none."""
     generation, speech = request.generation, request.tts
+    n_beams = generation.num_beams or (1 if generation.do_sample else NUM_BEAMS)
     return ReplyConfig(
         max_new_tokens=default_new_tokens if generation.max_new_tokens is None else generation.max_new_tokens,
         length_penalty=generation.length_penalty,
         decode_mode="sampling" if generation.do_sample else "greedy",
+        num_beams=n_beams,
+        repetition_penalty=REPETITION_PENALTY if n_beams == 1 else BEAM_REPETITION_PENALTY,
         temperature=generation.temperature,
         top_k=generation.top_k,
         top_p=generation.top_p,

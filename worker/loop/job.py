@@ -14,6 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from models.inputs.image import ImagePatches
+from models.sampling.beams import BeamSettings, Found
+from models.stages.beam_steps import BeamSearch
 from models.stages.message_reader import MediaPiece
 from models.stages.runner import Rows
 from models.stages.speech_stream import SpeechStream
@@ -37,6 +39,7 @@ class JobPhase(Enum):
 
     START = auto()  # `begin` has not been called
     PREFILL = auto()  # rows of the layout remain to be fed
+    SEARCH = auto()  # a beam search chooses the text; only for jobs with `beam_settings`
     DECODE = auto()  # the loop feeds `step` and samples the next token
     SPEECH = auto()  # no text is left to feed; the job is complete when both speech queues are empty
 
@@ -167,6 +170,7 @@ class Job:
         start: the slot's counters before the job, to rewind to.
         layout: rows of the prefill; empty until the job has begun.
         rows: encoded rows that are not fed yet; None before encoding and after the last one is fed.
+        search: in SEARCH the beam search.
         step: in DECODE the token to feed and whether to sample another.
         is_text_done: the text is counted in the session and stays, even if the speech fails.
         begins_text_chunk: the sampler starts a new text chunk with the next token.
@@ -187,6 +191,7 @@ class Job:
     start: Counters | None = field(default=None, init=False)
     layout: Layout = field(default=EMPTY_LAYOUT, init=False)
     rows: Rows | None = field(default=None, init=False)
+    search: BeamSearch | None = field(default=None, init=False)
     step: DecoderStep = field(default=NO_STEP, init=False)
     is_text_done: bool = field(default=False, init=False)
     begins_text_chunk: bool = field(default=False, init=False)
@@ -210,8 +215,8 @@ class Job:
 
     @property
     def has_text_left(self) -> bool:
-        """Whether the loop still has to prefill or decode for this job."""
-        return self.phase is not JobPhase.SPEECH
+        """Whether the loop still has to prefill or decode for this job; a search yields to all other work."""
+        return self.phase not in (JobPhase.SEARCH, JobPhase.SPEECH)
 
     @property
     def is_complete(self) -> bool:
@@ -275,6 +280,17 @@ class Job:
             self.phase = JobPhase.DECODE
         return self.rows is None
 
+    def begin_search(self, search: BeamSearch) -> None:
+        """Leave DECODE for the search that chooses the text."""
+        self.search, self.phase = search, JobPhase.SEARCH
+
+    def end_search(self) -> None:
+        """Leave SEARCH, with its result unless it is cancelled."""
+        assert self.search is not None, "end_search: expected a job that searches"
+        found = None if self.is_search_cancelled else self.search.found
+        self.search, self.phase = None, JobPhase.DECODE
+        self.on_found(found)
+
     def finish_text(self) -> None:
         """Leave DECODE: every token is fed."""
         self.phase = JobPhase.SPEECH
@@ -329,6 +345,20 @@ class Job:
 
     def on_prefilled(self) -> None:
         """The layout is in the context."""
+
+    @property
+    def beam_settings(self) -> BeamSettings | None:
+        """Settings of the search for the text, valid once the job has begun; None samples it token by token."""
+        return None
+
+    @property
+    def is_search_cancelled(self) -> bool:
+        """Whether the search is to end without a result."""
+        return False
+
+    def on_found(self, found: Found | None) -> None:
+        """The search has ended: set `step`. found: its result; None if it was cancelled."""
+        raise NotImplementedError
 
     def on_token(self, token: int) -> None:
         """A token was sampled: set `step`."""

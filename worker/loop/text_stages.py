@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.errors import ContextOverflowError, NumericsError
 from models.graphs.streams import SideStream
+from models.sampling.beams import BeamSettings
 from models.stages.runner import Rows
 from models.stages.step_types import Chosen
 from worker.loop.batch_runner import BatchRunner, RewindingStage
@@ -75,11 +76,20 @@ class TextStages:
     def _prefilled(self, job: Job, chosen: Chosen) -> None:
         job.on_prefilled()
         self._batch.observer.prefilled(job.session.id, chosen.logits)
+        if (settings := job.beam_settings) is not None:
+            self._batch.guard(job, self._begin_search, settings, chosen)
+            return
         if not job.step.sample and job.step.feed is None:
             self._batch.guard(job, Job.finish_text)
         elif job.step.feed is None:
             assert chosen.token is not None
             self._batch.guard(job, self._take_token, chosen.token)
+
+    def _begin_search(self, job: Job, settings: BeamSettings, chosen: Chosen) -> None:
+        search = self._unit_steps.beams.begin(job.slot, settings, chosen.logits)
+        if search is None:
+            raise unusable_logits(job)
+        job.begin_search(search)
 
     # --- decode --------------------------------------------------------------------------------
 
@@ -112,8 +122,7 @@ class TextStages:
     def _check(self, job: Job, chosen: Chosen) -> bool:
         """Fail the job if its logits are not usable. Returns: whether they are not."""
         if chosen.bad:
-            what = f"logits of session {job.session.id}"
-            self._batch.fail(job, NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left"))
+            self._batch.fail(job, unusable_logits(job))
         return chosen.bad
 
 
@@ -181,6 +190,12 @@ class BackgroundPrefill:
         for job in batch:
             job.count_part()
         return batch
+
+
+def unusable_logits(job: Job) -> NumericsError:
+    """The error of a job whose logits are not usable."""
+    what = f"logits of session {job.session.id}"
+    return NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left")
 
 
 class _Encode:

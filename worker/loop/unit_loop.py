@@ -4,6 +4,7 @@
     prefill    images, sound, one forward of all known rows, the first token                       per new unit
     background the same for replies, in bounded parts between the stages of units                  per part
     decode     feed a token, sample the next                                                       per token
+    search     a token of every hypothesis of beam searches; rarely while units are in flight      per token
     sound      speech tokens to samples                                                            per window
     finish     emit the result, close the unit, apply the window's evictions
 
@@ -21,6 +22,7 @@ from worker.loop.batch_runner import BatchRunner
 from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
+from worker.loop.search_stage import SearchStage
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
 from worker.loop.speech_stages import SpeechStages
@@ -48,6 +50,7 @@ class UnitLoop:
         self._batch = BatchRunner(unit_steps, voices, self.observer, clock)
         self._text, self._finish = TextStages(self._batch), FinishStage(self._batch)
         self._background = BackgroundPrefill(self._batch, self._text)
+        self._search = SearchStage(self._batch)
         self._speech = None if self._speaker is None else SpeechStages(self._batch, self._speaker)
         self._sound = None if vocoder is None else SoundStage(self._batch, vocoder)
 
@@ -77,6 +80,7 @@ class UnitLoop:
         self._text.prefill([job for job in unfed if not job.is_background])
         self._background.run([job for job in unfed if job.is_background], self._is_contended)
         self._text.decode([job for job in self.jobs if job.phase is JobPhase.DECODE])
+        self._search.run([job for job in self.jobs if job.phase is JobPhase.SEARCH], self._is_contended)
         if self._speech is not None:
             self._speech.poll()
         if self._sound is not None:

@@ -21,11 +21,24 @@ class GenerationFields(FieldGroup):
         le=MAX_NEW_TOKENS,
         description=f"tokens at most; null: {SOCKET_NEW_TOKENS} on a WebSocket, {HTTP_NEW_TOKENS} over HTTP",
     )
-    do_sample: bool = Field(True, description="draw tokens at random; `false`: take the most likely ones")
+    do_sample: bool = Field(True, description="draw tokens at random; `false`: search for the most likely text")
+    num_beams: int | None = Field(
+        None,
+        ge=1,
+        le=8,
+        description="without `do_sample`: hypotheses of the beam search, whose text is sent when it is complete; `1`: "
+        "no search, the most likely token each time; null: 3. With `do_sample`: 1 or null",
+    )
     temperature: float = Field(0.7, ge=0, le=2, description="of text tokens")
     top_p: float = Field(0.8, ge=0, le=1, description="probability mass to draw from; 0 and 1: all")
     top_k: int = Field(100, ge=0, le=2**31 - 1, description="number of most likely tokens to draw from; 0: all")
-    length_penalty: float = Field(1.1, ge=0.1, le=5, description="above 1: the end of the answer is less likely")
+    length_penalty: float = Field(
+        1.1,
+        ge=0.1,
+        le=5,
+        description="above 1: the end of the answer is less likely; in a beam search: the power of the number of "
+        "tokens that divides a log-probability",
+    )
 
 
 class SpeechSamplingFields(FieldGroup):
