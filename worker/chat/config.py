@@ -164,7 +164,7 @@ class ReplyConfig(Settings):
     def _conflicts(self) -> list[SettingProblem]:
         if self.num_beams == 1 or self.decode_mode == "greedy":
             return []
-        return [SettingProblem("num_beams", "1 with decode_mode sampling", str(self.num_beams))]
+        return [SettingProblem("num_beams", "1 where tokens are drawn at random", str(self.num_beams))]
 
 
 class HalfDuplexConfig(Settings):

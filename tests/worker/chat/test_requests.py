@@ -5,6 +5,7 @@ import pytest
 
 from models.inputs.messages import ChatMessage
 from worker.chat.requests import INSTRUCTIONS, INTRODUCTIONS, reply_config, with_voice_message
+from worker.config.settings import SettingError
 from worker.protocol.chat_messages import PromptLanguage, VoiceMode, read_chat
 
 VOICE = np.zeros(16_000, np.float32)
@@ -22,6 +23,7 @@ def test_every_setting_reaches_the_answer() -> None:
     got = reply_config(read_chat({"generation": generation, "tts": speech, "image": image, **others}), 256)
     assert (got.max_new_tokens, got.decode_mode, got.temperature) == (7, "greedy", 0.3)
     assert (got.top_p, got.top_k, got.length_penalty) == (0.5, 9, 2.0)
+    assert (got.num_beams, got.repetition_penalty) == (3, 1.2)
     assert (got.speak, got.tts_temperature, got.tts_repetition_penalty) == (True, 0.6, 1.2)
     assert got.use_tts_template and got.omni_mode and got.enable_thinking
     options = got.prompt_options()
@@ -33,6 +35,18 @@ def test_defaults_are_those_of_the_public_implementation() -> None:
     assert (got.max_new_tokens, got.length_penalty, got.temperature) == (256, 1.1, 0.7)
     assert (got.top_p, got.top_k, got.decode_mode, got.speak) == (0.8, 100, "sampling", False)
     assert (got.max_slice_nums, got.use_image_id) == (None, None)
+    assert (got.num_beams, got.repetition_penalty) == (1, 1.02)
+
+
+@pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.02), (4, 1.2)])
+def test_number_of_beams_is_that_of_the_request(num_beams: int, penalty: float) -> None:
+    got = reply_config(read_chat({"generation": {"do_sample": False, "num_beams": num_beams}}), 256)
+    assert (got.num_beams, got.repetition_penalty, got.decode_mode) == (num_beams, penalty, "greedy")
+
+
+def test_beams_with_random_tokens_are_refused() -> None:
+    with pytest.raises(SettingError, match="num_beams: expected 1 where tokens are drawn at random, got 3"):
+        reply_config(read_chat({"generation": {"do_sample": True, "num_beams": 3}}), 256)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -48,7 +48,7 @@ def seconds_until_free(worker: WorkerProcess) -> float:
 
 
 def test_settings_of_the_generation_are_honoured(worker: WorkerProcess) -> None:
-    greedy = {"max_new_tokens": 5, "do_sample": False}
+    greedy = {"max_new_tokens": 5, "do_sample": False, "num_beams": 1}
     first, second = (chat(worker, **request(generation=greedy))[-1] for _ in range(2))
     assert first == second and first["generated_tokens"] <= 5
     cold = {"max_new_tokens": 5, "temperature": 0}
@@ -117,6 +117,8 @@ def test_http_answers_have_statistics(worker: WorkerProcess) -> None:
     [
         ({"messages": []}, 422, "at least one message"),
         (request(generation={"max_new_tokens": 0}), 422, "from 1 to 4096"),
+        (request(generation={"do_sample": False, "num_beams": 9}), 422, "from 1 to 8"),
+        (request(generation={"num_beams": 3}), 422, "num_beams: expected 1 where tokens are drawn at random, got 3"),
         (request(image={"max_slice_nums": 17}), 422, "from 1 to 16"),
         (request(tts={"enabled": True, "mode": "opera"}), 422, "tts.mode"),
         (request(tts={"output_path": "/tmp/a.wav"}), 422, "tts.output_path"),
@@ -127,6 +129,34 @@ def test_http_answers_have_statistics(worker: WorkerProcess) -> None:
 def test_http_refuses_invalid_requests(worker: WorkerProcess, fields: dict[str, Any], status: int, text: str) -> None:
     got, body = worker.ask("/chat", post=fields)
     assert got == status and text in body["detail"], f"got {got} {body}"
+
+
+def test_answers_without_random_tokens_are_searched_for_with_beams(worker: WorkerProcess) -> None:
+    texts = {}
+    for n in (None, 3, 1):
+        generation = {"max_new_tokens": 12, "do_sample": False, "num_beams": n}
+        status, body = worker.ask("/chat", post=request(generation=generation))
+        assert status == 200 and body["success"] and body["tokens_generated"] <= 12
+        texts[n] = body["text"]
+    assert texts[None] == texts[3] != texts[1]
+    searched = chat(worker, **request(generation={"max_new_tokens": 12, "do_sample": False}))
+    assert [message["type"] for message in searched] == ["prefill_done", "chunk", "done"]
+    assert searched[1]["text_delta"] == searched[2]["text"] == texts[3]
+
+
+def test_searched_answers_are_voiced(worker: WorkerProcess) -> None:
+    generation = {"max_new_tokens": 3, "do_sample": False}
+    status, body = worker.ask("/chat", post=request(generation=generation, tts={"enabled": True}))
+    assert status == 200 and body["success"] and body["audio_data"] and body["text"]
+
+
+def test_stop_ends_a_search(worker: WorkerProcess) -> None:
+    with opened(worker) as client:
+        client.send(**request(generation={"max_new_tokens": 2000, "do_sample": False, "length_penalty": 5}))
+        assert client.receive()["type"] == "prefill_done"
+        assert worker.ask("/streaming/stop", post={})[0] == 200
+        done = client.receive()
+    assert (done["type"], done["stopped"], done["text"]) == ("done", "interrupted", "")
 
 
 def test_busy_worker_answers_429_and_an_error(worker: WorkerProcess) -> None:
