@@ -1,4 +1,4 @@
-"""The stages up to a unit's text: prefill of all known rows, then one token per step.
+"""The stages up to a unit's text: prefill of all known rows, then one token per step or a beam search.
 
 Contains how jobs share batches. Does not contain speech, nor what a token means (jobs).
 """
@@ -12,12 +12,15 @@ from torch import Tensor
 from models.errors import ContextOverflowError, NumericsError
 from models.graphs.streams import SideStream
 from models.sampling.beams import BeamSettings
+from models.stages.beam_steps import BeamSearch
 from models.stages.runner import Rows
 from models.stages.step_types import Chosen
 from worker.loop.batch_runner import BatchRunner, RewindingStage
 from worker.loop.job import Job, JobPhase
 
 PERIOD = 8  # iterations for one part while other jobs come first
+MAX_SEARCHES = 4  # that share a step, so that a step stays short; later ones wait until one of them ends
+SHARE = 0.1  # of the time goes to searches while other jobs come first
 
 
 class TextStages:
@@ -88,7 +91,7 @@ class TextStages:
     def _begin_search(self, job: Job, settings: BeamSettings, chosen: Chosen) -> None:
         search = self._unit_steps.beams.begin(job.slot, settings, chosen.logits)
         if search is None:
-            raise unusable_logits(job)
+            raise _unusable_logits(job)
         job.begin_search(search)
 
     # --- decode --------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ class TextStages:
     def _check(self, job: Job, chosen: Chosen) -> bool:
         """Fail the job if its logits are not usable. Returns: whether they are not."""
         if chosen.bad:
-            self._batch.fail(job, unusable_logits(job))
+            self._batch.fail(job, _unusable_logits(job))
         return chosen.bad
 
 
@@ -192,7 +195,41 @@ class BackgroundPrefill:
         return batch
 
 
-def unusable_logits(job: Job) -> NumericsError:
+class SearchStage:
+    """run: one step of the oldest searches if it is due, and the end of those that are over or cancelled."""
+
+    def __init__(self, batch: BatchRunner):
+        self._batch = batch
+        self._due = float("-inf")  # clock reading at which a step may run while other jobs come first
+
+    def run(self, jobs: list[Job], is_contended: Callable[[], bool]) -> None:
+        """Advance the jobs in SEARCH. is_contended: whether other jobs come first."""
+        if not jobs:
+            return
+        going = [job for job in jobs if not _is_over(job)][:MAX_SEARCHES]
+        if going and (self._batch.clock() >= self._due or not is_contended()):
+            self._step(going)
+        for job in jobs:
+            if job in self._batch.jobs and _is_over(job):
+                self._batch.guard(job, self._end)
+
+    def _step(self, jobs: list[Job]) -> None:
+        start = self._batch.clock()
+        with self._batch.timed(jobs, "decode"):
+            stepped = self._batch.run_with_retry(jobs, _SearchStep(self._batch))
+        for job, is_usable in stepped:
+            if not is_usable:
+                self._batch.fail(job, _unusable_logits(job))
+        end = self._batch.clock()
+        self._due = end + (end - start) * (1 / SHARE - 1)
+
+    def _end(self, job: Job) -> None:
+        job.end_search()
+        if job.step.feed is None:
+            job.finish_text()
+
+
+def _unusable_logits(job: Job) -> NumericsError:
     """The error of a job whose logits are not usable."""
     what = f"logits of session {job.session.id}"
     return NumericsError(what, expected="finite numbers", got="NaN, infinity or no choice left")
@@ -276,3 +313,28 @@ class _Decode(RewindingStage):
             places.append(job.step.place)
             samples.append(job.step.sample)
         return self._batch.unit_steps.step(slots, ids, places, samples)
+
+
+class _SearchStep:
+    """One step of the jobs' searches. Result: whether the logits were usable."""
+
+    def __init__(self, batch: BatchRunner):
+        self._batch = batch
+
+    def run(self, jobs: list[Job]) -> list[bool]:
+        return self._batch.unit_steps.beams.step([_search(job) for job in jobs])
+
+    def undo(self, job: Job) -> None:
+        """A step changes a search only after its last call to the device."""
+
+    def fail(self, job: Job, error: Exception) -> None:
+        self._batch.fail(job, error)
+
+
+def _search(job: Job) -> BeamSearch:
+    assert job.search is not None and job.phase is JobPhase.SEARCH, "expected a job that searches"
+    return job.search
+
+
+def _is_over(job: Job) -> bool:
+    return job.is_search_cancelled or _search(job).is_over

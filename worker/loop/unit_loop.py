@@ -22,11 +22,10 @@ from worker.loop.batch_runner import BatchRunner
 from worker.loop.finish_stage import FinishStage
 from worker.loop.job import Job, JobPhase
 from worker.loop.observer import Observer
-from worker.loop.search_stage import SearchStage
 from worker.loop.session import Session
 from worker.loop.sound_stage import SoundStage
 from worker.loop.speech_stages import SpeechStages
-from worker.loop.text_stages import BackgroundPrefill, TextStages
+from worker.loop.text_stages import BackgroundPrefill, SearchStage, TextStages
 from worker.loop.voice_manager import VoiceManager
 
 REST_S = 1e-4  # sleep while only speech tokens or sound are in flight

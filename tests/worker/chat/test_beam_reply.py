@@ -20,8 +20,8 @@ from tests.worker.loop.engines import ALOUD, assert_same_events
 from worker.assembly.parts import EngineParts
 from worker.chat.config import HalfDuplexConfig, ReplyConfig
 from worker.loop.results import Failure, ReplyResult
-from worker.loop.search_stage import MAX_SEARCHES, SHARE
 from worker.loop.session import Session
+from worker.loop.text_stages import MAX_SEARCHES, SHARE
 
 WRITTEN = ReplyConfig(
     max_new_tokens=14, decode_mode="greedy", num_beams=3, repetition_penalty=1.2, tts_temperature=1e-5, seed=2
@@ -225,7 +225,7 @@ def test_search_takes_a_small_share_of_the_time_while_units_come_first(
 
 
 def test_step_serves_a_bounded_number_of_searches(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.loop.search_stage.MAX_SEARCHES", 2)
+    monkeypatch.setattr("worker.loop.text_stages.MAX_SEARCHES", 2)
     sizes, real = [], engine.unit_steps.beams.step
 
     def counted(searches: Sequence[Any]) -> list[bool]:
