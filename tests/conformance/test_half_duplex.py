@@ -61,21 +61,20 @@ def test_item_22_prepare_on_open(servers: Servers) -> None:
 
 def test_item_23_speech_and_silence_give_a_turn(servers: Servers) -> None:
     with conversation(servers, "hdx_b", changed(tts={"enabled": True})) as client:
-        for number in (1, 2):
-            began, ended, generating, *chunks, last, done = say(client)
-            assert (began["type"], began["speaking"]) == ("vad_state", True)
-            assert (ended["type"], ended["speaking"]) == ("vad_state", False)
-            assert generating["type"] == "generating" and type(generating["speech_duration_ms"]) is int
-            assert chunks and {chunk["type"] for chunk in chunks} == {"chunk"}
-            assert [chunk["chunk_index"] for chunk in chunks] == list(range(len(chunks)))
-            assert {chunk["audio_sample_rate"] for chunk in chunks} == {24_000}
-            assert (last["is_final"], last["text_delta"], last["audio_data"]) == (True, None, None)
-            assert (done["turn_index"], done["text"]) == (number, "".join(one["text_delta"] or "" for one in chunks))
-            sounds = [one for one in chunks if one["audio_data"] is not None]
-            assert sounds, "expected sound, got none"
-            for one in sounds:
-                n_bytes = len(one["audio_data"]) * 3 // 4 - one["audio_data"][-2:].count("=")
-                assert n_bytes % 4 == 0 and abs(one["duration_ms"] - n_bytes / 96) < 0.01, f"{n_bytes} bytes"
+        began, ended, generating, *chunks, last, done = say(client)
+        assert (began["type"], began["speaking"]) == ("vad_state", True)
+        assert (ended["type"], ended["speaking"]) == ("vad_state", False)
+        assert generating["type"] == "generating" and type(generating["speech_duration_ms"]) is int
+        assert chunks and {chunk["type"] for chunk in chunks} == {"chunk"}
+        assert [chunk["chunk_index"] for chunk in chunks] == list(range(len(chunks)))
+        assert {chunk["audio_sample_rate"] for chunk in chunks} == {24_000}
+        assert (last["is_final"], last["text_delta"], last["audio_data"]) == (True, None, None)
+        assert (done["turn_index"], done["text"]) == (1, "".join(one["text_delta"] or "" for one in chunks))
+        sounds = [one for one in chunks if one["audio_data"] is not None]
+        assert sounds, "expected sound, got none"
+        for one in sounds:
+            n_bytes = len(one["audio_data"]) * 3 // 4 - one["audio_data"][-2:].count("=")
+            assert n_bytes % 4 == 0 and abs(one["duration_ms"] - n_bytes / 96) < 0.01, f"{n_bytes} bytes"
 
 
 def test_item_24_noise_and_the_first_half_second_give_no_turn(servers: Servers) -> None:
@@ -100,8 +99,8 @@ def test_item_25_turns_share_the_context(servers: Servers) -> None:
 
     with conversation(servers, "hdx_e") as client:
         lengths = [rows()]
-        for name in ("greeting", "question"):
-            say(client, name)
+        for number, name in enumerate(("greeting", "question"), start=1):
+            assert say(client, name)[-1]["turn_index"] == number
             lengths.append(rows())
         system, first, both = lengths
         assert system < first < both, f"expected context that grows by each turn, got {lengths}"

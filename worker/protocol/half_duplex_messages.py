@@ -6,18 +6,16 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from worker.describe import TypeWords
-from worker.protocol.codec import FieldGroup, FromClient, FromServer, Reader, SoundField, known_fields
+from worker.protocol.codec import FieldGroup, FromClient, FromServer, OneDecimal, Reader, SoundField, known_fields
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Interrupt, Stop, Stopped
 from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.system_content import known_items
 from worker.protocol.wire import SOUND_RATE
 
 TIMEOUT_S = 300.0
-
-Tenth = Annotated[float, AfterValidator(lambda value: round(value, 1))]
 
 
 # --- from the client ------------------------------------------------------------------------------
@@ -210,15 +208,15 @@ class AnswerInterrupted(FromServer):
     type: Literal["interrupted"] = "interrupted"
     turn_index: int | None = Field(None, description="number of the turn; null: there was no answer to stop")
     text: str = Field("", description="text of the answer that was sent before")
-    audio_ms: Tenth = Field(0.0, description="length of its sound that was sent before, ms")
-    heard_ms: Tenth = Field(0.0, description="of which a player that began with the first sound has played, ms")
+    audio_ms: OneDecimal = Field(0.0, description="length of its sound that was sent before, ms")
+    heard_ms: OneDecimal = Field(0.0, description="of which a player that began with the first sound has played, ms")
 
 
 class TurnTimeout(FromServer):
     """The conversation has lasted `timeout_s`, or no message came for too long; the connection closes next."""
 
     type: Literal["timeout"] = "timeout"
-    elapsed_s: Tenth = Field(description="seconds since `prepare`, or since the connection before it")
+    elapsed_s: OneDecimal = Field(description="seconds since `prepare`, or since the connection before it")
     reason: str = Field("", description="for example `Session timeout (300.0s)`")
 
 

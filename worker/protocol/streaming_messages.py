@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from worker.protocol.chat_messages import MAX_NEW_TOKENS, TokenStats
-from worker.protocol.codec import FromClient, FromServer, Reader, SoundField
+from worker.protocol.codec import FromClient, FromServer, OneDecimal, Reader, SoundField
 from worker.protocol.content import ChatTurns
-from worker.protocol.half_duplex_messages import Tenth, TurnChunk
+from worker.protocol.half_duplex_messages import TurnChunk
 from worker.protocol.messages import Error, Stop
 
 
@@ -76,7 +76,7 @@ class TurnAnswered(FromServer):
     left_out = frozenset({"recording_session_id"})
 
     type: Literal["done"] = "done"
-    elapsed_ms: Tenth = Field(description="since `generate`, ms")
+    elapsed_ms: OneDecimal = Field(description="since `generate`, ms")
     session_id: str = Field(description="the session's id")
     stopped: bool = Field(False, description="the answer was stopped by a request")
     text: str = Field("", description="the whole text of the answer")
