@@ -56,7 +56,10 @@ class Renderer:
         waiting: list[str | None] = [*self._store.unfinished()]
         while None not in waiting and not self._is_stopping:
             for start in range(0, len(waiting), MAX_AT_ONCE):
-                self._render([one for one in waiting[start : start + MAX_AT_ONCE] if one is not None])
+                try:
+                    self._render([one for one in waiting[start : start + MAX_AT_ONCE] if one is not None])
+                except OSError as error:  # no process can be started; the next start completes these
+                    LOG.error("completing recordings failed: %s", error)
             waiting = [self._queue.get()]
             with suppress(Empty):
                 while len(waiting) < MAX_AT_ONCE:

@@ -48,6 +48,7 @@ class _Stored(NamedTuple):
 
 def clean_up(store: RecordingStore, limits: RetentionLimits, now: datetime) -> Removed:
     """Apply the limits. now: in UTC. Raises: OSError."""
+    store.remove_deleted()
     stored = sorted((_stored(store, one) for one in store.ids()), key=lambda one: one.created_at)
     total = sum(one.n_bytes for one in stored)
     n_expired = n_for_space = n_bytes = 0

@@ -172,15 +172,19 @@ class RecordingWriter:
         """Write a batch and flush it. Returns: False after the mark of the end."""
         touched: dict[WrittenRecording, int] = {}
         for command in batch:
-            match command:
-                case _Begin(recording):
-                    self._create(recording)
-                case _Append(recording):
-                    touched[recording] = touched.get(recording, 0) + self._append(command)
-                    self._written_bytes += command.n_bytes
-                case _End(recording, finish):
-                    self._close(recording)
-                    self._finish(recording, finish)
+            try:
+                match command:
+                    case _Begin(recording):
+                        self._create(recording)
+                    case _Append(recording):
+                        self._written_bytes += command.n_bytes
+                        touched[recording] = touched.get(recording, 0) + self._append(command)
+                    case _End(recording, finish):
+                        self._close(recording)
+                        finish(recording.recording_id)
+            except Exception as error:  # ends only this recording
+                assert command is not None, "expected the mark of the end to need no work"
+                self._fail(command.recording, error)
         for recording, n_bytes in touched.items():
             if (opened := self._open.get(recording)) is not None:
                 self._attempt(recording, opened.file.flush)
@@ -189,11 +193,8 @@ class RecordingWriter:
         return None not in batch
 
     def _create(self, recording: WrittenRecording) -> None:
-        try:
-            create_folder(recording.folder, recording.meta)
-            self._open[recording] = _OpenFile(TimelineFile(recording.folder / FILE_NAME, create=True))
-        except OSError as error:
-            self._fail(recording, error)
+        create_folder(recording.folder, recording.meta)
+        self._open[recording] = _OpenFile(TimelineFile(recording.folder / FILE_NAME, create=True))
 
     def _append(self, one: _Append) -> int:
         """Write one message. Returns: its size; 0 if it is not recorded."""
@@ -201,23 +202,12 @@ class RecordingWriter:
         if opened is None:  # an earlier write failed
             self._metrics.record_unrecorded()
             return 0
-        try:
-            return opened.file.append(one.source, one.at_ms, one.data)
-        except OSError as error:
-            self._fail(one.recording, error)
-            return 0
+        return opened.file.append(one.source, one.at_ms, one.data)
 
     def _close(self, recording: WrittenRecording) -> None:
-        opened = self._open.get(recording)
-        if opened is not None:
+        if (opened := self._open.get(recording)) is not None:
             self._attempt(recording, opened.close)
             self._open.pop(recording, None)
-
-    def _finish(self, recording: WrittenRecording, finish: Callable[[str], object]) -> None:
-        try:
-            finish(recording.recording_id)
-        except OSError as error:
-            LOG.error("recording %s: %s", recording.recording_id, error)
 
     def _attempt(self, recording: WrittenRecording, write: Callable[[], None]) -> None:
         try:
@@ -225,16 +215,17 @@ class RecordingWriter:
         except OSError as error:
             self._fail(recording, error)
 
-    def _fail(self, recording: WrittenRecording, error: OSError) -> None:
+    def _fail(self, recording: WrittenRecording, error: Exception) -> None:
         """Stop writing a recording. The session is not affected; the recording holds what was written before."""
-        LOG.error("recording %s stopped: %s", recording.recording_id, error)
+        LOG.error("recording %s stopped: %s", recording.recording_id, error, exc_info=not isinstance(error, OSError))
         self._metrics.record_recording_failure()
         if (opened := self._open.pop(recording, None)) is not None:
             with suppress(OSError):
                 opened.close()
+        reason = error.strerror if isinstance(error, OSError) else error
         with suppress(OSError):
             meta = read_json(recording.folder / META) or recording.meta
-            write_json(recording.folder / META, {**meta, "notes": [f"the recording stopped early: {error.strerror}"]})
+            write_json(recording.folder / META, {**meta, "notes": [f"the recording stopped early: {reason}"]})
 
     # --- on the syncing thread -------------------------------------------------------------------
 

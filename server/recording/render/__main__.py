@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from server.recording.render.folder import complete
+from server.recording.render.folder import begin_completion
 from worker import log
 
 LOG = logging.getLogger("server.recording.render")
@@ -25,15 +25,31 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     log.set_up(log.level_of(None, os.environ))
     _lower_priority()
-    failed = False
-    for folder in args.folders:
+    return int(_complete_all(args.folders))
+
+
+def _complete_all(folders: list[Path]) -> bool:
+    """Complete recordings: first all but their videos, which take the longest. Returns: whether one failed."""
+    begun, failed = [], False
+    for folder in folders:
         try:
-            complete(folder)
+            if (completion := begin_completion(folder)) is not None:
+                begun.append((folder, completion))
         except Exception as error:
-            if folder.exists():  # otherwise the recording was deleted meanwhile
-                LOG.exception("recording %s: %s", folder.name, error)
-                failed = True
-    return int(failed)
+            failed = _report(folder, error) or failed
+    for folder, completion in begun:
+        try:
+            completion.finish()
+        except Exception as error:
+            failed = _report(folder, error) or failed
+    return failed
+
+
+def _report(folder: Path, error: Exception) -> bool:
+    """Log an error, unless the recording was deleted meanwhile. Returns: whether it counts."""
+    if folder.exists():
+        LOG.error("recording %s: %s", folder.name, error, exc_info=error)
+    return folder.exists()
 
 
 def _lower_priority() -> None:

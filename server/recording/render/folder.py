@@ -4,7 +4,6 @@ May run any number of times on the same folder: the timeline stays until everyth
 """
 
 import logging
-from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,34 +21,53 @@ from server.recording.timeline import FILE_NAME, RecordingBusyError, RecordSourc
 LOG = logging.getLogger(__name__)
 
 
-def complete(folder: Path) -> bool:
-    """Complete the recording in a folder.
+class Completion:
+    """A recording that is complete except for its video. Its timeline stays locked until `finish` or `close`."""
 
-    Returns: False if there is nothing to do: it is complete, deleted, or in the hands of another process.
+    def __init__(self, folder: Path, meta: dict[str, Any], timeline: TimelineFile):
+        """Write everything except the video. Raises: OSError."""
+        self._folder, self._meta, self._timeline = folder, meta, timeline
+        self._built = _build(folder, str(meta.get("app_type")), timeline)
+        self._built.notes = list(dict.fromkeys([*_notes(meta), *self._built.notes]))
+        _write(folder, meta, self._built, video=None)
+
+    def finish(self) -> None:
+        """Write the video, if there are pictures, and remove the timeline. Raises: OSError."""
+        if self._built.slides:
+            video: str | None = REPLAY_VIDEO
+            try:
+                write_video(self._folder, self._built)
+            except VideoError as error:
+                LOG.warning("recording %s: %s", self._folder.name, error)
+                self._built.notes.append(f"no video was made: {error}")
+                video = None
+            _write(self._folder, self._meta, self._built, video)
+        (self._folder / FILE_NAME).unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self._timeline.close()
+
+
+def begin_completion(folder: Path) -> Completion | None:
+    """Complete the recording in a folder except for its video.
+
+    Returns: None if there is nothing to do: it is complete, deleted, or in the hands of another process.
     Raises: OSError.
     """
     meta = read_json(folder / META)
     if meta is None:
-        return False
+        return None
     try:
         timeline = TimelineFile(folder / FILE_NAME, create=False)
     except (FileNotFoundError, RecordingBusyError):
-        return False
-    with timeline:
-        built = _build(folder, str(meta.get("app_type")), timeline)
-        built.notes = list(dict.fromkeys([*_notes(meta), *built.notes]))
-        _write(folder, meta, built, video=None)
-        if built.slides:
-            try:
-                write_video(folder, built)
-                _write(folder, meta, built, video=REPLAY_VIDEO)
-            except VideoError as error:
-                LOG.warning("recording %s: %s", folder.name, error)
-                built.notes.append(f"no video was made: {error}")
-                _write(folder, meta, built, video=None)
-        with suppress(FileNotFoundError):  # the recording was deleted
-            (folder / FILE_NAME).unlink()
-    return True
+        return None
+    try:
+        return Completion(folder, meta, timeline)
+    except BaseException:
+        timeline.close()
+        raise
 
 
 def _build(folder: Path, kind: str, timeline: TimelineFile) -> BuiltRecording:

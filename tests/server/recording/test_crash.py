@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from server.recording.files import read_json
-from server.recording.render.folder import complete
+from server.recording.render.folder import begin_completion
 from server.recording.timeline import FILE_NAME, RecordSource, TimelineFile
 from tests.server.recording.recorded import list_of, recordings_in, wait_done
 
@@ -51,7 +51,13 @@ def test_completing_again_after_an_interruption_gives_the_same(tmp_path: Path) -
     with TimelineFile(folder / FILE_NAME, create=True) as timeline:
         timeline.append(RecordSource.CLIENT, 0.0, '{"messages":[{"role":"user","content":"Hi"}]}')
         timeline.flush()
-        assert not complete(folder), "expected nothing to be done while the timeline is locked"
-    assert complete(folder) and not complete(folder)
+        assert begin_completion(folder) is None, "expected nothing to be done while the timeline is locked"
+    for is_finished in (False, True):  # as if the process ended before the video, and once more
+        completion = begin_completion(folder)
+        assert completion is not None
+        if is_finished:
+            completion.finish()
+        completion.close()
+    assert begin_completion(folder) is None
     assert read_json(folder / "recording.json")["turns"][0]["input"] == first["turns"][0]["input"]
     assert FILE_NAME not in list_of(folder)

@@ -71,14 +71,15 @@ def test_slow_disk_leaves_messages_out_and_says_so(tmp_path: Path, monkeypatch: 
     assert meta is not None and meta["notes"] == content["notes"]
 
 
-def test_full_disk_ends_the_recording_and_keeps_what_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a mistake")])
+def test_an_error_ends_one_recording_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     append, metrics = TimelineFile.append, CountedMetrics()
 
     def until_full(self: TimelineFile, source: RecordSource, at_ms: float, data: str | bytes) -> int:
         if '"current_time":3' in str(data):
-            raise OSError(28, "No space left on device")
+            raise error
         return append(self, source, at_ms, data)
 
     monkeypatch.setattr(TimelineFile, "append", until_full)
@@ -98,7 +99,8 @@ def test_full_disk_ends_the_recording_and_keeps_what_was_written(
         assert len(wait_done(recordings, other.recording_id)["chunks"]) == 1
     finally:
         recordings.close()
-    assert content["notes"] == ["the recording stopped early: No space left on device"]
+    reason = error.strerror if isinstance(error, OSError) else error
+    assert content["notes"] == [f"the recording stopped early: {reason}"]
     assert [chunk.get("unanswered", False) for chunk in content["chunks"]] == [False, False, True]
     assert metrics.n_failures == 1 and metrics.n_unrecorded >= 4
 
