@@ -214,3 +214,35 @@ def test_item_44_estimates_follow_the_rule(servers: Servers, http: httpx.Client)
         expected = [*ends, ends[0] + duration, ends[1] + duration]
         got = [item["estimated_wait_s"] for item in queue["items"]]
         assert np.allclose(got, expected, atol=0.5), f"expected {expected}, got {got}"
+
+
+def test_item_41_chat_over_http_and_turns(servers: Servers, http: httpx.Client) -> None:
+    request = {**CHAT, "generation": {"max_new_tokens": 4, "do_sample": False}}
+    answer = http.post("/api/chat", json=request).json()
+    assert answer["success"] is True and answer["tokens_generated"] <= 4, f"got {answer}"
+    assert type(answer["queue_wait_ms"]) is int and answer["estimated_queue_wait_s"] == 0, f"got {answer}"
+    with servers.open("/ws/streaming/s1") as client:
+        messages = CHAT["messages"]
+        for n in (1, 2):
+            client.send(type="prefill", messages=messages, session_id="s1", is_last_chunk=True)
+            kinds = [message["type"] for message in client.until("prefill_done")]
+            assert kinds == ["queue_done", "prefill_done"], f"turn {n}: got {kinds}"
+            client.send(type="generate", session_id="s1", generate_audio=False, max_new_tokens=4)
+            done = client.until("done")[-1]
+            assert (done["session_id"], done["stopped"]) == ("s1", False), f"turn {n}: got {done}"
+            wait(lambda: http.get("/status").json()["slots"]["leased"] == 0, "no slot between turns")
+            messages = [*messages, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "Again"}]
+        assert http.get("/sessions").json()["total"] == 1
+        client.send(type="close")
+        assert client.close_code() == 1000
+
+
+def test_item_41_stop_ends_a_turn(servers: Servers, http: httpx.Client) -> None:
+    with servers.open("/ws/streaming/s2") as client:
+        client.send(type="prefill", **{"messages": CHAT["messages"]})
+        client.until("prefill_done")
+        client.send(type="generate", generate_audio=False, max_new_tokens=2000, length_penalty=5)
+        client.until("chunk")
+        stopped = http.post("/api/streaming/stop", json={"session_id": "s2"}).json()
+        assert stopped == {"success": True, "stopped": ["s2"], "message": "Stopped"}, f"got {stopped}"
+        assert client.until("done")[-1]["stopped"] is True
