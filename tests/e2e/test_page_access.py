@@ -113,8 +113,9 @@ def test_keyboard_and_screen_reader(context: BrowserContext, server: ServerProce
             f"{selector}: expected at least {MIN_CONTRAST} over a white picture, got {ratio:.2f}"
         )
     page.page.wait_for_timeout(300)
-    level = page.page.evaluate("document.getElementById('mic-level').style.transform")
-    assert level == "scaleX(0)", f"paused: expected no level of the microphone, got {level}"
+    for source in ("mic", "model"):
+        level = page.page.evaluate("(id) => document.getElementById(id).style.transform", f"{source}-level")
+        assert level in ("", "scaleX(0)"), f"paused: expected no level of {source}, got {level}"
     page.page.keyboard.press("?")
     page.wait_text("#help", "Interrupt")
     page.page.click("#set-keys")

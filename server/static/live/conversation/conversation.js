@@ -173,6 +173,7 @@ export class Conversation {
     this.#session.send({ type: "pause" });
     this.#setState("paused");
     this.#ui.micLevel(0);
+    this.#ui.modelLevel(0);
     await this.#flush("pause");
   }
 
