@@ -3,6 +3,7 @@
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,13 +16,14 @@ from models.token2wav.stream.region_table import VocoderShapes
 from tests.models.token2wav.stream.vocoders import make_voice
 from worker.assembly.backend_flags import apply_backend_flags
 from worker.assembly.parts import build, max_sessions
+from worker.chat.config import ReplyConfig
 from worker.compile.compile_engine import compile_engine
 from worker.compile.state import TargetPhase
 from worker.config.compile import CompileConfig
 from worker.config.session import EngineConfig, SessionConfig, WindowConfig
 from worker.engine import Engine
 from worker.loop.prompt.system_prompt import SystemPrompt
-from worker.loop.results import UnitResult
+from worker.loop.results import ReplyResult, UnitResult
 
 pytestmark = pytest.mark.gpu
 
@@ -128,6 +130,27 @@ def test_compiled_units_compile_nothing_while_serving(tiny: Path, dynamic: bool)
     results = converse(engine)
     assert compile_counters() == counted, "something compiled while serving"
     assert len(results) == N_SESSIONS * N_UNITS
+
+
+def beam_answer(engine: Engine) -> ReplyResult:
+    events: queue.Queue = queue.Queue()
+    config = ReplyConfig(max_new_tokens=24, decode_mode="greedy", num_beams=3, repetition_penalty=1.2)
+    with engine:
+        engine.chat("a", [{"role": "user", "content": "Hello"}], config, events.put)
+        while not isinstance(event := events.get(timeout=120), ReplyResult):
+            assert not hasattr(event, "error"), f"expected an answer, got {event}"
+    return event
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_beam_search_beside_compiled_units_compiles_nothing(tiny: Path, kernels: Literal["auto", "off"]) -> None:
+    apply_backend_flags(CompileConfig(tf32=False), torch.device("cuda"))
+    expected = beam_answer(make_engine(tiny))
+    engine = make_engine(tiny, CompileConfig(enabled=True, kernels=kernels, tf32=False))
+    counted = compile_counters()
+    got = beam_answer(engine)
+    assert compile_counters() == counted, "something compiled while serving"
+    assert (got.tokens, got.stopped) == (expected.tokens, expected.stopped)
 
 
 def test_free_memory_limits_the_sessions(tiny: Path) -> None:
