@@ -68,7 +68,7 @@ async def answer_chat(request: Request, service: Service, metrics: WorkerMetrics
         for task in (answering, leaving):
             task.cancel()
         await asyncio.gather(answering, leaving, return_exceptions=True)
-    return JSONResponse(_response(conversation).model_dump())
+    return await asyncio.to_thread(_response, conversation)
 
 
 async def _body(request: Request) -> bytes:
@@ -100,8 +100,12 @@ def _read(body: bytes) -> tuple[ChatRequest, VoiceMode]:
     raise WireError(ErrorCode.BAD_CONFIG, "tts.mode", expected=" or ".join(MODES), got=shown(request.tts.mode))
 
 
-def _response(conversation: ChatConversation) -> ChatResponse:
-    """The body of the answer. Raises: HTTPException for a request that got none."""
+def _response(conversation: ChatConversation) -> Response:
+    """The answer. Slow for long sound: call on a thread. Raises: HTTPException for a request that got none."""
+    return JSONResponse(_answer(conversation).model_dump())
+
+
+def _answer(conversation: ChatConversation) -> ChatResponse:
     result, error = conversation.result, conversation.error
     duration_ms = round(1000 * conversation.seconds, 1)
     if result is None:

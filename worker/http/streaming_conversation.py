@@ -39,6 +39,7 @@ from worker.slots import SlotUse
 from worker.status import StateError
 
 LOG = logging.getLogger(__name__)
+HOLD_S = 60.0  # a turn without `generate` gives its slot back
 
 
 class StreamingConversation:
@@ -83,9 +84,8 @@ class StreamingConversation:
         """Answer messages until the conversation ends by itself."""
         idle = self._service.settings.idle_timeout
         while True:
-            deadline = None if idle is None else asyncio.get_running_loop().time() + idle
             try:
-                message = (await self._inbox.get(deadline)).message
+                message = await self._next(idle)
             except TimeoutError:
                 self._send(Timeout(reason=f"{CloseReason.IDLE} ({idle:.1f}s)"))
                 return ConversationEnd(CloseCode.NORMAL, CloseReason.IDLE)
@@ -98,6 +98,16 @@ class StreamingConversation:
                 self._send_error(error)
                 if isinstance(error, EngineError):
                     return ConversationEnd(CloseCode.INTERNAL_ERROR, CloseReason.ENGINE)
+
+    async def _next(self, idle: float | None) -> StreamingRequest | WireError:
+        """The next message; a turn gives its slot back meanwhile after HOLD_S. Raises: TimeoutError after `idle` s."""
+        now = asyncio.get_running_loop().time()
+        if self._answer is not None:
+            try:
+                return (await self._inbox.get(now + min(HOLD_S, idle or HOLD_S))).message
+            except TimeoutError:
+                self.leave()
+        return (await self._inbox.get(None if idle is None else now + idle)).message
 
     async def _handle(self, message: TurnPrefill | TurnGenerate | Stop | WireError) -> None:
         match message:
