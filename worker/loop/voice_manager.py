@@ -62,7 +62,7 @@ class VoiceManager:
                 notes.append("another voice has no effect while the session does not speak")
             elif speech.n_speech_tokens:
                 notes.append("another voice takes effect when the turn has ended")
-        if speaks and slot is None:
+        if speaks and slot is None and not session.config.generate_audio:
             notes.append("setting generate_audio has no effect: the session has no voice")
         if not speaks and is_spoken:
             notes.append("setting generate_audio takes effect when the turn has ended")

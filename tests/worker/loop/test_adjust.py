@@ -155,6 +155,7 @@ def test_no_voice_to_turn_on():
     outcome = adjust(engine, session, generate_audio=True)
     assert not outcome.speaks
     assert outcome.notes == ["setting generate_audio has no effect: the session has no voice"], outcome.notes
+    assert adjust(engine, session, top_k=3).notes == [], "expected no note on a setting that is not given"
 
 
 def test_window_sizes_apply_when_the_next_unit_is_closed():
