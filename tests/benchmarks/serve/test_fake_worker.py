@@ -179,7 +179,8 @@ def test_health_has_the_workers_fields() -> None:
     state = Status()
     settings = SimpleNamespace(engine=EngineConfig(), gpu_id=0)
     real = SimpleNamespace(check=lambda: None, status=state, loaded=None, settings=settings, targets={})
-    expected = health(SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False), [], {"units": 0, "ms": 0.0})
+    free = SimpleNamespace(**vars(real), n_slots=0, n_free=0, is_ready=False)
+    expected = health(free, [], {"requests": 0, "ms": 0.0})
 
     async def scenario() -> None:
         async with FakeWorker() as worker, connected(worker) as client, httpx.AsyncClient() as http:
