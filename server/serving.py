@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 from fastapi import FastAPI
+from starlette.types import Message
 
 from server.app import Gateway, build_app
 from server.dispatch.dispatcher import Dispatcher
@@ -169,10 +170,21 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
 
 
 async def _build_routes(app: FastAPI) -> None:
-    """Make FastAPI prepare all routes now: it does so at the first request, which blocks the loop for 0.3 s."""
+    """Make FastAPI prepare its routes now: it does so at the first requests, which block the loop for 0.3 s."""
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", trust_env=False) as client:
+        await client.get("/livez")
         await client.get("/no/such/route")
+    messages = iter([{"type": "websocket.connect"}])
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(_: Message) -> None:
+        pass
+
+    scope = {"type": "websocket", "path": "/no/such/socket", "root_path": "", "query_string": b"", "headers": []}
+    await app({**scope, "extensions": {"websocket.http.response": {}}}, receive, send)
 
 
 async def _drain(live: LiveSessions, timeout: float) -> None:

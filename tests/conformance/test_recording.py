@@ -98,6 +98,7 @@ def test_item_15_recordings_count_ids_as_the_queue_does(recording_servers: Serve
             client.send(type="stop")
             client.until("stopped")
         with api(recording_servers.gateway) as http:
+            complete_without_video(http, recording_id)
             assert http.get(f"/api/sessions/{recording_id}").json()["app_type"] == kind
 
 
@@ -175,13 +176,13 @@ def test_item_38_recordings_have_the_shapes_of_the_viewer(
                 assert http.head(f"/api/sessions/{recording_id}/assets/{chunk[name]}").status_code == 200
         chat = {"messages": [{"role": "user", "content": "Hello"}], "generation": {"max_new_tokens": 4}}
         answer = http.post("/api/chat", json=chat).json()
-        turns = complete_turns(http, answer["recording_session_id"])
+        turns = complete_without_video(http, answer["recording_session_id"])
     assert turns["mode"] == "chat" and turns["turns"][0]["input"] == {"text": "Hello"}
     assert turns["turns"][0]["output"]["text"] == answer["text"]
     assert isinstance(turns["turns"][0]["timing"]["elapsed_ms"], float)
 
 
-def complete_turns(http: httpx.Client, recording_id: str) -> dict[str, Any]:
+def complete_without_video(http: httpx.Client, recording_id: str) -> dict[str, Any]:
     """Wait for a recording that has no video."""
     until = time.monotonic() + COMPLETE_S
     while (answer := http.get(f"/api/sessions/{recording_id}/recording")).status_code != 200:
