@@ -90,8 +90,8 @@ def test_keyboard_and_screen_reader(context: BrowserContext, server: ServerProce
     page.page.focus("#card-action")
     page.page.keyboard.press("Enter")
     page.wait_state("listening", "speaking")
-    assert page.page.evaluate(NAMED) == "mute", "expected the focus on the first control"
-    for key, expected in (("ArrowRight", "camera"), ("ArrowLeft", "mute"), ("ArrowLeft", "stop"), ("Home", "mute")):
+    assert page.page.evaluate(NAMED) == "interrupt", "expected the focus at the button that Space presses"
+    for key, expected in (("ArrowRight", "listen"), ("Home", "mute"), ("ArrowLeft", "stop"), ("End", "stop")):
         page.page.keyboard.press(key)
         assert page.page.evaluate(NAMED) == expected, f"{key}: expected {expected}"
     stops = page.page.locator("#controls button[tabindex='0']").count()
@@ -105,6 +105,10 @@ def test_keyboard_and_screen_reader(context: BrowserContext, server: ServerProce
     assert page.page.locator("#spoken p").all_inner_texts()[1] == "It rolls down the hill"
     page.page.keyboard.press("l")
     assert page.page.get_attribute("#listen", "aria-pressed") == "true", "expected L to press a button"
+    page.page.focus("#interrupt")
+    page.page.keyboard.press("Space")
+    page.wait(lambda: page.report["flushes"], "an interrupt")
+    assert not page.page.evaluate("mute.getAttribute('aria-pressed') === 'true'")
     page.page.keyboard.press("p")
     page.wait_state("paused")
     for selector in ("#card-title", "#card-text", "#badge-text", "#badge-time", ".meter.you span", "#mute span"):

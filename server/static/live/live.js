@@ -209,7 +209,6 @@ function showUnit(result) {
 
 function showPauseButton(isPaused) {
   change(byId("pause"), { icon: isPaused ? "play" : "pause", text: isPaused ? "resume" : "pause" });
-  byId("interrupt").disabled = isPaused;
 }
 
 function showMuted(on) {

@@ -27,9 +27,10 @@ export class Toolbar {
     this.#hold(this.#current);
   }
 
-  focus() {
-    this.refresh();
-    this.#current?.focus();
+  /** Focus a button. */
+  focus(button) {
+    this.#hold(button);
+    button.focus();
   }
 
   #hold(button) {

@@ -55,6 +55,7 @@ export class Stage {
     this.#stage.dataset.state = state;
     this.#stage.classList.toggle("live", LIVE.includes(state));
     showBadge(state, this.#details.code);
+    byId("interrupt").disabled = state === "paused";
     this.redraw();
     if (hadFocus) this.#moveFocus();
   }
@@ -86,8 +87,9 @@ export class Stage {
   /** The focused control disappeared: continue at the control that replaces it. */
   #moveFocus() {
     const focused = document.activeElement;
-    if (focused && focused !== document.body && focused.getClientRects().length) return;
-    if (["listening", "speaking"].includes(this.#state)) this.#toolbar.focus();
+    if (focused && focused !== document.body && focused.getClientRects().length && !focused.disabled) return;
+    // At this button Space interrupts, as it does where no control has the focus.
+    if (["listening", "speaking"].includes(this.#state)) this.#toolbar.focus(byId("interrupt"));
     else byId("card-action").focus();
   }
 
