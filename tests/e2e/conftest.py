@@ -7,6 +7,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from tests.e2e.browser import make_media, open_browser
+from tests.e2e.serving import ServerProcess, gateway
+from tests.worker.http.small_worker import small_worker
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +30,11 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     )
     yield one
     one.close()
+
+
+@pytest.fixture(scope="session")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A gateway with one worker of the embedded checkpoint, for the pages with turns."""
+    folder = tmp_path_factory.mktemp("small")
+    with small_worker(folder) as worker, gateway(folder, [worker.port]) as program:
+        yield program

@@ -1,18 +1,16 @@
 """The live page without a mouse, without sight, in both color schemes and on small screens."""
 
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
+from tests.e2e.accessibility import violations
 from tests.e2e.browser import OpenPage
 from tests.e2e.plain_server import plain_server
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 
-AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 MIN_CONTRAST = 4.5
 # Contrast of an element's text over a white picture: its own and its ancestors' backgrounds are laid over white.
 CONTRAST = """(selector) => {
@@ -36,20 +34,6 @@ NAMED = "(id) => document.activeElement.id"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), "--listen", "1", "--speak", "8") as one:
         yield one
-
-
-def violations(page: OpenPage) -> list[dict[str, Any]]:
-    """Serious and critical findings of axe-core."""
-    page.page.evaluate(AXE)
-    found = page.page.evaluate("axe.run()")["violations"]
-    return [
-        {
-            "rule": one["id"],
-            "nodes": [(node["html"][:160], node["any"] and node["any"][0]["message"]) for node in one["nodes"]],
-        }
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.parametrize(("scheme", "lang"), [("light", "en"), ("dark", "zh")])

@@ -11,6 +11,7 @@ export const en = {
   theme_auto: "Colors: as the system",
   theme_light: "Colors: light",
   theme_dark: "Colors: dark",
+  app_turnbased: "Chat",
   app_omni: "Video",
   app_audio_duplex: "Voice",
   app_off: "{name} is switched off on this server.",

@@ -11,6 +11,7 @@ export const zh = {
   theme_auto: "颜色：跟随系统",
   theme_light: "颜色：浅色",
   theme_dark: "颜色：深色",
+  app_turnbased: "聊天",
   app_omni: "视频",
   app_audio_duplex: "语音",
   app_off: "这台服务器已关闭“{name}”。",

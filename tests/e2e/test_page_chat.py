@@ -1,0 +1,128 @@
+"""The chat page with a worker of the embedded checkpoint."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, BrowserContext, FilePayload
+
+from tests.e2e.accessibility import overflow, violations
+from tests.e2e.browser import OpenPage
+from tests.e2e.serving import ServerProcess
+
+PATH = "/turnbased"
+SHORT = {"max_new_tokens": 6}
+LONG = {"max_new_tokens": 4000, "length_penalty": 5}
+
+
+def picture() -> FilePayload:
+    data = io.BytesIO()
+    Image.new("RGB", (160, 120), (200, 60, 40)).save(data, "PNG")
+    return {"name": "red.png", "mimeType": "image/png", "buffer": data.getvalue()}
+
+
+def open_chat(
+    context: BrowserContext, server: ServerProcess, chat: dict[str, Any] = SHORT, **settings: Any
+) -> OpenPage:
+    stored = json.dumps({"preset": "", "prompt": "You are kind.", "chat": chat, **settings})
+    context.add_init_script(f"localStorage.duologue_chat ??= {json.dumps(stored)}")
+    return OpenPage(context, server.port, PATH)
+
+
+def ask(page: OpenPage, text: str) -> None:
+    page.page.fill("#text", text)
+    page.page.press("#text", "Enter")
+
+
+def answers(page: OpenPage) -> list[dict[str, Any]]:
+    return [one for one in page.report["messages"] if one["role"] == "assistant"]
+
+
+def wait_answers(page: OpenPage, n: int) -> list[dict[str, Any]]:
+    page.wait(lambda: page.state == "idle" and len(answers(page)) == n, f"{n} answers")
+    return answers(page)
+
+
+def test_turns_with_a_picture(context: BrowserContext, small_server: ServerProcess) -> None:
+    page = open_chat(context, small_server)
+    page.page.set_input_files("#file", [picture()])
+    page.page.wait_for_selector("#attached img")
+    ask(page, "What is it?")
+    [first] = wait_answers(page, 1)
+    assert first["text"] and "error" not in first, f"got {first}"
+    ask(page, "And then?")
+    _, second = wait_answers(page, 2)
+    assert second["text"] and page.page.locator("#messages img").count() == 1
+
+    request = page.sent[-1]
+    roles = [message["role"] for message in request["messages"]]
+    assert roles == ["system", "user", "assistant", "user"], f"expected the whole conversation, got {roles}"
+    assert [item["type"] for item in request["messages"][1]["content"]] == ["image", "text"]
+    assert request["streaming"] is True and request["generation"] == SHORT and "tts" not in request
+
+    page.page.reload()
+    page.wait(lambda: len(page.report["messages"]) == 4, "the stored conversation")
+    page.page.get_by_role("button", name="Edit").first.click()
+    assert page.page.input_value("#text") == "What is it?" and page.page.locator("#attached img").count() == 1
+    ask(page, "Which color?")
+    [edited] = wait_answers(page, 1)
+    assert edited["text"] and page.report["messages"][0]["text"] == "Which color?"
+    with page.page.expect_download() as saved:
+        page.page.click("#save-text")
+    text = Path(saved.value.path()).read_text(encoding="utf-8")
+    assert text.startswith("You: [red.png] Which color?\n\nAnswer: "), f"got {text!r}"
+    assert page.errors == []
+
+
+def test_spoken_answer_is_played_and_kept(context: BrowserContext, small_server: ServerProcess) -> None:
+    page = open_chat(context, small_server, spoken=True)
+    ask(page, "Hello")
+    page.wait(lambda: page.report["isSpeaking"], "speech")
+    page.page.click("#stop")
+    page.wait(lambda: page.state == "idle" and not page.report["isSpeaking"], "silence")
+    [answer] = answers(page)
+    assert answer["soundBytes"] > 44, f"expected speech to replay, got {answer}"
+    page.page.wait_for_selector("#messages audio")
+    request = page.sent[-1]
+    assert request["tts"]["enabled"] and request["messages"][0]["content"][1]["type"] == "audio"
+    assert page.errors == []
+
+
+def test_stop_ends_the_answer(context: BrowserContext, small_server: ServerProcess) -> None:
+    page = open_chat(context, small_server, LONG)
+    ask(page, "Tell me a long story")
+    page.wait(lambda: answers(page) and answers(page)[-1]["text"], "the begin of the answer")
+    page.page.click("#stop")
+    [answer] = wait_answers(page, 1)
+    assert answer["stopped"] == "user" and answer["text"]
+    page.wait_text("#messages", "Stopped.")
+
+
+def test_refused_request_is_shown(context: BrowserContext, small_server: ServerProcess) -> None:
+    page = open_chat(context, small_server)
+    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"not a picture"}
+    page.page.set_input_files("#file", [broken])
+    ask(page, "What is it?")
+    [answer] = wait_answers(page, 1)
+    assert answer["error"] and page.text(".failure") == answer["error"]
+    page.page.set_input_files("#file", [{"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}])
+    page.wait_text("#status", "a.txt: expected a picture, a sound or a video")
+
+
+@pytest.mark.parametrize(("scheme", "lang"), [("light", "en"), ("dark", "zh")])
+def test_accessible_on_a_phone(browser: Browser, small_server: ServerProcess, scheme: str, lang: str) -> None:
+    context = browser.new_context(color_scheme=scheme, reduced_motion="reduce", viewport={"width": 320, "height": 640})
+    page = OpenPage(context, small_server.port, PATH, lang=lang)
+    page.page.set_input_files("#file", [picture()])
+    page.page.wait_for_selector("#attached img")
+    assert (violations(page), overflow(page)) == ([], 0), "composer"
+    page.page.click("#send")
+    wait_answers(page, 1)
+    assert (violations(page), overflow(page)) == ([], 0), "transcript"
+    page.page.click("#open-settings")
+    assert (violations(page), overflow(page)) == ([], 0), "settings"
+    assert page.errors == []
+    context.close()
