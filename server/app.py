@@ -101,7 +101,7 @@ def build_app(gateway: Gateway) -> FastAPI:
                 route.responses.update(REFUSED)
         app.include_router(router)
     add_sockets(app, gateway.sockets, admission)
-    add_pages(app, apps)
+    add_pages(app, apps, gateway.recordings.store)
     return app
 
 

@@ -1,5 +1,6 @@
 """Routes for the page and its static files, with their content types and security headers."""
 
+import asyncio
 import mimetypes
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import PathLike
 from starlette.types import Scope
 
+from server.recording.store import NoRecordingError, RecordingStore
 from server.registry.apps import App, Apps
 
 STATIC = Path(__file__).parent / "static"
@@ -49,6 +51,8 @@ PAGES = {
     "omni": LIVE,
     "audio_duplex": LIVE,
 }
+RECORDINGS_PAGE = "/recordings"
+RECORDINGS, VIEWER = "viewer/recordings.html", "viewer/viewer.html"
 OFF_COOKIE = "duologue_off"  # names the disabled app to the page that the visitor is redirected to
 OFF_COOKIE_S = 10
 
@@ -62,8 +66,8 @@ class _Files(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, apps: Apps, folder: Path = STATIC) -> None:
-    """Serve all files under /static/, and the page at / and at the route of each enabled app."""
+def add_pages(app: FastAPI, apps: Apps, store: RecordingStore, folder: Path = STATIC) -> None:
+    """Serve all files under /static/, and the pages: at /, at the route of each enabled app, of recordings."""
     for suffix, kind in TYPES.items():
         mimetypes.add_type(kind, suffix)
     files = _Files(directory=folder, check_dir=False)
@@ -88,11 +92,23 @@ def add_pages(app: FastAPI, apps: Apps, folder: Path = STATIC) -> None:
 
         app.get(one.route, include_in_schema=False)(app_page)
 
+    async def recordings(request: Request) -> Response:
+        return await page(RECORDINGS, request)
+
+    async def viewer(session_id: str, request: Request) -> Response:
+        try:
+            await asyncio.to_thread(store.existing, session_id)
+        except NoRecordingError:
+            raise HTTPException(404, f"Session not found: {session_id[:200]}") from None
+        return await page(VIEWER, request)
+
     async def icon(request: Request) -> Response:
         return await page(ICON, request)
 
     app.get("/", include_in_schema=False)(home)
     app.get("/favicon.ico", include_in_schema=False)(icon)
+    app.get(RECORDINGS_PAGE, include_in_schema=False)(recordings)
+    app.get("/s/{session_id}", include_in_schema=False)(viewer)
     for one in apps.all:
         add_app(one)
     app.mount("/static", files, name="static")

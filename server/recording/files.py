@@ -13,6 +13,8 @@ from worker.protocol.wire import WireError, read_object
 META, RECORDING, COMMENT = "meta.json", "recording.json", "comment.txt"
 REPLAY_SOUND, REPLAY_VIDEO = "merged_replay.wav", "merged_replay.mp4"
 FRONTEND_REPLAY = "frontend_replay"  # with the suffix of the uploaded type
+REPLAYS_OF_BROWSERS = tuple(f"{FRONTEND_REPLAY}{suffix}" for suffix in (".webm", ".mp4", ".wav"))
+REPLAYS = (REPLAY_SOUND, REPLAY_VIDEO, *REPLAYS_OF_BROWSERS)
 MEDIA_FOLDERS = ("user_audio", "user_frames", "ai_audio", "user_images", "user_videos")
 
 

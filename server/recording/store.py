@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from models.atomic_file import write_atomically
 from models.errors import ModelError
-from server.recording.files import COMMENT, META, RECORDING, read_json
+from server.recording.files import COMMENT, META, RECORDING, REPLAYS, REPLAYS_OF_BROWSERS, read_json
 from server.recording.ids import is_recording_id
 from server.recording.timeline import FILE_NAME
 
@@ -109,6 +109,17 @@ class RecordingStore:
         if not file.resolve().is_relative_to(folder.resolve()):
             raise AssetPathError("path", expected="a path inside the recording", got=path)
         return file, kind
+
+    def replays(self, recording_id: str) -> list[str]:
+        """Names of the replays that exist, without those of an incomplete recording. Raises: NoRecordingError."""
+        folder = self.existing(recording_id)
+        names = REPLAYS if self.is_complete(recording_id) else REPLAYS_OF_BROWSERS
+        return [name for name in names if (folder / name).is_file()]
+
+    def is_complete(self, recording_id: str) -> bool:
+        """Whether all files are made. Raises: NoRecordingError."""
+        folder = self.existing(recording_id)
+        return (folder / RECORDING).is_file() and not (folder / FILE_NAME).is_file()
 
     def comment(self, recording_id: str) -> str:
         """The comment; empty text without one. Raises: NoRecordingError."""

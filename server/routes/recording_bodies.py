@@ -16,6 +16,13 @@ class RecordingList(BaseModel):
     sessions: list[dict[str, Any]]
 
 
+class Replays(BaseModel):
+    """replays: names of the media files that play the whole session. is_complete: whether no more will be made."""
+
+    is_complete: bool
+    replays: list[str]
+
+
 class Uploaded(BaseModel):
     status: Literal["ok"] = "ok"
     path: str

@@ -24,6 +24,7 @@ from server.routes.recording_bodies import (
     CommentRequest,
     CommentSaved,
     RecordingList,
+    Replays,
     TraceSaved,
     Uploaded,
 )
@@ -87,6 +88,13 @@ def recording_routes(recordings: Recordings, traces: TraceLog) -> APIRouter:
     @router.get("/api/sessions/{session_id}/recording", response_class=_File, responses=JSON_FILE)
     def recording(session_id: str) -> Response:
         return _json_file(session_id, RECORDING)
+
+    @router.get("/api/sessions/{session_id}/replays", responses=NOT_FOUND)
+    def replays(session_id: str) -> Replays:
+        try:
+            return Replays(is_complete=store.is_complete(session_id), replays=store.replays(session_id))
+        except NoRecordingError:
+            raise _not_found(session_id) from None
 
     def _json_file(session_id: str, name: str) -> Response:
         # Sent as bytes: parsing the JSON of a long session would hold the interpreter's lock for too long.

@@ -3,15 +3,19 @@
 from typing import Any
 
 import httpx
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import RedirectResponse, Response
 
 from server.dispatch.workers import iso
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession, LiveSessions
+from server.pages import RECORDINGS_PAGE
 from server.routes.bodies import LiveSessionInfo, LiveSessionList, Problem, SessionsEnded, StopAnswer, StopBody
+from server.unknown_page import accepts_page
 
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "there is no such session"}}
 TIMEOUT_S = 5.0
+BY_ACCEPT = {"Vary": "Accept"}
 
 
 def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
@@ -26,8 +30,12 @@ def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
         message = "Stopped" if stopped else "The worker has no such answer"
         return StopAnswer(success=bool(stopped), stopped=stopped, message=message)
 
-    @router.get("/sessions")
-    async def sessions() -> LiveSessionList:
+    @router.get("/sessions", response_model=LiveSessionList)
+    async def sessions(request: Request, response: Response) -> LiveSessionList | Response:
+        if accepts_page(request):
+            page = request.url.replace(scheme="", netloc="", path=RECORDINGS_PAGE)
+            return RedirectResponse(page, 302, headers={**BY_ACCEPT, "Cache-Control": "no-store"})
+        response.headers.update(BY_ACCEPT)
         return LiveSessionList(total=len(live), sessions=[_info(session) for session in live.all])
 
     @router.delete("/sessions/{session_id}", responses=UNKNOWN)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from server.origins import Origins
 from server.pages import HEADERS, STATIC, add_pages
+from server.recording.store import RecordingStore
 from server.registry.apps import Apps
 from server.request_guard import RequestGuard
 from tests.server.routes.asgi_gateway import AsgiClient, asgi_client, gateway_of
@@ -51,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 async def serving(folder: Path) -> AsyncIterator[AsgiClient]:
     app = FastAPI()
     app.add_middleware(RequestGuard, origins=Origins(()))
-    add_pages(app, Apps(), folder)
+    add_pages(app, Apps(), RecordingStore(folder / "none"), folder)
     async with asgi_client(app) as http:
         yield http
 

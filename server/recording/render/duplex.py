@@ -189,6 +189,7 @@ class DuplexBuilder:
         is_listen = bool(fields.get("is_listen"))
         sound = None if is_listen else joined([*parts, *([] if message.samples is None else [message.samples])])
         at_s = self._replay.add(asked.samples, sound)
+        entry["replay_ms"] = round(1000 * at_s)
         if asked.pictures:
             self._built.slides.append(Slide(at_s, entry["user_frame"]))
         entry["result"] = self._heard(fields) if is_listen else self._said(fields, sound, at_s)

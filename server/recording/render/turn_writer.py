@@ -64,6 +64,7 @@ class TurnWriter:
         if sound is not None:
             output["audio"] = self._media.turn_audio(index, sound)
             output["audio_duration_ms"] = round(1000 * len(sound) / SOUND_RATE)
+        replay_ms = round(1000 * self._replay.seconds)
         if turn.speech is not None:
             turn.given["audio"] = self._media.user_audio(index, turn.speech)
             self._replay.add(turn.speech, None)
@@ -74,6 +75,7 @@ class TurnWriter:
         entry: dict[str, Any] = {
             "turn_index": index,
             "request_ts_ms": round(turn.asked_at_ms, 1),
+            "replay_ms": replay_ms,
             "input": turn.given,
             "output": output,
             "timing": {"elapsed_ms": elapsed_ms, **numbers},
