@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from server.recording.recordings import Recordings
+from tests.e2e.accessibility import violations
+from tests.e2e.browser import OpenPage
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
-from tests.e2e.test_page_access import AXE
 from tests.server.recording.recorded import Conversation, recordings_in, result, tone, wait_done
 from tests.server.recording.test_duplex import MODEL, USER, picture
 from tests.server.recording.test_turns import b64
@@ -72,31 +72,17 @@ def _chat(recordings: Recordings) -> str:
     return recording.recording_id
 
 
-class _Open:
-    """An open page. errors: of its console and scripts."""
-
-    def __init__(self, context: BrowserContext, server: ServerProcess, path: str):
-        self.page: Page = context.new_page()
-        self.errors: list[str] = []
-        self.page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(f"http://127.0.0.1:{server.port}{path}?lang=en")
-        self.page.wait_for_selector("main:not([aria-busy])")
-
-    def check(self) -> None:
-        """No console error, no serious finding of axe-core, and no horizontal scrolling on a small phone."""
-        self.page.evaluate(AXE)
-        found: list[dict[str, Any]] = self.page.evaluate("axe.run()")["violations"]
-        serious = [(one["id"], [node["html"][:160] for node in one["nodes"]]) for one in found]
-        assert [one for one, of in zip(serious, found, strict=True) if of["impact"] in ("serious", "critical")] == []
-        self.page.set_viewport_size({"width": 320, "height": 640})
-        assert self.page.evaluate(NARROW), "expected no horizontal scrolling at 320 px"
-        self.page.set_viewport_size({"width": 1280, "height": 800})
-        assert self.errors == []
+def check(opened: OpenPage) -> None:
+    """No console error, no serious finding of axe-core, and no horizontal scrolling on a small phone."""
+    assert violations(opened) == []
+    opened.page.set_viewport_size({"width": 320, "height": 640})
+    assert opened.page.evaluate(NARROW), "expected no horizontal scrolling at 320 px"
+    opened.page.set_viewport_size({"width": 1280, "height": 800})
+    assert opened.errors == []
 
 
 def test_viewer_replays_a_duplex_session(context: BrowserContext, server: ServerProcess, ids: dict[str, str]) -> None:
-    opened = _Open(context, server, f"/s/{ids['duplex']}")
+    opened = OpenPage(context, server.port, f"/s/{ids['duplex']}")
     page = opened.page
     assert page.inner_text("h1") == "Video conversation"
     assert page.locator("#entries > li").count() == N_UNITS
@@ -123,12 +109,12 @@ def test_viewer_replays_a_duplex_session(context: BrowserContext, server: Server
     with page.expect_download() as download:
         page.click("#download")
     assert download.value.suggested_filename == f"{ids['duplex']}.zip"
-    opened.check()
+    check(opened)
 
     upload = {"file": {"name": "x.wav", "mimeType": "audio/wav", "buffer": _replay(server, ids["duplex"], page)}}
     api = f"http://127.0.0.1:{server.port}/api/sessions/{ids['duplex']}"
     assert page.request.post(f"{api}/upload-recording", multipart=upload).ok
-    again = _Open(context, server, f"/s/{ids['duplex']}")
+    again = OpenPage(context, server.port, f"/s/{ids['duplex']}")
     assert again.page.input_value("#comment") == "Well seen."
     again.page.wait_for_function("document.querySelector('#uploaded-media').duration > 5")
     assert again.errors == []
@@ -142,21 +128,21 @@ def _replay(server: ServerProcess, recording_id: str, page: Page) -> bytes:
 def test_viewer_shows_the_transcript_of_turns(
     context: BrowserContext, server: ServerProcess, ids: dict[str, str]
 ) -> None:
-    opened = _Open(context, server, f"/s/{ids['chat']}")
+    opened = OpenPage(context, server.port, f"/s/{ids['chat']}")
     assert opened.page.locator("#entries .words").all_inner_texts() == ["What is this?", "Something blue."]
     assert opened.page.locator("#entries audio").count() == 2 and opened.page.locator("#entries img").count() == 1
     opened.page.click("#language")
     assert opened.page.inner_text("h1") == "聊天" and opened.page.inner_text("#entries h3 >> nth=0") == "你"
-    opened.check()
+    check(opened)
 
 
 def test_list_opens_and_deletes_recordings(context: BrowserContext, server: ServerProcess, ids: dict[str, str]) -> None:
-    opened = _Open(context, server, "/sessions")
+    opened = OpenPage(context, server.port, "/sessions")
     page = opened.page
     assert page.url.endswith("/recordings?lang=en")
     n = page.locator("#list > li").count()
     assert n == len(ids) and page.request.get(f"http://127.0.0.1:{server.port}/sessions").json()["total"] == 0
-    opened.check()
+    check(opened)
     page.click(f"a[href='/s/{ids['doomed']}']")
     page.wait_for_selector("#entries > li")
     page.click("#delete")

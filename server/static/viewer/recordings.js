@@ -24,7 +24,10 @@ byId("older").onclick = () => open(page.offset + PER_PAGE).then(() => byId("list
 chooseLanguage();
 onLanguage(draw);
 fetchApps().then(header.show, () => {}); // without them the header has no links
-begin().catch(showError).finally(() => byId("main").removeAttribute("aria-busy"));
+begin().catch(showError).finally(() => {
+  byId("main").removeAttribute("aria-busy");
+  window.duologue = { state: "loaded" }; // for tests
+});
 
 async function begin() {
   document.title = `${t("recordings")} · Duologue`;

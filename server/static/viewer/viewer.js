@@ -35,13 +35,20 @@ byId("delete").onclick = remove;
 chooseLanguage();
 onLanguage(showMeta);
 fetchApps().then(header.show, () => {}); // without them the header has no links
-load().catch((error) => setPlain(byId("state"), error.message)).finally(() => byId("main").removeAttribute("aria-busy"));
+load().catch(showError).finally(() => {
+  byId("main").removeAttribute("aria-busy");
+  window.duologue = { state: "loaded" }; // for tests
+});
+
+function showError(error) {
+  setPlain(byId("state"), error.message);
+}
 
 async function load() {
   const [, { is_complete: isComplete, replays }] = await Promise.all([loadMeta(), fetchJson(`${api}/replays`), comment.load()]);
   showUploaded(replays);
   if (isComplete) await showRecording(replays);
-  else await waitUntilComplete();
+  else waitUntilComplete().catch(showError);
 }
 
 async function loadMeta() {

@@ -71,6 +71,38 @@ def test_list_is_hidden_while_recording_is_off(tmp_path: Path) -> None:
     scenario(tmp_path, steps, is_enabled=False)
 
 
+def test_replays_are_named_once_they_are_complete(tmp_path: Path) -> None:
+    async def steps(gateway: Gateway, client: AsgiClient) -> None:
+        recording_id = add_recording(gateway)
+        folder = gateway.recordings.store.folder_of(recording_id)
+        (folder / "frontend_replay.webm").write_bytes(WAV)
+        path = f"/api/sessions/{recording_id}/replays"
+        assert await client.get(path) == {"is_complete": False, "replays": ["frontend_replay.webm"]}
+        (folder / "timeline.bin").unlink()
+        replays = ["merged_replay.wav", "frontend_replay.webm"]
+        assert await client.get(path) == {"is_complete": True, "replays": replays}
+        await client.get("/api/sessions/20260501_101500_x_none/replays", 404)
+
+    scenario(tmp_path, steps)
+
+
+def test_browsers_get_pages_where_programs_get_json(tmp_path: Path) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+    async def steps(gateway: Gateway, client: AsgiClient) -> None:
+        moved = await client.request("GET", "/sessions?lang=zh", 302, headers=browser)
+        assert (moved.headers["location"], moved.headers["vary"]) == ("/recordings?lang=zh", "Accept")
+        assert await client.get("/sessions") == {"total": 0, "sessions": []}
+        page = await client.request("GET", f"/s/{add_recording(gateway)}", headers=browser)
+        assert "viewer.js" in page.text and "default-src 'self'" in page.headers["content-security-policy"]
+        for unknown in ("/s/20260501_101500_x_none", "/s/%2e%2e%2fx", "/s/%00"):
+            missing = await client.request("GET", unknown, 404, headers=browser)
+            assert missing.headers["content-type"].startswith("text/html"), unknown
+        assert "Session not found" in (await client.get("/s/none", 404))["detail"]
+
+    scenario(tmp_path, steps)
+
+
 def test_meta_and_recording_are_the_files(tmp_path: Path) -> None:
     async def steps(gateway: Gateway, client: AsgiClient) -> None:
         recording_id = add_recording(gateway)
