@@ -33,6 +33,7 @@ from server.request_guard import SAFE_METHODS, RequestGuard
 from server.routes.apps import app_routes
 from server.routes.bodies import Problem
 from server.routes.chat import chat_routes
+from server.routes.compile_reports import compile_report_routes
 from server.routes.preset_bodies import FrontendDefaults
 from server.routes.presets import preset_routes
 from server.routes.queue import queue_routes
@@ -87,6 +88,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     admission = Admission(gateway.origins, apps)
     for router in (
         status_routes(gateway.dispatcher, gateway.live, gateway.metrics),
+        compile_report_routes(gateway.dispatcher, gateway.http),
         queue_routes(gateway.dispatcher, gateway.state),
         session_routes(gateway.live, gateway.http),
         chat_routes(gateway.chats, admission),

@@ -43,7 +43,7 @@ HEADERS = {
 }
 ICON = "icon.svg"
 LIVE = "live/live.html"
-HOME = LIVE
+HOME = "home/home.html"
 # App id -> its page. A page that is missing is a 404.
 PAGES = {
     "turnbased": "chat/chat.html",
@@ -51,8 +51,11 @@ PAGES = {
     "omni": LIVE,
     "audio_duplex": LIVE,
 }
-RECORDINGS_PAGE = "/recordings"
 RECORDINGS, VIEWER = "viewer/recordings.html", "viewer/viewer.html"
+# Path -> a page that cannot be disabled. Phones get the same pages, whose layouts adapt.
+ALWAYS = {"/": HOME, "/admin": "admin/admin.html", "/mobile/": HOME, "/recordings": RECORDINGS}
+MOBILE_LIVE = "/mobile-omni/"  # the live page that fills the screen; it follows the app omni
+REDIRECTS = {"/mobile": "/mobile/", "/mobile-omni": MOBILE_LIVE}
 OFF_COOKIE = "duologue_off"  # names the disabled app to the page that the visitor is redirected to
 OFF_COOKIE_S = 10
 
@@ -67,7 +70,7 @@ class _Files(StaticFiles):
 
 
 def add_pages(app: FastAPI, apps: Apps, store: RecordingStore, folder: Path = STATIC) -> None:
-    """Serve all files under /static/, and the pages: at /, at the route of each enabled app, of recordings."""
+    """Serve all files under /static/, the pages that cannot be disabled, of recordings, and of each enabled app."""
     for suffix, kind in TYPES.items():
         mimetypes.add_type(kind, suffix)
     files = _Files(directory=folder, check_dir=False)
@@ -79,21 +82,24 @@ def add_pages(app: FastAPI, apps: Apps, store: RecordingStore, folder: Path = ST
         except HTTPException:
             raise HTTPException(404, f"No page: static/{name} is missing") from None
 
-    async def home(request: Request) -> Response:
-        return await page(HOME, request)
+    def add_page(path: str, name: str, one: App | None = None) -> None:
+        """one: the app that the page belongs to; while it is disabled, the page redirects to the home page."""
 
-    def add_app(one: App) -> None:
-        async def app_page(request: Request) -> Response:
-            if apps.is_enabled(one):
-                return await page(PAGES[one.app_id], request)
+        async def show(request: Request) -> Response:
+            if one is None or apps.is_enabled(one):
+                return await page(name, request)
             redirect = RedirectResponse("/", 302, headers={"Cache-Control": "no-store"})
             redirect.set_cookie(OFF_COOKIE, one.app_id, max_age=OFF_COOKIE_S, samesite="lax")
             return redirect
 
-        app.get(one.route, include_in_schema=False)(app_page)
+        app.get(path, include_in_schema=False)(show)
 
-    async def recordings(request: Request) -> Response:
-        return await page(RECORDINGS, request)
+    def add_redirect(path: str, to: str) -> None:
+        async def redirect(request: Request) -> Response:
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(to + query, 302, headers={"Cache-Control": "no-store"})
+
+        app.get(path, include_in_schema=False)(redirect)
 
     async def viewer(session_id: str, request: Request) -> Response:
         try:
@@ -102,13 +108,14 @@ def add_pages(app: FastAPI, apps: Apps, store: RecordingStore, folder: Path = ST
             raise HTTPException(404, f"Session not found: {session_id[:200]}") from None
         return await page(VIEWER, request)
 
-    async def icon(request: Request) -> Response:
-        return await page(ICON, request)
-
-    app.get("/", include_in_schema=False)(home)
-    app.get("/favicon.ico", include_in_schema=False)(icon)
-    app.get(RECORDINGS_PAGE, include_in_schema=False)(recordings)
+    add_page("/favicon.ico", ICON)
+    for path, name in ALWAYS.items():
+        add_page(path, name)
+    for path, to in REDIRECTS.items():
+        add_redirect(path, to)
     app.get("/s/{session_id}", include_in_schema=False)(viewer)
     for one in apps.all:
-        add_app(one)
+        add_page(one.route, PAGES[one.app_id], one)
+        if one.app_id == "omni":
+            add_page(MOBILE_LIVE, PAGES[one.app_id], one)
     app.mount("/static", files, name="static")

@@ -64,7 +64,9 @@ def open_browser(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
 class OpenPage:
     """One open page. errors: errors on its console and of its scripts."""
 
-    def __init__(self, context: BrowserContext, port: int, path: str = "/", *, host: str = "127.0.0.1", **query: Any):
+    def __init__(
+        self, context: BrowserContext, port: int, path: str = "/omni", *, host: str = "127.0.0.1", **query: Any
+    ):
         """query: parameters of the URL; objects are encoded as JSON. sent: messages of the page, objects and bytes."""
         self.page: Page = context.new_page()
         self.sent: list[Any] = []

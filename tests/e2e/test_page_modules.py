@@ -220,7 +220,7 @@ def test_reason_for_waiting(page: Page) -> None:
         ({"slots": {"total": 0, "free": 0}, "loading_workers": 0}, "no_worker"),
         ({"slots": {"total": 0, "free": 0}, "loading_workers": 0, "reason": "loading"}, "loading"),
     ]
-    got = call(page, "live/view/server-status.js", "return given.map(lib.reasonOf)", [status for status, _ in cases])
+    got = call(page, "shared/server-status.js", "return given.map(lib.reasonOf)", [status for status, _ in cases])
     assert got == [reason for _, reason in cases]
 
 

@@ -41,8 +41,9 @@ def folder(tmp_path: Path) -> Path:
     for name in TYPES:
         (static / name).write_text("0123456789")
     (static / "inner" / "x.js").write_text("let x;")
-    (static / "live").mkdir()
-    (static / "live" / "live.html").write_text("<!doctype html>")
+    for name in ("live", "home", "admin"):
+        (static / name).mkdir()
+        (static / name / f"{name}.html").write_text(f"<!doctype html><title>{name}</title>")
     (tmp_path / "secret.txt").write_text("secret")
     (static / "link.txt").symlink_to(tmp_path / "secret.txt")
     return static
@@ -144,10 +145,40 @@ def test_missing_page_is_404(tmp_path: Path, is_there: bool) -> None:
 
     async def scenario() -> None:
         async with serving(folder) as http:
-            for path in ("/", "/omni", "/audio_duplex"):
+            for path, name in (("/", "home"), ("/admin", "admin"), ("/omni", "live"), ("/audio_duplex", "live")):
                 answer = await http.request("GET", path, 404)
-                assert answer.json() == {"detail": "No page: static/live/live.html is missing"}, answer.text
+                assert answer.json() == {"detail": f"No page: static/{name}/{name}.html is missing"}, answer.text
             await http.request("GET", "/static/a.js", 404)
+
+    asyncio.run(scenario())
+
+
+def test_phones_get_the_same_pages(folder: Path) -> None:
+    """/mobile/ is the home page, /mobile-omni/ the live page; both without the slash redirect, with their query."""
+
+    async def scenario() -> None:
+        async with serving(folder) as http:
+            for path, name in (("/mobile/", "home"), ("/mobile-omni/", "live")):
+                assert f"<title>{name}</title>" in (await http.request("GET", path)).text
+                answer = await http.request("GET", f"{path.rstrip('/')}?lang=zh", 302)
+                assert answer.headers["location"] == f"{path}?lang=zh", answer.headers
+
+    asyncio.run(scenario())
+
+
+def test_mobile_live_page_follows_its_app(folder: Path) -> None:
+    apps = Apps()
+    apps.set_enabled("omni", False)
+    app = FastAPI()
+    app.add_middleware(RequestGuard, origins=Origins(()))
+    add_pages(app, apps, folder)
+
+    async def scenario() -> None:
+        async with asgi_client(app) as http:
+            answer = await http.request("GET", "/mobile-omni/", 302)
+            assert answer.headers["location"] == "/" and "duologue_off=omni" in answer.headers["set-cookie"]
+            for path in ("/", "/admin", "/mobile/", "/audio_duplex"):
+                await http.request("GET", path)
 
     asyncio.run(scenario())
 
@@ -164,7 +195,7 @@ def test_serves_all_files_of_the_page() -> None:
                 assert file.suffix in kinds, f"{file.name}: expected a suffix with a known type"
                 assert answer.headers["content-type"].split(";")[0] == kinds[file.suffix], file.name
                 assert answer.content == file.read_bytes(), file.name
-            for path in ("/", "/omni", "/audio_duplex"):
+            for path in ("/", "/admin", "/mobile/", "/mobile-omni/", "/omni", "/audio_duplex"):
                 page = await http.request("GET", path)
                 assert page.headers["content-type"].startswith("text/html"), page.headers
                 assert HEADERS.items() <= {key: page.headers.get(key) for key in HEADERS}.items()

@@ -25,7 +25,7 @@ import { zh } from "./texts/zh.js";
 import { showMutedBadge, showQuality, showStall } from "./view/badges.js";
 import { Captions } from "./view/captions.js";
 import { Plot } from "./view/plot.js";
-import { ServerStatus } from "./view/server-status.js";
+import { ServerStatus } from "../shared/server-status.js";
 import { Stage } from "./view/stage.js";
 import { canFullscreen, showSubtitles, toggleFullscreen } from "./view/subtitles.js";
 import { drawTiming, showFigures } from "./view/timing.js";
@@ -35,6 +35,7 @@ const PLAYBACK_DELAY_MS = 200; // until the server sends its default
 const SMALL = matchMedia("(max-width: 640px), (max-height: 600px)"); // too small to open the plot at first
 const voiceOnly = location.pathname.startsWith("/audio_duplex");
 const mode = voiceOnly ? "audio_duplex" : "omni";
+document.body.classList.toggle("immersive", location.pathname.startsWith("/mobile-omni")); // the stage fills the screen
 const LIVE_APPS = ["omni", "audio_duplex"];
 
 addTexts({ en, zh });

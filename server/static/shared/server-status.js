@@ -1,6 +1,6 @@
 /** What the server says about itself: whether it is ready, loading or full, and whether its model is a real one. */
 
-import { fetchJson } from "../../shared/api.js";
+import { fetchJson } from "./api.js";
 
 const POLL_MS = 3000;
 
@@ -19,6 +19,7 @@ export class ServerStatus {
   progress = null; // {what, done, total} while loading
   randomWeights = false;
   slots = null; // {total, free}
+  queueLength = 0;
 
   /** @param {() => boolean} wanted whether to ask now @param {() => void} changed */
   constructor(wanted, changed) {
@@ -32,6 +33,7 @@ export class ServerStatus {
       const status = await fetchJson("/status");
       this.reason = reasonOf(status);
       this.slots = status.slots ?? null;
+      this.queueLength = status.queue_length ?? 0;
       this.randomWeights = status.random_weights === true;
       this.progress = status.progress ?? (this.reason === "loading" ? await loadingProgress() : null);
     } catch {
