@@ -51,9 +51,10 @@ PAGES = {
     "omni": LIVE,
     "audio_duplex": LIVE,
 }
+RECORDINGS_PAGE = "/recordings"
 RECORDINGS, VIEWER = "viewer/recordings.html", "viewer/viewer.html"
 # Path -> a page that cannot be disabled. Phones get the same pages, whose layouts adapt.
-ALWAYS = {"/": HOME, "/admin": "admin/admin.html", "/mobile/": HOME, "/recordings": RECORDINGS}
+ALWAYS = {"/": HOME, "/admin": "admin/admin.html", "/mobile/": HOME, RECORDINGS_PAGE: RECORDINGS}
 MOBILE_LIVE = "/mobile-omni/"  # the live page that fills the screen; it follows the app omni
 REDIRECTS = {"/mobile": "/mobile/", "/mobile-omni": MOBILE_LIVE}
 OFF_COOKIE = "duologue_off"  # names the disabled app to the page that the visitor is redirected to

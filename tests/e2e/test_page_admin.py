@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
@@ -67,22 +67,25 @@ def until_error(socket: ClientConnection) -> str:
 
 
 def test_admin_cancels_ticket_and_ends_session(browser: Browser, server: ServerProcess) -> None:
-    with conversation(server, "omni_runs", slot=True) as runs, conversation(server, "omni_waits", slot=False) as waits:
-        with opened(browser, server, "/admin?lang=en") as page:
-            assert "1 of 1" in page.inner_text("#tiles")
-            page.click("#queue li:has-text('omni_waits') button")
-            page.click("dialog[open] button:has-text('Keep')")
-            assert page.locator("#queue li").count() == 1, "Keep changes nothing"
-            page.click("#queue li:has-text('omni_waits') button")
-            page.click("dialog[open] button:has-text('Cancel')")
-            page.wait_for_selector("#queue-empty")
-            assert "omni_waits" in page.inner_text("#said")
-            assert until_error(waits) == "cancelled"
-            assert page.evaluate("document.activeElement.id") == "queue-title", "focus stays in the section"
-            page.click("#sessions li:has-text('omni_runs') button")
-            page.click("dialog[open] button:has-text('End')")
-            page.wait_for_selector("#sessions-empty")
-            assert until_error(runs) == "cancelled"
+    with (
+        conversation(server, "omni_runs", slot=True) as runs,
+        conversation(server, "omni_waits", slot=False) as waits,
+        opened(browser, server, "/admin?lang=en") as page,
+    ):
+        assert "1 of 1" in page.inner_text("#tiles")
+        page.click("#queue li:has-text('omni_waits') button")
+        page.click("dialog[open] button:has-text('Keep')")
+        assert page.locator("#queue li").count() == 1, "Keep changes nothing"
+        page.click("#queue li:has-text('omni_waits') button")
+        page.click("dialog[open] button:has-text('Cancel')")
+        page.wait_for_selector("#queue-empty")
+        assert "omni_waits" in page.inner_text("#said")
+        assert until_error(waits) == "cancelled"
+        assert page.evaluate("document.activeElement.id") == "queue-title", "focus stays in the section"
+        page.click("#sessions li:has-text('omni_runs') button")
+        page.click("dialog[open] button:has-text('End')")
+        page.wait_for_selector("#sessions-empty")
+        assert until_error(runs) == "cancelled"
 
 
 def test_admin_switches_apps_and_stores_durations(browser: Browser, server: ServerProcess) -> None:
@@ -92,14 +95,14 @@ def test_admin_switches_apps_and_stores_durations(browser: Browser, server: Serv
     with opened(browser, server, "/admin?lang=en") as page:
         page.focus("#app-audio_duplex")
         page.keyboard.press("Space")
-        page.wait_for_function("document.getElementById('said').textContent.endsWith('is off.')")
+        expect(page.locator("#said")).to_have_text("Voice is off.")
         assert "audio_duplex" not in ids()
         page.click("#app-audio_duplex")
-        page.wait_for_function("document.getElementById('said').textContent.endsWith('is on.')")
+        expect(page.locator("#said")).to_have_text("Voice is on.")
         assert "audio_duplex" in ids()
         page.fill("#eta_chat_s", "33")
         page.click("#eta-save")
-        page.wait_for_function("document.getElementById('said').textContent === 'Saved.'")
+        expect(page.locator("#said")).to_have_text("Saved.")
         got = httpx.get(f"http://127.0.0.1:{server.port}/api/config/eta").json()["config"]["eta_chat_s"]
         assert got == 33, f"expected 33, got {got}"
 
@@ -159,12 +162,12 @@ def test_live_page_fills_a_phones_screen(browser: Browser, server: ServerProcess
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{server.port}/mobile-omni?lang=en")
-    page.wait_for_function("'duologue' in window")
+    page.wait_for_selector("#card-action:not(:empty)")
     assert page.url.endswith("/mobile-omni/?lang=en")
     box = page.locator("#stage").bounding_box()
     assert box["width"] == 390 and box["height"] > 700, f"expected a stage that fills the window, got {box}"
     assert page.locator("#captions").is_hidden()
     page.click("#card-action")
-    page.wait_for_function("['listening', 'speaking'].includes(duologue.state)", timeout=30_000)
+    page.wait_for_selector("#stage:is([data-state=listening], [data-state=speaking])", timeout=30_000)
     page.wait_for_selector("#subtitles:not(:empty)", timeout=30_000)
     context.close()

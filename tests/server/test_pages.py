@@ -171,7 +171,7 @@ def test_mobile_live_page_follows_its_app(folder: Path) -> None:
     apps.set_enabled("omni", False)
     app = FastAPI()
     app.add_middleware(RequestGuard, origins=Origins(()))
-    add_pages(app, apps, folder)
+    add_pages(app, apps, RecordingStore(folder / "none"), folder)
 
     async def scenario() -> None:
         async with asgi_client(app) as http:

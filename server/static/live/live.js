@@ -3,7 +3,7 @@
 import { Camera } from "../shared/camera.js";
 import { byId, icon, make } from "../shared/dom.js";
 import { ask, closable } from "../shared/dialogs.js";
-import { fetchApps, fillHeader, takeDisabledApp } from "../shared/header.js";
+import { fetchApps, fillHeader } from "../shared/header.js";
 import { fetchJson } from "../shared/api.js";
 import { addTexts, chooseLanguage, hasText, label, onLanguage, setText, t } from "../shared/i18n.js";
 import { addRecent } from "../shared/recent.js";
@@ -362,8 +362,6 @@ async function start() {
   showKeepsakes();
   showSources();
   server.refresh();
-  const disabled = takeDisabledApp();
-  if (disabled) stage.notice(t("app_off", { name: t(`app_${disabled}`) }));
   const [defaults] = await Promise.allSettled([fetchJson("/api/frontend_defaults"), refreshApps()]);
   if (defaults.status === "fulfilled") {
     serverDelayMs = defaults.value.playback_delay_ms ?? serverDelayMs;
