@@ -89,9 +89,11 @@ label(openSettings, "settings");
 openSettings.onclick = () => byId("settings").showModal();
 const header = fillHeader(byId("header"), { current: APP, buttons: [openSettings] });
 const character = new Character(byId("character"), settings, APP);
-new Fields(byId("chat-fields"), CHAT_SETTINGS, settings.values.chat, (key, value) => {
-  const { [key]: _, ...others } = settings.values.chat;
-  settings.set({ chat: value === undefined ? others : { ...others, [key]: value } });
+const { chat } = settings.values; // one object, which `Fields` reads at each change of language
+new Fields(byId("chat-fields"), CHAT_SETTINGS, chat, (key, value) => {
+  if (value === undefined) delete chat[key];
+  else chat[key] = value;
+  settings.set({ chat });
 });
 closable(byId("settings"));
 

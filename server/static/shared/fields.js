@@ -41,7 +41,7 @@ export class Fields {
     const control = this.#control(setting, id);
     const title = make("span", {});
     setText(title, `set_${name(setting.key)}`);
-    const parts = [make("label", { class: "field" }, title, control)];
+    const parts = [make("label", { class: "field" }, setting.kind === "range" ? withValue(title, control) : title, control)];
     if (hasText(help)) {
       control.setAttribute("aria-describedby", `${id}-help`);
       parts.push(make("p", { class: "help", id: `${id}-help` }, t(help)));
@@ -62,6 +62,7 @@ export class Fields {
       return select;
     }
     const type = kind === "text" ? "text" : "number";
+    if (kind === "range") return this.#slider(setting, id);
     const input = make("input", { id, type, min, max, step, inputmode: type === "number" ? "decimal" : null,
       placeholder: t("by_default", { value: this.#shown(usual) }) });
     input.value = value ?? "";
@@ -73,11 +74,25 @@ export class Fields {
     return input;
   }
 
+  #slider({ key, min, max, step, usual }, id) {
+    const input = make("input", { id, type: "range", min, max, step });
+    input.value = this.#values[key] ?? usual;
+    input.onchange = () => this.#onChange(key, input.valueAsNumber === usual ? undefined : input.valueAsNumber);
+    return input;
+  }
+
   #shown(value) {
     if (value === null) return t("option_none");
     const key = `option_${value}`;
     return hasText(key) ? t(key) : String(value);
   }
+}
+
+/** The title of a slider beside its value. */
+function withValue(title, slider) {
+  const value = make("output", {}, slider.value);
+  slider.addEventListener("input", () => (value.textContent = slider.value));
+  return make("span", {}, title, value);
 }
 
 /** Values by dotted key as a nested object: {"window.mode": "off"} becomes {window: {mode: "off"}}. */

@@ -1,5 +1,6 @@
 /**
- * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second.
+ * The microphone's audio worklet: resamples to 16 kHz and splits the sound into units of exactly one second,
+ * or of `processorOptions.unit` samples.
  *
  * Receives {type: "run", on}, which starts a new unit or stops. Sends {type: "soon"} 150 ms before a unit is complete,
  * so that a picture can be taken; {type: "unit", samples}; and {type: "level", rms} 15 times a second.
@@ -8,15 +9,16 @@
 import { Resampler } from "./resampler.js";
 
 const UNIT_RATE = 16000;
-const UNIT = 16000;
-const SOON = UNIT - 2400; // 150 ms before the end
+const UNIT = 16000; // samples, unless the page asks for another length
+const SOON = 2400; // 150 ms before the end
 const LEVEL_S = 1 / 15;
 
 class Capture extends AudioWorkletProcessor {
-  constructor() {
+  constructor({ processorOptions }) {
     super();
+    this.length = processorOptions?.unit ?? UNIT;
     this.resampler = sampleRate === UNIT_RATE ? null : new Resampler(sampleRate, UNIT_RATE);
-    this.unit = new Float32Array(UNIT);
+    this.unit = new Float32Array(this.length);
     this.filled = 0;
     this.on = false;
     this.energy = 0;
@@ -36,16 +38,17 @@ class Capture extends AudioWorkletProcessor {
   }
 
   collect(samples) {
+    const soon = this.length - SOON;
     let at = 0;
     while (at < samples.length) {
-      const n = Math.min(UNIT - this.filled, samples.length - at);
+      const n = Math.min(this.length - this.filled, samples.length - at);
       this.unit.set(samples.subarray(at, at + n), this.filled);
-      if (this.filled < SOON && this.filled + n >= SOON) this.port.postMessage({ type: "soon" });
+      if (this.filled < soon && this.filled + n >= soon) this.port.postMessage({ type: "soon" });
       this.filled += n;
       at += n;
-      if (this.filled < UNIT) continue;
+      if (this.filled < this.length) continue;
       const full = this.unit;
-      this.unit = new Float32Array(UNIT);
+      this.unit = new Float32Array(this.length);
       this.filled = 0;
       this.port.postMessage({ type: "unit", samples: full }, [full.buffer]);
     }

@@ -1,6 +1,6 @@
 /**
  * The microphone, with the browser's echo cancellation, and further sources mixed to it. Its worklet splits the sound
- * into units of one second.
+ * into units, of one second by default.
  */
 
 import { Channel } from "./channel.js";
@@ -17,12 +17,16 @@ export class Capture {
   mic; // Channel of the microphone
   mix; // GainNode that all sources are connected to
 
-  /** on: handlers {soon, unit, level, lost}; `lost` is called when the device is disconnected. */
-  constructor(context, on) {
+  /**
+   * on: handlers {soon, unit, level, lost}; `lost` is called when the device is disconnected.
+   * unit: samples of a unit at 16 kHz, more than 2400.
+   */
+  constructor(context, on, unit = 16000) {
     this.#context = context;
     this.on = on;
     this.#node = new AudioWorkletNode(context, "duologue-capture", {
       numberOfInputs: 1, numberOfOutputs: 1, channelCount: 1, channelCountMode: "explicit",
+      processorOptions: { unit },
     });
     this.mix = new GainNode(context);
     this.mic = new Channel(context);

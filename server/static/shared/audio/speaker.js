@@ -8,31 +8,32 @@ const MAX_DEPTH_MS = 20_000; // sound passed to the audio thread, which drops so
 const SLICE = 24_000; // samples passed at a time
 
 export class Speaker {
+  #on;
   #player;
   #delay = new PlayoutDelay(MIN_DELAY_MS);
   #waiting = []; // slices that the audio thread has not received
   #over = new Set(); // complete turns
   #turn = 0;
   #depthMs = 0;
-  isPlaying = false;
+  isPlaying = false; // from the first sound of an answer to its last
 
   /** @param {AudioContext} context after `Player.load` @param {object} on {changed(isPlaying), level(rms)} */
   constructor(context, on) {
-    const show = (isPlaying) => {
-      if (isPlaying === this.isPlaying) return;
-      this.isPlaying = isPlaying;
-      on.changed(isPlaying);
-    };
+    this.#on = on;
     this.#player = new Player(context, {
-      started: () => show(true),
-      ended: ({ turn }) => turn === this.#turn && this.#over.has(turn) && show(false),
+      ended: ({ turn }) => turn === this.#turn && this.#over.has(turn) && this.#show(false),
       level: ({ rms, depthMs }) => {
         this.#depthMs = depthMs;
         this.#feed();
         on.level?.(rms);
       },
     });
-    this.hide = () => show(false);
+  }
+
+  #show(isPlaying) {
+    if (isPlaying === this.isPlaying) return;
+    this.isPlaying = isPlaying;
+    this.#on.changed(isPlaying);
   }
 
   /** Begin an answer; the sound of the one before is discarded. */
@@ -45,6 +46,7 @@ export class Speaker {
   add(samples) {
     this.#delay.add(this.#turn, samples.length / 24, performance.now());
     this.#player.tune(this.#delay.delayMs, this.#delay.lowMs);
+    this.#show(true);
     for (let at = 0; at < samples.length; at += SLICE) this.#waiting.push(samples.slice(at, at + SLICE));
     this.#feed();
   }
@@ -69,7 +71,7 @@ export class Speaker {
     this.#waiting = [];
     this.#depthMs = 0;
     this.#player.flush().catch(() => {}); // the audio thread has ended
-    this.hide();
+    this.#show(false);
   }
 
   close() {

@@ -12,6 +12,7 @@ export const en = {
   theme_light: "Colors: light",
   theme_dark: "Colors: dark",
   app_turnbased: "Chat",
+  app_half_duplex_audio: "Turns",
   app_omni: "Video",
   app_audio_duplex: "Voice",
   app_off: "{name} is switched off on this server.",

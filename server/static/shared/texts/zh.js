@@ -12,6 +12,7 @@ export const zh = {
   theme_light: "颜色：浅色",
   theme_dark: "颜色：深色",
   app_turnbased: "聊天",
+  app_half_duplex_audio: "轮流说",
   app_omni: "视频",
   app_audio_duplex: "语音",
   app_off: "这台服务器已关闭“{name}”。",
