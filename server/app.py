@@ -40,6 +40,7 @@ from server.routes.queue import queue_routes
 from server.routes.recordings import recording_routes
 from server.routes.sessions import session_routes
 from server.routes.sockets import add_sockets
+from server.routes.speech_weights import speech_weights_routes
 from server.routes.status import status_routes
 from server.routes.voices import voice_routes
 from server.unknown_page import on_http_error
@@ -96,6 +97,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         preset_routes(gateway.presets, gateway.default_voice, gateway.frontend, apps),
         recording_routes(gateway.recordings, gateway.traces),
         voice_routes(gateway.voices),
+        speech_weights_routes(),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None

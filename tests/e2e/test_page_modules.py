@@ -1,5 +1,6 @@
 """The pages' modules without sockets and devices: frames, sample rates, playout, what the server's state means."""
 
+import base64
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -9,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from playwright.sync_api import Browser, Page
 
+from server.routes.speech_weights import packed_weights
+from worker.chat.vad_network import CONTEXT, WINDOW, SpeechNetwork
 from worker.config.layers import setting_fields
 from worker.config.service import Config
 from worker.protocol.wire import Sound, pack_frame, unpack_frame
 
 STATIC = "/static"
+VOICE = Path(__file__).parents[2] / "assets" / "ref_audio" / "default.wav"
 
 
 class _Files(SimpleHTTPRequestHandler):
@@ -295,3 +300,51 @@ def test_both_languages_have_the_same_texts(page: Page) -> None:
         body = "const { zh } = await import(given); return [Object.keys(lib.en), Object.keys(zh)]"
         english, chinese = call(page, f"{folder}/texts/en.js", body, f"/static/{folder}/texts/zh.js")
         assert english == chinese, f"{folder}: {set(english) ^ set(chinese)}"
+
+
+# --- the user's voice -----------------------------------------------------------------------------
+
+
+def test_speech_network_matches_onnxruntime(page: Page) -> None:
+    samples, _ = soundfile.read(VOICE, dtype="float32")
+    network = SpeechNetwork()
+    state, context, expected = network.start(), np.zeros(CONTEXT, np.float32), []
+    windows = samples[: len(samples) // WINDOW * WINDOW].reshape(-1, WINDOW)
+    for window in windows:
+        probability, state = network.probability(np.concatenate([context, window]), state)
+        expected.append(probability)
+        context = window[-CONTEXT:]
+    body = """const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
+        const network = new lib.SpeechNetwork(lib.readWeights(bytes(given.weights)));
+        const x = new Float32Array(bytes(given.samples));
+        const got = [];
+        for (let i = 0; i < x.length; i += lib.WINDOW) got.push(network.probability(x.subarray(i, i + lib.WINDOW)));
+        return got"""
+    given = {name: base64.b64encode(data).decode() for name, data in
+             (("weights", packed_weights()), ("samples", windows.astype("<f4").tobytes()))}  # fmt: skip
+    got = call(page, "shared/audio/speech-network.js", body, given)
+    assert max(expected) > 0.9 and min(expected) < 0.1, expected
+    np.testing.assert_allclose(got, expected, atol=1e-3)
+
+
+def test_onset_needs_speech_without_pause_and_no_echo(page: Page) -> None:
+    """Windows of 32 ms until speech is confirmed; null: not confirmed."""
+    body = """const windows = (list, isEcho) => {
+            const onset = new lib.Onset();
+            onset.confirmMs = given;
+            const at = list.findIndex((p) => onset.add(p, () => isEcho));
+            return at < 0 ? null : at + 1;
+        };
+        const speech = Array(30).fill(0.9), syllables = speech.map((p, i) => (i % 5 ? p : 0));
+        return [windows(speech), windows([0.2, 0.2, ...speech]), windows(syllables), windows(Array(30).fill(0.4)),
+            windows(speech, true)]"""
+    assert call(page, "shared/audio/onset.js", body, 200) == [7, 7, None, None, None]
+    assert call(page, "shared/audio/onset.js", body, 320)[0] == 10
+
+
+def test_heard_text_ends_with_the_last_whole_word_that_was_played(page: Page) -> None:
+    body = """const text = "One two three. Four five six.";
+        const marks = [{ sound_ms: 0, characters: 0 }, { sound_ms: 1000, characters: 15 }];
+        return given.map((ms) => lib.heardText(text, marks, 2000, ms))"""
+    heard = call(page, "live/conversation/heard.js", body, [0, 500, 1000, 1500, 2000])
+    assert heard == ["", "One ", "One two three. ", "One two three. Four ", "One two three. Four five six."], heard

@@ -64,7 +64,7 @@ const conversation = new Conversation(camera, conversationSettings, {
     captions.add(turn, text);
     showSubtitles(captions.newest);
   },
-  turnEnded: (turn, cut) => captions.end(turn, cut),
+  turnEnded: (turn, cut, heard) => captions.end(turn, cut, heard),
   unit: showUnit,
   gap: () => showFigures(conversation.stats.figures()),
   micLevel: (rms) => stage.level("mic", rms),
@@ -82,6 +82,7 @@ const panel = new Panel(settings, mode, {
   camera: (id) => camera.kind === "camera" && sources.openCamera(() => camera.open(id)),
   speaker: (id) => conversation.useSpeaker(id),
   adjust: (fields) => conversation.adjust(fields),
+  bargeIn: () => conversation.watchVoice(),
   isLive: () => conversation.isLive || conversation.state === "paused",
   notice,
 });
@@ -114,12 +115,13 @@ const more = new More({
 }, settings.values);
 
 function conversationSettings() {
-  const { mic, camera: chosen, speaker, volume, cameraOn, delayMs } = settings.values;
+  const { mic, camera: chosen, speaker, volume, cameraOn, delayMs, bargeIn, bargeInMs } = settings.values;
   return {
     mic, camera: chosen, speaker, volume, prepare,
     wantsCamera: !voiceOnly && cameraOn && !sources.file,
     sendsPictures: !voiceOnly,
     playbackDelayMs: delayMs ?? serverDelayMs,
+    bargeIn: { on: bargeIn, confirmMs: bargeInMs },
     prefix: voiceOnly ? "adx_" : "omni_",
   };
 }

@@ -21,6 +21,8 @@ const DEFAULTS = {
   monitor: 0.5,
   micWithFile: true,
   singleKeys: true,
+  bargeIn: true, // speech stops the reply
+  bargeInMs: 200,
 };
 
 export const pageSettings = () => new Settings("duologue_settings", DEFAULTS);

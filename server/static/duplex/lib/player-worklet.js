@@ -2,7 +2,7 @@
  * The audio worklet of playback: reads 24 kHz sound from a Playout and resamples it to the context's rate.
  *
  * Receives {type: "sound", samples, turn}, {type: "end", turn}, {type: "flush", id} and {type: "tune", delayMs, lowMs}.
- * Sends the Playout's events with the context's time, {type: "flushed", id, lost}, and {type: "level"} 15 times a
+ * Sends the Playout's events with the context's time, {type: "flushed", id, lost, playing}, and {type: "level"} 15 times a
  * second.
  */
 
@@ -30,10 +30,11 @@ class Player extends AudioWorkletProcessor {
     else if (message.type === "end") playout.end(message.turn);
     else if (message.type === "tune") playout.tune(message.delayMs, message.lowMs);
     else if (message.type === "flush") {
+      const { playing } = playout;
       const lost = playout.flush();
       this.resampler?.reset();
       this.ready = new Float32Array(0);
-      this.port.postMessage({ type: "flushed", id: message.id, lost });
+      this.port.postMessage({ type: "flushed", id: message.id, lost, playing });
     }
   }
 

@@ -65,6 +65,11 @@ export class Playout {
     if (turn) turn.over = true;
   }
 
+  /** Number and unplayed samples of the turn that is being played; null if there is none. */
+  get playing() {
+    return this.isPlaying ? { turn: this.turns[0].number, left: this.turns[0].left } : null;
+  }
+
   /** Discard all sound. @returns {number} samples that were not played */
   flush() {
     const lost = this.turns ? this.depth : 0;

@@ -11,6 +11,7 @@ import { SESSION_SETTINGS } from "./session-settings.js";
 import { VoiceField } from "./voice-field.js";
 
 const MAX_DELAY_MS = 2000;
+const BARGE_IN_MS = { min: 100, usual: 200, max: 1000 };
 
 export class Panel {
   #settings;
@@ -21,7 +22,7 @@ export class Panel {
   voice;
 
   /**
-   * @param {Settings} settings @param {string} mode @param {object} on mic(id), camera(id), speaker(id), notice(code),
+   * @param {Settings} settings @param {string} mode @param {object} on mic(id), camera(id), speaker(id), notice(code), bargeIn(),
    *   adjust(fields) with fields of the message `adjust`, isLive(): whether it takes effect
    */
   constructor(settings, mode, on) {
@@ -33,6 +34,8 @@ export class Panel {
     this.#fields = new Fields(byId("session-fields"), SESSION_SETTINGS, settings.values.session, (key, value) => this.#onSetting(key, value));
     byId("camera-row").hidden = mode !== "omni";
     byId("set-prompt").value = settings.values.prompt;
+    byId("set-barge-in").checked = settings.values.bargeIn;
+    byId("set-barge-in-ms").value = settings.values.bargeInMs;
     byId("set-extra").value = settings.values.extra;
     closable(byId("settings"));
     this.#listen();
@@ -48,6 +51,16 @@ export class Panel {
     byId("set-delay").onchange = ({ target }) => {
       const ms = target.valueAsNumber;
       this.#settings.set({ delayMs: Number.isFinite(ms) ? Math.max(0, Math.min(MAX_DELAY_MS, ms)) : null });
+    };
+    byId("set-barge-in").onchange = ({ target }) => {
+      this.#settings.set({ bargeIn: target.checked });
+      this.#on.bargeIn();
+    };
+    byId("set-barge-in-ms").onchange = ({ target }) => {
+      const { min, usual, max } = BARGE_IN_MS;
+      target.value = Math.max(min, Math.min(max, target.valueAsNumber || usual));
+      this.#settings.set({ bargeInMs: target.valueAsNumber });
+      this.#on.bargeIn();
     };
     byId("set-extra").onchange = ({ target }) => this.#takeExtra(target);
   }

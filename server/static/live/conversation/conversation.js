@@ -18,6 +18,7 @@ const PICTURE_TIMEOUT_MS = 80;
 const MAX_UNANSWERED = 20; // units without an answer after which the connection counts as broken
 const DETAILED_SLICES = 2;
 const LIVE = ["listening", "speaking"];
+const STOPPED_BY_USER = ["interrupt", "barge_in"];
 
 export class Conversation {
   #context = null;
@@ -32,6 +33,7 @@ export class Conversation {
   #wasLive = false;
   #screen = new WakeLock();
   #attempt = 0;
+  #yields = false; // the next unit is one of listening, because the user spoke
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -41,8 +43,8 @@ export class Conversation {
   /**
    * @param {Camera} camera
    * @param {() => object} settings {mic, camera, speaker, volume, playbackDelayMs, prefix, wantsCamera, sendsPictures,
-   *   prepare(): Promise<object>}
-   * @param {object} ui state(name, details) caption(turn, text) turnEnded(turn, cut) unit(result) gap(gap)
+   *   bargeIn: {on, confirmMs}, prepare(): Promise<object>}
+   * @param {object} ui state(name, details) caption(turn, text) turnEnded(turn, cut, heard) unit(result) gap(gap)
    *   micLevel(rms) modelLevel(rms) error(code, text) notice(code) opened(sound) adjusted(message)
    */
   constructor(camera, settings, ui) {
@@ -100,6 +102,9 @@ export class Conversation {
       ended: () => this.isLive && this.#setState("listening"),
       gap: (event) => this.#onGap(event),
       played: (event) => this.#onPlayed(event),
+      speech: ({ ms }) => this.#bargeIn(ms),
+      detected: () => this.watchVoice(),
+      undetected: () => this.#ui.notice("barge_in_failed"),
     });
     if (attempt !== this.#attempt) {
       sound.close();
@@ -151,9 +156,10 @@ export class Conversation {
     const session = this.#session;
     const picture = this.#settings().sendsPictures ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
     if (!this.isLive || session !== this.#session) return;
-    const fields = this.forceListen ? { force_listen: true } : {};
+    const fields = this.forceListen || this.#yields ? { force_listen: true } : {};
     if (picture && this.#camera.detailed) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
+    this.#yields = false;
     this.#units.add();
     if (this.#units.nWaiting > MAX_UNANSWERED) this.#lose("no_answer", "");
   }
@@ -164,6 +170,20 @@ export class Conversation {
     this.#session.send({ type: "interrupt" });
     this.#turns.cut();
     await this.#flush("interrupt");
+  }
+
+  /** The user has spoken for `ms` while the model was speaking: as `interrupt`, and the next unit listens. */
+  async #bargeIn(ms) {
+    if (this.state !== "speaking") return;
+    this.#yields = true;
+    this.#session.send({ type: "interrupt" });
+    this.#turns.cut();
+    await this.#flush("barge_in", { speech_ms: ms });
+  }
+
+  /** Apply the settings of barge-in and whether the model speaks. */
+  watchVoice() {
+    this.sound?.watchVoice({ ...this.#settings().bargeIn, active: this.state === "speaking" });
   }
 
   async pause() {
@@ -214,11 +234,14 @@ export class Conversation {
     await this.#context.setSinkId(deviceId).catch(() => this.#ui.notice("speaker_missing"));
   }
 
-  async #flush(reason) {
+  async #flush(reason, facts = {}) {
     this.#turns.dropThrough(this.stats.units);
     const { stats, sound } = this;
-    const { ms, lost } = await sound.player.flush();
-    stats.flushes.push({ ms, why: reason, lost_samples: lost });
+    const turns = this.#turns;
+    const session = this.#session;
+    const { ms, lost, playing } = await sound.player.flush();
+    stats.flushes.push({ ms, why: reason, lost_samples: lost, at: performance.now(), ...facts });
+    if (playing && STOPPED_BY_USER.includes(reason)) session.report(reason, { ...facts, ...turns.stamp(playing) });
     if (this.isLive && sound === this.sound) this.#setState("listening");
   }
 
@@ -336,6 +359,7 @@ export class Conversation {
 
   #setState(state, details = {}) {
     this.state = state;
+    this.watchVoice();
     this.#ui.state(state, details);
   }
 }

@@ -3,6 +3,7 @@
 import { Capture } from "../../shared/audio/capture.js";
 import { PlayoutDelay } from "../../shared/audio/playout-delay.js";
 import { Player } from "../../shared/audio/player.js";
+import { VoiceDetector } from "../../shared/audio/voice-detector.js";
 
 /** An audio context that resumes by itself while it is wanted: a phone call suspends it, and no unit would complete. */
 export function makeContext(isWanted) {
@@ -16,11 +17,14 @@ export class Sound {
   capture;
   player;
   delay; // PlayoutDelay
+  #detector = null;
+  #isClosed = false;
 
   /**
    * Request the microphone and load the worklets.
    * @param {AudioContext} context @param {{mic: string, playbackDelayMs: number, volume: number}} settings
-   * @param {object} on handlers of `Capture` and `Player`: soon, unit, level, lost; started, ended, gap, played
+   * @param {object} on handlers of `Capture` and `Player`: soon, unit, level, lost; started, ended, gap, played;
+   *   speech, detected() when the detector runs
    * @returns {Promise<Sound>} @throws {DOMException}
    */
   static async open(context, settings, on) {
@@ -42,6 +46,19 @@ export class Sound {
     this.player.volume = settings.volume;
     this.delay = new PlayoutDelay(settings.playbackDelayMs);
     this.tune();
+    this.#detect(on).catch(() => on.undetected()); // the conversation goes on without barge-in
+  }
+
+  async #detect(on) {
+    const weights = await VoiceDetector.load(this.context);
+    if (this.#isClosed) return;
+    this.#detector = new VoiceDetector(this.context, weights, this.capture.mic, this.player.output, on.speech);
+    on.detected();
+  }
+
+  /** @param {object} state of `VoiceDetector.tune` */
+  watchVoice(state) {
+    this.#detector?.tune(state);
   }
 
   /** Apply the current playback delay. */
@@ -51,6 +68,8 @@ export class Sound {
 
   /** Silence playback at once and release the microphone. Resolves with the player's flush, null if it has ended. */
   async close() {
+    this.#isClosed = true;
+    this.#detector?.close();
     const flushed = this.player.flush().catch(() => null); // the audio thread has ended, and its sound with it
     this.capture.close();
     const flush = await flushed;

@@ -1,5 +1,7 @@
 /** The model's turns: which one is open, its text and sound, and what is dropped after an interrupt. */
 
+import { heardText } from "./heard.js";
+
 const SOUND_RATE = 24000;
 
 export class Turns {
@@ -8,9 +10,10 @@ export class Turns {
   #ui;
   #open = null; // {number, cut, record}
   #last = 0;
+  #marks = new Map(); // by turn: where its pieces of text begin, see `heardText`
   #dropThrough = 0; // sound of units up to this number is dropped
 
-  /** @param {Stats} stats @param {Sound} sound @param {object} ui caption(turn, text) turnEnded(turn, cut) */
+  /** @param {Stats} stats @param {Sound} sound @param {object} ui caption(turn, text) turnEnded(turn, cut, heard) */
   constructor(stats, sound, ui) {
     this.#stats = stats;
     this.#sound = sound;
@@ -29,6 +32,7 @@ export class Turns {
       over: false,
     };
     this.#stats.turns.push(record);
+    this.#marks.set(record.turn, []);
     this.#open = { number: record.turn, cut: false, record };
   }
 
@@ -49,6 +53,20 @@ export class Turns {
     this.#ui.turnEnded(this.#open.number, true);
   }
 
+  /**
+   * Playback of a turn was stopped: note what was heard of it.
+   * @param {{turn: number, left: number}} playing samples that were not played @returns {object} turn, heard_sound_ms, heard_text
+   */
+  stamp({ turn, left }) {
+    const record = this.#stats.turns[turn - 1];
+    record.cut = true;
+    record.heard_sound_ms = Math.max(0, record.sound_ms - (1000 * left) / SOUND_RATE);
+    record.heard_text = heardText(record.text, this.#marks.get(turn), record.sound_ms, record.heard_sound_ms);
+    this.#ui.turnEnded(turn, true, record.heard_text);
+    const { heard_sound_ms, heard_text } = record;
+    return { turn, heard_sound_ms, heard_text };
+  }
+
   /** Nothing more arrives of the open turn. */
   abandon() {
     this.cut();
@@ -63,7 +81,9 @@ export class Turns {
   addText(unit, text) {
     unit.text = (unit.text ?? "") + text;
     if (this.#open.cut) return;
-    this.#open.record.text += text;
+    const { number, record } = this.#open;
+    this.#marks.get(number).push({ sound_ms: record.sound_ms, characters: record.text.length });
+    record.text += text;
     this.#ui.caption(this.#open.number, text);
   }
 

@@ -88,6 +88,10 @@ export const en = {
   device_default: "Default",
   device_unnamed: "Device {number}",
   finer: "Advanced",
+  barge_in: "Speaking stops the reply",
+  barge_in_ms: "Speech that stops it, ms",
+  barge_in_help: "Noise, coughs and the reply's own echo do not stop it. A longer time is safer, a shorter one is faster.",
+  notice_barge_in_failed: "The voice detector is not available. Use Interrupt to stop a reply.",
   delay: "Playback delay, ms",
   delay_help:
     "A larger delay is smoother on an unstable connection, a smaller one is faster. It increases automatically if needed.",

@@ -13,7 +13,7 @@ export class Captions {
   #live;
   #turns = new Map(); // of the running conversation, by number
   #startedAt = 0;
-  entries = []; // all of them: {time, text, cut} or {time, event}
+  entries = []; // all of them: {time, text, cut, heard?} or {time, event}
 
   /**
    * @param {HTMLElement} list ordered list
@@ -59,14 +59,19 @@ export class Captions {
     if (follow) this.#scroll();
   }
 
-  /** Mark a turn as complete. cut: it was interrupted. */
-  end(number, cut) {
+  /** Mark a turn as complete. cut: it was interrupted. heard: the part of its text that was heard, if known. */
+  end(number, cut, heard) {
     const turn = this.#turns.get(number);
     if (!turn) return;
     turn.item.classList.remove("open");
     this.#say(turn.unsaid);
     turn.unsaid = "";
     if (!cut) return;
+    if (heard !== undefined) {
+      turn.entry.heard = heard;
+      turn.words.replaceChildren(heard, make("s", {}, turn.entry.text.slice(heard.length)));
+    }
+    if (turn.entry.cut) return;
     turn.entry.cut = true;
     turn.item.classList.add("cut");
     const mark = make("span", { class: "mark" });
@@ -119,4 +124,4 @@ export class Captions {
 
 /** The transcript as text, one turn a line. @param {object[]} entries of `Captions` */
 export const transcriptText = (entries) =>
-  entries.map(({ time, text, event, cut }) => `[${time}] ${event ? `(${event})` : text.trim() + (cut ? " —" : "")}\n`).join("");
+  entries.map(({ time, text, heard, event, cut }) => `[${time}] ${event ? `(${event})` : (heard ?? text).trim() + (cut ? " —" : "")}\n`).join("");

@@ -44,7 +44,10 @@ export class Player {
     this.#node.port.postMessage({ type: "tune", delayMs, lowMs });
   }
 
-  /** Discard all sound. Resolves with the ms until the worklet confirmed it, and the samples that were not played. */
+  /**
+   * Discard all sound. Resolves with the ms until the worklet confirmed it, the samples that were not
+   * played, and {turn, left} of the turn that was being played, or null.
+   */
   flush() {
     const id = ++this.#lastFlush;
     const sentAt = performance.now();
@@ -58,12 +61,12 @@ export class Player {
     });
   }
 
-  #flushed({ id, lost }) {
+  #flushed({ id, lost, playing }) {
     const flush = this.#flushes.get(id);
     if (!flush) return;
     this.#flushes.delete(id);
     clearTimeout(flush.late);
-    flush.resolve({ ms: performance.now() - flush.sentAt, lost });
+    flush.resolve({ ms: performance.now() - flush.sentAt, lost, playing });
   }
 
   close() {

@@ -1,0 +1,108 @@
+"""False stops and stop times of the page's voice detector, in Chromium: python -m benchmarks.page.barge_in.
+
+Runs the page's own modules (network, echo, onset) over generated sounds. The stop time runs from the onset of the
+user's speech to the end of the window that confirms it; playback stops one message to the audio thread later.
+"""
+
+import argparse
+import base64
+import json
+import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.page.sounds import RATE, Case, cases
+from server.routes.speech_weights import packed_weights
+
+ROOT = Path(__file__).parents[2]
+WINDOW = 512
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LOAD = """async (weights) => {
+    const at = "/static/shared/audio/";
+    const [speech, echo, onset] = await Promise.all(["speech-network", "echo", "onset"].map((one) => 
+        import(`${at}${one}.js`)));
+    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const read = speech.readWeights(bytes(weights).buffer);
+    window.detect = ({ mic, played, confirmMs }) => {
+        const network = new speech.SpeechNetwork(read), reference = new speech.SpeechNetwork(read);
+        const similar = new echo.Echo(), confirm = new onset.Onset();
+        confirm.confirmMs = confirmMs;
+        const [a, b] = [mic, played].map((text) => new Float32Array(bytes(text).buffer));
+        const stops = [], similarities = [];
+        const began = performance.now();
+        for (let i = 0; i + 512 <= a.length; i += 512) {
+            const probability = network.probability(a.subarray(i, i + 512));
+            similar.add(network.spectrum, reference.transform(b.subarray(i, i + 512)));
+            const compare = () => { similarities.push(similar.similarity); return similar.isEcho; };
+            if (confirm.add(probability, compare)) { stops.push(i + 512); confirm.reset(); }
+        }
+        return { stops, similarities, ms: (performance.now() - began) / (a.length / 512) };
+    };
+}"""
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def run(page: Page, case: Case, confirm_ms: int) -> dict[str, Any]:
+    sounds = [base64.b64encode(sound.astype("<f4").tobytes()).decode() for sound in (case.mic, case.played)]
+    found = page.evaluate("(given) => detect(given)", {"mic": sounds[0], "played": sounds[1], "confirmMs": confirm_ms})
+    before = [at for at in found["stops"] if case.onset is None or at < case.onset]
+    after = [] if case.onset is None else [at for at in found["stops"] if at >= case.onset]
+    stop_ms = 1000 * (after[0] - case.onset) / RATE if after and case.onset is not None else None
+    highest = max(found["similarities"], default=None)
+    return {"kind": case.kind, "name": case.name, "seconds": len(case.mic) / RATE, "false_stops": len(before),
+            "stop_ms": stop_ms, "similarity": highest, "window_ms": found["ms"]}  # fmt: skip
+
+
+def summary(kind: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = sum(one["seconds"] for one in results)
+    stops = sorted(one["stop_ms"] for one in results if one["stop_ms"] is not None)
+    row: dict[str, Any] = {"sounds": len(results), "minutes": round(seconds / 60, 1)}
+    row["sounds_with_false_stop"] = sum(one["false_stops"] > 0 for one in results)
+    row["window_ms"] = round(float(np.median([one["window_ms"] for one in results])), 3)
+    if kind in ("speech", "over echo"):
+        row["missed"] = len(results) - len(stops)
+        for name, share in (("median", 50), ("p95", 95), ("max", 100)):
+            row[f"stop_ms_{name}"] = round(float(np.percentile(stops, share)), 1) if stops else None
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "page-barge-in.json")
+    parser.add_argument("--confirm-ms", type=int, default=200)
+    args = parser.parse_args()
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    handler = partial(_Files, directory=ROOT / "server")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/static/icon.svg")
+        page.evaluate(LOAD, base64.b64encode(packed_weights()).decode())
+        results = [run(page, case, args.confirm_ms) for case in cases()]
+        browser.close()
+        server.shutdown()
+    kinds = {
+        kind: [one for one in results if one["kind"] == kind] for kind in dict.fromkeys(r["kind"] for r in results)
+    }
+    report = {
+        "command": f"python -m benchmarks.page.barge_in --confirm-ms {args.confirm_ms}",
+        "summary": {kind: summary(kind, found) for kind, found in kinds.items()},
+        "sounds": results,
+    }
+    args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The user's voice stops the model's; noise does not. The microphone plays sounds at times that the test chooses."""
+
+import base64
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from playwright.sync_api import BrowserContext
+
+from benchmarks.page.sounds import RATE, begin, voice
+from tests.e2e.browser import OpenPage
+from tests.e2e.plain_server import plain_server
+from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
+from worker.protocol.wire import unpack_frame
+
+# A microphone without a device: `say(base64 float32 at 16 kHz)` plays a sound into it and returns the time at which it
+# begins, on the clock of the page's reports.
+MICROPHONE = """
+    const room = new AudioContext();
+    const air = room.createMediaStreamDestination();
+    new ConstantSourceNode(room, { offset: 0 }).connect(air);
+    navigator.mediaDevices.getUserMedia = async () => (await room.resume(), air.stream.clone());
+    window.say = (text) => {
+        const samples = new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+        const buffer = room.createBuffer(1, samples.length, 16000);
+        buffer.copyToChannel(samples, 0);
+        const source = new AudioBufferSourceNode(room, { buffer });
+        source.connect(air);
+        source.start();
+        return performance.now();
+    };
+"""
+STOP_MS = 300
+INTERRUPT_MS = 150
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with gateway_with_fake_worker(tmp_path_factory.mktemp("gateway"), "--listen", "1", "--speak", "30") as one:
+        yield one
+
+
+def said(page: OpenPage, sound: np.ndarray) -> float:
+    return page.page.evaluate("(text) => say(text)", base64.b64encode(sound.astype("<f4").tobytes()).decode())
+
+
+def test_speech_stops_the_model_and_noise_does_not(context: BrowserContext, server: ServerProcess) -> None:
+    context.add_init_script(MICROPHONE)
+    page = OpenPage(context, server.port, "/audio_duplex").start()
+    page.wait_state("speaking")
+    page.page.wait_for_timeout(500)
+    rng = np.random.default_rng(1)
+    noise = 0.1 * rng.standard_normal(2 * RATE)
+    for start in (4000, 12000, 20000):  # claps
+        noise[start : start + 800] += 0.5 * rng.standard_normal(800) * np.exp(-np.arange(800) / 200)
+    said(page, noise)
+    page.page.wait_for_timeout(2300)
+    assert page.state == "speaking" and page.report["flushes"] == [], page.report["flushes"]
+
+    speech = voice("default")
+    started = said(page, speech)
+    page.wait(lambda: page.report["flushes"], "speech to stop the reply", 5)
+    [flush] = page.report["flushes"]
+    stop_ms = flush["at"] - started - 1000 * begin(speech) / RATE
+    assert flush["why"] == "barge_in" and flush["speech_ms"] >= 200, flush
+    assert stop_ms <= STOP_MS, f"expected the reply to stop within {STOP_MS} ms, got {stop_ms:.0f} ms"
+    units = page.report["units"]
+    page.wait(lambda: page.report["units"] > units, "the next unit")
+    assert page.sent_kind("interrupt") == [{"type": "interrupt"}]
+    forced = [unpack_frame(data)[0].get("force_listen") for data in page.sent if isinstance(data, bytes)]
+    assert forced.count(True) == 1 and forced.index(True) == units, forced
+    [told] = [one for one in page.sent_kind("client_diagnostic") if one["event"] == "barge_in"]
+    [turn] = [one for one in page.report["turns"] if one["turn"] == told["turn"]]
+    assert 0 < told["heard_sound_ms"] < turn["sound_ms"] and turn["text"].startswith(told["heard_text"]), (told, turn)
+    assert page.text(".turn.cut .mark") == "interrupted"
+    assert not page.errors, page.errors
+
+
+def test_switched_off_detector_does_not_stop_but_the_button_does(
+    context: BrowserContext, server: ServerProcess
+) -> None:
+    plain_server(context)
+    context.add_init_script(MICROPHONE)
+    page = OpenPage(context, server.port, "/audio_duplex")
+    page.page.click("#open-settings")
+    page.page.click("#advanced summary")
+    page.page.uncheck("#set-barge-in")
+    page.page.keyboard.press("Escape")
+    page.start().wait_state("speaking")
+    said(page, voice("high"))
+    page.page.wait_for_timeout(2200)
+    assert page.report["flushes"] == []
+    page.page.click("#interrupt")
+    page.wait(lambda: page.report["flushes"], "a flush")
+    [flush] = page.report["flushes"]
+    assert flush["why"] == "interrupt" and flush["ms"] <= INTERRUPT_MS, flush
