@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.page.sounds import RATE, Case, cases
+from benchmarks.page.sounds import RATE, VoiceCase, cases
 from server.routes.speech_weights import packed_weights
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ class _Files(SimpleHTTPRequestHandler):
         pass
 
 
-def run(page: Page, case: Case, confirm_ms: int) -> dict[str, Any]:
+def run(page: Page, case: VoiceCase, confirm_ms: int) -> dict[str, Any]:
     sounds = [base64.b64encode(sound.astype("<f4").tobytes()).decode() for sound in (case.mic, case.played)]
     found = page.evaluate("(given) => detect(given)", {"mic": sounds[0], "played": sounds[1], "confirmMs": confirm_ms})
     before = [at for at in found["stops"] if case.onset is None or at < case.onset]

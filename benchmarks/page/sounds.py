@@ -16,7 +16,7 @@ ONSET_SHARE = 0.1  # of the loudest 10 ms: speech begins with the first 10 ms th
 
 
 @dataclass(frozen=True)
-class Case:
+class VoiceCase:
     """mic, played: [samples]. onset: sample at which the user begins to speak; None: does not speak."""
 
     kind: str
@@ -26,7 +26,7 @@ class Case:
     onset: int | None = None
 
 
-def cases(seed: int = 0) -> list[Case]:
+def cases(seed: int = 0) -> list[VoiceCase]:
     rng = np.random.default_rng(seed)
     found = [*_speech(rng), *_noise(rng), *_echo(rng)]
     return found
@@ -66,7 +66,7 @@ def _coloured(rng: np.random.Generator, seconds: float, slope: float) -> np.ndar
     return sound / sound.std()
 
 
-def _speech(rng: np.random.Generator) -> list[Case]:
+def _speech(rng: np.random.Generator) -> list[VoiceCase]:
     found = []
     for name in ("default", "high"):
         for speed in (85, 92, 100, 108, 115):
@@ -78,12 +78,12 @@ def _speech(rng: np.random.Generator) -> list[Case]:
                     mic += 10 ** (noise_db / 20) * _coloured(rng, len(mic) / RATE, 1)[: len(mic)]
                     onset = lead + begin(sound)
                     found.append(
-                        Case("speech", f"{name} {speed} % noise {noise_db} dB", mic, np.zeros(len(mic)), onset)
+                        VoiceCase("speech", f"{name} {speed} % noise {noise_db} dB", mic, np.zeros(len(mic)), onset)
                     )
     return found
 
 
-def _noise(rng: np.random.Generator) -> list[Case]:
+def _noise(rng: np.random.Generator) -> list[VoiceCase]:
     found = []
     for level_db in (-40, -26, -14):
         level = 10 ** (level_db / 20)
@@ -101,7 +101,7 @@ def _noise(rng: np.random.Generator) -> list[Case]:
         }
         for name, sound in kinds.items():
             mic = level * sound / sound.std() * (1 if name in ("white", "pink", "brown") else 0.7)
-            found.append(Case("noise", f"{name} {level_db} dB", np.clip(mic, -1, 1), np.zeros(len(mic))))
+            found.append(VoiceCase("noise", f"{name} {level_db} dB", np.clip(mic, -1, 1), np.zeros(len(mic))))
     return found
 
 
@@ -142,7 +142,7 @@ def _music(rng: np.random.Generator, decay: float) -> np.ndarray:
     return sound
 
 
-def _echo(rng: np.random.Generator) -> list[Case]:
+def _echo(rng: np.random.Generator) -> list[VoiceCase]:
     """The reply alone in a room without echo cancellation, and the user speaking over it."""
     found = []
     for mine, other in (("default", "high"), ("high", "default")):
@@ -159,12 +159,12 @@ def _echo(rng: np.random.Generator) -> list[Case]:
                 mic = np.concatenate([np.zeros(delay), heard])[: len(played)]
                 mic += 1e-3 * rng.standard_normal(len(mic))
                 label = f"{delay_ms} ms {level_db} dB"
-                found.append(Case("echo", f"{mine} {label}", mic, played))
+                found.append(VoiceCase("echo", f"{mine} {label}", mic, played))
                 if level_db > -20:
                     continue  # after echo cancellation, what is left is quieter
                 user = 0.6 * voice(other, 108)
                 lead = int(1.5 * RATE)
                 both = mic.copy()
                 both[lead : lead + len(user)] += user
-                found.append(Case("over echo", f"{other} over {mine} {label}", both, played, lead + begin(user)))
+                found.append(VoiceCase("over echo", f"{other} over {mine} {label}", both, played, lead + begin(user)))
     return found
