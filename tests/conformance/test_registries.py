@@ -1,4 +1,4 @@
-"""Items of the conformance list about presets, defaults of the pages and reference voices."""
+"""Items 33, 34 and 41 of the conformance list: static files, presets, defaults of the pages and reference voices."""
 
 import base64
 from collections.abc import Iterator
@@ -8,10 +8,22 @@ import numpy as np
 import pytest
 
 from models.inputs.audio_sizes import SAMPLE_RATE
+from server.pages import STATIC
 from server.registry.voices import BUILTIN
 from tests.conformance.servers import Servers
 
 VOICES = "/api/assets/ref_audio"
+TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".md": "text/markdown",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+}
 
 
 @pytest.fixture
@@ -22,6 +34,18 @@ def http(servers: Servers) -> Iterator[httpx.Client]:
 
 def samples_of(data: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(data, validate=True), "<f4")
+
+
+def test_item_33_static_files(http: httpx.Client) -> None:
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
+    for path in files:
+        answer = http.get(f"/static/{path.relative_to(STATIC)}")
+        assert (answer.status_code, answer.content == path.read_bytes()) == (200, True), path
+        assert answer.headers["content-type"].split(";")[0] == TYPES[path.suffix], path
+    worklets = [path.name for path in files if "registerProcessor(" in path.read_text(encoding="utf-8")]
+    assert len(worklets) >= 2, f"expected the modules of capture and playback, got {worklets}"
+    for name in worklets:
+        assert http.head(f"/static/duplex/lib/{name}").headers["content-type"].startswith("text/javascript"), name
 
 
 def test_item_34_presets_and_defaults(http: httpx.Client) -> None:

@@ -14,9 +14,9 @@ SMALL = {"duplex": {"euler_steps": 1, "max_backlog_mb": 1}}
 
 
 @contextmanager
-def small_worker(folder: Path) -> Iterator[WorkerProcess]:
-    flags = ("--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2")
-    with running(folder, *flags, config=SMALL) as process:
+def small_worker(folder: Path, *flags: str) -> Iterator[WorkerProcess]:
+    """flags: further ones of the worker."""
+    with running(folder, "--max-sessions", str(N_SLOTS), "--max-warmup-chunks", "2", *flags, config=SMALL) as process:
         yield process
 
 

@@ -84,17 +84,6 @@ def test_interrupt_while_listening_has_no_effect(worker: WorkerProcess, alone: C
         assert_same_results(results, expected, "with interrupts while listening")
 
 
-def test_force_listen_ends_turn(worker: WorkerProcess) -> None:
-    with ScriptedClient(worker) as client:
-        client.prepare(ALOUD)
-        client.units(range(2))
-        forced = client.unit(2, force_listen=True)
-        assert (forced.is_listen, forced.end_of_turn) == (True, True), f"expected the turn to end, got {forced!r}"
-        forced = client.unit(3, force_listen=True)
-        assert (forced.is_listen, forced.end_of_turn) == (True, False), f"expected listening, got {forced!r}"
-        assert not client.unit(4).is_listen, "expected a new turn"
-
-
 # --- options --------------------------------------------------------------------------------------
 
 

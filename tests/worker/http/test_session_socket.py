@@ -12,19 +12,13 @@ from tests.worker.http.client_scripts import (
     QUIET,
     TURNS_ALOUD,
     TURNS_QUIET,
-    assert_result,
     assert_same_results,
-    base64_of,
     chunk,
-    picture_of,
-    sound_of,
 )
 from tests.worker.http.processes import WorkerProcess
 from tests.worker.http.scripted_client import HandshakeRefused, ScriptedClient
 from tests.worker.http.small_worker import N_SLOTS
-from worker.config.service import ROOT
 from worker.protocol.messages import Paused, Prepared, Result, Resumed, Stopped, Timeout
-from worker.start.voices import ReferenceSound
 
 SOUND_TOLERANCE = 1e-4  # of concurrent sessions; measured 1e-5 at an amplitude of 0.8
 
@@ -33,55 +27,6 @@ pytestmark = pytest.mark.usefixtures("all_slots_free")
 
 
 # --- units ----------------------------------------------------------------------------------------
-
-
-def test_answers_sixteen_chunks_at_once(worker: WorkerProcess) -> None:
-    """A minimal client: a voice, then chunks without waiting, the last one shorter than a second."""
-    voice = ReferenceSound.read(ROOT / "assets" / "ref_audio" / "high.wav").audio_16k()
-    with ScriptedClient(worker) as client:
-        client.send({"type": "prepare", "ref_audio_base64": base64_of(voice)})
-        for number in range(15):
-            client.send(chunk(number))
-        client.send(chunk(sound=sound_of(15)[:6000]))
-        prepared = client.expect(Prepared)
-        assert type(prepared.prompt_length) is int and prepared.prompt_length > 0, (
-            f"expected characters, got {prepared}"
-        )
-        results = [client.expect(Result) for _ in range(16)]
-        client.expect_silence(0.2)
-        client.stop()
-    for result in results:
-        assert_result(result)
-    got = [result.current_time for result in results]
-    assert got == [*range(1, 16), 15], f"expected units counted from 1, the part of a second not counted, got {got}"
-    assert all(result.is_listen for result in results[:3]), "expected three units of listening at the start"
-    lags = [result.lag_ms for result in results]
-    assert sorted(lags[:12]) == lags[:12] and lags[11] > lags[0], f"expected a lag that grows, got {lags}"
-    got = [result.backlog_units for result in results]
-    assert max(got) > 4 and got[-1] == 0, f"expected the number of waiting chunks, got {got}"
-    assert results[-1].is_listen, f"part of a second: expected listening, got {results[-1]!r}"
-    assert not all(result.is_listen for result in results), "expected some speech, got none: nothing was tested"
-
-
-def test_results_of_all_kinds_follow_the_protocol(alone: Callable[..., list[Result]]) -> None:
-    results = alone(TURNS_ALOUD, 8)
-    for result in results:
-        assert_result(result)
-    kinds = {(result.is_listen, result.end_of_turn) for result in results}
-    assert {(True, False), (False, False), (False, True)} <= kinds, f"expected turns and listening, got {kinds}"
-
-
-def test_slices_large_pictures(worker: WorkerProcess) -> None:
-    large = base64_of(picture_of(0, 1344, 896))
-    with ScriptedClient(worker) as client:
-        client.prepare(QUIET)
-        given = {"frame_base64_list": [large]}
-        got = [client.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 2})]
-        got.append(client.unit(0, frame_base64_list=[large] * 2, max_slice_nums=[1, 2]).vision_slices)
-        assert got == [1, 3, 4], f"expected 1 slice, 3, and 1 + 3, got {got}"
-        client.prepare(QUIET, max_slice_nums=2)
-        got = [client.unit(0, **given, **more).vision_slices for more in ({}, {"max_slice_nums": 1})]
-        assert got == [3, 1], f"prepared with 2: expected 3 slices, and 1 for the chunk's own limit, got {got}"
 
 
 def test_second_prepare_restarts_the_session(worker: WorkerProcess, alone: Callable[..., list[Result]]) -> None:
@@ -231,16 +176,6 @@ def test_client_that_does_not_read_affects_no_other(worker: WorkerProcess, alone
         assert grown < 100 * 10**6, f"expected bounded memory, got {grown} bytes more"
 
 
-def test_close_immediately_after_stop(worker: WorkerProcess) -> None:
-    """Web clients do this."""
-    with ScriptedClient(worker) as client:
-        client.prepare(QUIET)
-        client.send(chunk())
-        client.send({"type": "stop"})
-        client.close()
-        worker.wait_free(N_SLOTS)
-
-
 # --- pause, stop, timeouts ------------------------------------------------------------------------
 
 
@@ -271,19 +206,6 @@ def test_pause_and_resume(worker: WorkerProcess, alone: Callable[..., list[Resul
         assert_same_results(results, expected, "with a pause")
         client.send({"type": "stop"})
         client.expect(Stopped)
-
-
-def test_long_pause_ends_session(worker: WorkerProcess) -> None:
-    with ScriptedClient(worker) as client:
-        client.prepare(QUIET)
-        client.send({"type": "pause", "timeout": 0.3})
-        assert client.expect(Paused).timeout == 0.3
-        timeout = client.expect(Timeout)
-        assert timeout.reason == "Pause timeout (0.3s)", f"expected the reason, got {timeout}"
-        code = client.close_code()
-        assert code == 1000, f"expected close code 1000, got {code}"
-        health = worker.wait_free(N_SLOTS)
-        assert health["worker_status"] == "idle", f"expected idle, got {health['worker_status']}"
 
 
 def test_chunks_do_not_extend_pause(worker: WorkerProcess) -> None:
