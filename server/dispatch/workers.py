@@ -66,6 +66,7 @@ class Worker:
         is_suspended: no slot is leased until the next answer to /health, because its free slots are uncertain.
         n_requests: results received from it.
         lost: set while the worker is unreachable.
+        probe: last check before a session was opened, which may run; None before the first one.
     """
 
     index: int
@@ -78,6 +79,7 @@ class Worker:
     is_suspended: bool = False
     n_requests: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    probe: "asyncio.Task[None] | None" = None
 
     @property
     def name(self) -> str:

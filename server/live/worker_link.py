@@ -62,7 +62,18 @@ async def open_link(http: httpx.AsyncClient, lease: WorkerLease, kind: Kind) -> 
 
 
 async def probe(http: httpx.AsyncClient, worker: Worker) -> None:
-    """Check that the worker answers /health. Raises: WorkerRefusedError; WorkerLostError."""
+    """Check that the worker answers /health. Sessions that begin at the same time share one request.
+
+    Raises: WorkerRefusedError; WorkerLostError.
+    """
+    running = worker.probe
+    if running is None or running.done():
+        running = worker.probe = asyncio.create_task(_ask_health(http, worker), name=f"probe {worker.name}")
+        running.add_done_callback(asyncio.Task.exception)  # its waiters may be gone
+    await asyncio.shield(running)
+
+
+async def _ask_health(http: httpx.AsyncClient, worker: Worker) -> None:
     try:
         response = await http.get(f"http://{worker.address}/health", timeout=PROBE_TIMEOUT_S)
     except httpx.HTTPError as error:

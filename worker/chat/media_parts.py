@@ -31,6 +31,7 @@ from worker.protocol.content import (
 MAX_AUDIO_S, MAX_VIDEO_S = 480, 300
 MAX_VIDEO_FRAMES = 64  # a longer video keeps fewer frames than one a second, at even intervals
 MAX_SIDE = 1280  # pixels of a video's frame; a larger one costs memory and yields no further detail
+# Stacked frames share the pixels of one, so that the memory of a video does not depend on their number.
 MIN_SOUND = SAMPLE_RATE // 10  # samples of a video's last second
 LINE = 6  # pixels between stacked frames
 BLACK = (0, 0, 0)
@@ -121,7 +122,7 @@ class MediaDecoder:
                     frames_per_second=item.stack_frames,
                     max_units=MAX_VIDEO_S + 1,
                     container=container,
-                    max_side=MAX_SIDE,
+                    max_side=int(MAX_SIDE / item.stack_frames**0.5),
                 )
                 if not units.has_video:
                     raise MediaError(what, expected="a file with video", got="one with sound only")

@@ -37,6 +37,9 @@ class FinishStage:
                 for job in self._live(jobs)
                 if job.session.pending and (job.session.reference or (evictions[job] and not job.session.window.units))
             ]
+            for job in closing:
+                self._batch.guard(job, self._make_room, evictions[job])
+            closing = [job for job in self._live(closing) if job.session.pending]
             self._batch.run_with_retry(closing, _FeedPending(self._batch, closing))
             # One by one: an eviction cannot be undone, so a job's failure must not repeat those of others.
             while moving := [job for job in self._live(jobs) if evictions[job]]:
@@ -66,6 +69,18 @@ class FinishStage:
 
     def _close(self, job: Job, evictions: dict[Job, deque[Drop | Rebuild]]) -> None:
         evictions[job] = deque(job.close())
+
+    def _make_room(self, job: Job, evictions: deque[Drop | Rebuild]) -> None:
+        """Leave out the ids that close a unit, if they do not fit: the last eviction drops the unit without them."""
+        session, n_rows = job.session, len(job.session.pending)
+        if session.reference or self._unit_steps.context_len(job.slot) + n_rows <= self._unit_steps.max_context_len:
+            return
+        match evictions.pop():
+            case Drop(keep, n):
+                evictions.append(Drop(keep, n - n_rows))
+            case Rebuild(prefix, first_kept, ids):
+                evictions.append(Rebuild(prefix, first_kept - n_rows, ids))
+        session.set_pending([])
 
     def _evict(self, job: Job, eviction: Drop | Rebuild) -> None:
         context, window = self._unit_steps.context, job.session.window

@@ -75,6 +75,13 @@ def test_stacked_frames_are_laid_out_row_by_row(n: int, size: tuple[int, int], n
         assert picture.getpixel((col * (width + LINE), row * (height + LINE))) == (50 + i, 0, 0)
 
 
+def test_stacked_frames_share_the_pixels_of_one_frame(clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_parts, "MAX_SIDE", 16)
+    for n_frames, side in ((1, 16), (4, 8)):
+        frame = decoded(VideoContent(data=b64(clip), stack_frames=n_frames))[0]
+        assert isinstance(frame, Image.Image) and max(frame.size) == side
+
+
 def test_long_videos_keep_few_frames_and_all_sound(clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_parts, "MAX_VIDEO_FRAMES", 2)
     frame, sound, later, rest = decoded(VideoContent(data=b64(clip)))

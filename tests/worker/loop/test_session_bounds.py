@@ -12,11 +12,11 @@ from torch import Tensor
 from models.inputs.image import image_patches, plan
 from models.layers.rotary import rotary_phases, rotate
 from tests.worker.engine.failing_regions import broken
-from tests.worker.loop.engines import QUIET, make_config, make_image, make_sound
+from tests.worker.loop.engines import LLM_LEN, QUIET, make_config, make_image, make_sound
 from tests.worker.loop.scripted_engine import ScriptedEngine, results
 from worker.config.session import WindowConfig
 from worker.loop.results import Failure, UnitResult
-from worker.loop.session import Session, UnitInput
+from worker.loop.session import Session, SessionPhase, UnitInput
 
 WINDOWS = {
     "off": WindowConfig(mode="off"),
@@ -90,6 +90,21 @@ def test_context_mode_bounds_rows_of_large_units() -> None:
         assert result.n_slices == 3, f"slices: expected 3, got {result.n_slices}"
         assert_rows_accounted_for(engine, session, f"unit {number}")
     assert session.window.dropped_units > 0, "expected evictions before the window holds 24 units"
+
+
+@pytest.mark.parametrize("mode", ["basic", "context"])
+def test_unit_that_fills_the_context_is_evicted_and_the_session_goes_on(engine: ScriptedEngine, mode: str) -> None:
+    window = WindowConfig(mode=mode, high_tokens=40, low_tokens=20, max_units=1, previous_max_tokens=6)
+    config = QUIET.model_copy(update={"window": window, "max_new_speak_tokens_per_chunk": 6})
+    filled = 0
+    for n_words in range(LLM_LEN - 48, LLM_LEN - 20):
+        session = engine.start("a", config, "<|speak|>one two three four five six", text="so " * n_words)
+        outcomes = engine.run(session, 1)
+        filled += isinstance(outcomes[0], UnitResult) and outcomes[0].context_len == LLM_LEN
+        lost = session.phase is not SessionPhase.READY
+        engine.sessions.close(session)
+        assert not lost, f"prompt of {n_words} words: expected the session to go on, got {outcomes}"
+    assert filled, "expected a unit that fills the context"
 
 
 def sizes(thing: Any, seen: set[int] | None = None) -> int:
