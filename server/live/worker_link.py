@@ -69,8 +69,14 @@ async def probe(http: httpx.AsyncClient, worker: Worker) -> None:
     running = worker.probe
     if running is None or running.done():
         running = worker.probe = asyncio.create_task(_ask_health(http, worker), name=f"probe {worker.name}")
-        running.add_done_callback(asyncio.Task.exception)  # its waiters may be gone
+        running.add_done_callback(_retrieve)
     await asyncio.shield(running)
+
+
+def _retrieve(probe: "asyncio.Task[None]") -> None:
+    """Mark the error of a probe as handled: its waiters may be gone."""
+    if not probe.cancelled():
+        probe.exception()
 
 
 async def _ask_health(http: httpx.AsyncClient, worker: Worker) -> None:
