@@ -250,7 +250,7 @@ class SessionsEnded(BaseModel):
 
 
 class StopBody(RequestBody):
-    session_id: str
+    session_id: str | None = None
 
 
 class StopAnswer(BaseModel):

@@ -22,7 +22,10 @@ def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
     """http: client for the workers."""
     router = APIRouter()
 
-    async def stop(path: str, session_id: str, *kinds: Kind) -> StopAnswer:
+    async def stop(path: str, body: StopBody | None, *kinds: Kind) -> StopAnswer:
+        session_id = body.session_id if body is not None else None
+        if session_id is None:  # a client that does not know its id must not stop the answers of others
+            return StopAnswer(success=False, stopped=[], message="session_id: expected an id, got none")
         found = [session for session in live.find(session_id, *kinds) if session.lease is not None]
         if not found:
             return StopAnswer(success=False, stopped=[], message=f"No session {session_id[:100]} has a slot")
@@ -46,12 +49,12 @@ def session_routes(live: LiveSessions, http: httpx.AsyncClient) -> APIRouter:
         return SessionsEnded(ended=n_ended)
 
     @router.post("/api/streaming/stop")
-    async def stop_streaming(request: StopBody) -> StopAnswer:
-        return await stop("/streaming/stop", request.session_id, Kind.STREAMING, Kind.CHAT)
+    async def stop_streaming(body: StopBody | None = None) -> StopAnswer:
+        return await stop("/streaming/stop", body, Kind.STREAMING, Kind.CHAT)
 
     @router.post("/api/half_duplex/stop")
-    async def stop_half_duplex(request: StopBody) -> StopAnswer:
-        return await stop("/half_duplex/stop", request.session_id, Kind.HALF_DUPLEX)
+    async def stop_half_duplex(body: StopBody | None = None) -> StopAnswer:
+        return await stop("/half_duplex/stop", body, Kind.HALF_DUPLEX)
 
     return router
 
