@@ -62,13 +62,26 @@ def open_browser(media: tuple[Path, Path], *flags: str) -> Iterator[Browser]:
 
 
 class OpenPage:
-    """One open page. errors: errors on its console and of its scripts."""
+    """One open page. errors: errors on its console and of its scripts. sent: its messages, objects and bytes."""
 
     def __init__(
-        self, context: BrowserContext, port: int, path: str = "/omni", *, host: str = "127.0.0.1", **query: Any
+        self,
+        context: BrowserContext,
+        port: int,
+        path: str = "/omni",
+        *,
+        host: str = "127.0.0.1",
+        barge_in: bool = False,
+        **query: Any,
     ):
-        """query: parameters of the URL; objects are encoded as JSON. sent: messages of the page, objects and bytes."""
+        """
+        Args:
+            barge_in: whether speech stops the reply. The microphone file contains speech, which would do so.
+            query: parameters of the URL; objects are encoded as JSON.
+        """
         self.page: Page = context.new_page()
+        if not barge_in:
+            self.page.add_init_script("localStorage.duologue_settings ??= JSON.stringify({bargeIn: false})")
         self.sent: list[Any] = []
         self.addresses: list[str] = []
         self.page.on("websocket", self._follow)

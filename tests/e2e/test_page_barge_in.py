@@ -46,7 +46,7 @@ def said(page: OpenPage, sound: np.ndarray) -> float:
 
 def test_speech_stops_the_model_and_noise_does_not(context: BrowserContext, server: ServerProcess) -> None:
     context.add_init_script(MICROPHONE)
-    page = OpenPage(context, server.port, "/audio_duplex").start()
+    page = OpenPage(context, server.port, "/audio_duplex", barge_in=True).start()
     page.wait_state("speaking")
     page.page.wait_for_timeout(500)
     rng = np.random.default_rng(1)
@@ -81,7 +81,7 @@ def test_switched_off_detector_does_not_stop_but_the_button_does(
 ) -> None:
     plain_server(context)
     context.add_init_script(MICROPHONE)
-    page = OpenPage(context, server.port, "/audio_duplex")
+    page = OpenPage(context, server.port, "/audio_duplex", barge_in=True)
     page.page.click("#open-settings")
     page.page.click("#advanced summary")
     page.page.uncheck("#set-barge-in")

@@ -89,7 +89,7 @@ class SpeechProgress:
 
     Attributes:
         vocoder_slot: None without a voice.
-        windows: cuts speech tokens into windows for the vocoder; None before `VoiceManager.lend`.
+        windows: cuts speech tokens into windows for the vocoder; None in a session without sound.
         is_on: the turn is spoken. A turn keeps it to its end, whatever happens to `generate_audio` meanwhile.
         draining: the turn's text has ended, its speech has not.
         n_drained: speech tokens drawn since the text ended.

@@ -121,7 +121,8 @@ class VoiceManager:
 
     def _progress(self, session: Session, vocoder_slot: int | None) -> SpeechProgress:
         """The speech of a turn that begins."""
-        return SpeechProgress(vocoder_slot, self._windows(), session.config.generate_audio)
+        speaks = session.config.generate_audio
+        return SpeechProgress(vocoder_slot, self._windows() if speaks else None, speaks)
 
     def _windows(self) -> TokenWindows:
         return TokenWindows(lookahead=self._lookahead, min_chunk=MIN_SPEECH_TOKENS)

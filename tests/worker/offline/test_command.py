@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with media files: sound only, pictures only, both."""
     folder = tmp_path_factory.mktemp("media")
     sound, video = ["-f", "lavfi", "-i", "sine=f=300:d=3"], ["-f", "lavfi", "-i", "testsrc2=s=160x120:r=5:d=3"]
-    encode = [media._program(), "-nostdin", "-loglevel", "error"]
+    encode = [media.ffmpeg_program(), "-nostdin", "-loglevel", "error"]
     for name, inputs in (("sound.wav", sound), ("video.mp4", video), ("both.mp4", [*sound, *video])):
         subprocess.run([*encode, *inputs, str(folder / name)], check=True, timeout=60)
     (folder / "broken.mp4").write_bytes(bytes(10_000))
