@@ -5,8 +5,9 @@ Contains no validation of requests.
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -44,12 +45,12 @@ class HttpChats:
         self._slots, self._recordings = slots, recordings
         self._budget = ByteBudget(MAX_BODIES)
 
-    async def ask(self, body: bytes, gone: Awaitable[None]) -> ForwardedAnswer:
+    async def ask(self, body: bytes, until_gone: Callable[[], Coroutine[Any, Any, None]]) -> ForwardedAnswer:
         """The answer of a worker.
 
         Args:
             body: the request, in JSON.
-            gone: returns when the client has disconnected.
+            until_gone: waits until the client has disconnected.
         Raises:
             SessionEnd if the gateway ends the chat; ClientDisconnected; WorkerLostError.
         """
@@ -61,7 +62,7 @@ class HttpChats:
         self._budget.used += len(body)
         session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT)
         running = asyncio.create_task(self._run(session, body), name="chat")
-        leaving = asyncio.ensure_future(gone)
+        leaving = asyncio.create_task(until_gone())
         session.task = running
         live.add(session)
         try:

@@ -50,7 +50,7 @@ def chat_routes(chats: HttpChats, admission: Admission) -> APIRouter:
                 await asyncio.to_thread(check, body)
             else:
                 check(body)
-            answer = await chats.ask(body, until_disconnected(request.receive))
+            answer = await chats.ask(body, lambda: until_disconnected(request.receive))
         except WireError as error:
             raise HTTPException(422, str(error)) from None
         except SessionEnd as end:

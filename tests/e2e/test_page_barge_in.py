@@ -69,9 +69,12 @@ def test_speech_stops_the_model_and_noise_does_not(context: BrowserContext, serv
     assert page.sent_kind("interrupt") == [{"type": "interrupt"}]
     forced = [unpack_frame(data)[0].get("force_listen") for data in page.sent if isinstance(data, bytes)]
     assert forced.count(True) == 1 and forced.index(True) == units, forced
-    [told] = [one for one in page.sent_kind("client_diagnostic") if one["event"] == "barge_in"]
-    [turn] = [one for one in page.report["turns"] if one["turn"] == told["turn"]]
-    assert 0 < told["heard_sound_ms"] < turn["sound_ms"] and turn["text"].startswith(told["heard_text"]), (told, turn)
+    [diagnostic] = [one for one in page.sent_kind("client_diagnostic") if one["event"] == "barge_in"]
+    [turn] = [one for one in page.report["turns"] if one["turn"] == diagnostic["turn"]]
+    assert 0 < diagnostic["heard_sound_ms"] < turn["sound_ms"] and turn["text"].startswith(diagnostic["heard_text"]), (
+        diagnostic,
+        turn,
+    )
     assert page.text(".turn.cut .mark") == "interrupted"
     assert not page.errors, page.errors
 

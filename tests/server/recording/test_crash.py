@@ -13,16 +13,16 @@ from tests.server.recording.recorded import list_of, recordings_in, wait_done
 
 def test_killed_process_loses_at_most_the_last_second(tmp_path: Path, root: Path) -> None:
     command = [sys.executable, "-m", "tests.server.recording.crashing_program", str(tmp_path)]
-    told: list[tuple[float, int]] = []
+    written: list[tuple[float, int]] = []
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         recording_id = process.stdout.readline().strip()
         until = time.monotonic() + 3
         while time.monotonic() < until:
-            told.append((time.monotonic(), int(process.stdout.readline())))
+            written.append((time.monotonic(), int(process.stdout.readline())))
         process.kill()
         killed_at = time.monotonic()
-    before_last_second = max(number for at, number in told if at < killed_at - 1)
+    before_last_second = max(number for at, number in written if at < killed_at - 1)
     folder = tmp_path / "sessions" / recording_id
     with (folder / FILE_NAME).open("ab") as file:
         file.write(b"\x01\x01 the beginning of a record")

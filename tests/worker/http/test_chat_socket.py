@@ -209,7 +209,7 @@ def test_stop_ends_streamed_turns_and_chats(worker: WorkerProcess) -> None:
         turn.until("chunk")
         other.until("chunk")
         assert worker.health()["worker_status"] == "busy_chat"
-        assert worker.ask("/streaming/stop", post={"session_id": "nobody"})[1]["stopped"] == []
+        assert worker.ask("/streaming/stop", post={"session_id": "unknown"})[1]["stopped"] == []
         assert worker.ask("/streaming/stop", post={"session_id": "long"}) == (
             200,
             {"success": True, "message": "1 answers are stopped", "stopped": ["long"]},

@@ -9,12 +9,12 @@ const PAUSE = 0.35; // probability after speech below which the count starts aga
 export class Onset {
   #rising = 0; // windows before the first of speech
   #speech = 0; // windows from the first of speech on
-  #told = false;
+  #reported = false;
   confirmMs = 200;
 
   reset() {
     this.#rising = this.#speech = 0;
-    this.#told = false;
+    this.#reported = false;
   }
 
   /**
@@ -27,9 +27,9 @@ export class Onset {
     else if (this.#speech && probability < PAUSE) this.#rising = this.#speech = 0;
     else if (!this.#speech) this.#rising = probability < RISING ? 0 : Math.min(MAX_RISING, this.#rising + 1);
     const isLong = this.ms >= this.confirmMs && 2 * this.#speech * WINDOW_MS >= this.confirmMs;
-    if (this.#told || !this.#speech || !isLong) return false;
-    this.#told = !isEcho();
-    return this.#told;
+    if (this.#reported || !this.#speech || !isLong) return false;
+    this.#reported = !isEcho();
+    return this.#reported;
   }
 
   /** Speech so far, ms. */
