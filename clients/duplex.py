@@ -9,24 +9,21 @@
 docs/client.md has a complete example. Contains no files, sound cards or pacing.
 """
 
-import asyncio
-import contextlib
 import logging
 import ssl as tls
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
 
 from clients.address import TargetAddress
-from clients.connection import OPEN_S, lost, open_socket
+from clients.connection import OPEN_S, open_socket
 from clients.errors import ConnectionLost, ServerError
+from clients.socket_client import Expected, OnQueue, SocketClient, fail_answer
 from worker.protocol.adjust_messages import Adjust, Adjusted
-from worker.protocol.codec import FromClient, Message
+from worker.protocol.codec import FromClient
 from worker.protocol.codes import ErrorCode
 from worker.protocol.messages import (
     PLAIN_SPEC,
@@ -51,27 +48,10 @@ from worker.protocol.messages import (
     read_server,
     write,
 )
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
+from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)
-
-OnQueue = Callable[[Queued | QueueUpdate], None]
-Answer = TypeVar("Answer", bound=Message)
-
-
-class _Expected(NamedTuple):
-    """An answer that the server owes.
-
-    Attributes:
-        request: the request's name, for errors.
-        kind: the class of the answer.
-        answer: the future to set; None for a unit, whose answer is delivered by iteration.
-    """
-
-    request: str
-    kind: type[Message]
-    answer: "asyncio.Future[ServerMessage] | None"
 
 
 @asynccontextmanager
@@ -105,7 +85,7 @@ async def connect(
         yield client
 
 
-class DuplexClient:
+class DuplexClient(SocketClient[ServerMessage]):
     """One conversation; `connect` creates it.
 
     Iterating yields `Partial`, `Result`, `Timeout`, and `Error` for a unit without a result: one result or error per
@@ -117,37 +97,11 @@ class DuplexClient:
         spec: the options in force.
     """
 
+    _task_name = "duplex-client"
+
     def __init__(self, socket: ClientConnection, address: TargetAddress, on_queue: OnQueue | None = None):
-        self.session_id, self.spec = address.session_id, PLAIN_SPEC
-        self._socket, self._address, self._on_queue = socket, address, on_queue
-        self._expected: deque[_Expected] = deque()
-        self._events: asyncio.Queue[ServerMessage | Exception | None] = asyncio.Queue()
-        self._last_error: Error | None = None
-        self._is_over = False
-
-    async def __aenter__(self) -> Self:
-        queue_done: asyncio.Future[ServerMessage] | None = None
-        if self._address.is_gateway:
-            queue_done = asyncio.get_running_loop().create_future()
-            self._expected.append(_Expected("a slot", QueueDone, queue_done))
-        self._reading = asyncio.create_task(self._read(), name="duplex-client")
-        try:
-            if queue_done is not None:
-                await queue_done
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; `stop` before it is optional."""
-        self._is_over = True
-        await self._socket.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
+        super().__init__(socket, address, on_queue)
+        self.spec = PLAIN_SPEC
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -213,7 +167,7 @@ class DuplexClient:
             force_listen=force_listen,
             max_slice_nums=max_slice_nums,
         )
-        await self._send(chunk, _Expected(chunk.type, Result, None))
+        await self._send(chunk, Expected(chunk.type, Result, None))
 
     async def adjust(
         self,
@@ -266,54 +220,10 @@ class DuplexClient:
         """End the conversation after all earlier units are answered; iteration ends after them."""
         return await self._request(Stop(), Stopped)
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ServerMessage:
-        event = await self._events.get()
-        if event is not None and not isinstance(event, Exception):
-            return event
-        self._events.put_nowait(event)  # further iteration ends the same way
-        raise StopAsyncIteration if event is None else event
-
     # --- internal ------------------------------------------------------------------------------
 
-    async def _request(self, message: FromClient, kind: type[Answer]) -> Answer:
-        future: asyncio.Future[ServerMessage] = asyncio.get_running_loop().create_future()
-        await self._send(message, _Expected(message.type, kind, future))
-        answer = await future
-        assert isinstance(answer, kind), f"{message.type}: expected {kind.__name__}, got {answer.type}"
-        return answer
-
-    async def _send(self, message: FromClient, expected: _Expected) -> None:
-        data = write(message, self.spec)
-        if self._reading.done():
-            raise self._lost()
-        self._expected.append(expected)
-        try:
-            await self._socket.send(data)
-        except ConnectionClosed:
-            await asyncio.wait([self._reading])  # it raises with the close code
-            if expected.answer is None:
-                raise self._lost() from None
-
-    async def _read(self) -> None:
-        """Receive all messages until the connection ends; then fail the pending requests."""
-        end: Exception | None = None
-        try:
-            async for data in self._socket:
-                self._take(data)
-        except ConnectionClosed:
-            pass
-        except Exception as error:  # from a message that violates the protocol, or from on_queue
-            end = error
-            await self._socket.close()
-        if end is None and not self._is_over:
-            end = self._lost()
-        for expected in self._expected:
-            if expected.answer is not None:
-                fail_answer(expected.answer, end or self._lost())
-        self._events.put_nowait(end)
+    def _encode(self, message: FromClient) -> str | bytes:
+        return write(message, self.spec)
 
     def _take(self, data: str | bytes) -> None:
         try:
@@ -355,13 +265,3 @@ class DuplexClient:
             self._events.put_nowait(message)
         elif not expected.answer.done():  # done: the request was cancelled
             expected.answer.set_result(message)
-
-    def _lost(self) -> ConnectionLost:
-        return lost(self._socket, self._address, self._last_error)
-
-
-def fail_answer(future: "asyncio.Future[Any]", error: Exception) -> None:
-    """Set an exception on a future that may be cancelled or never awaited."""
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # mark it as retrieved

@@ -9,23 +9,18 @@
 Contains no files, sound cards or pacing.
 """
 
-import asyncio
-import contextlib
 import logging
 import ssl as tls
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any
 
 import numpy as np
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
 
 from clients.address import HALF_DUPLEX, TargetAddress
-from clients.connection import OPEN_S, lost, open_socket
-from clients.duplex import OnQueue, fail_answer
+from clients.connection import OPEN_S, open_socket
 from clients.errors import ConnectionLost, ServerError
+from clients.socket_client import OnQueue, SocketClient, fail_answer
 from worker.protocol.codec import FromClient, Message
 from worker.protocol.codes import ErrorCode
 from worker.protocol.half_duplex_messages import (
@@ -43,19 +38,10 @@ from worker.protocol.half_duplex_messages import (
     TurnTimeout,
 )
 from worker.protocol.messages import SYSTEM_PROMPT, Error, Interrupt, Stop, Stopped, write
-from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
+from worker.protocol.queue_messages import Queued, QueueUpdate
 from worker.protocol.wire import Sound, WireError
 
 LOG = logging.getLogger(__name__)
-Answer = TypeVar("Answer", bound=Message)
-
-
-class _Request(NamedTuple):
-    """A request without an answer yet. name: for errors. kind: the class of its answer."""
-
-    name: str
-    kind: type[Message]
-    answer: "asyncio.Future[Message]"
 
 
 @asynccontextmanager
@@ -78,7 +64,7 @@ async def connect_half_duplex(
         yield client
 
 
-class HalfDuplexClient:
+class HalfDuplexClient(SocketClient[HalfDuplexAnswer]):
     """One conversation; `connect_half_duplex` creates it.
 
     Iterating yields every message that is not the answer to `prepare` or `stop`. Iteration ends with the conversation,
@@ -88,34 +74,7 @@ class HalfDuplexClient:
         session_id: the session's id.
     """
 
-    def __init__(self, socket: ClientConnection, address: TargetAddress, on_queue: OnQueue | None = None):
-        self.session_id = address.session_id
-        self._socket, self._address, self._on_queue = socket, address, on_queue
-        self._requests: deque[_Request] = deque()
-        self._events: asyncio.Queue[HalfDuplexAnswer | Exception | None] = asyncio.Queue()
-        self._last_error: Error | None = None
-        self._is_over = False
-
-    async def __aenter__(self) -> Self:
-        slot = self._expect("a slot", QueueDone) if self._address.is_gateway else None
-        self._reading = asyncio.create_task(self._read(), name="half-duplex-client")
-        try:
-            if slot is not None:
-                await slot
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; `stop` before it is optional."""
-        self._is_over = True
-        await self._socket.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
+    _task_name = "half-duplex-client"
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -146,53 +105,10 @@ class HalfDuplexClient:
         """End the conversation at once."""
         return await self._request(Stop(), Stopped)
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> HalfDuplexAnswer:
-        event = await self._events.get()
-        if event is not None and not isinstance(event, Exception):
-            return event
-        self._events.put_nowait(event)  # further iteration ends the same way
-        raise StopAsyncIteration if event is None else event
-
     # --- internal ------------------------------------------------------------------------------
 
-    def _expect(self, name: str, kind: type[Message]) -> "asyncio.Future[Message]":
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(name, kind, answer))
-        return answer
-
-    async def _request(self, message: FromClient, kind: type[Answer]) -> Answer:
-        future = self._expect(message.type, kind)
-        await self._send(message)
-        answer = await future
-        assert isinstance(answer, kind), f"{message.type}: expected {kind.__name__}, got {answer.type}"
-        return answer
-
-    async def _send(self, message: FromClient) -> None:
-        try:
-            await self._socket.send(write(message))
-        except ConnectionClosed:
-            await asyncio.wait([self._reading])
-            raise lost(self._socket, self._address, self._last_error) from None
-
-    async def _read(self) -> None:
-        """Receive all messages until the connection ends; then fail the pending requests."""
-        end: Exception | None = None
-        try:
-            async for data in self._socket:
-                self._take(data)
-        except ConnectionClosed:
-            pass
-        except Exception as error:  # from a message that violates the protocol, or from on_queue
-            end = error
-            await self._socket.close()
-        if end is None and not self._is_over:
-            end = lost(self._socket, self._address, self._last_error)
-        for request in self._requests:
-            fail_answer(request.answer, end or lost(self._socket, self._address, self._last_error))
-        self._events.put_nowait(end)
+    def _encode(self, message: FromClient) -> str | bytes:
+        return write(message)
 
     def _take(self, data: str | bytes) -> None:
         try:
@@ -216,12 +132,12 @@ class HalfDuplexClient:
 
     def _is_answer(self, message: Message) -> bool:
         """Give a message to the oldest request, if it answers it. Returns: whether it does."""
-        if not self._requests:
+        if not self._expected:
             return False
-        name, kind, answer = self._requests[0]
-        if not isinstance(message, (kind, Error)):
+        name, kind, answer = self._expected[0]
+        if answer is None or not isinstance(message, (kind, Error)):
             return False
-        self._requests.popleft()
+        self._expected.popleft()
         if isinstance(message, Error):
             fail_answer(answer, ServerError(name, str(message.code), message.error))
         elif not answer.done():  # done: the request was cancelled
