@@ -4,7 +4,9 @@ The gateway writes the folder, the workers of the same machine read it. Each sou
 a damaged or lost index loses nothing.
 """
 
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -59,19 +61,25 @@ class VoiceFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "VoiceFolder":
-        """The voices, oldest first. A folder that does not exist has none."""
+        """The voices, oldest first. A folder that does not exist has none.
+
+        Reading takes no lock: other processes may add and delete files meanwhile. A file deleted after it was listed
+        is absent, and no problem.
+        """
         found = cls()
-        files = {file.stem: file for file in folder.glob("*.wav") if UUID.fullmatch(file.stem) and _is_own_file(file)}
+        files = {file.stem: file for file in folder.glob("*.wav") if UUID.fullmatch(file.stem)}
         for entry in found._indexed(folder / INDEX):
-            file = files.pop(entry.id, None)
-            n_bytes = file.stat().st_size if file is not None else 0
-            if n_bytes >= entry.duration_ms * _SAMPLES_PER_MS * _SAMPLE_BYTES > 0:
+            n_bytes, listed = _size(folder / entry.filename), files.pop(entry.id, None)
+            if any(voice.id == entry.id for voice in found.voices):
+                found.problems.append(f"{entry.filename}: expected one entry, got another")
+            elif n_bytes is not None and n_bytes >= entry.duration_ms * _SAMPLES_PER_MS * _SAMPLE_BYTES > 0:
                 found.voices.append(entry)
-            else:
-                got = "no file" if file is None else f"{n_bytes} bytes"
+            elif n_bytes is not None or listed is None or os.path.lexists(listed):
+                got = "no file" if n_bytes is None else f"{n_bytes} bytes"
                 found.problems.append(f"{entry.filename}: expected {entry.duration_ms} ms of sound, got {got}")
         for file in files.values():
-            found._adopt(file)
+            if _size(file) is not None:
+                found._adopt(file)
         found.voices.sort(key=lambda voice: (voice.created_at, voice.id))
         return found
 
@@ -85,7 +93,8 @@ class VoiceFolder:
         try:
             entries = read_json(index).get("ref_audios")
         except ConfigError as error:
-            self.problems.append(str(error))
+            if index.exists():
+                self.problems.append(str(error))
             return
         if not isinstance(entries, list):
             self.problems.append(f"{index}: expected a list ref_audios, got {shown(entries)}")
@@ -99,8 +108,11 @@ class VoiceFolder:
     def _adopt(self, file: Path) -> None:
         """Add a sound that the index does not contain."""
         try:
-            with soundfile.SoundFile(file) as sound:
+            with file.open("rb") as data, soundfile.SoundFile(data) as sound:
                 name, n_samples, rate = sound.title, sound.frames, sound.samplerate
+                modified = os.fstat(data.fileno()).st_mtime
+        except FileNotFoundError:
+            return
         except soundfile.LibsndfileError as error:
             self.problems.append(f"{file.name}: expected a sound file, got {error.error_string}")
             return
@@ -115,7 +127,7 @@ class VoiceFolder:
                 name=name[:MAX_NAME] or file.stem,
                 filename=file.name,
                 duration_ms=n_samples // _SAMPLES_PER_MS,
-                created_at=datetime.fromtimestamp(file.stat().st_mtime).isoformat(),
+                created_at=datetime.fromtimestamp(modified).isoformat(),
             )
         )
 
@@ -149,8 +161,13 @@ def voice_file(named: str, builtin: Path, registered: Path) -> Path:
     return registered / voice.filename
 
 
-def _is_own_file(file: Path) -> bool:
-    return file.is_file() and not file.is_symlink()
+def _size(file: Path) -> int | None:
+    """Bytes of a regular file; None for anything else, also a link, and where there is none."""
+    try:
+        found = file.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _entry(given: Any) -> RegisteredVoice:

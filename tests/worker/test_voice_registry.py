@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import soundfile
 
 from models.errors import SettingsError
 from server.registry.voices import VoiceRegistry
+from worker import voice_registry
+from worker.config.json_file import read_json
 from worker.voice_registry import INDEX, VoiceFolder, voice_file
 
 SECOND = np.full(16_000, 0.1, np.float32)
@@ -67,6 +70,15 @@ def test_index_cannot_name_other_files(tmp_path: Path, builtin: Path, registered
         assert len(folder.problems) == 1 and folder.find("other") is None, folder.problems
 
 
+def test_second_entry_of_a_file_is_left_out(builtin: Path, registered: Path) -> None:
+    voice = VoiceRegistry(registered, builtin).add("known", SECOND)
+    index = registered / INDEX
+    entry = json.loads(index.read_text())["ref_audios"][0]
+    index.write_text(json.dumps({"ref_audios": [entry, {**entry, "name": "other"}]}))
+    folder = VoiceFolder.read(registered)
+    assert folder.voices == [voice] and len(folder.problems) == 1, folder
+
+
 def test_link_is_no_voice(tmp_path: Path, builtin: Path, registered: Path) -> None:
     voice = VoiceRegistry(registered, builtin).add("known", SECOND)
     soundfile.write(tmp_path / "secret.wav", SECOND, 16_000)
@@ -78,3 +90,61 @@ def test_link_is_no_voice(tmp_path: Path, builtin: Path, registered: Path) -> No
 
 def test_missing_folder_has_no_voices(tmp_path: Path) -> None:
     assert VoiceFolder.read(tmp_path / "none") == VoiceFolder()
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("before", ["its size", "its header"])
+def test_file_deleted_after_it_was_listed_is_absent(
+    before: str, indexed: bool, builtin: Path, registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process deletes a file while this one reads the folder."""
+    registry = VoiceRegistry(registered, builtin)
+    kept, deleted = registry.add("kept", SECOND), registered / registry.add("deleted", SECOND).filename
+    if not indexed:
+        (registered / INDEX).unlink()
+    size_of = voice_registry._size
+
+    def size_and_delete(file: Path) -> int | None:
+        if file == deleted and before == "its size":
+            deleted.unlink()
+        size = size_of(file)
+        if file == deleted and before == "its header":
+            deleted.unlink()
+        return size
+
+    monkeypatch.setattr(voice_registry, "_size", size_and_delete)
+    found = VoiceFolder.read(registered)
+    assert not found.problems and not deleted.exists(), found
+    # An entry is enough to list a voice; its header is not read.
+    assert [voice.name for voice in found.voices if voice.filename != deleted.name] == [kept.name]
+    assert (len(found.voices) == 2) == (indexed and before == "its header")
+
+
+def test_index_deleted_after_it_was_found_is_absent(
+    builtin: Path, registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voice = VoiceRegistry(registered, builtin).add("known", SECOND)
+
+    def delete_and_read(index: Path) -> dict[str, Any]:
+        index.unlink()
+        return read_json(index)
+
+    monkeypatch.setattr(voice_registry, "read_json", delete_and_read)
+    found = VoiceFolder.read(registered)
+    assert [one.name for one in found.voices] == [voice.name] and not found.problems, found
+
+
+def test_voice_added_after_the_files_were_listed_is_found(
+    builtin: Path, registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = VoiceRegistry(registered, builtin)
+    registry.add("old", SECOND)
+
+    def add_and_read(index: Path) -> dict[str, Any]:
+        monkeypatch.undo()
+        registry.add("new", SECOND)
+        return read_json(index)
+
+    monkeypatch.setattr(voice_registry, "read_json", add_and_read)
+    found = VoiceFolder.read(registered)
+    assert [one.name for one in found.voices] == ["old", "new"] and not found.problems, found

@@ -2,7 +2,7 @@
 
 import json
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -97,11 +97,9 @@ def test_concurrent_changes_lose_nothing(registry: VoiceRegistry) -> None:
     extra = [registry.add(f"old {i}", SECOND) for i in range(4)]
     work = [lambda i=i: again(registry).add(f"new {i}", SECOND) for i in range(6)]
     work += [lambda voice=voice: again(registry).delete(voice.id) for voice in extra]
-    threads = [threading.Thread(target=one) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(work)) as threads:
+        for change in [threads.submit(one) for one in work]:
+            change.result()
     assert sorted(uploaded(registry)) == [f"new {i}" for i in range(6)]
     assert len(json.loads((registry._folder / INDEX).read_text())["ref_audios"]) == 6
 
