@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from server.access.guard import AccessGuard
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
 from server.live.http_chat import HttpChats
@@ -82,6 +83,7 @@ def build_app(gateway: Gateway) -> FastAPI:
     # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
+    app.add_middleware(AccessGuard)  # added last, so it runs first
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, _on_internal_error)

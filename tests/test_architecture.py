@@ -48,7 +48,7 @@ serving
 main offline
 """
 SERVER = """
-origins unknown_page
+origins unknown_page access
 dispatch request_guard
 registry metrics recording
 admission pages

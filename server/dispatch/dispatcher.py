@@ -46,10 +46,18 @@ class Dispatcher:
         self._pending: dict[Ticket, PendingSession] = {}
         self._positions: tuple[float, dict[Ticket, QueuePosition]] | None = None  # when computed, and all of them
 
-    def submit(self, request_type: RequestType, session_id: str) -> PendingSession:
-        """Request a slot, which is assigned at once if one is free and the queue is empty. Raises: QueueFullError."""
+    def submit(self, request_type: RequestType, session_id: str, owner: str = "") -> PendingSession:
+        """Request a slot, which is assigned at once if one is free and the queue is empty.
+
+        Args:
+            request_type: kind of session.
+            session_id: its id.
+            owner: whose session it is.
+        Raises:
+            QueueFullError.
+        """
         self.dispatch()
-        pending = PendingSession(self.queue.new_ticket(request_type, session_id))
+        pending = PendingSession(self.queue.new_ticket(request_type, session_id, owner))
         if self.queue.head is None:
             pending.lease = self.workers.acquire(request_type, session_id)
         if pending.lease is None:

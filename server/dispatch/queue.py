@@ -24,15 +24,16 @@ class QueueFullError(ModelError, RuntimeError):
 class Ticket:
     """One request for a slot.
 
-    number: order of arrival, from 1. created_at: monotonic s. enqueued_at: Unix s.
+    number: order of arrival, from 1. owner: whose request it is. created_at: monotonic s. enqueued_at: Unix s.
     """
 
     number: int
     request_type: RequestType
     session_id: str
+    owner: str
     created_at: float
     enqueued_at: float
-    ticket_id: str = field(default_factory=lambda: f"q_{secrets.token_hex(6)}")
+    ticket_id: str = field(default_factory=lambda: f"q_{secrets.token_hex(16)}")
 
 
 class Queue:
@@ -59,9 +60,9 @@ class Queue:
     def __contains__(self, ticket: object) -> bool:
         return ticket in self._waiting
 
-    def new_ticket(self, request_type: RequestType, session_id: str) -> Ticket:
+    def new_ticket(self, request_type: RequestType, session_id: str, owner: str = "") -> Ticket:
         """A new ticket. It is not in the queue yet."""
-        return Ticket(next(self._numbers), request_type, session_id, self._clock(), self._wall_clock())
+        return Ticket(next(self._numbers), request_type, session_id, owner, self._clock(), self._wall_clock())
 
     def append(self, ticket: Ticket) -> None:
         """Add a ticket at the end. Raises: QueueFullError."""

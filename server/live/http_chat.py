@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from server.access.identity import Identity
 from server.dispatch.workers import WorkerLease
 from server.live.closes import BUSY, CANCELLED, DRAINING, SessionEnd
 from server.live.inbox import ByteBudget, ClientDisconnected
@@ -45,12 +46,15 @@ class HttpChats:
         self._slots, self._recordings = slots, recordings
         self._budget = ByteBudget(MAX_BODIES)
 
-    async def ask(self, body: bytes, until_gone: Callable[[], Coroutine[Any, Any, None]]) -> ForwardedAnswer:
+    async def ask(
+        self, body: bytes, until_gone: Callable[[], Coroutine[Any, Any, None]], identity: Identity
+    ) -> ForwardedAnswer:
         """The answer of a worker.
 
         Args:
             body: the request, in JSON.
             until_gone: waits until the client has disconnected.
+            identity: who asks.
         Raises:
             SessionEnd if the gateway ends the chat; ClientDisconnected; WorkerLostError.
         """
@@ -60,7 +64,7 @@ class HttpChats:
         if self._budget.is_exhausted:
             raise SessionEnd(BUSY)
         self._budget.used += len(body)
-        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT)
+        session = LiveSession(new_session_id(Kind.CHAT), Kind.CHAT, identity)
         running = asyncio.create_task(self._run(session, body), name="chat")
         leaving = asyncio.create_task(until_gone())
         session.task = running
@@ -81,7 +85,7 @@ class HttpChats:
 
     async def _run(self, session: LiveSession, body: bytes) -> ForwardedAnswer:
         slots, begun = self._slots, time.monotonic()
-        session.pending = pending = slots.submit("chat", session.session_id)
+        session.pending = pending = slots.submit("chat", session.session_id, session.identity)
         position = slots.dispatcher.position_of(pending)
 
         async def check(lease: WorkerLease) -> None:

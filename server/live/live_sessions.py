@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from server.access.identity import Identity
 from server.dispatch.dispatcher import PendingSession
 from server.dispatch.workers import WorkerLease
 from server.live.closes import DRAINING, ENDED, SocketClose
@@ -15,6 +16,7 @@ class LiveSession:
     """One session.
 
     Attributes:
+        identity: whose session it is.
         pending: its ticket; None before its request and between the turns of a streaming session.
         active_at: Unix s of the last message in either direction.
         task: runs the session; cancelled to end it.
@@ -23,6 +25,7 @@ class LiveSession:
 
     session_id: str
     kind: Kind
+    identity: Identity
     pending: PendingSession | None = None
     active_at: float = field(default_factory=time.time)
     task: "asyncio.Task[object] | None" = None

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import httpx
 
+from server.access.identity import Identity
 from server.dispatch.dispatcher import Dispatcher, PendingSession, QueuePosition
 from server.dispatch.queue import QueueFullError, RequestType
 from server.dispatch.workers import WorkerLease
@@ -38,10 +39,18 @@ class SlotWait:
     def __init__(self, dispatcher: Dispatcher, metrics: GatewayMetrics, live: LiveSessions, http: httpx.AsyncClient):
         self.dispatcher, self.metrics, self.live, self.http = dispatcher, metrics, live, http
 
-    def submit(self, request_type: RequestType, session_id: str) -> PendingSession:
-        """A ticket, with a slot if one is free. Raises: SessionEnd if the queue is full."""
+    def submit(self, request_type: RequestType, session_id: str, identity: Identity) -> PendingSession:
+        """A ticket, with a slot if one is free. `Dispatcher.finish` must follow.
+
+        Args:
+            request_type: kind of session.
+            session_id: its id.
+            identity: whose session it is.
+        Raises:
+            SessionEnd if the queue is full.
+        """
         try:
-            return self.dispatcher.submit(request_type, session_id)
+            return self.dispatcher.submit(request_type, session_id, identity.owner)
         except QueueFullError:
             raise SessionEnd(queue_full(self.dispatcher.queue.max_size)) from None
 

@@ -12,6 +12,7 @@ from functools import partial
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 
+from server.access.identity import identity_of
 from server.dispatch.workers import WorkerLease
 from server.live.closes import (
     BUSY,
@@ -80,7 +81,7 @@ class GatewaySockets:
         if self._live.draining:
             await self._close(websocket, DRAINING)
             return
-        session = LiveSession(session_id, kind)
+        session = LiveSession(session_id, kind, identity_of(websocket))
         inbox = Inbox(self._budget, MAX_BUFFERED)
         recorder = Recorder(self._recordings, kind, session_id)
         client = LiveClient(websocket, session, inbox, recorder)
@@ -175,7 +176,7 @@ class GatewaySockets:
             return await open_link(self._slots.http, lease, session.kind)
 
         request_type = request_type_of(session.kind, session.session_id)
-        session.pending = pending = self._slots.submit(request_type, session.session_id)
+        session.pending = pending = self._slots.submit(request_type, session.session_id, session.identity)
         try:
             lease, link = await self._slots.open(pending, connect, partial(_send, client.websocket))
             client.inbox.limit(MAX_IN_FLIGHT)

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.types import Receive
 
+from server.access.identity import identity_of
 from server.admission import Admission
 from server.live.closes import SessionEnd
 from server.live.http_chat import ForwardedAnswer, HttpChats
@@ -50,7 +51,7 @@ def chat_routes(chats: HttpChats, admission: Admission) -> APIRouter:
                 await asyncio.to_thread(check, body)
             else:
                 check(body)
-            answer = await chats.ask(body, lambda: until_disconnected(request.receive))
+            answer = await chats.ask(body, lambda: until_disconnected(request.receive), identity_of(request))
         except WireError as error:
             raise HTTPException(422, str(error)) from None
         except SessionEnd as end:

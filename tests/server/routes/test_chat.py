@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from server import request_guard
+from server.access.identity import Identity
 from server.live import http_chat
 from server.live.kinds import Kind
 from server.live.live_sessions import LiveSession
@@ -240,7 +241,7 @@ def test_stop_without_a_session_stops_nothing() -> None:
 def test_stop_of_a_worker_without_the_route_fails() -> None:
     async def scenario() -> None:
         async with serving() as (_, gateway):
-            session = LiveSession("hdx_1", Kind.HALF_DUPLEX)
+            session = LiveSession("hdx_1", Kind.HALF_DUPLEX, Identity())
             session.pending = gateway.gateway.dispatcher.submit("half_duplex_audio", "hdx_1")
             gateway.gateway.live.add(session)
             answer = await gateway.http.post("/api/half_duplex/stop", json={"session_id": "hdx_1"})
