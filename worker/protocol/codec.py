@@ -39,6 +39,7 @@ SoundField = Annotated[Sound, BeforeValidator(Sound.of), PlainSerializer(Sound.b
 # Base64 text, or the bytes from a binary frame.
 PictureField = Annotated[str | bytes, PlainSerializer(picture_text), TypeWords("base64 text")]
 OneDecimal = Annotated[float, AfterValidator(lambda value: round(value, 1))]
+Ms = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 
 
 class FieldGroup(BaseModel):

@@ -38,6 +38,7 @@ from worker.protocol.half_duplex_messages import (
 from worker.protocol.messages import CLIENT, SERVER, Spec
 from worker.protocol.queue_messages import StartProgress
 from worker.protocol.streaming_messages import STREAMING_CLIENT, STREAMING_SERVER
+from worker.protocol.unit_counters import Mark, UnitUsage
 
 
 def table(group: type[FieldGroup]) -> str:
@@ -69,6 +70,7 @@ def sections() -> str:
     parts = ["## Client to server", *(section(cls, f"`{name}`") for name, cls in CLIENT.classes.items())]
     parts += [section(Spec, "The `spec` of `prepare` and `prepared`")]
     parts += ["## Server to client", *(section(cls, f"`{name}`") for name, cls in SERVER.classes.items())]
+    parts += [section(UnitUsage, "The `usage` of `result`"), section(Mark, "An element of the `marks` of `result`")]
     parts += [section(StartProgress, "The `progress` of `queued` and `queue_update`")]
     return "\n\n".join(parts) + "\n"
 

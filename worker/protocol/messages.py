@@ -14,6 +14,7 @@ from worker.protocol.codec import (
     FromClient,
     FromServer,
     Message,
+    Ms,
     OneDecimal,
     PictureField,
     Reader,
@@ -24,6 +25,8 @@ from worker.protocol.codec import (
 from worker.protocol.codes import ErrorCode
 from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate
 from worker.protocol.system_content import texts_and_sound
+from worker.protocol.text_messages import InsertText, TextInserted
+from worker.protocol.unit_counters import MarkField, UsageField
 from worker.protocol.wire import Form, WireError, clean, picture_bytes
 
 PROTOCOL_VERSION: Literal[1] = 1
@@ -31,8 +34,6 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 TOKENS_PER_SLICE = 64
 MAX_PAUSE_S = 86_400
 MAX_ERROR_CHARS = 2000
-
-Ms = Annotated[float, AfterValidator(lambda value: round(value, 3))]
 
 
 # mypy supports no decorator on a property, hence the ignores at `computed_field` (python/mypy issue 14461).
@@ -49,6 +50,7 @@ class Spec(FieldGroup):
         "keep",
         description="waiting chunks: `keep` gives each one a decision; `catch_up` only listens until none waits",
     )
+    counters: bool = Field(False, description="add `usage` and `marks` to each result")
 
 
 PLAIN_SPEC = Spec()
@@ -117,13 +119,21 @@ class AudioChunk(FromClient):
     audio_base64: SoundField = Field(description="float32 at 16 kHz, nominally 16000 samples")
     frame_base64_list: list[PictureField] = Field([], description="JPEG or another common format")
     force_listen: bool = Field(False, description="listen in this unit; an open turn ends")
+    force_speak: bool = Field(False, description="speak in this unit, also in the first ones; not with `force_listen`")
+    close_early: bool = Field(False, description="run the unit now: silence stands for the samples that it lacks")
     max_slice_nums: int | list[int] | None = Field(
         None, description="slices of a large picture, one number or one per picture; null: that of the session"
     )
 
     @classmethod
     def adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The object without empty sound fields. Raises: WireError missing_audio."""
+        """The object without empty sound fields.
+
+        Raises: WireError missing_audio; bad_message for a unit that must both listen and speak.
+        """
+        if given.get("force_listen") is True and given.get("force_speak") is True:
+            expected = "false with force_listen"
+            raise WireError(ErrorCode.BAD_MESSAGE, "audio_chunk.force_speak", expected=expected, got="true")
         sounds = ("audio_base64", "audio")
         given = {key: value for key, value in given.items() if key not in sounds or value not in (None, "")}
         if not given.keys().isdisjoint(sounds):
@@ -213,6 +223,7 @@ class Result(FromServer):
     """The outcome of one `audio_chunk`."""
 
     sound_field = "audio_data"
+    left_out = frozenset({"turn_limit", "usage", "marks"})
 
     type: Literal["result"] = "result"
     is_listen: bool = Field(description="the unit listened; otherwise it spoke")
@@ -239,6 +250,9 @@ class Result(FromServer):
     n_parts: int = Field(0, description="number of `partial` messages of this unit")
     stages: dict[str, Ms | None] = Field({}, description="ms by stage; `first_sound`: from arrival to the first sound")
     headroom_ms: Ms | None = Field(None, description="time left of the unit's second, ms; negative: late")
+    turn_limit: bool | None = Field(None, description="true: `max_turn_tokens` has ended the turn's text")
+    usage: UsageField | None = Field(None, description="what the unit has cost; only with `counters`")
+    marks: list[MarkField] | None = Field(None, description="the turn's text and sound so far; only with `counters`")
 
     @computed_field(description="64 per slice in `vision_slices`")  # type: ignore[prop-decorator]
     @property
@@ -313,13 +327,14 @@ class Error(FromServer):
 # --- reading and writing --------------------------------------------------------------------------
 
 ClientMessage = Annotated[
-    Prepare | AudioChunk | VideoFrame | Adjust | Pause | Resume | Stop | Interrupt | ClientDiagnostic,
+    Prepare | AudioChunk | VideoFrame | InsertText | Adjust | Pause | Resume | Stop | Interrupt | ClientDiagnostic,
     Field(discriminator="type"),
 ]
 ServerMessage = Annotated[
     Prepared
     | Result
     | Partial
+    | TextInserted
     | Adjusted
     | Paused
     | Resumed

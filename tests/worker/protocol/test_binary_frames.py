@@ -18,7 +18,8 @@ def test_reads_binary_chunks(form: Form) -> None:
     samples = np.array([0.5, -0.25], np.float32)
     chunk = AudioChunk(audio_base64=samples, frame_base64_list=[PICTURE, PICTURE * 2], max_slice_nums=[1, 2])
     data = write(chunk, spec)
-    header = b'{"type":"audio_chunk","force_listen":false,"max_slice_nums":[1,2],"audio_bytes":'
+    header = b'{"type":"audio_chunk","force_listen":false,"force_speak":false,"close_early":false,'
+    header += b'"max_slice_nums":[1,2],"audio_bytes":'
     header += b'%d,"frame_bytes":[4,8]}' % (4 if form == "pcm16" else 8)
     sound = b"\x00\x40\x00\xe0" if form == "pcm16" else struct.pack("<2f", 0.5, -0.25)
     assert data == struct.pack("<I", len(header)) + header + sound + PICTURE * 3, data

@@ -23,8 +23,8 @@ from worker.protocol.wire import WireError
 
 def test_message_types() -> None:
     got = sorted(CLIENT.classes)
-    expected = ["adjust", "audio_chunk", "client_diagnostic", "interrupt", "pause", "prepare", "resume", "stop"]
-    expected.append("video_frame")
+    expected = ["adjust", "audio_chunk", "client_diagnostic", "insert_text", "interrupt", "pause", "prepare", "resume"]
+    expected += ["stop", "video_frame"]
     assert got == expected and all(issubclass(cls, FromClient) for cls in CLIENT.classes.values())
     for cls, name in ((Resume, "resume"), (Stop, "stop"), (Interrupt, "interrupt")):
         assert sent(type=name) == cls()
@@ -39,12 +39,13 @@ def test_prepare_defaults() -> None:
     assert (
         got.spec
         == Spec()
-        == Spec(version=1, partial_results=False, sound_in="base64", sound_out="base64", backlog="keep")
+        == Spec(version=1, partial_results=False, sound_in="base64", sound_out="base64", backlog="keep", counters=False)
     )
 
 
 def test_prepare_with_all_fields() -> None:
     spec = {"version": 1, "partial_results": True, "sound_in": "pcm16", "sound_out": "float32", "backlog": "catch_up"}
+    spec["counters"] = True
     fields = {
         "system_prompt": "",
         "ref_audio_base64": b64(0.5),
@@ -137,9 +138,24 @@ def test_all_aliases_are_tested() -> None:
 def test_chunk_options() -> None:
     got = sent(type="audio_chunk", audio_base64=b64(0.5))
     assert (got.pictures(), got.force_listen, got.max_slice_nums) == ([], False, None)
+    assert (got.force_speak, got.close_early) == (False, False)
+    chosen = sent(type="audio_chunk", audio_base64="AAAAAA==", force_speak=True, close_early=True, force_listen=None)
+    assert (chosen.force_speak, chosen.close_early, chosen.force_listen) == (True, True, False)
     assert sent(type="audio_chunk", audio_base64="AAAAAA==", force_listen=True, max_slice_nums=2).max_slice_nums == 2
     assert sent(type="audio_chunk", audio_base64="AAAAAA==", max_slice_nums=[1, 2]).max_slice_nums == [1, 2]
     assert sent(type="pause").timeout is None and sent(type="pause", timeout=3).timeout == 3.0
+
+
+def test_a_unit_must_not_both_listen_and_speak() -> None:
+    error = refused(type="audio_chunk", audio_base64="AAAAAA==", force_listen=True, force_speak=True)
+    assert error.code == ErrorCode.BAD_MESSAGE
+    assert str(error) == "audio_chunk.force_speak: expected false with force_listen, got true"
+
+
+def test_inserted_text() -> None:
+    got = sent(type="insert_text", text="The caller is Ada.")
+    assert (got.text, got.role) == ("The caller is Ada.", "user")
+    assert sent(type="insert_text", text="x", role="system").role == "system"
 
 
 def test_decodes_payloads_on_access() -> None:
@@ -167,7 +183,11 @@ def test_diagnostics_keep_all_fields() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CLIENT.classes if name not in ("client_diagnostic", "adjust")])
 def test_ignores_unknown_fields_and_nulls(name: str) -> None:
-    needed = {"audio_chunk": {"audio_base64": "AAAAAA=="}, "video_frame": {"frame": "AAAA"}}.get(name, {})
+    needed = {
+        "audio_chunk": {"audio_base64": "AAAAAA=="},
+        "video_frame": {"frame": "AAAA"},
+        "insert_text": {"text": "A"},
+    }.get(name, {})
     cls = CLIENT.classes[name]
     nulls = {field: None for field in cls.model_fields if field != "type" and field not in needed}
     extra = {"unknown": 1, "model_config": 2, "aliases": [], "samples": "x", "": None}

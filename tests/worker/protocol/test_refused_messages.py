@@ -85,6 +85,13 @@ def test_keeps_texts_that_clients_match() -> None:
         ),
         ({"type": "video_frame"}, "video_frame.frame: expected base64 text, got nothing"),
         ({"type": "video_frame", "frame": 3}, "video_frame.frame: expected base64 text, got 3"),
+        ({"type": "insert_text"}, "insert_text.text: expected text, got nothing"),
+        ({"type": "insert_text", "text": ""}, "insert_text.text: expected at least one character, got none"),
+        ({"type": "insert_text", "text": ["A"]}, "insert_text.text: expected text, got ['A']"),
+        (
+            {"type": "insert_text", "text": "A", "role": "assistant"},
+            'insert_text.role: expected "system" or "user", got \'assistant\'',
+        ),
         ({"type": "pause", "timeout": "60"}, "pause.timeout: expected a number from 0 to 86400, got '60'"),
         ({"type": "pause", "timeout": -1}, "pause.timeout: expected a number from 0 to 86400, got -1"),
         (

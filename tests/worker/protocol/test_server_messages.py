@@ -29,6 +29,8 @@ from worker.protocol.messages import (
     write,
 )
 from worker.protocol.queue_messages import Queued, QueueDone, QueueUpdate, StartProgress
+from worker.protocol.text_messages import TextInserted
+from worker.protocol.unit_counters import Mark, UnitUsage
 from worker.protocol.wire import WireError
 
 
@@ -65,6 +67,22 @@ def test_speaking_result() -> None:
     assert (got["vision_slices"], got["vision_tokens"]) == (3, 192)
 
 
+def test_counters_are_left_out_until_they_are_set() -> None:
+    usage = UnitUsage(text_rows=4, audio_rows=10, image_rows=64, text_tokens=3, speech_tokens=25)
+    marks = [Mark(text_chars=12, audio_ms=840.00049)]
+    got = fields_of(Result(**LISTEN, turn_limit=True, usage=usage, marks=marks))
+    assert got["turn_limit"] is True and got["marks"] == [{"text_chars": 12, "audio_ms": 840.0}]
+    assert got["usage"] == {
+        "text_rows": 4,
+        "audio_rows": 10,
+        "image_rows": 64,
+        "text_tokens": 3,
+        "speech_tokens": 25,
+    }
+    again = read_server(json.dumps({**got, "usage": {**got["usage"], "later": 1}}))
+    assert (again.usage, again.marks) == (usage, marks)
+
+
 def test_empty_sound_is_null() -> None:
     nothing = Result(**LISTEN, audio_data=np.zeros(0, np.float32))
     for spec in (Spec(), Spec(sound_out="pcm16")):
@@ -88,6 +106,7 @@ def test_messages_with_few_fields() -> None:
         (Paused(timeout=60), {"type": "paused", "timeout": 60.0}),
         (Resumed(), {"type": "resumed"}),
         (Interrupted(), {"type": "interrupted"}),
+        (TextInserted(n_rows=9), {"type": "text_inserted", "n_rows": 9}),
         (Stopped(session_id="omni_1"), {"type": "stopped", "session_id": "omni_1"}),
         (Timeout(reason="Pause timeout (60.0s)"), {"type": "timeout", "reason": "Pause timeout (60.0s)"}),
         (QueueDone(), {"type": "queue_done"}),
@@ -110,6 +129,7 @@ def test_messages_with_few_fields() -> None:
 def test_prepared() -> None:
     got = fields_of(Prepared(prompt_length=28, session_id="d1", notes=["n"], spec=Spec(partial_results=True)))
     spec = {"version": 1, "partial_results": True, "sound_in": "base64", "sound_out": "base64", "backlog": "keep"}
+    spec["counters"] = False
     expected = {"type": "prepared", "prompt_length": 28, "session_id": "d1", "protocol_version": 1, "spec": spec}
     assert got == {**expected, "notes": ["n"]}, got
     recorded = fields_of(Prepared(prompt_length=28, recording_session_id="omni_d1"))
