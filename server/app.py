@@ -11,13 +11,16 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from server.access.guard import AccessGuard
 from server.admission import Admission
 from server.dispatch.dispatcher import Dispatcher
+from server.doors.errors import ApiError, error_response, invalid_request, is_api_path
+from server.doors.model_names import ModelNames
+from server.doors.model_routes import model_routes
 from server.live.http_chat import HttpChats
 from server.live.live_sessions import LiveSessions
 from server.live.sockets import GatewaySockets
@@ -31,6 +34,7 @@ from server.registry.gateway_state import GatewayState
 from server.registry.presets import PresetFolders
 from server.registry.voices import VoiceRegistry
 from server.request_guard import SAFE_METHODS, RequestGuard
+from server.request_ids import HEADER, RequestIds, request_id_of
 from server.routes.apps import app_routes
 from server.routes.bodies import Problem
 from server.routes.chat import chat_routes
@@ -74,6 +78,7 @@ class Gateway:
     voices: VoiceRegistry
     state: GatewayState
     presets: PresetFolders
+    model_names: ModelNames
     default_voice: Path | None = None
     apps: Apps = field(default_factory=Apps)
 
@@ -83,9 +88,11 @@ def build_app(gateway: Gateway) -> FastAPI:
     # The interactive documentation of FastAPI loads its scripts from another server, so there is only the schema.
     app = FastAPI(title="Duologue gateway", version=VERSION, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGuard, origins=gateway.origins)
-    app.add_middleware(AccessGuard)  # added last, so it runs first
+    app.add_middleware(AccessGuard)
+    app.add_middleware(RequestIds)  # added last, so it runs first: refusals of the others have an id too
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(Exception, _on_internal_error)
     apps = gateway.apps
     admission = Admission(gateway.origins, apps)
@@ -100,6 +107,7 @@ def build_app(gateway: Gateway) -> FastAPI:
         recording_routes(gateway.recordings, gateway.traces),
         voice_routes(gateway.voices),
         speech_weights_routes(),
+        model_routes(gateway.model_names),
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute) and route.methods is not None
@@ -111,13 +119,21 @@ def build_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-async def _on_invalid_request(_: Request, error: Exception) -> Response:
-    """A 422 response without the invalid input, which may be long or not representable in JSON."""
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    """A 422 response, or 400 in the OpenAI API, without the invalid input: it may be long or not fit into JSON."""
     assert isinstance(error, RequestValidationError)
+    if is_api_path(request.url.path):
+        return invalid_request(error).response()
     details = [{"type": one["type"], "loc": one["loc"], "msg": one["msg"]} for one in error.errors()]
     return Response(json.dumps({"detail": details}), 422, media_type="application/json")
 
 
-async def _on_internal_error(_: Request, __: Exception) -> Response:
+async def _on_api_error(connection: HTTPConnection, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(connection.url.path, error)
+
+
+async def _on_internal_error(request: Request, _: Exception) -> Response:
     """A 500 response without details; uvicorn logs the exception."""
-    return JSONResponse({"detail": "Internal server error"}, 500)
+    headers = {HEADER: request_id_of(request.scope)}  # this response does not pass the middleware
+    return error_response(request.url.path, ApiError(500, "Internal server error", headers=headers))

@@ -3,10 +3,10 @@
 import re
 
 from fastapi import HTTPException
-from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.doors.errors import ApiError, error_response
 from server.origins import Origins
 from worker.protocol.connection import MAX_MESSAGE
 
@@ -36,8 +36,8 @@ class RequestGuard:
         request = Request(scope)
         if request.method not in SAFE_METHODS and not self._origins.allows(request):
             got = request.headers["origin"][:100]
-            refusal = JSONResponse({"detail": f"origin: expected this server's own pages, got {got}"}, 403)
-            await refusal(scope, receive, send)
+            error = ApiError(403, f"origin: expected this server's own pages, got {got}")
+            await error_response(request.url.path, error)(scope, receive, send)
             return
         if request.method == "HEAD":  # the route's answer to GET without its body
             scope, send = {**scope, "method": "GET", IS_HEAD: True}, _without_body(send)

@@ -21,6 +21,7 @@ from server.dispatch.dispatcher import Dispatcher
 from server.dispatch.eta import Eta, EtaConfig
 from server.dispatch.queue import Queue
 from server.dispatch.workers import WorkerAddress, Workers
+from server.doors.model_names import ModelNames
 from server.health_watch import HealthWatch
 from server.live.diagnostics import Diagnostics
 from server.live.http_chat import HttpChats
@@ -163,6 +164,7 @@ def build_gateway(config: Config, http: httpx.AsyncClient, options: ServeOptions
         VoiceRegistry(voice_folder(service.data_dir)),
         state,
         PresetFolders(*(folder for folder in preset_folders if folder is not None)),
+        ModelNames.of(config),
         audio.ref_audio_path,
         apps,
     )

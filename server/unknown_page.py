@@ -4,6 +4,8 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
+from server.doors.errors import ApiError, error_response, is_api_path
+
 RECORDING_PAGES = "/s/"
 PROGRAMS_ONLY = ("/api/", "/static/")
 PAGE = """<!doctype html>
@@ -42,6 +44,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """The response to an HTTP error: the page for a browser that opens an unknown address, else JSON."""
     assert isinstance(error, HTTPException)
     path = request.url.path
+    if is_api_path(path):
+        return error_response(path, ApiError(error.status_code, str(error.detail), headers=error.headers))
     if error.status_code == 404 and accepts_page(request) and not path.startswith(PROGRAMS_ONLY):
         page = NO_RECORDING if path.startswith(RECORDING_PAGES) else UNKNOWN
         return HTMLResponse(page, 404, headers={"X-Content-Type-Options": "nosniff"})

@@ -48,11 +48,14 @@ serving
 main offline
 """
 SERVER = """
-origins unknown_page access
-dispatch request_guard
+origins doors.errors request_ids
+dispatch request_guard unknown_page access
 registry metrics recording
 admission pages
 live
+doors.model_names
+doors.core
+doors.model_routes
 health_watch loop_watch routes
 app
 serving
@@ -67,6 +70,7 @@ CONTRACT = {
     "worker.version",
     "worker.status",
     "worker.voice_registry",
+    "worker.describe",
 }
 WORDS = {"models.errors", "models.inputs.audio_sizes"}
 ABOVE = {

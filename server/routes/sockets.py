@@ -1,9 +1,9 @@
 """The WebSocket routes, and the refusal of all other socket paths."""
 
 from fastapi import FastAPI, WebSocket
-from fastapi.responses import JSONResponse
 
 from server.admission import Admission
+from server.doors.errors import ApiError, error_response
 from server.live.kinds import Kind, new_session_id, request_type_of
 from server.live.sockets import GatewaySockets
 from worker.protocol.session_id import session_id_of
@@ -15,7 +15,7 @@ def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> 
     async def serve(websocket: WebSocket, kind: Kind, session_id: str) -> None:
         refusal = admission.refusal(websocket, request_type_of(kind, session_id))
         if refusal is not None:
-            await websocket.send_denial_response(JSONResponse({"detail": refusal}, 403))
+            await websocket.send_denial_response(error_response(websocket.url.path, ApiError(403, refusal)))
             return
         await sockets.serve(websocket, kind, session_id)
 
@@ -41,4 +41,4 @@ def add_sockets(app: FastAPI, sockets: GatewaySockets, admission: Admission) -> 
     @app.websocket("/{path:path}")
     async def unknown(websocket: WebSocket, path: str) -> None:
         detail = f"No socket at /{path[:100]}: expected one of {', '.join(kind.path for kind in Kind)}"
-        await websocket.send_denial_response(JSONResponse({"detail": detail}, 404))
+        await websocket.send_denial_response(error_response(websocket.url.path, ApiError(404, detail)))

@@ -68,8 +68,8 @@ class SettingField(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether a variable such as `7` is text: true for paths, text and choices of words, not for lists."""
-        if get_origin(self.annotation) in (list, tuple):
+        """Whether a variable such as `7` is text: true for paths, text and choices of words only."""
+        if get_origin(self.annotation) in (list, tuple, dict):
             return False
         kinds = (self.annotation, *get_args(self.annotation))
         return self.is_path or any(kind is str or isinstance(kind, str) for kind in kinds)

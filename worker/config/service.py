@@ -6,7 +6,7 @@ exist; the code that opens them does.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from worker.config.json_file import read_json
 from worker.config.layers import LayeredSettings, SettingsLayer, setting_fields, with_sources
 from worker.config.session import EngineConfig, SessionConfig
 from worker.config.settings import SettingError, SettingProblem, Settings
-from worker.describe import shown
+from worker.describe import TypeWords, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE_NAME = "config.json"
@@ -157,6 +157,32 @@ class RecordingSection(Settings):
     )
 
 
+class ApiSection(Settings):
+    """Names in requests of the OpenAI API."""
+
+    model_name: str | None = Field(
+        None, min_length=1, max_length=200, description="name of the model; null: the last part of model.model_path"
+    )
+    model_aliases: tuple[str, ...] = Field(
+        (
+            "gpt-realtime*",
+            "gpt-4o*realtime*",
+            "gpt-audio*",
+            "gpt-live*",
+            "tts-1*",
+            "gpt-4o-mini-tts*",
+        ),
+        strict=False,
+        examples=["gpt-realtime*", "my-model"],
+        description="further names of the model, which clients have as defaults; `*` stands for any text",
+    )
+    voices: Annotated[dict[str, str], TypeWords("an object, each value text")] = Field(
+        {},
+        description="voices of the OpenAI API, such as alloy, and the reference voice that speaks for each; "
+        "the others speak with the default voice",
+    )
+
+
 class Config(LayeredSettings):
     """All sections. `load_config` makes its paths absolute."""
 
@@ -167,6 +193,7 @@ class Config(LayeredSettings):
     service: ServiceSection = ServiceSection()
     duplex: DuplexSection = DuplexSection()
     recording: RecordingSection = RecordingSection()
+    api: ApiSection = ApiSection()
 
     def _conflicts(self) -> list[SettingProblem]:
         named, compiled = ATTENTION[self.model.attn_implementation], self.service.compile.attention
