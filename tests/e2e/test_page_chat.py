@@ -118,11 +118,16 @@ def test_accessible_on_a_phone(browser: Browser, small_server: ServerProcess, sc
     page = OpenPage(context, small_server.port, PATH, lang=lang)
     page.page.set_input_files("#file", [picture()])
     page.page.wait_for_selector("#attached img")
+    assert page.page.is_visible("#random"), "expected a warning that the checkpoint is a test model"
     assert (violations(page), overflow(page)) == ([], 0), "composer"
     page.page.click("#send")
     wait_answers(page, 1)
     assert (violations(page), overflow(page)) == ([], 0), "transcript"
     page.page.click("#open-settings")
     assert (violations(page), overflow(page)) == ([], 0), "settings"
+    page.page.keyboard.press("Escape")
+    page.page.click("#page-help")
+    page.wait_text("#help summary", "添加哪些文件" if lang == "zh" else "Which files can I add?")
+    assert (violations(page), overflow(page)) == ([], 0), "help"
     assert page.errors == []
     context.close()

@@ -21,7 +21,7 @@ const SLOW_EVERY = 6; // refreshes between two of what rarely changes
 
 addTexts({ en, zh });
 applyTheme();
-const header = fillHeader(byId("header"), { current: "admin" });
+const header = fillHeader(byId("header"), { current: "admin", help: "admin" });
 chooseLanguage();
 
 const overview = new Overview();

@@ -18,6 +18,7 @@ import { Fields } from "../shared/fields.js";
 import { fetchApps, fillHeader } from "../shared/header.js";
 import { addTexts, chooseLanguage, label, setPlain, setText, t } from "../shared/i18n.js";
 import { addRecent } from "../shared/recent.js";
+import { ServerStatus } from "../shared/server-status.js";
 import { Settings } from "../shared/settings.js";
 import { queueText } from "../shared/socket.js";
 import { characterTexts } from "../shared/texts/character.js";
@@ -87,7 +88,7 @@ const composer = new Composer({
 const openSettings = make("button", { class: "quiet icon", id: "open-settings", type: "button" }, icon("settings"));
 label(openSettings, "settings");
 openSettings.onclick = () => byId("settings").showModal();
-const header = fillHeader(byId("header"), { current: APP, buttons: [openSettings] });
+const header = fillHeader(byId("header"), { current: APP, help: "turnbased", buttons: [openSettings] });
 const character = new Character(byId("character"), settings, APP);
 const { chat } = settings.values; // one object, which `Fields` reads at each change of language
 new Fields(byId("chat-fields"), CHAT_SETTINGS, chat, (key, value) => {
@@ -108,6 +109,8 @@ async function keep() {
   const messages = conversation.messages.map(({ isOpen, ...message }) => message);
   if (!(await keepMessages(messages))) setText(byId("status"), "not_kept");
 }
+
+const server = new ServerStatus(() => !conversation.isBusy, () => (byId("random").hidden = !server.randomWeights));
 
 function showState() {
   if (state === "queued") setPlain(byId("status"), queueText(place));
@@ -188,6 +191,7 @@ Object.defineProperty(window, "duologue", {
 async function start() {
   chooseLanguage();
   showControls();
+  server.refresh();
   const kept = await loadMessages();
   if (kept.length && !conversation.messages.length) conversation.load(kept);
   fetchApps().then(header.show, () => {}); // the header stays without links

@@ -14,6 +14,7 @@ import { Fields, nested } from "../shared/fields.js";
 import { fetchApps, fillHeader } from "../shared/header.js";
 import { addTexts, chooseLanguage, clock, label, onLanguage, setPlain, t } from "../shared/i18n.js";
 import { addRecent } from "../shared/recent.js";
+import { ServerStatus } from "../shared/server-status.js";
 import { Settings } from "../shared/settings.js";
 import { queueText } from "../shared/socket.js";
 import { characterTexts } from "../shared/texts/character.js";
@@ -57,6 +58,8 @@ async function prepare() {
   const voice = (await character.voice()) ?? (await defaultVoice().catch(() => null)); // a server may have none
   return { system_content: character.content(voice), config: nested(config) };
 }
+
+const server = new ServerStatus(() => !conversation.isOpen, () => (byId("random").hidden = !server.randomWeights));
 
 function showState() {
   const { state, isOpen, isLive } = conversation;
@@ -124,6 +127,7 @@ label(openSettings, "settings");
 openSettings.onclick = () => byId("settings").showModal();
 const header = fillHeader(byId("header"), {
   current: APP,
+  help: "half-duplex",
   buttons: [openSettings],
   mayLeave: async () => {
     isLeaving = !conversation.isOpen || (await ask({ title: "leave_title", text: "leave_text", yes: "leave" }));
@@ -159,6 +163,7 @@ Object.defineProperty(window, "duologue", {
 
 async function start() {
   chooseLanguage();
+  server.refresh();
   fetchApps().then(header.show, () => {}); // the header stays without links
   await character.load();
   const defaults = await fetchJson("/api/frontend_defaults").catch(() => ({})); // the usual ones

@@ -11,13 +11,12 @@ import { en } from "./texts/en.js";
 import { zh } from "./texts/zh.js";
 
 const ICONS = { omni: "camera", audio_duplex: "mic", half_duplex_audio: "ear", turnbased: "file" };
-const HINTS = ["hint_secure", "hint_headphones", "hint_interrupt", "hint_queue"];
 
 addTexts({ en, zh });
 applyTheme();
 const off = takeDisabledApp();
 const server = new ServerStatus(() => true, showServer);
-fillHeader(byId("header"));
+fillHeader(byId("header"), { help: "home" });
 chooseLanguage();
 
 /** Cards of the enabled apps. */
@@ -72,7 +71,6 @@ function showRecent() {
 function showRest() {
   byId("off").hidden = !off;
   if (off) byId("off").textContent = t("app_off", { name: hasText(`app_${off}`) ? t(`app_${off}`) : off });
-  byId("hints").replaceChildren(...HINTS.map((key) => make("li", {}, t(key))));
   showServer();
   showRecent();
 }

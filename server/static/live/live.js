@@ -234,15 +234,13 @@ function showSources() {
 }
 
 function showKeepsakes() {
-  const help = { key: "help", act: () => byId("help").showModal() };
-  const offered = { idle: [help], ended: keepsakes.offers, failed: keepsakes.offers }[stage.state] ?? [];
+  const offered = { ended: keepsakes.offers, failed: keepsakes.offers }[stage.state] ?? [];
   stage.offer(offered);
   byId("keep").hidden = !captions.entries.length;
 }
 
 function showServer() {
   byId("random").hidden = !server.randomWeights;
-  setText(byId("random"), "random_weights");
   if (!conversation.isLive) stage.redraw();
 }
 
@@ -279,7 +277,6 @@ byId("save-text").onclick = () => keepsakes.saveText();
 byId("save-json").onclick = () => keepsakes.saveJson();
 byId("set-keys").checked = settings.values.singleKeys;
 byId("set-keys").onchange = ({ target }) => settings.set({ singleKeys: target.checked });
-closable(byId("help"));
 closable(byId("share-dialog"));
 
 listenToKeys({
@@ -316,6 +313,7 @@ label(openSettings, "settings");
 openSettings.onclick = () => panel.open();
 const header = fillHeader(byId("header"), {
   current: mode,
+  help: voiceOnly ? "audio-duplex" : "omni",
   buttons: [openSettings],
   mayLeave: async () => {
     if (!conversation.isOpen) return true;

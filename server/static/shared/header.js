@@ -2,6 +2,7 @@
 
 import { fetchJson } from "./api.js";
 import { icon, make } from "./dom.js";
+import { helpButton } from "./help.js";
 import { hasText, label, language, setLanguage, setText, t, translate } from "./i18n.js";
 import { nextTheme, theme } from "./theme.js";
 
@@ -11,14 +12,14 @@ const OFF_COOKIE = "duologue_off"; // app id; set by the server's redirect from 
 /**
  * Fill the page's `<header>`.
  * @param {HTMLElement} header
- * @param {object} options current: app id of this page. buttons: the page's own, before the others.
- *   mayLeave(): Promise<boolean>, asked before a link is followed
+ * @param {object} options current: app id of this page. help: name of its help in `/static/faq/`. buttons: the page's
+ *   own, before the others. mayLeave(): Promise<boolean>, asked before a link is followed
  * @returns {{show(apps: object[]): void}} draws the links to the apps of `/api/apps`
  */
-export function fillHeader(header, { current = "", buttons = [], mayLeave = async () => true } = {}) {
+export function fillHeader(header, { current = "", help, buttons = [], mayLeave = async () => true } = {}) {
   const nav = make("nav", { class: "apps", id: "apps", "data-label": "apps" });
   header.className = "top";
-  header.append(brand(), nav, ...buttons, themeButton(), languageButton());
+  header.append(brand(), nav, ...buttons, helpButton(help), themeButton(), languageButton());
   translate(header);
   header.addEventListener("click", async (event) => {
     const link = event.target.closest("a");
@@ -78,4 +79,5 @@ function showApps(nav, apps, current) {
   });
   nav.replaceChildren(...(links.length > 1 ? links : []));
   nav.setAttribute("aria-label", t("apps"));
+  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 }

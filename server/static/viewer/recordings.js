@@ -16,7 +16,7 @@ const apiOf = (id) => `/api/sessions/${encodeURIComponent(id)}`;
 
 addTexts({ en, zh });
 applyTheme();
-const header = fillHeader(byId("header"));
+const header = fillHeader(byId("header"), { help: "recordings" });
 let page = { total: 0, offset: 0, sessions: [] };
 
 byId("newer").onclick = () => open(page.offset - PER_PAGE).then(() => byId("list").focus());

@@ -23,7 +23,7 @@ const asset = (path) => `${api}/assets/${path.split("/").map(encodeURIComponent)
 
 addTexts({ en, zh });
 applyTheme();
-const header = fillHeader(byId("header"));
+const header = fillHeader(byId("header"), { help: "recordings" });
 const replay = new Replay((seconds) => entries.markAt(seconds));
 const entries = new Entries(asset, (seconds) => replay.play(seconds));
 const comment = new Comment(api);

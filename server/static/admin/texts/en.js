@@ -4,7 +4,6 @@ export const en = {
   skip_admin: "Skip to the overview",
   admin: "Administration",
   overview: "Overview",
-  random_weights: "This server runs a test model with random weights: its words and its voice are noise.",
   workers: "Workers",
   queue: "Queue",
   queue_empty: "No one is waiting.",

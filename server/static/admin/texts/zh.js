@@ -4,7 +4,6 @@ export const zh = {
   skip_admin: "跳到概览",
   admin: "管理",
   overview: "概览",
-  random_weights: "这台服务器运行的是随机权重的测试模型：它的文字和声音都是噪声。",
   workers: "工作进程",
   queue: "队列",
   queue_empty: "没有人在等待。",

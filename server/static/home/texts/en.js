@@ -5,7 +5,6 @@ export const en = {
   home_title: "How would you like to talk?",
   home_lead: "A model that sees, hears and speaks while you do.",
   home_progress: "Progress of loading",
-  home_random: "This server runs a test model with random weights: its words and its voice are noise.",
   home_no_modes: "This server offers no way to talk right now.",
   home_recent: "Recent sessions",
   home_more: "More pages",
@@ -22,8 +21,4 @@ export const en = {
   about_audio_duplex: "Microphone alone. Both sides can speak at any time.",
   about_half_duplex_audio: "Speak, pause, and hear the answer.",
   about_turnbased: "Write, attach pictures, sounds and videos, and read or hear the answer.",
-  hint_secure: "Browsers allow microphone and camera only on https:// pages and on localhost.",
-  hint_headphones: "Headphones prevent echo: without them it may hear itself.",
-  hint_interrupt: "In a live conversation, Space or Escape interrupts it.",
-  hint_queue: "If all places are taken, you wait in line and hear a chime at your turn.",
 };

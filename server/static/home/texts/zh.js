@@ -5,7 +5,6 @@ export const zh = {
   home_title: "想怎样对话？",
   home_lead: "能看、能听、能说，并且与你同时进行的模型。",
   home_progress: "加载进度",
-  home_random: "这台服务器运行的是随机权重的测试模型：它的文字和声音都是噪声。",
   home_no_modes: "这台服务器目前没有可用的对话方式。",
   home_recent: "最近的会话",
   home_more: "更多页面",
@@ -22,8 +21,4 @@ export const zh = {
   about_audio_duplex: "只用麦克风，双方随时都能说话。",
   about_half_duplex_audio: "说完停顿，再听回答。",
   about_turnbased: "输入文字，附上图片、声音和视频，阅读或收听回答。",
-  hint_secure: "浏览器只在 https:// 页面和 localhost 上允许使用麦克风和摄像头。",
-  hint_headphones: "戴上耳机可以避免回声，否则它可能听到自己的声音。",
-  hint_interrupt: "实时对话中，按空格键或 Esc 键可以打断它。",
-  hint_queue: "席位已满时需要排队，轮到你时会有提示音。",
 };

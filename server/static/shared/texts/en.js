@@ -17,11 +17,13 @@ export const en = {
   app_audio_duplex: "Voice",
   app_off: "{name} is switched off on this server.",
 
+  random_weights: "This server runs a test model with random weights: its words and its voice are noise.",
   start: "Start talking",
   cancel: "Cancel",
   close: "Close",
   stop: "End",
   help: "Help",
+  help_missing: "The help could not be loaded.",
   share: "Share",
   by_default: "Default ({value})",
   option_none: "off",

@@ -17,11 +17,13 @@ export const zh = {
   app_audio_duplex: "语音",
   app_off: "这台服务器已关闭“{name}”。",
 
+  random_weights: "这台服务器运行的是随机权重的测试模型：它的文字和声音都没有意义。",
   start: "开始对话",
   cancel: "取消",
   close: "关闭",
   stop: "结束",
   help: "帮助",
+  help_missing: "帮助没有加载成功。",
   share: "分享",
   by_default: "默认（{value}）",
   option_none: "关",
