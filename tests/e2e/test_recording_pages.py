@@ -73,7 +73,7 @@ def _chat(recordings: Recordings) -> str:
 
 
 def check(opened: OpenPage) -> None:
-    """No console error, no serious finding of axe-core in either color scheme, no horizontal scrolling on a small phone."""
+    """No console error, no serious finding of axe-core in both color schemes, no scrolling sideways on a phone."""
     for scheme in ("dark", "light"):
         opened.page.emulate_media(color_scheme=scheme)
         assert violations(opened) == [], scheme
