@@ -8,7 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.doors.errors import ApiError, error_response
 from server.origins import Origins
-from worker.protocol.connection import MAX_MESSAGE
+from worker.protocol.connection import MAX_MESSAGE, bytes_of
+from worker.protocol.held_bytes import ConnectionBytes
 
 MAX_BODY_BYTES = 65_536
 MAX_VOICE_BODY = 24 * 2**20  # a sound file of 16 MiB in base64
@@ -41,7 +42,12 @@ class RequestGuard:
             return
         if request.method == "HEAD":  # the route's answer to GET without its body
             scope, send = {**scope, "method": "GET", IS_HEAD: True}, _without_body(send)
-        await self._app(scope, _limited(receive, limit_of(request.url.path)), send)
+        held, limit = bytes_of(request), limit_of(request.url.path)
+        body = LimitedBody(receive, limit, None if limit == MAX_UPLOAD_BODY else held)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.release()
 
 
 def is_head(scope: Scope) -> bool:
@@ -61,15 +67,32 @@ def limit_of(path: str) -> int:
     return next((limit for pattern, limit in LARGE_BODIES.items() if pattern.fullmatch(path)), MAX_BODY_BYTES)
 
 
-def _limited(receive: Receive, max_bytes: int) -> Receive:
-    n_bytes = 0
+class LimitedBody:
+    """The body of a request, as it is received.
 
-    async def receive_limited() -> Message:
-        nonlocal n_bytes
-        message = await receive()
-        n_bytes += len(message.get("body", b""))
-        if n_bytes > max_bytes:
-            raise HTTPException(413, f"body: expected at most {max_bytes} bytes, got more")
+    Args:
+        receive: of ASGI.
+        max_bytes: its maximum length.
+        held: the connection's bytes, of which the body is a part until `release`; None for a body that is stored
+            while it arrives.
+    """
+
+    def __init__(self, receive: Receive, max_bytes: int, held: ConnectionBytes | None):
+        self._receive, self._max_bytes, self._held = receive, max_bytes, held
+        self._n_bytes = 0
+
+    async def receive(self) -> Message:
+        """The next message of ASGI. Raises: HTTPException 413 for a body above the limit."""
+        message = await self._receive()
+        n_bytes = len(message.get("body", b""))
+        self._n_bytes += n_bytes
+        if self._held is not None:
+            self._held.add(n_bytes)
+        if self._n_bytes > self._max_bytes:
+            raise HTTPException(413, f"body: expected at most {self._max_bytes} bytes, got more")
         return message
 
-    return receive_limited
+    def release(self) -> None:
+        """Count the body as freed."""
+        if self._held is not None:
+            self._held.add(-self._n_bytes)

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
+from worker.protocol.held_bytes import ConnectionBytes
+
 Data = str | bytes
 OVERHEAD = 256  # bytes of memory counted for each message on top of its own size, so that empty ones count too
 
@@ -42,10 +44,10 @@ class ByteBudget:
 class Inbox:
     """Received messages of one client."""
 
-    def __init__(self, budget: ByteBudget, max_bytes: int):
-        """max_bytes: size from which on `put` waits."""
+    def __init__(self, budget: ByteBudget, max_bytes: int, held: ConnectionBytes | None = None):
+        """max_bytes: size from which on `put` waits. held: the connection's bytes, of which the messages are a part."""
         self._max_bytes = max_bytes
-        self._budget = budget
+        self._budget, self._held = budget, held
         self._n_bytes = 0
         self._waiting: deque[ReceivedMessage] = deque()
         self._changed = asyncio.Event()
@@ -107,6 +109,8 @@ class Inbox:
     def _count(self, n: int) -> None:
         self._n_bytes += n
         self._budget.used += n
+        if self._held is not None:
+            self._held.add(n)
 
 
 def size_of(data: Data) -> int:

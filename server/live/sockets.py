@@ -37,7 +37,7 @@ from server.live.worker_link import WorkerLostError, close_link, open_link
 from server.recording.recordings import Recordings
 from worker.protocol.codec import Message
 from worker.protocol.codes import CloseReason, ErrorCode
-from worker.protocol.connection import until_gone
+from worker.protocol.connection import bytes_of, until_gone
 from worker.protocol.messages import Error, write
 from worker.protocol.queue_messages import QueueDone
 from worker.protocol.wire import WireError
@@ -82,7 +82,7 @@ class GatewaySockets:
             await self._close(websocket, DRAINING)
             return
         session = LiveSession(session_id, kind, identity_of(websocket))
-        inbox = Inbox(self._budget, MAX_BUFFERED)
+        inbox = Inbox(self._budget, MAX_BUFFERED, bytes_of(websocket))
         recorder = Recorder(self._recordings, kind, session_id)
         client = LiveClient(websocket, session, inbox, recorder)
         running = asyncio.create_task(self._run_session(client), name="session")

@@ -25,7 +25,7 @@ from worker.protocol.chat_messages import (
     read_chat,
 )
 from worker.protocol.codes import ErrorCode
-from worker.protocol.connection import MAX_MESSAGE
+from worker.protocol.connection import MAX_MESSAGE, bytes_of
 from worker.protocol.messages import MAX_ERROR_CHARS
 from worker.protocol.session_id import session_id_of
 from worker.protocol.wire import Sound, WireError, read_object
@@ -72,13 +72,19 @@ async def answer_chat(request: Request, service: Service, metrics: WorkerMetrics
 
 
 async def _body(request: Request) -> bytes:
-    parts, n_bytes = [], 0
-    async for part in request.stream():
-        n_bytes += len(part)
-        if n_bytes > MAX_MESSAGE:
-            raise HTTPException(413, f"body: expected at most {MAX_MESSAGE // 2**20} MiB, got more")
-        parts.append(part)
-    return b"".join(parts)
+    held, parts, n_bytes = bytes_of(request), [], 0
+    try:
+        async for part in request.stream():
+            n_bytes += len(part)
+            if held is not None:
+                held.add(len(part))
+            if n_bytes > MAX_MESSAGE:
+                raise HTTPException(413, f"body: expected at most {MAX_MESSAGE // 2**20} MiB, got more")
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        if held is not None:
+            held.add(-n_bytes)
 
 
 async def _until_gone(request: Request) -> None:

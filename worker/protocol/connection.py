@@ -1,7 +1,7 @@
 """uvicorn configured for live WebSockets, used by gateway and worker. Torch-free.
 
-Handles clients that send far ahead and connections that are lost while they are not read. Contains no routes and no
-messages.
+Handles clients that send far ahead, clients that send messages and requests which never end, and connections that are
+lost while they are not read. Contains no routes and no messages.
 """
 
 import asyncio
@@ -9,15 +9,22 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
+import h11
 import uvicorn
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from models.errors import SettingsError
+from worker.protocol.codes import CloseCode
+from worker.protocol.held_bytes import ConnectionBytes, HeldBytes
 
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -29,6 +36,10 @@ MAX_READ_BYTES = 2**14
 # does not show the pongs.
 STUCK_S = 20.0
 CONNECTION = "connection"  # key of the TCP socket in the scope's state
+HELD = "held_bytes"  # key of the connection's bytes in the scope's state
+HEAD_S = 30.0  # from the first byte of a request, or from the connection, to the end of the request's headers
+MEMORY = "memory"  # reason of the close of a connection whose messages take too much of it
+FRAGMENT_BYTES = 128  # memory of a part of a message on top of its data
 WATCH_S = 0.25
 LINGER_S = 15.0  # time a connection may remain open after its session
 ESTABLISHED = 1  # the first byte of Linux' TCP_INFO
@@ -49,19 +60,146 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
+class LiveConfig(uvicorn.Config):
+    """uvicorn's settings, and what all connections of a server share. held: bytes that they hold."""
+
+    held: HeldBytes
+
+
+class LiveHttp(H11Protocol):
+    """uvicorn's HTTP protocol, which closes connections without a complete request.
+
+    Puts the connection's bytes into the scope's state, for routes that read whole bodies.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._bytes = _bytes_of(self.config, transport, transport.abort)
+        self.app_state = {**self.app_state, HELD: self._bytes}
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def _watch_head(self) -> None:
+        """Limit the time to the end of the headers that the client has begun to send."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._release()
+        super().handle_websocket_upgrade(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
+        super().connection_lost(exc)
+
+    def _release(self) -> None:
+        self._stop_watching()
+        self._bytes.close()
+
+
 class LiveProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket protocol for clients that send far ahead and are not read for a while.
 
-    Puts the TCP socket into the scope's state for `until_gone`: while reading is paused, neither a lost connection
-    nor a pong is visible.
+    Counts the bytes that it holds: frames and messages that are not complete, and messages that are not received. Puts
+    the TCP socket into the scope's state for `until_gone`: while reading is paused, neither a lost connection nor a
+    pong is visible.
     """
 
+    _n_counted = 0  # bytes that are counted as held by this protocol
+    _n_fragments = 0  # bytes of `frames`
+    _n_queued = 0  # bytes of `queue`
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket")}
+        self._bytes = _bytes_of(self.config, transport, self._shed)
+        self.app_state = {**self.app_state, CONNECTION: transport.get_extra_info("socket"), HELD: self._bytes}
         # asyncio's limit of bytes per read. uvicorn parses each read as a whole, and the default 256 KB can hold 40 000
         # empty frames, which would block the event loop for a second.
         transport.max_size = MAX_READ_BYTES  # type: ignore[attr-defined]  # private to asyncio's transports
         super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bytes.close()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_handshake()
+        self._count()
+
+    def _refuse_handshake(self) -> None:
+        """Answer headers that the library refuses, such as long ones; uvicorn would leave the client waiting."""
+        answer = b"".join(self.conn.data_to_send())
+        self.transport.write(answer or b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        self.handshake_complete = self.close_sent = True
+        self.transport.close()
+
+    def handle_parser_exception(self) -> None:
+        """Close after an invalid frame; without a close frame if it comes before the end of the handshake."""
+        if self.conn.close_sent is None:
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
+
+    # --- bytes that are held -----------------------------------------------------------------------
+
+    def handle_text(self, event: Frame) -> None:
+        self._n_fragments = FRAGMENT_BYTES + len(event.data)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._n_fragments = FRAGMENT_BYTES + len(event.data)
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        self._n_fragments += FRAGMENT_BYTES + len(event.data)
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        self._n_queued += self._n_fragments
+        self._n_fragments = 0
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        event = await super().receive()
+        if self.queue.empty():
+            self._n_queued = 0
+            self._count()
+        return event
+
+    def _count(self) -> None:
+        n_held = len(self.conn.reader.buffer) + self._n_fragments + self._n_queued
+        change, self._n_counted = n_held - self._n_counted, n_held
+        if change:
+            self._bytes.add(change)
+
+    def _shed(self) -> None:
+        """Close the connection and drop what it sent, to free memory."""
+        LOG.warning("a connection of %s is closed: it holds most of the memory for messages", self.client)
+        self.frames = []
+        if self.close_sent or self.disconnected:
+            self.transport.abort()
+            return
+        self.conn.fail(CloseCode.TRY_AGAIN_LATER, MEMORY)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.TRY_AGAIN_LATER})
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
+        self.loop.call_later(LINGER_S, self.transport.abort)  # the client may never read the close frame
+
+    # --- clients that do not read --------------------------------------------------------------------
 
     def handle_ping(self) -> None:
         """Answer a ping, or abort if the client does not read: its pongs would accumulate in memory."""
@@ -83,6 +221,17 @@ class LiveProtocol(WebSocketsSansIOProtocol):
         self.schedule_ping()
 
 
+def _bytes_of(config: uvicorn.Config, transport: asyncio.BaseTransport, shed: Callable[[], None]) -> ConnectionBytes:
+    peer = transport.get_extra_info("peername")
+    return cast(LiveConfig, config).held.open(peer[0] if isinstance(peer, tuple) else None, shed)
+
+
+def bytes_of(connection: HTTPConnection) -> ConnectionBytes | None:
+    """The bytes that a request's or a socket's connection holds; None if another server runs the application."""
+    held: ConnectionBytes | None = connection.scope.get("state", {}).get(HELD)
+    return held
+
+
 class LiveServer(uvicorn.Server):
     """uvicorn without its signal handlers, since a stop drains the sessions first."""
 
@@ -98,8 +247,9 @@ def live_server(app: Any, **options: Any) -> LiveServer:
         app: an ASGI application.
         options: further options of `uvicorn.Config`.
     """
-    config = uvicorn.Config(
+    config = LiveConfig(
         app,
+        http=LiveHttp,
         ws=LiveProtocol,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # float and PCM sound hardly compresses; compressing costs more than sending
@@ -110,6 +260,7 @@ def live_server(app: Any, **options: Any) -> LiveServer:
         timeout_graceful_shutdown=2,
         **options,
     )
+    config.held = HeldBytes()
     return LiveServer(config)
 
 

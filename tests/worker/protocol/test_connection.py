@@ -1,0 +1,178 @@
+"""The server of gateway and worker with clients that send endless handshakes, requests and messages."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from worker.protocol import connection
+from worker.protocol.connection import LiveConfig, LiveServer, listen, live_server
+
+SECONDS = 20.0  # limit of each wait
+KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+UPGRADE = f"GET /{{path}} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{KEY}\r\n"
+VERSION = "Sec-WebSocket-Version: 13\r\n"
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Accepts sockets, except those of /late, and sends back the length of each message; answers every request."""
+    assert scope["type"] in ("http", "websocket")
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+        return
+    await receive()
+    if scope["path"] != "/late":
+        await send({"type": "websocket.accept"})
+    while (event := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "text": str(len(event.get("text") or event["bytes"]))})
+
+
+@contextmanager
+def serving() -> Iterator[LiveServer]:
+    server, listening = live_server(echo), listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(SECONDS)
+        listening.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serving() as running:
+        yield running
+
+
+def connected(server: LiveServer) -> socket.socket:
+    until = time.monotonic() + SECONDS
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.01)
+    [listening] = [one for each in server.servers for one in each.sockets]
+    client = socket.create_connection(listening.getsockname()[:2], SECONDS)
+    client.settimeout(SECONDS)
+    return client
+
+
+def answer(client: socket.socket) -> bytes:
+    """Everything up to the end of the connection, or of the headers of a 101."""
+    data = b""
+    while part := client.recv(65_536):
+        data += part
+        if data.startswith(b"HTTP/1.1 101") and b"\r\n\r\n" in data:
+            break
+    return data
+
+
+def upgraded(server: LiveServer, path: str = "") -> socket.socket:
+    client = connected(server)
+    client.sendall((UPGRADE.format(path=path) + VERSION + "\r\n").encode())
+    if path != "late":
+        assert answer(client).startswith(b"HTTP/1.1 101")
+    else:
+        time.sleep(0.2)  # data that arrives together with the request is not read
+    return client
+
+
+def part_of(data: bytes, *, first: bool = True, last: bool = False) -> bytes:
+    """A masked frame of a text message; the mask is zero."""
+    head = bytes([(0x80 if last else 0) | (1 if first else 0), 0xFF]) + struct.pack("!Q", len(data)) + bytes(4)
+    return head + data
+
+
+def held(server: LiveServer) -> int:
+    config = server.config
+    assert isinstance(config, LiveConfig)
+    return config.held.total
+
+
+def wait_held(server: LiveServer, expected: range) -> None:
+    until = time.monotonic() + SECONDS
+    while held(server) not in expected:
+        assert time.monotonic() < until, f"expected {expected} bytes, got {held(server)}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Cookie: a=" + 9000 * "x" + "\r\n", 431),
+        ("".join(f"X-Header-{number}: 1\r\n" for number in range(140)), 431),
+        ("Transfer-Encoding: chunked\r\n", 400),
+        ("", 101),
+    ],
+)
+def test_every_handshake_is_answered(server: LiveServer, headers: str, status: int) -> None:
+    with connected(server) as client:
+        client.sendall((UPGRADE.format(path="") + VERSION + headers + "\r\n").encode())
+        assert answer(client).startswith(f"HTTP/1.1 {status} ".encode())
+    with connected(server) as client:  # the same headers without a handshake
+        client.sendall(f"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n0\r\n\r\n".encode())
+        assert answer(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_closes_a_connection_without_a_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    with serving() as server, connected(server) as silent, connected(server) as slow, connected(server) as second:
+        slow.sendall(b"GET / HTTP/1.1\r\nHost:")
+        second.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET")
+        socket_client = upgraded(server)
+        for client in (silent, slow):
+            with suppress(ConnectionResetError):
+                assert answer(client) == b""
+        assert second.recv(100).startswith(b"HTTP/1.1 200")
+        with socket_client:  # a WebSocket has no such limit
+            socket_client.sendall(part_of(b"hello", last=True))
+            assert socket_client.recv(10) == b"\x81\x015"
+
+
+def test_counts_unfinished_messages_until_they_are_received(server: LiveServer) -> None:
+    wait_held(server, range(1))
+    data = 300_000 * b"x"
+    with upgraded(server) as client, upgraded(server) as other:
+        client.sendall(part_of(data))
+        wait_held(server, range(300_000, 301_000))
+        other.sendall(part_of(data)[:-10])  # within a frame
+        wait_held(server, range(600_000, 601_000))
+        for _ in range(100):  # empty parts take memory too
+            client.sendall(part_of(b"", first=False))
+        wait_held(server, range(610_000, 625_000))
+        client.sendall(part_of(b"x", first=False, last=True))
+        assert client.recv(10) == b"\x81\x06300001"
+        wait_held(server, range(299_000, 301_000))
+    wait_held(server, range(1))
+
+
+def test_closes_after_an_invalid_frame_before_the_handshake(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with upgraded(server, "late") as client:
+        client.sendall(b"\x0f\x00")
+        with suppress(ConnectionResetError):
+            assert client.recv(100) == b""
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("path", ["", "late"], ids=["accepted", "before the handshake"])
+def test_closes_the_connection_that_holds_most(server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    assert isinstance(server.config, LiveConfig)
+    monkeypatch.setattr(server.config.held, "_max_total", 1_000_000)
+    with upgraded(server) as small, upgraded(server, path) as large:
+        large.sendall(part_of(700_000 * b"x"))
+        wait_held(server, range(700_000, 701_000))
+        small.sendall(part_of(400_000 * b"x"))
+        wait_held(server, range(400_000, 401_000))
+        closing = large.recv(100)
+        assert closing == (b"\x88\x08" + struct.pack("!H", 1013) + b"memory" if path != "late" else b"")
+        assert large.recv(100) == b""
+        small.sendall(part_of(b"x", first=False, last=True))
+        assert small.recv(10) == b"\x81\x06400001"
+    wait_held(server, range(1))
