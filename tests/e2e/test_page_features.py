@@ -1,11 +1,14 @@
 """What the live page offers around a conversation: queue and loading, stalls, leaving, sources, recording, changes."""
 
+import base64
+import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import BrowserContext, Page
 
 from tests.e2e.browser import VIDEO, OpenPage
@@ -13,6 +16,15 @@ from tests.e2e.plain_server import TONE, Answers, plain_server
 from tests.e2e.serving import ServerProcess, gateway_with_fake_worker
 
 PREPARED = {"type": "prepared", "prompt_length": 3}
+
+
+def _png(width: int, height: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), (30, 90, 200)).save(data, "PNG")
+    return data.getvalue()
+
+
+PICTURE = _png(60, 40)
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +159,10 @@ def test_recorded_session_is_announced_and_shared(context: BrowserContext, serve
 
 
 def test_changes_during_a_conversation(context: BrowserContext, server: ServerProcess) -> None:
-    """HD, answer length, instructions and settings take effect at once; volume and file are the page's own."""
-    adjusted: Answers = {"adjust": [{"type": "adjusted"}]}
-    got = plain_server(context, instead=adjusted)
+    """HD, answer length, instructions, settings, text and pictures take effect at once; volume and file are local."""
+    inserted = {"type": "text_inserted", "n_rows": 4}
+    answers: Answers = {"adjust": [{"type": "adjusted"}], "insert_text": [inserted]}
+    got = plain_server(context, instead=answers)
     page = OpenPage(context, server.port).start()
     page.wait_units(1)
     page.page.click("#open-more")
@@ -170,9 +183,20 @@ def test_changes_during_a_conversation(context: BrowserContext, server: ServerPr
     level = page.text("#lufs-file")
     assert level.endswith("LUFS"), f"expected a level of the file, got {level}"
     page.page.keyboard.press("Escape")
+    page.page.set_input_files("#type-file", [{"name": "a.png", "mimeType": "image/png", "buffer": PICTURE}])
+    page.page.wait_for_selector("#type-pictures img")
+    page.page.fill("#type-text", "What is m?")
+    page.page.press("#type-text", "Enter")
     n = page.report["units"]
     page.wait_units(n + 2)
+    answers["insert_text"] = [{"type": "error", "code": "context_full", "error": "context: expected fewer rows"}]
+    page.page.fill("#type-text", "Too much")
+    page.page.press("#type-text", "Enter")
+    page.wait_text("#turns .own .mark", "no room")
+    assert page.page.locator("#turns .own img").count() == 1 and page.page.input_value("#type-text") == ""
     page.page.click("#stop")
+    page.wait_state("ended")
+    assert not page.page.is_visible("#type")
     messages = [json.loads(one) for one in got if isinstance(one, str)]
     changes = [message for message in messages if message["type"] == "adjust"]
     expected = [
@@ -182,6 +206,11 @@ def test_changes_during_a_conversation(context: BrowserContext, server: ServerPr
         {"type": "adjust", "config": {"window": {"mode": "context"}}},
     ]
     assert changes == expected, changes
+    at = messages.index({"type": "insert_text", "text": "What is m?", "role": "user"})
+    reply = next(message for message in messages[at:] if message["type"] == "audio_chunk")
+    [shown] = reply["frame_base64_list"]
+    size = Image.open(io.BytesIO(base64.b64decode(shown))).size
+    assert size == (60, 40) and reply["force_speak"] is True, f"expected the picture and an answer, got {size}, {reply}"
     chunks = [message for message in messages if message["type"] == "audio_chunk"]
     assert "max_slice_nums" not in chunks[0] and chunks[-1]["max_slice_nums"] == 2, [one.keys() for one in chunks]
     assert chunks[-1].get("frame_base64_list"), "expected a picture of the file"

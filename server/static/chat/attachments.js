@@ -3,6 +3,7 @@
 import { toBase64 } from "../shared/audio/wire.js";
 import { make } from "../shared/dom.js";
 import { t } from "../shared/i18n.js";
+import { jpegOf } from "../shared/picture.js";
 
 const MIB = 2 ** 20;
 const MAX_BYTES = { image: 20 * MIB, audio: 32 * MIB, video: 94 * MIB };
@@ -23,16 +24,10 @@ export async function attachmentOf(file) {
   return { kind, name: file.name, blob };
 }
 
-async function encoded(file) {
-  try {
-    const picture = await createImageBitmap(file);
-    const scale = Math.min(1, MAX_SIDE / Math.max(picture.width, picture.height));
-    const canvas = make("canvas", { width: Math.round(picture.width * scale), height: Math.round(picture.height * scale) });
-    canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
-    return await new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject()), "image/jpeg", QUALITY));
-  } catch {
+function encoded(file) {
+  return jpegOf(file, MAX_SIDE, QUALITY).catch(() => {
     throw new Error(t("attach_bad", { name: file.name }));
-  }
+  });
 }
 
 /** The attachment as an item of a request. @param {number} stackFrames of a video */

@@ -14,6 +14,7 @@ import { change, makeButtons } from "./controls/buttons.js";
 import { drawKeys, listenToKeys } from "./controls/keys.js";
 import { LENGTHS, More, USUAL_LENGTH } from "./controls/more.js";
 import { Panel, sessionConfig } from "./controls/panel.js";
+import { TypedInput, pictureOf } from "./controls/typed-input.js";
 import { Conversation } from "./conversation/conversation.js";
 import { qualityOf } from "./conversation/quality.js";
 import { Mixer } from "./input/mixer.js";
@@ -114,6 +115,17 @@ const more = new More({
   zoom: (zoom) => camera.set({ zoom }).catch(() => notice("camera_refused")),
 }, settings.values);
 
+const typed = new TypedInput({
+  notice,
+  send: async (text, blobs) => {
+    byId("empty").hidden = true;
+    const remark = captions.own(text, blobs.map(pictureOf));
+    const pictures = await Promise.all(blobs.map(async (blob) => new Uint8Array(await blob.arrayBuffer())));
+    const refusal = await conversation.tell(text, pictures);
+    if (refusal) remark(`type_${refusal}`);
+  },
+});
+
 function conversationSettings() {
   const { mic, camera: chosen, speaker, volume, cameraOn, delayMs, bargeIn, bargeInMs } = settings.values;
   return {
@@ -183,6 +195,7 @@ function showState(state, details) {
   }
   before = state;
   captions.isLive = conversation.isLive;
+  typed.isVisible = conversation.isLive || state === "paused";
   setText(byId("empty-text"), conversation.isLive ? "empty_live" : "empty_text");
   stage.show(state, details);
   panel.characters.isVisible = stage.state === "idle";

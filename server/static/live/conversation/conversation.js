@@ -8,6 +8,7 @@ import { Capture } from "../../shared/audio/capture.js";
 import { WakeLock } from "../../shared/wake-lock.js";
 import { Backoff } from "./backoff.js";
 import { endsConversation, isRetried, replacesResult, startErrorCode, timeoutCode } from "./errors.js";
+import { Inserts } from "./inserts.js";
 import { Session, newSessionId } from "./session.js";
 import { Sound, makeContext } from "./sound.js";
 import { Stats } from "./stats.js";
@@ -29,11 +30,13 @@ export class Conversation {
   #turns = null;
   #units = null;
   #backoff = new Backoff();
+  #inserts = new Inserts();
   #retry = 0; // timer
   #wasLive = false;
   #screen = new WakeLock();
   #attempt = 0;
   #yields = false; // the next unit is one of listening, because the user spoke
+  #replies = false; // the next unit is one of speaking, because the user wrote
   sound = null; // Sound, from the permission to the end
   muted = false;
   forceListen = false;
@@ -142,6 +145,7 @@ export class Conversation {
       result: (message) => this.#onResult(message),
       paused: (message) => this.state === "paused" && this.#setState("paused", message),
       adjusted: (message) => this.#ui.adjusted(message),
+      text_inserted: () => this.#inserts.accept(),
       timeout: (message) => this.#fail(timeoutCode(message, this.state), ""),
       error: (message) => this.#onError(message),
       unreadable: (error) => this.#onUnreadable(error),
@@ -154,14 +158,32 @@ export class Conversation {
   async #sendUnit(samples) {
     if (!this.isLive) return;
     const session = this.#session;
-    const picture = this.#settings().sendsPictures ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
+    const seen = this.#settings().sendsPictures ? await this.#camera.picture(PICTURE_TIMEOUT_MS) : null;
     if (!this.isLive || session !== this.#session) return;
-    const fields = this.forceListen || this.#yields ? { force_listen: true } : {};
-    if (picture && this.#camera.detailed) fields.max_slice_nums = DETAILED_SLICES;
+    const shown = this.#inserts.takePicture();
+    const picture = shown ?? seen;
+    const listens = this.forceListen || this.#yields;
+    const fields = { ...(listens && { force_listen: true }), ...(this.#replies && !listens && { force_speak: true }) };
+    if (picture && (shown || this.#camera.detailed)) fields.max_slice_nums = DETAILED_SLICES;
     if (!session.sendUnit(samples, picture ? [picture] : [], fields)) return;
-    this.#yields = false;
+    this.#yields = this.#replies = false;
     this.#units.add();
     if (this.#units.nWaiting > MAX_UNANSWERED) this.#lose("no_answer", "");
+  }
+
+  /**
+   * Tell the model a written text, which it answers at once unless it only listens, and show it pictures.
+   * @param {string} text may be empty @param {Uint8Array[]} pictures JPEG
+   * @returns {Promise<string|null>} code of the refusal; null: the text is in the context
+   */
+  async tell(text, pictures) {
+    if (!this.isLive && this.state !== "paused") return "not_sent";
+    this.#inserts.show(pictures);
+    if (!text) return null;
+    this.#session.send({ type: "insert_text", text, role: "user" });
+    const refusal = await this.#inserts.addText();
+    this.#replies ||= refusal === null;
+    return refusal;
   }
 
   /** Interrupt the current turn, here at once and at the server. Resolves when playback is silent. */
@@ -282,6 +304,7 @@ export class Conversation {
 
   #onError(message) {
     this.stats.errors.push({ code: message.code ?? "internal", error: message.error });
+    if (this.#inserts.refuse(message)) return;
     if ((!this.isLive && this.state !== "paused") || endsConversation(message.code)) {
       this.#lose(message.code, message.error);
       return;
@@ -310,6 +333,7 @@ export class Conversation {
     this.sound.capture.run(false);
     this.#camera.play(false);
     this.#units.clear();
+    this.#inserts.clear();
     this.#turns.abandon();
     this.#setState("reconnecting", { code, delayS });
     this.#flush("lost").catch(() => {}); // the audio thread has ended, and its sound with it
@@ -351,6 +375,7 @@ export class Conversation {
   #release(reason) {
     const { flushes } = this.stats;
     this.#turns?.abandon();
+    this.#inserts.clear();
     this.sound?.close().then((flush) => flush && flushes.push({ ms: flush.ms, why: reason, lost_samples: flush.lost }));
     this.sound = this.#turns = null;
     this.#screen.release();

@@ -1,7 +1,7 @@
 /** The model's text, one list item per turn, with times. Text is inserted as text content, never as HTML. */
 
 import { make } from "../../shared/dom.js";
-import { clock, setText } from "../../shared/i18n.js";
+import { clock, setText, t } from "../../shared/i18n.js";
 
 const NEAR_END_PX = 80;
 const MAX_TURNS = 200; // shown; all are kept for saving
@@ -13,7 +13,7 @@ export class Captions {
   #live;
   #turns = new Map(); // of the running conversation, by number
   #startedAt = 0;
-  entries = []; // all of them: {time, text, cut, heard?} or {time, event}
+  entries = []; // all of them: {time, text, cut, heard?}, {time, own, text, pictures} or {time, event}
 
   /**
    * @param {HTMLElement} list ordered list
@@ -37,10 +37,28 @@ export class Captions {
     this.#startedAt = performance.now();
   }
 
-  /** The text of the newest turn. */
+  /** The text of the newest turn of the model. */
   get newest() {
-    const entry = this.entries.at(-1);
-    return entry?.text ?? "";
+    return this.entries.findLast((entry) => !entry.own)?.text ?? "";
+  }
+
+  /**
+   * What the user has written and shown. @param {string} text @param {Element[]} pictures
+   * @returns {(key: string) => void} adds a remark, given the key of its text
+   */
+  own(text, pictures) {
+    const entry = { time: clock(this.#seconds), own: true, text, pictures: pictures.length };
+    const who = make("span", { class: "who" });
+    setText(who, "you");
+    const words = make("div", {}, who, ...(text ? [make("p", {}, text)] : []), ...pictures);
+    this.#list.append(make("li", { class: "turn own" }, make("time", {}, entry.time), words));
+    this.entries.push(entry);
+    this.#scroll();
+    return (key) => {
+      const mark = make("span", { class: "mark" });
+      setText(mark, key);
+      words.append(mark);
+    };
   }
 
   /** Show dots at open turns only while the conversation runs. */
@@ -123,5 +141,10 @@ export class Captions {
 }
 
 /** The transcript as text, one turn a line. @param {object[]} entries of `Captions` */
-export const transcriptText = (entries) =>
-  entries.map(({ time, text, heard, event, cut }) => `[${time}] ${event ? `(${event})` : (heard ?? text).trim() + (cut ? " —" : "")}\n`).join("");
+export const transcriptText = (entries) => entries.map((entry) => `[${entry.time}] ${lineOf(entry)}\n`).join("");
+
+function lineOf({ event, own, text, pictures, heard, cut }) {
+  if (event) return `(${event})`;
+  if (own) return `${t("you")}: ${[text, pictures && t("type_pictures", { n: pictures })].filter(Boolean).join(" ")}`;
+  return (heard ?? text).trim() + (cut ? " —" : "");
+}
